@@ -23,9 +23,14 @@ def test_package_list_mapping_and_folders_agree() -> None:
     assert found == set(expected.values())
 
 
+def test_type_checker_sees_every_folder() -> None:
+    assert set(PROJECT["tool"]["pyright"]["include"]) == {"poly", "tests"} | {f"poly/{name}" for name in FOLDERS}
+
+
 @pytest.mark.parametrize("folder", ("poly", *FOLDERS))
 def test_folders_stay_flat(folder: str) -> None:
-    nested = [p for p in (ROOT / folder).glob("*/**/*.py") if not any((ROOT / folder / n) in p.parents for n in FOLDERS)]
+    links = [ROOT / folder / name for name in FOLDERS]
+    nested = [p for p in (ROOT / folder).glob("*/**/*.py") if not set(links) & set(p.parents)]
     assert not nested, f"{folder}/ has modules in subfolders, which no wheel would contain: {nested}"
 
 
