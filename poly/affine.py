@@ -1,0 +1,296 @@
+"""Quasi-affine expressions over named integers: sums of terms, floor divisions and remainders by positive literals.
+
+They are the subscripts of accesses, the loop expressions of schedules and the addresses and bounds of loop trees.
+`str` is Python syntax (and parses back with `parse_affine`), `isl_text` is isl's.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.errors import ParseError
+
+IntValue = int | npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, order=True)
+class Var:
+    """A named integer: an iterator, a loop variable or a size parameter."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class FloorDiv:
+    """floor(argument / divisor), divisor a positive literal."""
+
+    argument: Affine
+    divisor: int
+
+
+@dataclass(frozen=True)
+class Mod:
+    """argument mod divisor in 0 .. divisor-1, divisor a positive literal."""
+
+    argument: Affine
+    divisor: int
+
+
+Atom = Var | FloorDiv | Mod
+
+
+@dataclass(frozen=True)
+class Affine:
+    """constant + sum of coefficient * atom; terms are sorted, without zero coefficients and without repeats."""
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    constant: int = 0
+
+    @staticmethod
+    def of(value: Affine | int | str) -> Affine:
+        """An `Affine` from an int, a name, Python text such as `2*i + r - 1`, or itself."""
+        if isinstance(value, Affine):
+            return value
+        if isinstance(value, str):
+            return var(value) if value.isidentifier() else parse_affine(value)
+        return Affine((), int(value))
+
+    def __add__(self, other: Affine | int) -> Affine:
+        other = Affine.of(other)
+        return _collect([*self.terms, *other.terms], self.constant + other.constant)
+
+    def __radd__(self, other: int) -> Affine:
+        return self + other
+
+    def __neg__(self) -> Affine:
+        return self * -1
+
+    def __sub__(self, other: Affine | int) -> Affine:
+        return self + Affine.of(other) * -1
+
+    def __rsub__(self, other: int) -> Affine:
+        return Affine.of(other) - self
+
+    def __mul__(self, factor: int) -> Affine:
+        return _collect([(atom, c * factor) for atom, c in self.terms], self.constant * factor)
+
+    def __rmul__(self, factor: int) -> Affine:
+        return self * factor
+
+    def __floordiv__(self, divisor: int) -> Affine:
+        """Floor division by a positive literal; multiples of the divisor leave the floor."""
+        if divisor == 1:
+            return self
+        whole = Affine(tuple((a, c // divisor) for a, c in self.terms if c % divisor == 0), self.constant // divisor)
+        rest = Affine(tuple((a, c) for a, c in self.terms if c % divisor), self.constant % divisor)
+        if not rest.terms:
+            return whole
+        if len(rest.terms) == 1 and rest.constant == 0 and rest.terms[0][1] == 1:
+            inner = rest.terms[0][0]
+            if isinstance(inner, FloorDiv):  # floor(floor(x/a)/b) = floor(x/(a*b))
+                return whole + Affine(((FloorDiv(inner.argument, inner.divisor * divisor), 1),))
+            if isinstance(inner, Mod) and inner.divisor <= divisor:
+                return whole
+        return whole + Affine(((FloorDiv(rest, divisor), 1),))
+
+    def __mod__(self, divisor: int) -> Affine:
+        """Remainder in 0 .. divisor-1; multiples of the divisor vanish."""
+        if divisor == 1:
+            return Affine()
+        rest = Affine(tuple((a, c) for a, c in self.terms if c % divisor), self.constant % divisor)
+        if not rest.terms:
+            return rest
+        if len(rest.terms) == 1 and rest.constant == 0 and rest.terms[0][1] == 1:
+            inner = rest.terms[0][0]
+            if isinstance(inner, Mod) and inner.divisor % divisor == 0:
+                return inner.argument % divisor
+            if isinstance(inner, Mod) and inner.divisor <= divisor:
+                return rest
+        return Affine(((Mod(rest, divisor), 1),))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Every name that occurs, inside floors and remainders too."""
+        found: set[str] = set()
+        for atom, _ in self.terms:
+            found |= {atom.name} if isinstance(atom, Var) else atom.argument.names
+        return frozenset(found)
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms
+
+    @property
+    def is_linear(self) -> bool:
+        """True without floors and remainders."""
+        return all(isinstance(atom, Var) for atom, _ in self.terms)
+
+    def coefficient(self, name: str) -> int:
+        """The coefficient of a name outside floors and remainders (0 where it does not occur)."""
+        return next((c for atom, c in self.terms if isinstance(atom, Var) and atom.name == name), 0)
+
+    def substitute(self, values: Mapping[str, Affine | int]) -> Affine:
+        """Replace names by expressions; names not in `values` stay."""
+        if not self.names & values.keys():
+            return self
+        result = Affine((), self.constant)
+        for atom, c in self.terms:
+            match atom:
+                case Var(name):
+                    inner = Affine.of(values[name]) if name in values else Affine(((atom, 1),))
+                case FloorDiv(argument, divisor):
+                    inner = argument.substitute(values) // divisor
+                case Mod(argument, divisor):
+                    inner = argument.substitute(values) % divisor
+            result = result + inner * c
+        return result
+
+    def evaluate(self, values: Mapping[str, IntValue]) -> IntValue:
+        """The value where every name is an int or an int64 array (arrays broadcast)."""
+        total: IntValue = self.constant
+        for atom, c in self.terms:
+            match atom:
+                case Var(name):
+                    value = values[name]
+                case FloorDiv(argument, divisor):
+                    value = argument.evaluate(values) // divisor
+                case Mod(argument, divisor):
+                    value = argument.evaluate(values) % divisor
+            total = total + c * value
+        return total
+
+    def constant_value(self) -> int:
+        """The int of a constant expression; the caller has made sure that it is one."""
+        assert self.is_constant, f"{self} is not constant"
+        return self.constant
+
+    def _text(self, atom_text: Callable[[Atom], str]) -> str:
+        parts: list[str] = []
+        for atom, c in self.terms:
+            shown = atom_text(atom)
+            magnitude = shown if abs(c) == 1 else f"{abs(c)}*{shown}"
+            parts.append(("-" if c < 0 else "") + magnitude if not parts else f"{'-' if c < 0 else '+'} {magnitude}")
+        if self.constant or not parts:
+            c = self.constant
+            parts.append(str(c) if not parts else f"{'-' if c < 0 else '+'} {abs(c)}")
+        return " ".join(parts)
+
+    def __str__(self) -> str:
+        def shown(atom: Atom) -> str:
+            match atom:
+                case Var(name):
+                    return name
+                case FloorDiv(argument, divisor):
+                    return f"({argument} // {divisor})" if _bare(argument) else f"(({argument}) // {divisor})"
+                case Mod(argument, divisor):
+                    return f"({argument} % {divisor})" if _bare(argument) else f"(({argument}) % {divisor})"
+
+        return self._text(shown)
+
+    @cached_property
+    def isl_text(self) -> str:
+        """The same expression in isl's syntax."""
+
+        def shown(atom: Atom) -> str:
+            match atom:
+                case Var(name):
+                    return name
+                case FloorDiv(argument, divisor):
+                    return f"floor(({argument.isl_text})/{divisor})"
+                case Mod(argument, divisor):
+                    return f"(({argument.isl_text}) mod {divisor})"
+
+        return self._text(shown)
+
+
+def var(name: str) -> Affine:
+    """The expression that is one name."""
+    return Affine(((Var(name), 1),))
+
+
+def _bare(argument: Affine) -> bool:
+    return len(argument.terms) == 1 and argument.constant == 0 and argument.terms[0][1] == 1
+
+
+def _key(atom: Atom) -> tuple[int, str]:
+    return (0, atom.name) if isinstance(atom, Var) else (1, str(Affine(((atom, 1),))))
+
+
+def _collect(terms: list[tuple[Atom, int]], constant: int) -> Affine:
+    total: dict[Atom, int] = {}
+    for atom, c in terms:
+        total[atom] = total.get(atom, 0) + c
+    kept = [(a, c) for a, c in total.items() if c]
+    return Affine(tuple(sorted(kept, key=lambda term: _key(term[0])) if len(kept) > 1 else kept), constant)
+
+
+def parse_affine(text: str) -> Affine:
+    """Read Python syntax: `+ - *` by literals, `//` and `%` by positive literals. Raises `ParseError`."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ParseError(f"not an affine expression: {text!r}") from error
+    return affine_of_ast(tree, text)
+
+
+def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
+    """An `Affine` from a Python syntax tree. Raises `ParseError` with the column where it is not quasi-affine."""
+
+    def fail(why: str) -> ParseError:
+        return ParseError(why, text=text, line=getattr(node, "lineno", 1), column=getattr(node, "col_offset", 0))
+
+    match node:
+        case ast.Constant(value=int(value)) if not isinstance(node.value, bool):
+            return Affine((), value)
+        case ast.Name(id=name):
+            return var(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -affine_of_ast(operand, text)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return affine_of_ast(operand, text)
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = affine_of_ast(left, text), affine_of_ast(right, text)
+            match op:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult() if a.is_constant or b.is_constant:
+                    return b * a.constant if a.is_constant else a * b.constant
+                case ast.FloorDiv() | ast.Mod() if b.is_constant and b.constant > 0:
+                    return a // b.constant if isinstance(op, ast.FloorDiv) else a % b.constant
+                case _:
+                    raise fail("subscripts are affine: + and -, * by a literal, // and % by a positive literal")
+        case _:
+            raise fail("not an affine subscript")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """expr >= 0, or expr == 0 where `equality`."""
+
+    expr: Affine
+    equality: bool = False
+
+    def __str__(self) -> str:
+        negative = Affine(tuple((a, -c) for a, c in self.expr.terms if c < 0), max(-self.expr.constant, 0))
+        positive = Affine(tuple((a, c) for a, c in self.expr.terms if c > 0), max(self.expr.constant, 0))
+        return f"{positive} {'==' if self.equality else '>='} {negative}"
+
+    @property
+    def isl_text(self) -> str:
+        return f"{self.expr.isl_text} {'=' if self.equality else '>='} 0"
+
+    def substitute(self, values: Mapping[str, Affine | int]) -> Constraint:
+        return Constraint(self.expr.substitute(values), self.equality)
+
+    def holds(self, values: Mapping[str, IntValue]) -> npt.NDArray[np.bool_] | bool:
+        """Whether it holds, elementwise where names are arrays."""
+        value = self.expr.evaluate(values)
+        return value == 0 if self.equality else value >= 0

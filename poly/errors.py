@@ -1,0 +1,92 @@
+"""What goes wrong, in one hierarchy: `PolyError` and its kinds are for users, `Bug` is for us.
+
+Every message says what failed, where (statement, loop, node, shapes), why, and what to try.
+"""
+
+from __future__ import annotations
+
+
+class PolyError(Exception):
+    """Base of every error a user can cause.
+
+    `where` names the place (statement, loop, ONNX node), `hint` says what to try; both are part of the message.
+    """
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.message, self.where, self.hint = message, where, hint
+        text = message if where is None else f"{where}: {message}"
+        super().__init__(text if hint is None else f"{text}\n  try: {hint}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), dict(self.__dict__), self.args)
+
+
+def _rebuild(kind: type[PolyError], fields: dict[str, object], args: tuple[object, ...]) -> PolyError:
+    error = kind.__new__(kind)
+    error.__dict__.update(fields)
+    error.args = args
+    return error
+
+
+class ParseError(PolyError):
+    """Text that is not in the grammar; the message shows the line and a caret under the column."""
+
+    def __init__(self, message: str, *, text: str = "", line: int = 0, column: int = 0, hint: str | None = None) -> None:
+        lines = text.splitlines()
+        if 0 <= line - 1 < len(lines):
+            message = f"{message}\n  line {line}: {lines[line - 1]}\n  {' ' * (len(f'line {line}: ') + column)}^"
+        super().__init__(message, hint=hint)
+        self.line, self.column = line, column
+
+
+class ShapeError(PolyError):
+    """Operands whose ranks, extents or dtypes do not fit together."""
+
+
+class UnsupportedError(PolyError):
+    """A construct that is understood but that this path cannot express."""
+
+
+class OnnxError(PolyError):
+    """An ONNX file or node that cannot be imported; carries node, operator, opset and shapes in `where`."""
+
+
+class ScheduleError(PolyError):
+    """An edit that does not apply to this schedule (no such loop, not adjacent, wrong argument)."""
+
+
+class IllegalEdit(ScheduleError):
+    """An edit that would change what the program computes.
+
+    `kind` is the violated rule ("order", "value", "capacity", "bounds", "parallel"); `witness` holds one pair of
+    statement instances, as text, that shows it (source instance, sink instance).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        witness: tuple[str, str] | None = None,
+        where: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        shown = message if witness is None else f"{message}; witness: {witness[0]} -> {witness[1]}"
+        super().__init__(shown, where=where, hint=hint)
+        self.kind, self.witness = kind, witness
+
+
+class CapacityError(IllegalEdit):
+    """A buffer or a set of buffers that does not fit the memory it is promoted to."""
+
+
+class MachineError(PolyError):
+    """A machine description that is inconsistent, or a target that does not exist."""
+
+
+class RunError(PolyError):
+    """Wrong arguments at a call, or an index out of range found while running."""
+
+
+class Bug(AssertionError):
+    """An invariant of ours that does not hold; never the user's fault."""

@@ -1,0 +1,273 @@
+"""Statement bodies: a small closed language of scalar expressions over the statement's reads.
+
+`Read(k)` is the value of the statement's k-th read; everything else is arithmetic on values. Which operators exist is
+the table `OPERATORS`: one row an operator, with its arity, its numpy meaning and how it prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from poly.affine import Affine
+from poly.dtypes import is_float, numpy_dtype
+from poly.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Const:
+    """A literal. `dtype` None means: takes the dtype of what it is combined with."""
+
+    value: float | int | bool
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """The value of read number `position` of the statement."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class IndexValue:
+    """The value of an affine expression of the iterators and sizes, as i64."""
+
+    index: Affine
+
+
+@dataclass(frozen=True)
+class Apply:
+    """An operator of `OPERATORS` on arguments."""
+
+    operator: str
+    arguments: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        assert OPERATORS[self.operator].arity == len(self.arguments), self
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Conversion; float to integer truncates toward zero."""
+
+    dtype: str
+    argument: Expr
+
+
+Expr = Const | Read | IndexValue | Apply | Cast
+Result = Literal["same", "bool", "float"]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`result`: the dtype of the arguments, bool, or the arguments' (which must be floating)."""
+
+    name: str
+    arity: int
+    evaluate: Callable[..., object]
+    result: Result = "same"
+    infix: str | None = None
+    precedence: int = 100
+
+
+def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """True division of floats; of integers, truncation toward zero as in C and ONNX."""
+    if np.issubdtype(np.result_type(a, b), np.integer):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            quotient = np.floor_divide(a, b)
+            return quotient + ((np.remainder(a, b) != 0) & ((np.asarray(a) < 0) != (np.asarray(b) < 0)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.divide(a, b)
+
+
+def _quiet(function: Callable[..., object]) -> Callable[..., object]:
+    def call(*arguments: object) -> object:
+        with np.errstate(all="ignore"):
+            return function(*arguments)
+
+    return call
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    import math
+
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x)).astype(np.asarray(x).dtype)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
+
+
+_TABLE: Final[Sequence[Operator]] = (
+    Operator("or", 2, np.logical_or, "bool", "or", 1),
+    Operator("and", 2, np.logical_and, "bool", "and", 2),
+    Operator("not", 1, np.logical_not, "bool"),
+    Operator("eq", 2, np.equal, "bool", "==", 4),
+    Operator("ne", 2, np.not_equal, "bool", "!=", 4),
+    Operator("lt", 2, np.less, "bool", "<", 4),
+    Operator("le", 2, np.less_equal, "bool", "<=", 4),
+    Operator("gt", 2, np.greater, "bool", ">", 4),
+    Operator("ge", 2, np.greater_equal, "bool", ">=", 4),
+    Operator("add", 2, _quiet(np.add), "same", "+", 10),
+    Operator("sub", 2, _quiet(np.subtract), "same", "-", 10),
+    Operator("mul", 2, _quiet(np.multiply), "same", "*", 20),
+    Operator("div", 2, _divide, "same", "/", 20),
+    Operator("neg", 1, np.negative),
+    Operator("max", 2, _quiet(np.maximum)),
+    Operator("min", 2, _quiet(np.minimum)),
+    Operator("abs", 1, np.abs),
+    Operator("sign", 1, _quiet(np.sign)),
+    Operator("floor", 1, np.floor, "float"),
+    Operator("ceil", 1, np.ceil, "float"),
+    Operator("round", 1, np.rint, "float"),
+    Operator("exp", 1, _quiet(np.exp), "float"),
+    Operator("log", 1, _quiet(np.log), "float"),
+    Operator("sqrt", 1, _quiet(np.sqrt), "float"),
+    Operator("tanh", 1, np.tanh, "float"),
+    Operator("sigmoid", 1, _quiet(_sigmoid), "float"),
+    Operator("erf", 1, _erf, "float"),
+    Operator("sin", 1, _quiet(np.sin), "float"),
+    Operator("cos", 1, _quiet(np.cos), "float"),
+    Operator("pow", 2, _quiet(np.power), "same"),
+    Operator("select", 3, np.where, "same"),
+)
+OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """How a reduction merges a new value into its target: target = operator(target, value).
+
+    All rows are associative and commutative on exact values, so instances may be reordered unless the statement says
+    otherwise.
+    """
+
+    symbol: str
+    operator: str
+
+    def identity(self, dtype: str) -> Const:
+        """The value that leaves every other unchanged."""
+        if self.symbol in ("max", "min"):
+            if is_float(dtype):
+                return Const(float("-inf") if self.symbol == "max" else float("inf"), dtype)
+            if dtype == "bool":
+                return Const(self.symbol == "min", dtype)
+            limits = np.iinfo(numpy_dtype(dtype))  # type: ignore[type-var]
+            return Const(int(limits.min if self.symbol == "max" else limits.max), dtype)
+        if self.symbol in ("and", "or"):
+            return Const(self.symbol == "and", dtype)
+        return Const({"+": 0, "*": 1}[self.symbol], dtype)
+
+
+COMBINERS: Final[dict[str, Combiner]] = {
+    symbol: Combiner(symbol, operator)
+    for symbol, operator in (("+", "add"), ("*", "mul"), ("max", "max"), ("min", "min"), ("and", "and"), ("or", "or"))
+}
+
+
+def apply(operator: str, *arguments: Expr) -> Apply:
+    """`Apply` with the arguments spelled out."""
+    return Apply(operator, arguments)
+
+
+def children(body: Expr) -> tuple[Expr, ...]:
+    """The direct sub-expressions."""
+    match body:
+        case Apply(_, arguments):
+            return arguments
+        case Cast(_, argument):
+            return (argument,)
+        case _:
+            return ()
+
+
+def walk(body: Expr) -> Iterator[Expr]:
+    """Every sub-expression, the whole first."""
+    yield body
+    for child in children(body):
+        yield from walk(child)
+
+
+def rewrite(body: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
+    """Replace bottom-up: where `rule` gives an expression it takes the place of the (already rewritten) node."""
+    match body:
+        case Apply(operator, arguments):
+            body = Apply(operator, tuple(rewrite(a, rule) for a in arguments))
+        case Cast(dtype, argument):
+            body = Cast(dtype, rewrite(argument, rule))
+        case _:
+            pass
+    replacement = rule(body)
+    return body if replacement is None else replacement
+
+
+def reads_of(body: Expr) -> list[int]:
+    """Positions of the reads that occur, ascending, once each."""
+    return sorted({node.position for node in walk(body) if isinstance(node, Read)})
+
+
+def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
+    """The dtype of a body whose reads have the dtypes `reads`; None where it is made of free literals only.
+
+    Raises `ShapeError` where operands disagree: conversions are always written (`Cast`).
+    """
+    match body:
+        case Const(_, dtype):
+            return dtype
+        case Read(position):
+            return reads[position]
+        case IndexValue():
+            return "i64"
+        case Cast(dtype, argument):
+            dtype_of(argument, reads)
+            return dtype
+        case Apply(name, arguments):
+            found = [dtype_of(a, reads) for a in (arguments[1:] if name == "select" else arguments)]
+            known = {d for d in found if d is not None}
+            if len(known) > 1:
+                raise ShapeError(f"{name}: operands of dtypes {sorted(known)}", hint="convert one with a cast, e.g. f32(x)")
+            operator = OPERATORS[name]
+            dtype = next(iter(known), None)
+            if operator.result == "float" and dtype is not None and not is_float(dtype) and dtype[0] != "c":
+                raise ShapeError(f"{name}: takes floating operands, not {dtype}", hint=f"f32(x) or f64(x) inside {name}")
+            return "bool" if operator.result == "bool" else dtype
+
+
+def evaluate(
+    body: Expr, reads: Sequence[np.ndarray], index: Callable[[Affine], np.ndarray | int], dtype: str | None = None
+) -> np.ndarray:
+    """The value on numpy arrays (or scalars), the oracle of every compiled form.
+
+    `index` gives the value of an affine expression; `dtype` is what free literals become at the top.
+    """
+    match body:
+        case Const(value, own):
+            name = own or dtype
+            return np.asarray(value) if name is None else np.asarray(value, numpy_dtype(name))
+        case Read(position):
+            return reads[position]
+        case IndexValue(expression):
+            return np.asarray(index(expression), np.int64)
+        case Cast(target, argument):
+            with np.errstate(all="ignore"):
+                return np.asarray(evaluate(argument, reads, index)).astype(numpy_dtype(target))
+        case Apply(name, arguments):
+            return _apply(name, arguments, reads, index, dtype)
+
+
+def _apply(
+    name: str, arguments: Sequence[Expr], reads: Sequence[np.ndarray], index: Callable[[Affine], np.ndarray | int], dtype: str | None
+) -> np.ndarray:
+    from poly.dtypes import dtype_name
+
+    values = [None if isinstance(a, Const) and a.dtype is None else evaluate(a, reads, index) for a in arguments]
+    typed = [v for v in (values[1:] if name == "select" else values) if v is not None]
+    literal = dtype_name(typed[0].dtype) if typed else (None if OPERATORS[name].result == "bool" else dtype)
+    filled = [evaluate(a, reads, index, literal) if v is None else v for a, v in zip(arguments, values, strict=True)]
+    return np.asarray(OPERATORS[name].evaluate(*filled))

@@ -1,0 +1,91 @@
+"""`Graph`: a model as nodes over tensors; each node already carries its index notation as statements.
+
+A node is what the front end read (for errors, reports and pictures) together with the statements that compute it. The
+compiler only looks at the one `Program` that `to_program` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import islpy as isl
+import numpy as np
+import numpy.typing as npt
+
+from poly.program import Program, Statement, Tensor
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of a model. `temporaries`: tensors that only this node's statements use."""
+
+    name: str
+    operator: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    statements: tuple[Statement, ...]
+    temporaries: tuple[Tensor, ...] = ()
+
+    @property
+    def external(self) -> bool:
+        """True where the reference evaluator has to run it."""
+        return any(s.external is not None for s in self.statements)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """`tensors`: the model's edges (inputs, outputs, constants, temporaries); `constants`: arrays of the constant ones.
+
+    Nodes are in execution order. Arrays are referenced, never copied, and must not be written.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    parameters: tuple[str, ...] = ()
+    context: isl.Set = field(default_factory=lambda: isl.Set("{ : }"))
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def tensor(self) -> Mapping[str, Tensor]:
+        return {t.name: t for t in self.tensors}
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role in ("input", "inout", "state"))
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role in ("output", "inout", "state"))
+
+    def to_program(self) -> Program:
+        """One program: every node's statements in order, one nest each."""
+        statements: list[Statement] = []
+        for node in self.nodes:
+            base = len(statements)
+            for s in node.statements:
+                head, *rest = s.path
+                assert isinstance(head, int)
+                statements.append(replace(s, path=(base + head, *rest)))
+        temporaries = tuple(t for node in self.nodes for t in node.temporaries)
+        return Program(
+            self.name, (*self.tensors, *temporaries), tuple(statements), self.parameters, self.context, self.sizes
+        )
+
+    def __str__(self) -> str:
+        from poly.text import print_graph
+
+        return print_graph(self)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.constants)} constants>"
+
+    def _repr_html_(self) -> str:
+        from poly.pictures import text_html
+
+        return text_html(str(self))

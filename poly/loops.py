@@ -1,0 +1,123 @@
+"""`LoopTree`: a schedule as loops. What the emitters of `codegen` and `accel` print; they decide nothing.
+
+Subscripts and bounds are quasi-affine in loop variables and free sizes. A loop's `kind` says how it runs:
+`serial`; `unroll` (as literal copies); `vector` (as lanes of one vector: extent at most the lanes of the dtype);
+`parallel` (iterations in any order and at once, split over threads); `unit` (absorbed in one command of a machine's
+engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine` names it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from poly.affine import Affine, Constraint
+from poly.expr import Combiner, Expr
+from poly.program import Access, Tensor
+
+LoopKind = Literal["serial", "unroll", "vector", "parallel", "unit"]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One statement instance for each iteration of the loops around: `write = [combine(write,)] body(reads)`.
+
+    `instance`: the statement's iterators as functions of the loop variables. A copy has the body `Read(0)`.
+    """
+
+    statement: str
+    instance: tuple[Affine, ...]
+    write: Access
+    reads: tuple[Access, ...]
+    body: Expr
+    combiner: Combiner | None = None
+    contract: bool = True
+
+
+@dataclass(frozen=True)
+class External:
+    """An external statement (see `poly.program.External`), run whole."""
+
+    statement: str
+
+
+@dataclass(frozen=True)
+class For:
+    """`for variable from max(lower) while < min(upper) by step`. Bounds are lists, combined by max and min.
+
+    `carried`: register elements (tensor, constant subscripts) that live across iterations; for the emitter's phis.
+    """
+
+    variable: str
+    lower: tuple[Affine, ...]
+    upper: tuple[Affine, ...]
+    body: tuple[Node, ...]
+    step: int = 1
+    kind: LoopKind = "serial"
+    engine: str | None = None
+    carried: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
+class If:
+    """The body runs where one of the conjunctions holds."""
+
+    any_of: tuple[tuple[Constraint, ...], ...]
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Alloc:
+    """A buffer that lives while the body runs; its content is undefined at the start."""
+
+    tensor: Tensor
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Sync:
+    """All threads meet; or, on a machine with queues, all engines drain."""
+
+    reason: str = ""
+
+
+Node = Compute | External | For | If | Alloc | Sync
+
+
+@dataclass(frozen=True)
+class LoopTree:
+    """The loops of one program (or one fusion group). `parameters` stay free and become entry arguments."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    body: tuple[Node, ...]
+    parameters: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = field(default=())
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, parents first."""
+        yield from walk(self.body)
+
+    def __str__(self) -> str:
+        from poly.text import print_loops
+
+        return print_loops(self)
+
+    def __repr__(self) -> str:
+        kinds = [n for n in self.nodes()]
+        loops = sum(isinstance(n, For) for n in kinds)
+        return f"<LoopTree {self.name}: {loops} loops, {sum(isinstance(n, Compute) for n in kinds)} statements>"
+
+    def _repr_html_(self) -> str:
+        from poly.pictures import text_html
+
+        return text_html(str(self))
+
+
+def walk(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """Every node below, parents first, in program order."""
+    for node in nodes:
+        yield node
+        if isinstance(node, For | If | Alloc):
+            yield from walk(node.body)

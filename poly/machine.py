@@ -1,0 +1,186 @@
+"""`Machine`: memories, engines and their costs as data, one schema for a CPU and for an accelerator.
+
+A description is a TOML file (see `read_machine`), a profile shipped by a package under the entry-point group
+`polyloom.machines`, or the host's own (made by `poly.codegen.host`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeVar, cast, get_args
+
+from poly.errors import MachineError
+
+EngineKind = Literal["core", "dma", "array", "vector"]
+SCHEMA = 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A memory space. `capacity` in bytes, None for unbounded (DRAM); `align` in bytes.
+
+    `kind` "register" means: addresses are constants after unrolling, and the capacity counts whole vectors.
+    """
+
+    name: str
+    capacity: int | None = None
+    kind: Literal["dram", "cache", "scratchpad", "accumulator", "register"] = "scratchpad"
+    align: int = 1
+    banks: int = 1
+    bytes_per_cycle: int = 0
+    latency: int = 0
+    line: int = 0
+    dtypes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What executes commands. `paths`: (source, destination) memory pairs of a DMA.
+
+    `reads` and `writes`: the memories that an array's operands (in the order a, b) and results, or a vector engine's
+    operands, may lie in. `rows`, `cols`: of an array; `lanes`: elements a cycle of a vector engine or f32 lanes of a core.
+    """
+
+    name: str
+    kind: EngineKind
+    paths: tuple[tuple[str, str], ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    rows: int = 0
+    cols: int = 0
+    lanes: int = 0
+    setup: int = 0
+    fill: int = 0
+    outstanding: int = 1
+    bytes_per_cycle: int = 0
+    dtypes: tuple[tuple[str, str], ...] = ()
+    cost: Mapping[str, int] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A target. Raises `MachineError` when built from parts that do not fit together."""
+
+    name: str
+    kind: Literal["cpu", "accelerator"]
+    memories: tuple[Memory, ...]
+    engines: tuple[Engine, ...]
+    clock_mhz: int = 1000
+    cores: int = 1
+    triple: str = ""
+    cpu: str = ""
+
+    def __post_init__(self) -> None:
+        known = {m.name for m in self.memories}
+        if len(known) != len(self.memories):
+            raise MachineError("two memories of one name", where=f"machine {self.name}")
+        for engine in self.engines:
+            used = {m for path in engine.paths for m in path} | set(engine.reads) | set(engine.writes)
+            if not used <= known:
+                raise MachineError(f"engine {engine.name} uses unknown memories {sorted(used - known)}", where=f"machine {self.name}")
+            if engine.kind == "array" and (engine.rows < 1 or engine.cols < 1):
+                raise MachineError(f"array {engine.name} has no rows or columns", where=f"machine {self.name}")
+        if not any(m.kind == "dram" for m in self.memories):
+            raise MachineError("no memory of kind dram", where=f"machine {self.name}")
+
+    @cached_property
+    def memory(self) -> Mapping[str, Memory]:
+        """Memories by name."""
+        return {m.name: m for m in self.memories}
+
+    @cached_property
+    def engine(self) -> Mapping[str, Engine]:
+        """Engines by name."""
+        return {e.name: e for e in self.engines}
+
+    def engines_of(self, kind: EngineKind) -> tuple[Engine, ...]:
+        return tuple(e for e in self.engines if e.kind == kind)
+
+    @property
+    def registers(self) -> Memory | None:
+        """The register space, if the machine has one."""
+        return next((m for m in self.memories if m.kind == "register"), None)
+
+    def lanes(self, dtype_bytes: int) -> int:
+        """Elements of one vector of a core or of the vector engine."""
+        core = next((e for e in self.engines if e.kind in ("core", "vector")), None)
+        return max(1, core.lanes * 4 // dtype_bytes) if core and core.kind == "core" else (core.lanes if core else 1)
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 over the description, the part of every cache key that names the target."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+        return f"Machine({parts})"
+
+    def __str__(self) -> str:
+        lines = [f"machine {self.name} ({self.kind}, {self.clock_mhz} MHz, {self.cores} core{'s' * (self.cores > 1)})"]
+        for m in self.memories:
+            size = "unbounded" if m.capacity is None else f"{m.capacity} {'vectors' if m.kind == 'register' else 'B'}"
+            lines.append(f"  memory {m.name}: {m.kind}, {size}")
+        lines += [f"  engine {e.name}: {e.kind} {f'{e.rows}x{e.cols}' if e.kind == 'array' else f'{e.lanes} lanes' if e.lanes else ''}" for e in self.engines]
+        return "\n".join(lines)
+
+
+def read_machine(path: str | Path) -> Machine:
+    """A machine from a TOML file. Raises `MachineError` naming the table and the key."""
+    try:
+        table = tomllib.loads(Path(path).read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise MachineError(f"cannot read {path}: {error}") from error
+    return machine_of_table(table, str(path))
+
+
+def machine_of_table(table: Mapping[str, object], where: str = "") -> Machine:
+    """A machine from parsed TOML: keys of `Machine`, arrays of tables `memory` and `engine`, and `schema = 1`."""
+    top = dict(table)
+    if top.pop("schema", None) != SCHEMA:
+        raise MachineError(f"schema is not {SCHEMA}", where=where)
+    memories = tuple(_build(Memory, row, f"{where}: memory") for row in _rows(top.pop("memory", []), where))
+    engines = tuple(_build(Engine, row, f"{where}: engine") for row in _rows(top.pop("engine", []), where))
+    return _build(Machine, {**top, "memories": memories, "engines": engines}, where)
+
+
+def _rows(value: object, where: str) -> list[dict[str, object]]:
+    if not isinstance(value, list):
+        raise MachineError("memory and engine are arrays of tables", where=where)
+    return cast("list[dict[str, object]]", value)
+
+
+_UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "B": 1}
+
+
+def _bytes(value: object, where: str) -> int | None:
+    if value is None or isinstance(value, int):
+        return value
+    text = str(value)
+    for unit, factor in _UNITS.items():
+        if text.endswith(unit) and text.removesuffix(unit).strip().isdigit():
+            return int(text.removesuffix(unit)) * factor
+    raise MachineError(f"not a size: {text!r}", where=where, hint="write 65536, \"64KiB\" or \"1MiB\"")
+
+
+def _frozen(value: object) -> object:
+    return tuple(_frozen(v) for v in cast("list[object]", value)) if isinstance(value, list) else value
+
+
+def _build(kind: type[T], row: Mapping[str, object], where: str) -> T:
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    if not set(row) <= known:
+        raise MachineError(f"unknown keys {sorted(set(row) - known)}", where=where, hint=f"keys: {', '.join(sorted(known))}")
+    values = {k: _bytes(v, where) if k == "capacity" else _frozen(v) for k, v in row.items()}
+    if kind is Engine and values.get("kind") not in get_args(EngineKind):
+        raise MachineError(f"engine kind {values.get('kind')!r}", where=where, hint=f"one of {', '.join(get_args(EngineKind))}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise MachineError(str(error), where=where) from error

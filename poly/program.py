@@ -1,0 +1,300 @@
+"""`Program`: tensors and statements. A statement is a domain (isl set), accesses and a body; nothing else is known of it.
+
+Semantics. The instances of a statement are the points of its domain. An instance evaluates its reads, then its body, and
+writes one element: `target = body`, or with a combiner `target = combine(target, body)`. Instances run in the order of
+the statements' `path`s (section "Order"). A read with a guard gives its fill value where the guard does not hold, and
+touches nothing there.
+
+Order. A path is a named 2d+1 vector: integers are positions in a sequence, names are the statement's own iterators, from
+the outside in: `(0, "t", 1, "i")` is the second thing inside the loop t, which is the first thing of the program. Two
+statements share a loop where their paths agree up to it. The default is one nest a statement, in the order written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+import islpy as isl
+
+from poly.affine import Affine, Constraint, var
+from poly.dtypes import DTYPES, size_bytes
+from poly.errors import PolyError, ShapeError
+from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, walk
+
+Role = Literal["input", "output", "inout", "constant", "temporary", "state"]
+PathStep = int | str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where an element lies: physical coordinates as quasi-affine expressions of `index`, row-major over `shape`.
+
+    The identity layout of a tensor is None in `Tensor.layout`; packed and banked buffers carry one of these.
+    """
+
+    index: tuple[str, ...]
+    coordinates: tuple[Affine, ...]
+    shape: tuple[Affine, ...]
+
+    def place(self, subscripts: Sequence[Affine]) -> tuple[Affine, ...]:
+        """The physical coordinates of an element given by its subscripts."""
+        values = dict(zip(self.index, subscripts, strict=True))
+        return tuple(c.substitute(values) for c in self.coordinates)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named array. `shape` is affine in the program's sizes; `space` names a memory of the machine.
+
+    `scope`: for a promoted tensor the loops that identify one tile of it (one live copy per iteration of them).
+    """
+
+    name: str
+    shape: tuple[Affine, ...]
+    dtype: str = "f32"
+    role: Role = "temporary"
+    space: str = "dram"
+    layout: Layout | None = None
+    scope: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise PolyError(f"unknown dtype {self.dtype!r}", where=f"tensor {self.name}", hint=f"one of {sorted(DTYPES)}")
+        if self.role not in get_args(Role):
+            raise PolyError(f"unknown role {self.role!r}", where=f"tensor {self.name}")
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def storage_shape(self) -> tuple[Affine, ...]:
+        """Extents of what is allocated."""
+        return self.shape if self.layout is None else self.layout.shape
+
+    def extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape as ints under a binding of the sizes."""
+        return tuple(int(e.evaluate(sizes)) for e in self.shape)
+
+    def nbytes(self, sizes: Mapping[str, int]) -> int:
+        """Bytes allocated under a binding of the sizes."""
+        count = 1
+        for extent in self.storage_shape:
+            count *= int(extent.evaluate(sizes))
+        return count * size_bytes(self.dtype)
+
+
+@dataclass(frozen=True)
+class ReadIndex:
+    """A subscript that is the value of an earlier read of the same statement (indirection)."""
+
+    position: int
+
+
+Subscript = Affine | ReadIndex
+
+
+@dataclass(frozen=True)
+class Access:
+    """Which element of which tensor an instance touches. `guard` and `fill`: only for reads, see the module text."""
+
+    tensor: str
+    index: tuple[Subscript, ...]
+    guard: tuple[Constraint, ...] = ()
+    fill: Const | None = None
+
+    def __post_init__(self) -> None:
+        assert bool(self.guard) == (self.fill is not None), "a guard and a fill value go together"
+
+    @property
+    def affine_index(self) -> tuple[Affine, ...]:
+        """The subscripts of an access without indirection."""
+        assert not self.indirect, f"{self.tensor} is read indirectly"
+        return tuple(s for s in self.index if isinstance(s, Affine))
+
+    @property
+    def indirect(self) -> bool:
+        return any(isinstance(s, ReadIndex) for s in self.index)
+
+    def substitute(self, values: Mapping[str, Affine | int]) -> Access:
+        """Replace iterators in subscripts and guard."""
+        index = tuple(s.substitute(values) if isinstance(s, Affine) else s for s in self.index)
+        return replace(self, index=index, guard=tuple(c.substitute(values) for c in self.guard))
+
+
+@dataclass(frozen=True)
+class External:
+    """A computation outside the affine world, run by the reference evaluator: opaque payload with may-accesses.
+
+    `run` is looked up by `kind` in the interpreter ("onnx": payload is a serialised NodeProto).
+    """
+
+    kind: str
+    payload: bytes
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """See the module text. `combiner` None: assignment. `reorder` False: the reduction keeps its order.
+
+    `contract`: a multiply-add of the body may be fused into one rounding. `origin`: the statement of the source program
+    that this one is a part, a copy or a recomputation of (itself where it is original). `copy`: the body is one read.
+    """
+
+    name: str
+    iterators: tuple[str, ...]
+    domain: isl.Set
+    write: Access
+    reads: tuple[Access, ...]
+    body: Expr
+    combiner: Combiner | None = None
+    reorder: bool = True
+    contract: bool = True
+    path: tuple[PathStep, ...] = ()
+    origin: str = ""
+    external: External | None = None
+
+    @property
+    def accesses(self) -> tuple[tuple[Access, Literal["read", "write"]], ...]:
+        """Every access with its kind, the reduction's read of its own target included, reads first."""
+        own: tuple[tuple[Access, Literal["read", "write"]], ...] = ((self.write, "read"),) if self.combiner else ()
+        return (*((r, "read") for r in self.reads), *own, (self.write, "write"))
+
+    @property
+    def tuple_text(self) -> str:
+        """`S[i, j]`, as isl writes it."""
+        return f"{self.name}[{', '.join(self.iterators)}]"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Tensors, statements, sizes. `context` is a parameter set that holds for the sizes; `sizes` a (partial) binding."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    statements: tuple[Statement, ...]
+    parameters: tuple[str, ...] = ()
+    context: isl.Set = field(default_factory=lambda: isl.Set("{ : }"))
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        verify(self)
+
+    @cached_property
+    def tensor(self) -> Mapping[str, Tensor]:
+        """Tensors by name."""
+        return {t.name: t for t in self.tensors}
+
+    @cached_property
+    def statement(self) -> Mapping[str, Statement]:
+        """Statements by name."""
+        return {s.name: s for s in self.statements}
+
+    @property
+    def binding(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    def with_role(self, *roles: Role) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role in roles)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What a call takes, in order: inputs and inouts; constants are bound when compiling."""
+        return self.with_role("input", "inout", "state")
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        return self.with_role("output", "inout", "state")
+
+    def bind(self, **sizes: int) -> Program:
+        """Fix sizes; the others stay free. Raises `PolyError` for an unknown size or one the context excludes."""
+        for name, value in sizes.items():
+            if name not in self.parameters:
+                raise PolyError(f"{name!r} is not a size of {self.name}", hint=f"sizes: {', '.join(self.parameters) or 'none'}")
+            cut = isl.Set(f"[{name}] -> {{ : {name} = {value} }}")
+            if self.context.intersect_params(cut).is_empty():
+                raise ShapeError(f"{name} = {value} is outside {self.context}", where=f"program {self.name}")
+        return replace(self, sizes=tuple(sorted((self.binding | sizes).items())))
+
+    def __str__(self) -> str:
+        from poly.text import print_program
+
+        return print_program(self)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{p}={self.binding[p]}" if p in self.binding else p for p in self.parameters)
+        return f"<Program {self.name}({sizes}): {len(self.statements)} statements, {len(self.tensors)} tensors>"
+
+    def _repr_html_(self) -> str:
+        from poly.pictures import program_html
+
+        return program_html(self)
+
+
+def verify(program: Program) -> None:
+    """Check names, ranks, dtypes and iterators of a program. Raises `PolyError` that names the statement."""
+    seen: set[str] = set()
+    for kind, names in (("tensor", [t.name for t in program.tensors]), ("statement", [s.name for s in program.statements])):
+        for name in names:
+            if name in seen:
+                raise PolyError(f"{kind} {name!r}: the name is taken", hint="every tensor and statement has its own name")
+            seen.add(name)
+    tensors = {t.name: t for t in program.tensors}
+    for s in program.statements:
+        _verify_statement(s, tensors, set(program.parameters))
+
+
+def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: set[str]) -> None:
+    where = f"statement {s.name}"
+    if s.domain.dim(isl.dim_type.set) != len(s.iterators):
+        raise PolyError(f"domain {s.domain} has not the iterators {s.iterators}", where=where)
+    known = set(s.iterators) | parameters
+    for access, _ in s.accesses:
+        if access.tensor not in tensors:
+            raise PolyError(f"no tensor {access.tensor!r}", where=where, hint=f"tensors: {', '.join(tensors)}")
+        tensor = tensors[access.tensor]
+        if len(access.index) != tensor.rank:
+            raise ShapeError(f"{tensor.name} has rank {tensor.rank}, accessed with {len(access.index)} subscripts", where=where)
+        for subscript in access.index:
+            if isinstance(subscript, Affine) and not subscript.names <= known:
+                raise PolyError(f"unknown index {sorted(subscript.names - known)} in {access.tensor}", where=where)
+    if s.write.guard or s.write.fill is not None:
+        raise PolyError("a write has no guard", where=where, hint="constrain the domain instead")
+    if s.external is not None:
+        return
+    for position in reads_of(s.body):
+        if position >= len(s.reads):
+            raise PolyError(f"body uses read {position}, there are {len(s.reads)}", where=where)
+    for node in walk(s.body):
+        if isinstance(node, IndexValue) and not node.index.names <= known:
+            raise PolyError(f"unknown index {sorted(node.index.names - known)} in the body", where=where)
+    try:
+        found = dtype_of(s.body, [tensors[r.tensor].dtype for r in s.reads])
+    except ShapeError as error:
+        raise ShapeError(error.message, where=where, hint=error.hint) from None
+    target = tensors[s.write.tensor].dtype
+    if found is not None and found != target:
+        raise ShapeError(f"body is {found}, {s.write.tensor} is {target}", where=where, hint=f"write {target}(...)")
+
+
+def box_domain(name: str, ranges: Iterable[tuple[str, Affine | int, Affine | int]], parameters: Sequence[str] = ()) -> isl.Set:
+    """The domain `{ name[i, ...] : lower <= i < upper and ... }`; ranges are (iterator, lower, upper), upper exclusive."""
+    ranges = list(ranges)
+    text = " and ".join(f"{Affine.of(lo).isl_text} <= {i} < {Affine.of(hi).isl_text}" for i, lo, hi in ranges)
+    iterators = ", ".join(i for i, _, _ in ranges)
+    return isl.Set(f"[{', '.join(parameters)}] -> {{ {name}[{iterators}] : {text or 'true'} }}")
+
+
+def default_path(position: int, iterators: Sequence[str]) -> tuple[PathStep, ...]:
+    """One nest of its own at `position` of the program."""
+    return (position, *iterators)
+
+
+def whole(tensor: Tensor, iterators: Sequence[str]) -> Access:
+    """The access `T[i, j, ...]`."""
+    return Access(tensor.name, tuple(var(i) for i in iterators))
