@@ -49,7 +49,8 @@ class Layout:
 class Tensor:
     """A named array. `shape` is affine in the program's sizes; `space` names a memory of the machine.
 
-    `scope`: for a promoted tensor the loops that identify one tile of it (one live copy per iteration of them).
+    `scope`: for a promoted tensor the loops that identify one tile of it (one live copy per iteration of them), and
+    `origin` the tensor of the source program whose elements it holds.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Tensor:
     space: str = "dram"
     layout: Layout | None = None
     scope: tuple[str, ...] = ()
+    origin: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -143,7 +145,8 @@ class Statement:
     """See the module text. `combiner` None: assignment. `reorder` False: the reduction keeps its order.
 
     `contract`: a multiply-add of the body may be fused into one rounding. `origin`: the statement of the source program
-    that this one is a part, a copy or a recomputation of (itself where it is original). `copy`: the body is one read.
+    that this one is a part or a recomputation of ("" where it is original); its last iterators are the origin's.
+    `copies`: for a copy, the tensor of the source program whose element it moves; its last iterators are the subscripts.
     """
 
     name: str
@@ -157,6 +160,7 @@ class Statement:
     contract: bool = True
     path: tuple[PathStep, ...] = ()
     origin: str = ""
+    copies: str = ""
     external: External | None = None
 
     @property

@@ -1,0 +1,185 @@
+"""The one place that speaks isl's language: sets and maps from named expressions, and back.
+
+isl matches dimensions by position and says nothing when they are named differently; here everything comes in by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import islpy as isl
+
+from poly.affine import Affine, Constraint, Mod, FloorDiv, var
+from poly.program import Access, Statement
+
+IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set, isl.dim_type.param, isl.dim_type.div
+T = TypeVar("T")
+_RESERVED = frozenset("or and not mod min max exists floor ceild floord implies true false infty NaN rat".split())
+
+
+def identifier(name: str) -> str:
+    """A name isl can parse, made from any loop or tensor name."""
+    clean = "".join(c if c.isalnum() else "_" for c in name)
+    return f"{clean}_" if clean in _RESERVED or not clean[:1].isalpha() else clean
+
+
+def header(parameters: Sequence[str]) -> str:
+    """`[M, N] -> `"""
+    return f"[{', '.join(parameters)}] -> " if parameters else ""
+
+
+def expressions_map(s: Statement, values: Sequence[Affine], parameters: Sequence[str], target: str = "") -> isl.Map:
+    """`{ S[i, j] -> target[values] }`, on the statement's domain."""
+    text = ", ".join(f"({v.isl_text})" for v in values)
+    return isl.Map(f"{header(parameters)}{{ {s.tuple_text} -> {target}[{text}] }}").intersect_domain(s.domain)
+
+
+def access_map(s: Statement, access: Access, parameters: Sequence[str], extents: Sequence[Affine] = ()) -> isl.Map:
+    """`{ S[i, j] -> T[subscripts] }` on the domain, cut by the guard; an indirect subscript ranges over its extent."""
+    names, conditions = [], [c.isl_text for c in access.guard]
+    for d, subscript in enumerate(access.index):
+        names.append(f"a{d}_")
+        if isinstance(subscript, Affine):
+            conditions.append(f"a{d}_ = {subscript.isl_text}")
+        else:
+            conditions.append(f"0 <= a{d}_ < {extents[d].isl_text}")
+    body = " and ".join(conditions) or "true"
+    text = f"{header(parameters)}{{ {s.tuple_text} -> {access.tensor}[{', '.join(names)}] : {body} }}"
+    return isl.Map(text).intersect_domain(s.domain)
+
+
+def box(name: str, extents: Sequence[Affine], parameters: Sequence[str]) -> isl.Set:
+    """`{ name[a0, ...] : 0 <= a0 < extent ... }`"""
+    names = [f"a{d}_" for d in range(len(extents))]
+    body = " and ".join(f"0 <= {n} < {e.isl_text}" for n, e in zip(names, extents, strict=True)) or "true"
+    return isl.Set(f"{header(parameters)}{{ {name}[{', '.join(names)}] : {body} }}")
+
+
+def affine_of_aff(aff: isl.Aff, inputs: Sequence[str]) -> Affine | None:
+    """An isl affine expression by names; `inputs` name its input dimensions. None where a coefficient is not integer."""
+    if aff.is_nan() or aff.get_denominator_val().get_num_si() != 1:
+        return None
+    result = Affine((), _int(aff.get_constant_val()))
+    for d, name in enumerate(inputs):
+        if c := _int(aff.get_coefficient_val(IN, d)):
+            result = result + var(name) * c
+    for d in range(aff.dim(PARAM)):
+        if c := _int(aff.get_coefficient_val(PARAM, d)):
+            result = result + var(aff.get_dim_name(PARAM, d)) * c
+    for d in range(aff.dim(DIV)):
+        if c := _int(aff.get_coefficient_val(DIV, d)):
+            inner = floor_of_aff(aff.get_div(d), inputs)
+            if inner is None:
+                return None
+            result = result + inner * c
+    return result
+
+
+
+def floor_of_aff(aff: isl.Aff, inputs: Sequence[str]) -> Affine | None:
+    """floor of a rational isl affine expression."""
+    denominator = aff.get_denominator_val().get_num_si()
+    numerator = affine_of_aff(aff.scale_val(isl.Val(denominator)), inputs)
+    return None if numerator is None else numerator // denominator
+
+
+def _int(value: isl.Val) -> int:
+    return int(str(value))
+
+
+def affine_of_pw(pw: isl.PwAff, inputs: Sequence[str]) -> Affine | None:
+    """The expression of a piecewise one that has a single piece, else None."""
+    found: list[Affine | None] = []
+    pw.foreach_piece(lambda _, aff: found.append(affine_of_aff(aff, inputs)))
+    return found[0] if len(found) == 1 else None
+
+
+def constraints_of(basic: isl.BasicSet, names: Sequence[str]) -> tuple[Constraint, ...] | None:
+    """The constraints of a basic set by names of its dimensions, existentials as floors; None if not possible."""
+    result: list[Constraint] = []
+    divs: list[Affine | None] = []
+    basic = basic.compute_divs() if isinstance(basic, isl.Set) else basic
+    local = basic.get_local_space()
+    for d in range(local.dim(DIV)):
+        div = local.get_div(d)
+        divs.append(None if div.is_nan() else floor_of_aff(div, names))
+    for constraint in basic.get_constraints():
+        total = Affine((), _int(constraint.get_constant_val()))
+        for kind, labels in ((SET, names), (PARAM, [basic.get_dim_name(PARAM, d) for d in range(basic.dim(PARAM))])):
+            for d, name in enumerate(labels):
+                if c := _int(constraint.get_coefficient_val(kind, d)):
+                    total = total + var(name) * c
+        for d, div in enumerate(divs):
+            if c := _int(constraint.get_coefficient_val(DIV, d)):
+                if div is None:
+                    return None
+                total = total + div * c
+        result.append(Constraint(total, constraint.is_equality()))
+    return tuple(result)
+
+
+def conjunctions_of(domain: isl.Set, names: Sequence[str]) -> tuple[tuple[Constraint, ...], ...] | None:
+    """A set as a disjunction of conjunctions; None where an existential has no closed form."""
+    pieces: list[tuple[Constraint, ...]] = []
+    for basic in domain.compute_divs().get_basic_sets():
+        piece = constraints_of(basic, names)
+        if piece is None:
+            return None
+        pieces.append(piece)
+    return tuple(pieces)
+
+
+def fix_sizes(domain: isl.Set | isl.Map, sizes: Mapping[str, int]) -> isl.Set | isl.Map:
+    """Put in values for parameters and drop them."""
+    for name, value in sizes.items():
+        position = domain.find_dim_by_name(PARAM, name)
+        if position >= 0:
+            domain = domain.fix_val(PARAM, position, isl.Val(value)).project_out(PARAM, position, 1)
+    return domain
+
+
+def witness(relation: isl.Map, names: tuple[Sequence[str], Sequence[str]]) -> tuple[str, str]:
+    """One pair of a non-empty relation, as `S[i=0, j=3]`, with values for free sizes where there are any."""
+    point = relation.sample()
+    wrapped = isl.Map.from_basic_map(point) if isinstance(point, isl.BasicMap) else point
+    return _instance(wrapped.domain(), names[0]), _instance(wrapped.range(), names[1])
+
+
+def _instance(domain: isl.Set, names: Sequence[str]) -> str:
+    point = domain.sample_point()
+    values = [_int(point.get_coordinate_val(SET, d)) for d in range(domain.dim(SET))]
+    sizes = [f"{domain.get_dim_name(PARAM, d)}={_int(point.get_coordinate_val(PARAM, d))}" for d in range(domain.dim(PARAM))]
+    inside = ", ".join(f"{n}={v}" for n, v in zip(names, values, strict=False))
+    return f"{domain.get_tuple_name() or ''}[{inside}]" + (f" with {', '.join(sizes)}" if sizes else "")
+
+
+@contextmanager
+def operation_budget(operations: int) -> Iterator[None]:
+    """Bound the isl calls of a block (about 10^6 operations a second); they raise `islpy.Error` past it.
+
+    Parsing counts too, so texts are read outside. Restored on the way out.
+    """
+    context = isl.DEFAULT_CONTEXT
+    context.reset_operations()
+    context.set_max_operations(operations)
+    try:
+        yield
+    finally:
+        context.set_max_operations(0)
+        context.reset_operations()
+
+
+def within_budget(operations: int, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+    """`compute` under a budget, `otherwise` where it runs out."""
+    try:
+        with operation_budget(operations):
+            return compute()
+    except isl.Error:
+        return otherwise()
+
+
+def has_floor(expression: Affine) -> bool:
+    """True where a floor division or a remainder occurs."""
+    return any(isinstance(atom, FloorDiv | Mod) for atom, _ in expression.terms)

@@ -1,0 +1,372 @@
+"""`Schedule`: a program, where each statement runs (named loop expressions and a path), and the log of edits.
+
+A nest gives a statement's place: `loops` maps loop names to quasi-affine expressions of its iterators, `path` mixes loop
+names with positions in sequences, from the outside in. Statements share a loop where their paths agree down to it, so
+the paths are a tree (`Schedule.tree`), and every loop name stands for one node of it. The schedule as a map is the path
+read as a 2d+1 vector. Edits are pure: each gives a new, checked `Schedule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from poly.affine import Affine, var
+from poly.errors import ScheduleError
+from poly.loops import LoopKind
+from poly.program import PathStep, Program, Statement
+
+if TYPE_CHECKING:
+    import islpy as isl
+
+    from poly.loops import LoopTree
+
+EditValue = int | str | tuple["EditValue", ...] | tuple[tuple[str, int], ...] | None
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Where one statement runs. `loops` holds an expression of the iterators for every name in `path`."""
+
+    loops: Mapping[str, Affine]
+    path: tuple[PathStep, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its loops, outermost first."""
+        return tuple(step for step in self.path if isinstance(step, str))
+
+    def expressions(self, names: Sequence[str]) -> tuple[Affine, ...]:
+        return tuple(self.loops[n] for n in names)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a loop runs (see `poly.loops.For`)."""
+
+    kind: LoopKind = "serial"
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One line of the script: a primitive's name and its arguments, which are plain values."""
+
+    name: str
+    arguments: tuple[tuple[str, object], ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments if v is not None)})"
+
+
+@dataclass(frozen=True)
+class Band:
+    """A loop of the tree with what is inside."""
+
+    loop: str
+    child: TreeNode
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Children that run one after another."""
+
+    children: tuple[TreeNode, ...]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A statement."""
+
+    statement: str
+
+
+TreeNode = Band | Ordered | Leaf
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """See the module text. `Schedule(program)` is the program in its own order.
+
+    The primitives are methods (`tile`, `interchange`, `fuse`, ... see `poly.scheduling.edits`); each returns a new
+    schedule or raises `IllegalEdit` with a witness, or `ScheduleError` where it does not apply.
+    """
+
+    source: Program
+    program: Program = field(default=None)  # type: ignore[assignment]
+    nests: Mapping[str, Nest] = field(default_factory=dict)
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    log: tuple[Edit, ...] = ()
+    checked: bool = field(default=True, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.program is None:  # type: ignore[comparison-overlap]
+            object.__setattr__(self, "program", self.source)
+        if not self.nests:
+            object.__setattr__(self, "nests", canonical(original_nests(self.program)))
+
+    @cached_property
+    def tree(self) -> TreeNode:
+        """The paths as a tree; raises `ScheduleError` where they do not form one."""
+        return build_tree({name: nest.path for name, nest in self.nests.items()})
+
+    @cached_property
+    def loop_statements(self) -> Mapping[str, tuple[str, ...]]:
+        """For every loop, outermost and first ones first, the statements under it in program order."""
+        found: dict[str, list[str]] = {}
+        for statement in statements_of(self.tree):
+            for loop in self.nests[statement].names:
+                found.setdefault(loop, []).append(statement)
+        return {loop: tuple(names) for loop, names in found.items()}
+
+    def under(self, loop: str) -> tuple[str, ...]:
+        """The statements under a loop. Raises `ScheduleError` where there is no such loop."""
+        if loop not in self.loop_statements:
+            raise ScheduleError(f"no loop {loop!r}", where=self.source.name, hint=f"loops: {', '.join(self.loop_statements)}")
+        return self.loop_statements[loop]
+
+    def outer(self, loop: str) -> tuple[str, ...]:
+        """The loops around a loop, and it, outermost first."""
+        names = self.nests[self.under(loop)[0]].names
+        return names[: names.index(loop) + 1]
+
+    def kind(self, loop: str) -> LoopKind:
+        return self.marks.get(loop, Mark()).kind
+
+    def statement(self, name: str) -> Statement:
+        """A statement of the current program. Raises `ScheduleError` where there is none."""
+        if name not in self.program.statement:
+            known = ", ".join(self.program.statement)
+            raise ScheduleError(f"no statement {name!r}", where=self.source.name, hint=f"statements: {known}")
+        return self.program.statement[name]
+
+    def with_nests(self, nests: Mapping[str, Nest], **changes: object) -> Schedule:
+        """A copy with other nests, paths made canonical; keeps the log and does not check."""
+        return replace(self, nests=canonical(nests), **changes)  # type: ignore[arg-type]
+
+    def lower(self) -> LoopTree:
+        """The loops (see `poly.scheduling.lowering`)."""
+        from poly.scheduling.lowering import lower
+
+        return lower(self)
+
+    def isl_tree(self) -> isl.Schedule:
+        """The same tree as isl's, for its tools and for pictures."""
+        from poly.scheduling.isl_tree import isl_schedule
+
+        return isl_schedule(self)
+
+    def check(self) -> None:
+        """Check everything again; raises `IllegalEdit` with a witness (see `poly.scheduling.legality`)."""
+        from poly.scheduling.legality import check
+
+        check(self)
+
+    @property
+    def script(self) -> str:
+        """The edits, one a line; `replay` on the source program gives this schedule."""
+        return "\n".join(str(edit) for edit in self.log)
+
+    def __str__(self) -> str:
+        from poly.scheduling.schedule_text import print_schedule
+
+        return print_schedule(self)
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.source.name}: {len(self.nests)} statements, {len(self.loop_statements)} loops, {len(self.log)} edits>"
+
+    def _repr_html_(self) -> str:
+        from poly.pictures import schedule_html
+
+        return schedule_html(self)
+
+    # The primitives, so that they chain. Their meaning and checks are in the modules they come from.
+
+    def tile(self, sizes: Mapping[str, int] | None = None, **named: int) -> Schedule:
+        from poly.scheduling.edits import tile
+
+        return tile(self, {**(sizes or {}), **named})
+
+    def interchange(self, first: str, second: str) -> Schedule:
+        from poly.scheduling.edits import interchange
+
+        return interchange(self, first, second)
+
+    def reorder(self, *loops: str) -> Schedule:
+        from poly.scheduling.edits import reorder
+
+        return reorder(self, *loops)
+
+    def fuse(self, first: str, second: str) -> Schedule:
+        from poly.scheduling.edits import fuse
+
+        return fuse(self, first, second)
+
+    def distribute(self, loop: str, at: int = 1) -> Schedule:
+        from poly.scheduling.edits import distribute
+
+        return distribute(self, loop, at)
+
+    def shift(self, statement: str, loop: str, by: int) -> Schedule:
+        from poly.scheduling.edits import shift
+
+        return shift(self, statement, loop, by)
+
+    def skew(self, loop: str, by: str, factor: int = 1) -> Schedule:
+        from poly.scheduling.edits import skew
+
+        return skew(self, loop, by, factor)
+
+    def split(self, loop: str, at: int) -> Schedule:
+        from poly.scheduling.edits import split
+
+        return split(self, loop, at)
+
+    def unroll(self, loop: str) -> Schedule:
+        from poly.scheduling.edits import unroll
+
+        return unroll(self, loop)
+
+    def vectorise(self, loop: str) -> Schedule:
+        from poly.scheduling.edits import vectorise
+
+        return vectorise(self, loop)
+
+    def parallelise(self, loop: str) -> Schedule:
+        from poly.scheduling.edits import parallelise
+
+        return parallelise(self, loop)
+
+    def tensorise(self, loops: Sequence[str], engine: str) -> Schedule:
+        from poly.scheduling.edits import tensorise
+
+        return tensorise(self, tuple(loops), engine)
+
+    def promote(
+        self,
+        tensor: str,
+        at: str | None,
+        space: str,
+        *,
+        name: str | None = None,
+        users: Sequence[str] | None = None,
+        order: Sequence[int] | None = None,
+        pad: bool = False,
+    ) -> Schedule:
+        from poly.scheduling.promotion import promote
+
+        return promote(self, tensor, at, space, name=name, users=users, order=order, pad=pad)
+
+    def recompute(self, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
+        from poly.scheduling.recompute import recompute
+
+        return recompute(self, tensor, at, space, name=name)
+
+    def double_buffer(self, tensor: str, loop: str, depth: int = 2) -> Schedule:
+        from poly.scheduling.buffering import double_buffer
+
+        return double_buffer(self, tensor, loop, depth)
+
+
+# ---- paths and trees
+
+
+def original_nests(program: Program) -> dict[str, Nest]:
+    """The program's own order. An iterator that names several loops of the tree is qualified by its statement."""
+    nodes: dict[str, set[tuple[PathStep, ...]]] = {}
+    for s in program.statements:
+        for k, step in enumerate(s.path):
+            if isinstance(step, str):
+                nodes.setdefault(step, set()).add(s.path[: k + 1])
+    first: dict[tuple[PathStep, ...], str] = {}
+    nests: dict[str, Nest] = {}
+    for s in program.statements:
+        loops: dict[str, Affine] = {}
+        path: list[PathStep] = []
+        for k, step in enumerate(s.path):
+            if isinstance(step, str):
+                prefix = s.path[: k + 1]
+                name = first.setdefault(prefix, step if len(nodes[step]) == 1 else f"{s.name}.{step}")
+                loops[name] = var(step)
+                path.append(name)
+            else:
+                path.append(step)
+        nests[s.name] = Nest(loops, tuple(path))
+    return nests
+
+
+def build_tree(paths: Mapping[str, tuple[PathStep, ...]]) -> TreeNode:
+    """The tree of a set of paths. Raises `ScheduleError` where a loop and a position, or two loops, stand at one place."""
+    return _node([(name, path) for name, path in paths.items()])
+
+
+def _node(members: list[tuple[str, tuple[PathStep, ...]]]) -> TreeNode:
+    heads = {path[0] if path else None for _, path in members}
+    if heads == {None} and len(members) == 1:
+        return Leaf(members[0][0])
+    if None in heads:
+        raise ScheduleError(f"statements {[name for name, _ in members]} end at one place without an order")
+    if all(isinstance(h, int) for h in heads):
+        groups = [[(n, p[1:]) for n, p in members if p[0] == h] for h in sorted(heads)]  # type: ignore[type-var]
+        return _node(groups[0]) if len(groups) == 1 else Ordered(tuple(_node(g) for g in groups))
+    if len(heads) > 1:
+        raise ScheduleError(f"loops and positions {sorted(map(str, heads))} stand at one place of the tree")
+    (loop,) = heads
+    return Band(str(loop), _node([(n, p[1:]) for n, p in members]))
+
+
+def paths_of(node: TreeNode, prefix: tuple[PathStep, ...] = ()) -> dict[str, tuple[PathStep, ...]]:
+    """The canonical paths of a tree: positions count from 0, and only where there is more than one child."""
+    match node:
+        case Leaf(statement):
+            return {statement: prefix}
+        case Band(loop, child):
+            return paths_of(child, (*prefix, loop))
+        case Ordered(children):
+            return {k: v for i, c in enumerate(flatten(children)) for k, v in paths_of(c, (*prefix, i)).items()}
+
+
+def flatten(children: Sequence[TreeNode]) -> list[TreeNode]:
+    """Sequences inside sequences become one."""
+    return [inner for c in children for inner in (flatten(c.children) if isinstance(c, Ordered) else [c])]
+
+
+def canonical(nests: Mapping[str, Nest]) -> dict[str, Nest]:
+    """The same places with canonical paths."""
+    paths = paths_of(build_tree({name: nest.path for name, nest in nests.items()}))
+    return {name: Nest({n: nest.loops[n] for n in paths[name] if isinstance(n, str)}, paths[name]) for name, nest in nests.items()}
+
+
+def statements_of(node: TreeNode) -> tuple[str, ...]:
+    """The statements below, in program order."""
+    match node:
+        case Leaf(statement):
+            return (statement,)
+        case Band(_, child):
+            return statements_of(child)
+        case Ordered(children):
+            return tuple(s for c in children for s in statements_of(c))
+
+
+def common_prefix(*paths: tuple[PathStep, ...]) -> tuple[PathStep, ...]:
+    """The steps that all paths share from the outside in."""
+    length = 0
+    for steps in zip(*paths, strict=False):
+        if len(set(steps)) > 1:
+            break
+        length += 1
+    return paths[0][:length]
+
+
+def relation_in_time(
+    first: tuple[PathStep, ...], second: tuple[PathStep, ...]
+) -> tuple[tuple[str, ...], Literal["before", "after", "same"]]:
+    """The loops two statements share, and which comes first in one iteration of them."""
+    prefix = common_prefix(first, second)
+    shared = tuple(step for step in prefix if isinstance(step, str))
+    a, b = first[len(prefix) : len(prefix) + 1], second[len(prefix) : len(prefix) + 1]
+    if not a or not b or not isinstance(a[0], int) or not isinstance(b[0], int):
+        return shared, "same"
+    return shared, "before" if a[0] < b[0] else "after"
