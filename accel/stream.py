@@ -202,15 +202,16 @@ class _Line:
 
     def name(self) -> str:
         if self.kind() == "string":
-            try:
-                return str(json.loads(self.peek())) if self.take() else ""
-            except ValueError:
-                raise self.fail("not a string") from None
-            finally:
-                pass
+            return self.string(self.take())
         if self.kind() != "name":
             raise self.fail("expected a name")
         return self.take()
+
+    def string(self, text: str) -> str:
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            raise self.fail("not a string") from None
 
     def integer(self) -> int:
         if self.kind() != "number":
@@ -285,7 +286,7 @@ class _Line:
         wait, post, tag = self.semaphores("wait"), self.semaphores("post"), ""
         if self.kind() == "tag":
             tag = self.take()[1:].strip(" ")
-            tag = str(json.loads(tag)) if tag.startswith('"') else tag
+            tag = self.string(tag) if tag.startswith('"') else tag
         self.end()
         return wait, post, tag
 
@@ -442,7 +443,10 @@ class _Parser:
             digest = "".join(token for _, token, _ in line.tokens[line.position :])
             line.position = len(line.tokens)
         line.end()
-        return Symbol(name, dtype, elements, cast("SymbolRole", role), memory, digest)
+        try:
+            return Symbol(name, dtype, elements, cast("SymbolRole", role), memory, digest)
+        except PolyError as error:
+            raise line.fail(str(error)) from error
 
     def semaphore(self, line: _Line) -> Semaphore:
         name = line.name()

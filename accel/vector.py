@@ -1,0 +1,234 @@
+"""The vector engine's commands: their values in numpy, and the code of a statement body."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.accel.footprint import Ints, grid, holds, injective
+from poly.accel.isa import Convert, Imm, Index, Linear, Load, Micro, Op, Region, Vec
+from poly.affine import Affine
+from poly.dtypes import numpy_dtype
+from poly.errors import RunError, ShapeError
+from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of
+
+Array = npt.NDArray[np.generic]
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+CHUNK: Final = 1 << 22
+
+_UFUNC: Final[Mapping[str, np.ufunc]] = {
+    "+": np.add,
+    "*": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.logical_and,
+    "or": np.logical_or,
+}
+
+
+@dataclass
+class Memory:
+    """One address space while a stream runs: `unit` bytes an element in DRAM; `written` (per unit) where reads are checked."""
+
+    data: Bytes
+    written: Mask | None
+    unit: int = 1
+
+
+def base(region: Region, memory: Memory, counters: tuple[int, ...]) -> int:
+    """The byte where a region starts."""
+    return region.start(counters) * (memory.unit if region.symbol is not None else 1)
+
+
+def window(region: Region, memory: Memory, shape: Sequence[int], counters: tuple[int, ...], strides: Sequence[int] | None = None) -> Array:
+    """A region as a writable array."""
+    dtype = numpy_dtype(region.dtype)
+    steps = tuple(s * dtype.itemsize for s in (region.strides if strides is None else strides))
+    return np.ndarray(tuple(shape), dtype, memory.data.data, base(region, memory, counters), steps)
+
+
+def run_vec(command: Vec, memories: Mapping[str, Memory], counters: tuple[int, ...], where: str = "") -> None:
+    """Execute one instance: all operands are read before anything is written."""
+    blocks = list(_blocks(command, memories, counters, where))
+    dst, memory = command.dst, memories[command.dst.key]
+    if command.combine is not None and not command.accumulate:
+        live = [(s, t) for s, t in zip(dst.strides, command.trips, strict=True) if s]
+        start = window(dst, memory, [t for _, t in live], counters, [s for s, _ in live])
+        start[...] = COMBINERS[command.combine].identity(dst.dtype).value
+    for first, value, mask in blocks:
+        _write(command, memory, counters, first, value, mask)
+
+
+def _split(trips: Sequence[int]) -> tuple[int, ...]:
+    """Block extents of at most CHUNK points: outer loops are cut first."""
+    blocks, total = list(trips), math.prod(trips)
+    for axis, trip in enumerate(trips):
+        if total <= CHUNK:
+            break
+        rest = total // trip
+        blocks[axis] = max(1, min(trip, CHUNK // rest))
+        total = rest * blocks[axis]
+    return tuple(blocks)
+
+
+def _blocks(
+    command: Vec, memories: Mapping[str, Memory], counters: tuple[int, ...], where: str
+) -> Iterator[tuple[tuple[int, ...], Array, Mask | None]]:
+    """Values in blocks of the loops: (first point, values, mask). Reductions are merged within a block."""
+    split = _split(command.trips)
+    for origin in np.ndindex(*(-(-t // s) for t, s in zip(command.trips, split, strict=True))):
+        first = tuple(int(o) * s for o, s in zip(origin, split, strict=True))
+        shape = tuple(min(s, t - f) for f, s, t in zip(first, split, command.trips, strict=True))
+        mask = _Block(command, memories, counters, first, shape, where).mask(command.where) if command.where else None
+        value = _Block(command, memories, counters, first, shape, where, mask).value()
+        yield first, *_reduce(command, np.broadcast_to(value, shape), mask)
+
+
+def _reduce(command: Vec, value: Array, mask: Mask | None) -> tuple[Array, Mask | None]:
+    if command.combine is None:
+        return value, mask
+    if mask is not None:
+        value = np.where(mask, value, np.asarray(COMBINERS[command.combine].identity(command.dst.dtype).value, value.dtype))
+    axes = tuple(i for i, s in enumerate(command.dst.strides) if not s)
+    if axes:
+        with np.errstate(all="ignore"):
+            value = np.asarray(_UFUNC[command.combine].reduce(value, axis=axes, keepdims=True, dtype=value.dtype))
+    return value, None
+
+
+def _write(command: Vec, memory: Memory, counters: tuple[int, ...], first: tuple[int, ...], value: Array, mask: Mask | None) -> None:
+    dst = command.dst
+    flat = memory.data.view(numpy_dtype(dst.dtype))
+    start = base(dst, memory, counters) // flat.itemsize + sum(s * f for s, f in zip(dst.strides, first))
+    where = np.broadcast_to(grid(start, dst.strides, value.shape), value.shape)
+    if mask is not None:
+        flat[where[mask]] = value[mask]
+    elif command.combine is None:
+        target = np.ndarray(value.shape, flat.dtype, memory.data.data, start * flat.itemsize, [s * flat.itemsize for s in dst.strides])
+        target[...] = value
+    else:
+        with np.errstate(all="ignore"):
+            if injective(dst.strides, value.shape):
+                flat[where] = _UFUNC[command.combine](flat[where], value)
+            else:
+                _UFUNC[command.combine].at(flat, where, value)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block of points while its registers are computed; values broadcast along loops that do not move them."""
+
+    command: Vec
+    memories: Mapping[str, Memory]
+    counters: tuple[int, ...]
+    first: tuple[int, ...]
+    shape: tuple[int, ...]
+    where: str
+    live: Mask | None = None
+
+    def value(self) -> Array:
+        registers: list[Array] = []
+        for micro, dtype in zip(self.command.code, self.command.dtypes, strict=True):
+            with np.errstate(all="ignore"):
+                registers.append(np.asarray(self.micro(micro, registers)).astype(numpy_dtype(dtype), copy=False))
+        return registers[-1]
+
+    def micro(self, micro: Micro, registers: Sequence[Array]) -> object:
+        match micro:
+            case Load():
+                return self.load(micro, registers)
+            case Imm(value, dtype):
+                return np.asarray(value, numpy_dtype(dtype))
+            case Index(value):
+                return self.linear(value)
+            case Op(name, args):
+                return OPERATORS[name].evaluate(*(registers[a] for a in args))
+            case Convert(dtype, arg):
+                return registers[arg].astype(numpy_dtype(dtype))
+
+    def linear(self, value: Linear) -> Ints:
+        start = value.start(self.counters) + sum(c * f for c, f in zip(value.coefficients, self.first))
+        return grid(start, value.coefficients, self.shape)
+
+    def mask(self, conditions: Sequence[Linear]) -> Mask:
+        moved = [replace(c, base=c.base + sum(k * f for k, f in zip(c.coefficients, self.first))) for c in conditions]
+        return np.broadcast_to(holds(moved, self.shape, self.counters), self.shape)
+
+    def load(self, load: Load, registers: Sequence[Array]) -> Array:
+        region, memory = load.region, self.memories[load.region.key]
+        start = base(region, memory, self.counters)
+        flat = memory.data.view(numpy_dtype(region.dtype))
+        origin = start // flat.itemsize + sum(s * f for s, f in zip(region.strides, self.first))
+        if not load.guard and not load.gather and self.live is None:
+            shape = [t if s else 1 for s, t in zip(region.strides, self.shape)]
+            return np.ndarray(shape, flat.dtype, memory.data.data, origin * flat.itemsize, [s * flat.itemsize for s in region.strides])
+        where = grid(origin, region.strides, self.shape)
+        inside = np.ones((1,) * len(self.shape), np.bool_) if self.live is None else self.live
+        if load.guard:
+            inside = inside & self.mask(load.guard)
+        for part in load.gather:
+            index = registers[part.register].astype(np.int64)
+            wrong = np.broadcast_to(((index < 0) | (index >= part.extent)) & inside, self.shape)
+            if wrong.any():
+                seen = int(np.broadcast_to(index, self.shape)[wrong].flat[0])
+                raise RunError(f"index {seen} is not in 0..{part.extent - 1}", where=self.where)
+            where = where + index * part.stride
+        value = flat[np.where(inside, where, 0)]
+        fill = np.asarray(0 if load.fill is None else load.fill).astype(flat.dtype)
+        return np.where(inside, value, fill)
+
+
+def code_of(
+    body: Expr, loads: Sequence[Load], linear: Callable[[Affine], Linear], dtype: str, first: int = 0
+) -> tuple[Micro, ...]:
+    """The micro-operations of a statement body whose k-th read is `loads[k]`, each load and literal once.
+
+    `linear` turns an index value into one of the command's counters; `dtype` is the target's, which free literals take
+    where nothing else says. `first`: registers that come before. Raises `ShapeError` where dtypes disagree.
+    """
+    maker = _Maker([load.region.dtype for load in loads], loads, linear, first)
+    maker.emit(body, dtype)
+    return tuple(maker.code)
+
+
+class _Maker:
+    """Emits each distinct micro-operation once; the last register is the body's value."""
+
+    def __init__(self, dtypes: Sequence[str], loads: Sequence[Load], linear: Callable[[Affine], Linear], first: int) -> None:
+        self.dtypes, self.loads, self.linear, self.first = dtypes, loads, linear, first
+        self.code: list[Micro] = []
+        self.known: dict[tuple[object, ...], int] = {}
+
+    def add(self, micro: Micro) -> int:
+        # True == 1 == 1.0 in Python: the type is part of the key.
+        key = (micro, type(micro.value), str(micro.value)) if isinstance(micro, Imm) else (micro,)
+        if key not in self.known:
+            self.code.append(micro)
+            self.known[key] = self.first + len(self.code) - 1
+        return self.known[key]
+
+    def emit(self, body: Expr, dtype: str | None) -> int:
+        match body:
+            case Const(value, own):
+                found = own or dtype
+                if found is None:
+                    raise ShapeError(f"the literal {value} has no dtype here")
+                return self.add(Imm(value, found))
+            case Read(position):
+                return self.add(self.loads[position])
+            case IndexValue(index):
+                return self.add(Index(self.linear(index)))
+            case Cast(target, argument):
+                return self.add(Convert(target, self.emit(argument, dtype_of(argument, self.dtypes) or target)))
+            case Apply(name, arguments):
+                values = arguments[1:] if name == "select" else arguments
+                own = next((d for d in (dtype_of(a, self.dtypes) for a in values) if d is not None), None)
+                inner = own or ("f32" if OPERATORS[name].result == "bool" and name not in ("and", "or", "not") else dtype)
+                first = (self.emit(arguments[0], "bool"),) if name == "select" else ()
+                return self.add(Op(name, (*first, *(self.emit(a, inner) for a in values))))
