@@ -1,0 +1,157 @@
+"""What the interpreters share: sizes found from arguments, arrays checked, fresh storage poisoned, externals run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import Affine, Var
+from poly.dtypes import dtype_name, is_float, numpy_dtype
+from poly.errors import PolyError, RunError
+from poly.program import External, Program, Tensor
+
+Array = npt.NDArray[np.generic]
+RunExternal = Callable[[External, Mapping[str, Array]], Mapping[str, Array]]
+
+POISON_BYTE: Final = 0xA5
+_NEEDED: Final = ("input", "inout", "state", "constant")
+
+
+def poisoned(shape: tuple[int, ...], dtype: str) -> Array:
+    """Fresh storage whose content is recognisable: NaN in floats, bytes 0xA5 in integers, True in bool."""
+    target = numpy_dtype(dtype)
+    if is_float(dtype) or dtype[0] == "c":
+        return np.full(shape, np.nan, target)
+    if dtype == "bool":
+        return np.ones(shape, target)
+    return np.full((*shape, target.itemsize), POISON_BYTE, np.uint8).view(target).reshape(shape)
+
+
+def is_poison(array: Array) -> npt.NDArray[np.bool_]:
+    """Where an array still holds (or was computed from, for floats) poison; all False for bool."""
+    name = dtype_name(array.dtype)
+    if is_float(name) or name[0] == "c":
+        return np.isnan(array)
+    return np.zeros(array.shape, np.bool_) if name == "bool" else array == poisoned((1,), name)[0]
+
+
+def check_given(tensors: Iterable[Tensor], inputs: Mapping[str, Array]) -> None:
+    """Raise `RunError` that names the tensor where an argument is missing or unknown."""
+    declared = {t.name: t for t in tensors}
+    for name in inputs:
+        if name not in declared:
+            raise RunError(f"{name!r} is not a tensor here", hint=f"tensors: {', '.join(declared)}")
+    for name, tensor in declared.items():
+        if tensor.role in _NEEDED and name not in inputs:
+            raise RunError(f"no array for this {tensor.role}", where=f"tensor {name}", hint=f"pass inputs={{{name!r}: ...}}")
+
+
+def bind_sizes(
+    tensors: Iterable[Tensor],
+    parameters: Iterable[str],
+    bound: Mapping[str, int],
+    inputs: Mapping[str, Array],
+) -> dict[str, int]:
+    """Every size as an int: `bound`, completed from inputs where an extent is a bare size.
+
+    Raises `RunError` on a size that stays unknown, on two sources that contradict, and on an unknown name in `bound`.
+    """
+    names = tuple(parameters)
+    for name in bound:
+        if name not in names:
+            raise RunError(f"{name!r} is not a size here", hint=f"sizes: {', '.join(names) or 'none'}")
+    found: dict[str, tuple[int, str]] = {name: (int(value), "the sizes given") for name, value in bound.items()}
+    for tensor in tensors:
+        shape = np.shape(inputs[tensor.name]) if tensor.name in inputs else ()
+        for axis, (extent, given) in enumerate(zip(tensor.shape, shape, strict=False)):
+            name = _bare(extent)
+            if name not in names:
+                continue
+            source = f"axis {axis} of {tensor.name}"
+            known, where = found.setdefault(name, (given, source))
+            if known != given:
+                raise RunError(f"size {name} is {known} by {where} and {given} by {source}", where=f"tensor {tensor.name}")
+    for name in names:
+        if name not in found:
+            raise RunError(f"size {name} is not known", hint=f"pass sizes={{{name!r}: ...}}; no input has it as an extent")
+    return {name: found[name][0] for name in names}
+
+
+def _bare(extent: Affine) -> str:
+    if len(extent.terms) == 1 and extent.constant == 0:
+        atom, factor = extent.terms[0]
+        if isinstance(atom, Var) and factor == 1:
+            return atom.name
+    return ""
+
+
+def bind_arrays(tensors: Iterable[Tensor], sizes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """One logical array a tensor: inputs and constants as given (not copied), all else a copy of what is given or poison.
+
+    Raises `RunError` that names the tensor on a wrong shape, a wrong dtype and a negative extent.
+    """
+    return {t.name: _bind_array(t, sizes, inputs.get(t.name)) for t in tensors}
+
+
+def _bind_array(tensor: Tensor, sizes: Mapping[str, int], given: Array | None) -> Array:
+    where = f"tensor {tensor.name}"
+    shape = tensor.extents(sizes)
+    if any(extent < 0 for extent in shape):
+        raise RunError(f"shape {shape} has a negative extent", where=where)
+    if given is None:
+        return poisoned(shape, tensor.dtype)
+    array = np.asarray(given)
+    if array.dtype != numpy_dtype(tensor.dtype):
+        raise RunError(f"array has dtype {array.dtype}, not {tensor.dtype}", where=where, hint="convert with .astype")
+    if array.shape != shape:
+        raise RunError(f"array has shape {array.shape}, not {shape}", where=where)
+    return array if tensor.role in ("input", "constant") else array.copy()
+
+
+def check_writable(written: Iterable[tuple[str, str]], tensors: Mapping[str, Tensor]) -> None:
+    """Raise `RunError` where a (statement, tensor) pair of `written` writes an input or a constant."""
+    for statement, name in written:
+        if tensors[name].role in ("input", "constant"):
+            role = tensors[name].role
+            raise RunError(f"writes {name}, an {role}", where=f"statement {statement}", hint="declare it inout")
+
+
+def results(program_tensors: Iterable[Tensor], arrays: Mapping[str, Array], keep: Iterable[str]) -> dict[str, Array]:
+    """The arrays of outputs, inouts and states, and those named in `keep`."""
+    wanted = set(keep)
+    return {t.name: arrays[t.name] for t in program_tensors if t.role in ("output", "inout", "state") or t.name in wanted}
+
+
+def run_external(
+    program: Program, statement: str, arrays: Mapping[str, Array], externals: Mapping[str, RunExternal]
+) -> None:
+    """Run an external statement on whole arrays and store what it writes, in place.
+
+    `externals` maps kinds to evaluators; the kind "onnx" defaults to the front end's reference evaluator. Raises
+    `RunError` on an unknown kind or a result whose shape or dtype is not the tensor's.
+    """
+    external = program.statement[statement].external
+    assert external is not None, f"{statement} is not external"
+    where = f"statement {statement}"
+    run = externals.get(external.kind)
+    if run is None and external.kind == "onnx":
+        # Imported by name: the core imports no layer, and onnx stays unloaded until it is needed.
+        run = importlib.import_module("poly.frontend.onnx_reference").run_external
+    if run is None:
+        raise RunError(f"no evaluator for external statements of kind {external.kind!r}", where=where)
+    try:
+        values = run(external, {name: arrays[name] for name in external.reads})
+    except PolyError:
+        raise
+    except Exception as error:
+        raise RunError(f"the reference evaluator failed: {error}", where=where) from error
+    for name in external.writes:
+        value = np.asarray(values[name])
+        if value.shape != arrays[name].shape or value.dtype != arrays[name].dtype:
+            have, want = f"{value.dtype}{list(value.shape)}", f"{arrays[name].dtype}{list(arrays[name].shape)}"
+            raise RunError(f"{name} came out as {have}, declared {want}", where=where)
+        arrays[name][...] = value
