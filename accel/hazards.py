@@ -1,0 +1,212 @@
+"""Hazards and reads of nothing: replay the accesses of a stream over shadow memories, exact on bytes.
+
+For each address space and engine an array holds, per byte (or the coarsest unit all accesses are made of), the last
+instance that wrote it and the last that read it. Commands of one engine are in order, so a new access is safe against an
+engine's earlier ones if the last of them is known to be complete (the clocks of `poly.accel.tokens`). The replay follows
+one firing order: every earlier conflicting access that is not before it in all orders is a hazard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.accel.footprint import Flat, Footprint, footprints, view
+from poly.accel.isa import Command, CommandStream, Mm, Vec
+from poly.accel.tokens import Firing
+from poly.accel.verify import Finding
+from poly.machine import Machine
+
+Shadow = npt.NDArray[np.int32]
+
+
+@dataclass
+class _Space:
+    """Shadow of one address space, in units of `unit` bytes (elements in DRAM). 0 means: not yet accessed."""
+
+    key: str
+    unit: int
+    size: int
+    written: npt.NDArray[np.bool_] | None
+    writes: dict[int, Shadow] = field(default_factory=dict)
+    reads: dict[int, Shadow] = field(default_factory=dict)
+    last_write: dict[int, int] = field(default_factory=dict)
+    last_read: dict[int, int] = field(default_factory=dict)
+
+    def track(self, engine: int, kind: str) -> None:
+        table, last = (self.writes, self.last_write) if kind == "write" else (self.reads, self.last_read)
+        table.setdefault(engine, np.zeros(self.size, np.int32))
+        last.setdefault(engine, 0)
+
+
+@dataclass(frozen=True)
+class _Access:
+    """One operand of one static command: a slice or strided window, precomputed."""
+
+    footprint: Footprint
+    space: _Space
+    low: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def window(self, data: npt.NDArray[np.generic], start: int) -> npt.NDArray[np.generic]:
+        low = start // self.space.unit + self.low
+        if self.footprint.points is not None:
+            return view(data, self.footprint, start, self.space.unit)
+        if self.strides == (1,):
+            return data[low : low + self.shape[0]]
+        item = data.itemsize
+        return np.ndarray(self.shape, data.dtype, data, low * item, tuple(s * item for s in self.strides))
+
+    def mark(self, data: npt.NDArray[np.generic], start: int, value: int) -> None:
+        if self.footprint.points is not None:
+            data[(self.footprint.points + start) // self.space.unit] = value
+        else:
+            self.window(data, start)[...] = value
+
+
+def memory_findings(stream: CommandStream, machine: Machine, flats: Sequence[Flat], firing: Firing, limit: int) -> Iterator[Finding]:
+    """Hazards, uninitialised reads and unwritten outputs; one finding per pair of commands and kind."""
+    replay = _Replay(stream, machine, flats)
+    for engine, instance in firing.order:
+        replay.step(engine, instance, firing.clocks[engine][instance])
+        if len(replay.found) >= limit:
+            break
+    yield from replay.found.values()
+    if firing.stuck or len(replay.found) >= limit:
+        return
+    for symbol in stream.symbols:
+        space = replay.spaces.get(f"@{symbol.name}")
+        if symbol.role == "output" and symbol.elements:
+            missing = symbol.elements if space is None or space.written is None else int((~space.written).sum())
+            if missing:
+                first = 0 if space is None or space.written is None else int(np.argmin(space.written))
+                yield Finding("output", f"{missing} of {symbol.elements} elements of {symbol.name} are never written, the first is {first}")
+
+
+class _Replay:
+    def __init__(self, stream: CommandStream, machine: Machine, flats: Sequence[Flat]) -> None:
+        self.flats = flats
+        self.found: dict[tuple[object, ...], Finding] = {}
+        per_command = [[footprints(c, (0,) * 8) for c in flat.commands] for flat in flats]
+        everything = [(e, f) for e, rows in enumerate(per_command) for prints in rows for f in prints]
+        self.spaces = _spaces(stream, machine, everything)
+        self.access = [[tuple(self.plan(f) for f in prints if f.region.key in self.spaces) for prints in rows] for rows in per_command]
+        self.moving = [[any(f.moving for f in prints) for prints in rows] for rows in per_command]
+
+    def plan(self, footprint: Footprint) -> _Access:
+        space = self.spaces[footprint.region.key]
+        unit = space.unit
+        dims = [(n // unit, 1) if s == 1 and unit > 1 else (n, s // unit) for n, s in footprint.dims]
+        return _Access(footprint, space, footprint.low // unit, tuple(n for n, _ in dims), tuple(s for _, s in dims))
+
+    def step(self, engine: int, instance: int, clock: Sequence[int]) -> None:
+        position, counters = self.flats[engine].instances[instance]
+        accesses = self.access[engine][position]
+        if self.moving[engine][position]:
+            now = footprints(self.flats[engine].commands[position], counters)
+            accesses = tuple(self.plan(f) for f in now if f.region.key in self.spaces)
+        starts = [a.footprint.region.start(counters) for a in accesses]
+        for access, start in zip(accesses, starts, strict=True):
+            if access.footprint.size:
+                self.check(access, start, engine, instance, clock)
+        # Marks come after all checks: an accumulation reads what it then writes.
+        for access, start in zip(accesses, starts, strict=True):
+            if not access.footprint.size:
+                continue
+            space = access.space
+            if access.footprint.kind == "write":
+                access.mark(space.writes[engine], start, instance + 1)
+                space.last_write[engine] = instance + 1
+                if space.written is not None:
+                    access.mark(space.written, start, 1)
+            else:
+                access.mark(space.reads[engine], start, instance + 1)
+                space.last_read[engine] = instance + 1
+
+    def check(self, access: _Access, start: int, engine: int, instance: int, clock: Sequence[int]) -> None:
+        space, write = access.space, access.footprint.kind == "write"
+        for other, last in space.last_write.items():
+            if other != engine and last > clock[other]:
+                self.compare(access, start, space.writes[other], "waw" if write else "raw", engine, instance, other, clock[other])
+        if write:
+            for other, last in space.last_read.items():
+                if other != engine and last > clock[other]:
+                    self.compare(access, start, space.reads[other], "war", engine, instance, other, clock[other])
+        elif space.written is not None:
+            seen = access.window(space.written, start)
+            if not seen.all():
+                self.uninitialised(access, start, seen, engine, instance)
+
+    def compare(
+        self, access: _Access, start: int, shadow: Shadow, code: str, engine: int, instance: int, other: int, known: int
+    ) -> None:
+        seen = access.window(shadow, start)
+        latest = int(seen.max())
+        if latest <= known:
+            return
+        names = {"raw": "reads what may not be written yet", "war": "overwrites what may not be read yet", "waw": "and an earlier write are not ordered"}
+        mine, theirs = self.flats[engine], self.flats[other]
+        key = (code, engine, mine.instances[instance][0], other, theirs.instances[latest - 1][0], access.space.key)
+        if key not in self.found:
+            at = self.address(access, start, seen == latest)
+            text = f"{access.footprint.operand} {names[code]}: {at}, no chain of semaphores from {theirs.label(latest - 1)}"
+            self.found[key] = Finding(code, text, (theirs.label(latest - 1), mine.label(instance)))
+
+    def uninitialised(self, access: _Access, start: int, seen: npt.NDArray[np.generic], engine: int, instance: int) -> None:
+        flat = self.flats[engine]
+        command = flat.commands[flat.instances[instance][0]]
+        own = access.footprint.operand in ("c", "dst")
+        code = "accumulate" if own and _accumulates(command) else "uninitialised"
+        key = (code, engine, flat.instances[instance][0], access.space.key, access.footprint.operand)
+        if key not in self.found:
+            at = self.address(access, start, np.logical_not(seen))
+            self.found[key] = Finding(code, f"{access.footprint.operand} reads {at}, which nothing wrote", (flat.label(instance),))
+
+    def address(self, access: _Access, start: int, hit: npt.NDArray[np.bool_]) -> str:
+        """The first unit of a window where `hit` holds, as text."""
+        unit, space = access.space.unit, access.space
+        if access.footprint.points is not None:
+            place = int(access.footprint.points[int(np.argmax(hit))]) + start
+        else:
+            index = np.unravel_index(int(np.argmax(hit)), access.shape)
+            place = start + (access.low + sum(int(i) * s for i, s in zip(index, access.strides, strict=True))) * unit
+        return f"element {place} of {space.key[1:]}" if space.key.startswith("@") else f"byte {place:#x} of {space.key}"
+
+
+def _accumulates(command: Command) -> bool:
+    return isinstance(command, Mm | Vec) and command.accumulate
+
+
+def _spaces(stream: CommandStream, machine: Machine, everything: Sequence[tuple[int, Footprint]]) -> dict[str, _Space]:
+    """Shadows of the spaces that are written at all; DRAM that is only read cannot conflict."""
+    written = {f.region.key for _, f in everything if f.kind == "write"}
+    unset = {f"@{s.name}" for s in stream.symbols if s.role in ("output", "temporary")}
+    found: dict[str, _Space] = {}
+    for engine, footprint in everything:
+        region = footprint.region
+        key = region.key
+        if key not in written and region.symbol is not None and key not in unset:
+            continue
+        if key not in found:
+            if region.symbol is not None:
+                size, unit = stream.symbol[region.symbol].elements, 1
+            else:
+                unit = _unit([f for _, f in everything if f.region.key == key])
+                size = -(-(machine.memory[region.memory].capacity or 0) // unit)
+            start = None if region.symbol is not None and key not in unset else np.zeros(size, np.bool_)
+            found[key] = _Space(key, unit, size, start)
+        found[key].track(engine, footprint.kind)
+    return found
+
+
+def _unit(prints: Sequence[Footprint]) -> int:
+    """The largest unit that divides every start, step and stride in a memory."""
+    unit = 0
+    for f in prints:
+        unit = math.gcd(unit, f.region.offset, f.region.unit, *f.region.steps)
+    return unit
