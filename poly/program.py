@@ -147,6 +147,7 @@ class Statement:
     `contract`: a multiply-add of the body may be fused into one rounding. `origin`: the statement of the source program
     that this one is a part or a recomputation of ("" where it is original); its last iterators are the origin's.
     `copies`: for a copy, the tensor of the source program whose element it moves; its last iterators are the subscripts.
+    `tile_rank`: of a copy or a recomputation, how many iterators name the tile; they come first.
     """
 
     name: str
@@ -161,6 +162,7 @@ class Statement:
     path: tuple[PathStep, ...] = ()
     origin: str = ""
     copies: str = ""
+    tile_rank: int = 0
     external: External | None = None
 
     @property
@@ -168,6 +170,11 @@ class Statement:
         """Every access with its kind, the reduction's read of its own target included, reads first."""
         own: tuple[tuple[Access, Literal["read", "write"]], ...] = ((self.write, "read"),) if self.combiner else ()
         return (*((r, "read") for r in self.reads), *own, (self.write, "write"))
+
+    @property
+    def recomputed(self) -> bool:
+        """True where instances of the origin are run again for each tile: the tile comes first in the iterators."""
+        return bool(self.origin) and self.tile_rank > 0
 
     @property
     def tuple_text(self) -> str:

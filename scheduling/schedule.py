@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import islpy as isl
 
     from poly.loops import LoopTree
+    from poly.scheduling.dependences import Facts
 
 EditValue = int | str | tuple["EditValue", ...] | tuple[tuple[str, int], ...] | None
 
@@ -100,12 +101,17 @@ class Schedule:
     marks: Mapping[str, Mark] = field(default_factory=dict)
     log: tuple[Edit, ...] = ()
     checked: bool = field(default=True, compare=False)
+    facts: Facts = field(default=None, compare=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if self.program is None:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "program", self.source)
         if not self.nests:
             object.__setattr__(self, "nests", canonical(original_nests(self.program)))
+        if self.facts is None:  # type: ignore[comparison-overlap]
+            from poly.scheduling.dependences import Facts
+
+            object.__setattr__(self, "facts", Facts(self.source))
 
     @cached_property
     def tree(self) -> TreeNode:

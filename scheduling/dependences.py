@@ -1,0 +1,154 @@
+"""Dependences of a program: memory-based, instance-wise, in the program's own order.
+
+A dependence is a pair of statements with the relation of instance pairs that touch one element, at least one of them
+writing, the first running before the second. What a reduction does to its own target is a class of its own
+(`reduction`): such pairs may be reordered, but not run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import islpy as isl
+
+from poly.affine import Affine, var
+from poly.program import PathStep, Program, Statement
+from poly.scheduling.schedule import relation_in_time
+from poly.sets import access_map, fix_sizes, header
+
+DependenceKind = Literal["flow", "anti", "output", "reduction"]
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """`relation`: { source[...] -> sink[...] } on one element of `tensor`."""
+
+    kind: DependenceKind
+    source: str
+    sink: str
+    tensor: str
+    relation: isl.Map
+
+    def __str__(self) -> str:
+        return f"{self.kind} on {self.tensor}: {self.relation}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is derived from a source program once and shared by all its schedules."""
+
+    program: Program
+
+    @cached_property
+    def dependences(self) -> tuple[Dependence, ...]:
+        return dependences(self.program)
+
+
+@dataclass(frozen=True)
+class Touch:
+    """One access of a statement: `relation` { S[...] -> T[...] }, `own` for a reduction's update of its target."""
+
+    statement: Statement
+    tensor: str
+    relation: isl.Map
+    write: bool
+    own: bool = False
+    position: int = -1
+
+
+def touches(program: Program, s: Statement) -> Iterator[Touch]:
+    """Every access of a statement as a relation, the program's known sizes put in. External ones touch whole tensors."""
+    sizes = program.binding
+
+    def bound(relation: isl.Map) -> isl.Map:
+        return fix_sizes(relation.intersect_params(program.context), sizes)
+
+    def relation(tensor: str, index: int | None) -> isl.Map:
+        access = s.write if index is None else s.reads[index]
+        return bound(access_map(s, access, program.parameters, program.tensor[tensor].shape))
+
+    if s.external is not None:
+        for names, write in ((s.external.reads, False), (s.external.writes, True)):
+            for name in names:
+                yield Touch(s, name, bound(_everything(program, s, name)), write)
+        return
+    for position, read in enumerate(s.reads):
+        yield Touch(s, read.tensor, relation(read.tensor, position), False, position=position)
+    target = relation(s.write.tensor, None)
+    if s.combiner is not None:
+        yield Touch(s, s.write.tensor, target, False, own=s.reorder)
+    yield Touch(s, s.write.tensor, target, True, own=s.combiner is not None and s.reorder)
+
+
+def _everything(program: Program, s: Statement, tensor: str) -> isl.Map:
+    from poly.sets import box
+
+    return isl.Map.from_domain_and_range(s.domain, box(tensor, program.tensor[tensor].shape, program.parameters))
+
+
+def before(
+    first: Statement, second: Statement, paths: tuple[tuple[PathStep, ...], tuple[PathStep, ...]], parameters: Sequence[str]
+) -> isl.Map | None:
+    """{ first[x] -> second[y] : x runs before y } by the given paths over iterators; None where it never does."""
+    shared, order = relation_in_time(*paths)
+    x = {n: var(f"{n}_x") for n in first.iterators}
+    y = {n: var(f"{n}_y") for n in second.iterators}
+    cases: list[str] = []
+    equal: list[str] = []
+    for loop in shared:
+        a, b = x[loop].isl_text, y[loop].isl_text
+        cases.append(" and ".join([*equal, f"{a} < {b}"]))
+        equal.append(f"{a} = {b}")
+    if order == "before":
+        cases.append(" and ".join(equal) or "true")
+    if not cases:
+        return None
+    left = f"{first.name}[{', '.join(str(v) for v in x.values())}]"
+    right = f"{second.name}[{', '.join(str(v) for v in y.values())}]"
+    return isl.Map(f"{header(parameters)}{{ {left} -> {right} : {' or '.join(f'({c})' for c in cases)} }}")
+
+
+def dependences(program: Program) -> tuple[Dependence, ...]:
+    """All dependences of a program in its own order (see the module text), non-empty ones only."""
+    by_tensor: dict[str, list[Touch]] = {}
+    for s in program.statements:
+        for touch in touches(program, s):
+            by_tensor.setdefault(touch.tensor, []).append(touch)
+    found: list[Dependence] = []
+    for tensor, group in by_tensor.items():
+        if any(t.write for t in group):
+            found += _of_tensor(program, tensor, group)
+    return tuple(found)
+
+
+def _of_tensor(program: Program, tensor: str, group: Sequence[Touch]) -> Iterator[Dependence]:
+    for a in group:
+        for b in group:
+            if not (a.write or b.write):
+                continue
+            own = a.statement is b.statement and a.own and b.own
+            if own and not (a.write and b.write):
+                continue  # the three kinds of a reduction's self-dependence are one
+            order = before(a.statement, b.statement, (a.statement.path, b.statement.path), program.parameters)
+            if order is None:
+                continue
+            relation = a.relation.apply_range(b.relation.reverse()).intersect(fix_sizes(order, program.binding))
+            if relation.is_empty():
+                continue
+            kind = "reduction" if own else "output" if a.write and b.write else "flow" if a.write else "anti"
+            yield Dependence(kind, a.statement.name, b.statement.name, tensor, relation.coalesce())
+
+
+def compare_map(
+    first: Statement, second: Statement, values: tuple[Affine, Affine], relation: Literal["<", ">", "=", "!="], parameters: Sequence[str]
+) -> isl.Map:
+    """{ first[x] -> second[y] : values[0](x) relation values[1](y) }"""
+    x = {n: var(f"{n}_x") for n in first.iterators}
+    y = {n: var(f"{n}_y") for n in second.iterators}
+    a, b = values[0].substitute(x).isl_text, values[1].substitute(y).isl_text
+    left = f"{first.name}[{', '.join(str(v) for v in x.values())}]"
+    right = f"{second.name}[{', '.join(str(v) for v in y.values())}]"
+    return isl.Map(f"{header(parameters)}{{ {left} -> {right} : {a} {relation} {b} }}")

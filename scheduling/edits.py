@@ -1,0 +1,390 @@
+"""The primitives that only move instances: each edits loop expressions and paths, then the checker decides.
+
+A primitive takes a schedule and plain values, and returns a new schedule with one more line in its log. It raises
+`ScheduleError` where it does not apply and `IllegalEdit`, with a witness, where it would change a result. The primitives
+that add statements are `promotion`, `recompute` and `buffering`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from poly.affine import Affine
+from poly.errors import ScheduleError
+from poly.loops import LoopKind
+from poly.program import PathStep, Program
+from poly.scheduling.legality import check
+from poly.scheduling.schedule import Edit, Mark, Nest, Schedule, canonical
+from poly.sets import fix_sizes, header
+import islpy as isl
+
+
+def finish(old: Schedule, new: Schedule, name: str, **arguments: object) -> Schedule:
+    """Log the edit and, unless checks are put off (`unchecked`), have the new schedule checked."""
+    new = replace(new, log=(*old.log, Edit(name, tuple(arguments.items()))))
+    if new.checked:
+        check(new, old)
+    return new
+
+
+def unchecked(schedule: Schedule) -> Schedule:
+    """The same schedule, whose edits are checked together by `settle` instead of one by one."""
+    return replace(schedule, checked=False)
+
+
+def settle(schedule: Schedule) -> Schedule:
+    """Check a schedule made by unchecked edits. Raises `IllegalEdit`."""
+    check(schedule)
+    return replace(schedule, checked=True)
+
+
+def renest(schedule: Schedule, names: Sequence[str], change: Callable[[Nest], Nest]) -> Schedule:
+    """Change the nests of some statements."""
+    return schedule.with_nests({**schedule.nests, **{n: change(schedule.nests[n]) for n in names}})
+
+
+def replaced(path: tuple[PathStep, ...], loop: str, by: Sequence[PathStep]) -> tuple[PathStep, ...]:
+    """A path with other steps in the place of a loop."""
+    k = path.index(loop)
+    return (*path[:k], *by, *path[k + 1 :])
+
+
+def _new_names(schedule: Schedule, *names: str) -> None:
+    taken = [n for n in names if n in schedule.loop_statements]
+    if taken:
+        raise ScheduleError(f"the loop name {taken[0]!r} is taken", where=schedule.source.name, hint="tile another loop")
+
+
+def _positive(what: str, value: int) -> None:
+    if value < 1:
+        raise ScheduleError(f"{what} is {value}", hint="a positive integer")
+
+
+# ---- tiling and loop order
+
+
+def tile(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
+    """Cut loops into tiles: loop i becomes i.o over tiles of `size` iterations and i.p inside a tile.
+
+    Several loops are one band (consecutive, nothing between them): all i.o come before all i.p, in the band's order.
+    """
+    if not sizes:
+        raise ScheduleError("no loop to tile", hint='tile(i=32) or tile({"S.i": 32})')
+    band = sorted(sizes, key=lambda l: len(schedule.outer(l)))
+    _require_band(schedule, band)
+    result = schedule
+    for loop in band:
+        _positive(f"tile size of {loop}", sizes[loop])
+        result = _strip_mine(result, loop, sizes[loop])
+    if len(band) > 1:
+        result = _permute(result, [f"{l}.o" for l in band] + [f"{l}.p" for l in band])
+    return finish(schedule, result, "tile", sizes=dict(sizes))
+
+
+def _strip_mine(schedule: Schedule, loop: str, size: int) -> Schedule:
+    outer, point = f"{loop}.o", f"{loop}.p"
+    _new_names(schedule, outer, point)
+
+    def cut(nest: Nest) -> Nest:
+        value = nest.loops[loop]
+        loops = {n: v for n, v in nest.loops.items() if n != loop} | {outer: value // size, point: value % size}
+        return Nest(loops, replaced(nest.path, loop, (outer, point)))
+
+    marks = {l: m for l, m in schedule.marks.items() if l != loop}
+    if loop in schedule.marks:
+        marks[point if schedule.kind(loop) in ("vector", "unroll", "unit") else outer] = schedule.marks[loop]
+    moved = renest(schedule, schedule.under(loop), cut)
+    tensors = tuple(replace(t, scope=tuple(n for s in t.scope for n in ((outer, point) if s == loop else (s,)))) for t in moved.program.tensors)
+    return replace(moved, marks=marks, program=_with_tensors(moved.program, tensors))
+
+
+def _with_tensors(program: Program, tensors: tuple[object, ...]) -> Program:
+    return program if tensors == program.tensors else replace(program, tensors=tensors)  # type: ignore[arg-type]
+
+
+def _require_band(schedule: Schedule, loops: Sequence[str]) -> None:
+    """Loops, outermost first, must follow one another directly."""
+    for first, second in zip(loops, loops[1:], strict=False):
+        path = schedule.nests[schedule.under(second)[0]].path
+        k = path.index(second)
+        if k == 0 or path[k - 1] != first or schedule.under(first) != schedule.under(second):
+            raise ScheduleError(
+                f"loops {first!r} and {second!r} are not directly nested", where=schedule.source.name,
+                hint="distribute or fuse first; a band has no statement between its loops",
+            )  # fmt: skip
+
+
+def _permute(schedule: Schedule, order: Sequence[str]) -> Schedule:
+    present = set(order)
+
+    def permuted(nest: Nest) -> Nest:
+        wanted = iter(order)
+        return Nest(nest.loops, tuple(next(wanted) if s in present else s for s in nest.path))
+
+    return renest(schedule, schedule.under(order[0]), permuted)
+
+
+def interchange(schedule: Schedule, first: str, second: str) -> Schedule:
+    """Swap two loops of one band."""
+    outer, inner = sorted((first, second), key=lambda l: len(schedule.outer(l)))
+    chain = schedule.outer(inner)
+    if outer not in chain or outer == inner:
+        raise ScheduleError(f"{first!r} and {second!r} are not nested in one another", where=schedule.source.name)
+    band = list(chain[chain.index(outer) :])
+    _require_band(schedule, band)
+    band[0], band[-1] = band[-1], band[0]
+    return finish(schedule, _permute(schedule, band), "interchange", first=first, second=second)
+
+
+def reorder(schedule: Schedule, *loops: str) -> Schedule:
+    """Put the loops of one band in the order given, outermost first."""
+    if len(set(loops)) < max(2, len(loops)):
+        raise ScheduleError("name at least two different loops", hint='reorder("j", "i")')
+    band = sorted(loops, key=lambda l: len(schedule.outer(l)))
+    _require_band(schedule, band)
+    return finish(schedule, _permute(schedule, loops), "reorder", loops=loops)
+
+
+# ---- fusion
+
+
+def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
+    """Make two loops of one sequence one loop: in every iteration the first one's body, then the second one's.
+
+    The result is called like the part of the names after the last statement's dot where they agree (`init.i` and
+    `upd.i` give `i`) and that name is free, else like the first loop.
+    """
+    a, b = schedule.under(first), schedule.under(second)
+    path_a, path_b = schedule.nests[a[0]].path, schedule.nests[b[0]].path
+    prefix = path_a[: path_a.index(first)]
+    if first == second or prefix[:-1] != path_b[: path_b.index(second)][:-1] or not prefix or not isinstance(prefix[-1], int):
+        raise ScheduleError(f"{first!r} and {second!r} do not stand in one sequence", where=schedule.source.name, hint="fuse the loops around them first")
+    if path_b[len(prefix) - 1] < prefix[-1]:  # type: ignore[operator]
+        raise ScheduleError(f"{second!r} comes before {first!r}", where=schedule.source.name, hint=f"fuse({second!r}, {first!r})")
+    name = _fused_name(schedule, first, second)
+
+    def moved(position: int, loop: str) -> Callable[[Nest], Nest]:
+        def change(nest: Nest) -> Nest:
+            rest = nest.path[nest.path.index(loop) + 1 :]
+            loops = {(name if n == loop else n): v for n, v in nest.loops.items()}
+            return Nest(loops, (*prefix, name, position, *rest))
+
+        return change
+
+    nests = dict(schedule.nests)
+    nests |= {s: moved(0, first)(nests[s]) for s in a} | {s: moved(1, second)(nests[s]) for s in b}
+    marks = {n: m for n, m in schedule.marks.items() if n not in (first, second)}
+    if first in schedule.marks and schedule.marks.get(first) == schedule.marks.get(second):
+        marks[name] = schedule.marks[first]
+    program = renamed_scopes(schedule.program, {first: name, second: name})
+    return finish(schedule, replace(schedule, nests=canonical(nests), marks=marks, program=program), "fuse", first=first, second=second)
+
+
+def renamed_scopes(program: Program, names: Mapping[str, str]) -> Program:
+    """Loops of other names in the scopes of promoted tensors."""
+    tensors = tuple(
+        replace(t, scope=tuple(names.get(s, s) for s in t.scope)) if set(t.scope) & names.keys() else t for t in program.tensors
+    )
+    return _with_tensors(program, tensors)
+
+
+def _fused_name(schedule: Schedule, first: str, second: str) -> str:
+    def stem(loop: str) -> str:
+        head, _, rest = loop.partition(".")
+        return rest if rest and head in schedule.nests else loop
+
+    short = stem(first)
+    return short if short == stem(second) and short not in schedule.loop_statements else first
+
+
+def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
+    """Cut a loop in two: the first `at` things inside it, then the rest in a loop of its own (`loop.2`)."""
+    inside = {s: _position_inside(schedule, s, loop) for s in schedule.under(loop)}
+    later = [s for s, p in inside.items() if p >= at]
+    if not later or len(later) == len(inside):
+        raise ScheduleError(f"loop {loop!r} has {len(set(inside.values()))} things inside, cannot cut at {at}", where=schedule.source.name)
+    moving = {n for s in later for n in schedule.nests[s].names if n == loop}
+    name = f"{loop}.2"
+    _new_names(schedule, name)
+    for tensor in schedule.program.tensors:
+        if loop in tensor.scope and {touched for s in later for touched in _tensors_of(schedule, s)} & {tensor.name}:
+            raise ScheduleError(f"{tensor.name} lives inside loop {loop!r}", where=schedule.source.name, hint="distribute before promoting")
+
+    def moved(nest: Nest) -> Nest:
+        k = nest.path.index(loop)
+        loops = {(name if n in moving else n): v for n, v in nest.loops.items()}
+        return Nest(loops, (*nest.path[:k], 1, name, *nest.path[k + 1 :]))
+
+    def kept(nest: Nest) -> Nest:
+        k = nest.path.index(loop)
+        return Nest(nest.loops, (*nest.path[:k], 0, *nest.path[k:]))
+
+    nests = {n: moved(nest) if n in later else kept(nest) if n in inside else nest for n, nest in schedule.nests.items()}
+    marks = dict(schedule.marks) | ({name: schedule.marks[loop]} if loop in schedule.marks else {})
+    return finish(schedule, replace(schedule.with_nests(nests), marks=marks), "distribute", loop=loop, at=at)
+
+
+def _tensors_of(schedule: Schedule, statement: str) -> set[str]:
+    return {access.tensor for access, _ in schedule.program.statement[statement].accesses}
+
+
+def _position_inside(schedule: Schedule, statement: str, loop: str) -> int:
+    path = schedule.nests[statement].path
+    step = path[path.index(loop) + 1 :][:1]
+    return step[0] if step and isinstance(step[0], int) else 0
+
+
+# ---- changes of the loop expressions
+
+
+def shift(schedule: Schedule, statement: str, loop: str, by: int) -> Schedule:
+    """Run a statement `by` iterations of a loop later (earlier where negative)."""
+    if loop not in schedule.nests[schedule.statement(statement).name].loops:
+        raise ScheduleError(f"{statement} is not under loop {loop!r}", where=schedule.source.name)
+    _not_in_scope(schedule, loop, (statement,), "shift")
+    shifted = renest(schedule, [statement], lambda n: Nest({**n.loops, loop: n.loops[loop] + by}, n.path))
+    return finish(schedule, shifted, "shift", statement=statement, loop=loop, by=by)
+
+
+def _not_in_scope(schedule: Schedule, loop: str, statements: Sequence[str], what: str) -> None:
+    for statement in statements:
+        for name in _tensors_of(schedule, statement):
+            if loop in schedule.program.tensor[name].scope:
+                raise ScheduleError(f"{name} has one tile an iteration of {loop!r}", where=schedule.source.name, hint=f"{what} before promoting it")
+
+
+def skew(schedule: Schedule, loop: str, by: str, factor: int = 1) -> Schedule:
+    """Add `factor` times an outer loop to a loop, for all statements under it (time skewing)."""
+    if by not in schedule.outer(loop)[:-1]:
+        raise ScheduleError(f"{by!r} is not a loop around {loop!r}", where=schedule.source.name, hint="skew an inner loop by an outer one")
+    _not_in_scope(schedule, loop, schedule.under(loop), "skew")
+    skewed = renest(schedule, schedule.under(loop), lambda n: Nest({**n.loops, loop: n.loops[loop] + n.loops[by] * factor}, n.path))
+    return finish(schedule, skewed, "skew", loop=loop, by=by, factor=factor)
+
+
+def split(schedule: Schedule, loop: str, at: int) -> Schedule:
+    """Cut a loop's range in two pieces that can be scheduled apart: iterations below `at`, then the others.
+
+    Statements S under it become S_lo and S_hi, the loop and those inside it get the suffixes .lo and .hi.
+    """
+    around = set(schedule.outer(loop)[:-1])
+    statements = schedule.under(loop)
+    for tensor in schedule.program.tensors:
+        if tensor.scope and not set(tensor.scope) <= around and set(tensor.scope) & {n for s in statements for n in schedule.nests[s].names}:
+            raise ScheduleError(f"{tensor.name} lives inside loop {loop!r}", where=schedule.source.name, hint="split before promoting")
+    program, parts = _split_statements(schedule, loop, at)
+    nests = {n: nest for n, nest in schedule.nests.items() if n not in statements}
+    marks = dict(schedule.marks)
+    for name, (origin, piece) in parts.items():
+        nest = schedule.nests[origin]
+        k = nest.path.index(loop)
+        new = {n: n if n in around else f"{n}.{piece}" for n in nest.names}
+        path = tuple(new[s] if isinstance(s, str) else s for s in nest.path[k:])
+        nests[name] = Nest({new[n]: v for n, v in nest.loops.items()}, (*nest.path[:k], 0 if piece == "lo" else 1, *path))
+        marks |= {new[n]: schedule.marks[n] for n in nest.names if n in schedule.marks}
+    live = {n for nest in nests.values() for n in nest.names}
+    result = replace(schedule, program=program, nests=canonical(nests), marks={n: m for n, m in marks.items() if n in live})
+    return finish(schedule, result, "split", loop=loop, at=at)
+
+
+def _split_statements(schedule: Schedule, loop: str, at: int) -> tuple[Program, dict[str, tuple[str, str]]]:
+    """The program with the statements under a loop cut, and for every piece (statement, "lo" | "hi")."""
+    program, parts, result = schedule.program, dict[str, tuple[str, str]](), []
+    sizes = program.binding
+    for s in program.statements:
+        if s.name not in schedule.under(loop):
+            result.append(s)
+            continue
+        value = schedule.nests[s.name].loops[loop].isl_text
+        for piece, condition in (("lo", f"{value} < {at}"), ("hi", f"{value} >= {at}")):
+            cut = s.domain.intersect(isl.Set(f"{header(program.parameters)}{{ {s.tuple_text} : {condition} }}")).coalesce()
+            if fix_sizes(cut.intersect_params(program.context), sizes).is_empty():
+                continue
+            name = f"{s.name}_{piece}"
+            result.append(replace(s, name=name, domain=cut.set_tuple_name(name), origin=s.origin or s.name))
+            parts[name] = (s.name, piece)
+    if len({piece for _, piece in parts.values()}) < 2:
+        raise ScheduleError(f"{at} is not inside the range of loop {loop!r}", where=schedule.source.name)
+    return replace(program, statements=tuple(result)), parts
+
+
+# ---- marks
+
+
+def _marked(schedule: Schedule, name: str, loops: Sequence[str], kind: LoopKind, engine: str | None = None) -> Schedule:
+    for loop in loops:
+        schedule.under(loop)
+    marks = {**schedule.marks, **{loop: Mark(kind, engine) for loop in loops}}
+    arguments = {"loop": loops[0]} if engine is None else {"loops": tuple(loops), "engine": engine}
+    return finish(schedule, replace(schedule, marks=marks), name, **arguments)
+
+
+def unroll(schedule: Schedule, loop: str) -> Schedule:
+    """Run a loop as literal copies of its body."""
+    return _marked(schedule, "unroll", [loop], "unroll")
+
+
+def vectorise(schedule: Schedule, loop: str) -> Schedule:
+    """Run an innermost loop's iterations as the lanes of one vector. It must carry nothing."""
+    inner = {n for s in schedule.under(loop) for n in schedule.nests[s].names[len(schedule.outer(loop)) :]}
+    if inner:
+        raise ScheduleError(f"loop {loop!r} has loops {sorted(inner)} inside", where=schedule.source.name, hint="vectorise an innermost loop")
+    return _marked(schedule, "vectorise", [loop], "vector")
+
+
+def parallelise(schedule: Schedule, loop: str) -> Schedule:
+    """Run a loop's iterations at once, split over threads. It must carry nothing, reductions included."""
+    return _marked(schedule, "parallelise", [loop], "parallel")
+
+
+def tensorise(schedule: Schedule, loops: Sequence[str], engine: str) -> Schedule:
+    """Give a chain of innermost loops to one command of a machine's engine (its loop nest). One statement is inside."""
+    if not loops:
+        raise ScheduleError("no loops to tensorise")
+    statements = schedule.under(loops[-1])
+    chain = schedule.nests[statements[0]].names
+    if len(statements) != 1 or chain[len(chain) - len(loops) :] != tuple(loops):
+        raise ScheduleError(
+            f"{list(loops)} is not a chain of innermost loops around one statement", where=schedule.source.name,
+            hint="name the loops outermost first, down to the innermost one; distribute to get one statement",
+        )  # fmt: skip
+    return _marked(schedule, "tensorise", loops, "unit", engine)
+
+
+def replay(program: Program, edits: Sequence[Edit]) -> Schedule:
+    """Run a script on a source program. Raises what the edits raise."""
+    schedule = Schedule(program)
+    for edit in edits:
+        schedule = apply_edit(schedule, edit)
+    return schedule
+
+
+def apply_edit(schedule: Schedule, edit: Edit) -> Schedule:
+    """One line of a script."""
+    if edit.name not in EDITS:
+        raise ScheduleError(f"no primitive {edit.name!r}", hint=f"one of {', '.join(EDITS)}")
+    arguments = dict(edit.arguments)
+    try:
+        if edit.name == "reorder":
+            return reorder(schedule, *arguments["loops"])  # type: ignore[misc]
+        return EDITS[edit.name](schedule, **arguments)
+    except TypeError as error:
+        raise ScheduleError(f"{edit}: {error}", hint="the arguments are in the primitive's docstring") from error
+
+
+def _lazy(module: str, name: str) -> Callable[..., Schedule]:
+    def call(schedule: Schedule, **arguments: object) -> Schedule:
+        from importlib import import_module
+
+        return getattr(import_module(f"poly.scheduling.{module}"), name)(schedule, **arguments)
+
+    return call
+
+
+EDITS: Mapping[str, Callable[..., Schedule]] = {
+    "tile": tile, "interchange": interchange, "reorder": reorder, "fuse": fuse, "distribute": distribute,
+    "shift": shift, "skew": skew, "split": split, "unroll": unroll, "vectorise": vectorise, "parallelise": parallelise,
+    "tensorise": tensorise, "promote": _lazy("promotion", "promote"), "recompute": _lazy("recompute", "recompute"),
+    "double_buffer": _lazy("buffering", "double_buffer"),
+}  # fmt: skip

@@ -1,0 +1,158 @@
+"""What makes a schedule legal, decided by isl, each refusal with a pair of instances that shows it.
+
+Order: every dependence of the source program points forward in time (checked down the tree, loop by loop: Feautrier;
+isl manual, "Schedule Trees"). Marks: a parallel or vector loop carries nothing, reductions included. Value, capacity and
+bounds of promoted tensors are in `poly.scheduling.values`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import islpy as isl
+
+from poly.errors import IllegalEdit
+from poly.program import Program, Statement
+from poly.scheduling.dependences import Dependence, Touch, compare_map, touches
+from poly.scheduling.schedule import Nest, Schedule, relation_in_time
+from poly.sets import IN, OUT, fix_sizes, witness
+
+_ADVICE = {
+    "order": "keep the source before the sink: another loop order, a shift or a skew of the sink's loop",
+    "parallel": "keep the loop serial, or promote what it carries inside it",
+}
+
+
+def check(schedule: Schedule, previous: Schedule | None = None) -> None:
+    """Raise `IllegalEdit` where the schedule does not compute what its source program does.
+
+    `previous`: a legal schedule of the same source; what has not changed since is not looked at again.
+    """
+    from poly.scheduling.values import check_values
+
+    changed = _changed(schedule, previous)
+    check_order(schedule, changed)
+    check_marks(schedule, changed, previous)
+    check_values(schedule)
+
+
+def _changed(schedule: Schedule, previous: Schedule | None) -> frozenset[str]:
+    """Statements whose place or content differs from a legal schedule."""
+    if previous is None:
+        return frozenset(schedule.nests)
+    old = previous.program.statement
+    return frozenset(
+        name
+        for name, nest in schedule.nests.items()
+        if previous.nests.get(name) != nest or old.get(name) is not schedule.program.statement[name]
+    )
+
+
+def check_order(schedule: Schedule, changed: frozenset[str] | None = None) -> None:
+    """Every dependence of the source program still points forward, between all parts of its two statements."""
+    parts = parts_of(schedule.program)
+    for dependence in schedule.facts.dependences:
+        if dependence.kind == "reduction":
+            continue
+        for first in parts.get(dependence.source, ()):
+            for second in parts.get(dependence.sink, ()):
+                if changed is None or first.name in changed or second.name in changed:
+                    _check_pair(schedule, dependence, first, second)
+
+
+def parts_of(program: Program) -> Mapping[str, list[Statement]]:
+    """By statement of the source program, the statements that run its instances: itself or its pieces.
+
+    Copies are nobody's part; recomputed instances (more iterators than the origin) are judged by their values.
+    """
+    parts: dict[str, list[Statement]] = {}
+    for s in program.statements:
+        if not s.copies and not s.recomputed:
+            parts.setdefault(s.origin or s.name, []).append(s)
+    return parts
+
+
+def _check_pair(schedule: Schedule, dependence: Dependence, first: Statement, second: Statement) -> None:
+    relation = dependence.relation.set_tuple_name(IN, first.name).set_tuple_name(OUT, second.name)
+    if first.origin or second.origin:
+        relation = relation.intersect_domain(_bound(schedule, first)).intersect_range(_bound(schedule, second))
+    if (bad := violation(schedule, first, second, relation)) is None:
+        return
+    loop, pairs = bad
+    shown = witness(pairs, (first.iterators, second.iterators))
+    where = f"loop {loop} runs" if loop else "the sequence runs"
+    raise IllegalEdit(
+        f"{where} {second.name} before {first.name}, against a {dependence.kind} dependence on {dependence.tensor}",
+        kind="order", witness=shown, where=schedule.source.name, hint=_ADVICE["order"],
+    )  # fmt: skip
+
+
+def _bound(schedule: Schedule, s: Statement) -> isl.Set:
+    return fix_sizes(s.domain, schedule.program.binding)
+
+
+def violation(schedule: Schedule, first: Statement, second: Statement, relation: isl.Map) -> tuple[str, isl.Map] | None:
+    """The first loop (or "") that does not run `relation`'s sources before its sinks, with the offending pairs."""
+    a, b = schedule.nests[first.name], schedule.nests[second.name]
+    shared, order = relation_in_time(a.path, b.path)
+    for loop in shared:
+        if a.loops[loop] == b.loops[loop] and first is second and a.loops[loop].is_constant:
+            continue
+        backwards = relation.intersect(_compare(schedule, (first, second), (a, b), loop, ">"))
+        if not backwards.is_empty():
+            return loop, backwards
+        relation = relation.intersect(_compare(schedule, (first, second), (a, b), loop, "="))
+        if relation.is_empty():
+            return None
+    return None if order == "before" or relation.is_empty() else ("", relation)
+
+
+def _compare(schedule: Schedule, pair: tuple[Statement, Statement], nests: tuple[Nest, Nest], loop: str, how: str) -> isl.Map:
+    values = (nests[0].loops[loop], nests[1].loops[loop])
+    relation = compare_map(*pair, values, how, schedule.program.parameters)  # type: ignore[arg-type]
+    return fix_sizes(relation, schedule.program.binding)
+
+
+def check_marks(schedule: Schedule, changed: frozenset[str], previous: Schedule | None) -> None:
+    """Parallel, vector and unit loops carry nothing (a unit may carry its own reduction)."""
+    for loop, mark in schedule.marks.items():
+        if loop not in schedule.loop_statements or mark.kind not in ("parallel", "vector", "unit"):
+            continue
+        same = previous is not None and previous.marks.get(loop) == mark
+        if same and not changed & set(schedule.under(loop)):
+            continue
+        for first, second, tensor, pairs in carried(schedule, loop, reductions=mark.kind != "unit"):
+            raise IllegalEdit(
+                f"{mark.kind} loop {loop} carries a dependence on {tensor} between {first.name} and {second.name}",
+                kind="parallel", witness=witness(pairs, (first.iterators, second.iterators)),
+                where=schedule.source.name, hint=_ADVICE["parallel"],
+            )  # fmt: skip
+
+
+def carried(
+    schedule: Schedule, loop: str, *, reductions: bool = True
+) -> Iterator[tuple[Statement, Statement, str, isl.Map]]:
+    """Pairs of instances in different iterations of a loop, alike in the loops around it, that conflict on one element.
+
+    A tensor whose scope holds the loop, or a loop inside it, has a copy for every iteration: it does not count.
+    """
+    program = schedule.program
+    around = schedule.outer(loop)[:-1]
+    inside = set(around)
+    groups: dict[str, list[Touch]] = {}
+    for name in schedule.under(loop):
+        for touch in touches(program, program.statement[name]):
+            scope = program.tensor[touch.tensor].scope
+            if set(scope) <= inside:
+                groups.setdefault(touch.tensor, []).append(touch)
+    for tensor, group in groups.items():
+        for a in group:
+            for b in group:
+                if not (a.write or b.write) or (not reductions and a.own and b.own and a.statement.combiner == b.statement.combiner):
+                    continue
+                pairs = a.relation.apply_range(b.relation.reverse())
+                nests = (schedule.nests[a.statement.name], schedule.nests[b.statement.name])
+                for l, how in ((loop, "<"), *((o, "=") for o in around)):
+                    pairs = pairs.intersect(_compare(schedule, (a.statement, b.statement), nests, l, how))
+                if not pairs.is_empty():
+                    yield a.statement, b.statement, tensor, pairs
