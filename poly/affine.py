@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.errors import ParseError
+from poly.lexical import decode, encode, quote
 
 IntValue = int | npt.NDArray[np.int64]
 
@@ -185,7 +186,7 @@ class Affine:
         def shown(atom: Atom) -> str:
             match atom:
                 case Var(name):
-                    return name
+                    return quote(name, inside=True)
                 case FloorDiv(argument, divisor):
                     return f"({argument} // {divisor})" if _bare(argument) else f"(({argument}) // {divisor})"
                 case Mod(argument, divisor):
@@ -233,8 +234,8 @@ def _collect(terms: list[tuple[Atom, int]], constant: int) -> Affine:
 def parse_affine(text: str) -> Affine:
     """Read Python syntax: `+ - *` by literals, `//` and `%` by positive literals. Raises `ParseError`."""
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
+        tree = ast.parse(encode(text.strip()), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ParseError(f"not an affine expression: {text!r}") from error
     return affine_of_ast(tree, text)
 
@@ -249,7 +250,7 @@ def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
         case ast.Constant(value=int(value)) if not isinstance(node.value, bool):
             return Affine((), value)
         case ast.Name(id=name):
-            return var(name)
+            return var(decode(name))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -affine_of_ast(operand, text)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
