@@ -121,14 +121,25 @@ def holds(conditions: Sequence[Linear], trips: Sequence[int], counters: tuple[in
     return mask
 
 
-def _box(kind: Literal["read", "write"], operand: str, region: Region, trips: Sequence[int], more: Sequence[tuple[int, int]] = ()) -> Footprint:
+def _box(
+    kind: Literal["read", "write"],
+    operand: str,
+    region: Region,
+    trips: Sequence[int],
+    more: Sequence[tuple[int, int]] = (),
+) -> Footprint:
     strides = [*region.strides, *(stride for _, stride in more)]
     low, dims = strided(strides, [*trips, *(extent for extent, _ in more)], region.unit)
     return Footprint(kind, operand, region, low, dense(low, dims), dims)
 
 
 def _guarded(
-    kind: Literal["read", "write"], operand: str, region: Region, trips: Sequence[int], guard: Sequence[Linear], counters: tuple[int, ...]
+    kind: Literal["read", "write"],
+    operand: str,
+    region: Region,
+    trips: Sequence[int],
+    guard: Sequence[Linear],
+    counters: tuple[int, ...],
 ) -> Footprint:
     moving = any(g.steps for g in guard)
     offsets = np.broadcast_to(grid(0, region.strides, trips), tuple(trips))
@@ -220,7 +231,9 @@ def flatten(queue: Queue) -> Flat:
     static = list(commands_of(queue.items))
     total = sum(math.prod(counts) for _, counts in static)
     if total > MAX_INSTANCES:
-        raise StreamError(f"{total} commands run on {queue.engine}; at most {MAX_INSTANCES} are expanded", where=queue.engine)
+        raise StreamError(
+            f"{total} commands run on {queue.engine}; at most {MAX_INSTANCES} are expanded", where=queue.engine
+        )
     instances: list[tuple[int, tuple[int, ...]]] = []
 
     def walk(items: Sequence[Item], first: int, counters: tuple[int, ...]) -> int:

@@ -42,6 +42,16 @@ class _Space:
         table.setdefault(engine, np.zeros(self.size, np.int32))
         last.setdefault(engine, 0)
 
+    def rivals(self, engine: int, write: bool, known: Sequence[int]) -> Iterator[tuple[int, Shadow, str]]:
+        """Shadows of other engines that may hold a conflicting access not known to be complete."""
+        for other, last in self.last_write.items():
+            if other != engine and last > known[other]:
+                yield other, self.writes[other], "waw" if write else "raw"
+        if write:
+            for other, last in self.last_read.items():
+                if other != engine and last > known[other]:
+                    yield other, self.reads[other], "war"
+
 
 @dataclass(frozen=True)
 class _Access:
@@ -69,7 +79,9 @@ class _Access:
             self.window(data, start)[...] = value
 
 
-def memory_findings(stream: CommandStream, machine: Machine, flats: Sequence[Flat], firing: Firing, limit: int) -> Iterator[Finding]:
+def memory_findings(
+    stream: CommandStream, machine: Machine, flats: Sequence[Flat], firing: Firing, limit: int
+) -> Iterator[Finding]:
     """Hazards, uninitialised reads and unwritten outputs; one finding per pair of commands and kind."""
     replay = _Replay(stream, machine, flats)
     for engine, instance in firing.order:
@@ -85,39 +97,45 @@ def memory_findings(stream: CommandStream, machine: Machine, flats: Sequence[Fla
             missing = symbol.elements if space is None or space.written is None else int((~space.written).sum())
             if missing:
                 first = 0 if space is None or space.written is None else int(np.argmin(space.written))
-                yield Finding("output", f"{missing} of {symbol.elements} elements of {symbol.name} are never written, the first is {first}")
+                yield Finding(
+                    "output",
+                    f"{missing} of {symbol.elements} elements of {symbol.name} are never written, the first is {first}",
+                )
 
 
-class _Replay:
+class Shadows:
+    """Who touched what last, for every address space that a set of queues writes."""
+
     def __init__(self, stream: CommandStream, machine: Machine, flats: Sequence[Flat]) -> None:
         self.flats = flats
-        self.found: dict[tuple[object, ...], Finding] = {}
         per_command = [[footprints(c, (0,) * 8) for c in flat.commands] for flat in flats]
         everything = [(e, f) for e, rows in enumerate(per_command) for prints in rows for f in prints]
         self.spaces = _spaces(stream, machine, everything)
-        self.access = [[tuple(self.plan(f) for f in prints if f.region.key in self.spaces) for prints in rows] for rows in per_command]
+        self.access = [[self.plans(prints) for prints in rows] for rows in per_command]
         self.moving = [[any(f.moving for f in prints) for prints in rows] for rows in per_command]
 
-    def plan(self, footprint: Footprint) -> _Access:
-        space = self.spaces[footprint.region.key]
-        unit = space.unit
-        dims = [(n // unit, 1) if s == 1 and unit > 1 else (n, s // unit) for n, s in footprint.dims]
-        return _Access(footprint, space, footprint.low // unit, tuple(n for n, _ in dims), tuple(s for _, s in dims))
+    def plans(self, prints: Sequence[Footprint]) -> tuple[_Access, ...]:
+        return tuple(_plan(f, self.spaces[f.region.key]) for f in prints if f.region.key in self.spaces)
 
-    def step(self, engine: int, instance: int, clock: Sequence[int]) -> None:
+    def accesses(self, engine: int, instance: int) -> list[tuple[_Access, int]]:
+        """The accesses of an instance, with the starts of their regions."""
         position, counters = self.flats[engine].instances[instance]
-        accesses = self.access[engine][position]
+        plans = self.access[engine][position]
         if self.moving[engine][position]:
-            now = footprints(self.flats[engine].commands[position], counters)
-            accesses = tuple(self.plan(f) for f in now if f.region.key in self.spaces)
-        starts = [a.footprint.region.start(counters) for a in accesses]
-        for access, start in zip(accesses, starts, strict=True):
-            if access.footprint.size:
-                self.check(access, start, engine, instance, clock)
-        # Marks come after all checks: an accumulation reads what it then writes.
-        for access, start in zip(accesses, starts, strict=True):
-            if not access.footprint.size:
-                continue
+            plans = self.plans(footprints(self.flats[engine].commands[position], counters))
+        return [(a, a.footprint.region.start(counters)) for a in plans if a.footprint.size]
+
+    def latest(self, engine: int, instance: int, known: Sequence[int]) -> dict[int, int]:
+        """Per other engine: one more than its last instance in conflict with this one; at most `known` is left out."""
+        found: dict[int, int] = {}
+        for access, start in self.accesses(engine, instance):
+            for other, shadow, _ in access.space.rivals(engine, access.footprint.kind == "write", known):
+                found[other] = max(found.get(other, 0), int(access.window(shadow, start).max()))
+        return found
+
+    def mark(self, engine: int, instance: int) -> None:
+        """Record the accesses of an instance."""
+        for access, start in self.accesses(engine, instance):
             space = access.space
             if access.footprint.kind == "write":
                 access.mark(space.writes[engine], start, instance + 1)
@@ -128,19 +146,30 @@ class _Replay:
                 access.mark(space.reads[engine], start, instance + 1)
                 space.last_read[engine] = instance + 1
 
-    def check(self, access: _Access, start: int, engine: int, instance: int, clock: Sequence[int]) -> None:
-        space, write = access.space, access.footprint.kind == "write"
-        for other, last in space.last_write.items():
-            if other != engine and last > clock[other]:
-                self.compare(access, start, space.writes[other], "waw" if write else "raw", engine, instance, other, clock[other])
-        if write:
-            for other, last in space.last_read.items():
-                if other != engine and last > clock[other]:
-                    self.compare(access, start, space.reads[other], "war", engine, instance, other, clock[other])
-        elif space.written is not None:
-            seen = access.window(space.written, start)
-            if not seen.all():
-                self.uninitialised(access, start, seen, engine, instance)
+
+def _plan(footprint: Footprint, space: _Space) -> _Access:
+    unit = space.unit
+    dims = [(n // unit, 1) if s == 1 and unit > 1 else (n, s // unit) for n, s in footprint.dims]
+    return _Access(footprint, space, footprint.low // unit, tuple(n for n, _ in dims), tuple(s for _, s in dims))
+
+
+class _Replay(Shadows):
+    """Shadows with a judge: every access is compared with what is known to be complete."""
+
+    def __init__(self, stream: CommandStream, machine: Machine, flats: Sequence[Flat]) -> None:
+        super().__init__(stream, machine, flats)
+        self.found: dict[tuple[object, ...], Finding] = {}
+
+    def step(self, engine: int, instance: int, clock: Sequence[int]) -> None:
+        for access, start in self.accesses(engine, instance):
+            write = access.footprint.kind == "write"
+            for other, shadow, code in access.space.rivals(engine, write, clock):
+                self.compare(access, start, shadow, code, engine, instance, other, clock[other])
+            if not write and access.space.written is not None:
+                seen = access.window(access.space.written, start)
+                if not seen.all():
+                    self.uninitialised(access, start, seen, engine, instance)
+        self.mark(engine, instance)
 
     def compare(
         self, access: _Access, start: int, shadow: Shadow, code: str, engine: int, instance: int, other: int, known: int
@@ -149,7 +178,11 @@ class _Replay:
         latest = int(seen.max())
         if latest <= known:
             return
-        names = {"raw": "reads what may not be written yet", "war": "overwrites what may not be read yet", "waw": "and an earlier write are not ordered"}
+        names = {
+            "raw": "reads what may not be written yet",
+            "war": "overwrites what may not be read yet",
+            "waw": "and an earlier write are not ordered",
+        }
         mine, theirs = self.flats[engine], self.flats[other]
         key = (code, engine, mine.instances[instance][0], other, theirs.instances[latest - 1][0], access.space.key)
         if key not in self.found:
@@ -157,7 +190,9 @@ class _Replay:
             text = f"{access.footprint.operand} {names[code]}: {at}, no chain of semaphores from {theirs.label(latest - 1)}"
             self.found[key] = Finding(code, text, (theirs.label(latest - 1), mine.label(instance)))
 
-    def uninitialised(self, access: _Access, start: int, seen: npt.NDArray[np.generic], engine: int, instance: int) -> None:
+    def uninitialised(
+        self, access: _Access, start: int, seen: npt.NDArray[np.generic], engine: int, instance: int
+    ) -> None:
         flat = self.flats[engine]
         command = flat.commands[flat.instances[instance][0]]
         own = access.footprint.operand in ("c", "dst")
@@ -165,7 +200,9 @@ class _Replay:
         key = (code, engine, flat.instances[instance][0], access.space.key, access.footprint.operand)
         if key not in self.found:
             at = self.address(access, start, np.logical_not(seen))
-            self.found[key] = Finding(code, f"{access.footprint.operand} reads {at}, which nothing wrote", (flat.label(instance),))
+            self.found[key] = Finding(
+                code, f"{access.footprint.operand} reads {at}, which nothing wrote", (flat.label(instance),)
+            )
 
     def address(self, access: _Access, start: int, hit: npt.NDArray[np.bool_]) -> str:
         """The first unit of a window where `hit` holds, as text."""

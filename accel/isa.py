@@ -91,7 +91,9 @@ def chip(memory: str, address: int, dtype: str, strides: tuple[int, ...], steps:
     return Region(memory, address, dtype, strides, steps)
 
 
-def dram(symbol: str, offset: int, dtype: str, strides: tuple[int, ...], steps: tuple[int, ...] = (), memory: str = "dram") -> Region:
+def dram(
+    symbol: str, offset: int, dtype: str, strides: tuple[int, ...], steps: tuple[int, ...] = (), memory: str = "dram"
+) -> Region:
     """A region of a DRAM symbol: everything in elements."""
     return Region(memory, offset, dtype, strides, steps, symbol)
 
@@ -238,7 +240,9 @@ class Mm:
         _require(set(self.roles) <= set("omnk"), f"roles {self.roles!r} are not of o, m, n, k", self)
         outer = len(self.roles) - len(self.roles.lstrip("o"))
         _require("o" not in self.roles[outer:], "outer loops come first", self)
-        _require(outer <= MAX_OUTER and len(self.roles) - outer <= 6, f"at most {MAX_OUTER} outer and 6 inner loops", self)
+        _require(
+            outer <= MAX_OUTER and len(self.roles) - outer <= 6, f"at most {MAX_OUTER} outer and 6 inner loops", self
+        )
         _common(self, self.trips, (self.c, self.a, self.b))
         for region, role, name in ((self.a, "n", "a"), (self.b, "m", "b"), (self.c, "k", "c")):
             moves = any(s and t > 1 for s, t, r in zip(region.strides, self.trips, self.roles) if r == role)
@@ -281,7 +285,11 @@ class Vec:
         for linear in self.linears:
             _require(len(linear.coefficients) == len(self.trips), "one coefficient per loop", self)
         dtypes = self.dtypes
-        _require(bool(dtypes) and dtypes[-1] == self.dst.dtype, f"the code gives {dtypes[-1:]}, dst is {self.dst.dtype}", self)
+        _require(
+            bool(dtypes) and dtypes[-1] == self.dst.dtype,
+            f"the code gives {dtypes[-1:]}, dst is {self.dst.dtype}",
+            self,
+        )
 
     @property
     def loads(self) -> tuple[tuple[int, Load], ...]:
@@ -309,7 +317,11 @@ class Vec:
         match micro:
             case Load(region, _, _, gather):
                 for part in gather:
-                    _require(0 <= part.register < len(found) and part.extent >= 1, f"gather by register {part.register}", self)
+                    _require(
+                        0 <= part.register < len(found) and part.extent >= 1,
+                        f"gather by register {part.register}",
+                        self,
+                    )
                 return region.dtype
             case Imm(_, dtype):
                 return dtype
@@ -321,7 +333,11 @@ class Vec:
             case Op(name, args):
                 _require(name in OPERATORS, f"unknown operator {name!r}", self)
                 row = OPERATORS[name]
-                _require(len(args) == row.arity and all(0 <= a < len(found) for a in args), f"operands of {name}: {args}", self)
+                _require(
+                    len(args) == row.arity and all(0 <= a < len(found) for a in args),
+                    f"operands of {name}: {args}",
+                    self,
+                )
                 kinds = {found[a] for a in (args[1:] if name == "select" else args)}
                 _require(len(kinds) == 1, f"{name} of {sorted(kinds)}: convert first", self)
                 return "bool" if row.result == "bool" else next(iter(kinds))
@@ -348,7 +364,11 @@ Item = Command | Rep
 def _common(command: Command, trips: tuple[int, ...], regions: tuple[Region, ...]) -> None:
     _require(all(t >= 1 for t in trips), f"a trip below 1 in {trips}", command)
     for region in regions:
-        _require(len(region.strides) == len(trips), f"{region.key} has {len(region.strides)} strides for {len(trips)} loops", command)
+        _require(
+            len(region.strides) == len(trips),
+            f"{region.key} has {len(region.strides)} strides for {len(trips)} loops",
+            command,
+        )
     for tokens in (command.wait, command.post):
         _require(all(count >= 1 for _, count in tokens), f"a token count below 1 in {tokens}", command)
         _require(len({name for name, _ in tokens}) == len(tokens), f"a semaphore twice in {tokens}", command)

@@ -65,7 +65,11 @@ def run(
         position, counters = flats[engine].instances[instance]
         runs[engine][position](counters)
         counts[flats[engine].engine] += 1
-    outputs = {s.name: memories[f"@{s.name}"].data.view(numpy_dtype(s.dtype)) for s in stream.symbols if s.role in ("output", "inout", "state")}
+    outputs = {
+        s.name: memories[f"@{s.name}"].data.view(numpy_dtype(s.dtype))
+        for s in stream.symbols
+        if s.role in ("output", "inout", "state")
+    }
     return outputs, Counters(tally.read, tally.written, counts, tally.macs, tally.points)
 
 
@@ -86,7 +90,9 @@ def firing_order(stream: CommandStream, flats: Sequence[Flat], seed: int | None 
             blocked.add(engine)
     stuck = [flats[e].label(h) for e, h in enumerate(heads) if h < len(flats[e].instances)]
     if stuck:
-        raise StreamError(f"deadlock: {', '.join(stuck)} wait for ever", where=stream.name, hint="verify() shows the cycle")
+        raise StreamError(
+            f"deadlock: {', '.join(stuck)} wait for ever", where=stream.name, hint="verify() shows the cycle"
+        )
     return order
 
 
@@ -241,7 +247,9 @@ def _mm(command: Mm, memories: Mapping[str, Memory], tally: _Tally) -> Run:
 
     def multiply(counters: tuple[int, ...]) -> None:
         with np.errstate(all="ignore"):
-            product = np.matmul(operand(a, order_a, (size, m, k), counters), operand(b, order_b, (size, k, n), counters))
+            product = np.matmul(
+                operand(a, order_a, (size, m, k), counters), operand(b, order_b, (size, k, n), counters)
+            )
             value = product.reshape(shape_c)
             value = value if c.dtype[0] in "fb" else value.astype(np.int64)
             value = value.astype(numpy_dtype(c.dtype))
@@ -255,7 +263,9 @@ def _mm(command: Mm, memories: Mapping[str, Memory], tally: _Tally) -> Run:
     return multiply
 
 
-def _scatter(region: Region, memory: Memory, strides: Sequence[int], value: Array, counters: tuple[int, ...], accumulate: bool) -> None:
+def _scatter(
+    region: Region, memory: Memory, strides: Sequence[int], value: Array, counters: tuple[int, ...], accumulate: bool
+) -> None:
     flat = memory.data.view(numpy_dtype(region.dtype))
     where = np.broadcast_to(grid(base(region, memory, counters) // flat.itemsize, strides, value.shape), value.shape)
     if not accumulate:

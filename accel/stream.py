@@ -91,7 +91,9 @@ def _micro(micro: Micro) -> str:
     match micro:
         case Load(region, guard, fill, gather):
             guards = f" if {' '.join(map(_linear, guard))} else {fill}" if guard else ""
-            return f"load {print_region(region)}{guards}" + "".join(f" at %{g.register}*{g.stride}<{g.extent}" for g in gather)
+            return f"load {print_region(region)}{guards}" + "".join(
+                f" at %{g.register}*{g.stride}<{g.extent}" for g in gather
+            )
         case Imm(value, dtype):
             return f"imm {value}:{dtype}"
         case Index(value):

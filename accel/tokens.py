@@ -154,7 +154,9 @@ class _Run:
         return None
 
 
-def _overflow(stream: CommandStream, flats: Sequence[Flat], states: dict[str, _State], clocks: Sequence[Sequence[Clock]]):
+def _overflow(
+    stream: CommandStream, flats: Sequence[Flat], states: dict[str, _State], clocks: Sequence[Sequence[Clock]]
+):
     """Per semaphore the first post that may exceed its limit: tokens posted less those surely taken by then."""
     engines = {flat.engine: e for e, flat in enumerate(flats)}
     for semaphore in stream.semaphores:

@@ -46,7 +46,13 @@ def base(region: Region, memory: Memory, counters: tuple[int, ...]) -> int:
     return region.start(counters) * (memory.unit if region.symbol is not None else 1)
 
 
-def window(region: Region, memory: Memory, shape: Sequence[int], counters: tuple[int, ...], strides: Sequence[int] | None = None) -> Array:
+def window(
+    region: Region,
+    memory: Memory,
+    shape: Sequence[int],
+    counters: tuple[int, ...],
+    strides: Sequence[int] | None = None,
+) -> Array:
     """A region as a writable array."""
     dtype = numpy_dtype(region.dtype)
     steps = tuple(s * dtype.itemsize for s in (region.strides if strides is None else strides))
@@ -94,7 +100,9 @@ def _reduce(command: Vec, value: Array, mask: Mask | None) -> tuple[Array, Mask 
     if command.combine is None:
         return value, mask
     if mask is not None:
-        value = np.where(mask, value, np.asarray(COMBINERS[command.combine].identity(command.dst.dtype).value, value.dtype))
+        value = np.where(
+            mask, value, np.asarray(COMBINERS[command.combine].identity(command.dst.dtype).value, value.dtype)
+        )
     axes = tuple(i for i, s in enumerate(command.dst.strides) if not s)
     if axes:
         with np.errstate(all="ignore"):
@@ -102,7 +110,9 @@ def _reduce(command: Vec, value: Array, mask: Mask | None) -> tuple[Array, Mask 
     return value, None
 
 
-def _write(command: Vec, memory: Memory, counters: tuple[int, ...], first: tuple[int, ...], value: Array, mask: Mask | None) -> None:
+def _write(
+    command: Vec, memory: Memory, counters: tuple[int, ...], first: tuple[int, ...], value: Array, mask: Mask | None
+) -> None:
     dst = command.dst
     flat = memory.data.view(numpy_dtype(dst.dtype))
     start = base(dst, memory, counters) // flat.itemsize + sum(s * f for s, f in zip(dst.strides, first))
@@ -110,7 +120,9 @@ def _write(command: Vec, memory: Memory, counters: tuple[int, ...], first: tuple
     if mask is not None:
         flat[where[mask]] = value[mask]
     elif command.combine is None:
-        target = np.ndarray(value.shape, flat.dtype, memory.data.data, start * flat.itemsize, [s * flat.itemsize for s in dst.strides])
+        target = np.ndarray(
+            value.shape, flat.dtype, memory.data.data, start * flat.itemsize, [s * flat.itemsize for s in dst.strides]
+        )
         target[...] = value
     else:
         with np.errstate(all="ignore"):
@@ -167,7 +179,9 @@ class _Block:
         origin = start // flat.itemsize + sum(s * f for s, f in zip(region.strides, self.first))
         if not load.guard and not load.gather and self.live is None:
             shape = [t if s else 1 for s, t in zip(region.strides, self.shape)]
-            return np.ndarray(shape, flat.dtype, memory.data.data, origin * flat.itemsize, [s * flat.itemsize for s in region.strides])
+            return np.ndarray(
+                shape, flat.dtype, memory.data.data, origin * flat.itemsize, [s * flat.itemsize for s in region.strides]
+            )
         where = grid(origin, region.strides, self.shape)
         inside = np.ones((1,) * len(self.shape), np.bool_) if self.live is None else self.live
         if load.guard:
@@ -200,7 +214,9 @@ def code_of(
 class _Maker:
     """Emits each distinct micro-operation once; the last register is the body's value."""
 
-    def __init__(self, dtypes: Sequence[str], loads: Sequence[Load], linear: Callable[[Affine], Linear], first: int) -> None:
+    def __init__(
+        self, dtypes: Sequence[str], loads: Sequence[Load], linear: Callable[[Affine], Linear], first: int
+    ) -> None:
         self.dtypes, self.loads, self.linear, self.first = dtypes, loads, linear, first
         self.code: list[Micro] = []
         self.known: dict[tuple[object, ...], int] = {}
@@ -229,6 +245,8 @@ class _Maker:
             case Apply(name, arguments):
                 values = arguments[1:] if name == "select" else arguments
                 own = next((d for d in (dtype_of(a, self.dtypes) for a in values) if d is not None), None)
-                inner = own or ("f32" if OPERATORS[name].result == "bool" and name not in ("and", "or", "not") else dtype)
+                inner = own or (
+                    "f32" if OPERATORS[name].result == "bool" and name not in ("and", "or", "not") else dtype
+                )
                 first = (self.emit(arguments[0], "bool"),) if name == "select" else ()
                 return self.add(Op(name, (*first, *(self.emit(a, inner) for a in values))))

@@ -28,7 +28,18 @@ from typing import Literal
 
 import numpy as np
 
-from poly.accel.footprint import MAX_INSTANCES, Flat, Footprint, box_of, commands_of, flatten, footprints, grid, injective, reach
+from poly.accel.footprint import (
+    MAX_INSTANCES,
+    Flat,
+    Footprint,
+    box_of,
+    commands_of,
+    flatten,
+    footprints,
+    grid,
+    injective,
+    reach,
+)
 from poly.accel.isa import MAX_REP_DEPTH, Command, CommandStream, Dma, Mm, Region, StreamError, Vec
 from poly.accel.tokens import Firing, Stuck, fire
 from poly.machine import Engine, Machine
@@ -91,7 +102,7 @@ def _check_static(stream: CommandStream, machine: Machine) -> Iterator[Finding]:
         except RecursionError:
             yield Finding("rank", f"repetitions of {queue.engine} are nested too deeply")
             continue
-        for position, (command, counts) in enumerate(zip(flat.commands, flat.ranges, strict=True)):
+        for position, (command, counts) in enumerate(commands):
             check = _Check(stream, machine, engine, command, counts)
             label = f"{queue.engine} command {position}" + (f" {command.tag}" if command.tag else "")
             for code, message in check.problems():
@@ -140,15 +151,25 @@ class _Check:
         if memory.dtypes and region.dtype not in memory.dtypes:
             yield "dtype", f"{memory.name} does not hold {region.dtype}"
         if (memory.kind == "dram") != (region.symbol is not None):
-            yield "memory", f"{region.key}: " + ("DRAM is addressed by symbols" if memory.kind == "dram" else "symbols live in DRAM")
+            yield (
+                "memory",
+                f"{region.key}: "
+                + ("DRAM is addressed by symbols" if memory.kind == "dram" else "symbols live in DRAM"),
+            )
         elif region.symbol is not None:
             symbol = self.stream.symbol.get(region.symbol)
             if symbol is None:
                 yield "symbol", f"{region.symbol} is not declared"
             elif (symbol.memory, symbol.dtype) != (region.memory, region.dtype):
-                yield "symbol", f"{region.symbol} is {symbol.dtype} in {symbol.memory}, not {region.dtype} in {region.memory}"
+                yield (
+                    "symbol",
+                    f"{region.symbol} is {symbol.dtype} in {symbol.memory}, not {region.dtype} in {region.memory}",
+                )
         elif region.offset % region.unit or any(s % region.unit for s in region.steps):
-            yield "align", f"{region.key} at {region.offset:#x}, steps {region.steps}: {region.dtype} needs {region.unit}"
+            yield (
+                "align",
+                f"{region.key} at {region.offset:#x}, steps {region.steps}: {region.dtype} needs {region.unit}",
+            )
 
     def bounds(self) -> Iterator[Problem]:
         for footprint in footprints(self.command, (0,) * len(self.counts)):
@@ -162,7 +183,10 @@ class _Check:
             low, high = self.range(footprint)
             if low < 0 or (limit is not None and high > limit):
                 unit = "elements" if region.symbol is not None else "bytes"
-                yield "bounds", f"{footprint.operand} touches {unit} {low}..{high - 1} of {region.key}, which has {limit}"
+                yield (
+                    "bounds",
+                    f"{footprint.operand} touches {unit} {low}..{high - 1} of {region.key}, which has {limit}",
+                )
 
     def range(self, footprint: Footprint) -> tuple[int, int]:
         region = footprint.region
@@ -247,6 +271,7 @@ class _Check:
 
 def _meet(a: Region, trips_a: Sequence[int], b: Region, trips_b: Sequence[int], counts: Sequence[int]) -> bool:
     """Whether two operands of one instance share a byte, in the first or in the last repetition."""
+
     def touched(region: Region, trips: Sequence[int], counters: tuple[int, ...]) -> np.ndarray:
         base = region.start(counters) // region.unit
         return np.unique(grid(base, region.strides, trips))[:, None] * region.unit + np.arange(region.unit)
@@ -272,7 +297,12 @@ def _token_findings(stream: CommandStream, flats: Sequence[Flat], firing: Firing
             yield Finding("unbalanced", f"{semaphore.name} starts with {semaphore.initial} tokens and ends with {left}")
     for name, engine, instance, present in firing.overflow:
         label = flats[engine].label(instance)
-        yield Finding("overflow", f"{name} may hold {present} tokens, its limit is {stream.semaphore[name].limit}", (label,), "warning")
+        yield Finding(
+            "overflow",
+            f"{name} may hold {present} tokens, its limit is {stream.semaphore[name].limit}",
+            (label,),
+            "warning",
+        )
 
 
 def _deadlock(flats: Sequence[Flat], stuck: Sequence[Stuck]) -> Iterator[Finding]:
@@ -289,11 +319,13 @@ def _deadlock(flats: Sequence[Flat], stuck: Sequence[Stuck]) -> Iterator[Finding
     if engine is None or engine not in chain:
         return
     cycle = chain[chain.index(engine) :]
-    steps = [f"{flats[e].label(waits[e].instance)} waits for {waits[e].semaphore}, posted by {_poster(flats, waits[e])}" for e in cycle]
+    steps = [
+        f"{flats[e].label(waits[e].instance)} waits for {waits[e].semaphore}, posted by {_poster(flats, waits[e])}"
+        for e in cycle
+    ]
     yield Finding("deadlock", "; ".join(steps), tuple(flats[e].label(waits[e].instance) for e in cycle))
 
 
 def _poster(flats: Sequence[Flat], stuck: Stuck) -> str:
     engine, instance = stuck.producers[0]
     return flats[engine].label(instance)
-
