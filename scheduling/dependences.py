@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import islpy as isl
 
 from poly.affine import Affine, var
 from poly.program import PathStep, Program, Statement
-from poly.scheduling.schedule import relation_in_time
+from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.sets import access_map, fix_sizes, header
+
+if TYPE_CHECKING:
+    from poly.scheduling.values import Flow
 
 DependenceKind = Literal["flow", "anti", "output", "reduction"]
 
@@ -45,6 +48,13 @@ class Facts:
     @cached_property
     def dependences(self) -> tuple[Dependence, ...]:
         return dependences(self.program)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """The dataflow of the program in its own order."""
+        from poly.scheduling.values import Flow
+
+        return Flow(Schedule(self.program, facts=self))
 
 
 @dataclass(frozen=True)

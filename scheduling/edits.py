@@ -20,9 +20,9 @@ from poly.sets import fix_sizes, header
 import islpy as isl
 
 
-def finish(old: Schedule, new: Schedule, name: str, **arguments: object) -> Schedule:
+def finish(old: Schedule, new: Schedule, primitive: str, /, **arguments: object) -> Schedule:
     """Log the edit and, unless checks are put off (`unchecked`), have the new schedule checked."""
-    new = replace(new, log=(*old.log, Edit(name, tuple(arguments.items()))))
+    new = replace(new, log=(*old.log, Edit(primitive, tuple(arguments.items()))))
     if new.checked:
         check(new, old)
     return new

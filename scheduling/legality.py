@@ -7,7 +7,7 @@ bounds of promoted tensors are in `poly.scheduling.values`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import islpy as isl
 
@@ -31,6 +31,7 @@ def check(schedule: Schedule, previous: Schedule | None = None) -> None:
     from poly.scheduling.values import check_values
 
     changed = _changed(schedule, previous)
+    check_parts(schedule)
     check_order(schedule, changed)
     check_marks(schedule, changed, previous)
     check_values(schedule)
@@ -46,6 +47,31 @@ def _changed(schedule: Schedule, previous: Schedule | None) -> frozenset[str]:
         for name, nest in schedule.nests.items()
         if previous.nests.get(name) != nest or old.get(name) is not schedule.program.statement[name]
     )
+
+
+def check_parts(schedule: Schedule) -> None:
+    """The parts of a statement are its instances, all of them and each once (recomputed statements are left out)."""
+    program, source = schedule.program, schedule.source.statement
+    parts = parts_of(program)
+    again = {s.origin for s in program.statements if s.recomputed}
+    for name, original in source.items():
+        group = parts.get(name, [])
+        if len(group) == 1 and group[0].domain is original.domain or not group and name in again:
+            continue
+        whole = fix_sizes(original.domain.intersect_params(program.context), program.binding)
+        seen = whole.subtract(whole)
+        for s in group:
+            part = _bound(schedule, s).intersect_params(program.context).set_tuple_name(name)
+            _same_instances(schedule, name, original.iterators, part.intersect(seen), "twice")
+            seen = seen.union(part)
+        _same_instances(schedule, name, original.iterators, whole.subtract(seen), "never")
+        _same_instances(schedule, name, original.iterators, seen.subtract(whole), "outside its domain")
+
+
+def _same_instances(schedule: Schedule, name: str, iterators: Sequence[str], wrong: isl.Set, how: str) -> None:
+    if not wrong.is_empty():
+        pair = witness(wrong.identity(), (iterators, iterators))
+        raise IllegalEdit(f"an instance of {name} runs {how}", kind="order", witness=pair, where=schedule.source.name)
 
 
 def check_order(schedule: Schedule, changed: frozenset[str] | None = None) -> None:

@@ -1,0 +1,145 @@
+"""Footprints: which elements of a tensor a tile touches, as boxes with an affine corner.
+
+`box_of` gives the corner and the extents of a footprint that is a relation; `parametric_extents` gives the extents for
+all tile sizes at once, affine in the sizes, for the search. Both speak of interior tiles: clipped ones explode
+(a corner is kept where the footprint would leave the array, and extents are clamped to the array's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+
+from poly.affine import Affine, var
+from poly.errors import ScheduleError
+from poly.sets import DIV, IN, OUT, PARAM, affine_of_pw, floor_of_aff
+
+
+@dataclass(frozen=True)
+class Box:
+    """Lower corner as a function of the tile, and extents (affine in free sizes; ints where nothing is free)."""
+
+    lower: tuple[Affine, ...]
+    extents: tuple[Affine, ...]
+
+
+def box_of(footprint: isl.Map, tile: Sequence[str], where: str) -> Box:
+    """The box around { [tile] -> [element] }: of all affine lower bounds of an axis the one with the least extent.
+
+    (PPCG's fixed box hull.) Raises `ScheduleError` where an axis has no affine lower bound or no affine extent.
+    """
+    lower: list[Affine] = []
+    extents: list[Affine] = []
+    for d in range(footprint.dim(OUT)):
+        axis = footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
+        rated = [(extent, bound) for bound in _lower_bounds(axis, tile) if (extent := _extent(axis, tile, bound)) is not None]
+        if not rated:
+            raise ScheduleError(f"axis {d} of the footprint {axis} has no affine corner", where=where, hint="split the loop, or promote further out")
+        extent, bound = min(rated, key=lambda r: (not r[0].is_constant, r[0].constant, len(r[1].terms)))
+        lower.append(bound)
+        extents.append(extent)
+    return Box(tuple(lower), tuple(extents))
+
+
+def _lower_bounds(axis: isl.Map, tile: Sequence[str]) -> list[Affine]:
+    """Affine functions of the tile that are at most the (only) output of a relation."""
+    found: list[Affine] = []
+    exact = affine_of_pw(axis.dim_min(0), tile) if _bounded(axis) else None
+    if exact is not None:
+        found.append(exact)
+    hull = axis.simple_hull()
+    local = hull.get_local_space()
+    divs = [local.get_div(k) for k in range(local.dim(DIV))]
+    for constraint in hull.get_constraints():
+        c = _coefficient(constraint, OUT, 0)
+        if c == 0 or (c < 0 and not constraint.is_equality()):
+            continue
+        rest = Affine((), int(str(constraint.get_constant_val())))
+        for kind, names in ((IN, tile), (PARAM, [hull.get_dim_name(PARAM, k) for k in range(hull.dim(PARAM))])):
+            for k, name in enumerate(names):
+                rest = rest + var(name) * _coefficient(constraint, kind, k)
+        unknown = False
+        for k, div in enumerate(divs):
+            if factor := _coefficient(constraint, DIV, k):
+                value = None if div.is_nan() or _mentions_output(div) else floor_of_aff(div, [*tile, "?"])
+                unknown |= value is None
+                rest = rest if value is None else rest + value * factor
+        if not unknown:
+            rest = rest if c > 0 else -rest
+            found.append(-(rest // abs(c)))  # c*e + rest >= 0  ->  e >= ceil(-rest/c)
+    return found
+
+
+def _bounded(axis: isl.Map) -> bool:
+    return bool(axis.range().dim_has_any_lower_bound(isl.dim_type.set, 0))
+
+
+def _mentions_output(div: isl.Aff) -> bool:
+    n = div.dim(IN)
+    return int(str(div.get_coefficient_val(IN, n - 1))) != 0 if n else False
+
+
+def _coefficient(constraint: isl.Constraint, kind: isl.dim_type, k: int) -> int:
+    return int(str(constraint.get_coefficient_val(kind, k)))
+
+
+def _extent(axis: isl.Map, tile: Sequence[str], lower: Affine) -> Affine | None:
+    """The greatest output minus `lower`, plus one, over all tiles; affine in free sizes, or None."""
+    from poly.sets import header
+
+    parameters = [axis.get_dim_name(PARAM, k) for k in range(axis.dim(PARAM))]
+    names = ", ".join([*tile, "e_"])
+    offset = isl.Map(f"{header(parameters)}{{ [{names}] -> [e_ - ({lower.isl_text})] }}")
+    values = axis.wrap().flatten().reset_tuple_id().apply(offset) if axis.wrap().has_tuple_id() else axis.wrap().flatten().apply(offset)
+    if values.is_empty():
+        return Affine((), 0)
+    if not values.dim_has_any_upper_bound(isl.dim_type.set, 0) or not values.dim_min_val(0).is_nonneg():
+        return None
+    top = values.dim_max_val(0) if not parameters else None
+    if top is not None and top.is_int():
+        return Affine((), int(str(top)) + 1)
+    greatest = values.dim_max(0)
+    constant = values.project_out_all_params().dim_max_val(0)
+    if constant.is_int():
+        return Affine((), int(str(constant)) + 1)
+    found = affine_of_pw(greatest, [])
+    return None if found is None else found + 1
+
+
+def interval(expression: Affine, ranges: Mapping[str, tuple[Affine, Affine]]) -> tuple[Affine, Affine]:
+    """Least and greatest value of a linear expression whose names lie in inclusive ranges (others stay symbolic)."""
+    low = high = Affine((), expression.constant)
+    for atom, c in expression.terms:
+        name = str(Affine(((atom, 1),)))
+        a, b = ranges.get(name, (Affine(((atom, 1),)), Affine(((atom, 1),))))
+        low, high = low + (a if c > 0 else b) * c, high + (b if c > 0 else a) * c
+    return low, high
+
+
+def parametric_extents(
+    accesses: Sequence[Sequence[Affine]], sizes: Mapping[str, Affine], shape: Sequence[Affine]
+) -> tuple[Affine, ...]:
+    """Extents of the box that a reference group touches in an interior tile, affine in the tile sizes.
+
+    `accesses`: subscripts with one linear part (a reference group); `sizes`: for each iterator its extent inside the
+    tile, an int or the name of a tile size (iterators left out are fixed in a tile). Clamp to `shape` when evaluating.
+    """
+    extents: list[Affine] = []
+    for d in range(len(shape)):
+        ranges = {i: (Affine(), e - 1) for i, e in sizes.items()}
+        spans = [interval(subscripts[d] - _fixed(subscripts[d], sizes), ranges) for subscripts in accesses]
+        offsets = [_offset(subscripts[d]) for subscripts in accesses]
+        low, high = spans[offsets.index(min(offsets))][0], spans[offsets.index(max(offsets))][1]
+        extents.append(high - low + 1)
+    return tuple(extents)
+
+
+def _fixed(expression: Affine, sizes: Mapping[str, Affine]) -> Affine:
+    """The terms that do not vary inside a tile."""
+    return Affine(tuple((a, c) for a, c in expression.terms if not (Affine(((a, 1),)).names & sizes.keys())))
+
+
+def _offset(expression: Affine) -> int:
+    return expression.constant

@@ -1,0 +1,298 @@
+"""Promotion: a tile of a tensor lives in another memory while some statements use it (`promote`).
+
+One operation for every space: packing into a cache-resident buffer, a scratchpad, an accumulator or registers. The copies
+between the spaces are statements of the program, their tile first in their iterators, so that everything that is known
+and checked about statements holds for them (PPCG's array promotion, Verdoolaege et al., TACO 2013, section 5, without
+its extension nodes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import islpy as isl
+
+from poly.affine import Affine, Constraint, var
+from poly.errors import ScheduleError
+from poly.expr import Const, Read
+from poly.program import Access, Layout, PathStep, Program, Statement, Tensor
+from poly.scheduling.edits import finish
+from poly.scheduling.footprint import Box, box_of
+from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.sets import OUT, access_map, expressions_map, fix_sizes, identifier
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What the users of a promotion touch per tile. `footprint`: { [tile] -> [element] }."""
+
+    loops: tuple[str, ...]
+    variables: tuple[str, ...]
+    footprint: isl.Map
+    box: Box
+
+
+def promote(
+    schedule: Schedule,
+    tensor: str,
+    at: str | None,
+    space: str,
+    *,
+    name: str | None = None,
+    users: Sequence[str] | None = None,
+    order: Sequence[int] | None = None,
+    pad: bool = False,
+) -> Schedule:
+    """Keep the part of `tensor` that one iteration of loop `at` uses in a buffer in memory `space`.
+
+    `at` None: the whole tensor, once. `users`: the statements that see the buffer (default: all under `at` that touch
+    the tensor). `order`: the buffer's axes from slow to fast. `pad`: the buffer also holds the padding of guarded reads.
+    Elements are copied in where users read what they did not write in the same tile, and copied out where somebody else
+    needs what they write. Raises `ScheduleError` where the part has no box with an affine corner.
+    """
+    if tensor not in schedule.program.tensor:
+        raise ScheduleError(f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(schedule.program.tensor)}")
+    chosen = _users(schedule, tensor, at, users)
+    buffer = name or _free_name(schedule, f"{tensor}_{identifier(space)}")
+    tile = tile_of(schedule, tensor, at, chosen, pad)
+    source = schedule.program.tensor[tensor]
+    new = Tensor(buffer, tile.box.extents, source.dtype, "temporary", space, _layout(tile.box, order), tile.loops, source.origin or tensor)
+    inward, outward = _copies_needed(schedule, tensor, chosen, tile)
+    statements = [_see(schedule, s, tensor, new, tile, pad) if s.name in chosen else s for s in schedule.program.statements]
+    nests = dict(schedule.nests)
+    first, last = _span(schedule, at, chosen)
+    if outward:
+        statements = _insert(statements, _copy(schedule, source, new, tile, outward=True, pad=()), chosen, after=True)
+        nests = _place(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
+    if inward:
+        guard = _padding(schedule, tensor, chosen) if pad else ()
+        statements = _insert(statements, _copy(schedule, source, new, tile, outward=False, pad=guard), chosen, after=False)
+        nests = _place(nests, at, first, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
+    program = _rebuilt(schedule.program, statements, new)
+    result = replace(schedule, program=program, nests=canonical(nests))
+    return finish(
+        schedule, result, "promote", tensor=tensor, at=at, space=space, name=buffer,
+        users=tuple(users) if users is not None else None, order=tuple(order) if order is not None else None, pad=pad,
+    )  # fmt: skip
+
+
+def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str], pad: bool = False) -> Tile:
+    """The footprint on a tensor of one iteration of the loops down to `at`, over the statements `users`."""
+    loops = () if at is None else schedule.outer(at)
+    variables = tuple(identifier(l) for l in loops)
+    program = schedule.program
+    footprint: isl.Map | None = None
+    for name in users:
+        s = program.statement[name]
+        where = expressions_map(s, schedule.nests[name].expressions(loops), program.parameters)
+        for access, _ in s.accesses:
+            if access.tensor == tensor:
+                seen = replace(access, guard=(), fill=None) if pad else access
+                part = where.reverse().apply_range(access_map(s, seen, program.parameters, program.tensor[tensor].shape))
+                footprint = part if footprint is None else footprint.union(part)
+    assert footprint is not None
+    known = fix_sizes(footprint.intersect_params(program.context), program.binding)
+    known = known.set_tuple_name(OUT, "").coalesce() if known.has_tuple_name(OUT) else known.coalesce()
+    return Tile(loops, variables, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}"))
+
+
+def _users(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str] | None) -> tuple[str, ...]:
+    under = tuple(schedule.nests) if at is None else schedule.under(at)
+    touching = {s.name for s in schedule.program.statements if any(a.tensor == tensor for a, _ in s.accesses)}
+    wrong = [u for u in users or () if u not in under or u not in touching]
+    if wrong:
+        raise ScheduleError(f"{wrong[0]} does not use {tensor} under loop {at!r}", where=schedule.source.name)
+    chosen = tuple(s for s in (users or under) if s in touching)
+    if not chosen:
+        raise ScheduleError(f"nothing under loop {at!r} touches {tensor}", where=schedule.source.name)
+    if any(a.indirect for u in chosen for a, _ in schedule.program.statement[u].accesses if a.tensor == tensor) and at is not None:
+        raise ScheduleError(f"{tensor} is read indirectly: any element may be needed", where=schedule.source.name, hint="promote it whole: at=None")
+    return chosen
+
+
+def _free_name(schedule: Schedule, wanted: str) -> str:
+    name, k = wanted, 1
+    while name in schedule.program.tensor:
+        k += 1
+        name = f"{wanted}{k}"
+    return name
+
+
+def _layout(box: Box, order: Sequence[int] | None) -> Layout | None:
+    if order is None or tuple(order) == tuple(range(len(box.extents))):
+        return None
+    if sorted(order) != list(range(len(box.extents))):
+        raise ScheduleError(f"order {tuple(order)} is not a permutation of the {len(box.extents)} axes")
+    index = tuple(f"a{d}" for d in range(len(box.extents)))
+    return Layout(index, tuple(var(index[d]) for d in order), tuple(box.extents[d] for d in order))
+
+
+def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> tuple[bool, bool]:
+    """Whether users read elements they did not write in their tile, and whether others need what they write."""
+    program = schedule.program
+    order = {name: k for k, name in enumerate(schedule_order(schedule))}
+    written: isl.Map | None = None
+    inward = writes = False
+    for name in sorted(users, key=lambda n: order[n]):
+        s = program.statement[name]
+        reads = [a for a, kind in s.accesses if a.tensor == tensor and kind == "read"]
+        for access in reads:
+            part = _tile_access(schedule, s, access, tile)
+            inward |= written is None or not part.is_subset(written)
+        if s.write.tensor == tensor:
+            writes = True
+            part = _tile_access(schedule, s, s.write, tile)
+            written = part if written is None else written.union(part)
+    elsewhere = any(
+        s.name not in users and any(a.tensor == tensor and kind == "read" for a, kind in s.accesses) for s in program.statements
+    )
+    kept = program.tensor[tensor].role in ("output", "inout", "state") or elsewhere or inward
+    return inward, writes and kept
+
+
+def schedule_order(schedule: Schedule) -> list[str]:
+    """Statements in the order of the tree."""
+    from poly.scheduling.schedule import statements_of
+
+    return list(statements_of(schedule.tree))
+
+
+def _tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -> isl.Map:
+    program = schedule.program
+    where = expressions_map(s, schedule.nests[s.name].expressions(tile.loops), program.parameters)
+    touched = access_map(s, access, program.parameters, program.tensor[access.tensor].shape)
+    return fix_sizes(where.reverse().apply_range(touched), program.binding)
+
+
+def _see(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool) -> Statement:
+    """A user with its accesses to the tensor turned to the buffer."""
+    values = dict(zip(tile.variables, schedule.nests[s.name].expressions(tile.loops), strict=True))
+    corner = [c.substitute(values) for c in tile.box.lower]
+
+    def seen(access: Access) -> Access:
+        if access.tensor != tensor:
+            return access
+        index = tuple(i - c if isinstance(i, Affine) else i for i, c in zip(access.index, corner, strict=True))
+        guard, fill = ((), None) if pad else (access.guard, access.fill)
+        return Access(new.name, index, guard, fill)
+
+    return replace(s, write=seen(s.write), reads=tuple(seen(r) for r in s.reads))
+
+
+def _padding(schedule: Schedule, tensor: str, users: Sequence[str]) -> tuple[tuple[Constraint, ...], Const] | tuple[()]:
+    """The guard, on elements, and the fill of the padding that users read; () where nothing is padded."""
+    program = schedule.program
+    shape = program.tensor[tensor].shape
+    fills = {a.fill for u in users for a, _ in program.statement[u].accesses if a.tensor == tensor}
+    if fills == {None}:
+        return ()
+    if len(fills) > 1:
+        raise ScheduleError(f"{tensor} is read with different fills {fills}", where=schedule.source.name, hint="pad=False")
+    for u in users:
+        s = program.statement[u]
+        for a in s.reads:
+            if a.tensor == tensor and not _guard_is_bounds(program, s, a):
+                raise ScheduleError(f"{u} guards {tensor} by more than its bounds", where=schedule.source.name, hint="pad=False")
+    (fill,) = fills
+    assert fill is not None
+    bounds = [c for d, e in enumerate(shape) for c in (Constraint(var(f"e{d}")), Constraint(e - 1 - var(f"e{d}")))]
+    return tuple(bounds), fill
+
+
+def _guard_is_bounds(program: Program, s: Statement, access: Access) -> bool:
+    from poly.sets import box
+
+    free = access_map(s, replace(access, guard=(), fill=None), program.parameters)
+    inside = free.intersect_range(box(access.tensor, program.tensor[access.tensor].shape, program.parameters))
+    return access_map(s, access, program.parameters).intersect_params(program.context).is_equal(inside.intersect_params(program.context))
+
+
+def _copy(
+    schedule: Schedule, source: Tensor, new: Tensor, tile: Tile, *, outward: bool, pad: tuple[tuple[Constraint, ...], Const] | tuple[()]
+) -> Statement:
+    """The statement that moves one element of one tile between a tensor and its buffer."""
+    name = f"{'st' if outward else 'ld'}_{new.name}"
+    elements = tuple(f"e{d}" for d in range(source.rank))
+    footprint = _written(schedule, source.name, tile) if outward else tile.footprint
+    domain = named(footprint.wrap().flatten().set_tuple_name(name).coalesce(), (*tile.variables, *elements))
+    outer = Access(source.name, tuple(var(e) for e in elements), *(pad or ((), None)))
+    inner = Access(new.name, tuple(var(e) - c for e, c in zip(elements, tile.box.lower, strict=True)))
+    write, read = (outer, inner) if outward else (inner, outer)
+    return Statement(
+        name, (*tile.variables, *elements), domain, write, (read,), Read(0), copies=source.name, tile_rank=len(tile.loops)
+    )
+
+
+def named(domain: isl.Set, iterators: Sequence[str]) -> isl.Set:
+    """The set with its dimensions called like the iterators, for whoever prints it."""
+    for k, name in enumerate(iterators):
+        domain = domain.set_dim_name(isl.dim_type.set, k, name)
+    return domain
+
+
+def _written(schedule: Schedule, tensor: str, tile: Tile) -> isl.Map:
+    """The part of a footprint that is written: only that is copied out."""
+    result: isl.Map | None = None
+    names = schedule.nests if not tile.loops else schedule.under(tile.loops[-1])
+    for name in names:
+        s = schedule.program.statement[name]
+        if s.write.tensor == tensor:
+            part = _tile_access(schedule, s, s.write, tile).set_tuple_name(OUT, "")
+            result = part if result is None else result.union(part)
+    assert result is not None
+    return result.coalesce()
+
+
+def _span(schedule: Schedule, at: str | None, users: Sequence[str]) -> tuple[int, int]:
+    """First and last position among the children of loop `at` (or of the root) that hold users."""
+    steps = [_inside(schedule.nests[u].path, at)[:1] for u in users]
+    positions = [s[0] if s and isinstance(s[0], int) else 0 for s in steps]
+    return min(positions), max(positions)
+
+
+def _inside(path: tuple[PathStep, ...], at: str | None) -> tuple[PathStep, ...]:
+    return path if at is None else path[path.index(at) + 1 :]
+
+
+def _place(nests: dict[str, Nest], at: str | None, position: int, own: Nest, name: str) -> dict[str, Nest]:
+    """Make room at a position inside loop `at` and put a nest there; `own.path` continues from `at`."""
+    result: dict[str, Nest] = {}
+    prefix: tuple[PathStep, ...] = ()
+    for other, nest in nests.items():
+        if at is not None and at not in nest.path:
+            result[other] = nest
+            continue
+        prefix = nest.path[: len(nest.path) - len(_inside(nest.path, at))]
+        rest = _inside(nest.path, at)
+        here, rest = (rest[0], rest[1:]) if rest and isinstance(rest[0], int) else (0, rest)
+        result[other] = Nest(nest.loops, (*prefix, here + (here >= position), *rest))
+    result[name] = Nest(own.loops, (*prefix, position, *own.path))
+    return result
+
+
+def _own_nest(name: str, new: Tensor, tile: Tile, order: Sequence[int] | None) -> Nest:
+    """The loops of a copy: the tile's, then one for each axis longer than 1, in storage order."""
+    loops = {loop: var(v) for loop, v in zip(tile.loops, tile.variables, strict=True)}
+    own: list[str] = []
+    for d in order if order is not None else range(new.rank):
+        extent = new.shape[d]
+        if not (extent.is_constant and extent.constant == 1):
+            loops[f"{name}.{d}"] = var(f"e{d}") - tile.box.lower[d]
+            own.append(f"{name}.{d}")
+    return Nest(loops, tuple(own))
+
+
+def _insert(statements: list[Statement], copy: Statement, users: Sequence[str], *, after: bool) -> list[Statement]:
+    places = [k for k, s in enumerate(statements) if s.name in users]
+    k = places[-1] + 1 if after else places[0]
+    return [*statements[:k], copy, *statements[k:]]
+
+
+def _rebuilt(program: Program, statements: Sequence[Statement], new: Tensor) -> Program:
+    """The program with a new tensor; temporaries that nobody touches any more are dropped."""
+    used = {a.tensor for s in statements for a, _ in s.accesses} | {
+        n for s in statements if s.external is not None for n in (*s.external.reads, *s.external.writes)
+    }
+    tensors = tuple(t for t in (*program.tensors, new) if t.role != "temporary" or t.name in used)
+    return replace(program, tensors=tensors, statements=tuple(statements))
