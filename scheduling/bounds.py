@@ -1,0 +1,126 @@
+"""Bounds of one loop, from the loop vectors of the statements under it and what is known of the loops around.
+
+A loop's bounds hold for every statement under it (the hull of their vectors); what a statement demands beyond them
+becomes a guard further in. What a bound says is exactly what the returned context says, so nothing is lost or run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+
+from poly.affine import Affine, Constraint, var
+from poly.errors import UnsupportedError
+from poly.scheduling.rows import conditions_of, set_of
+from poly.sets import PARAM, SET, affine_of_aff
+
+
+@dataclass(frozen=True)
+class LoopBounds:
+    """`for loop from max(lower) while < min(upper) by step`, inside `guard` (conditions on the loops around).
+
+    `value`: the only value, where there is at most one; it is taken where `value_guard` holds. `context`: the loop vectors up to and with this loop.
+    """
+
+    lower: tuple[Affine, ...]
+    upper: tuple[Affine, ...]
+    step: int
+    guard: tuple[Constraint, ...]
+    value: Affine | None
+    value_guard: tuple[Constraint, ...]
+    context: isl.Set
+
+
+def loop_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[str]) -> LoopBounds:
+    """Bounds of the last of the loops `names`.
+
+    `prefixes`: per statement the values of these loops; `context`: what is known of the loops around (without the last).
+    Raises `UnsupportedError` for a loop without bounds.
+    """
+    depth = len(names) - 1
+    known = context.add_dims(SET, 1)
+    together = prefixes[0]
+    for other in prefixes[1:]:
+        together = together.union(other)
+    hull = together.coalesce().compute_divs().simple_hull()
+    found = _bounds(hull, together, known, names)
+    if not (found.lower and found.upper) and together.n_basic_set() > 1:
+        found = _bounds(together.intersect(known).convex_hull(), together, known, names)
+    if found.value is None and not (found.lower and found.upper):
+        raise UnsupportedError(f"loop {names[depth]} has no {'upper' if found.lower else 'lower'} bound", hint="give every size a range")
+    return found
+
+
+def _bounds(hull: isl.BasicSet, exact: isl.Set, known: isl.Set, names: Sequence[str]) -> LoopBounds:
+    loop, parameters = names[-1], [known.get_dim_name(PARAM, d) for d in range(known.dim(PARAM))]
+    new = hull.to_set().gist(known).simple_hull()
+    conditions = [c for c in conditions_of(new, names) if c is not None and (_is_bound(c, loop) or loop not in c.expr.names)]
+    guard = tuple(c for c in conditions if loop not in c.expr.names)
+    limits = [c for c in conditions if loop in c.expr.names]
+    stride, offset = _stride(exact, names)
+    if stride > 1:
+        conditions.append(Constraint((var(loop) - offset) % stride, True))
+    lower, upper = _limits(limits, loop)
+    lower = [b + (offset - b) % stride for b in lower]
+    value, value_guard = _only_value(lower, upper, stride, [c for c in conditions if loop in c.expr.names], loop)
+    context = known.intersect(set_of(conditions, names, parameters))
+    return LoopBounds(_sorted(lower), _sorted(upper), stride, guard, value, value_guard, context)
+
+
+def _limits(conditions: Sequence[Constraint], loop: str) -> tuple[list[Affine], list[Affine]]:
+    """Lower and (exclusive) upper bounds: a*loop + rest >= 0 gives ceil(-rest/a), or floor(rest/-a) + 1."""
+    lower: list[Affine] = []
+    upper: list[Affine] = []
+    for c in conditions:
+        a = c.expr.coefficient(loop)
+        rest = c.expr - var(loop) * a
+        if a > 0 or c.equality:
+            lower.append(-((rest if a > 0 else -rest) // abs(a)))
+        if a < 0 or c.equality:
+            upper.append((rest if a < 0 else -rest) // abs(a) + 1)
+    return lower, upper
+
+
+def _only_value(
+    lower: Sequence[Affine], upper: Sequence[Affine], stride: int, conditions: Sequence[Constraint], loop: str
+) -> tuple[Affine | None, tuple[Constraint, ...]]:
+    """The single value of a loop and when it is taken."""
+    for c in conditions:
+        a = c.expr.coefficient(loop)
+        if c.equality and abs(a) == 1 and loop not in (rest := c.expr - var(loop) * a).names:
+            value = rest * -a
+            guard = [other.substitute({loop: value}) for other in conditions if other is not c]
+            return value, tuple(g for g in guard if not holds_always(g))
+    if len(lower) == len(upper) == 1 and (upper[0] - lower[0]).is_constant and 0 < (upper[0] - lower[0]).constant <= stride:
+        return lower[0], ()
+    return None, ()
+
+
+def holds_always(condition: Constraint) -> bool:
+    """Whether a condition without names holds."""
+    return condition.expr.is_constant and bool(condition.holds({}))
+
+
+def _is_bound(condition: Constraint, loop: str) -> bool:
+    """Whether the loop stands outside floors only."""
+    a = condition.expr.coefficient(loop)
+    return a != 0 and loop not in (condition.expr - var(loop) * a).names
+
+
+def _stride(exact: isl.Set, names: Sequence[str]) -> tuple[int, Affine]:
+    """Every value of the last loop is offset + a multiple of the stride."""
+    info = exact.get_stride_info(len(names) - 1)
+    stride = info.get_stride().to_python()
+    if stride <= 1:
+        return 1, Affine()
+    offset = affine_of_aff(info.get_offset(), names)
+    if offset is None or names[-1] in offset.names:
+        return 1, Affine()
+    return stride, offset % stride
+
+
+def _sorted(bounds: Sequence[Affine]) -> tuple[Affine, ...]:
+    """Constants first, then by text, each once."""
+    return tuple(sorted(set(bounds), key=lambda b: (not b.is_constant, len(b.terms), str(b))))

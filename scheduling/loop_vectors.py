@@ -1,0 +1,118 @@
+"""The loop vectors of a statement under a schedule, its instance as a function of them, and expressions in loop variables.
+
+The integer affine hull of "loop vector -> value" removes floors and remainders that the domain makes redundant
+(`(8*i.o + i.p) // 8` is `i.o` where `0 <= i.p < 8`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import islpy as isl
+
+from poly.affine import Affine, Constraint
+from poly.errors import ScheduleError, UnsupportedError
+from poly.expr import Expr, IndexValue, rewrite, walk
+from poly.program import Access, Statement
+from poly.scheduling.rows import outputs_of_hull, relation_of, set_of
+from poly.sets import PARAM, SET, affine_of_aff, fix_sizes, has_floor
+
+
+@dataclass(frozen=True)
+class LoopVectors:
+    """A statement with the set of its loop vectors (bound sizes put in) and its iterators as functions of them."""
+
+    statement: Statement
+    loops: tuple[str, ...]
+    vectors: isl.Set
+    instance: tuple[Affine, ...]
+    sizes: Mapping[str, int]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The free sizes."""
+        return [self.vectors.get_dim_name(PARAM, d) for d in range(self.vectors.dim(PARAM))]
+
+    def prefix(self, depth: int) -> isl.Set:
+        """The values of the first `depth` loops."""
+        return self.vectors.project_out(SET, depth, len(self.loops) - depth) if depth < len(self.loops) else self.vectors
+
+    def express(self, expressions: Sequence[Affine]) -> tuple[Affine, ...]:
+        """Expressions of the iterators as expressions of the loops, without the floors that the domain makes redundant."""
+        values: dict[str, Affine | int] = dict(zip(self.statement.iterators, self.instance, strict=True)) | dict(self.sizes)
+        return self.simplify([e.substitute(values) for e in expressions])
+
+    def simplify(self, expressions: Sequence[Affine]) -> tuple[Affine, ...]:
+        """The same values on the loop vectors, without redundant floors; expressions of loops."""
+        with_floor = [k for k, e in enumerate(expressions) if has_floor(e)]
+        if not with_floor:
+            return tuple(expressions)
+        relation = relation_of([expressions[k] for k in with_floor], self.loops, self.parameters).intersect_domain(self.vectors)
+        solved = dict(zip(with_floor, outputs_of_hull(relation, self.loops), strict=True))
+        return tuple(solved.get(k) or e for k, e in enumerate(expressions))
+
+    def implied(self, condition: Constraint) -> bool:
+        """Whether a condition on the loops holds at every loop vector."""
+        return bool(self.vectors.is_subset(set_of([condition], self.loops, self.parameters)))
+
+    def access(self, access: Access) -> Access:
+        """An access by loop variables; conditions of its guard that always hold are dropped."""
+        found = iter(self.express([s for s in access.index if isinstance(s, Affine)]))
+        index = tuple(next(found) if isinstance(s, Affine) else s for s in access.index)
+        conditions = self.express([c.expr for c in access.guard])
+        guard = [Constraint(e, c.equality) for e, c in zip(conditions, access.guard, strict=True)]
+        kept = tuple(c for c in guard if not self.implied(c))
+        return Access(access.tensor, index, kept, access.fill if kept else None)
+
+    def body(self, body: Expr) -> Expr:
+        """A body whose index values are by loop variables."""
+        found = [node for node in walk(body) if isinstance(node, IndexValue)]
+        if not found:
+            return body
+        by_loops = dict(zip(found, self.express([node.index for node in found]), strict=True))
+        return rewrite(body, lambda node: replace(node, index=by_loops[node]) if isinstance(node, IndexValue) else None)
+
+
+def loop_vectors(
+    s: Statement, loops: Sequence[str], expressions: Sequence[Affine], parameters: Sequence[str], context: isl.Set, sizes: Mapping[str, int]
+) -> LoopVectors:
+    """The loop vectors of a statement. `expressions`: the loops by iterators; `context`: what holds for the sizes.
+
+    Raises `ScheduleError` where two instances have the same loop vector, `UnsupportedError` where the inverse needs
+    several pieces.
+    """
+    relation = relation_of(expressions, s.iterators, parameters, s.name).intersect_domain(s.domain)
+    relation = fix_sizes(relation.intersect_params(context), sizes)
+    vectors = relation.range().coalesce()
+    if vectors.is_empty():
+        return LoopVectors(s, tuple(loops), vectors, tuple(Affine() for _ in s.iterators), sizes)
+    inverse = relation.reverse()
+    solved = outputs_of_hull(inverse, loops)
+    if any(e is None for e in solved):
+        solved = _unique(s, inverse, solved, loops)
+    result = LoopVectors(s, tuple(loops), vectors, (), sizes)
+    return replace(result, instance=result.simplify([e for e in solved if e is not None]))
+
+
+def _unique(s: Statement, inverse: isl.Map, solved: Sequence[Affine | None], loops: Sequence[str]) -> list[Affine | None]:
+    """Iterators that the affine hull does not give, from the piecewise inverse."""
+    if not inverse.is_single_valued():
+        raise ScheduleError(
+            f"its loops {', '.join(loops) or '(none)'} do not tell its instances apart",
+            where=f"statement {s.name}",
+            hint="give it a loop for every iterator",
+        )
+    result = list(solved)
+    pieces: list[isl.MultiAff] = []
+    isl.PwMultiAff.from_map(inverse.coalesce()).coalesce().foreach_piece(lambda _, function: pieces.append(function))
+    for d, known in enumerate(solved):
+        if known is None:
+            result[d] = affine_of_aff(pieces[0].get_aff(d), loops) if len(pieces) == 1 else None
+            if result[d] is None:
+                raise UnsupportedError(
+                    f"iterator {s.iterators[d]} is not one quasi-affine function of the loops {', '.join(loops)}",
+                    where=f"statement {s.name}",
+                    hint="split a loop, so that each piece has one",
+                )
+    return result

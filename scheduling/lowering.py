@@ -1,0 +1,199 @@
+"""A schedule as loops: one recursion over its tree, from the loop vectors of the statements.
+
+Every loop gets bounds that hold for all statements under it (`poly.scheduling.bounds`); what a statement demands beyond
+them becomes an `If` as far out as it can be told. Loops with one iteration are replaced by their value, unless they are
+marked to stay. Subscripts are functions of the loop variables (`poly.scheduling.loop_vectors`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import islpy as isl
+
+from poly.affine import Affine, Constraint
+from poly.errors import UnsupportedError
+from poly.expr import Expr, IndexValue, rewrite
+from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
+from poly.program import Access, Tensor
+from poly.scheduling.bounds import holds_always, loop_bounds
+from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
+from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, common_prefix, statements_of
+from poly.sets import conjunctions_of, fix_sizes, operation_budget
+
+BUDGET = 20_000_000
+Names = tuple[str, ...]
+
+
+def lower(schedule: Schedule) -> LoopTree:
+    """The loops of a schedule under the binding of its program's sizes.
+
+    Raises `ScheduleError` where loops do not tell a statement's instances apart, `UnsupportedError` where a bound or an
+    index has no quasi-affine form, or where isl needs more than its budget of operations.
+    """
+    try:
+        with operation_budget(BUDGET):
+            return _lower(schedule)
+    except isl.Error as error:
+        raise UnsupportedError(
+            "its loops need more than isl's budget of operations", where=schedule.source.name, hint="fewer or smaller skews and tiles"
+        ) from error
+
+
+def _lower(schedule: Schedule) -> LoopTree:
+    program = schedule.program
+    sizes = schedule.source.binding | program.binding
+    context = fix_sizes(program.context.align_params(_parameter_space(program.parameters)), sizes)
+    placed = {
+        s.name: loop_vectors(
+            s,
+            schedule.nests[s.name].names,
+            schedule.nests[s.name].expressions(schedule.nests[s.name].names),
+            program.parameters,
+            program.context,
+            sizes,
+        )
+        for s in program.statements
+    }
+    work = _Lowering(schedule, {name: p for name, p in placed.items() if not p.vectors.is_empty()}, _allocations(schedule))
+    start = isl.Set.universe(context.get_space().set_from_params()).intersect_params(context)
+    body = work.scoped("", work.node(schedule.tree, start, (), {}))
+    inside = {t.name for tensors in work.allocations.values() for t in tensors}
+    used = {a.tensor for s in program.statements for a, _ in s.accesses}
+    outside = tuple(t for t in program.tensors if t.name not in inside and (t.name in used or not t.origin))
+    free = tuple(p for p in program.parameters if p not in sizes)
+    return LoopTree(program.name, outside, body, free, tuple(sorted(sizes.items())))
+
+
+def _parameter_space(parameters: Sequence[str]) -> isl.Space:
+    space = isl.Space.params_alloc(isl.DEFAULT_CONTEXT, len(parameters))
+    for k, name in enumerate(parameters):
+        space = space.set_dim_name(isl.dim_type.param, k, name)
+    return space
+
+
+def _allocations(schedule: Schedule) -> dict[str, list[Tensor]]:
+    """Promoted tensors by the loop in whose body they are allocated: the innermost one of their scope around all users."""
+    result: dict[str, list[Tensor]] = {}
+    for tensor in schedule.program.tensors:
+        users = _users(schedule, tensor.name)
+        if users and (tensor.scope or tensor.origin):
+            shared = common_prefix(*(schedule.nests[s].path for s in users))
+            around = [step for step in shared if isinstance(step, str) and step in tensor.scope]
+            result.setdefault(around[-1] if around else "", []).append(tensor)
+    return result
+
+
+def _users(schedule: Schedule, tensor: str) -> list[str]:
+    touched: list[str] = []
+    for s in schedule.program.statements:
+        names = {a.tensor for a, _ in s.accesses} | (set(s.external.reads + s.external.writes) if s.external else set())
+        if tensor in names:
+            touched.append(s.name)
+    return touched
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Loops made from one child of the tree, with the statements in them."""
+
+    nodes: tuple[Node, ...]
+    statements: frozenset[str]
+
+
+
+@dataclass(frozen=True)
+class _Lowering:
+    """`placed`: the statements that have instances; `allocations`: see `_allocations`."""
+
+    schedule: Schedule
+    placed: Mapping[str, LoopVectors]
+    allocations: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+
+    def node(self, tree: TreeNode, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> list[_Segment]:
+        """A part of the tree inside the loops `names`; `context`: their loop vectors; `values`: of the dropped loops."""
+        match tree:
+            case Leaf(statement):
+                return [self.leaf(statement, context, names, values)] if statement in self.placed else []
+            case Ordered(children):
+                return [segment for child in children for segment in self.node(child, context, names, values)]
+            case Band():
+                return self.band(tree, context, names, values)
+
+    def band(self, tree: Band, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> list[_Segment]:
+        """One loop, or its body with the loop's only value."""
+        members = [s for s in statements_of(tree) if s in self.placed]
+        if not members:
+            return []
+        inner = (*names, tree.loop)
+        bounds = loop_bounds([self.placed[s].prefix(len(inner)) for s in members], context, inner)
+        mark = self.schedule.marks.get(tree.loop, Mark())
+        dropped = bounds.value is not None and mark.kind not in ("parallel", "unit")
+        guard = bounds.guard + (bounds.value_guard if dropped else ())
+        if dropped and bounds.value is not None:
+            known = {**values, tree.loop: bounds.value.substitute(values)}
+            body = self.scoped(tree.loop, self.node(tree.child, bounds.context, inner, known))
+        else:
+            inside = self.scoped(tree.loop, self.node(tree.child, bounds.context, inner, values))
+            lower = tuple(b.substitute(values) for b in bounds.lower)
+            upper = tuple(b.substitute(values) for b in bounds.upper)
+            body = (For(tree.loop, lower, upper, inside, bounds.step, mark.kind, mark.engine),)
+        return [_Segment(guarded([guard], body, values), frozenset(members))]
+
+    def leaf(self, name: str, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> _Segment:
+        """A statement, inside an `If` for what it demands beyond the loops."""
+        placed = self.placed[name]
+        rest = placed.vectors.gist(context).coalesce()
+        body: tuple[Node, ...] = (self.compute(placed, values),)
+        if not rest.plain_is_universe():
+            pieces = conjunctions_of(rest, names)
+            if pieces is None:
+                raise UnsupportedError("its domain has an existential without a closed form", where=f"statement {name}")
+            body = guarded(pieces, body, values)
+        return _Segment(body, frozenset([name]))
+
+    def compute(self, placed: LoopVectors, values: Mapping[str, Affine]) -> Compute | External:
+        """The instance of a statement in one iteration of the loops around."""
+        s = placed.statement
+        if s.external is not None:
+            return External(s.name)
+
+        def by_loops(access: Access) -> Access:
+            return placed.access(access).substitute(values)
+
+        instance = tuple(e.substitute(values) for e in placed.instance)
+        body = _substitute_body(placed.body(s.body), values)
+        return Compute(s.name, instance, by_loops(s.write), tuple(by_loops(r) for r in s.reads), body, s.combiner, s.contract)
+
+    def scoped(self, loop: str, segments: Sequence[_Segment]) -> tuple[Node, ...]:
+        """The body of a loop with its allocations, each around the smallest span of children that holds its users."""
+        spans = list(segments)
+        for tensor in reversed(self.allocations.get(loop, ())):
+            users = frozenset(_users(self.schedule, tensor.name))
+            hit = [k for k, span in enumerate(spans) if span.statements & users]
+            if hit:
+                merged = spans[hit[0] : hit[-1] + 1]
+                body = tuple(node for span in merged for node in span.nodes)
+                whole = _Segment((Alloc(tensor, body),), frozenset().union(*(span.statements for span in merged)))
+                spans[hit[0] : hit[-1] + 1] = [whole]
+        return tuple(node for span in spans for node in span.nodes)
+
+
+def guarded(
+    pieces: Sequence[Sequence[Constraint]], body: tuple[Node, ...], values: Mapping[str, Affine]
+) -> tuple[Node, ...]:
+    """The body where one of the conjunctions holds; without an `If` where one is known to hold."""
+    any_of: list[tuple[Constraint, ...]] = []
+    for piece in pieces:
+        conditions = [c.substitute(values) for c in piece]
+        kept = tuple(c for c in conditions if not holds_always(c))
+        if not kept:
+            return body
+        if not any(c.expr.is_constant for c in kept):
+            any_of.append(kept)
+    return (If(tuple(any_of), body),) if any_of else ()
+
+
+def _substitute_body(body: Expr, values: Mapping[str, Affine]) -> Expr:
+    return rewrite(body, lambda node: IndexValue(node.index.substitute(values)) if isinstance(node, IndexValue) else None)
