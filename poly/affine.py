@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.errors import ParseError
-from poly.lexical import decode, encode, quote
+from poly.lexical import decode, encode, is_scalar, quote
 
 IntValue = int | npt.NDArray[np.int64]
 
@@ -166,6 +166,16 @@ class Affine:
             total = total + c * value
         return total
 
+    def recombined(self) -> Affine:
+        """The same value with c*d*(e // d) + c*(e % d) put back together as c*e: addresses of reshapes become linear."""
+        for atom, c in self.terms:
+            if isinstance(atom, Mod):
+                quotient = FloorDiv(atom.argument, atom.divisor)
+                if (quotient, c * atom.divisor) in self.terms:
+                    pair = Affine(((atom, c),)) + Affine(((quotient, c * atom.divisor),))
+                    return (self - pair + atom.argument * c).recombined()
+        return self
+
     def constant_value(self) -> int:
         """The int of a constant expression; the caller has made sure that it is one."""
         assert self.is_constant, f"{self} is not constant"
@@ -249,7 +259,7 @@ def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
     match node:
         case ast.Constant(value=int(value)) if not isinstance(node.value, bool):
             return Affine((), value)
-        case ast.Name(id=name):
+        case ast.Name(id=name) if not is_scalar(name):
             return var(decode(name))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -affine_of_ast(operand, text)

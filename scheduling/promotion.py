@@ -54,22 +54,22 @@ def promote(
     if tensor not in schedule.program.tensor:
         raise ScheduleError(f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(schedule.program.tensor)}")
     chosen = _users(schedule, tensor, at, users)
-    buffer = name or _free_name(schedule, f"{tensor}_{identifier(space)}")
+    buffer = name or free_name(schedule, f"{tensor}_{identifier(space)}")
     tile = tile_of(schedule, tensor, at, chosen, pad)
     source = schedule.program.tensor[tensor]
     new = Tensor(buffer, tile.box.extents, source.dtype, "temporary", space, _layout(tile.box, order), tile.loops, source.origin or tensor)
     inward, outward = _copies_needed(schedule, tensor, chosen, tile)
-    statements = [_see(schedule, s, tensor, new, tile, pad) if s.name in chosen else s for s in schedule.program.statements]
+    statements = [see(schedule, s, tensor, new, tile, pad) if s.name in chosen else s for s in schedule.program.statements]
     nests = dict(schedule.nests)
-    first, last = _span(schedule, at, chosen)
+    first, last = span(schedule, at, chosen)
     if outward:
         statements = _insert(statements, _copy(schedule, source, new, tile, outward=True, pad=()), chosen, after=True)
-        nests = _place(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
+        nests = place(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
     if inward:
         guard = _padding(schedule, tensor, chosen) if pad else ()
         statements = _insert(statements, _copy(schedule, source, new, tile, outward=False, pad=guard), chosen, after=False)
-        nests = _place(nests, at, first, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
-    program = _rebuilt(schedule.program, statements, new)
+        nests = place(nests, at, first, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
+    program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
     result = replace(schedule, program=program, nests=canonical(nests))
     return finish(
         schedule, result, "promote", tensor=tensor, at=at, space=space, name=buffer,
@@ -111,7 +111,7 @@ def _users(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str]
     return chosen
 
 
-def _free_name(schedule: Schedule, wanted: str) -> str:
+def free_name(schedule: Schedule, wanted: str) -> str:
     name, k = wanted, 1
     while name in schedule.program.tensor:
         k += 1
@@ -165,7 +165,7 @@ def _tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -
     return fix_sizes(where.reverse().apply_range(touched), program.binding)
 
 
-def _see(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool) -> Statement:
+def see(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool) -> Statement:
     """A user with its accesses to the tensor turned to the buffer."""
     values = dict(zip(tile.variables, schedule.nests[s.name].expressions(tile.loops), strict=True))
     corner = [c.substitute(values) for c in tile.box.lower]
@@ -244,7 +244,7 @@ def _written(schedule: Schedule, tensor: str, tile: Tile) -> isl.Map:
     return result.coalesce()
 
 
-def _span(schedule: Schedule, at: str | None, users: Sequence[str]) -> tuple[int, int]:
+def span(schedule: Schedule, at: str | None, users: Sequence[str]) -> tuple[int, int]:
     """First and last position among the children of loop `at` (or of the root) that hold users."""
     steps = [_inside(schedule.nests[u].path, at)[:1] for u in users]
     positions = [s[0] if s and isinstance(s[0], int) else 0 for s in steps]
@@ -255,7 +255,7 @@ def _inside(path: tuple[PathStep, ...], at: str | None) -> tuple[PathStep, ...]:
     return path if at is None else path[path.index(at) + 1 :]
 
 
-def _place(nests: dict[str, Nest], at: str | None, position: int, own: Nest, name: str) -> dict[str, Nest]:
+def place(nests: dict[str, Nest], at: str | None, position: int, own: Nest, name: str) -> dict[str, Nest]:
     """Make room at a position inside loop `at` and put a nest there; `own.path` continues from `at`."""
     result: dict[str, Nest] = {}
     prefix: tuple[PathStep, ...] = ()
@@ -289,10 +289,10 @@ def _insert(statements: list[Statement], copy: Statement, users: Sequence[str], 
     return [*statements[:k], copy, *statements[k:]]
 
 
-def _rebuilt(program: Program, statements: Sequence[Statement], new: Tensor) -> Program:
-    """The program with a new tensor; temporaries that nobody touches any more are dropped."""
+def drop_unused(program: Program, statements: tuple[Statement, ...]) -> Program:
+    """The program with other statements; temporaries that nobody touches any more are dropped."""
     used = {a.tensor for s in statements for a, _ in s.accesses} | {
         n for s in statements if s.external is not None for n in (*s.external.reads, *s.external.writes)
     }
-    tensors = tuple(t for t in (*program.tensors, new) if t.role != "temporary" or t.name in used)
-    return replace(program, tensors=tensors, statements=tuple(statements))
+    tensors = tuple(t for t in program.tensors if t.role != "temporary" or t.name in used)
+    return replace(program, tensors=tensors, statements=statements)

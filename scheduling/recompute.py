@@ -1,0 +1,94 @@
+"""Recomputation: a producer's instances run again inside each tile of their consumer (`recompute`).
+
+This is fusion after tiling with halos (Zhao and Di, MICRO 2020): the tile's footprint on the tensor, pulled back through
+the producers' writes, is the set of instances that each tile needs. Neighbouring tiles may run the same instance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import islpy as isl
+
+from poly.affine import Affine, var
+from poly.errors import ScheduleError
+from poly.program import Access, Program, Statement, Tensor
+from poly.scheduling.edits import finish
+from poly.scheduling.promotion import Tile, drop_unused, free_name, named, place, see, span, tile_of
+from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.sets import access_map, fix_sizes, identifier
+
+
+def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
+    """Compute the part of `tensor` that one iteration of loop `at` reads, inside that iteration, into a buffer in `space`.
+
+    All statements that write the tensor are run again, in their order, as S_at; the original ones stay only where
+    somebody else reads the tensor. Raises `ScheduleError` where the tensor is not produced outside the loop, and what
+    `promote` raises.
+    """
+    program = schedule.program
+    if tensor not in program.tensor:
+        raise ScheduleError(f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(program.tensor)}")
+    under = set(schedule.under(at))
+    writers = [s for s in program.statements if s.write.tensor == tensor]
+    consumers = tuple(s.name for s in program.statements if s.name in under and any(r.tensor == tensor for r in s.reads))
+    if not consumers or not writers or any(s.name in under or s.tile_rank or s.external for s in writers):
+        raise ScheduleError(
+            f"{tensor} is not computed outside loop {at!r} and read inside it", where=schedule.source.name,
+            hint="name the tensor between a producer and the tiled consumer",
+        )  # fmt: skip
+    tile = tile_of(schedule, tensor, at, consumers)
+    source = program.tensor[tensor]
+    buffer = name or free_name(schedule, f"{tensor}_{identifier(at)}")
+    new = Tensor(buffer, tile.box.extents, source.dtype, "temporary", space, None, tile.loops, source.origin or tensor)
+    again = [_again(schedule, s, tensor, new, tile) for s in writers]
+    nests = dict(schedule.nests)
+    first, _ = span(schedule, at, consumers)
+    for k, s in enumerate(again):
+        nests = place(nests, at, first + k, _nest(s, tile), s.name)
+    statements = [see(schedule, s, tensor, new, tile, pad=False) if s.name in consumers else s for s in program.statements]
+    where = min(k for k, s in enumerate(statements) if s.name in consumers)
+    statements[where:where] = again
+    result = _without_dead(replace(program, tensors=(*program.tensors, new), statements=tuple(statements)), tensor)
+    nests = {n: nest for n, nest in nests.items() if n in result.statement}
+    new_schedule = replace(schedule, program=result, nests=canonical(nests))
+    return finish(schedule, new_schedule, "recompute", tensor=tensor, at=at, space=space, name=buffer)
+
+
+def _again(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile) -> Statement:
+    """A producer with the tile before its iterators, writing the tile's buffer."""
+    program = schedule.program
+    clash = {v: Affine.of(f"{v}_") for v in tile.variables if v in s.iterators}
+    variables = tuple(f"{v}_" if v in clash else v for v in tile.variables)
+    writes = fix_sizes(access_map(s, s.write, program.parameters), program.binding)
+    needed = tile.footprint.apply_range(writes.set_tuple_name(isl.dim_type.out, "").reverse())
+    name = f"{s.name}_{identifier(tile.loops[-1])}"
+    domain = named(needed.wrap().flatten().set_tuple_name(name).coalesce(), (*variables, *s.iterators))
+    corner = [c.substitute(clash) for c in tile.box.lower]
+
+    def seen(access: Access) -> Access:
+        if access.tensor != tensor:
+            return access
+        index = tuple(i - c if isinstance(i, Affine) else i for i, c in zip(access.index, corner, strict=True))
+        return replace(access, tensor=new.name, index=index)
+
+    return replace(
+        s, name=name, iterators=(*variables, *s.iterators), domain=domain, write=seen(s.write),
+        reads=tuple(seen(r) for r in s.reads), origin=s.origin or s.name, tile_rank=len(variables),
+    )  # fmt: skip
+
+
+def _nest(s: Statement, tile: Tile) -> Nest:
+    loops = dict(zip(tile.loops, (var(v) for v in s.iterators), strict=False))
+    own = {f"{s.name}.{i}": var(i) for i in s.iterators[s.tile_rank :]}
+    return Nest(loops | own, tuple(own))
+
+
+def _without_dead(program: Program, tensor: str) -> Program:
+    """Drop the original producers of a temporary that nobody reads any more."""
+    kept = program.tensor[tensor].role != "temporary"
+    read = any(r.tensor == tensor and s.write.tensor != tensor for s in program.statements for r in s.reads)
+    read |= any(s.external is not None and tensor in s.external.reads for s in program.statements)
+    if kept or read:
+        return program
+    return drop_unused(program, tuple(s for s in program.statements if s.write.tensor != tensor))
