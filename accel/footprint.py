@@ -81,7 +81,7 @@ def box_of(command: Command, region: Region) -> tuple[int, ...]:
 def reach(region: Region, trips: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
     """First and last-plus-one offset of a region over its loops and over `Rep`s of these counts; guards not counted."""
     low, dims = strided(region.strides, trips, region.unit)
-    moves = [s * (n - 1) for s, n in zip(region.steps, counts)]
+    moves = [s * (n - 1) for s, n in zip(region.steps, counts, strict=False)]
     first = region.offset + low + sum(min(0, m) for m in moves)
     return first, region.offset + dense(low, dims) + sum(max(0, m) for m in moves)
 

@@ -1,9 +1,9 @@
 """Hazards and reads of nothing: replay the accesses of a stream over shadow memories, exact on bytes.
 
 For each address space and engine an array holds, per byte (or the coarsest unit all accesses are made of), the last
-instance that wrote it and the last that read it. Commands of one engine are in order, so a new access is safe against an
-engine's earlier ones if the last of them is known to be complete (the clocks of `poly.accel.tokens`). The replay follows
-one firing order: every earlier conflicting access that is not before it in all orders is a hazard.
+instance that wrote it and the last that read it. Commands of one engine are in order, so a new access is safe against
+an engine's earlier ones if the last of them is known to be complete (the clocks of `poly.accel.tokens`). The replay
+follows one firing order: every earlier conflicting access that is not before it in all orders is a hazard.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class _Replay(Shadows):
         key = (code, engine, mine.instances[instance][0], other, theirs.instances[latest - 1][0], access.space.key)
         if key not in self.found:
             at = self.address(access, start, seen == latest)
-            text = f"{access.footprint.operand} {names[code]}: {at}, no chain of semaphores from {theirs.label(latest - 1)}"
+            why = f"no chain of semaphores from {theirs.label(latest - 1)}"
+            text = f"{access.footprint.operand} {names[code]}: {at}, {why}"
             self.found[key] = Finding(code, text, (theirs.label(latest - 1), mine.label(instance)))
 
     def uninitialised(

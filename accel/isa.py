@@ -7,8 +7,8 @@ Commands of one engine are never in conflict; commands of two engines are ordere
 A command runs over a box of loop counters, `trips`, outermost first, and each operand is a `Region`: a start and one
 stride per loop. So one matrix command is a product, a batch of products or a direct convolution.
 
-`Rep` repeats commands in hardware. Inside, an operand's start moves by `steps[d]` per iteration of the d-th `Rep` around
-it (outermost is 0), so the length of a stream follows the schedule and not the iterations.
+`Rep` repeats commands in hardware. Inside, an operand's start moves by `steps[d]` per iteration of the d-th `Rep`
+around it (outermost is 0), so the length of a stream follows the schedule and not the iterations.
 
 Units: an on-chip `offset` (and its steps) counts bytes, a DRAM `offset` counts elements of the symbol; `strides` always
 count elements of the region's dtype.
@@ -83,7 +83,7 @@ class Region:
 
     def start(self, counters: tuple[int, ...]) -> int:
         """The offset under the counters of the surrounding `Rep`s."""
-        return self.offset + sum(s * c for s, c in zip(self.steps, counters))
+        return self.offset + sum(s * c for s, c in zip(self.steps, counters, strict=False))
 
 
 def chip(memory: str, address: int, dtype: str, strides: tuple[int, ...], steps: tuple[int, ...] = ()) -> Region:
@@ -111,7 +111,7 @@ class Linear:
             object.__setattr__(self, "steps", self.steps[:-1])
 
     def start(self, counters: tuple[int, ...]) -> int:
-        return self.base + sum(s * c for s, c in zip(self.steps, counters))
+        return self.base + sum(s * c for s, c in zip(self.steps, counters, strict=False))
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,8 @@ class Dma:
     @property
     def extents(self) -> tuple[int, ...]:
         """Extents of the destination, pads included."""
-        return tuple(c + lo + hi for c, (lo, hi) in zip(self.counts, self.pad)) if self.pad else self.counts
+        pads = self.pad or ((0, 0),) * len(self.counts)
+        return tuple(c + lo + hi for c, (lo, hi) in zip(self.counts, pads, strict=True))
 
     @property
     def operands(self) -> tuple[Region, ...]:
@@ -219,9 +220,9 @@ class Dma:
 class Mm:
     """`c[..] += a[..] * b[..]` at every point of the loops: matrix products and direct convolution.
 
-    `roles` has one letter a loop: `o` outer (one pass of the array each), `m` streamed rows, `n` columns, `k` reduction,
-    outer loops first. The trips of `n` together fit the array's columns, those of `k` its rows; b does not move with m,
-    a not with n, c not with k. A loop over which c stands still is a reduction, outer ones too.
+    `roles` has one letter a loop: `o` outer (one pass of the array each), `m` streamed rows, `n` columns, `k`
+    reduction, outer loops first. The trips of `n` together fit the array's columns, those of `k` its rows; b does not
+    move with m, a not with n, c not with k. A loop over which c stands still is a reduction, outer ones too.
     Without `accumulate` the elements of c start from zero. Integer accumulators wrap.
     """
 
@@ -245,12 +246,13 @@ class Mm:
         )
         _common(self, self.trips, (self.c, self.a, self.b))
         for region, role, name in ((self.a, "n", "a"), (self.b, "m", "b"), (self.c, "k", "c")):
-            moves = any(s and t > 1 for s, t, r in zip(region.strides, self.trips, self.roles) if r == role)
+            loops = zip(region.strides, self.trips, self.roles, strict=True)
+            moves = any(s and t > 1 for s, t, r in loops if r == role)
             _require(not moves, f"{name} moves with {role}", self)
 
     def extent(self, role: str) -> int:
         """The product of the trips of one role."""
-        return math.prod(t for t, r in zip(self.trips, self.roles) if r == role)
+        return math.prod(t for t, r in zip(self.trips, self.roles, strict=False) if r == role)
 
     @property
     def operands(self) -> tuple[Region, ...]:
@@ -262,9 +264,9 @@ class Vec:
     """Run straight-line `code` at every point of the loops and write its last register to `dst`.
 
     Register i is the value of `code[i]`. With `combine` (a symbol of `poly.expr.COMBINERS`) values that meet in one
-    element of `dst` are merged; they start from the identity, or from what is there with `accumulate`. Without `combine`
-    every point has its own element. Points where a `where` is negative do nothing. All operands are read before any
-    element is written.
+    element of `dst` are merged; they start from the identity, or from what is there with `accumulate`. Without
+    `combine` every point has its own element. Points where a `where` is negative do nothing. All operands are read
+    before any element is written.
     """
 
     dst: Region
@@ -470,7 +472,8 @@ class CommandStream:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{q.engine} {command_count(q.items)}" for q in self.queues)
-        return f"<CommandStream {self.name} for {self.machine}: {sizes or 'no commands'}; {len(self.semaphores)} semaphores>"
+        what = f"{sizes or 'no commands'}; {len(self.semaphores)} semaphores"
+        return f"<CommandStream {self.name} for {self.machine}: {what}>"
 
     def _repr_html_(self) -> str:
         from html import escape

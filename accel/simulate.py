@@ -1,7 +1,7 @@
 """Run a command stream on values: the oracle of the instruction set.
 
-Commands run one after another in an order the semaphores allow; with a `seed`, in a random one (engines run ahead of each
-other in bursts). A stream that is rightly synchronised gives the same result in every order. On-chip memory and
+Commands run one after another in an order the semaphores allow; with a `seed`, in a random one (engines run ahead of
+each other in bursts). A stream that is rightly synchronised gives the same result in every order. On-chip memory and
 unwritten DRAM start as a poison (NaN as f32, the largest i32). `checked` also refuses every read of an unwritten byte.
 """
 
@@ -198,7 +198,7 @@ def _touch(footprint: Footprint, memory: Memory, counters: tuple[int, ...], chec
 def _dma(command: Dma, memories: Mapping[str, Memory], tally: _Tally) -> Run:
     dst, src, counts = command.dst, command.src, command.counts
     target, source = memories[dst.key], memories[src.key]
-    inner = tuple(slice(lo, lo + n) for n, (lo, _) in zip(counts, command.pad)) if command.pad else ()
+    inner = tuple(slice(lo, lo + n) for n, (lo, _) in zip(counts, command.pad, strict=False)) if command.pad else ()
     moved = math.prod(n for n, s in zip(counts, src.strides, strict=True) if s) * numpy_dtype(src.dtype).itemsize
     stored = math.prod(command.extents) * numpy_dtype(dst.dtype).itemsize
 

@@ -12,8 +12,8 @@
       vec acc[0x0]:f32(1) = {256} %0 load acc[0x0]:f32(1), %1 imm 0.0:f32, %2 max %0 %1 wait full*4
     }
 
-A region is `memory[start]:dtype(strides)` on chip and `@symbol[start]:dtype(strides)` in DRAM; r0, r1 ... count the `rep`s
-around, i0, i1 ... the command's own loops. Constants print as their sha256; pass their data to `parse_stream`.
+A region is `memory[start]:dtype(strides)` on chip and `@symbol[start]:dtype(strides)` in DRAM; r0, r1 ... count the
+`rep`s around, i0, i1 ... the command's own loops. Constants print as their sha256; pass their data to `parse_stream`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 A command depends on the last earlier command of every other engine that touches a byte of it, one of the two writing.
 Of the dependences between two engines only the Pareto-minimal ones are kept, and of those only what the waits already
-taken do not imply; both ends then increase strictly, so the k-th post on a channel meets the k-th wait, and each command
-has at most one post and one wait per channel. No chain of waits can close into a cycle, since all of them follow program
-order. The reuse of a buffer is a dependence like any other: rotating addresses give double buffering, nothing else does.
+taken do not imply; both ends then increase strictly, so the k-th post on a channel meets the k-th wait, and each
+command has at most one post and one wait per channel. No chain of waits can close into a cycle, since all of them
+follow program order. The reuse of a buffer is a dependence like any other: rotating addresses give double buffering,
+nothing else does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def synchronise(
     program: Sequence[tuple[str, Command]],
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> CommandStream:
-    """The stream that does what the (engine, command) pairs do one after another; their own waits and posts are replaced.
+    """The stream that does what the (engine, command) pairs do one after another; their own waits and posts are
+    replaced.
 
     Commands must be in bounds of the machine and of the symbols (`verify` the result). Semaphores are named `from_to`.
     """

@@ -1,17 +1,17 @@
 """Cycles of a command stream: an event simulation at the granularity of commands, in integers.
 
 Costs, in cycles (a machine's numbers in capitals):
-- DMA over DRAM: SETUP to issue; then it needs the bus for `beats * LINE / BYTES_PER_CYCLE` cycles, a short row costing a
-  whole line; complete LATENCY after its last beat, while the next command already issues. Engines share the bus in turns
-  of `QUANTUM` bytes. On chip: SETUP, then bytes / the engine's BYTES_PER_CYCLE.
+- DMA over DRAM: SETUP to issue; then it needs the bus for `beats * LINE / BYTES_PER_CYCLE` cycles, a short row costing
+  a whole line; complete LATENCY after its last beat, while the next command already issues. Engines share the bus in
+  turns of `QUANTUM` bytes. On chip: SETUP, then bytes / the engine's BYTES_PER_CYCLE.
 - Array: a pass preloads b in ROWS cycles and streams its m rows; with the feature `shadow` the next weights load during
   the present pass, across commands too once their waits are taken. Passes over which b stands still load it once.
   Complete FILL (the skew of the wavefront) after the last row has entered.
-- Vector: SETUP, then ceil(points / LANES) times the larger of the summed op costs and the number of memory operands; complete
-  FILL later.
+- Vector: SETUP, then ceil(points / LANES) times the larger of the summed op costs and the number of memory operands;
+  complete FILL later.
 
-With `overlap=False` every pass preloads, streams and drains alone: P * (m + 2 * rows + cols - 2), SCALE-Sim's closed form
-for a weight-stationary array. Not validated against RTL.
+With `overlap=False` every pass preloads, streams and drains alone: P * (m + 2 * rows + cols - 2), SCALE-Sim's closed
+form for a weight-stationary array. Not validated against RTL.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ QUANTUM: Final = 512
 
 @dataclass(frozen=True)
 class EngineReport:
-    """`busy + sum(stalls) == cycles` of the report. Causes: `semaphore NAME`, `bus`, `setup`, `preload`, `drain`, `done`."""
+    """`busy + sum(stalls) == cycles` of the report. Causes: `semaphore NAME`, `bus`, `setup`, `preload`, `drain`,
+    `done`.
+    """
 
     name: str
     kind: str
@@ -92,7 +94,9 @@ class Report:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Of one static command. DMA: bus cycles (`bus`) or plain `work`. Array: `passes` groups of `work` rows. Vector: `work`."""
+    """Of one static command. DMA: bus cycles (`bus`) or plain `work`. Array: `passes` groups of `work` rows. Vector:
+    `work`.
+    """
 
     work: int
     bus: bool = False
@@ -105,7 +109,9 @@ class _Cost:
 
 @dataclass
 class _Engine:
-    """An engine in time. `clock`: its time line is accounted for up to here; `open`: it may look at its next command."""
+    """An engine in time. `clock`: its time line is accounted for up to here; `open`: it may look at its next
+    command.
+    """
 
     spec: Engine
     flat: Flat
@@ -318,7 +324,8 @@ def _dma_cost(command: Dma, engine: Engine, machine: Machine) -> _Cost:
     )
     plain = -(-chip_bytes // engine.bytes_per_cycle) if engine.bytes_per_cycle else 0
     sides = [(command.src, command.counts), (command.dst, command.extents)]
-    bus, wide, moved = 0, 0, [None, None]
+    bus, wide = 0, 0
+    moved: list[tuple[str, int] | None] = [None, None]
     for side, (region, extents) in enumerate(sides):
         memory = machine.memory.get(region.memory)
         if memory is None or memory.kind != "dram":

@@ -1,8 +1,8 @@
 """Semaphores without time: what can fire, who waits for whom, and what is known to be complete (vector clocks).
 
-With one consumer a semaphore and queues in order, what fires does not depend on the order of firing (a Kahn network), so
-one pass decides deadlock. A wait that takes the n-th token knows that its producer's n-th post, and all before it on that
-engine, are complete. With several producers it knows only what the others together cannot have supplied.
+With one consumer a semaphore and queues in order, what fires does not depend on the order of firing (a Kahn network),
+so one pass decides deadlock. A wait that takes the n-th token knows that its producer's n-th post, and all before it on
+that engine, are complete. With several producers it knows only what the others together cannot have supplied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Clock = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Stuck:
-    """An engine that cannot go on: at its `instance` it lacks `have < need` tokens, which `producers` might still post."""
+    """An engine that cannot go on: at its `instance` it lacks `have < need` tokens, which `producers` might still
+    post.
+    """
 
     engine: int
     instance: int
@@ -31,7 +33,8 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Firing:
-    """`order`: all (engine, instance) that fire. `clocks[e][i][f]`: instances of f complete before instance i of e starts.
+    """`order`: all (engine, instance) that fire. `clocks[e][i][f]`: instances of f complete before instance i of e
+    starts.
 
     `final`: tokens left. `overflow`: (semaphore, engine, instance, tokens) where a post may exceed the limit.
     """
@@ -45,7 +48,9 @@ class Firing:
 
 @dataclass
 class _State:
-    """One semaphore: tokens present, tokens taken, and per producer the running totals and the instances that posted."""
+    """One semaphore: tokens present, tokens taken, and per producer the running totals and the instances that
+    posted.
+    """
 
     initial: int
     tokens: int

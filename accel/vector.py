@@ -34,7 +34,9 @@ _UFUNC: Final[Mapping[str, np.ufunc]] = {
 
 @dataclass
 class Memory:
-    """One address space while a stream runs: `unit` bytes an element in DRAM; `written` (per unit) where reads are checked."""
+    """One address space while a stream runs: `unit` bytes an element in DRAM; `written` (per unit) where reads are
+    checked.
+    """
 
     data: Bytes
     written: Mask | None
@@ -115,7 +117,7 @@ def _write(
 ) -> None:
     dst = command.dst
     flat = memory.data.view(numpy_dtype(dst.dtype))
-    start = base(dst, memory, counters) // flat.itemsize + sum(s * f for s, f in zip(dst.strides, first))
+    start = base(dst, memory, counters) // flat.itemsize + _dot(dst.strides, first)
     where = np.broadcast_to(grid(start, dst.strides, value.shape), value.shape)
     if mask is not None:
         flat[where[mask]] = value[mask]
@@ -165,20 +167,20 @@ class _Block:
                 return registers[arg].astype(numpy_dtype(dtype))
 
     def linear(self, value: Linear) -> Ints:
-        start = value.start(self.counters) + sum(c * f for c, f in zip(value.coefficients, self.first))
+        start = value.start(self.counters) + _dot(value.coefficients, self.first)
         return grid(start, value.coefficients, self.shape)
 
     def mask(self, conditions: Sequence[Linear]) -> Mask:
-        moved = [replace(c, base=c.base + sum(k * f for k, f in zip(c.coefficients, self.first))) for c in conditions]
+        moved = [replace(c, base=c.base + _dot(c.coefficients, self.first)) for c in conditions]
         return np.broadcast_to(holds(moved, self.shape, self.counters), self.shape)
 
     def load(self, load: Load, registers: Sequence[Array]) -> Array:
         region, memory = load.region, self.memories[load.region.key]
         start = base(region, memory, self.counters)
         flat = memory.data.view(numpy_dtype(region.dtype))
-        origin = start // flat.itemsize + sum(s * f for s, f in zip(region.strides, self.first))
+        origin = start // flat.itemsize + _dot(region.strides, self.first)
         if not load.guard and not load.gather and self.live is None:
-            shape = [t if s else 1 for s, t in zip(region.strides, self.shape)]
+            shape = [t if s else 1 for s, t in zip(region.strides, self.shape, strict=True)]
             return np.ndarray(
                 shape, flat.dtype, memory.data.data, origin * flat.itemsize, [s * flat.itemsize for s in region.strides]
             )
@@ -196,6 +198,10 @@ class _Block:
         value = flat[np.where(inside, where, 0)]
         fill = np.asarray(0 if load.fill is None else load.fill).astype(flat.dtype)
         return np.where(inside, value, fill)
+
+
+def _dot(factors: Sequence[int], values: Sequence[int]) -> int:
+    return sum(f * v for f, v in zip(factors, values, strict=True))
 
 
 def code_of(

@@ -73,8 +73,8 @@ def verify(stream: CommandStream, machine: Machine) -> list[Finding]:
     except StreamError as error:
         return [*found, Finding("rank", str(error))]
     firing = fire(stream, flats)
-    found += _token_findings(stream, flats, firing)
-    found += memory_findings(stream, machine, flats, firing, MAX_FINDINGS)
+    found.extend(_token_findings(stream, flats, firing))
+    found.extend(memory_findings(stream, machine, flats, firing, MAX_FINDINGS))
     return found[:MAX_FINDINGS]
 
 
@@ -197,7 +197,7 @@ class _Check:
         if footprint.moving:
             return reach(region, box_of(self.command, region), self.counts)
         low, high = footprint.low, footprint.high
-        moves = [s * (n - 1) for s, n in zip(region.steps, self.counts)]
+        moves = [s * (n - 1) for s, n in zip(region.steps, self.counts, strict=False)]
         return region.offset + low + sum(min(0, m) for m in moves), region.offset + high + sum(max(0, m) for m in moves)
 
     def moving_range(self, operand: str) -> tuple[int, int]:
