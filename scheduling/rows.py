@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import islpy as isl
 
-from poly.affine import Affine, Constraint, FloorDiv, Mod, Var, var
+from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
 from poly.sets import DIV, IN, OUT, PARAM, SET, floor_of_aff
 
 _CST = isl.dim_type.cst
@@ -123,13 +123,15 @@ def conditions_of(basic: isl.BasicSet, names: Sequence[str]) -> list[Constraint 
 
 def expression_of_row(matrix: isl.Mat, row: int, atoms: Sequence[Affine | None]) -> Affine | None:
     """constant + sum of coefficient * atom; None where an atom that takes part is None."""
-    total = Affine((), entry(matrix, row, 0))
+    terms: list[tuple[Atom, int]] = []
+    constant = entry(matrix, row, 0)
     for k, atom in enumerate(atoms):
         if c := entry(matrix, row, k + 1):
             if atom is None:
                 return None
-            total = total + atom * c
-    return total
+            terms += [(a, factor * c) for a, factor in atom.terms]
+            constant += atom.constant * c
+    return Affine(tuple(terms), constant) + 0  # the sum sorts and merges
 
 
 def entry(matrix: isl.Mat, row: int, column: int) -> int:
