@@ -170,9 +170,9 @@ class Affine:
         """The same value with c*d*(e // d) + c*(e % d) put back together as c*e: addresses of reshapes become linear."""
         for atom, c in self.terms:
             if isinstance(atom, Mod):
-                quotient = FloorDiv(atom.argument, atom.divisor)
-                if (quotient, c * atom.divisor) in self.terms:
-                    pair = Affine(((atom, c),)) + Affine(((quotient, c * atom.divisor),))
+                quotient = atom.argument // atom.divisor
+                if len(quotient.terms) == 1 and (quotient.terms[0][0], c * atom.divisor) in self.terms:
+                    pair = Affine(((atom, c),)) + quotient * (c * atom.divisor)
                     return (self - pair + atom.argument * c).recombined()
         return self
 

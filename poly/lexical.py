@@ -140,8 +140,10 @@ class Fragment:
         try:
             return ast.parse(f"({self.text}\n)", mode="eval").body
         except SyntaxError as error:
-            column = len(f"({self.text}".split("\n")[(error.lineno or 1) - 1][: max((error.offset or 1) - 1, 0)].encode())
-            raise self.error_at(error.lineno or 1, max(column, 1), f"not an expression: {error.msg}") from None
+            lines = f"({self.text}".split("\n")
+            line, offset = error.lineno or 1, (error.offset or 1) - 1
+            column = len(lines[line - 1][:offset].encode()) if line <= len(lines) else 0
+            raise self.error_at(line, max(column, 1), f"not an expression: {error.msg}") from None
         except (ValueError, RecursionError, MemoryError):
             raise self.error("nested too deeply, or not text") from None
 

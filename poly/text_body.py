@@ -1,0 +1,357 @@
+"""Accesses, statement bodies and conditions as text, both ways.
+
+Printing puts the fewest parentheses. Reading gives bodies whose reads are numbered in the order they are met, the
+subscripts of an indirect access before it, equal ones once; `BodyReader.reads` collects them.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from poly.affine import Affine, Constraint, affine_of_ast
+from poly.dtypes import DTYPES
+from poly.errors import ParseError
+from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, children
+from poly.lexical import Fragment, decode, is_scalar, quote
+from poly.program import Access, ReadIndex, Subscript
+
+_NOT, _UNARY, _ATOM = 3, 30, 100  # precedences beside those of the table of operators
+_COMPARE: Final[dict[type[ast.cmpop], str]] = {
+    ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
+}  # fmt: skip
+_ARITHMETIC: Final[dict[type[ast.operator], str]] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
+}  # fmt: skip
+_LITERALS: Final = {"inf": float("inf"), "nan": float("nan")}
+
+
+# ---- printing
+
+
+def literal_text(value: float | int | bool) -> str:
+    """A Python literal; `inf` and `nan` by name."""
+    if isinstance(value, bool):
+        return str(value)
+    return repr(float(value)) if isinstance(value, float) else str(operator.index(value))
+
+
+def const_text(const: Const) -> str:
+    """`0`, `f32(0)`, `-inf`."""
+    text = literal_text(const.value)
+    return text if const.dtype is None else f"{const.dtype}({text})"
+
+
+def condition_text(guard: Sequence[Constraint]) -> str:
+    """A conjunction."""
+    return " and ".join(str(c) for c in guard) or "True"
+
+
+def access_text(access: Access, reads: Sequence[Access] = ()) -> str:
+    """`A[i + 1, j]`, with its guard where it has one; `reads` are what indirect subscripts refer to."""
+
+    def shown(subscript: Subscript) -> str:
+        return str(subscript) if isinstance(subscript, Affine) else read_text(subscript.position, reads)
+
+    text = f"{quote(access.tensor)}[{', '.join(map(shown, access.index))}]"
+    if access.fill is None:
+        return text
+    return f"({text} if {condition_text(access.guard)} else {const_text(access.fill)})"
+
+
+def read_text(position: int, reads: Sequence[Access]) -> str:
+    """The read at a position: its access, or `read(k)` where another one is equal."""
+    if not 0 <= position < len(reads) or reads.count(reads[position]) > 1:
+        return f"read({position})"
+    return access_text(reads[position], reads)
+
+
+def body_text(body: Expr, reads: Sequence[Access], minimum: int = 0) -> str:
+    """A body; parentheses around it where its operator binds less than `minimum`."""
+    text, precedence = _shown(body, reads)
+    return f"({text})" if precedence < minimum else text
+
+
+def _shown(body: Expr, reads: Sequence[Access]) -> tuple[str, int]:
+    match body:
+        case Const(dtype=None):
+            text = const_text(body)
+            return text, _UNARY if text.startswith("-") else _ATOM
+        case Const():
+            return const_text(body), _ATOM
+        case Read(position):
+            return read_text(position, reads), _ATOM
+        case IndexValue(index):
+            return f"index({index})", _ATOM
+        case Cast(dtype, Const(dtype=None) as const):
+            return f"cast({dtype}, {const_text(const)})", _ATOM
+        case Cast(dtype, argument):
+            return f"{dtype}({body_text(argument, reads)})", _ATOM
+        case Apply("neg", (argument,)) if not isinstance(argument, Const):
+            return f"-{body_text(argument, reads, _UNARY)}", _UNARY
+        case Apply("not", (argument,)):
+            return f"not {body_text(argument, reads, _NOT)}", _NOT
+        case Apply(name, arguments):
+            return _applied(name, arguments, reads)
+
+
+def _applied(name: str, arguments: Sequence[Expr], reads: Sequence[Access]) -> tuple[str, int]:
+    row = OPERATORS[name]
+    if row.infix is None:
+        return f"{name}({', '.join(body_text(a, reads) for a in arguments)})", _ATOM
+    compares = name in _COMPARE.values()
+    left, right = arguments
+    a = body_text(left, reads, row.precedence + compares)  # a comparison of comparisons would read as a chain
+    b = body_text(right, reads, row.precedence + 1)
+    return (f"{a}*{b}" if name == "mul" else f"{a} {row.infix} {b}"), row.precedence
+
+
+def reading_order(write: Access, body: Expr, reads: Sequence[Access]) -> list[int]:
+    """Positions of reads in the order that reading the text back would number them, each once."""
+    found: list[int] = []
+
+    def access(each: Access) -> None:
+        for subscript in each.index:
+            if isinstance(subscript, ReadIndex):
+                read(subscript.position)
+
+    def read(position: int) -> None:
+        access(reads[position])
+        if position not in found:
+            found.append(position)
+
+    def visit(node: Expr) -> None:
+        if isinstance(node, Read):
+            read(node.position)
+        for child in children(node):
+            visit(child)
+
+    access(write)
+    visit(body)
+    return found
+
+
+# ---- reading
+
+
+@dataclass
+class BodyReader:
+    """Reads the accesses, bodies and conditions of one statement.
+
+    `scalars`: tensors of rank 0 that may be written without `[]`. Every other bare name is an index or a size. `fixed`:
+    the reads were given as a list, and the body must keep to it. `bare_indices`: a bare index is a value.
+    """
+
+    scalars: Collection[str] = ()
+    bare_indices: bool = False
+    fixed: bool = False
+    reads: list[Access] = field(default_factory=list)
+
+    def access(self, node: ast.expr, fragment: Fragment) -> Access | None:
+        """The access that a node is, its guard left out; None where it is none."""
+        match node:
+            case ast.Name(id=name) if is_scalar(name) or decode(name) in self.scalars:
+                return Access(decode(name), ())
+            case ast.Subscript(value=ast.Name(id=name), slice=inner):
+                nodes = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+                return Access(decode(name), tuple(self.subscript(n, fragment) for n in nodes))
+            case _:
+                return None
+
+    def subscript(self, node: ast.expr, fragment: Fragment) -> Subscript:
+        """An affine subscript, or a read whose value is the subscript. Raises `ParseError`."""
+        match node:
+            case ast.Call(func=ast.Name(id="read")):
+                return ReadIndex(self._read_call(node, fragment))
+            case ast.IfExp():
+                guarded = self.guarded(node, fragment)
+                if guarded is not None:
+                    return ReadIndex(self.number(guarded))
+            case _:
+                inner = self.access(node, fragment)
+                if inner is not None:
+                    return ReadIndex(self.number(inner))
+        return affine(node, fragment)
+
+    def number(self, access: Access) -> int:
+        """The position of a read, added where it is new."""
+        if access not in self.reads:
+            if self.fixed:
+                raise ParseError(f"{access_text(access, self.reads)} is not in the list of reads")
+            self.reads.append(access)
+        return self.reads.index(access)
+
+    def guarded(self, node: ast.IfExp, fragment: Fragment) -> Access | None:
+        """`A[i - 1] if affine condition else literal`, or None for any other conditional."""
+        if not self._is_access(node.body):
+            return None
+        fill = _const(node.orelse)
+        guard = None if fill is None else conjunction(node.test)
+        access = None if guard is None else self.access(node.body, fragment)
+        if not guard or fill is None or access is None:
+            return None
+        if any(name in self.scalars for c in guard for name in c.expr.names):
+            return None
+        return Access(access.tensor, access.index, guard, fill)
+
+    def listed(self, node: ast.expr, fragment: Fragment) -> Access:
+        """An entry of a list of reads. Raises `ParseError`."""
+        access = self.guarded(node, fragment) if isinstance(node, ast.IfExp) else self.access(node, fragment)
+        if access is None:
+            raise fragment.error("a read is expected here", hint="A[i, k], or (A[i - 1] if i >= 1 else 0)")
+        return access
+
+    def _is_access(self, node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            return is_scalar(node.id) or decode(node.id) in self.scalars
+        return isinstance(node, ast.Subscript)
+
+    def body(self, fragment: Fragment) -> Expr:
+        """The body that a fragment is. Raises `ParseError`."""
+        try:
+            return self.value(fragment.expression(), fragment)
+        except RecursionError:
+            raise fragment.error("nested too deeply") from None
+
+    def value(self, node: ast.expr, fragment: Fragment) -> Expr:
+        """The value that a node is. Raises `ParseError` at the node."""
+        const = _const(node)
+        if const is not None and not (isinstance(node, ast.Name) and self._is_access(node)):
+            return const
+        access = self.access(node, fragment)
+        if access is not None:
+            return Read(self.number(access))
+        match node:
+            case ast.IfExp(test=test, body=then, orelse=otherwise):
+                guarded = self.guarded(node, fragment)
+                if guarded is not None:
+                    return Read(self.number(guarded))
+                return Apply("select", tuple(self.value(n, fragment) for n in (test, then, otherwise)))
+            case ast.Name(id=name):
+                if not self.bare_indices:
+                    hint = f"{decode(name)}[] for a scalar tensor, index({decode(name)}) for the value of an index"
+                    raise fragment.node_error(node, f"{decode(name)!r} is not a tensor of rank 0", hint)
+                return IndexValue(affine(node, fragment))
+            case ast.UnaryOp(op=op, operand=operand):
+                return self._unary(op, operand, fragment)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return Apply(_ARITHMETIC[type(op)], (self.value(left, fragment), self.value(right, fragment)))
+            case ast.BoolOp(op=op, values=values):
+                return self._fold("and" if isinstance(op, ast.And) else "or", [self.value(v, fragment) for v in values])
+            case ast.Compare():
+                return self._compare(node, fragment)
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
+                return self._call(decode(name), arguments, node, fragment)
+            case _:
+                raise fragment.node_error(node, "this has no meaning in a body")
+
+    def _unary(self, op: ast.unaryop, operand: ast.expr, fragment: Fragment) -> Expr:
+        value = self.value(operand, fragment)
+        match op:
+            case ast.USub():
+                return Apply("neg", (value,))
+            case ast.Not():
+                return Apply("not", (value,))
+            case ast.UAdd():
+                return value
+            case _:
+                raise fragment.node_error(operand, "no such operator", "- and not")
+
+    def _compare(self, node: ast.Compare, fragment: Fragment) -> Expr:
+        values = [self.value(n, fragment) for n in (node.left, *node.comparators)]
+        links: list[Expr] = []
+        for op, a, b in zip(node.ops, values, values[1:], strict=False):
+            if type(op) not in _COMPARE:
+                raise fragment.node_error(node, "no such comparison", "== != < <= > >=")
+            links.append(Apply(_COMPARE[type(op)], (a, b)))
+        return self._fold("and", links)
+
+    def _fold(self, name: str, values: Sequence[Expr]) -> Expr:
+        result = values[0]
+        for value in values[1:]:
+            result = Apply(name, (result, value))
+        return result
+
+    def _read_call(self, node: ast.Call, fragment: Fragment) -> int:
+        match node.args:
+            case [ast.Constant(value=int(position))] if 0 <= position < len(self.reads):
+                return position
+            case _:
+                raise fragment.node_error(node, f"read(k) takes a position in the list of reads, 0 to {len(self.reads) - 1}")
+
+    def _call(self, name: str, arguments: Sequence[ast.expr], node: ast.Call, fragment: Fragment) -> Expr:
+        if name == "read":
+            return Read(self._read_call(node, fragment))
+        if name == "index" and len(arguments) == 1:
+            return IndexValue(affine(arguments[0], fragment))
+        if name == "cast" and len(arguments) == 2 and isinstance(arguments[0], ast.Name) and arguments[0].id in DTYPES:
+            return Cast(arguments[0].id, self.value(arguments[1], fragment))
+        values = [self.value(a, fragment) for a in arguments]
+        if name in DTYPES and len(values) == 1:
+            return Cast(name, values[0])
+        if name in COMBINERS and len(values) > 2:
+            return self._fold(name, values)
+        if name not in OPERATORS:
+            close = difflib.get_close_matches(name, [*OPERATORS, *DTYPES], 1)
+            hint = f"{close[0]}(...)" if close else f"one of {', '.join(n for n, o in OPERATORS.items() if o.infix is None)}"
+            raise fragment.node_error(node, f"no function {name!r}", hint)
+        if OPERATORS[name].arity != len(values):
+            raise fragment.node_error(node, f"{name} takes {OPERATORS[name].arity} arguments, not {len(values)}")
+        return Apply(name, tuple(values))
+
+
+def _const(node: ast.expr) -> Const | None:
+    match node:
+        case ast.Constant(value=bool() | int() | float() as value):
+            return Const(value)
+        case ast.Name(id=("inf" | "nan") as name):
+            return Const(_LITERALS[name])
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(value, bool):
+            return Const(-value)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return Const(-_LITERALS["inf"])
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in DTYPES:
+            inner = _const(argument)
+            return Const(inner.value, name) if inner is not None and inner.dtype is None else None
+        case _:
+            return None
+
+
+def affine(node: ast.expr, fragment: Fragment) -> Affine:
+    """The affine expression that a node of the fragment is. Raises `ParseError` at the place."""
+    try:
+        return affine_of_ast(node)
+    except ParseError as error:
+        raise fragment.error_at(error.line, error.column, error.message) from None
+
+
+def conjunction(node: ast.expr) -> tuple[Constraint, ...] | None:
+    """The constraints of affine comparisons joined by `and`; None where the node is something else."""
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        parts = [conjunction(v) for v in node.values]
+        return None if any(p is None for p in parts) else tuple(c for p in parts if p is not None for c in p)
+    if not isinstance(node, ast.Compare):
+        return None
+    try:
+        values = [affine_of_ast(n) for n in (node.left, *node.comparators)]
+    except ParseError:
+        return None
+    found: list[Constraint] = []
+    for op, a, b in zip(node.ops, values, values[1:], strict=False):
+        if type(op) not in _CONSTRAINT:
+            return None
+        found.append(_CONSTRAINT[type(op)](a, b))
+    return tuple(found)
+
+
+_CONSTRAINT: Final[dict[type[ast.cmpop], Callable[[Affine, Affine], Constraint]]] = {
+    ast.LtE: lambda a, b: Constraint(b - a),
+    ast.Lt: lambda a, b: Constraint(b - a - 1),
+    ast.GtE: lambda a, b: Constraint(a - b),
+    ast.Gt: lambda a, b: Constraint(a - b - 1),
+    ast.Eq: lambda a, b: Constraint(a - b, equality=True),
+}

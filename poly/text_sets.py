@@ -1,0 +1,144 @@
+"""Integer sets as conditions: `0 <= i < M and (i) mod 2 = 0`. Printed in isl's words; read in isl's or Python's.
+
+Every name goes through a stand-in, so that a dot in a name, or a name that is a word of isl, does no harm.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import islpy as isl
+
+from poly.errors import ParseError
+from poly.lexical import Fragment, decode, quote
+
+SET, PARAM = isl.dim_type.set, isl.dim_type.param
+_WORD: Final = re.compile(r"[^\W\d]\w*")
+_TIMES: Final = re.compile(r"(\d*)([^\W\d]\w*)")  # isl writes 2i
+_ISL_WORDS: Final = frozenset("and or not mod floor ceil min max exists implies true false".split())
+_COMPARE: Final[dict[type[ast.cmpop], str]] = {
+    ast.Eq: "=", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
+_BINARY: Final[dict[type[ast.operator], str]] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+
+
+def print_condition(domain: isl.Set, iterators: Sequence[str] = ()) -> str:
+    """The condition of a set whose dimensions are `iterators`; "" for everything."""
+    count = domain.dim(PARAM)
+    names = [*(str(domain.get_dim_name(PARAM, d)) for d in range(count)), *iterators]
+    if not domain.is_params():
+        if domain.has_tuple_id():
+            domain = domain.reset_tuple_id()
+        domain = domain.move_dims(PARAM, count, SET, 0, len(iterators)).params()
+    if domain.plain_is_universe():
+        return ""
+    stand_ins = {f"v{d}_": name for d, name in enumerate(names)}
+    for d, stand_in in enumerate(stand_ins):
+        domain = domain.set_dim_name(PARAM, d, stand_in)
+    text = str(domain)
+    text = text[text.index(":") + 1 : text.rindex("}")].strip()
+
+    def shown(match: re.Match[str]) -> str:
+        word, times = match[2], "*" if match[1] else ""
+        if word in stand_ins:
+            name = stand_ins[word]
+            return f"{match[1]}{times}{'`' + name + '`' if name in _ISL_WORDS else quote(name)}"
+        while word not in _ISL_WORDS and word in names:  # an existential that has the name of an iterator
+            word += "_"
+        return f"{match[1]}{times}{word}"
+
+    return _TIMES.sub(shown, text)
+
+
+def read_condition(condition: Fragment | None, iterators: Sequence[str], parameters: Sequence[str], name: str | None) -> isl.Set:
+    """The set `{ name[iterators] : condition }`, or a set of the parameters where `name` is None.
+
+    Raises `ParseError` for a condition that isl cannot read or that has an unknown name.
+    """
+    stand_ins = {n: f"v{d}_" for d, n in enumerate([*parameters, *iterators])}
+    text = "true" if condition is None else _isl_text(condition, stand_ins)
+    parts = [", ".join(stand_ins[n] for n in group) for group in (parameters, iterators)]
+    space = "" if name is None else f"[{parts[1]}]"
+    try:
+        found = isl.Set(f"[{parts[0]}] -> {{ {space} : {text} }}")
+    except isl.Error as error:
+        assert condition is not None, error
+        raise condition.error(f"not a condition: {condition.shown!r}", hint="for example 0 <= i < M and i % 2 == 0") from None
+    for d, parameter in enumerate(parameters):
+        found = found.set_dim_name(PARAM, d, parameter)
+    if name is None:
+        return found.params() if not found.is_params() else found
+    for d, iterator in enumerate(iterators):
+        found = found.set_dim_name(SET, d, iterator)
+    return found.set_tuple_name(name)
+
+
+def _isl_text(condition: Fragment, names: Mapping[str, str]) -> str:
+    try:
+        tree = condition.expression()
+    except ParseError:
+        return _raw(condition, names)
+    return _translate(tree, condition, names)
+
+
+def _raw(condition: Fragment, names: Mapping[str, str]) -> str:
+    """isl's own words, names replaced. `exists (e: ...)` brings names of its own."""
+    text = condition.text
+    if any(c in text for c in "{}"):
+        raise condition.error("a condition has no braces")
+    bound = {w for m in re.finditer(r"exists[^:]*:", text) for w in _WORD.findall(m[0])}
+
+    def replace(match: re.Match[str]) -> str:
+        word, name = match[0], decode(match[0])
+        if word in _ISL_WORDS or word in bound:
+            return word
+        if name not in names:
+            raise condition.error(f"unknown name {name!r}", match.start(), _known(names))
+        return names[name]
+
+    return _WORD.sub(replace, text).replace("==", "=")
+
+
+def _known(names: Mapping[str, str]) -> str:
+    return f"one of {', '.join(names)}" if names else "declare the sizes: program name(M, N)"
+
+
+def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) -> str:
+    def go(inner: ast.expr) -> str:
+        return _translate(inner, condition, names)
+
+    match node:
+        case ast.BoolOp(op=op, values=values):
+            return "(" + (" and " if isinstance(op, ast.And) else " or ").join(map(go, values)) + ")"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return f"(not {go(operand)})"
+        case ast.Compare(left=left, ops=ops, comparators=right) if all(type(op) in _COMPARE for op in ops):
+            links = zip(ops, [left, *right], right, strict=False)
+            return "(" + " and ".join(f"{go(a)} {_COMPARE[type(op)]} {go(b)}" for op, a, b in links) + ")"
+        case ast.Constant(value=bool(value)):
+            return str(value).lower()
+        case ast.Name(id=("true" | "false") as word):
+            return word
+        case ast.Constant(value=int(value)):
+            return str(value)
+        case ast.Name(id=name) if decode(name) in names:
+            return names[decode(name)]
+        case ast.Name(id=name):
+            raise condition.node_error(node, f"unknown name {decode(name)!r}", _known(names))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return f"(-{go(operand)})"
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return f"({go(left)} {_BINARY[type(op)]} {go(right)})"
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+            return f"floor({go(left)}/{go(right)})"
+        case ast.BinOp(left=left, op=ast.Mod(), right=right):
+            return f"({go(left)} mod {go(right)})"
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return f"{go(left)}/{go(right)}"
+        case ast.Call(func=ast.Name(id=("floor" | "ceil" | "min" | "max") as name), args=arguments):
+            return f"{name}({', '.join(map(go, arguments))})"
+        case _:
+            raise condition.node_error(node, "this has no meaning in a condition")
