@@ -17,7 +17,9 @@ from poly.affine import Affine, var
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
 from poly.expr import OPERATORS, evaluate
+from poly.interp_access import out_of_bounds
 from poly.interp_arrays import Array, RunExternal, bind_arrays, bind_sizes, check_given, check_writable, results, run_external
+from poly.interp_vector import run_vectorised
 from poly.program import Access, PathStep, Program, Statement, Tensor, default_path
 
 Element = tuple[str, tuple[int, ...]]
@@ -60,12 +62,9 @@ def run_program(
     if vectorised is None:
         vectorised = trace is None and order is None and sum(count_bound(d) for d in domains.values()) >= FEW_INSTANCES
     if vectorised:
-        from poly.interp_vector import run_vectorised
-
-        done = run_vectorised(program, bound, domains, arrays, externals or {})
+        paths = {s.name: full_path(s, position) for position, s in enumerate(program.statements)}
+        run_vectorised(program, bound, domains, paths, arrays, externals or {})
     else:
-        done = False
-    if not done:
         times = time_vectors(program) if order is None else order
         _run_per_instance(program, bound, domains, times, arrays, externals or {}, trace)
     return results(program.tensors, arrays, keep)
@@ -208,13 +207,3 @@ def _element(
     if not all(0 <= i < extent for i, extent in zip(index, shape, strict=True)):
         raise out_of_bounds(s.name, instance, access.tensor, index, shape)
     return index
-
-
-def out_of_bounds(
-    statement: str, instance: Sequence[int], tensor: str, index: Sequence[int], shape: Sequence[int]
-) -> RunError:
-    """The error for an element outside of its tensor."""
-    at = ", ".join(map(str, instance))
-    element = ", ".join(map(str, index))
-    message = f"{tensor}[{element}] is outside of its shape [{', '.join(map(str, shape))}]"
-    return RunError(message, where=f"statement {statement}[{at}]", hint="guard the read or shrink the domain")

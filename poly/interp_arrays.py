@@ -40,14 +40,17 @@ def is_poison(array: Array) -> npt.NDArray[np.bool_]:
 
 
 def check_given(tensors: Iterable[Tensor], inputs: Mapping[str, Array]) -> None:
-    """Raise `RunError` that names the tensor where an argument is missing or unknown."""
+    """Raise `RunError` that names the tensor where an argument is missing, unknown, or of another rank."""
     declared = {t.name: t for t in tensors}
     for name in inputs:
         if name not in declared:
             raise RunError(f"{name!r} is not a tensor here", hint=f"tensors: {', '.join(declared)}")
     for name, tensor in declared.items():
+        where = f"tensor {name}"
         if tensor.role in _NEEDED and name not in inputs:
-            raise RunError(f"no array for this {tensor.role}", where=f"tensor {name}", hint=f"pass inputs={{{name!r}: ...}}")
+            raise RunError(f"no array for this {tensor.role}", where=where, hint=f"pass inputs={{{name!r}: ...}}")
+        if name in inputs and np.ndim(inputs[name]) != tensor.rank:
+            raise RunError(f"array has shape {np.shape(inputs[name])}, not rank {tensor.rank}", where=where)
 
 
 def bind_sizes(
@@ -116,8 +119,7 @@ def check_writable(written: Iterable[tuple[str, str]], tensors: Mapping[str, Ten
     """Raise `RunError` where a (statement, tensor) pair of `written` writes an input or a constant."""
     for statement, name in written:
         if tensors[name].role in ("input", "constant"):
-            role = tensors[name].role
-            raise RunError(f"writes {name}, an {role}", where=f"statement {statement}", hint="declare it inout")
+            raise RunError(f"writes {name}, of role {tensors[name].role}", where=f"statement {statement}", hint="declare it inout")
 
 
 def results(program_tensors: Iterable[Tensor], arrays: Mapping[str, Array], keep: Iterable[str]) -> dict[str, Array]:
