@@ -1,8 +1,8 @@
 """Names and lines of every text form. Expressions are read by Python's own parser; this makes our names fit it.
 
-Names may hold dots and `@` (`i.o`), or anything at all between backquotes; a tensor of rank 0 is written `s[]`. `encode`
-puts letters that Python takes for identifier letters in the place of every other character, one for one, so that columns
-stay true; `decode` gives the name back. Comments become blanks.
+Names may hold dots and `@` (`i.o`), or anything at all between backquotes; a tensor of rank 0 is written `s[]`.
+`encode` puts letters that Python takes for identifier letters in the place of every other character, one for one, so
+that columns stay true; `decode` gives the name back. Comments become blanks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _plain(identifier: str) -> tuple[str, bool]:
     scalar = name.endswith("]")
     if scalar:
         name = name[: name.rindex("[")]
-    if name[:1] in "`\"" and name:
+    if name[:1] in '`"' and name:
         name = name[1:-1].encode("ascii", "backslashreplace").decode("unicode_escape")
     return name, scalar
 
@@ -224,7 +224,9 @@ def _opens(line: Fragment, blocks: Sequence[str]) -> bool:
     return next(line.words(), (0, ""))[1] in blocks
 
 
-def _block(lines: list[tuple[int, Fragment]], at: int, indent: int, blocks: Sequence[str]) -> tuple[tuple[Line, ...], int]:
+def _block(
+    lines: list[tuple[int, Fragment]], at: int, indent: int, blocks: Sequence[str]
+) -> tuple[tuple[Line, ...], int]:
     found: list[Line] = []
     while at < len(lines) and lines[at][0] == indent:
         line = lines[at][1]
@@ -232,7 +234,7 @@ def _block(lines: list[tuple[int, Fragment]], at: int, indent: int, blocks: Sequ
         if not _opens(line, blocks):
             found += [Line(part) for part in line.split(";") if part.text]
             continue
-        colon = next(line.find(":"), None)
+        colon = len(line.text) - 1 if line.text.endswith(":") else next(line.find(":"), None)
         if colon is None:
             raise line.error("a colon ends the head of a block", len(line.text))
         head, inline = line.part(0, colon), line.part(colon + 1)

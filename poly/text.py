@@ -20,14 +20,14 @@ from collections.abc import Iterator, Sequence
 
 import islpy as isl
 
-from poly.expr import Combiner, Expr
+from poly.expr import Expr
 from poly.graph import Graph
 from poly.lexical import Fragment, decode, quote, quote_string
 from poly.program import Access, External, PathStep, Program, Statement, Tensor
-from poly.text_body import BodyReader, access_text, body_text, reading_order
+from poly.text_body import BodyReader, assignment_text, reads_clause
 from poly.text_loops import parse_loops, print_loops
 from poly.text_sets import print_condition, read_condition
-from poly.text_syntax import ProgramLines, StatementLine, bracketed, read_program_lines, tensor_text
+from poly.text_syntax import ProgramLines, StatementLine, bracketed, read_assignment, read_program_lines, tensor_text
 
 __all__ = ["parse_loops", "parse_program", "print_graph", "print_loops", "print_program", "print_statement"]
 
@@ -69,20 +69,6 @@ def print_statement(s: Statement, path: bool = False) -> str:
         _external_clause(s.external) if s.external else "",
     ]
     return " ".join([text, *(c for c in clauses if c)])
-
-
-def assignment_text(write: Access, combiner: Combiner | None, body: Expr, reads: Sequence[Access]) -> str:
-    """`C[i, j] += A[i, k]*B[k, j]`"""
-    return f"{access_text(write, reads)} {combiner.symbol if combiner else ''}= {body_text(body, reads)}"
-
-
-def reads_clause(write: Access, body: Expr, reads: Sequence[Access]) -> str:
-    """`reads (...)` where the text alone would number the reads differently, else ""."""
-    distinct = all(r not in reads[:k] for k, r in enumerate(reads))
-    if distinct and reading_order(write, body, reads) == list(range(len(reads))):
-        return ""
-    shown = [access_text(r, reads[:k]) for k, r in enumerate(reads)]
-    return f"reads ({', '.join(shown)})"
 
 
 def _external_clause(external: External) -> str:
@@ -127,7 +113,9 @@ def _blocks(path: Sequence[PathStep]) -> list[tuple[PathStep, ...]]:
     return [tuple(path[:d]) for d in range(1, len(path)) if isinstance(path[d], int)]
 
 
-def _heads(chain: Sequence[tuple[PathStep, ...]], outer: tuple[PathStep, ...], count: int) -> list[tuple[str, ...]] | None:
+def _heads(
+    chain: Sequence[tuple[PathStep, ...]], outer: tuple[PathStep, ...], count: int
+) -> list[tuple[str, ...]] | None:
     """The names of the blocks to open; None where reading would give them other positions."""
     found: list[tuple[str, ...]] = []
     for block in chain:
@@ -170,7 +158,9 @@ def build_program(lines: ProgramLines) -> Program:
     tensors: list[Tensor] = []
     for declaration in lines.declarations:
         if declaration.role is None:
-            raise declaration.place.error(f"the role of {declaration.tensor.name} is missing", hint="input, output, temporary")
+            raise declaration.place.error(
+                f"the role of {declaration.tensor.name} is missing", hint="input, output, temporary"
+            )
         check_names(declaration.tensor, parameters, declaration.place)
         tensors.append(declaration.tensor)
     scalars = {t.name for t in tensors if not t.rank}
@@ -197,19 +187,6 @@ def _statement(line: StatementLine, parameters: Sequence[str], scalars: set[str]
     domain = read_condition(line.clauses.get("where"), iterators, parameters, line.label)
     path = (*line.prefix, *(i for i in iterators if i not in line.prefix))
     return make_statement(line, line.label, iterators, domain, (write, body, reads), path)
-
-
-def read_assignment(line: StatementLine, reader: BodyReader) -> tuple[Access, Expr, tuple[Access, ...]]:
-    """What a statement writes, its body and its reads. Raises `ParseError`."""
-    if "reads" in line.clauses:
-        for part in bracketed(line.clauses["reads"]):
-            reader.reads.append(reader.listed(part.expression(), part))
-        reader.fixed = True
-    write = reader.access(line.target.expression(), line.target)
-    if write is None:
-        raise line.target.error("a statement writes one element of a tensor", hint="C[i, k], or s[] of rank 0")
-    body = reader.body(line.body)
-    return write, body, tuple(reader.reads)
 
 
 def make_statement(

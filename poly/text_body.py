@@ -16,7 +16,7 @@ from typing import Final
 from poly.affine import Affine, Constraint, affine_of_ast
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
-from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, children
+from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children
 from poly.lexical import Fragment, decode, is_scalar, quote
 from poly.program import Access, ReadIndex, Subscript
 
@@ -133,6 +133,20 @@ def reading_order(write: Access, body: Expr, reads: Sequence[Access]) -> list[in
     access(write)
     visit(body)
     return found
+
+
+def assignment_text(write: Access, combiner: Combiner | None, body: Expr, reads: Sequence[Access]) -> str:
+    """`C[i, j] += A[i, k]*B[k, j]`"""
+    return f"{access_text(write, reads)} {combiner.symbol if combiner else ''}= {body_text(body, reads)}"
+
+
+def reads_clause(write: Access, body: Expr, reads: Sequence[Access]) -> str:
+    """`reads (...)` where the text alone would number the reads differently, else ""."""
+    distinct = all(r not in reads[:k] for k, r in enumerate(reads))
+    if distinct and reading_order(write, body, reads) == list(range(len(reads))):
+        return ""
+    shown = [access_text(r, reads[:k]) for k, r in enumerate(reads)]
+    return f"reads ({', '.join(shown)})"
 
 
 # ---- reading
@@ -281,7 +295,9 @@ class BodyReader:
             case [ast.Constant(value=int(position))] if 0 <= position < len(self.reads):
                 return position
             case _:
-                raise fragment.node_error(node, f"read(k) takes a position in the list of reads, 0 to {len(self.reads) - 1}")
+                raise fragment.node_error(
+                    node, f"read(k) takes a position in the list of reads, 0 to {len(self.reads) - 1}"
+                )
 
     def _call(self, name: str, arguments: Sequence[ast.expr], node: ast.Call, fragment: Fragment) -> Expr:
         if name == "read":
@@ -297,7 +313,11 @@ class BodyReader:
             return self._fold(name, values)
         if name not in OPERATORS:
             close = difflib.get_close_matches(name, [*OPERATORS, *DTYPES], 1)
-            hint = f"{close[0]}(...)" if close else f"one of {', '.join(n for n, o in OPERATORS.items() if o.infix is None)}"
+            hint = (
+                f"{close[0]}(...)"
+                if close
+                else f"one of {', '.join(n for n, o in OPERATORS.items() if o.infix is None)}"
+            )
             raise fragment.node_error(node, f"no function {name!r}", hint)
         if OPERATORS[name].arity != len(values):
             raise fragment.node_error(node, f"{name} takes {OPERATORS[name].arity} arguments, not {len(values)}")
@@ -310,7 +330,9 @@ def _const(node: ast.expr) -> Const | None:
             return Const(value)
         case ast.Name(id=("inf" | "nan") as name):
             return Const(_LITERALS[name])
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(value, bool):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if not isinstance(
+            value, bool
+        ):
             return Const(-value)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
             return Const(-_LITERALS["inf"])

@@ -53,7 +53,9 @@ def print_condition(domain: isl.Set, iterators: Sequence[str] = ()) -> str:
     return _TIMES.sub(shown, text)
 
 
-def read_condition(condition: Fragment | None, iterators: Sequence[str], parameters: Sequence[str], name: str | None) -> isl.Set:
+def read_condition(
+    condition: Fragment | None, iterators: Sequence[str], parameters: Sequence[str], name: str | None
+) -> isl.Set:
     """The set `{ name[iterators] : condition }`, or a set of the parameters where `name` is None.
 
     Raises `ParseError` for a condition that isl cannot read or that has an unknown name.
@@ -66,7 +68,9 @@ def read_condition(condition: Fragment | None, iterators: Sequence[str], paramet
         found = isl.Set(f"[{parts[0]}] -> {{ {space} : {text} }}")
     except isl.Error as error:
         assert condition is not None, error
-        raise condition.error(f"not a condition: {condition.shown!r}", hint="for example 0 <= i < M and i % 2 == 0") from None
+        raise condition.error(
+            f"not a condition: {condition.shown!r}", hint="for example 0 <= i < M and i % 2 == 0"
+        ) from None
     for d, parameter in enumerate(parameters):
         found = found.set_dim_name(PARAM, d, parameter)
     if name is None:

@@ -12,10 +12,10 @@ from typing import Final, cast, get_args
 
 from poly.affine import Affine
 from poly.dtypes import DTYPES
-from poly.expr import COMBINERS, Combiner
+from poly.expr import COMBINERS, Combiner, Expr
 from poly.lexical import Fragment, Line, Source, decode, is_scalar, quote, read_lines
-from poly.program import Layout, PathStep, Role, Tensor
-from poly.text_body import affine
+from poly.program import Access, Layout, PathStep, Role, Tensor
+from poly.text_body import BodyReader, affine
 
 _ROLES: Final = get_args(Role)
 _START: Final = re.compile(r"([^\W\d]\w*)[ \t]+[^\W\d]")
@@ -238,7 +238,9 @@ def split_clauses(fragment: Fragment, names: Sequence[str]) -> tuple[Fragment, d
 
 def _assignment(line: Fragment) -> int | None:
     text = line.text
-    plain = (at for at in line.find("=") if text[at + 1 : at + 2] != "=" and text[at - 1 : at] not in ("<", ">", "!", "="))
+    plain = (
+        at for at in line.find("=") if text[at + 1 : at + 2] != "=" and text[at - 1 : at] not in ("<", ">", "!", "=")
+    )
     return next(plain, None)
 
 
@@ -270,3 +272,16 @@ def _label(label: Fragment) -> tuple[str, tuple[Fragment, ...] | None]:
     if label.text.isidentifier() and is_scalar(label.text):
         return decode(label.text), ()
     return label.name(), None
+
+
+def read_assignment(line: StatementLine, reader: BodyReader) -> tuple[Access, Expr, tuple[Access, ...]]:
+    """What a statement writes, its body and its reads. Raises `ParseError`."""
+    if "reads" in line.clauses:
+        for part in bracketed(line.clauses["reads"]):
+            reader.reads.append(reader.listed(part.expression(), part))
+        reader.fixed = True
+    write = reader.access(line.target.expression(), line.target)
+    if write is None:
+        raise line.target.error("a statement writes one element of a tensor", hint="C[i, k], or s[] of rank 0")
+    body = reader.body(line.body)
+    return write, body, tuple(reader.reads)

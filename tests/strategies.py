@@ -1,4 +1,4 @@
-"""Random small programs and inputs for property tests: every value is a small integer, so that every level agrees exactly.
+"""Random small programs and inputs for property tests: small integer values, so that levels agree exactly.
 
 `programs()` draws from all kinds; `programs(kinds=("stencil",))` from some. Sizes are parameters and bound to 1 .. 6.
 `inputs_for(program)` makes arrays for the inputs, inouts, states and constants.
@@ -46,7 +46,9 @@ def contractions(draw: Draw) -> str:
     extent = {i: f"N{i}" for i in indices}
     outs = draw(st.permutations(indices))[: draw(st.integers(0, min(3, len(indices))))]
     count = draw(st.integers(1, 3))
-    accesses = [draw(st.lists(st.sampled_from(indices), unique=True, min_size=0 if n else 1, max_size=3)) for n in range(count)]
+    accesses = [
+        draw(st.lists(st.sampled_from(indices), unique=True, min_size=0 if n else 1, max_size=3)) for n in range(count)
+    ]
     missing = [i for i in indices if i not in outs and not any(i in a for a in accesses)]
     accesses[0] = [*accesses[0], *missing]
     dtype = pick(draw, ["f32", "f32", "f64", "i32"])
@@ -73,7 +75,15 @@ def expressions(draw: Draw, leaves: Sequence[str], depth: int = 3) -> str:
     condition = f"{a} < {b} or not {b} == {c}"
     return pick(
         draw,
-        [f"({a} + {b})", f"{a} - ({b})", f"max({a}, {b})", f"min({a}, {b})", f"-({a})", f"abs({a})", f"select({condition}, {b}, {c})"],
+        [
+            f"({a} + {b})",
+            f"{a} - ({b})",
+            f"max({a}, {b})",
+            f"min({a}, {b})",
+            f"-({a})",
+            f"abs({a})",
+            f"select({condition}, {b}, {c})",
+        ],
     )
 
 
@@ -109,7 +119,12 @@ def stencils(draw: Draw) -> str:
     else:
         copied = pick(draw, [inside, "where 0 <= t < T and 0 <= i < N"])
         body = "B[i]" if copied == inside else f"(B[i] if i >= {low} and i <= N - {high + 1} else 3)"
-        lines += ["temporary B: i64[N]", "for t:", f"    S[t, i]: B[i] = {terms('A')} {inside}", f"    R[t, i]: A[i] = {body} {copied}"]
+        lines += [
+            "temporary B: i64[N]",
+            "for t:",
+            f"    S[t, i]: B[i] = {terms('A')} {inside}",
+            f"    R[t, i]: A[i] = {body} {copied}",
+        ]
     return text_of(["T", "N"], (draw(st.integers(1, 4)), draw(st.integers(1, 9))), lines)
 
 

@@ -1,13 +1,10 @@
 """Programs, graphs and loop trees as text: they print, and what is printed parses back to the same."""
 
-import pytest
 from hypothesis import given, settings
-from tests.strategies import programs
 
-from poly.affine import Affine
-from poly.errors import ParseError, PolyError
 from poly.program import Program
 from poly.text import parse_program, print_program
+from tests.strategies import programs
 
 
 def same(p: Program) -> Program:
