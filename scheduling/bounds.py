@@ -1,7 +1,7 @@
 """Bounds of one loop, from the loop vectors of the statements under it and what is known of the loops around.
 
 A loop's bounds hold for every statement under it (the hull of their vectors); what a statement demands beyond them
-becomes a guard further in. What a bound says is exactly what the returned context says, so nothing is lost or run twice.
+becomes a guard further in. The returned context says exactly what the bounds say: nothing is lost or run twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from poly.sets import PARAM, SET, affine_of_aff
 class LoopBounds:
     """`for loop from max(lower) while < min(upper) by step`, inside `guard` (conditions on the loops around).
 
-    `value`: the only value, where there is at most one; it is taken where `value_guard` holds. `context`: the loop vectors up to and with this loop.
+    `value`: the only value, where there is at most one; it is taken where `value_guard` holds.
+    `context`: the loop vectors up to and with this loop.
     """
 
     lower: tuple[Affine, ...]
@@ -36,7 +37,7 @@ class LoopBounds:
 def loop_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[str]) -> LoopBounds:
     """Bounds of the last of the loops `names`.
 
-    `prefixes`: per statement the values of these loops; `context`: what is known of the loops around (without the last).
+    `prefixes`: per statement the values of these loops; `context`: what is known of the loops around.
     Raises `UnsupportedError` for a loop without bounds.
     """
     depth = len(names) - 1
@@ -44,22 +45,29 @@ def loop_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[s
     together = prefixes[0]
     for other in prefixes[1:]:
         together = together.union(other)
-    hull = together.coalesce().compute_divs().simple_hull()
-    found = _bounds(hull, together, known, names)
-    if not (found.lower and found.upper) and together.n_basic_set() > 1:
-        found = _bounds(together.intersect(known).convex_hull(), together, known, names)
+    plain = together
+    found = _bounds(together.coalesce().remove_unknown_divs().simple_hull(), together, known, names)
+    if not (found.lower and found.upper):  # the bounds hang on existentials: take the rational projection
+        plain = together.remove_divs()
+        found = _bounds(plain.simple_hull(), together, known, names)
+    if not (found.lower and found.upper) and together.n_basic_set() > 1:  # two extents, say: i < N or i < M
+        found = _bounds(plain.intersect(known.remove_divs()).convex_hull(), together, known, names)
     if found.value is None and not (found.lower and found.upper):
-        raise UnsupportedError(f"loop {names[depth]} has no {'upper' if found.lower else 'lower'} bound", hint="give every size a range")
+        raise UnsupportedError(
+            f"loop {names[depth]} has no {'upper' if found.lower else 'lower'} bound", hint="give every size a range"
+        )
     return found
 
 
 def _bounds(hull: isl.BasicSet, exact: isl.Set, known: isl.Set, names: Sequence[str]) -> LoopBounds:
     loop, parameters = names[-1], [known.get_dim_name(PARAM, d) for d in range(known.dim(PARAM))]
     new = hull.to_set().gist(known).simple_hull()
-    conditions = [c for c in conditions_of(new, names) if c is not None and (_is_bound(c, loop) or loop not in c.expr.names)]
+    conditions = [
+        c for c in conditions_of(new, names) if c is not None and (_is_bound(c, loop) or loop not in c.expr.names)
+    ]
     guard = tuple(c for c in conditions if loop not in c.expr.names)
     limits = [c for c in conditions if loop in c.expr.names]
-    stride, offset = _stride(exact, names)
+    stride, offset = _stride(exact, known, names)
     if stride > 1:
         conditions.append(Constraint((var(loop) - offset) % stride, True))
     lower, upper = _limits(limits, loop)
@@ -93,7 +101,11 @@ def _only_value(
             value = rest * -a
             guard = [other.substitute({loop: value}) for other in conditions if other is not c]
             return value, tuple(g for g in guard if not holds_always(g))
-    if len(lower) == len(upper) == 1 and (upper[0] - lower[0]).is_constant and 0 < (upper[0] - lower[0]).constant <= stride:
+    if (
+        len(lower) == len(upper) == 1
+        and (upper[0] - lower[0]).is_constant
+        and 0 < (upper[0] - lower[0]).constant <= stride
+    ):
         return lower[0], ()
     return None, ()
 
@@ -109,16 +121,18 @@ def _is_bound(condition: Constraint, loop: str) -> bool:
     return a != 0 and loop not in (condition.expr - var(loop) * a).names
 
 
-def _stride(exact: isl.Set, names: Sequence[str]) -> tuple[int, Affine]:
+def _stride(exact: isl.Set, known: isl.Set, names: Sequence[str]) -> tuple[int, Affine]:
     """Every value of the last loop is offset + a multiple of the stride."""
-    info = exact.get_stride_info(len(names) - 1)
-    stride = info.get_stride().to_python()
-    if stride <= 1:
-        return 1, Affine()
-    offset = affine_of_aff(info.get_offset(), names)
-    if offset is None or names[-1] in offset.names:
-        return 1, Affine()
-    return stride, offset % stride
+    for known_too in (False, True):  # the offset may be integer only on the values that the loops around take
+        values = exact.gist(known) if known_too else exact
+        info = values.get_stride_info(len(names) - 1)
+        stride = info.get_stride().to_python()
+        if stride <= 1:
+            return 1, Affine()
+        offset = affine_of_aff(info.get_offset(), names)
+        if offset is not None and names[-1] not in offset.names:
+            return stride, offset % stride
+    return 1, Affine()
 
 
 def _sorted(bounds: Sequence[Affine]) -> tuple[Affine, ...]:

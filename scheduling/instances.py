@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import islpy as isl
 
 from poly.affine import Affine, Constraint, FloorDiv, Mod, Var, var
-from poly.errors import Bug, IllegalEdit, UnsupportedError
+from poly.errors import Bug, IllegalEdit
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
-from poly.scheduling.rows import relation_of, set_of
-from poly.sets import PARAM, SET, fix_sizes, operation_budget
+from poly.scheduling.rows import bounded, relation_of, set_of
+from poly.sets import PARAM, SET, fix_sizes
 
 BUDGET = 20_000_000
 Interval = tuple[int | None, int | None]
@@ -41,18 +41,18 @@ def check_instances(tree: LoopTree, program: Program) -> None:
     missing, repeated or invented, `IllegalEdit` of kind "bounds" with an instance whose subscript is outside, and
     `UnsupportedError` where isl needs more than its budget of operations.
     """
-    try:
-        with operation_budget(BUDGET):
-            _check(tree, program)
-    except isl.Error as error:
-        raise UnsupportedError("its instances cannot be checked within isl's budget of operations", where=tree.name) from error
+    with bounded(BUDGET, "the check of its instances", tree.name):
+        _check(tree, program)
 
 
 def _check(tree: LoopTree, program: Program) -> None:
     sizes = dict(tree.sizes)
     context = fix_sizes(program.context, sizes)
-    tensors = {t.name: t for t in tree.tensors} | {n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)}
+    tensors = {t.name: t for t in tree.tensors} | {
+        n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
+    }
     images: dict[str, isl.Set] = {}
+    reached: list[tuple[_Place, isl.Set]] = []
     for place in _places(tree.body, ()):
         s = program.statement[place.compute.statement]
         vectors = _loop_vectors(place, tree.parameters).intersect_params(context)
@@ -64,10 +64,14 @@ def _check(tree: LoopTree, program: Program) -> None:
         if before is not None and not before.is_disjoint(image):
             raise Bug(f"{tree.name}: instance {_point(before.intersect(image), s)} runs at two places")
         images[s.name] = image if before is None else before.union(image)
-        _check_accesses(place, vectors, tensors, s, tree.parameters, sizes)
+        reached.append((place, vectors))
     for s in program.statements:
         if s.external is None:
-            _check_coverage(s, images.get(s.name), fix_sizes(s.domain.intersect_params(program.context), sizes), tree.name)
+            _check_coverage(
+                s, images.get(s.name), fix_sizes(s.domain.intersect_params(program.context), sizes), tree.name
+            )
+    for place, vectors in reached:
+        _check_accesses(place, vectors, tensors, program.statement[place.compute.statement], tree.parameters, sizes)
 
 
 def _check_coverage(s: Statement, image: isl.Set | None, domain: isl.Set, where: str) -> None:
@@ -124,7 +128,12 @@ def _starts_at(v: Affine, start: Affine, lower: Sequence[Affine], step: int) -> 
 
 
 def _check_accesses(
-    place: _Place, vectors: isl.Set, tensors: Mapping[str, Tensor], s: Statement, parameters: Sequence[str], sizes: Mapping[str, int]
+    place: _Place,
+    vectors: isl.Set,
+    tensors: Mapping[str, Tensor],
+    s: Statement,
+    parameters: Sequence[str],
+    sizes: Mapping[str, int],
 ) -> None:
     intervals = _intervals(place.around)
     seen: set[Access] = set()
@@ -206,7 +215,9 @@ def _inside(interval: Interval, extent: Affine) -> bool:
 
 def _values(point: isl.Point, loops: Sequence[str]) -> dict[str, int]:
     space = point.get_space()
-    values = {space.get_dim_name(PARAM, d): point.get_coordinate_val(PARAM, d).to_python() for d in range(space.dim(PARAM))}
+    values = {
+        space.get_dim_name(PARAM, d): point.get_coordinate_val(PARAM, d).to_python() for d in range(space.dim(PARAM))
+    }
     return values | {name: point.get_coordinate_val(SET, d).to_python() for d, name in enumerate(loops)}
 
 

@@ -1,4 +1,4 @@
-"""The loop vectors of a statement under a schedule, its instance as a function of them, and expressions in loop variables.
+"""The loop vectors of a statement under a schedule, its instance as a function of them, and expressions by loops.
 
 The integer affine hull of "loop vector -> value" removes floors and remainders that the domain makes redundant
 (`(8*i.o + i.p) // 8` is `i.o` where `0 <= i.p < 8`).
@@ -36,11 +36,15 @@ class LoopVectors:
 
     def prefix(self, depth: int) -> isl.Set:
         """The values of the first `depth` loops."""
-        return self.vectors.project_out(SET, depth, len(self.loops) - depth) if depth < len(self.loops) else self.vectors
+        return (
+            self.vectors.project_out(SET, depth, len(self.loops) - depth) if depth < len(self.loops) else self.vectors
+        )
 
     def express(self, expressions: Sequence[Affine]) -> tuple[Affine, ...]:
-        """Expressions of the iterators as expressions of the loops, without the floors that the domain makes redundant."""
-        values: dict[str, Affine | int] = dict(zip(self.statement.iterators, self.instance, strict=True)) | dict(self.sizes)
+        """Expressions of the iterators by loops, without the floors that the domain makes redundant."""
+        values: dict[str, Affine | int] = dict(zip(self.statement.iterators, self.instance, strict=True)) | dict(
+            self.sizes
+        )
         return self.simplify([e.substitute(values) for e in expressions])
 
     def simplify(self, expressions: Sequence[Affine]) -> tuple[Affine, ...]:
@@ -48,7 +52,9 @@ class LoopVectors:
         with_floor = [k for k, e in enumerate(expressions) if has_floor(e)]
         if not with_floor:
             return tuple(expressions)
-        relation = relation_of([expressions[k] for k in with_floor], self.loops, self.parameters).intersect_domain(self.vectors)
+        relation = relation_of([expressions[k] for k in with_floor], self.loops, self.parameters).intersect_domain(
+            self.vectors
+        )
         solved = dict(zip(with_floor, outputs_of_hull(relation, self.loops), strict=True))
         return tuple(solved.get(k) or e for k, e in enumerate(expressions))
 
@@ -75,7 +81,12 @@ class LoopVectors:
 
 
 def loop_vectors(
-    s: Statement, loops: Sequence[str], expressions: Sequence[Affine], parameters: Sequence[str], context: isl.Set, sizes: Mapping[str, int]
+    s: Statement,
+    loops: Sequence[str],
+    expressions: Sequence[Affine],
+    parameters: Sequence[str],
+    context: isl.Set,
+    sizes: Mapping[str, int],
 ) -> LoopVectors:
     """The loop vectors of a statement. `expressions`: the loops by iterators; `context`: what holds for the sizes.
 
@@ -95,7 +106,9 @@ def loop_vectors(
     return replace(result, instance=result.simplify([e for e in solved if e is not None]))
 
 
-def _unique(s: Statement, inverse: isl.Map, solved: Sequence[Affine | None], loops: Sequence[str]) -> list[Affine | None]:
+def _unique(
+    s: Statement, inverse: isl.Map, solved: Sequence[Affine | None], loops: Sequence[str]
+) -> list[Affine | None]:
     """Iterators that the affine hull does not give, from the piecewise inverse."""
     if not inverse.is_single_valued():
         raise ScheduleError(

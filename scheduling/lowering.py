@@ -19,8 +19,9 @@ from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Tensor
 from poly.scheduling.bounds import holds_always, loop_bounds
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
+from poly.scheduling.rows import bounded
 from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, common_prefix, statements_of
-from poly.sets import conjunctions_of, fix_sizes, operation_budget
+from poly.sets import conjunctions_of, fix_sizes
 
 BUDGET = 20_000_000
 Names = tuple[str, ...]
@@ -32,13 +33,8 @@ def lower(schedule: Schedule) -> LoopTree:
     Raises `ScheduleError` where loops do not tell a statement's instances apart, `UnsupportedError` where a bound or an
     index has no quasi-affine form, or where isl needs more than its budget of operations.
     """
-    try:
-        with operation_budget(BUDGET):
-            return _lower(schedule)
-    except isl.Error as error:
-        raise UnsupportedError(
-            "its loops need more than isl's budget of operations", where=schedule.source.name, hint="fewer or smaller skews and tiles"
-        ) from error
+    with bounded(BUDGET, "lowering", schedule.source.name):
+        return _lower(schedule)
 
 
 def _lower(schedule: Schedule) -> LoopTree:
@@ -56,7 +52,9 @@ def _lower(schedule: Schedule) -> LoopTree:
         )
         for s in program.statements
     }
-    work = _Lowering(schedule, {name: p for name, p in placed.items() if not p.vectors.is_empty()}, _allocations(schedule))
+    work = _Lowering(
+        schedule, {name: p for name, p in placed.items() if not p.vectors.is_empty()}, _allocations(schedule)
+    )
     start = isl.Set.universe(context.get_space().set_from_params()).intersect_params(context)
     body = work.scoped("", work.node(schedule.tree, start, (), {}))
     inside = {t.name for tensors in work.allocations.values() for t in tensors}
@@ -74,7 +72,7 @@ def _parameter_space(parameters: Sequence[str]) -> isl.Space:
 
 
 def _allocations(schedule: Schedule) -> dict[str, list[Tensor]]:
-    """Promoted tensors by the loop in whose body they are allocated: the innermost one of their scope around all users."""
+    """Promoted tensors by the loop that allocates them in its body: the innermost of their scope around all users."""
     result: dict[str, list[Tensor]] = {}
     for tensor in schedule.program.tensors:
         users = _users(schedule, tensor.name)
@@ -102,7 +100,6 @@ class _Segment:
     statements: frozenset[str]
 
 
-
 @dataclass(frozen=True)
 class _Lowering:
     """`placed`: the statements that have instances; `allocations`: see `_allocations`."""
@@ -112,7 +109,7 @@ class _Lowering:
     allocations: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
 
     def node(self, tree: TreeNode, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> list[_Segment]:
-        """A part of the tree inside the loops `names`; `context`: their loop vectors; `values`: of the dropped loops."""
+        """A part of the tree inside the loops `names`; `context`: their vectors; `values`: of the dropped loops."""
         match tree:
             case Leaf(statement):
                 return [self.leaf(statement, context, names, values)] if statement in self.placed else []
@@ -164,7 +161,9 @@ class _Lowering:
 
         instance = tuple(e.substitute(values) for e in placed.instance)
         body = _substitute_body(placed.body(s.body), values)
-        return Compute(s.name, instance, by_loops(s.write), tuple(by_loops(r) for r in s.reads), body, s.combiner, s.contract)
+        return Compute(
+            s.name, instance, by_loops(s.write), tuple(by_loops(r) for r in s.reads), body, s.combiner, s.contract
+        )
 
     def scoped(self, loop: str, segments: Sequence[_Segment]) -> tuple[Node, ...]:
         """The body of a loop with its allocations, each around the smallest span of children that holds its users."""
@@ -196,4 +195,6 @@ def guarded(
 
 
 def _substitute_body(body: Expr, values: Mapping[str, Affine]) -> Expr:
-    return rewrite(body, lambda node: IndexValue(node.index.substitute(values)) if isinstance(node, IndexValue) else None)
+    return rewrite(
+        body, lambda node: IndexValue(node.index.substitute(values)) if isinstance(node, IndexValue) else None
+    )

@@ -1,20 +1,36 @@
 """Affine expressions to isl objects and back by coefficient matrices: no text is parsed, which is 5-10 times faster.
 
-A floor becomes an extra dimension q with `0 <= argument - divisor*q < divisor`, projected out at the end; isl then keeps
-sets of tiled loops free of existentials where it can. Column order everywhere: constant, parameters, inputs, outputs.
+A floor becomes an extra dimension q with `0 <= argument - divisor*q < divisor`, projected out at the end; isl then
+keeps sets of tiled loops free of existentials where it can. Columns: constant, parameters, inputs, outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 
 import islpy as isl
 
 from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
-from poly.sets import DIV, IN, OUT, PARAM, SET, floor_of_aff
+from poly.errors import Bug, UnsupportedError
+from poly.sets import DIV, IN, OUT, PARAM, SET, floor_of_aff, operation_budget
 
 _CST = isl.dim_type.cst
 Row = dict[int, int]
+
+
+@contextmanager
+def bounded(operations: int, what: str, where: str) -> Generator[None]:
+    """Run isl calls under a budget of operations; past it, an `UnsupportedError` that says `what` at `where`."""
+    try:
+        with operation_budget(operations):
+            yield
+    except isl.Error as error:
+        if "number of operations" not in str(error):
+            raise Bug(f"{where}: {error}") from None
+        raise UnsupportedError(
+            f"{what} needs too many isl operations", where=where, hint="fewer or simpler skews and tiles"
+        ) from None
 
 
 class _Rows:
@@ -68,7 +84,9 @@ def _matrix(rows: Sequence[Row], width: int) -> isl.Mat:
     return matrix
 
 
-def relation_of(expressions: Sequence[Affine], inputs: Sequence[str], parameters: Sequence[str], tuple_name: str = "") -> isl.Map:
+def relation_of(
+    expressions: Sequence[Affine], inputs: Sequence[str], parameters: Sequence[str], tuple_name: str = ""
+) -> isl.Map:
     """`[parameters] -> { tuple_name[inputs] -> [expressions] }`."""
     first_out = 1 + len(parameters) + len(inputs)
     columns = {name: 1 + k for k, name in enumerate([*parameters, *inputs])}
@@ -87,7 +105,9 @@ def relation_of(expressions: Sequence[Affine], inputs: Sequence[str], parameters
     return result.set_tuple_name(IN, tuple_name) if tuple_name else result
 
 
-def set_of(conditions: Sequence[Constraint], names: Sequence[str], parameters: Sequence[str], tuple_name: str = "") -> isl.Set:
+def set_of(
+    conditions: Sequence[Constraint], names: Sequence[str], parameters: Sequence[str], tuple_name: str = ""
+) -> isl.Set:
     """`[parameters] -> { tuple_name[names] : conditions }`."""
     first_free = 1 + len(parameters) + len(names)
     rows = _Rows({name: 1 + k for k, name in enumerate([*parameters, *names])}, first_free)
@@ -105,9 +125,9 @@ def set_of(conditions: Sequence[Constraint], names: Sequence[str], parameters: S
 
 
 def conditions_of(basic: isl.BasicSet, names: Sequence[str]) -> list[Constraint | None]:
-    """The constraints of a basic set, by names of its dimensions; None for one with an existential of no closed form."""
+    """The constraints of a basic set by names of its dimensions; None for an existential of no closed form."""
     local = basic.get_local_space()
-    divs = [_div(local.get_div(d), names) for d in range(local.dim(DIV))]
+    divs = _divs(local, names)
     parameters = [basic.get_dim_name(PARAM, d) for d in range(basic.dim(PARAM))]
     atoms: list[Affine | None] = [*map(var, parameters), *map(var, names), *divs]
     result: list[Constraint | None] = []
@@ -139,30 +159,27 @@ def entry(matrix: isl.Mat, row: int, column: int) -> int:
     return matrix.get_element_val(row, column).get_num_si()
 
 
-def _div(aff: isl.Aff, names: Sequence[str]) -> Affine | None:
-    return None if aff.is_nan() else floor_of_aff(aff, names)
-
-
 def outputs_of_hull(relation: isl.Map, inputs: Sequence[str]) -> list[Affine | None]:
-    """For every output of a relation its quasi-affine function of the inputs where the affine hull has one, else None."""
+    """Every output of a relation as a quasi-affine function of its inputs where the affine hull gives one, else None."""
     hull = relation.affine_hull()
-    count, first = hull.dim(OUT), 1 + hull.dim(PARAM) + hull.dim(IN)
-    local = hull.get_local_space()
-    divs: list[Affine | None] = [None if local.get_div(d).is_nan() else _map_div(local.get_div(d), inputs, first) for d in range(local.dim(DIV))]
-    parameters = [hull.get_dim_name(PARAM, d) for d in range(hull.dim(PARAM))]
-    atoms: list[Affine | None] = [*map(var, parameters), *map(var, inputs), *([Affine()] * count), *divs]
-    matrix = hull.equalities_matrix(_CST, PARAM, IN, OUT, DIV)
+    count, before = hull.dim(OUT), hull.dim(PARAM) + hull.dim(IN)
+    wrapped = hull.wrap()
+    local = wrapped.get_local_space()
+    names = [*inputs, *(f"output {k}" for k in range(count))]
+    divs = [None if d is None or not d.names.isdisjoint(names[len(inputs) :]) else d for d in _divs(local, names)]
+    atoms = [*(var(hull.get_dim_name(PARAM, d)) for d in range(hull.dim(PARAM))), *map(var, names), *divs]
+    matrix = wrapped.equalities_matrix(_CST, PARAM, SET, DIV)
     result: list[Affine | None] = [None] * count
     for r in range(matrix.rows()):
-        outs = [(d, c) for d in range(count) if (c := entry(matrix, r, first + d))]
-        if len(outs) == 1 and (rest := expression_of_row(matrix, r, atoms)) is not None:
+        outs = [(d, c) for d in range(count) if (c := entry(matrix, r, 1 + before + d))]
+        if len(outs) == 1 and (whole := expression_of_row(matrix, r, atoms)) is not None:
             d, c = outs[0]
+            rest = whole - var(names[len(inputs) + d]) * c
             result[d] = (-rest // c) if c > 0 else (rest // -c)
     return result
 
 
-def _map_div(aff: isl.Aff, inputs: Sequence[str], first_output: int) -> Affine | None:
-    """A div of a map as a function of its inputs; None where it depends on outputs (its domain is the wrapped map)."""
-    names = [*inputs, *(f"output {k}" for k in range(aff.dim(IN) - len(inputs)))]
-    found = floor_of_aff(aff, names)
-    return None if found is None or not found.names.isdisjoint(names[len(inputs) :]) else found
+def _divs(local: isl.LocalSpace, names: Sequence[str]) -> list[Affine | None]:
+    """The floors of a local space; None for an existential without a definition."""
+    found = (local.get_div(d) for d in range(local.dim(DIV)))
+    return [None if div.is_nan() else floor_of_aff(div, names) for div in found]
