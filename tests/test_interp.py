@@ -83,7 +83,7 @@ def matmul(dtype: str = "f32", wide: str | None = None) -> Program:
 def test_matmul(way: bool, dtype: str) -> None:
     a, b = integers((5, 7), dtype, 1, 0), integers((7, 4), dtype, 2, 0)
     c = run_program(matmul(dtype), {"A": a, "B": b}, vectorised=way)["C"]
-    assert c.dtype == a.dtype and np.array_equal(c, (a.astype(complex) @ b.astype(complex)).astype(a.dtype))
+    assert c.dtype == a.dtype and np.array_equal(c.astype(complex), a.astype(complex) @ b.astype(complex))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -270,17 +270,18 @@ def test_ordered_sum_rounds_one_by_one(way: bool) -> None:
 def test_order_of_a_recurrence_and_of_overwriting(way: bool) -> None:
     p = Program(
         "recurrence",
-        (tensor("X", [40], "i64", "inout"), tensor("L", [], "i64", "output"), tensor("D", [8], "i64", "output")),
+        (tensor("X", [40], "i64", "inout"), tensor("L", [], "i64", "output"), tensor("D", [8], "i64", "output"), tensor("E", [8], "i64", "output")),
         (
             statement("S", "{ [i] : 1<=i<40 }", access("X", "i"), [access("X", "i-1"), access("X", "i")], apply("add", Read(0), Read(1))),
             statement("T", "{ [i] : 0<=i<40 }", access("L"), [access("X", "i")], Read(0)),
             statement("U", "{ [i, j] : 0<=i<4 and 0<=j<5 }", access("D", "i+j"), [], IndexValue(Affine.of("i*10 + j"))),
+            statement("V", "{ [i, j, k] : 0<=i<4 and 0<=j<5 and k=j }", access("E", "i + 2*j - k"), [], IndexValue(Affine.of("i*10 + j"))),
         ),
     )  # fmt: skip
     x = integers((40,), "i64")
     got = run_program(p, {"X": x}, vectorised=way)
     assert np.array_equal(got["X"], np.cumsum(x)) and got["L"] == x.sum()
-    assert got["D"].tolist() == [0, 10, 20, 30, 31, 32, 33, 34]
+    assert got["D"].tolist() == got["E"].tolist() == [0, 10, 20, 30, 31, 32, 33, 34]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -415,8 +416,10 @@ def subscript(draw: st.DrawFn, names: Sequence[str], extent: int) -> tuple[Affin
 
 
 @st.composite
-def random_statement(draw: st.DrawFn, number: int, tensors: Sequence[Tensor]) -> Statement:
+def random_statement(draw: st.DrawFn, number: int, tensors: Sequence[Tensor], shared: bool) -> Statement:
     names = draw(st.lists(st.sampled_from(["i", "j", "k"]), max_size=3, unique=True))
+    if shared:
+        names = ["i", *(n for n in names if n != "i")]
     bounds = [f"0 <= {n} < {EXTENTS[n]}" for n in names]
     if len(names) > 1 and draw(st.booleans()):
         bounds.append(draw(st.sampled_from([f"{names[0]} <= {names[1]}", f"({names[0]} + {names[1]}) mod 2 = 0"])))
@@ -436,8 +439,8 @@ def random_statement(draw: st.DrawFn, number: int, tensors: Sequence[Tensor]) ->
     for leaf in leaves[: draw(st.integers(0, 3))]:
         body = apply(draw(st.sampled_from(["add", "mul", "mul", "sub", "max"])), body, leaf)
     combiner = draw(st.sampled_from([None, "+", "+", "*", "max", "min"]))
-    path = [draw(st.integers(0, 1))]
-    for n in names:
+    path: list[int | str] = [0, "i", draw(st.integers(0, 3))] if shared else [draw(st.integers(0, 1))]
+    for n in names[1:] if shared else names:
         path += [n, draw(st.integers(0, 1))] if draw(st.booleans()) else [n]
     domain = f"{{ [{', '.join(names)}] : {' and '.join(bounds) or 'true'} }}"
     return statement(f"S{number}", domain, access(target.name, *(e for e, _ in parts)), reads, body, combiner, path)
@@ -451,7 +454,8 @@ def random_program(draw: st.DrawFn) -> Program:
         tensor("V", [3, 5], "i32", "inout"),
         tensor("W", [], "i32", "inout"),
     )
-    return Program("random", tensors, tuple(draw(random_statement(k, tensors)) for k in range(draw(st.integers(1, 4)))))
+    shared, count = draw(st.booleans()), draw(st.integers(1, 4))
+    return Program("random", tensors, tuple(draw(random_statement(k, tensors, shared)) for k in range(count)))
 
 
 @settings(derandomize=True, max_examples=300, deadline=None)
