@@ -89,6 +89,8 @@ def reach(region: Region, trips: Sequence[int], counts: Sequence[int]) -> tuple[
 def injective(strides: Sequence[int], trips: Sequence[int]) -> bool:
     """Whether every point has its own element; exact up to a million points, refused above where not evident."""
     used = sorted((abs(s), t) for s, t in zip(strides, trips, strict=True) if t > 1)
+    if used and used[0][0] == 0:
+        return False
     reach = 0
     for stride, trip in used:
         if stride <= reach:

@@ -178,17 +178,12 @@ class _Replay(Shadows):
         latest = int(seen.max())
         if latest <= known:
             return
-        names = {
-            "raw": "reads what may not be written yet",
-            "war": "overwrites what may not be read yet",
-            "waw": "and an earlier write are not ordered",
-        }
         mine, theirs = self.flats[engine], self.flats[other]
         key = (code, engine, mine.instances[instance][0], other, theirs.instances[latest - 1][0], access.space.key)
         if key not in self.found:
-            at = self.address(access, start, seen == latest)
-            why = f"no chain of semaphores from {theirs.label(latest - 1)}"
-            text = f"{access.footprint.operand} {names[code]}: {at}, {why}"
+            does, did = ("reads", "writes") if code == "raw" else ("writes", "reads" if code == "war" else "writes")
+            at, who = self.address(access, start, seen == latest), theirs.label(latest - 1)
+            text = f"{access.footprint.operand} {does} {at}, in no fixed order with {who}, which {did} it"
             self.found[key] = Finding(code, text, (theirs.label(latest - 1), mine.label(instance)))
 
     def uninitialised(

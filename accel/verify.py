@@ -15,7 +15,7 @@ it is read; every output is written. All checks are exact on bytes; `Rep`s are e
 | consumer, semaphore | a wait by another engine than the consumer; a semaphore that is not declared |
 | deadlock, starved | engines wait in a cycle; a wait that no later post serves |
 | unbalanced, overflow | tokens at the end differ from the start; a counter may exceed its limit (warning) |
-| raw, war, waw | an unordered pair of commands on a common byte |
+| raw, war, waw | an unordered pair on a common byte; which of the three depends on the order it is seen in |
 | uninitialised, accumulate | a read, or an accumulation, of bytes that nothing wrote |
 | output | an output with elements that nothing wrote |
 """
