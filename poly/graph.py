@@ -40,7 +40,8 @@ class Node:
 class Graph:
     """`tensors`: the model's edges (inputs, outputs, constants, temporaries); `constants`: arrays of the constant ones.
 
-    Nodes are in execution order. Arrays are referenced, never copied, and must not be written.
+    Nodes are in execution order. Arrays are referenced, never copied, and must not be written. `labels`: the names in
+    the model's file, by tensor name (which are made to fit the text forms).
     """
 
     name: str
@@ -50,6 +51,7 @@ class Graph:
     parameters: tuple[str, ...] = ()
     context: isl.Set = field(default_factory=lambda: isl.Set("{ : }"))
     sizes: tuple[tuple[str, int], ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def tensor(self) -> Mapping[str, Tensor]:

@@ -1,0 +1,396 @@
+"""Rows of the operator table that compute each element from the elements at the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from poly.dtypes import is_float, is_integer
+from poly.frontend.onnx_notation import Notation, Term, Value, fn, literal, python_scalar
+
+Row = Callable[[Notation], None]
+
+
+def unary(function: Callable[[Term], Term], result: str | None = None) -> Row:
+    """A row without attributes on one input."""
+
+    def row(b: Notation) -> None:
+        b.map(function, b.input(0), dtype=result)
+
+    return row
+
+
+def binary(operator: str, result: str | None = None) -> Row:
+    """A row on two inputs with numpy broadcasting (opsets below 7: `broadcast` and `axis` attributes)."""
+
+    def row(b: Notation) -> None:
+        x, y = legacy_operands(b)
+        b.map(lambda p, q: fn(operator, p, q), x, y, dtype=result)
+
+    return row
+
+
+def legacy_operands(b: Notation) -> tuple[Value, Value]:
+    """Both inputs; before opset 7 the second one lines up with the first at `axis` instead of at the end."""
+    x, y = b.input(0), b.input(1)
+    if b.opset >= 7 or not b.call.attributes.get("broadcast"):
+        return x, y
+    axis = b.axis(b.int_attribute("axis", x.rank - y.rank), x.rank) if y.rank else 0
+    after = x.rank - axis - y.rank
+    if after <= 0 or y.array is None:
+        b.supported(after <= 0, "the second input is broadcast along inner axes", "convert the model to opset 7 or later")
+        return x, y
+    return x, b.new_constant("aligned", y.array.reshape(*y.shape, *(1,) * after))
+
+
+def variadic(operator: str) -> Row:
+    """A row that folds any number of inputs with one operator."""
+
+    def row(b: Notation) -> None:
+        def fold(*terms: Term) -> Term:
+            result = terms[0]
+            for term in terms[1:]:
+                result = fn(operator, result, term)
+            return result
+
+        values = b.inputs
+        b.require(bool(values), "needs at least one input")
+        if len(values) == 1:
+            b.alias(values[0])
+        else:
+            b.map(fold, *values)
+
+    return row
+
+
+def mean(b: Notation) -> None:
+    def average(*terms: Term) -> Term:
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total / float(len(terms))
+
+    b.map(average, *b.inputs)
+
+
+def identity(b: Notation) -> None:
+    b.alias(b.input(0))
+
+
+def dropout(b: Notation) -> None:
+    """Inference: the input itself; the mask, where it is used, is all true."""
+    x = b.input(0)
+    training = b.optional(2)
+    if training is not None and (training.array is None or bool(training.array.reshape(-1)[0])):
+        raise b.fail("training mode is random", "export the model for inference")
+    b.alias(x)
+    if b.wants(1):
+        mask = b.output(x.shape, "bool" if b.opset >= 10 else x.dtype, 1)
+        b.assign(mask, {f"i{k}": e for k, e in enumerate(x.shape)}, literal(True if b.opset >= 10 else 1.0))
+
+
+def cast(b: Notation) -> None:
+    x = b.input(0)
+    to = b.call.attributes.get("to")
+    cast_to(b, x, _LEGACY_TYPES.get(to, "") if isinstance(to, str) else onnx_dtype(b, b.int_attribute("to")))
+
+
+def cast_like(b: Notation) -> None:
+    cast_to(b, b.input(0), b.input(1).dtype)
+
+
+def cast_to(b: Notation, x: Value, dtype: str) -> None:
+    b.supported(dtype != "", "the target type has no compiled form")
+    if dtype == x.dtype:
+        b.alias(x)
+        return
+    b.supported("8e" not in dtype + x.dtype, f"a cast from {x.dtype} to {dtype} saturates")
+    b.map(lambda v: v.cast(dtype), x, dtype=dtype)
+
+
+ONNX_DTYPES: Final[dict[int, str]] = {
+    1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool", 10: "f16", 11: "f64",
+    12: "u32", 13: "u64", 14: "c64", 15: "c128", 16: "bf16", 17: "f8e4m3", 19: "f8e5m2",
+}  # fmt: skip
+_LEGACY_TYPES: Final = {
+    "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "INT64": "i64", "INT32": "i32", "INT16": "i16", "INT8": "i8",
+    "UINT8": "u8", "UINT16": "u16", "UINT32": "u32", "UINT64": "u64", "BOOL": "bool",
+}  # fmt: skip
+
+
+def onnx_dtype(b: Notation, number: int) -> str:
+    """The dtype name of a TensorProto.DataType. Raises `OnnxError` where there is none."""
+    found = ONNX_DTYPES.get(number)
+    if found is None:
+        raise b.fail(f"data type {number} has no compiled form", "strings and 4-bit types are not supported")
+    return found
+
+
+def clip(b: Notation) -> None:
+    """Bounds are attributes before opset 11, optional inputs after."""
+    x = b.input(0)
+    if b.opset < 11:
+        low, high = b.float_attribute("min", -np.inf), b.float_attribute("max", np.inf)
+        bounds = [_legacy_bound(low, -3.4028234663852886e38), _legacy_bound(high, 3.4028234663852886e38)]
+        b.map(lambda v: _clipped(v, bounds[0], bounds[1]), x)
+        return
+    given = {k: v for k in (1, 2) if (v := b.optional(k)) is not None}
+    if not given:
+        b.alias(x)
+        return
+
+    def body(v: Term, *rest: Term) -> Term:
+        by_position = dict(zip(given, rest, strict=True))
+        return _clipped(v, by_position.get(1), by_position.get(2))
+
+    b.map(body, x, *given.values())
+
+
+def _legacy_bound(value: float, none: float) -> Term | None:
+    return None if np.isinf(value) or value == none else literal(value)
+
+
+def _clipped(v: Term, low: Term | None, high: Term | None) -> Term:
+    v = v if low is None else fn("max", v, low)
+    return v if high is None else fn("min", v, high)
+
+
+def power(b: Notation) -> None:
+    """The result has the base's type; small constant exponents become products and roots."""
+    x, y = b.input(0), b.input(1)
+    b.broadcast(x.shape, y.shape)
+    if is_float(x.dtype) and y.array is not None and y.array.size == 1 and y.rank <= x.rank:
+        exponent = float(python_scalar(y.array))
+        simple = _SIMPLE_POWERS.get(exponent)
+        if simple is not None:
+            b.map(simple, x)
+            return
+
+    def body(p: Term, q: Term) -> Term:
+        if x.dtype == y.dtype:
+            return fn("pow", p, q)
+        wide = x.dtype if is_float(x.dtype) else "f64"
+        result = fn("pow", p if wide == x.dtype else p.cast(wide), q.cast(wide))
+        return result if wide == x.dtype else result.cast(x.dtype)
+
+    b.map(body, x, y, dtype=x.dtype)
+
+
+_SIMPLE_POWERS: Final[dict[float, Callable[[Term], Term]]] = {
+    2.0: lambda v: v * v,
+    3.0: lambda v: v * v * v,
+    0.5: lambda v: fn("sqrt", v),
+    -1.0: lambda v: 1.0 / v,
+    -0.5: lambda v: 1.0 / fn("sqrt", v),
+}
+
+
+def modulo(b: Notation) -> None:
+    """`fmod` 1: the sign of the dividend (C); else the sign of the divisor (Python), integers only."""
+    x, y = b.input(0), b.input(1)
+    c_rule = b.int_attribute("fmod", 0) == 1
+    b.supported(is_integer(x.dtype), "on floats needs an exact remainder")
+
+    def body(p: Term, q: Term) -> Term:
+        rest = p - (p / q) * q
+        if c_rule or x.dtype[0] == "u":
+            return rest
+        unlike = fn("ne", fn("lt", rest, 0), fn("lt", q, 0))
+        return fn("select", fn("and", fn("ne", rest, 0), unlike), rest + q, rest)
+
+    b.map(body, x, y)
+
+
+def where(b: Notation) -> None:
+    b.map(lambda c, p, q: fn("select", c, p, q), b.input(0), b.input(1), b.input(2), dtype=b.input(1).dtype)
+
+
+def prelu(b: Notation) -> None:
+    """The slope broadcasts to the input only; before opset 7 a vector of slopes lies along the channels."""
+    x, slope = b.input(0), b.input(1)
+    if slope.rank == 1 and b.opset < 7 and slope.size > 1:
+        shape = x.shape[1:2] + (1,) * (x.rank - 2)
+        b.require(slope.array is not None and slope.shape == x.shape[1:2], f"slope {list(slope.shape)} is not one a channel")
+        assert slope.array is not None
+        slope = b.new_constant("slope", slope.array.reshape(shape))
+    b.require(b.broadcast(x.shape, slope.shape) == x.shape, f"slope {list(slope.shape)} does not broadcast to {list(x.shape)}")
+    b.map(lambda v, s: fn("select", fn("lt", v, 0), s * v, v), x, slope)
+
+
+def leaky_relu(b: Notation) -> None:
+    alpha = b.float_attribute("alpha", 0.01)
+    b.map(lambda v: fn("select", fn("lt", v, 0), v * alpha, v), b.input(0))
+
+
+def elu(b: Notation) -> None:
+    alpha = b.float_attribute("alpha", 1.0)
+    b.map(lambda v: fn("select", fn("lt", v, 0), (fn("exp", v) - 1.0) * alpha, v), b.input(0))
+
+
+def selu(b: Notation) -> None:
+    alpha, gamma = b.float_attribute("alpha", 1.6732632), b.float_attribute("gamma", 1.050701)
+    b.map(lambda v: fn("select", fn("le", v, 0), (fn("exp", v) - 1.0) * alpha, v) * gamma, b.input(0))
+
+
+def celu(b: Notation) -> None:
+    alpha = b.float_attribute("alpha", 1.0)
+    b.map(lambda v: fn("max", v, 0) + fn("min", (fn("exp", v / alpha) - 1.0) * alpha, 0), b.input(0))
+
+
+def thresholded_relu(b: Notation) -> None:
+    alpha = b.float_attribute("alpha", 1.0)
+    b.map(lambda v: fn("select", fn("gt", v, alpha), v, 0), b.input(0))
+
+
+def shrink(b: Notation) -> None:
+    bias, lambd = b.float_attribute("bias", 0.0), b.float_attribute("lambd", 0.5)
+    b.supported(is_float(b.input(0).dtype), "is compiled for floats only")
+    b.map(
+        lambda v: fn("select", fn("lt", v, -lambd), v + bias, fn("select", fn("gt", v, lambd), v - bias, 0)), b.input(0)
+    )
+
+
+def hard_sigmoid(b: Notation) -> None:
+    alpha, beta = b.float_attribute("alpha", 0.2), b.float_attribute("beta", 0.5)
+    b.map(lambda v: fn("max", fn("min", v * alpha + beta, 1.0), 0.0), b.input(0))
+
+
+def hard_swish(b: Notation) -> None:
+    sixth = float(np.float32(1 / 6))
+    b.map(lambda v: v * fn("max", fn("min", v * sixth + 0.5, 1.0), 0.0), b.input(0))
+
+
+def softplus(v: Term) -> Term:
+    """log(1 + exp(v)) without overflow."""
+    return fn("max", v, 0) + fn("log", fn("exp", -fn("abs", v)) + 1.0)
+
+
+def gelu(b: Notation) -> None:
+    if b.string_attribute("approximate", "none") == "tanh":
+        b.map(lambda v: v * 0.5 * (fn("tanh", (v * v * v * 0.044715 + v) * float(np.sqrt(2 / np.pi))) + 1.0), b.input(0))
+    else:
+        b.map(lambda v: v * 0.5 * (fn("erf", v * float(np.sqrt(0.5))) + 1.0), b.input(0))
+
+
+def is_inf(b: Notation) -> None:
+    negative, positive = b.int_attribute("detect_negative", 1), b.int_attribute("detect_positive", 1)
+
+    def body(v: Term) -> Term:
+        low, high = fn("eq", v, float("-inf")), fn("eq", v, float("inf"))
+        if negative and positive:
+            return fn("or", low, high)
+        return low if negative else high if positive else fn("ne", v, v)
+
+    b.map(body, b.input(0), dtype="bool")
+
+
+def quantize_linear(b: Notation) -> None:
+    """saturate(round(x / scale) + zero point), half to even; scale per tensor or along `axis`."""
+    x, scale = b.input(0), _along_axis(b, b.input(1), "scale")
+    zero = b.optional(2)
+    number = b.int_attribute("output_dtype", 0)
+    dtype = zero.dtype if zero is not None else onnx_dtype(b, number) if number else "u8"
+    b.supported(is_integer(dtype) and x.dtype == "f32" and scale.dtype == "f32", f"{x.dtype} to {dtype} has no compiled form")
+    b.supported(b.int_attribute("block_size", 0) == 0, "blocked quantisation has no compiled form")
+    limits = np.iinfo({"u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16"}.get(dtype, "int32"))
+    b.supported(limits.bits <= 16, f"{x.dtype} to {dtype} has no compiled form")
+    operands = [x, scale] if zero is None else [x, scale, _along_axis(b, zero, "zero")]
+
+    def body(v: Term, s: Term, *z: Term) -> Term:
+        rounded = fn("round", v / s)
+        shifted = rounded + z[0].cast("f32") if z else rounded
+        return fn("max", fn("min", shifted, float(limits.max)), float(limits.min)).cast(dtype)
+
+    b.map(body, *operands, dtype=dtype)
+
+
+def dequantize_linear(b: Notation) -> None:
+    """(x - zero point) * scale; scale per tensor or along `axis`."""
+    x, scale = b.input(0), _along_axis(b, b.input(1), "scale")
+    zero = b.optional(2)
+    b.supported(is_integer(x.dtype) and scale.dtype == "f32", f"{x.dtype} to {scale.dtype} has no compiled form")
+    b.supported(b.int_attribute("block_size", 0) == 0, "blocked quantisation has no compiled form")
+    operands = [x, scale] if zero is None else [x, scale, _along_axis(b, zero, "zero")]
+
+    def body(v: Term, s: Term, *z: Term) -> Term:
+        if not z:
+            return v.cast("f32") * s
+        return (v.cast("i32") - z[0].cast("i32")).cast("f32") * s
+
+    b.map(body, *operands, dtype="f32")
+
+
+def _along_axis(b: Notation, v: Value, suffix: str) -> Value:
+    """A per-axis vector shaped so that it broadcasts against the first input."""
+    x = b.input(0)
+    if v.rank == 0 or (v.rank == 1 and v.size == 1):
+        return v
+    axis = b.axis(b.int_attribute("axis", 1), x.rank)
+    b.require(v.shape == (x.shape[axis],), f"{suffix} {list(v.shape)} is not one value along axis {axis}")
+    b.supported(v.array is not None, f"per-axis {suffix} must be constant")
+    assert v.array is not None
+    return b.new_constant(suffix, v.array.reshape(v.shape + (1,) * (x.rank - axis - 1)))
+
+
+ROWS: Final[dict[str, Row]] = {
+    "Abs": unary(lambda v: fn("abs", v)),
+    "Add": binary("add"),
+    "And": binary("and", "bool"),
+    "Cast": cast,
+    "CastLike": cast_like,
+    "Ceil": unary(lambda v: fn("ceil", v)),
+    "Celu": celu,
+    "Clip": clip,
+    "Cos": unary(lambda v: fn("cos", v)),
+    "DequantizeLinear": dequantize_linear,
+    "Div": binary("div"),
+    "Dropout": dropout,
+    "Elu": elu,
+    "Equal": binary("eq", "bool"),
+    "Erf": unary(lambda v: fn("erf", v)),
+    "Exp": unary(lambda v: fn("exp", v)),
+    "Floor": unary(lambda v: fn("floor", v)),
+    "Gelu": gelu,
+    "Greater": binary("gt", "bool"),
+    "GreaterOrEqual": binary("ge", "bool"),
+    "HardSigmoid": hard_sigmoid,
+    "HardSwish": hard_swish,
+    "Identity": identity,
+    "IsInf": is_inf,
+    "IsNaN": unary(lambda v: fn("ne", v, v), "bool"),
+    "LeakyRelu": leaky_relu,
+    "Less": binary("lt", "bool"),
+    "LessOrEqual": binary("le", "bool"),
+    "Log": unary(lambda v: fn("log", v)),
+    "Max": variadic("max"),
+    "Mean": mean,
+    "Min": variadic("min"),
+    "Mish": unary(lambda v: v * fn("tanh", softplus(v))),
+    "Mod": modulo,
+    "Mul": binary("mul"),
+    "Neg": unary(lambda v: -v),
+    "Not": unary(lambda v: fn("not", v)),
+    "Or": binary("or", "bool"),
+    "PRelu": prelu,
+    "Pow": power,
+    "QuantizeLinear": quantize_linear,
+    "Reciprocal": unary(lambda v: 1.0 / v),
+    "Relu": unary(lambda v: fn("max", v, 0)),
+    "Round": unary(lambda v: fn("round", v)),
+    "Selu": selu,
+    "Shrink": shrink,
+    "Sigmoid": unary(lambda v: fn("sigmoid", v)),
+    "Sign": unary(lambda v: fn("sign", v)),
+    "Sin": unary(lambda v: fn("sin", v)),
+    "Softplus": unary(softplus),
+    "Softsign": unary(lambda v: v / (fn("abs", v) + 1.0)),
+    "Sqrt": unary(lambda v: fn("sqrt", v)),
+    "Sub": binary("sub"),
+    "Sum": variadic("add"),
+    "Tanh": unary(lambda v: fn("tanh", v)),
+    "ThresholdedRelu": thresholded_relu,
+    "Where": where,
+    "Xor": binary("ne", "bool"),
+}

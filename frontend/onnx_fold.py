@@ -1,0 +1,151 @@
+"""Simplification while importing: constant nodes evaluated, batch normalisation folded into convolutions, dead nodes dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.dtypes import numpy_dtype
+from poly.errors import OnnxError
+from poly.frontend.onnx_notation import Attribute, Call, Value
+from poly.frontend.onnx_reductions import affine_of_statistics
+from poly.frontend.onnx_reference import reference_outputs
+from poly.graph import Node
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = npt.NDArray[np.generic]
+
+_RANDOM: Final = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split())
+# onnx.reference is wrong on these (BatchNormalization of opsets 9 to 13, LogSoftmax of large values) or lacks old versions.
+_NOT_TRUSTED: Final = frozenset({"BatchNormalization", "LogSoftmax", "DequantizeLinear", "Dropout"})
+_MAX_UNPACKED: Final = 1 << 20
+
+
+def fold(call: Call, node: onnx.NodeProto) -> list[Array] | None:
+    """The node's outputs where they are known while importing, else None."""
+    if call.domain or call.operator in _RANDOM:
+        return None
+    special = _SPECIAL.get(call.operator)
+    if special is not None:
+        found = special(call)
+        return None if found is None else [found]
+    given = {v.name: v.array for v in call.inputs if v is not None and v.array is not None}
+    if not call.inputs or len(given) < len({v.name for v in call.inputs if v is not None}):
+        return None
+    if call.operator in _NOT_TRUSTED or node.attribute and any(a.HasField("g") for a in node.attribute):
+        return None
+    if call.operator == "Expand" and max(v.size for v in call.inputs if v is not None) > _MAX_UNPACKED:
+        return None
+    return _evaluate(call, node)
+
+
+def _evaluate(call: Call, node: onnx.NodeProto) -> list[Array] | None:
+    import onnx
+
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for position, value in enumerate(call.inputs):
+        copy.input[position] = "" if value is None else value.name
+    arrays = {v.name: v.array for v in call.inputs if v is not None and v.array is not None}
+    try:
+        found = reference_outputs(copy, call.opset, arrays)
+    except Exception:  # the evaluator lacks this version; the node stays as it is
+        return None
+    return None if any(f is None or isinstance(f, (list, dict)) for f in found) else [np.asarray(f) for f in found]
+
+
+def _constant(call: Call) -> Array | None:
+    given = [(k, v) for k, v in call.attributes.items() if v is not None]
+    if len(given) != 1:
+        raise OnnxError("has not exactly one value", where=call.where)
+    name, value = given[0]
+    dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}.get(name)
+    if dtype is not None:
+        return np.asarray(value, dtype)
+    if name != "value" or not isinstance(value, np.ndarray):
+        raise OnnxError(f"{name} has no compiled form", where=call.where, hint="strings and sparse tensors are not supported")
+    return value
+
+
+def _constant_of_shape(call: Call) -> Array | None:
+    shape = call.inputs[0]
+    if shape is None or shape.array is None:
+        return None
+    value = call.attributes.get("value")
+    fill = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
+    if any(int(e) < 0 for e in shape.array.reshape(-1)):
+        raise OnnxError(f"shape {shape.array.tolist()} has a negative extent", where=call.where)
+    return np.full(tuple(int(e) for e in shape.array.reshape(-1)), fill.reshape(-1)[0], fill.dtype)
+
+
+def _shape(call: Call) -> Array | None:
+    value = call.inputs[0]
+    if value is None:
+        return None
+    start, end = call.attributes.get("start"), call.attributes.get("end")
+    bounds = slice(start if isinstance(start, int) else 0, end if isinstance(end, int) else None)
+    return np.array(value.shape[bounds], np.int64)
+
+
+def _size(call: Call) -> Array | None:
+    value = call.inputs[0]
+    return None if value is None else np.array(value.size, np.int64)
+
+
+_SPECIAL: Final[dict[str, Callable[[Call], Array | None]]] = {
+    "Constant": _constant,
+    "ConstantOfShape": _constant_of_shape,
+    "Shape": _shape,
+    "Size": _size,
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A node of the model with its notation; `proto` is what the file said."""
+
+    node: Node
+    call: Call
+    results: tuple[Value, ...]
+
+
+def fold_batch_norm(norm: Call, conv: Call, constant: Callable[[str, Array], Value]) -> Call | None:
+    """The convolution that does what `conv` and then `norm` do, with the norm's outputs; None where that is not known.
+
+    W' = W * factor[m], b' = b * factor[m] + offset[m], computed in f64. `constant` registers a new array.
+    """
+    attributes: dict[str, Attribute] = dict(norm.attributes)
+    known = [None if v is None else v.array for v in norm.inputs[1:5]]
+    statistics = [a for a in known if a is not None]
+    x, weights = conv.inputs[0], conv.inputs[1]
+    bias = conv.inputs[2] if len(conv.inputs) > 2 else None
+    inference = not attributes.get("training_mode") and (norm.opset >= 7 or attributes.get("is_test"))
+    if len(statistics) != 4 or weights is None or weights.array is None or len(norm.outputs) != 1 or not inference:
+        return None
+    if attributes.get("spatial", 1) != 1 or (bias is not None and bias.array is None) or weights.dtype[0] != "f":
+        return None
+    if any(a.shape != weights.shape[:1] for a in statistics):
+        return None
+    epsilon = attributes.get("epsilon", 1e-5)
+    factor, offset = affine_of_statistics(*statistics, epsilon if isinstance(epsilon, float) else 1e-5)
+    dtype = numpy_dtype(weights.dtype)
+    scaled = weights.array.astype(np.float64) * factor.reshape(-1, *(1,) * (weights.rank - 1))
+    start = offset if bias is None or bias.array is None else bias.array.astype(np.float64) * factor + offset
+    operands = (x, constant(f"{weights.name}_norm", scaled.astype(dtype)), constant(f"{weights.name}_bias", start.astype(dtype)))
+    return replace(conv, inputs=operands, outputs=norm.outputs)
+
+
+def live(nodes: Sequence[Imported], wanted: Iterable[str]) -> list[Imported]:
+    """The nodes that the wanted tensors need, in order."""
+    needed, kept = set(wanted), list[Imported]()
+    for imported in reversed(nodes):
+        if needed & set(imported.node.outputs):
+            needed |= set(imported.node.inputs)
+            kept.append(imported)
+    return kept[::-1]

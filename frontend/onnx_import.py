@@ -1,0 +1,290 @@
+"""`from_onnx`: an ONNX file to a `Graph` of static shapes, in one pass over the nodes in their order.
+
+Every node in turn is folded where its outputs are known, written down by its row of the operator table, or kept as an
+external statement. Shapes are literal from the inputs on, so shape subgraphs fold away as they are met.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import Affine
+from poly.dtypes import dtype_name
+from poly.errors import OnnxError, PolyError
+from poly.expr import Const
+from poly.frontend.onnx_elementwise import ONNX_DTYPES
+from poly.frontend.onnx_fold import Imported, fold, fold_batch_norm, live
+from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model
+from poly.frontend.onnx_notation import Call, Names, NoCompiledForm, Notation, Value
+from poly.frontend.onnx_operators import OPERATORS
+from poly.frontend.onnx_reference import make_external
+from poly.graph import Graph, Node
+from poly.program import Access, Statement, Tensor, box_domain
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = npt.NDArray[np.generic]
+
+
+def from_onnx(
+    path: str | Path | onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...] | int] | None = None,
+    constants: Mapping[str, Array] | None = None,
+) -> Graph:
+    """Read a model. Its dynamic extents must be bound.
+
+    `shapes` maps an input's name to its shape, or the name of a dynamic dimension to its extent. `constants` fixes the
+    content of inputs (lengths, flags), which then are inputs no longer. The graph's tensors have mangled names;
+    `Graph.labels` gives the names in the file. Initialisers are referenced, not copied. Raises `OnnxError`.
+    """
+    model = load_model(path)
+    importer = _Importer(model)
+    importer.declare_inputs(dict(shapes or {}), dict(constants or {}))
+    importer.walk(model.graph.node)
+    return importer.graph()
+
+
+class _Importer:
+    """The state of one import: values by their names in the file, nodes so far, arrays of constants."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+        self._schemas = Schemas(model)
+        self._names = Names()
+        self._values: dict[str, Value] = {}
+        self._labels: dict[str, str] = {}
+        self._arrays: dict[str, Array] = {}
+        self._inputs: list[Tensor] = []
+        self._nodes: list[Imported] = []
+        self._outputs = [o.name for o in model.graph.output]
+        self._uses = Counter(_uses(model.graph))
+        self._serial = 0
+
+    # -- what goes in ------------------------------------------------------------------------------------------------
+
+    def declare_inputs(self, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]) -> None:
+        from onnx import numpy_helper
+
+        graph = self._model.graph
+        if graph.sparse_initializer:
+            raise OnnxError("sparse initialisers have no compiled form", where=f"model {graph.name!r}")
+        initialisers = {i.name for i in graph.initializer}
+        wanted = [i for i in graph.input if i.name not in initialisers]
+        unknown = sorted(set(constants) - {i.name for i in wanted})
+        if unknown:
+            raise OnnxError(f"no input {unknown[0]!r}", hint=f"inputs: {', '.join(i.name for i in wanted)}")
+        for info, (shape, dtype) in zip(wanted, input_shapes(wanted, shapes, constants), strict=True):
+            if info.name in constants:
+                array = np.asarray(constants[info.name])
+                self._constant(info.name, array)
+                continue
+            value = Value(self._names.fresh(info.name), shape, dtype)
+            self._define(info.name, value)
+            self._inputs.append(Tensor(value.name, _affine(shape), dtype, "input"))
+        for initialiser in graph.initializer:
+            if initialiser.data_type not in ONNX_DTYPES:
+                raise OnnxError(f"data type {initialiser.data_type} has no compiled form", where=f"initialiser {initialiser.name!r}")
+            self._constant(initialiser.name, numpy_helper.to_array(initialiser))
+
+    def _define(self, name: str, value: Value) -> None:
+        self._values[name] = value
+        self._labels.setdefault(value.name, name)
+
+    def _constant(self, name: str, array: Array) -> Value:
+        try:
+            dtype = dtype_name(array.dtype)
+        except PolyError as error:
+            raise OnnxError(error.message, where=f"constant {name!r}", hint=error.hint) from None
+        value = Value(self._names.fresh(name), array.shape, dtype, array)
+        self._arrays[value.name] = array
+        self._define(name, value)
+        return value
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def walk(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        for proto in nodes:
+            self._node(proto)
+            self._serial += 1
+
+    def _node(self, proto: onnx.NodeProto) -> None:
+        call = self._call(proto)
+        self._schemas.check(call)
+        if call.operator == "If" and not call.domain:
+            self._inline_if(call, proto)
+            return
+        folded = fold(call, proto)
+        if folded is not None:
+            for name, array in zip(call.outputs, folded, strict=False):
+                if name:
+                    self._constant(name, array)
+            return
+        merged = self._merged(call)
+        self._notate(call if merged is None else merged, proto)
+
+    def _call(self, proto: onnx.NodeProto) -> Call:
+        name = proto.name or (proto.output[0] if proto.output else f"#{self._serial}")
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        where = f"node {name!r} ({proto.op_type})"
+        inputs: list[Value | None] = []
+        for wanted in proto.input:
+            if wanted and wanted not in self._values:
+                raise OnnxError(f"input {wanted!r} is not defined before this node", where=where, hint="sort the nodes")
+            inputs.append(self._values[wanted] if wanted else None)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        opset = self._schemas.opset(domain, where)
+        attributes = self._schemas.attributes(proto, domain, where)
+        return Call(name, proto.op_type, domain, opset, attributes, tuple(inputs), tuple(proto.output), self._serial)
+
+    def _inline_if(self, call: Call, proto: onnx.NodeProto) -> None:
+        condition = call.inputs[0] if call.inputs else None
+        if condition is None or condition.array is None:
+            raise OnnxError(
+                "the condition is only known at run time", where=call.where, hint="bind it: from_onnx(..., constants={...})"
+            )
+        wanted = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
+        branch = next(a.g for a in proto.attribute if a.name == wanted)
+        from onnx import numpy_helper
+
+        for initialiser in branch.initializer:
+            self._constant(initialiser.name, numpy_helper.to_array(initialiser))
+        for inner in branch.node:
+            self._node(inner)
+        for name, result in zip(proto.output, branch.output, strict=True):
+            self._values[name] = self._values[result.name]
+
+    def _merged(self, call: Call) -> Call | None:
+        """A convolution with this batch normalisation inside it, where that is what the node comes down to."""
+        if call.operator != "BatchNormalization" or not self._nodes or call.inputs[0] is None:
+            return None
+        for position in range(len(self._nodes) - 1, -1, -1):
+            conv = self._nodes[position]
+            if call.inputs[0].name in conv.node.outputs:
+                break
+        else:
+            return None
+        name = conv.call.outputs[0]
+        only = conv.call.operator == "Conv" and self._uses[name] == 1 and self._values.get(name) == call.inputs[0]
+        merged = fold_batch_norm(call, conv.call, self._fresh_constant) if only else None
+        if merged is not None:
+            self._names.release(s.name for s in conv.node.statements)
+            del self._nodes[position]
+        return merged
+
+    def _fresh_constant(self, name: str, array: Array) -> Value:
+        value = Value(self._names.fresh(name), array.shape, dtype_name(array.dtype), array)
+        self._arrays[value.name] = array
+        return value
+
+    def _notate(self, call: Call, proto: onnx.NodeProto) -> None:
+        notation = Notation(call, self._names)
+        row = OPERATORS.get(call.operator) if not call.domain else None
+        try:
+            if row is None:
+                raise NoCompiledForm("the operator is not in the table")
+            row(notation)
+        except NoCompiledForm as reason:
+            self._external(call, proto, reason)
+            return
+        self._add(call, notation)
+
+    def _add(self, call: Call, notation: Notation) -> None:
+        self._arrays.update(notation.constants)
+        for position, value in notation.results.items():
+            if position < len(call.outputs) and call.outputs[position]:
+                self._define(call.outputs[position], value)
+        own = {t.name for t in notation.temporaries}
+        given = {v.name for v in call.inputs if v is not None}
+        declared = [v for v in notation.results.values() if v.name not in given]
+        outputs = tuple(v.name for v in declared)
+        if not declared:
+            return
+        reads = {r.tensor for s in notation.statements for r in s.reads}
+        order = dict.fromkeys(v.name for v in call.inputs if v is not None)
+        inputs = tuple(n for n in (*order, *sorted(reads - order.keys())) if n in reads and n not in own and n not in outputs)
+        node = Node(call.name, call.operator, inputs, outputs, tuple(notation.statements), tuple(notation.temporaries))
+        self._nodes.append(Imported(node, call, tuple(declared)))
+
+    def _external(self, call: Call, proto: onnx.NodeProto, reason: NoCompiledForm) -> None:
+        """An external statement of one instance that may touch all of its operands."""
+        if any(a.HasField("g") or a.graphs for a in proto.attribute):
+            raise OnnxError("operators with subgraphs have no compiled form", where=call.where, hint="unroll it in the exporter")
+        notation = Notation(call, self._names)
+        for position, (shape, dtype) in inferred_outputs(call, proto, self._schemas, reason).items():
+            notation.output(shape, dtype, position)
+        results = notation.results
+        outputs = [results[k].name if name else "" for k, name in enumerate(call.outputs)]
+        inputs = ["" if v is None else v.name for v in call.inputs]
+        external = make_external(proto, call.opset, inputs, outputs)
+        target = results[min(results)]
+        label = self._names.fresh(f"{call.operator.lower()}{call.serial}_external")
+        statement = Statement(
+            label, (), box_domain(label, ()), Access(target.name, (Affine(),) * target.rank), (), Const(0),
+            path=(0,), external=external,
+        )  # fmt: skip
+        for position, value in results.items():
+            if call.outputs[position]:
+                self._define(call.outputs[position], value)
+        node = Node(call.name, call.operator, external.reads, external.writes, (statement,))
+        self._nodes.append(Imported(node, call, tuple(results.values())))
+
+    # -- what comes out ----------------------------------------------------------------------------------------------
+
+    def graph(self) -> Graph:
+        results = [self._result(name) for name in self._outputs]
+        names = {v.name for v in results}
+        nodes = live(self._nodes, names)
+        produced = {v.name: v for n in nodes for v in n.results}
+        used = {name for n in nodes for name in n.node.inputs}
+        inner = [v for v in produced.values() if v.name not in names]
+        tensors = (
+            *self._inputs,
+            *(Tensor(n, _affine(a.shape), dtype_name(a.dtype), "constant") for n, a in self._arrays.items() if n in used),
+            *(Tensor(v.name, _affine(v.shape), v.dtype) for v in inner),
+            *(Tensor(v.name, _affine(v.shape), v.dtype, "output") for v in results),
+        )
+        constants = {n: a for n, a in self._arrays.items() if n in used}
+        kept = {t.name for t in tensors}
+        labels = {n: label for n, label in self._labels.items() if n in kept}
+        name = Names().fresh(self._model.graph.name or "model")
+        return Graph(name, tensors, tuple(n.node for n in nodes), constants, labels=labels)
+
+    def _result(self, name: str) -> Value:
+        """The tensor of a model output: the one computed, or a copy of an input, a constant or another output."""
+        value = self._values.get(name)
+        if value is None:
+            raise OnnxError(f"output {name!r} is computed by no node", where=f"model {self._model.graph.name!r}")
+        inner = value.array is None and all(value.name != t.name for t in self._inputs)
+        if inner and (self._labels[value.name] == name or self._labels[value.name] not in self._outputs):
+            self._labels[value.name] = name
+            return value
+        call = Call(name, "Identity", "", 1, {}, (value,), (name,), self._serial)
+        self._serial += 1
+        notation = Notation(call, self._names)
+        copy = notation.map(lambda v: v, value)
+        self._add(call, notation)
+        return copy
+
+
+def _affine(shape: Sequence[int]) -> tuple[Affine, ...]:
+    return tuple(Affine.of(int(extent)) for extent in shape)
+
+
+def _uses(graph: onnx.GraphProto) -> list[str]:
+    """Every use of a name, subgraphs and outputs included."""
+    found = [name for node in graph.node for name in node.input] + [o.name for o in graph.output]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                found += _uses(attribute.g)
+            for inner in attribute.graphs:
+                found += _uses(inner)
+    return found

@@ -1,0 +1,233 @@
+"""What the onnx package knows: files, operator schemas with their defaults, shape inference of a single node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.dtypes import dtype_name
+from poly.errors import OnnxError, PolyError
+from poly.frontend.onnx_elementwise import ONNX_DTYPES
+from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm, Shape
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = npt.NDArray[np.generic]
+_MAX_SHAPE_DATA = 4096
+
+
+def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """The model, its own functions inlined. Raises `OnnxError` where there is no readable file."""
+    import onnx
+
+    if isinstance(path, (str, Path)):
+        try:
+            model = onnx.load(str(path))
+        except FileNotFoundError as error:
+            raise OnnxError(f"no file {str(error.filename or path)!r}", where=str(path)) from None
+        except Exception as error:  # protobuf, external data and the file system each have their own
+            raise OnnxError(f"not a readable ONNX model: {error}", where=str(path)) from error
+    else:
+        model = path
+    if not model.opset_import or not model.graph.output:
+        raise OnnxError("not a model: it has no operator set or no output", where=f"model {model.graph.name!r}")
+    if model.functions:
+        from onnx import inliner
+
+        model = inliner.inline_local_functions(model)
+    return model
+
+
+def input_shapes(
+    inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
+) -> list[tuple[Shape, str]]:
+    """Literal shape and dtype of each input, dynamic extents bound by `shapes`. Raises `OnnxError` that names the extent."""
+    symbols = {i.name: [d.dim_param for d in i.type.tensor_type.shape.dim] for i in inputs}
+    known = {*symbols, *(s for row in symbols.values() for s in row if s)}
+    unknown = sorted(set(shapes) - known)
+    if unknown:
+        raise OnnxError(
+            f"shapes: {unknown[0]!r} is no input and no dynamic dimension", hint=f"one of {', '.join(sorted(known))}"
+        )
+    bound: dict[str, tuple[int, str]] = {}
+    for name, value in shapes.items():
+        if isinstance(value, int):
+            _bind(bound, name, value, "shapes")
+        else:
+            for symbol, extent in zip(symbols.get(name, ()), value, strict=False):
+                if symbol:
+                    _bind(bound, symbol, int(extent), f"shapes[{name!r}]")
+    for name, array in constants.items():
+        for symbol, extent in zip(symbols.get(name, ()), np.shape(array), strict=False):
+            if symbol:
+                _bind(bound, symbol, extent, f"constants[{name!r}]")
+    return [_input_shape(i, shapes.get(i.name), {k: v for k, (v, _) in bound.items()}) for i in inputs]
+
+
+def _bind(bound: dict[str, tuple[int, str]], symbol: str, extent: int, source: str) -> None:
+    value, first = bound.setdefault(symbol, (extent, source))
+    if value != extent:
+        raise OnnxError(f"dynamic dimension {symbol!r} is {value} by {first} and {extent} by {source}")
+    if extent < 0:
+        raise OnnxError(f"dynamic dimension {symbol!r} would be {extent}", where=source)
+
+
+def _input_shape(info: onnx.ValueInfoProto, given: tuple[int, ...] | int | None, bound: Mapping[str, int]) -> tuple[Shape, str]:
+    where = f"input {info.name!r}"
+    if not info.type.HasField("tensor_type") or info.type.tensor_type.elem_type not in ONNX_DTYPES:
+        raise OnnxError("is not a tensor of a type that has a compiled form", where=where, hint="strings, sequences are not")
+    tensor = info.type.tensor_type
+    dtype = ONNX_DTYPES[tensor.elem_type]
+    if not tensor.HasField("shape"):
+        if not isinstance(given, tuple):
+            raise OnnxError("its shape is not known", where=where, hint=f"from_onnx(..., shapes={{{info.name!r}: (1, ...)}})")
+        return tuple(int(e) for e in given), dtype
+    dims = tensor.shape.dim
+    if isinstance(given, (tuple, list)) and len(given) != len(dims):
+        raise OnnxError(f"has rank {len(dims)}, shapes gives {list(given)}", where=where)
+    found: list[int] = []
+    for axis, dim in enumerate(dims):
+        fixed = dim.dim_value if dim.HasField("dim_value") else bound.get(dim.dim_param) if dim.dim_param else None
+        wanted = int(given[axis]) if isinstance(given, (tuple, list)) else fixed
+        if wanted is None:
+            example = tuple(d.dim_value if d.HasField("dim_value") else 1 for d in dims)
+            symbol = f" ({dim.dim_param!r})" if dim.dim_param else ""
+            raise OnnxError(
+                f"axis {axis}{symbol} is dynamic and not bound", where=where,
+                hint=f"from_onnx(..., shapes={{{info.name!r}: {example}}}) with the extents you need",
+            )  # fmt: skip
+        if fixed is not None and wanted != fixed or wanted < 0:
+            raise OnnxError(f"axis {axis} is {fixed} in the model, shapes gives {wanted}", where=where)
+        found.append(wanted)
+    return tuple(found), dtype
+
+
+class Schemas:
+    """Operator schemas of one model's operator sets."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
+        self.imports = list(model.opset_import)
+        self.ir_version = model.ir_version
+        self._defaults: dict[tuple[str, str], dict[str, Attribute]] = {}
+
+    def opset(self, domain: str, where: str) -> int:
+        """The version in use of a domain. Raises `OnnxError` where the model does not import it."""
+        if domain not in self._opsets:
+            raise OnnxError(f"the model does not import the operator set {domain or 'ai.onnx'!r}", where=where)
+        return self._opsets[domain]
+
+    def schema(self, operator: str, domain: str, where: str) -> onnx.defs.OpSchema:
+        """The schema of an operator at the version in use. Raises `OnnxError` where there is none."""
+        from onnx import defs
+
+        opset = self.opset(domain, where)
+        try:
+            return defs.get_schema(operator, opset, domain)
+        except Exception:
+            newest = defs.onnx_opset_version()
+            why = f"{domain or 'ai.onnx'} has no operator {operator} at opset {opset}"
+            hint = f"this onnx package knows opsets up to {newest}" if opset > newest else "convert the model to ai.onnx operators"
+            raise OnnxError(why, where=where, hint=hint) from None
+
+    def attributes(self, node: onnx.NodeProto, domain: str, where: str) -> dict[str, Attribute]:
+        """The node's attributes over the schema's defaults. Raises `OnnxError` on one that the schema does not have."""
+        key = (node.op_type, domain)
+        schema = self.schema(node.op_type, domain, where)
+        if key not in self._defaults:
+            self._defaults[key] = {n: _attribute(a.default_value, where) for n, a in schema.attributes.items()}
+        given: dict[str, Attribute] = {}
+        for attribute in node.attribute:
+            if attribute.name not in self._defaults[key]:
+                allowed = ", ".join(self._defaults[key]) or "none"
+                raise OnnxError(f"unknown attribute {attribute.name!r}", where=where, hint=f"attributes: {allowed}")
+            given[attribute.name] = _attribute(attribute, where)
+        return self._defaults[key] | given
+
+    def check(self, call: Call) -> None:
+        """Operand count, and equal dtypes where the schema asks for them. Raises `OnnxError`."""
+        schema = self.schema(call.operator, call.domain, call.where)
+        if not schema.min_input <= len(call.inputs) <= schema.max_input:
+            wanted = f"{schema.min_input} to {schema.max_input}" if schema.min_input != schema.max_input else schema.min_input
+            raise OnnxError(f"has {len(call.inputs)} inputs, needs {wanted}", where=call.where)
+        types: dict[str, str] = {}
+        variables = {c.type_param_str for c in schema.type_constraints}
+        for position, value in enumerate(call.inputs):
+            formal = schema.inputs[min(position, len(schema.inputs) - 1)]
+            if value is None and position < schema.min_input:
+                raise OnnxError(f"input {position} ({formal.name}) is missing", where=call.where)
+            if value is None or not formal.is_homogeneous or formal.type_str not in variables:
+                continue
+            if types.setdefault(formal.type_str, value.dtype) != value.dtype:
+                first = types[formal.type_str]
+                raise OnnxError(f"operands are {first} and {value.dtype}", where=call.where, hint="insert a Cast")
+
+
+def _attribute(attribute: onnx.AttributeProto, where: str) -> Attribute:
+    from onnx import AttributeProto, numpy_helper
+
+    match attribute.type:
+        case AttributeProto.FLOAT:
+            return float(attribute.f)
+        case AttributeProto.INT:
+            return int(attribute.i)
+        case AttributeProto.STRING:
+            return attribute.s.decode("utf-8", "replace")
+        case AttributeProto.TENSOR:
+            return numpy_helper.to_array(attribute.t)
+        case AttributeProto.FLOATS:
+            return tuple(float(x) for x in attribute.floats)
+        case AttributeProto.INTS:
+            return tuple(int(x) for x in attribute.ints)
+        case AttributeProto.STRINGS:
+            return tuple(x.decode("utf-8", "replace") for x in attribute.strings)
+        case _:
+            return None
+
+
+def inferred_outputs(call: Call, node: onnx.NodeProto, schemas: Schemas, reason: NoCompiledForm) -> dict[int, tuple[Shape, str]]:
+    """Shape and dtype of each output that the node has, by ONNX's shape inference. Raises `OnnxError` where one is unknown."""
+    from onnx import helper, numpy_helper, shape_inference
+
+    schema = schemas.schema(call.operator, call.domain, call.where)
+    numbers = {name: number for number, name in ONNX_DTYPES.items()}
+    types: dict[str, onnx.TypeProto] = {}
+    data: dict[str, onnx.TensorProto] = {}
+    for name, value in zip(node.input, call.inputs, strict=False):
+        if value is not None:
+            types[name] = helper.make_tensor_type_proto(numbers[value.dtype], value.shape)
+            if value.array is not None and value.size <= _MAX_SHAPE_DATA:
+                data[name] = numpy_helper.from_array(np.ascontiguousarray(value.array), name)
+    try:
+        found = shape_inference.infer_node_outputs(
+            schema, node, types, data, opset_imports=schemas.imports, ir_version=schemas.ir_version
+        )
+    except Exception as error:
+        raise OnnxError(f"shape inference failed: {error}", where=call.where) from error
+    outputs: dict[int, tuple[Shape, str]] = {}
+    for position, name in enumerate(node.output):
+        if not name:
+            continue
+        tensor = found[name].tensor_type if name in found else None
+        dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim] if tensor else [None]
+        known = [d for d in dims if d is not None]
+        if tensor is None or not tensor.HasField("shape") or len(known) != len(dims) or tensor.elem_type not in ONNX_DTYPES:
+            raise OnnxError(
+                f"{reason.message}, and the shape or type of output {name!r} is not known while importing", where=call.where,
+                hint=reason.hint or "bind more shapes or constants, or simplify the model first",
+            )  # fmt: skip
+        outputs[position] = (tuple(known), ONNX_DTYPES[tensor.elem_type])
+    return outputs
+
+
+def array_dtype(array: Array, where: str) -> str:
+    """The dtype name of an array. Raises `OnnxError`."""
+    try:
+        return dtype_name(array.dtype)
+    except PolyError as error:
+        raise OnnxError(error.message, where=where, hint=error.hint) from None

@@ -1,0 +1,503 @@
+"""What a row of the operator table works with: the node it reads (`Call`) and the notation it writes (`Notation`).
+
+A row is a function of a `Notation`: it looks at shapes, dtypes, attributes and constant inputs, declares the outputs, and
+writes statements as domain, accesses and body. Terms build a body together with its reads:
+
+    def matmul(b: Notation) -> None:
+        x, w = b.input(0), b.input(1)
+        y = b.output((m, n), x.dtype)
+        i, j, k = b.iterators("i", "j", "k")
+        b.reduce(y, {"i": m, "j": n}, {"k": kk}, x[i, k] * w[k, j])
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import islpy as isl
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import Affine, Constraint, FloorDiv, Mod, Var, var
+from poly.errors import Bug, OnnxError, PolyError, ShapeError
+from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of, rewrite
+from poly.program import Access, ReadIndex, Statement, Tensor, box_domain, default_path
+
+class NoCompiledForm(Exception):
+    """A valid node that its row cannot write down; it becomes an external statement where its shapes are static."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+Array = npt.NDArray[np.generic]
+Index = Affine | int
+Attribute = int | float | str | Array | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | bytes | None
+Shape = tuple[int, ...]
+
+# Words that isl or the text grammar read as something else, and the iterators that rows use.
+_TAKEN: Final = frozenset(
+    """or and not mod min max exists floor ceil floord ceild true false select index where ordered exact for in of
+    program sizes input output inout constant temporary state space layout scope implies infty rat infinity
+    n m g q c d h w l s i j k b kd kh kw kl""".split()
+)
+_ITERATOR: Final = re.compile(r"[ikb]\d+")
+
+
+class Names:
+    """Hands out identifiers that isl and the text grammar take, each once."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    def fresh(self, text: str) -> str:
+        """An unused identifier as close to `text` as it can be."""
+        name = re.sub(r"[^0-9A-Za-z_]", "_", text) or "t"
+        if not name[0].isalpha():
+            name = f"t{name}" if name[0] == "_" else f"t_{name}"
+        if name in _TAKEN or name in OPERATORS or keyword.iskeyword(name) or _ITERATOR.fullmatch(name) or _is_dtype(name):
+            name += "_"
+        found, count = name, 1
+        while found in self._used:
+            count += 1
+            found = f"{name}_{count}"
+        self._used.add(found)
+        return found
+
+    def release(self, names: Iterable[str]) -> None:
+        """Take names back whose holders are gone."""
+        self._used.difference_update(names)
+
+
+def _is_dtype(name: str) -> bool:
+    from poly.dtypes import DTYPES
+
+    return name in DTYPES
+
+
+@dataclass(frozen=True)
+class Term:
+    """A body under construction: its `Read(k)` count the accesses in `reads`."""
+
+    body: Expr
+    reads: tuple[Access, ...] = ()
+
+    def __add__(self, other: Term | float) -> Term:
+        return fn("add", self, other)
+
+    def __radd__(self, other: float) -> Term:
+        return fn("add", other, self)
+
+    def __sub__(self, other: Term | float) -> Term:
+        return fn("sub", self, other)
+
+    def __rsub__(self, other: float) -> Term:
+        return fn("sub", other, self)
+
+    def __mul__(self, other: Term | float) -> Term:
+        return fn("mul", self, other)
+
+    def __rmul__(self, other: float) -> Term:
+        return fn("mul", other, self)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return fn("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Term:
+        return fn("div", other, self)
+
+    def __neg__(self) -> Term:
+        return fn("neg", self)
+
+    def cast(self, dtype: str) -> Term:
+        """The conversion to a dtype."""
+        return Term(Cast(dtype, self.body), self.reads)
+
+
+def fn(operator: str, *arguments: Term | float) -> Term:
+    """An operator of `poly.expr.OPERATORS` on terms and literals; equal reads are shared."""
+    reads: dict[Access, int] = {}
+    bodies: list[Expr] = []
+    for argument in arguments:
+        if not isinstance(argument, Term):
+            bodies.append(Const(argument))
+            continue
+        place: list[int] = []
+        for access in argument.reads:
+            place.append(reads.setdefault(_renumber(access, place), len(reads)))
+        bodies.append(_moved(argument.body, place))
+    return Term(Apply(operator, tuple(bodies)), tuple(reads))
+
+
+def _renumber(access: Access, place: Sequence[int]) -> Access:
+    if not access.indirect:
+        return access
+    index = tuple(ReadIndex(place[s.position]) if isinstance(s, ReadIndex) else s for s in access.index)
+    return replace(access, index=index)
+
+
+def _moved(body: Expr, place: Sequence[int]) -> Expr:
+    if list(place) == list(range(len(place))):
+        return body
+    return rewrite(body, lambda node: Read(place[node.position]) if isinstance(node, Read) else None)
+
+
+def literal(value: float | bool) -> Term:
+    """A literal; it takes the dtype of what it is combined with."""
+    return Term(Const(value))
+
+
+def index_value(index: Index) -> Term:
+    """The value of an affine expression, as i64."""
+    return Term(IndexValue(Affine.of(index)))
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor while importing: the name it will have, its literal shape and dtype, its content where that is known."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    array: Array | None = field(default=None, compare=False)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Term:
+        """A read. A constant of one element becomes a literal, so that no tensor is needed for it."""
+        subscripts = index if isinstance(index, tuple) else (index,)
+        if self.array is not None and self.array.size == 1:
+            return Term(Const(python_scalar(self.array)))
+        return Term(Read(0), (Access(self.name, tuple(Affine.of(s) for s in subscripts)),))
+
+    def take(self, *index: Index | Term) -> Term:
+        """A read where some subscripts are values of other reads (each a term that is one plain read)."""
+        reads: list[Access] = []
+        subscripts: list[Affine | ReadIndex] = []
+        for s in index:
+            if isinstance(s, Term) and s.reads:
+                assert s.body == Read(0) and len(s.reads) == 1
+                subscripts.append(ReadIndex(len(reads)))
+                reads.append(s.reads[0])
+            elif isinstance(s, Term):
+                assert isinstance(s.body, Const)
+                subscripts.append(Affine.of(int(s.body.value)))
+            else:
+                subscripts.append(Affine.of(s))
+        return Term(Read(len(reads)), (*reads, Access(self.name, tuple(subscripts))))
+
+    def aligned(self, iterators: Sequence[Index], shape: Shape) -> Term:
+        """The read under numpy broadcasting to `shape`: trailing axes line up, axes that repeat are read at 0."""
+        skip = len(shape) - self.rank
+        axes = zip(iterators[skip:], self.shape, shape[skip:], strict=True)
+        return self[tuple(0 if own == 1 != wanted else i for i, own, wanted in axes)]
+
+
+def python_scalar(array: Array) -> float | int | bool:
+    """The only element as a Python number."""
+    from poly.dtypes import dtype_name, is_float
+
+    item = array.reshape(())[()]
+    name = dtype_name(array.dtype)
+    return float(item) if is_float(name) else bool(item) if name == "bool" else int(item)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node of the file with what is known about its inputs; absent optional inputs are None, outputs ''."""
+
+    name: str
+    operator: str
+    domain: str
+    opset: int
+    attributes: Mapping[str, Attribute]
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[str, ...]
+    serial: int
+
+    @property
+    def where(self) -> str:
+        """Node, operator, opset and operands, for error messages."""
+        shown = ", ".join("-" if v is None else f"{v.name}: {v.dtype}{list(v.shape)}" for v in self.inputs)
+        domain = f"{self.domain}." if self.domain else ""
+        return f"node {self.name!r} ({domain}{self.operator}, opset {self.opset}; inputs {shown or 'none'})"
+
+
+class Notation:
+    """The notation of one node, being written: outputs, temporaries, new constants and statements, in order."""
+
+    def __init__(self, call: Call, names: Names) -> None:
+        self.call = call
+        self._names = names
+        self._label = names.fresh(f"{call.operator.lower()}{call.serial}")
+        self.statements: list[Statement] = []
+        self.temporaries: list[Tensor] = []
+        self.constants: dict[str, Array] = {}
+        self.results: dict[int, Value] = {}
+        self._known: dict[str, Value] = {v.name: v for v in call.inputs if v is not None}
+
+    # -- what the node is ----------------------------------------------------------------------------------------
+
+    @property
+    def opset(self) -> int:
+        return self.call.opset
+
+    def fail(self, message: str, hint: str | None = None) -> OnnxError:
+        """The error for this node, to be raised by the caller."""
+        return OnnxError(message, where=self.call.where, hint=hint)
+
+    def require(self, condition: bool, message: str, hint: str | None = None) -> None:
+        """Raise `OnnxError` unless the condition holds."""
+        if not condition:
+            raise self.fail(message, hint)
+
+    def supported(self, condition: bool, message: str, hint: str | None = None) -> None:
+        """Raise `NoCompiledForm` unless the condition holds."""
+        if not condition:
+            raise NoCompiledForm(message, hint)
+
+    def input(self, position: int) -> Value:
+        found = self.optional(position)
+        if found is None:
+            raise self.fail(f"input {position} is missing")
+        return found
+
+    def optional(self, position: int) -> Value | None:
+        return self.call.inputs[position] if position < len(self.call.inputs) else None
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """Every input, none of which may be absent."""
+        return tuple(self.input(k) for k in range(len(self.call.inputs)))
+
+    def constant(self, position: int) -> Array:
+        """The content of an input that has to be known while importing."""
+        value = self.input(position)
+        if value.array is None:
+            raise NoCompiledForm(
+                f"input {position} ({value.name}) is only known at run time, and the output's shape depends on it",
+                "make it a constant: bind more shapes, or simplify the model first",
+            )
+        return value.array
+
+    def constant_ints(self, position: int) -> tuple[int, ...]:
+        return tuple(int(x) for x in np.asarray(self.constant(position)).reshape(-1))
+
+    def has(self, name: str) -> bool:
+        return self.call.attributes.get(name) is not None
+
+    def int_attribute(self, name: str, default: int | None = None) -> int:
+        value = self.call.attributes.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int):
+            raise self.fail(f"attribute {name} must be an integer, is {value!r}")
+        return value
+
+    def float_attribute(self, name: str, default: float | None = None) -> float:
+        value = self.call.attributes.get(name)
+        value = default if value is None else value
+        if not isinstance(value, (int, float)):
+            raise self.fail(f"attribute {name} must be a number, is {value!r}")
+        return float(value)
+
+    def string_attribute(self, name: str, default: str | None = None) -> str:
+        value = self.call.attributes.get(name)
+        value = default if value is None else value
+        if not isinstance(value, str):
+            raise self.fail(f"attribute {name} must be a string, is {value!r}")
+        return value
+
+    def ints_attribute(self, name: str) -> tuple[int, ...] | None:
+        value = self.call.attributes.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, tuple) or not all(isinstance(x, int) for x in value):
+            raise self.fail(f"attribute {name} must be a list of integers, is {value!r}")
+        return tuple(int(x) for x in value)
+
+    def axis(self, value: int, rank: int) -> int:
+        """An axis counted from the front. Raises `OnnxError` where there is no such axis."""
+        self.require(-rank <= value < rank, f"axis {value} is outside of rank {rank}")
+        return value % rank
+
+    def axes(self, values: Sequence[int], rank: int) -> tuple[int, ...]:
+        found = tuple(self.axis(v, rank) for v in values)
+        self.require(len(set(found)) == len(found), f"axes {list(values)} name an axis twice")
+        return found
+
+    def wants(self, position: int) -> bool:
+        """True where the model uses output number `position`."""
+        return position < len(self.call.outputs) and self.call.outputs[position] != ""
+
+    # -- tensors -------------------------------------------------------------------------------------------------
+
+    def output(self, shape: Sequence[int], dtype: str, position: int = 0) -> Value:
+        """Declare an output."""
+        if any(extent < 0 for extent in shape):
+            raise self.fail(f"output {position} would have the shape {list(shape)}")
+        name = self.call.outputs[position] if self.wants(position) else f"{self._label}_out{position}"
+        self.results[position] = self._declare(Value(self._names.fresh(name), tuple(shape), dtype))
+        return self.results[position]
+
+    def alias(self, value: Value, position: int = 0) -> None:
+        """The output is this value: no copy."""
+        self.results[position] = value
+
+    def temporary(self, suffix: str, shape: Sequence[int], dtype: str) -> Value:
+        """A tensor that only this node uses."""
+        value = self._declare(Value(self._names.fresh(f"{self._label}_{suffix}"), tuple(shape), dtype))
+        self.temporaries.append(Tensor(value.name, tuple(Affine.of(e) for e in shape), dtype))
+        return value
+
+    def new_constant(self, suffix: str, array: Array) -> Value:
+        """A constant that is computed while importing."""
+        from poly.dtypes import dtype_name
+
+        name = self._names.fresh(f"{self._label}_{suffix}")
+        self.constants[name] = array
+        return self._declare(Value(name, array.shape, dtype_name(array.dtype), array))
+
+    def _declare(self, value: Value) -> Value:
+        self._known[value.name] = value
+        return value
+
+    # -- statements ----------------------------------------------------------------------------------------------
+
+    def iterators(self, *names: str) -> tuple[Affine, ...]:
+        return tuple(var(name) for name in names)
+
+    def padded(self, x: Value, index: Sequence[Index], fill: float | bool, ranges: Mapping[str, int]) -> Term:
+        """A read that gives `fill` outside of the tensor; the guard has only the conditions that can fail."""
+        guard: list[Constraint] = []
+        for s, extent in zip(index, x.shape, strict=True):
+            low, high = interval(Affine.of(s), ranges)
+            if low < 0:
+                guard.append(Constraint(Affine.of(s)))
+            if high >= extent:
+                guard.append(Constraint(extent - 1 - Affine.of(s)))
+        if not guard:
+            return x[tuple(index)]
+        access = Access(x.name, tuple(Affine.of(s) for s in index), tuple(guard), Const(fill))
+        return Term(Read(0), (access,))
+
+    def assign(
+        self,
+        target: Value,
+        ranges: Mapping[str, int],
+        value: Term | float,
+        index: Sequence[Index] | None = None,
+        *,
+        suffix: str = "",
+        combiner: str | None = None,
+        where: Sequence[Constraint] = (),
+    ) -> None:
+        """The statement `target[index] = value` (or `combiner=`) over the box 0 <= iterator < extent, cut by `where`.
+
+        `index` is by default the iterators themselves. An empty box gives no statement.
+        """
+        if any(extent == 0 for extent in ranges.values()):
+            return
+        term = value if isinstance(value, Term) else literal(value)
+        subscripts = tuple(Affine.of(s) for s in (tuple(map(var, ranges)) if index is None else index))
+        name = self._statement_name(suffix)
+        domain = box_domain(name, [(i, 0, extent) for i, extent in ranges.items()])
+        for constraint in where:
+            domain = domain.intersect(_half_space(name, tuple(ranges), constraint))
+        statement = Statement(
+            name, tuple(ranges), domain, Access(target.name, subscripts), term.reads, term.body,
+            None if combiner is None else COMBINERS[combiner],
+            path=default_path(len(self.statements), tuple(ranges)),
+        )  # fmt: skip
+        self._check(statement, target, ranges, cut=bool(where))
+        self.statements.append(statement)
+
+    def _statement_name(self, suffix: str) -> str:
+        if suffix or any(s.name == self._label for s in self.statements):
+            return self._names.fresh(f"{self._label}{suffix}")
+        return self._label
+
+    def reduce(
+        self,
+        target: Value,
+        ranges: Mapping[str, int],
+        over: Mapping[str, int],
+        value: Term,
+        combiner: str = "+",
+        *,
+        index: Sequence[Index] | None = None,
+        start: Term | None = None,
+        suffix: str = "",
+    ) -> None:
+        """`target[index] combiner= value` over ranges and `over`, begun from `start` or from the combiner's identity."""
+        subscripts = tuple(map(var, ranges)) if index is None else tuple(index)
+        first = Term(COMBINERS[combiner].identity(target.dtype)) if start is None else start
+        self.assign(target, ranges, first, subscripts, suffix=f"{suffix}_init")
+        self.assign(target, {**ranges, **over}, value, subscripts, suffix=suffix, combiner=combiner)
+
+    def map(self, function: Callable[..., Term], *inputs: Value, dtype: str | None = None, position: int = 0) -> Value:
+        """An elementwise output with numpy broadcasting of its inputs."""
+        shape = self.broadcast(*(v.shape for v in inputs))
+        y = self.output(shape, dtype or inputs[0].dtype, position)
+        ranges = {f"i{k}": extent for k, extent in enumerate(shape)}
+        point = [var(i) for i in ranges]
+        self.assign(y, ranges, function(*(v.aligned(point, shape) for v in inputs)))
+        return y
+
+    def broadcast(self, *shapes: Shape) -> Shape:
+        """numpy's broadcast shape. Raises `OnnxError` where the shapes do not fit."""
+        try:
+            return tuple(np.broadcast_shapes(*shapes))
+        except ValueError:
+            raise self.fail(f"shapes {' and '.join(str(list(s)) for s in shapes)} do not broadcast") from None
+
+    def _check(self, s: Statement, target: Value, ranges: Mapping[str, int], *, cut: bool) -> None:
+        """dtypes agree, and every access without a guard stays inside its tensor."""
+        try:
+            found = dtype_of(s.body, [self._known[r.tensor].dtype for r in s.reads])
+            if found is not None and found != target.dtype:
+                raise ShapeError(f"computes {found}, the output is {target.dtype}")
+        except PolyError as error:
+            raise self.fail(error.message, error.hint) from None
+        for access, _ in s.accesses:
+            shape = self._known[access.tensor].shape
+            if len(access.index) != len(shape):
+                raise Bug(f"{s.name}: {access} has not the rank of {shape}")
+            for subscript, extent in zip(access.index, shape, strict=True):
+                if isinstance(subscript, ReadIndex) or access.guard or cut:
+                    continue
+                low, high = interval(subscript, ranges)
+                if low < 0 or high >= extent:
+                    raise Bug(f"{self.call.where}: {access.tensor}[{subscript}] reaches {low} .. {high} of {extent}")
+
+
+def interval(expression: Affine, ranges: Mapping[str, int]) -> tuple[int, int]:
+    """Bounds of an expression over the box 0 <= iterator < extent (exact where it is linear)."""
+    low = high = expression.constant
+    for atom, c in expression.terms:
+        match atom:
+            case Var(name):
+                bounds = (0, ranges[name] - 1)
+            case FloorDiv(argument, divisor):
+                inner = interval(argument, ranges)
+                bounds = (inner[0] // divisor, inner[1] // divisor)
+            case Mod(argument, divisor):
+                inner = interval(argument, ranges)
+                bounds = inner if 0 <= inner[0] and inner[1] < divisor else (0, divisor - 1)
+        ends = (c * bounds[0], c * bounds[1])
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def _half_space(name: str, iterators: Sequence[str], constraint: Constraint) -> isl.Set:
+    return isl.Set(f"{{ {name}[{', '.join(iterators)}] : {constraint.isl_text} }}")

@@ -1,0 +1,16 @@
+"""The table: ONNX operator -> index notation. A row knows nothing but domains, accesses and bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from poly.frontend import onnx_elementwise, onnx_reductions, onnx_shapes, onnx_windows
+from poly.frontend.onnx_notation import Notation
+
+Row = Callable[[Notation], None]
+
+OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
+    onnx_elementwise.ROWS | onnx_shapes.ROWS | onnx_windows.ROWS | onnx_reductions.ROWS
+)

@@ -1,0 +1,55 @@
+"""The reference evaluator of the onnx package on single nodes: for constants while importing, and for external statements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.errors import RunError
+from poly.program import External
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = npt.NDArray[np.generic]
+_OPSET: Final = "polyloom.opset"
+
+
+def reference_outputs(node: onnx.NodeProto, opset: int, inputs: Mapping[str, Array]) -> list[object]:
+    """The node's outputs by onnx.reference, in order. Raises whatever the evaluator raises."""
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(node, opsets={node.domain: opset, "": opset})
+    with np.errstate(all="ignore"):
+        found = evaluator.run(None, dict(inputs))
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def make_external(node: onnx.NodeProto, opset: int, inputs: Sequence[str], outputs: Sequence[str]) -> External:
+    """The external form of a node; `inputs` and `outputs` are tensor names, '' where absent."""
+    import onnx
+
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    del copy.input[:], copy.output[:]
+    copy.input.extend(inputs)
+    copy.output.extend(outputs)
+    copy.metadata_props.add(key=_OPSET, value=str(opset))
+    reads = tuple(dict.fromkeys(name for name in inputs if name))
+    return External("onnx", copy.SerializeToString(deterministic=True), reads, tuple(name for name in outputs if name))
+
+
+def run_external(external: External, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Run an external statement of kind "onnx" on whole arrays. Raises `RunError` where the evaluator fails."""
+    import onnx
+
+    node = onnx.NodeProto.FromString(external.payload)
+    opset = next((int(p.value) for p in node.metadata_props if p.key == _OPSET), 1)
+    try:
+        found = reference_outputs(node, opset, {name: arrays[name] for name in external.reads})
+    except Exception as error:  # the evaluator has no error type of its own
+        raise RunError(f"the reference evaluator failed: {error}", where=f"{node.op_type} ({node.name})") from error
+    return {name: np.asarray(array) for name, array in zip(node.output, found, strict=False) if name}

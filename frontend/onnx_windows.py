@@ -1,0 +1,292 @@
+"""Rows of the operator table over sliding windows: convolutions, pooling, normalisation across channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from poly.affine import Affine, Constraint, var
+from poly.dtypes import is_float, numpy_dtype
+from poly.expr import COMBINERS
+from poly.frontend.onnx_notation import Index, Notation, Value, fn, literal
+
+Row = Callable[[Notation], None]
+_SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
+
+
+@dataclass(frozen=True)
+class Window:
+    """One axis of a sliding window: `size` positions with `kernel` taps each, over `extent` padded elements."""
+
+    name: str
+    extent: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+    size: int
+
+    @property
+    def tap(self) -> Affine | int:
+        """The kernel's iterator; a kernel of 1 has none."""
+        return var(f"k{self.name}") if self.kernel > 1 else 0
+
+    @property
+    def place(self) -> Affine:
+        """The input element under a position and a tap."""
+        return var(self.name) * self.stride + self.tap * self.dilation - self.before
+
+    def covered(self, low: int, high: int) -> list[int]:
+        """For each position the number of taps that lie in low .. high-1."""
+        taps = [[p * self.stride + k * self.dilation - self.before for k in range(self.kernel)] for p in range(self.size)]
+        return [sum(low <= place < high for place in row) for row in taps]
+
+
+def spatial_names(rank: int) -> tuple[str, ...]:
+    return _SPATIAL.get(rank) or tuple(f"i{k}" for k in range(rank))
+
+
+def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[Window]:
+    """The axes of the node's window. Raises `OnnxError` on attributes that do not fit."""
+    rank = len(extents)
+    strides = b.ints_attribute("strides") or (1,) * rank
+    dilations = b.ints_attribute("dilations") or (1,) * rank
+    pads = b.ints_attribute("pads") or (0,) * (2 * rank)
+    for name, values, wanted in (("strides", strides, rank), ("dilations", dilations, rank), ("pads", pads, 2 * rank)):
+        b.require(len(values) == wanted, f"{name} {list(values)} do not fit {rank} spatial axes")
+    b.require(min((*strides, *dilations, *kernel)) > 0, "strides, dilations and kernel must be positive")
+    auto = b.string_attribute("auto_pad", "NOTSET")
+    b.require(auto in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), f"auto_pad {auto!r} is unknown")
+    ceil = b.int_attribute("ceil_mode", 0) == 1
+    found: list[Window] = []
+    for k, name in enumerate(spatial_names(rank)):
+        span = (kernel[k] - 1) * dilations[k] + 1
+        before, after = pads[k], pads[k + rank]
+        if auto == "VALID":
+            before = after = 0
+        elif auto != "NOTSET":
+            total = max((-(-extents[k] // strides[k]) - 1) * strides[k] + span - extents[k], 0)
+            before = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            after = total - before
+        size = _positions(extents[k] + before + after - span, strides[k], ceil, extents[k] + before)
+        b.require(size > 0, f"a window of {span} does not fit into {extents[k]} elements padded by {before} and {after}")
+        found.append(Window(name, extents[k], kernel[k], strides[k], dilations[k], before, after, size))
+    return found
+
+
+def _positions(room: int, stride: int, ceil: bool, begin_end: int) -> int:
+    """Window positions; with `ceil` a last one that begins past the input and its left padding is dropped."""
+    if room < 0 and not ceil:
+        return 0
+    size = (-(-room // stride) if ceil else room // stride) + 1
+    return size - 1 if ceil and (size - 1) * stride >= begin_end else size
+
+
+def sizes(axes: Sequence[Window]) -> tuple[int, ...]:
+    return tuple(a.size for a in axes)
+
+
+def _over(axes: Sequence[Window]) -> dict[str, int]:
+    return {f"k{a.name}": a.kernel for a in axes if a.kernel > 1}
+
+
+def conv(b: Notation) -> None:
+    """Y[n, m, p] += X[n, c, s*p + d*k - before] * W[m, c, k], begun from the bias; groups split m and c."""
+    x, w, bias = b.input(0), b.input(1), b.optional(2)
+    rank = x.rank - 2
+    b.require(rank >= 1 and w.rank == x.rank, f"ranks {x.rank} and {w.rank}: needs [N, C, ...] and [M, C / group, ...]")
+    group = b.int_attribute("group", 1)
+    outer, inner = w.shape[0], w.shape[1]
+    fits = group > 0 and x.shape[1] == inner * group and outer % group == 0
+    b.require(fits, f"{x.shape[1]} channels, weights {list(w.shape)} and group {group} do not fit together")
+    b.require(bias is None or bias.shape == (outer,), f"bias is not [{outer}]")
+    kernel = b.ints_attribute("kernel_shape") or w.shape[2:]
+    b.require(tuple(kernel) == w.shape[2:], f"kernel_shape {list(kernel)} is not that of the weights {list(w.shape)}")
+    axes = windows(b, x.shape[2:], kernel)
+    y = b.output((x.shape[0], outer, *sizes(axes)), x.dtype)
+    ranges, m, first = _channels(outer, inner, group)
+    ranges = {"n": x.shape[0], **ranges, **{a.name: a.size for a in axes}}
+    over = ({} if group > 1 and inner == 1 else {"c": inner}) | _over(axes)
+    c: Index = var("c") if "c" in over else 0
+    data = b.padded(x, (var("n"), first + c, *(a.place for a in axes)), 0, {**ranges, **over})
+    taps = tuple(a.tap for a in axes)
+    place = (var("n"), m, *(var(a.name) for a in axes))
+    start = None if bias is None else bias[m]
+    b.reduce(y, ranges, over, data * w[(m, c, *taps)], index=place, start=start)
+
+
+def _channels(outer: int, inner: int, group: int) -> tuple[dict[str, int], Affine, Affine]:
+    """Iterators of the output channels, the output channel, the first input channel of its group."""
+    if group == 1:
+        return {"m": outer}, var("m"), Affine()
+    each = outer // group
+    if each == 1:
+        return {"g": group}, var("g"), var("g") * inner
+    return {"g": group, "q": each}, var("g") * each + var("q"), var("g") * inner
+
+
+def conv_transpose(b: Notation) -> None:
+    """The transposed access: Y[n, m, s*p + d*k - before] += X[n, c, p] * W[c, m, k], where that lies inside."""
+    x, w, bias = b.input(0), b.input(1), b.optional(2)
+    rank, group = x.rank - 2, b.int_attribute("group", 1)
+    b.require(rank >= 1 and w.rank == x.rank, f"ranks {x.rank} and {w.rank}: needs [N, C, ...] and [C, M / group, ...]")
+    b.require(group > 0 and x.shape[1] == w.shape[0] and w.shape[0] % group == 0, f"weights {list(w.shape)} do not fit")
+    each, inner = w.shape[1], w.shape[0] // group
+    axes = _transposed(b, x.shape[2:], w.shape[2:])
+    y = b.output((x.shape[0], each * group, *sizes(axes)), x.dtype)
+    start = literal(0) if bias is None else bias[var("m")]
+    b.assign(y, {"n": x.shape[0], "m": each * group, **{a.name: a.size for a in axes}}, start, suffix="_init")
+    channels, m, first = _channels(each * group, inner, group)
+    within: Index = var("m") if group == 1 else var("q") if "q" in channels else 0
+    over = {"c": inner} | _over(axes)
+    ranges = {"n": x.shape[0], **channels, **{a.name: a.extent for a in axes}, **over}
+    source = (var("n"), first + var("c"), *(var(a.name) for a in axes))
+    value = x[source] * w[(first + var("c"), within, *(a.tap for a in axes))]
+    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.size - 1 - a.place))]
+    b.assign(y, ranges, value, (var("n"), m, *(a.place for a in axes)), combiner="+", where=inside)
+
+
+def _transposed(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[Window]:
+    rank = len(extents)
+    strides = b.ints_attribute("strides") or (1,) * rank
+    dilations = b.ints_attribute("dilations") or (1,) * rank
+    extra = b.ints_attribute("output_padding") or (0,) * rank
+    pads, wanted = b.ints_attribute("pads") or (0,) * (2 * rank), b.ints_attribute("output_shape")
+    lengths = (len(strides), len(dilations), len(extra), len(pads) // 2, len(wanted or extra))
+    b.require(set(lengths) == {rank}, f"attributes do not fit {rank} spatial axes")
+    auto = b.string_attribute("auto_pad", "NOTSET")
+    found: list[Window] = []
+    for k, name in enumerate(spatial_names(rank)):
+        full = strides[k] * (extents[k] - 1) + extra[k] + (kernel[k] - 1) * dilations[k] + 1
+        before, after = pads[k], pads[k + rank]
+        if wanted is not None or auto in ("SAME_UPPER", "SAME_LOWER"):
+            total = full - (wanted[k] if wanted is not None else extents[k] * strides[k])
+            total = max(total, 0) if wanted is None else total
+            before = total // 2 if auto == "SAME_UPPER" else total - total // 2
+            after = total - before
+        elif auto == "VALID":
+            before = after = 0
+        size = full - before - after
+        b.require(size > 0, f"the output would have the extent {size} along axis {k + 2}")
+        found.append(Window(name, extents[k], kernel[k], strides[k], dilations[k], before, after, size))
+    return found
+
+
+def _pool_axes(b: Notation, x: Value) -> list[Window]:
+    kernel = b.ints_attribute("kernel_shape")
+    if kernel is None or len(kernel) != x.rank - 2:
+        raise b.fail(f"kernel_shape {kernel} does not fit {x.rank - 2} spatial axes")
+    return windows(b, x.shape[2:], kernel)
+
+
+def _pool_ranges(x: Value, axes: Sequence[Window]) -> tuple[dict[str, int], tuple[Affine, ...]]:
+    ranges = {"n": x.shape[0], "c": x.shape[1], **{a.name: a.size for a in axes}}
+    return ranges, (var("n"), var("c"), *(a.place for a in axes))
+
+
+def max_pool(b: Notation) -> None:
+    x = b.input(0)
+    b.supported(not b.wants(1), "the indices of the maxima have no compiled form")
+    axes = _pool_axes(b, x)
+    y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
+    ranges, place = _pool_ranges(x, axes)
+    over = _over(axes)
+    lowest = COMBINERS["max"].identity(x.dtype).value
+    b.reduce(y, ranges, over, b.padded(x, place, lowest, {**ranges, **over}), "max")
+
+
+def average_pool(b: Notation) -> None:
+    """The sum of a window, divided by how many elements it covers: a literal, or a constant tensor over the positions."""
+    x = b.input(0)
+    axes = _pool_axes(b, x)
+    y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
+    ranges, place = _pool_ranges(x, axes)
+    over = _over(axes)
+    total = b.temporary("sum", y.shape, y.dtype)
+    b.reduce(total, ranges, over, b.padded(x, place, 0, {**ranges, **over}), suffix="_sum")
+    divide_by_count(b, y, total, ranges, axes)
+
+
+def divide_by_count(b: Notation, y: Value, total: Value, ranges: Mapping[str, int], axes: Sequence[Window]) -> None:
+    """y = total / taps covered at each position."""
+    padded = b.int_attribute("count_include_pad", 0) == 1
+    counts = np.ones((), np.int64)
+    for a in axes:
+        low, high = (-a.before, a.extent + a.after) if padded else (0, a.extent)
+        counts = np.multiply.outer(counts, np.maximum(a.covered(low, high), 1))
+    point = tuple(map(var, ranges))
+    if counts.min() == counts.max():
+        b.assign(y, ranges, total[point] / float(counts.flat[0]))
+        return
+    divisor = b.new_constant("count", counts.astype(numpy_dtype(y.dtype)))
+    b.assign(y, ranges, total[point] / divisor[tuple(var(a.name) for a in axes)])
+
+
+def lp_pool(b: Notation) -> None:
+    x, p = b.input(0), b.int_attribute("p", 2)
+    b.supported(p in (1, 2), f"p = {p} has no compiled form")
+    axes = _pool_axes(b, x)
+    y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
+    ranges, place = _pool_ranges(x, axes)
+    over = _over(axes)
+    v = b.padded(x, place, 0, {**ranges, **over})
+    total = b.temporary("sum", y.shape, y.dtype) if p == 2 else y
+    b.reduce(total, ranges, over, v * v if p == 2 else fn("abs", v), suffix="_sum")
+    if p == 2:
+        b.assign(y, ranges, fn("sqrt", total[tuple(map(var, ranges))]))
+
+
+def _global(b: Notation, x: Value) -> tuple[dict[str, int], dict[str, int], tuple[Affine, ...], tuple[Index, ...]]:
+    b.require(x.rank >= 2 and x.size > 0, f"needs [N, C, ...], not {list(x.shape)}")
+    names = spatial_names(x.rank - 2)
+    over = dict(zip(names, x.shape[2:], strict=True))
+    return {"n": x.shape[0], "c": x.shape[1]}, over, (var("n"), var("c"), *map(var, names)), (var("n"), var("c"), *[0] * len(names))
+
+
+def global_average_pool(b: Notation) -> None:
+    x = b.input(0)
+    ranges, over, point, place = _global(b, x)
+    y = b.output((*x.shape[:2], *[1] * len(over)), x.dtype)
+    total = b.temporary("sum", x.shape[:2], x.dtype)
+    b.reduce(total, ranges, over, x[point], suffix="_sum")
+    b.assign(y, ranges, total[var("n"), var("c")] / float(np.prod(x.shape[2:])), place)
+
+
+def global_max_pool(b: Notation) -> None:
+    x = b.input(0)
+    ranges, over, point, place = _global(b, x)
+    y = b.output((*x.shape[:2], *[1] * len(over)), x.dtype)
+    b.reduce(y, ranges, over, x[point], "max", index=place)
+
+
+def local_response(b: Notation) -> None:
+    """Krizhevsky's normalisation: the squares of `size` neighbouring channels, with zeros outside."""
+    x, size = b.input(0), b.int_attribute("size")
+    alpha, beta, bias = b.float_attribute("alpha", 1e-4), b.float_attribute("beta", 0.75), b.float_attribute("bias", 1.0)
+    b.require(x.rank >= 2 and size > 0 and is_float(x.dtype), f"needs floats [N, C, ...], not {x.dtype}{list(x.shape)}")
+    y = b.output(x.shape, x.dtype)
+    names = ("n", "c", *spatial_names(x.rank - 2))
+    ranges = dict(zip(names, x.shape, strict=True))
+    over = {"k": size}
+    shifted = (var("n"), var("c") + var("k") - (size - 1) // 2, *map(var, names[2:]))
+    v = b.padded(x, shifted, 0, {**ranges, **over})
+    squares = b.temporary("squares", x.shape, x.dtype)
+    b.reduce(squares, ranges, over, v * v, suffix="_squares")
+    point = tuple(map(var, names))
+    b.assign(y, ranges, x[point] / fn("pow", squares[point] * (alpha / size) + bias, beta))
+
+
+ROWS: Final[dict[str, Row]] = {
+    "AveragePool": average_pool,
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    "GlobalAveragePool": global_average_pool,
+    "GlobalMaxPool": global_max_pool,
+    "LRN": local_response,
+    "LpPool": lp_pool,
+    "MaxPool": max_pool,
+}
