@@ -16,6 +16,7 @@ from poly.program import Access, Statement
 
 IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set, isl.dim_type.param, isl.dim_type.div
 T = TypeVar("T")
+Domain = TypeVar("Domain", isl.Set, isl.Map)
 _RESERVED = frozenset("or and not mod min max exists floor ceild floord implies true false infty NaN rat".split())
 
 
@@ -131,7 +132,7 @@ def conjunctions_of(domain: isl.Set, names: Sequence[str]) -> tuple[tuple[Constr
     return tuple(pieces)
 
 
-def fix_sizes(domain: isl.Set | isl.Map, sizes: Mapping[str, int]) -> isl.Set | isl.Map:
+def fix_sizes(domain: Domain, sizes: Mapping[str, int]) -> Domain:
     """Put in values for parameters and drop them."""
     for name, value in sizes.items():
         position = domain.find_dim_by_name(PARAM, name)
