@@ -61,7 +61,7 @@ def check_parts(schedule: Schedule) -> None:
         whole = fix_sizes(original.domain.intersect_params(program.context), program.binding)
         seen = whole.subtract(whole)
         for s in group:
-            part = _bound(schedule, s).intersect_params(program.context).set_tuple_name(name)
+            part = _bound(schedule, s).set_tuple_name(name)
             _same_instances(schedule, name, original.iterators, part.intersect(seen), "twice")
             seen = seen.union(part)
         _same_instances(schedule, name, original.iterators, whole.subtract(seen), "never")
@@ -114,7 +114,7 @@ def _check_pair(schedule: Schedule, dependence: Dependence, first: Statement, se
 
 
 def _bound(schedule: Schedule, s: Statement) -> isl.Set:
-    return fix_sizes(s.domain, schedule.program.binding)
+    return fix_sizes(s.domain.intersect_params(schedule.program.context), schedule.program.binding)
 
 
 def violation(schedule: Schedule, first: Statement, second: Statement, relation: isl.Map) -> tuple[str, isl.Map] | None:

@@ -144,11 +144,26 @@ def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: 
             writes = True
             part = _tile_access(schedule, s, s.write, tile)
             written = part if written is None else written.union(part)
-    elsewhere = any(
-        s.name not in users and any(a.tensor == tensor and kind == "read" for a, kind in s.accesses) for s in program.statements
-    )
-    kept = program.tensor[tensor].role in ("output", "inout", "state") or elsewhere or inward
-    return inward, writes and kept
+    kept = program.tensor[tensor].role in ("output", "inout", "state") or inward
+    return inward, writes and (kept or _read_elsewhere(program, tensor, users, written))
+
+
+def _read_elsewhere(program: Program, tensor: str, users: Sequence[str], written: isl.Map | None) -> bool:
+    """Whether a statement that is no user reads an element that the users write."""
+    if written is None:
+        return False
+    elements = written.range()
+    for s in program.statements:
+        if s.name in users:
+            continue
+        if s.external is not None and tensor in s.external.reads:
+            return True
+        for access, kind in s.accesses:
+            if access.tensor == tensor and kind == "read":
+                seen = access_map(s, access, program.parameters, program.tensor[tensor].shape)
+                if not fix_sizes(seen.range(), program.binding).is_disjoint(elements):
+                    return True
+    return False
 
 
 def schedule_order(schedule: Schedule) -> list[str]:

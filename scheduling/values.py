@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import islpy as isl
 
-from poly.affine import Affine
 from poly.errors import IllegalEdit, UnsupportedError
 from poly.program import Program, Statement
 from poly.scheduling.dependences import Touch, touches
-from poly.scheduling.schedule import Nest, Schedule, common_prefix
+from poly.scheduling.schedule import Schedule, common_prefix
 from poly.sets import IN, OUT, box, expressions_map, fix_sizes, witness
 
 _DEEPEST_CHAIN = 12
@@ -76,6 +75,7 @@ class Flow:
                 if touch.write:
                     self._writes.setdefault(touch.tensor, []).append(touch)
         self._found: dict[tuple[str, int], isl.UnionMap] = {}
+        self._vectors: dict[str, tuple[isl.Map, tuple[str, ...]]] = {}
 
     def readers(self, s: Statement) -> tuple[Reader, ...]:
         """The reads of a statement; a reduction's read of its own target is number -1."""
@@ -157,30 +157,33 @@ class Flow:
         return tuple(shared[:length])
 
     def _flow(self, reader: Reader, writers: Sequence[Touch], prefix: tuple[str | int, ...]) -> isl.UnionMap:
+        """isl's dataflow between loop vectors: there, accesses of tiled nests have no floors (and isl fewer troubles)."""
         loops = tuple(step for step in prefix if isinstance(step, str))
         depth = max(len(self.schedule.nests[n].path) for n in self.schedule.nests) + 1
-        order = isl.UnionMap("{ }")
-        must, may = isl.UnionMap("{ }"), isl.UnionMap("{ }")
+        empty = isl.UnionMap("{ }")
+        must, may, order, vectors = empty, empty, empty, empty
         done: set[str] = set()
-        for touch in writers:
-            part = self._keyed(touch.statement, touch.relation, loops).to_union_map()
-            if touch.own:
+        for touch in (*writers, *((reader.touch,) if reader.touch is not None else ())):
+            s = touch.statement
+            vector, time = self._vector_and_time(s, prefix, depth)
+            part = in_vectors(self._keyed(s, touch.relation, loops), vector).to_union_map()
+            if touch is reader.touch:
+                sink = part
+            elif touch.own:
                 may = may.union(part)
             else:
                 must = must.union(part)
-            if touch.statement.name not in done:
-                done.add(touch.statement.name)
-                order = order.union(self._time(touch.statement, prefix, depth).to_union_map())
+            if s.name not in done:
+                done.add(s.name)
+                order, vectors = order.union(time.to_union_map()), vectors.union(vector.to_union_map())
         if reader.touch is None:
-            sink = reader.relation
+            sink = reader.relation.to_union_map()
             order = order.union(_end_of_time(reader.relation.domain(), depth).to_union_map())
-        else:
-            sink = self._keyed(reader.touch.statement, reader.relation, loops)
-            if reader.name not in done:
-                order = order.union(self._time(reader.touch.statement, prefix, depth).to_union_map())
-        access = isl.UnionAccessInfo.from_sink(sink.to_union_map()).set_must_source(must).set_may_source(may)
+            vectors = vectors.union(reader.relation.domain().identity().to_union_map())
+        access = isl.UnionAccessInfo.from_sink(sink).set_must_source(must).set_may_source(may)
         flow = access.set_schedule_map(order).compute_flow()
-        return flow.get_must_dependence().union(flow.get_may_dependence()).reverse()
+        found = flow.get_must_dependence().union(flow.get_may_dependence()).reverse()
+        return vectors.apply_range(found).apply_range(vectors.reverse())
 
     def _keyed(self, s: Statement, relation: isl.Map, loops: Sequence[str]) -> isl.Map:
         """An access with the coordinates of the tile before the subscripts: a tile's buffer is its own."""
@@ -190,12 +193,28 @@ class Flow:
         tile = fix_sizes(tile, self.program.binding)
         return tile.flat_range_product(relation).set_tuple_name(OUT, relation.get_tuple_name(OUT))
 
-    def _time(self, s: Statement, prefix: tuple[str | int, ...], depth: int) -> isl.Map:
-        nest: Nest = self.schedule.nests[s.name]
-        steps = nest.path[len(prefix) :]
-        values = [Affine((), step) if isinstance(step, int) else nest.loops[step] for step in steps]
-        values += [Affine()] * (depth - len(values))
-        return fix_sizes(expressions_map(s, values, self.program.parameters), self.program.binding)
+    def _vector_and_time(self, s: Statement, prefix: tuple[str | int, ...], depth: int) -> tuple[isl.Map, isl.Map]:
+        """{ S[...] -> S[loop values] } and, on those, their order inside `prefix`."""
+        if s.name not in self._vectors:
+            nest = self.schedule.nests[s.name]
+            vector = expressions_map(s, nest.expressions(nest.names), self.program.parameters, s.name)
+            vector = fix_sizes(vector.intersect_params(self.program.context), self.program.binding)
+            assert vector.is_injective(), f"two instances of {s.name} have one loop vector"
+            self._vectors[s.name] = (vector, nest.names)
+        vector, names = self._vectors[s.name]
+        labels = [f"l{k}_" for k in range(len(names))]
+        steps = self.schedule.nests[s.name].path[len(prefix) :]
+        values = [str(step) if isinstance(step, int) else labels[names.index(step)] for step in steps]
+        values += ["0"] * (depth - len(values))
+        time = isl.Map(f"{{ {s.name}[{', '.join(labels)}] -> [{', '.join(values)}] }}")
+        return vector, time.intersect_domain(vector.range())
+
+
+def in_vectors(relation: isl.Map, vector: isl.Map) -> isl.Map:
+    """An access on loop vectors instead of instances; floors go where the affine hull is as exact."""
+    plain = vector.reverse().apply_range(relation).coalesce()
+    hull = isl.Map.from_basic_map(plain.affine_hull()).intersect_domain(plain.domain())
+    return hull if hull.is_single_valued() else plain
 
 
 def _end_of_time(domain: isl.Set, depth: int) -> isl.Map:

@@ -1,0 +1,269 @@
+"""Fusion groups: which statements run in one nest, and a group as a program of its own.
+
+A group is an anchor (an assignment, or a reduction with its initialisation) and what follows it element by element:
+consumers whose domain is the anchor's, and that read what the group makes at the very element its instance makes. Their
+fusion needs no recomputation and keeps one element per value alive; footprints, not operators, decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import islpy as isl
+
+from poly.affine import Affine, Var
+from poly.program import Access, Program, Statement, Tensor, default_path
+from poly.sets import SET, fix_sizes
+
+
+@dataclass
+class Group:
+    """`axes`: for every statement its iterator on each of the group's parallel loops (outermost first)."""
+
+    statements: list[Statement] = field(default_factory=list)
+    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    made: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
+    box: tuple[tuple[int, int], ...] | None = None
+    why: list[str] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(s.name for s in self.statements)
+
+
+def groups_of(program: Program) -> list[Group]:
+    """Partition a program's statements, in an order in which the groups can run."""
+    if not _nests_apart(program):
+        whole = Group(list(program.statements))
+        whole.why.append("statements share loops: kept in their own order")
+        return [whole]
+    single = _written_once(program)
+    groups: list[Group] = []
+    maker: dict[str, int] = {}
+    for s in program.statements:
+        producers = {maker[t] for t in tensors_read(s) if t in maker}
+        home = _home(program, groups, producers, s, single)
+        if home is None:
+            groups.append(_anchor(program, s))
+            home = len(groups) - 1
+        for t in tensors_written(s):
+            maker[t] = home
+    return groups
+
+
+def tensors_read(s: Statement) -> tuple[str, ...]:
+    """Tensors whose elements a statement reads, its own reduction target included."""
+    return s.external.reads if s.external is not None else tuple(a.tensor for a, kind in s.accesses if kind == "read")
+
+
+def tensors_written(s: Statement) -> tuple[str, ...]:
+    return s.external.writes if s.external is not None else (s.write.tensor,)
+
+
+def _nests_apart(program: Program) -> bool:
+    heads = [s.path[0] for s in program.statements]
+    return len(set(heads)) == len(heads) and all(isinstance(h, int) for h in heads)
+
+
+def _written_once(program: Program) -> frozenset[str]:
+    """Tensors with one writer, or with an assignment followed by one reduction; only these move between groups."""
+    writers: dict[str, list[Statement]] = {}
+    for s in program.statements:
+        for t in tensors_written(s):
+            writers.setdefault(t, []).append(s)
+    roles = {t.name: t.role for t in program.tensors}
+
+    def once(name: str, group: list[Statement]) -> bool:
+        kinds = [s.combiner is not None for s in group]
+        return roles[name] not in ("inout", "state") and kinds in ([False], [False, True])
+
+    return frozenset(name for name, group in writers.items() if once(name, group))
+
+
+def _home(program: Program, groups: list[Group], producers: set[int], s: Statement, single: frozenset[str]) -> int | None:
+    """The group that takes a statement, or None."""
+    if not producers or s.external is not None:
+        return None
+    last = max(producers)
+    group = groups[last]
+    if s.combiner is not None:
+        first = group.statements[0]
+        own = first.write.tensor == s.write.tensor and len(group.statements) == 1 and first.combiner is None
+        return last if own and s.write.tensor in single and _add_update(program, group, s) else None
+    if s.write.tensor not in single or not all(t in single for t in tensors_read(s) if t in group.made):
+        return None
+    return last if _add_pointwise(program, group, s) else None
+
+
+def _anchor(program: Program, s: Statement) -> Group:
+    group = Group([s])
+    if s.external is None:
+        axes = tuple(i for i in s.iterators if _used_bare(s.write, i))
+        rest = [i for i in s.iterators if i not in axes]
+        group.axes[s.name] = axes
+        group.box = box_of(program, s, axes) if not rest or s.combiner is not None else None
+        group.made[s.write.tensor] = _placement(s.write, axes)
+    return group
+
+
+def _used_bare(access: Access, iterator: str) -> bool:
+    return any(isinstance(i, Affine) and i == Affine.of(iterator) for i in access.index)
+
+
+def _placement(access: Access, axes: Sequence[str]) -> tuple[int | None, ...]:
+    """For each subscript the parallel loop it is, or None where it is none (a constant)."""
+    places: list[int | None] = []
+    for subscript in access.index:
+        name = _bare(subscript) if isinstance(subscript, Affine) else None
+        places.append(axes.index(name) if name in axes else None)
+    return tuple(places)
+
+
+def _bare(subscript: Affine) -> str | None:
+    match subscript.terms:
+        case ((Var(name), 1),) if subscript.constant == 0:
+            return name
+        case _:
+            return None
+
+
+def box_of(program: Program, s: Statement, iterators: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
+    """Inclusive ranges of some iterators where the domain is a box of known size, else None."""
+    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
+    ranges: list[tuple[int, int]] = []
+    product = isl.Set.universe(domain.get_space())
+    for k, name in enumerate(s.iterators):
+        low, high = domain.dim_min_val(k), domain.dim_max_val(k)
+        if not (low.is_int() and high.is_int()):
+            return None
+        product = product.lower_bound_val(SET, k, low).upper_bound_val(SET, k, high)
+        if name in iterators:
+            ranges.append((int(str(low)), int(str(high))))
+    order = [n for n in s.iterators if n in iterators]
+    found = dict(zip(order, ranges, strict=True))
+    return tuple(found[i] for i in iterators) if product.is_equal(domain) else None
+
+
+def _add_update(program: Program, group: Group, s: Statement) -> bool:
+    """Take the reduction that the group's only statement initialises."""
+    first = group.statements[0]
+    axes = tuple(i for i in s.iterators if _used_bare(s.write, i))
+    if _placement(s.write, axes) != tuple(group.made[s.write.tensor]) and sorted(axes) != sorted(group.axes[first.name]):
+        return False
+    aligned = _aligned(s.write, group.made[s.write.tensor], len(group.axes[first.name]))
+    if aligned is None or group.box is None or box_of(program, s, aligned) != group.box:
+        return False
+    group.statements.append(s)
+    group.axes[s.name] = aligned
+    return True
+
+
+def _aligned(access: Access, places: Sequence[int | None], count: int) -> tuple[str, ...] | None:
+    """The iterators that an access puts on the group's loops, by the places of the tensor's subscripts."""
+    axes: list[str | None] = [None] * count
+    for subscript, place in zip(access.index, places, strict=True):
+        if not isinstance(subscript, Affine):
+            return None
+        name = _bare(subscript)
+        if place is None:
+            if not subscript.is_constant:
+                return None
+        elif name is None or (axes[place] not in (None, name)):
+            return None
+        else:
+            axes[place] = name
+    known = [a for a in axes if a is not None]
+    return tuple(known) if len(known) == count and len(set(known)) == count else None
+
+
+def _add_pointwise(program: Program, group: Group, s: Statement) -> bool:
+    """Take an assignment that reads what the group makes only at its own element."""
+    if group.box is None or not group.axes:
+        return False
+    count = len(group.box)
+    axes: tuple[str, ...] | None = None
+    for read in s.reads:
+        if read.tensor in group.made:
+            found = None if read.guard or read.indirect else _aligned(read, group.made[read.tensor], count)
+            if found is None or axes not in (None, found):
+                return False
+            axes = found
+    if axes is None or set(axes) != set(s.iterators) or box_of(program, s, axes) != group.box:
+        return False
+    if not all(isinstance(i, Affine) for i in s.write.index):
+        return False
+    group.statements.append(s)
+    group.axes[s.name] = axes
+    group.made[s.write.tensor] = _placement(s.write, axes)
+    group.why.append(f"{s.name} reads {', '.join(r.tensor for r in s.reads if r.tensor in group.made)} where it is made")
+    return True
+
+
+# ---- a group as a program
+
+
+def extract(program: Program, group: Group, name: str) -> Program:
+    """A group as a program of its own: what comes from outside is input, what is needed outside is output.
+
+    Constants stay constants, sizes and context are kept.
+    """
+    inside = set(group.names)
+    used = {t for s in group.statements for t in (*tensors_read(s), *tensors_written(s))}
+    written = {t for s in group.statements for t in tensors_written(s)}
+    needed = {t for s in program.statements if s.name not in inside for t in tensors_read(s)}
+    tensors: list[Tensor] = []
+    for t in program.tensors:
+        if t.name in used:
+            tensors.append(replace(t, role=_role(t, t.name in written, t.name in needed, group)))
+    keep_order = len(group.statements) > 1 and not _nests_apart_in(group)
+    statements = tuple(
+        s if keep_order else replace(s, path=default_path(k, s.path[1:])) for k, s in enumerate(group.statements)  # type: ignore[arg-type]
+    )
+    return Program(name, tuple(tensors), statements, program.parameters, program.context, program.sizes)
+
+
+def _nests_apart_in(group: Group) -> bool:
+    heads = [s.path[0] for s in group.statements]
+    return len(set(heads)) == len(heads)
+
+
+def _role(t: Tensor, written: bool, needed: bool, group: Group) -> str:
+    if t.role in ("constant", "inout", "state"):
+        return t.role
+    if not written:
+        return "input"
+    reads_first = any(s.combiner is not None and s.write.tensor == t.name for s in group.statements[:1])
+    if reads_first:
+        return "inout"
+    return "output" if needed or t.role == "output" else "temporary"
+
+
+def canonical_names(program: Program) -> tuple[Program, Mapping[str, str]]:
+    """The same program with names by order of appearance, so that identical groups read the same; and new -> old."""
+    tensors = {t.name: f"t{k}" for k, t in enumerate(_by_use(program))}
+    statements = {s.name: f"s{k}" for k, s in enumerate(program.statements)}
+
+    def renamed(access: Access) -> Access:
+        return replace(access, tensor=tensors[access.tensor])
+
+    new = tuple(
+        replace(
+            s, name=statements[s.name], domain=s.domain.set_tuple_name(statements[s.name]), write=renamed(s.write),
+            reads=tuple(renamed(r) for r in s.reads), origin=statements.get(s.origin, ""),
+        )
+        for s in program.statements
+    )  # fmt: skip
+    by_name = {t.name: t for t in program.tensors}
+    shapes = tuple(replace(by_name[old], name=name) for old, name in tensors.items())
+    result = Program("group", shapes, new, program.parameters, program.context, program.sizes)
+    return result, {name: old for old, name in tensors.items()}
+
+
+def _by_use(program: Program) -> Iterator[Tensor]:
+    seen: set[str] = set()
+    for s in program.statements:
+        for name in (*tensors_read(s), *tensors_written(s)):
+            if name not in seen:
+                seen.add(name)
+                yield program.tensor[name]
