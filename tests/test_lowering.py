@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poly.affine import Affine, Constraint, parse_affine, var
-from poly.errors import Bug, IllegalEdit, ScheduleError
+from poly.errors import Bug, IllegalEdit, ParseError, ScheduleError
 from poly.expr import COMBINERS, Const, Read, apply
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
 from poly.scheduling.instances import check_instances
 from poly.scheduling.lowering import lower
 from poly.scheduling.schedule import Mark, Nest, Schedule
+from poly.scheduling.schedule_text import parse_schedule, print_schedule
 
 Values = dict[str, int]
 
@@ -483,3 +484,56 @@ def test_external_statements_run_whole() -> None:
     outside = dataclasses.replace(s, external=Payload("onnx", b"", (), ("A",)))
     tree = lower(Schedule(dataclasses.replace(p, statements=(outside,))))
     assert tree.body == (External("x"),)
+
+
+# ---- the other forms of a schedule
+
+
+def edited() -> Schedule:
+    s = Schedule(program(MATMUL, MATMUL_TENSORS, {"M": 7, "N": 9, "K": 5}))
+    s = s.tile({"upd.i": 4, "upd.j": 4, "k": 2}).promote("A", at="k.o", space="spm")
+    return s.promote("C", at="upd.j.o", space="acc").unroll("k.p")
+
+
+def test_schedule_text_replays() -> None:
+    s = edited()
+    text = print_schedule(s)
+    again = parse_schedule(text)
+    assert again == s and again.log == s.log and print_schedule(again) == text
+    assert "for k.p unroll:" in text and "A_spm: f32[4, 2] in spm" in text
+
+
+def test_schedule_text_that_does_not_replay_is_refused() -> None:
+    text = print_schedule(edited())
+    for old, new, why in (
+        ("for k.p unroll:", "for k.p:", "another tree"),
+        ("unroll(loop='k.p')", "unroll('k.p')", "name.key=value"),
+        ("unroll(loop='k.p')", "enrol(loop='k.p')", "no primitive"),
+        ("unroll(loop='k.p')", "unroll(loop=k)", "literals"),
+        ("\nscript\n", "\n", "script"),
+    ):
+        assert old in text
+        with pytest.raises(ParseError, match=why):
+            parse_schedule(text.replace(old, new))
+
+
+def test_isl_tree_has_the_same_order() -> None:
+    sizes = {"M": 5, "N": 6, "K": 3}
+    s = schedule(program(MATMUL, MATMUL_TENSORS, sizes), TILED)
+    tree = s.isl_tree()
+    assert "serial i.o" in str(tree)
+    fixed = isl.Set("[M, N, K] -> { : M = 5 and N = 6 and K = 3 }")
+    order = tree.get_map().intersect_domain(tree.get_domain().intersect_params(fixed))
+    place: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+    vectors: list[tuple[int, ...]] = []
+    for m in (order.get_map_list().get_at(k) for k in range(order.get_map_list().n_map())):
+        points: list[isl.Point] = []
+        m.wrap().foreach_point(points.append)
+        for point in points:
+            values = [
+                point.get_coordinate_val(isl.dim_type.set, d).to_python() for d in range(m.wrap().dim(isl.dim_type.set))
+            ]
+            depth = m.dim(isl.dim_type.in_)
+            place[m.get_tuple_name(isl.dim_type.in_) or "", tuple(values[:depth])] = tuple(values[depth:])
+    vectors = [place[row] for row in expected(MATMUL, s, sizes)]
+    assert vectors == sorted(vectors) and len(vectors) == 5 * 6 + 5 * 6 * 3
