@@ -1,0 +1,167 @@
+"""Ranges of indices from the shapes that they subscript, as in Tensor Comprehensions (Vasilache et al., 2018, section 3).
+
+Rounds. An index that is the only one without a range in some subscript gets the largest range that keeps every such
+subscript in bounds, whatever the indices with a range do; then the next round. Ranges are affine in the sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+
+from poly.affine import Affine, Atom, FloorDiv, Mod, Var, var
+from poly.errors import ParseError, ShapeError
+from poly.sets import SET, affine_of_pw, header
+
+
+@dataclass(frozen=True)
+class Range:
+    """max(lower) <= index < min(upper), affine in the sizes. Empty tuples: bounded, but not by one expression."""
+
+    lower: tuple[Affine, ...]
+    upper: tuple[Affine, ...]
+
+    @property
+    def ends(self) -> tuple[Affine, Affine] | None:
+        """The first and the last value, where each is one expression."""
+        return (self.lower[0], self.upper[0] - 1) if len(self.lower) == len(self.upper) == 1 else None
+
+
+@dataclass(frozen=True)
+class Subscripted:
+    """One subscript of one access: `tensor[..., expression, ...]` where the extent is `extent`."""
+
+    tensor: str
+    dimension: int
+    expression: Affine
+    extent: Affine
+
+    @property
+    def shown(self) -> str:
+        """For messages."""
+        return f"{self.tensor} (dimension {self.dimension}, extent {self.extent})"
+
+
+def infer_ranges(
+    indices: Sequence[str],
+    subscripts: Sequence[Subscripted],
+    known: Mapping[str, Range],
+    context: isl.Set,
+    loose: Collection[str] = (),
+) -> dict[str, Range]:
+    """A range for every index; `known` are given. `loose`: indices that a condition names, which may differ in extents.
+
+    Raises `ShapeError` for an index that is the whole subscript of two different extents, and `ParseError` that names
+    an index without a range.
+    """
+    ranges = dict(known)
+    while missing := [i for i in indices if i not in ranges]:
+        bounds: dict[str, list[tuple[Affine, Affine]]] = {}
+        for s in subscripts:
+            free = [i for i in missing if i in s.expression.names]
+            if len(free) == 1 and (found := solve(s.expression, Affine(), s.extent - 1, free[0], ranges)):
+                bounds.setdefault(free[0], []).append(found)
+        if not bounds:
+            raise _underconstrained(missing, subscripts)
+        for index, pairs in bounds.items():
+            if index not in loose:
+                _check_extents(index, [s for s in subscripts if s.expression == var(index)], context)
+            lower = strongest([low for low, _ in pairs], context, least=False)
+            upper = strongest([high + 1 for _, high in pairs], context, least=True)
+            ranges[index] = Range(lower, upper)
+    return ranges
+
+
+def _underconstrained(missing: Sequence[str], subscripts: Iterable[Subscripted]) -> ParseError:
+    index = missing[0]
+    together = [s for s in subscripts if index in s.expression.names]
+    why = f"it occurs only in {together[0].tensor}[{together[0].expression}]" if together else "no subscript bounds it"
+    return ParseError(
+        f"the range of index {index!r} is not determined: {why}",
+        hint=f"where 0 <= {index} < N, or give the shape of the tensor it writes",
+    )
+
+
+def _check_extents(index: str, bare: Sequence[Subscripted], context: isl.Set) -> None:
+    for other in bare[1:]:
+        if other.extent == bare[0].extent:
+            continue
+        if context.is_subset(compare(bare[0].extent, "=", other.extent, context)):
+            continue
+        raise ShapeError(f"index {index!r} runs over {bare[0].shown} and {other.shown}", hint="give both the same extent")
+
+
+def solve(expression: Affine, low: Affine, high: Affine, index: str, ranges: Mapping[str, Range]) -> tuple[Affine, Affine] | None:
+    """The first and last value of `index` with low <= expression <= high, whatever the other indices do.
+
+    None where the expression does not bound it, or another index has no simple range.
+    """
+    inside: list[tuple[Atom, int]] = [(a, c) for a, c in expression.terms if index in Affine(((a, 1),)).names]
+    if len(inside) != 1:
+        return None
+    atom, factor = inside[0]
+    rest = expression - Affine(((atom, factor),))
+    least, most = extreme(rest, ranges, False), extreme(rest, ranges, True)
+    if least is None or most is None:
+        return None
+    bottom, top = low - least, high - most  # bottom <= factor * atom <= top
+    first, last = (bottom, top) if factor > 0 else (-top, -bottom)
+    first, last = -((-first) // abs(factor)), last // abs(factor)
+    match atom:
+        case Var():
+            return first, last
+        case FloorDiv(argument, divisor):
+            return solve(argument, first * divisor, last * divisor + (divisor - 1), index, ranges)
+        case Mod():
+            return None
+
+
+def extreme(expression: Affine, ranges: Mapping[str, Range], most: bool) -> Affine | None:
+    """The least or greatest value of an expression over ranges; None without a simple closed form."""
+    total = Affine((), expression.constant)
+    for atom, c in expression.terms:
+        if not any(name in ranges for name in Affine(((atom, 1),)).names):
+            total = total + Affine(((atom, c),))
+            continue
+        match atom:
+            case Var(name):
+                ends = ranges[name].ends
+                value = None if ends is None else ends[(c > 0) == most]
+            case FloorDiv(argument, divisor):
+                inner = extreme(argument, ranges, (c > 0) == most)
+                value = None if inner is None else inner // divisor
+            case Mod(_, divisor):
+                value = Affine((), divisor - 1 if (c > 0) == most else 0)
+        if value is None:
+            return None
+        total = total + value * c
+    return total
+
+
+def strongest(bounds: Sequence[Affine], context: isl.Set, least: bool) -> tuple[Affine, ...]:
+    """The bounds that no other one implies; the least are the strongest upper bounds."""
+    kept = list(dict.fromkeys(bounds))
+    sign = "<=" if least else ">="
+    for bound in list(kept):
+        if any(context.is_subset(compare(o, sign, bound, context)) for o in kept if o is not bound):
+            kept.remove(bound)
+    return tuple(kept)
+
+
+def compare(a: Affine, sign: str, b: Affine, context: isl.Set) -> isl.Set:
+    """The sizes for which the comparison holds."""
+    names = [context.get_dim_name(isl.dim_type.param, d) for d in range(context.dim(isl.dim_type.param))]
+    return isl.Set(f"{header(names)}{{ : {a.isl_text} {sign} {b.isl_text} }}")
+
+
+def ranges_of_set(domain: isl.Set, iterators: Sequence[str]) -> dict[str, Range]:
+    """The ranges of the dimensions that a set bounds on both sides, by constants and sizes."""
+    found: dict[str, Range] = {}
+    for d, name in enumerate(iterators):
+        if not domain.dim_is_bounded(SET, d):
+            continue
+        least, most = affine_of_pw(domain.dim_min(d), ()), affine_of_pw(domain.dim_max(d), ())
+        found[name] = Range(() if least is None else (least,), () if most is None else (most + 1,))
+    return found
