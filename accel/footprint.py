@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -43,7 +44,8 @@ class Footprint:
         return math.prod(n for n, _ in self.dims) if self.points is None else len(self.points)
 
 
-def strided(strides: Sequence[int], trips: Sequence[int], unit: int) -> tuple[int, Dims]:
+@lru_cache(maxsize=1 << 14)
+def strided(strides: tuple[int, ...], trips: tuple[int, ...], unit: int) -> tuple[int, Dims]:
     """The lowest offset and the dimensions of `{ unit * sum(s_l * i_l) }`, elements of `unit` units each.
 
     Merging two dimensions (n1, s1), (n2, q*s1) with q <= n1 into (n1 + q*(n2-1), s1) is exact; it turns overlapping
@@ -80,7 +82,7 @@ def box_of(command: Command, region: Region) -> tuple[int, ...]:
 
 def reach(region: Region, trips: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
     """First and last-plus-one offset of a region over its loops and over `Rep`s of these counts; guards not counted."""
-    low, dims = strided(region.strides, trips, region.unit)
+    low, dims = strided(region.strides, tuple(trips), region.unit)
     moves = [s * (n - 1) for s, n in zip(region.steps, counts, strict=False)]
     first = region.offset + low + sum(min(0, m) for m in moves)
     return first, region.offset + dense(low, dims) + sum(max(0, m) for m in moves)
@@ -130,8 +132,8 @@ def _box(
     trips: Sequence[int],
     more: Sequence[tuple[int, int]] = (),
 ) -> Footprint:
-    strides = [*region.strides, *(stride for _, stride in more)]
-    low, dims = strided(strides, [*trips, *(extent for extent, _ in more)], region.unit)
+    strides = (*region.strides, *(stride for _, stride in more))
+    low, dims = strided(strides, (*trips, *(extent for extent, _ in more)), region.unit)
     return Footprint(kind, operand, region, low, dense(low, dims), dims)
 
 

@@ -39,8 +39,8 @@ class _Space:
 
     def track(self, engine: int, kind: str) -> None:
         table, last = (self.writes, self.last_write) if kind == "write" else (self.reads, self.last_read)
-        table.setdefault(engine, np.zeros(self.size, np.int32))
-        last.setdefault(engine, 0)
+        if engine not in table:
+            table[engine], last[engine] = np.zeros(self.size, np.int32), 0
 
     def rivals(self, engine: int, write: bool, known: Sequence[int]) -> Iterator[tuple[int, Shadow, str]]:
         """Shadows of other engines that may hold a conflicting access not known to be complete."""

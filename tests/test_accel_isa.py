@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -36,10 +37,10 @@ from poly.accel.isa import (
     constant,
     dram,
 )
+from poly.accel.profile import profile, profile_names
 from poly.accel.stream import parse_stream, print_command
-from poly.errors import ParseError, PolyError
+from poly.errors import MachineError, ParseError, PolyError
 from poly.expr import OPERATORS
-from poly.machine import read_machine
 
 PROFILES = Path(__file__).parent.parent / "accel" / "profiles"
 
@@ -216,8 +217,8 @@ def test_one_line_a_command() -> None:
         post=(("free", 1),),
         tag="relu/tile(0,0)",
     )
-    line = "vec acc[0x0]:f32(1) = {64} %0 load acc[0x0]:f32(1), %1 imm 0.0:f32, %2 max %0 %1 wait full*2 post free ; relu/tile(0,0)"
-    assert print_command(relu) == line
+    code = "%0 load acc[0x0]:f32(1), %1 imm 0.0:f32, %2 max %0 %1"
+    assert print_command(relu) == f"vec acc[0x0]:f32(1) = {{64}} {code} wait full*2 post free ; relu/tile(0,0)"
 
 
 def test_repetitions_are_counted() -> None:
@@ -283,13 +284,20 @@ def test_parse_errors_point_at_the_place() -> None:
     [("s16", 16, 8, (64, 64, 64)), ("g16", 16, 16, (128, 128, 64)), ("m32", 32, 16, (256,) * 3)],
 )
 def test_profiles(name: str, rows: int, bandwidth: int, sizes: tuple[int, ...]) -> None:
-    machine = read_machine(PROFILES / f"{name}.toml")
+    machine = profile(name)
+    assert machine == profile(str(PROFILES / f"{name}.toml"))
     array = machine.engines_of("array")[0]
     assert machine.name == name and (array.rows, array.cols, array.fill) == (rows, rows, 2 * rows - 2)
     assert machine.memory["dram"].bytes_per_cycle == bandwidth and machine.memory["dram"].latency == 64
     assert tuple(machine.memory[m].capacity for m in ("ifmap", "filter", "acc")) == tuple(1024 * s for s in sizes)
 
 
+def test_unknown_profile_names_the_known() -> None:
+    assert {"s16", "g16", "m32"} <= set(profile_names())
+    with pytest.raises(MachineError, match="g16, m32, s16"):
+        profile("s17")
+
+
 def test_nan_is_equal_to_itself() -> None:
-    assert Imm(float("nan"), "f32") == Imm(np.float32("nan"), "f32")
-    assert math.isnan(float(Imm(np.float32("nan"), "f32").value))
+    assert Imm(float("nan"), "f32") == Imm(-math.nan, "f32")
+    assert repr(Imm(cast("float", np.float32(0.5)), "f32")) == "Imm(value=0.5, dtype='f32')"

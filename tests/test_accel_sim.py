@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,7 @@ from poly.expr import Cast, Const, IndexValue, Read, apply
 from poly.machine import Machine, read_machine
 
 MACHINE = read_machine(Path(__file__).parent.parent / "accel" / "profiles" / "s16.toml")
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 def execute(
@@ -362,7 +363,7 @@ def mm_stream(m: int, passes: int, same: bool = False) -> CommandStream:
 
 @pytest.mark.parametrize(("m", "passes"), [(1, 1), (49, 8), (128, 3), (7, 20)])
 def test_cycles_of_the_array(m: int, passes: int) -> None:
-    """Weight stationary: preload 16, then per pass max(m, 16), the last m, then 30 to drain; alone: SCALE-Sim's form."""
+    """Weight stationary: preload 16, then per pass max(m, 16), the last m, then 30 to drain. Alone: SCALE-Sim."""
     report = accounted(simulate(mm_stream(m, passes), MACHINE))
     assert report.cycles == 16 + (passes - 1) * max(m, 16) + m + 30
     assert report.engine("mm").stalls == {"preload": 16, "done": 30}
@@ -483,7 +484,7 @@ queue st {
     }
   }
 }
-"""
+"""  # noqa: E501
     stream = stream_of(text)
     assert verify(stream, MACHINE) == []
     x = np.random.default_rng(0).integers(-9, 9, 256).astype(np.float32)
