@@ -1,3 +1,53 @@
-"""Polyloom: a polyhedral compiler for tensor programs."""
+"""Polyloom: a polyhedral compiler for tensor programs.
+
+    import poly
+    C = poly.einsum("ij,jk->ik", A, B)
+    program = poly.parse("C[i,k] += A[i,j]*B[j,k]", A=(64, 32), B=(32, 48))
+    kernel = poly.compile(program)
+    engine = poly.compile(poly.from_onnx("model.onnx"), target="s16")
+
+Names load on first use, so that `import poly` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from poly.compiler import compile, einsum
+    from poly.engine import Engine
+    from poly.errors import PolyError
+    from poly.explain import explain
+    from poly.frontend.notation import parse
+    from poly.frontend.onnx_import import from_onnx
+    from poly.graph import Graph
+    from poly.interp import run_program
+    from poly.loops import LoopTree
+    from poly.machine import Machine, read_machine
+    from poly.program import Program
+    from poly.scheduling.schedule import Schedule
 
 __version__ = "0.1.0"
+
+_HOMES: Final = {
+    "Engine": "engine", "Graph": "graph", "LoopTree": "loops", "Machine": "machine", "PolyError": "errors",
+    "Program": "program", "Schedule": "scheduling.schedule", "compile": "compiler", "einsum": "compiler",
+    "explain": "explain", "from_onnx": "frontend.onnx_import", "parse": "frontend.notation",
+    "read_machine": "machine", "run_program": "interp",
+}  # fmt: skip
+
+__all__ = [
+    "Engine", "Graph", "LoopTree", "Machine", "PolyError", "Program", "Schedule", "compile", "einsum", "explain",
+    "from_onnx", "parse", "read_machine", "run_program",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(import_module(f"poly.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'poly' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

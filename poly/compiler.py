@@ -1,0 +1,162 @@
+"""`compile` and `einsum`: the way from a program, a graph or text to something that runs.
+
+Program -> Schedule (the given one, or the policy's for the target) -> LoopTree -> Kernel | CommandStream. Everything that
+comes out has been checked: the schedule against its source program, the loop tree for running each instance once and in
+bounds, the stream by the verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from poly.dtypes import dtype_name
+from poly.engine import Engine, Unit, build_engine
+from poly.errors import MachineError, PolyError, ScheduleError
+from poly.graph import Array, Graph
+from poly.machine import Machine, read_machine
+from poly.program import Program
+from poly.scheduling.instances import check_instances
+from poly.scheduling.schedule import Schedule
+
+if TYPE_CHECKING:
+    from poly.accel.compiled import StreamKernel
+    from poly.codegen.kernel import Kernel
+
+Progress = Callable[[int, int], None]
+
+
+def machine_of(target: str | Machine) -> Machine:
+    """A machine from "cpu", a profile's name, a path to a TOML file, or itself. Raises `MachineError`."""
+    if isinstance(target, Machine):
+        return target
+    if target == "cpu":
+        from poly.codegen.host import host_machine
+
+        return host_machine()
+    found = profiles()
+    if target in found:
+        return read_machine(found[target])
+    if target.endswith(".toml"):
+        return read_machine(target)
+    raise MachineError(f"no target {target!r}", hint=f"cpu, a .toml file, or a profile: {', '.join(sorted(found))}")
+
+
+def profiles() -> dict[str, Path]:
+    """Machine profiles by name: ours, and those of packages under the entry-point group `polyloom.machines`.
+
+    An entry point is a module or package whose folder holds `<name>.toml`.
+    """
+    from importlib import resources
+    from importlib.metadata import entry_points
+
+    folder = Path(str(resources.files("poly.accel"))) / "profiles"
+    found = {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    for entry in entry_points(group="polyloom.machines"):
+        path = Path(str(resources.files(entry.value))) / f"{entry.name}.toml"
+        if path.is_file():
+            found[entry.name] = path
+    return found
+
+
+@overload
+def compile(
+    what: Graph, target: str | Machine = "cpu", *, constants: Mapping[str, Array] | None = None, threads: int | None = None,
+    schedule: None = None, progress: Progress | None = None,
+) -> Engine: ...
+@overload
+def compile(
+    what: Program | str, target: str | Machine = "cpu", *, constants: Mapping[str, Array] | None = None,
+    threads: int | None = None, schedule: Schedule | None = None, progress: Progress | None = None,
+) -> Kernel | StreamKernel: ...
+def compile(
+    what: Program | Graph | str,
+    target: str | Machine = "cpu",
+    *,
+    constants: Mapping[str, Array] | None = None,
+    threads: int | None = None,
+    schedule: Schedule | None = None,
+    progress: Progress | None = None,
+) -> Kernel | StreamKernel | Engine:
+    """Compile a program (or its text) to a kernel, or a graph to an engine.
+
+    `target`: "cpu", the name of an accelerator profile, a path to a machine's TOML file, or a `Machine`. `constants`:
+    arrays of the program's constant tensors. `threads`: for the CPU, 1 unless given. `schedule`: a schedule of this
+    program to use instead of the policy's. `progress(done, all)` is called while a graph is compiled.
+    Raises `PolyError` kinds: `ParseError`, `ScheduleError`, `UnsupportedError`, `CapacityError`, `MachineError`.
+    """
+    machine = machine_of(target)
+    if isinstance(what, Graph):
+        if schedule is not None or constants:
+            raise ScheduleError("a graph brings its own constants and schedules", hint="compile graph.to_program() instead")
+        return build_engine(what, machine, _unit_compiler(machine, threads or 1), progress=progress)
+    if isinstance(what, str):
+        from poly.frontend.notation import parse
+
+        what = parse(what)
+    if schedule is not None and str(schedule.source) != str(what):
+        raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
+    return compile_program(what, machine, dict(constants or {}), threads or 1, schedule)
+
+
+def compile_program(
+    program: Program, machine: Machine, constants: Mapping[str, Array], threads: int, schedule: Schedule | None
+) -> Kernel | StreamKernel:
+    """One program for one machine. Raises `PolyError` where a constant is missing or the program has no compiled form."""
+    for t in program.with_role("constant"):
+        if t.name not in constants:
+            raise PolyError(f"constant {t.name!r} has no value", where=program.name, hint="compile(..., constants={name: array})")
+    if machine.kind == "accelerator":
+        from poly.accel.compiled import compile_stream
+
+        return compile_stream(program, machine, constants, schedule=schedule)
+    from poly.codegen.kernel import Kernel
+    from poly.scheduling.cpu import schedule_for_cpu
+
+    chosen = schedule if schedule is not None else schedule_for_cpu(program, machine, threads)
+    tree = chosen.lower()
+    check_instances(tree, chosen.program)
+    return Kernel(tree, program, machine, constants=constants, threads=threads)
+
+
+def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
+    def compile_unit(program: Program) -> Unit:
+        start = perf_counter()
+        kernel = compile_program(program, machine, {}, threads, None)
+
+        def run(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            kernel.run_into(inputs, outputs)
+
+        return Unit(program, kernel.schedule, run, kernel, perf_counter() - start)
+
+    return compile_unit
+
+
+def einsum(spec: str, *operands: Array, threads: int = 1) -> Array:
+    """`numpy.einsum(spec, *operands)` by a compiled kernel, kept for operands of the same shapes and dtypes.
+
+    `operands`: arrays (or what `numpy.asarray` takes) of floating, integer or bool dtype; the result has numpy's shape
+    and dtype. Raises `ParseError` for a spec numpy would refuse, `ShapeError` where extents disagree.
+    """
+    arrays = [np.asarray(o) for o in operands]
+    key = tuple((a.shape, dtype_name(a.dtype)) for a in arrays)
+    kernel = _einsum_kernel(spec, key, threads)
+    result = kernel(*arrays)
+    assert isinstance(result, np.ndarray)
+    return result
+
+
+@lru_cache(maxsize=512)
+def _einsum_kernel(spec: str, operands: tuple[tuple[tuple[int, ...], str], ...], threads: int) -> Kernel:
+    from poly.frontend.einsum import einsum_program
+
+    program = einsum_program(spec, [shape for shape, _ in operands], [dtype for _, dtype in operands])
+    return compile(program, threads=threads)  # type: ignore[return-value]
+
+

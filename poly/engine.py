@@ -1,0 +1,228 @@
+"""`Engine`: a compiled model. Groups of statements as kernels or command streams, one memory plan, the constants.
+
+Each fusion group is compiled as a program of its own, identical groups once (same canonical text). Tensors between
+groups lie in one arena at planned offsets and share space where their lifetimes allow; constants are referenced where
+they are. What has no compiled form runs by the reference evaluator and is listed in `fallbacks`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from poly.dtypes import numpy_dtype
+from poly.errors import RunError, UnsupportedError
+from poly.graph import Array, Graph
+from poly.interp import run_program
+from poly.machine import Machine
+from poly.program import Program, Tensor
+from poly.scheduling.groups import Group, canonical_names, extract, groups_of, tensors_read, tensors_written
+from poly.scheduling.placement import Block, Placement, place
+from poly.scheduling.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One compiled group: `run(inputs, outputs)` fills the outputs, both in the order of the program's tensors.
+
+    `facts`: figures for reports (bytes moved, cycles, groups' tiles); `seconds` it took to compile.
+    """
+
+    program: Program
+    schedule: Schedule
+    run: Callable[[Sequence[Array], Sequence[Array]], None]
+    kernel: object
+    seconds: float = 0.0
+
+
+CompileUnit = Callable[[Program], Unit]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One group of the model: which unit, on which tensors; `unit` None: statements run by the reference evaluator."""
+
+    name: str
+    program: Program
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    unit: Unit | None
+    why: tuple[str, ...] = ()
+
+
+@dataclass
+class Engine:
+    """`run({name: array}) -> {name: array}`, by the model's own names. Safe to call from several threads."""
+
+    graph: Graph
+    machine: Machine
+    steps: tuple[Step, ...]
+    plan: Placement
+    fallbacks: tuple[str, ...]
+    seconds: float
+    _arena: np.ndarray = field(repr=False)
+    _tensors: Mapping[str, Tensor] = field(repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The different compiled groups, in order of first use."""
+        found: dict[int, Unit] = {}
+        for step in self.steps:
+            if step.unit is not None:
+                found.setdefault(id(step.unit), step.unit)
+        return tuple(found.values())
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The model's input names."""
+        return tuple(self._label(t.name) for t in self.graph.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The model's output names."""
+        return tuple(self._label(t.name) for t in self.graph.outputs)
+
+    def _label(self, name: str) -> str:
+        return self.graph.labels.get(name, name)
+
+    def run(self, inputs: Mapping[str, Array], *, observe: Callable[[Step, float], None] | None = None) -> dict[str, Array]:
+        """The outputs for a set of inputs. Arrays are checked (`RunError`); outputs are new arrays, owned by the caller.
+
+        `observe(step, seconds)` is called after each step.
+        """
+        values: dict[str, Array] = dict(self.graph.constants)
+        values |= self._checked(inputs)
+        with self._lock:
+            for t in self._tensors.values():
+                if t.name in self.plan.offsets:
+                    values[t.name] = self._view(t)
+            for t in self.graph.outputs:
+                values.setdefault(t.name, np.empty(t.extents({}), numpy_dtype(t.dtype)))
+            for step in self.steps:
+                start = time.perf_counter()
+                self._step(step, values)
+                if observe is not None:
+                    observe(step, time.perf_counter() - start)
+        return {self._label(t.name): values[t.name] for t in self.graph.outputs}
+
+    def _step(self, step: Step, values: dict[str, Array]) -> None:
+        if step.unit is not None:
+            step.unit.run([values[n] for n in step.inputs], [values[n] for n in step.outputs])
+            return
+        results = run_program(step.program, {n: values[n] for n in step.inputs})
+        for name in step.outputs:
+            values[name][...] = results[name]
+
+    def _view(self, t: Tensor) -> Array:
+        extents, dtype = t.extents({}), numpy_dtype(t.dtype)
+        start = self.plan.offsets[t.name]
+        count = int(np.prod(extents, dtype=np.int64))
+        return self._arena[start : start + count * dtype.itemsize].view(dtype).reshape(extents)
+
+    def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        known = {self._label(t.name): t for t in self.graph.inputs}
+        for name in inputs:
+            if name not in known:
+                raise RunError(f"no input {name!r}", where=self.graph.name, hint=f"inputs: {', '.join(known)}")
+        found: dict[str, Array] = {}
+        for label, t in known.items():
+            if label not in inputs:
+                raise RunError(f"input {label!r} is missing", where=self.graph.name)
+            array = np.asarray(inputs[label])
+            expected = (t.extents({}), numpy_dtype(t.dtype))
+            if (array.shape, array.dtype) != expected:
+                raise RunError(
+                    f"input {label!r} is {array.dtype}{list(array.shape)}, expected {expected[1]}{list(expected[0])}",
+                    where=self.graph.name, hint="compile for other shapes with from_onnx(path, shapes=...)",
+                )  # fmt: skip
+            found[t.name] = np.ascontiguousarray(array)
+        return found
+
+    def __repr__(self) -> str:
+        return (
+            f"<Engine {self.graph.name} on {self.machine.name}: {len(self.steps)} groups ({len(self.units)} different), "
+            f"arena {self.plan.size} B, {len(self.fallbacks)} fallbacks>"
+        )
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        for step in self.steps:
+            kind = "reference evaluator" if step.unit is None else ", ".join(s.name for s in step.program.statements)
+            lines.append(f"  {step.name}: {', '.join(step.inputs)} -> {', '.join(step.outputs)}  [{kind}]")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from poly.pictures import text_html
+
+        return text_html(str(self))
+
+
+def build_engine(
+    graph: Graph, machine: Machine, compile_unit: CompileUnit, *, progress: Callable[[int, int], None] | None = None
+) -> Engine:
+    """Compile every group of a graph. `progress(done, all)` is called after each."""
+    start = time.perf_counter()
+    program = graph.to_program()
+    groups = groups_of(program)
+    cache: dict[str, Unit | None] = {}
+    steps: list[Step] = []
+    for k, group in enumerate(groups):
+        steps.append(_compile_step(program, group, f"group {k}", compile_unit, cache))
+        if progress is not None:
+            progress(k + 1, len(groups))
+    plan = arena_plan(program, steps)
+    return Engine(
+        graph, machine, tuple(steps), plan, _fallback_nodes(graph, steps), time.perf_counter() - start,
+        _aligned_bytes(plan.size), program.tensor,
+    )  # fmt: skip
+
+
+def _compile_step(program: Program, group: Group, name: str, compile_unit: CompileUnit, cache: dict[str, Unit | None]) -> Step:
+    part = extract(program, group, name.replace(" ", "_"))
+    outputs = tuple(t.name for t in part.tensors if t.role in ("output", "inout", "state"))
+    inputs = tuple(t.name for t in part.tensors if t.role in ("input", "constant", "inout", "state"))
+    if any(s.external is not None for s in part.statements):
+        return Step(name, part, inputs, outputs, None, tuple(group.why))
+    loose = replace(part, tensors=tuple(replace(t, role="input") if t.role == "constant" else t for t in part.tensors))
+    canonical, old = canonical_names(loose)
+    key = str(canonical)
+    if key not in cache:
+        try:
+            cache[key] = compile_unit(canonical)
+        except UnsupportedError:
+            cache[key] = None
+    return Step(
+        name, part, tuple(old[t.name] for t in canonical.inputs), tuple(old[t.name] for t in canonical.outputs),
+        cache[key], tuple(group.why),
+    )  # fmt: skip
+
+
+def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:
+    """The model's nodes with a statement that no unit runs."""
+    slow = {s.name for step in steps if step.unit is None for s in step.program.statements}
+    return tuple(node.name for node in graph.nodes if any(s.name in slow for s in node.statements))
+
+
+def arena_plan(program: Program, steps: Sequence[Step]) -> Placement:
+    """Offsets of the tensors that live between groups: from the step that writes them to the last that reads them."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for k, step in enumerate(steps):
+        for s in step.program.statements:
+            for name in (*tensors_written(s), *tensors_read(s)):
+                if program.tensor[name].role == "temporary" and name in (*step.inputs, *step.outputs):
+                    first.setdefault(name, k)
+                    last[name] = k
+    blocks = [Block(n, program.tensor[n].nbytes(program.binding), first[n], last[n]) for n in first]
+    return place(blocks, align=64)
+
+
+def _aligned_bytes(size: int) -> np.ndarray:
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]
