@@ -20,6 +20,7 @@ from poly.errors import OnnxError, PolyError
 from poly.expr import Const
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_fold import Imported, fold, fold_batch_norm, live
+from poly.frontend.onnx_functions import function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model
 from poly.frontend.onnx_notation import Call, Names, NoCompiledForm, Notation, Value
 from poly.frontend.onnx_operators import OPERATORS
@@ -56,7 +57,7 @@ class _Importer:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        self._schemas = Schemas(model)
+        self._schemas = Schemas(model.opset_import, model.ir_version)
         self._names = Names()
         self._values: dict[str, Value] = {}
         self._labels: dict[str, str] = {}
@@ -192,9 +193,32 @@ class _Importer:
                 raise NoCompiledForm("the operator is not in the table")
             row(notation)
         except NoCompiledForm as reason:
-            self._external(call, proto, reason)
+            if not self._expanded(call, proto):
+                self._external(call, proto, reason)
             return
         self._add(call, notation)
+
+    def _expanded(self, call: Call, proto: onnx.NodeProto) -> bool:
+        """Import the operator's function body in its place, where ONNX has one and all of it has a compiled form."""
+        outer, before = self._schemas, list(self._nodes)
+        found = function_body(call, proto, outer.schema(call.operator, call.domain, call.where))
+        if found is None:
+            return False
+        body, imports = found
+        known = {name: self._values.get(name) for name in proto.output}
+        self._schemas = Schemas(imports, outer.ir_version)
+        try:
+            for node in body:
+                self._node(node)
+            compiled = not any(n.node.external for n in self._nodes[len(before) :])
+            compiled = compiled and all(self._values.get(name) is not known[name] for name in proto.output if name)
+        except OnnxError:
+            compiled = False
+        finally:
+            self._schemas = outer
+        if not compiled:
+            self._nodes = before
+        return compiled
 
     def _add(self, call: Call, notation: Notation) -> None:
         self._arrays.update(notation.constants)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from poly.dtypes import dtype_name
-from poly.errors import OnnxError, PolyError
+from poly.errors import OnnxError
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
-from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm, Shape
+from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm, Shape, Value
 
 if TYPE_CHECKING:
     import onnx
@@ -108,12 +107,12 @@ def _input_shape(info: onnx.ValueInfoProto, given: tuple[int, ...] | int | None,
 
 
 class Schemas:
-    """Operator schemas of one model's operator sets."""
+    """Operator schemas of a model's (or a function's) operator sets."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
-        self.imports = list(model.opset_import)
-        self.ir_version = model.ir_version
+    def __init__(self, imports: Sequence[onnx.OperatorSetIdProto], ir_version: int) -> None:
+        self._opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
+        self.imports = list(imports)
+        self.ir_version = ir_version
         self._defaults: dict[tuple[str, str], dict[str, Attribute]] = {}
 
     def opset(self, domain: str, where: str) -> int:
@@ -190,17 +189,24 @@ def _attribute(attribute: onnx.AttributeProto, where: str) -> Attribute:
             return None
 
 
+def tensor_type(value: Value) -> onnx.TypeProto:
+    """The ONNX type of a tensor."""
+    from onnx import helper
+
+    number = next(number for number, name in ONNX_DTYPES.items() if name == value.dtype)
+    return helper.make_tensor_type_proto(number, value.shape)
+
+
 def inferred_outputs(call: Call, node: onnx.NodeProto, schemas: Schemas, reason: NoCompiledForm) -> dict[int, tuple[Shape, str]]:
     """Shape and dtype of each output that the node has, by ONNX's shape inference. Raises `OnnxError` where one is unknown."""
-    from onnx import helper, numpy_helper, shape_inference
+    from onnx import numpy_helper, shape_inference
 
     schema = schemas.schema(call.operator, call.domain, call.where)
-    numbers = {name: number for number, name in ONNX_DTYPES.items()}
     types: dict[str, onnx.TypeProto] = {}
     data: dict[str, onnx.TensorProto] = {}
     for name, value in zip(node.input, call.inputs, strict=False):
         if value is not None:
-            types[name] = helper.make_tensor_type_proto(numbers[value.dtype], value.shape)
+            types[name] = tensor_type(value)
             if value.array is not None and value.size <= _MAX_SHAPE_DATA:
                 data[name] = numpy_helper.from_array(np.ascontiguousarray(value.array), name)
     try:
@@ -223,11 +229,3 @@ def inferred_outputs(call: Call, node: onnx.NodeProto, schemas: Schemas, reason:
             )  # fmt: skip
         outputs[position] = (tuple(known), ONNX_DTYPES[tensor.elem_type])
     return outputs
-
-
-def array_dtype(array: Array, where: str) -> str:
-    """The dtype name of an array. Raises `OnnxError`."""
-    try:
-        return dtype_name(array.dtype)
-    except PolyError as error:
-        raise OnnxError(error.message, where=where, hint=error.hint) from None

@@ -170,7 +170,9 @@ def space_to_depth(b: Notation) -> None:
     y = b.output((n, c * size**2, h, w), x.dtype)
     i, u, v, k, p, q = b.iterators("n", "kh", "kw", "c", "h", "w")
     ranges = {"n": n, "kh": size, "kw": size, "c": c, "h": h, "w": w}
-    b.assign(y, ranges, x[i, k, p * size + u, q * size + v], (i, (u * size + v) * c + k, p, q))
+    columns_first = b.string_attribute("mode", "DCR") == "CRD"
+    channel = k * size**2 + u * size + v if columns_first else (u * size + v) * c + k
+    b.assign(y, ranges, x[i, k, p * size + u, q * size + v], (i, channel, p, q))
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------
