@@ -1,0 +1,358 @@
+"""Loads and stores: one element, one vector, or lane by lane, guarded and masked; memory and registers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from poly.affine import Affine, var
+from poly.codegen.addresses import Address, LaneError
+from poly.codegen.predicates import Bit, State, active, any_lane, both, enabled, lane_bit, predicate
+from poly.codegen.text import LOCAL, constant_text, memory_type, suffix, value_type
+from poly.codegen.values import Value
+from poly.dtypes import size_bytes
+from poly.errors import UnsupportedError
+from poly.expr import Const
+from poly.program import Access, Tensor
+
+Combine = Callable[[Value, Value], Value]  # (old, new) -> what the element becomes
+
+
+def load(s: State, access: Access, values: dict[int, Value], statement: str, position: int) -> Value:
+    """The value of a read: scalar, or a vector where it depends on the lane.
+
+    `values`: the statement's earlier reads, for indirect subscripts; those are checked against the extents, where the
+    guard holds, before anything is touched.
+    """
+    tensor = s.tensors[access.tensor]
+    guard: Bit = predicate(s, (access.guard,)) if access.guard else True
+    fill = access.fill or Const(0)
+    if guard is False:
+        return s.ops.const(tensor.dtype, fill.value)
+    if s.in_registers(tensor.name):
+        value = _load_registers(s, access, statement)
+        return value if guard is True else s.ops.select(_value(guard), value, s.ops.const(tensor.dtype, fill.value))
+    subscripts = _subscripts(s, access, values, guard, statement, position)
+    try:
+        address = _address(s, tensor, subscripts)
+        stride = address.lane_stride
+    except LaneError:
+        address, stride = None, None
+    if address is not None and stride == 0:
+        return _load_uniform(s, tensor, address, guard, fill)
+    if address is not None and stride == 1:
+        return _load_vector(s, tensor, address, guard, fill)
+    return _load_lanes(s, tensor, subscripts, guard, fill)
+
+
+def _value(bit: Bit) -> Value:
+    assert isinstance(bit, Value)
+    return bit
+
+
+def _load_registers(s: State, access: Access, statement: str) -> Value:
+    at, stride = register_place(s, access, statement)
+    if s.lanes is None or stride == 0:
+        value = s.registers.scalar(access.tensor, at)
+    elif stride == 1:
+        value = s.registers.vector(access.tensor, at, s.lanes.width, s.lanes.count)
+    else:
+        items = [s.registers.scalar(access.tensor, at + stride * i) for i in range(s.lanes.count)]
+        dtype = s.tensors[access.tensor].dtype
+        value = None if None in items else s.ops.gather(items, s.lanes.width, dtype)
+    if value is None:
+        raise UnsupportedError(
+            f"register element {access.tensor}[{at}] is read before it is written", where=f"statement {statement}"
+        )
+    return value
+
+
+def register_place(s: State, access: Access, statement: str) -> tuple[int, int]:
+    """Storage element at lane 0 and the stride of the lanes. Raises `UnsupportedError` where it is not constant."""
+    tensor = s.tensors[access.tensor]
+    if not access.indirect:
+        try:
+            address = _address(s, tensor, access.affine_index)
+            if not address.terms and address.lane_stride is not None:
+                return address.constant, address.lane_stride
+        except LaneError:
+            pass
+    raise UnsupportedError(
+        f"the index of register tensor {access.tensor} is not constant: {', '.join(str(i) for i in access.index)}",
+        where=f"statement {statement}",
+        hint="unroll the loops that occur in it",
+    )
+
+
+def _address(s: State, tensor: Tensor, subscripts: Sequence[Affine], lane: int | None = None) -> Address:
+    coordinates = subscripts if tensor.layout is None else tensor.layout.place(subscripts)
+    return s.indices.address(tensor.name, [s.indices.linear(c, lane) for c in coordinates])
+
+
+def _pointer(s: State, tensor: Tensor, address: Address) -> str:
+    return s.indices.pointer(s.bases[tensor.name], memory_type(tensor.dtype), address)
+
+
+def _subscripts(
+    s: State, access: Access, values: dict[int, Value], guard: Bit, statement: str, position: int
+) -> tuple[Affine, ...]:
+    """Affine subscripts, where a loaded index is a variable of its own; indices are checked first."""
+    found: list[Affine] = []
+    for dimension, subscript in enumerate(access.index):
+        if isinstance(subscript, Affine):
+            found.append(subscript)
+            continue
+        name = f"#{subscript.position}"
+        index = s.ops.cast(values[subscript.position], "i64")
+        _check_index(s, access, dimension, index, guard, (statement, position))
+        if index.lanes:
+            assert s.lanes is not None
+            lanes = [s.ops.lane(index, i).text for i in range(s.lanes.count)]
+            s.indices.lane_values[name] = lanes
+            s.writer.depth_of |= {name: LOCAL for name in lanes if name not in s.writer.depth_of}
+        else:
+            s.indices.lane_values.pop(name, None)
+            s.indices.values[name] = s.indices.of_value(index.text, index.literal)
+            s.writer.depth_of.setdefault(index.text, LOCAL)
+        found.append(var(name))
+    return tuple(found)
+
+
+def _check_index(s: State, access: Access, dimension: int, index: Value, guard: Bit, where: tuple[str, int]) -> None:
+    """Leave the function with a status where an index is outside 0 .. extent - 1 in an active lane."""
+    writer = s.writer
+    extent = s.indices.text(s.indices.linear(s.tensors[access.tensor].shape[dimension]))
+    limit = s.ops.splat(Value("i64", 0, extent), index.lanes)
+    bad: Bit = Value("bool", index.lanes, s.ops.op("icmp uge", index, index, limit).text)
+    s.writer.depth_of[bad.text] = LOCAL
+    bad = _value(both(s, bad, enabled(s, guard) if index.lanes else guard))
+    failed, fine = writer.fresh_label(), writer.fresh_label()
+    test = any_lane(s, bad)
+    writer.emit(f"br i1 {test.text}, label %{failed}, label %{fine}")
+    writer.label(failed)
+    value = index.text
+    if index.lanes:
+        value = "0"
+        for i in range(index.lanes):
+            bit = writer.value(f"extractelement <{index.lanes} x i1> {bad.text}, i64 {i}")
+            value = writer.value(f"select i1 {bit}, i64 {s.ops.lane(index, i).text}, i64 {value}")
+    code = s.statements[where[0]] << 16 | (where[1] + 1) << 8 | (dimension + 1)
+    high = writer.value(f"shl i64 {value}, 32")
+    writer.emit(f"ret i64 {writer.value(f'or i64 {high}, {code}')}")
+    writer.label(fine)
+
+
+def _safe(s: State, tensor: Tensor, pointer: str, condition: Bit, fill: Const, lanes: int = 0) -> str:
+    """The pointer where the condition holds, else one to the fill value."""
+    if isinstance(condition, bool):
+        return pointer
+    text = constant_text(tensor.dtype, fill.value)
+    if tensor.dtype == "bool":
+        text = str(int(bool(fill.value)))
+    place = s.writer.constant(memory_type(tensor.dtype), lanes, text)
+    return s.writer.value(f"select i1 {condition.text}, ptr {pointer}, ptr {place}")
+
+
+def _raw_load(s: State, tensor: Tensor, pointer: str, lanes: int = 0) -> Value:
+    text = f"load {memory_type(tensor.dtype, lanes)}, ptr {pointer}, align {size_bytes(tensor.dtype)}"
+    return _from_memory(s, tensor.dtype, s.writer.value(text), lanes)
+
+
+def _from_memory(s: State, dtype: str, text: str, lanes: int) -> Value:
+    return s.ops.truth(Value("u8", lanes, text)) if dtype == "bool" else Value(dtype, lanes, text)
+
+
+def _to_memory(s: State, value: Value) -> str:
+    if value.dtype != "bool":
+        return value.text
+    kind = memory_type("bool", value.lanes)
+    return s.writer.value(f"zext {value_type('bool', value.lanes)} {value.text} to {kind}")
+
+
+def _load_uniform(s: State, tensor: Tensor, address: Address, guard: Bit, fill: Const) -> Value:
+    """The same element for every lane; in a vector loop at least one lane is active."""
+    some = guard
+    if isinstance(guard, Value) and guard.lanes:
+        some = any_lane(s, _value(enabled(s, guard)))
+    value = _raw_load(s, tensor, _safe(s, tensor, _pointer(s, tensor, address), some, fill))
+    if isinstance(guard, Value) and guard.lanes:
+        return s.ops.select(guard, value, s.ops.const(tensor.dtype, fill.value))
+    return value
+
+
+def _load_vector(s: State, tensor: Tensor, address: Address, guard: Bit, fill: Const) -> Value:
+    """Neighbouring elements, masked where lanes are inactive or guarded."""
+    assert s.lanes is not None
+    width, pointer = s.lanes.width, _pointer(s, tensor, address.at(0))
+    mask = s.lanes.mask
+    if isinstance(guard, Value) and not guard.lanes:
+        pointer = _safe(s, tensor, pointer, guard, fill, width)
+    elif isinstance(guard, Value):
+        mask = _value(both(s, guard, Value("bool", width, mask) if mask else True)).text
+    if mask is None:
+        return _raw_load(s, tensor, pointer, width)
+    kind = memory_type(tensor.dtype, width)
+    through = s.ops.const("u8" if tensor.dtype == "bool" else tensor.dtype, fill.value, width).text
+    name = f"llvm.masked.load.{_memory_suffix(tensor.dtype, width)}.p0"
+    arguments = (("ptr", pointer), ("i32", str(size_bytes(tensor.dtype))), (f"<{width} x i1>", mask), (kind, through))
+    return _from_memory(s, tensor.dtype, s.writer.intrinsic(kind, name, arguments), width)
+
+
+def _memory_suffix(dtype: str, lanes: int) -> str:
+    return suffix("u8" if dtype == "bool" else dtype, lanes)
+
+
+def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: Bit, fill: Const) -> Value:
+    """Element by element; inactive and guarded lanes touch nothing."""
+    assert s.lanes is not None
+    items: list[Value | None] = []
+    for i in range(s.lanes.count):
+        bit = lane_bit(s, active(s, guard), i)
+        pointer = _pointer(s, tensor, _address(s, tensor, subscripts, i))
+        items.append(_raw_load(s, tensor, _safe(s, tensor, pointer, bit, fill)))
+    return s.ops.gather(items, s.lanes.width, tensor.dtype)
+
+
+def store(
+    s: State, access: Access, value: Value, combine: Combine | None, values: dict[int, Value], statement: str
+) -> None:
+    """Write a value, or with `combine` (old, new) merge it into what is there, lane by lane where lanes share an element."""
+    if s.in_registers(access.tensor):
+        return _store_registers(s, access, value, combine, statement)
+    tensor = s.tensors[access.tensor]
+    subscripts = _subscripts(s, access, values, True, statement, 254)
+    try:
+        address = _address(s, tensor, subscripts)
+        stride = address.lane_stride
+    except LaneError:
+        address, stride = None, None
+    if address is not None and stride == 0:
+        pointer = _pointer(s, tensor, address)
+        new = _fold(s, value, combine, lambda: _raw_load(s, tensor, pointer))
+        _raw_store(s, tensor, pointer, new)
+    elif address is not None and stride == 1:
+        _store_vector(s, tensor, _pointer(s, tensor, address.at(0)), value, combine)
+    else:
+        _store_lanes(s, tensor, subscripts, value, combine)
+
+
+def _raw_store(s: State, tensor: Tensor, pointer: str, value: Value) -> None:
+    kind = memory_type(tensor.dtype, value.lanes)
+    s.writer.emit(f"store {kind} {_to_memory(s, value)}, ptr {pointer}, align {size_bytes(tensor.dtype)}")
+
+
+def _fold(s: State, value: Value, combine: Combine | None, old: Callable[[], Value]) -> Value:
+    """What one element becomes when all active lanes write it, in order."""
+    if s.lanes is None:
+        return value if combine is None else combine(old(), value)
+    mask = s.lanes.runtime_mask
+    if combine is None and (not value.lanes or mask is None):
+        return s.ops.lane(value, s.lanes.count - 1) if value.lanes else value
+    total = s.ops.lane(value, 0) if combine is None else old()
+    for i in range(s.lanes.count):
+        item = s.ops.lane(value, i)
+        new = item if combine is None else combine(total, item)
+        bit = lane_bit(s, Value("bool", s.lanes.width, mask), i) if mask else True
+        total = new if isinstance(bit, bool) else s.ops.select(bit, new, total)
+    return total
+
+
+def _store_vector(
+    s: State, tensor: Tensor, pointer: str, value: Value, combine: Combine | None
+) -> None:
+    assert s.lanes is not None
+    width, mask = s.lanes.width, s.lanes.mask
+    dtype, alignment = tensor.dtype, str(size_bytes(tensor.dtype))
+    value = s.ops.splat(value, width)
+    kind = memory_type(dtype, width)
+    if combine is not None and mask is None:
+        value = combine(_raw_load(s, tensor, pointer, width), value)
+    elif combine is not None:
+        name = f"llvm.masked.load.{_memory_suffix(dtype, width)}.p0"
+        arguments = (("ptr", pointer), ("i32", alignment), (f"<{width} x i1>", mask or ""), (kind, "zeroinitializer"))
+        value = combine(_from_memory(s, dtype, s.writer.intrinsic(kind, name, arguments), width), value)
+    if mask is None:
+        return _raw_store(s, tensor, pointer, value)
+    name = f"llvm.masked.store.{_memory_suffix(dtype, width)}.p0"
+    s.writer.declare(f"void @{name}({kind}, ptr, i32, <{width} x i1>)")
+    text = _to_memory(s, value)
+    s.writer.emit(f"call void @{name}({kind} {text}, ptr {pointer}, i32 {alignment}, <{width} x i1> {mask})")
+
+
+def _store_lanes(
+    s: State,
+    tensor: Tensor,
+    subscripts: Sequence[Affine],
+    value: Value,
+    combine: Combine | None,
+) -> None:
+    """Element by element, in the order of the lanes."""
+    assert s.lanes is not None
+    for i in range(s.lanes.count):
+        bit = lane_bit(s, active(s, True), i)
+        pointer = _pointer(s, tensor, _address(s, tensor, subscripts, i))
+        item = s.ops.lane(value, i)
+
+        def write(pointer: str = pointer, item: Value = item) -> None:
+            new = item if combine is None else combine(_raw_load(s, tensor, pointer), item)
+            _raw_store(s, tensor, pointer, new)
+
+        if isinstance(bit, bool):
+            write()
+            continue
+        then, end = s.writer.fresh_label(), s.writer.fresh_label()
+        s.writer.emit(f"br i1 {bit.text}, label %{then}, label %{end}")
+        with s.writer.region() as lines:
+            write()
+        s.writer.label(then)
+        s.writer.lines += lines
+        s.writer.emit(f"br label %{end}")
+        s.writer.label(end)
+
+
+def _store_registers(
+    s: State, access: Access, value: Value, combine: Combine | None, statement: str
+) -> None:
+    tensor = access.tensor
+    at, stride = register_place(s, access, statement)
+    old = _load_registers(s, access, statement) if combine is not None else None
+    if s.lanes is None or stride == 0:
+        new = _fold(s, value, combine, lambda: old if old is not None else value)
+        s.registers.set_scalar(tensor, at, new)
+        return
+    lanes = s.lanes
+    value = s.ops.splat(value, lanes.width)
+    if combine is not None and old is not None:
+        value = combine(old, value)
+    if lanes.runtime_mask is not None and stride == 1:
+        before = s.registers.vector(tensor, at, lanes.width, lanes.count)
+        if before is not None:
+            value = s.ops.select(Value("bool", lanes.width, lanes.runtime_mask), value, before)
+    if stride == 1:
+        s.registers.set_vector(tensor, at, value, lanes.count)
+        return
+    for i in range(lanes.count):
+        item = s.ops.lane(value, i)
+        before = s.registers.scalar(tensor, at + stride * i)
+        bit = lane_bit(s, active(s, True), i)
+        if isinstance(bit, Value) and before is not None:
+            item = s.ops.select(bit, item, before)
+        s.registers.set_scalar(tensor, at + stride * i, item)
+
+
+def elementwise(s: State, access: Access) -> bool:
+    """Whether a write puts each lane's value (or, outside of vector loops, the one value) at a place of its own."""
+    if s.lanes is None:
+        return True
+    if access.indirect:
+        return False
+    try:
+        return _address(s, s.tensors[access.tensor], access.affine_index).lane_stride == 1
+    except LaneError:
+        return False
+
+
+def register_writes(s: State, access: Access, statement: str) -> list[tuple[str, int]]:
+    """The register elements that a write at the current place touches."""
+    at, stride = register_place(s, access, statement)
+    count = s.lanes.count if s.lanes is not None and stride else 1
+    return [(access.tensor, at + stride * i) for i in range(count)]

@@ -1,0 +1,227 @@
+"""Index arithmetic: quasi-affine expressions of loop variables become linear forms over SSA values, then addresses.
+
+A vector loop's variable is the form `start + step * LANE`; unrolled variables are integers and vanish. Floors and
+remainders are folded where the known ranges allow, else computed. Strides are integers, or SSA values for free sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine, FloorDiv, Mod, Var
+from poly.codegen.text import Writer
+from poly.errors import Bug
+
+
+class LaneError(Exception):
+    """An index is not linear in the lane: the access is done element by element."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """constant + lane * LANE + sum of coefficient * SSA value."""
+
+    terms: tuple[tuple[str, int], ...] = ()
+    constant: int = 0
+    lane: int = 0
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms and not self.lane
+
+    def plus(self, other: Linear, factor: int = 1) -> Linear:
+        """self + factor * other."""
+        constant, lane = self.constant + factor * other.constant, self.lane + factor * other.lane
+        if not other.terms:
+            return Linear(self.terms, constant, lane)
+        total = dict(self.terms)
+        for name, c in other.terms:
+            total[name] = total.get(name, 0) + factor * c
+        return Linear(tuple((n, c) for n, c in total.items() if c), constant, lane)
+
+    def at(self, lane: int) -> Linear:
+        """With the lane replaced by a number."""
+        return Linear(self.terms, self.constant + self.lane * lane)
+
+
+@dataclass(frozen=True)
+class Stride:
+    """Elements between neighbours along one dimension: factor * value, `value` "" where it is known."""
+
+    factor: int
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Offset in elements from a tensor's start: terms are (SSA value, stride value) -> coefficient, "" standing for 1."""
+
+    terms: tuple[tuple[tuple[str, str], int], ...]
+    lane: tuple[tuple[str, int], ...]
+    constant: int
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms and not self.lane
+
+    @property
+    def lane_stride(self) -> int | None:
+        """Elements between lanes; None where only known when running."""
+        if any(value for value, _ in self.lane):
+            return None
+        return self.lane[0][1] if self.lane else 0
+
+    def at(self, lane: int) -> Address:
+        """The address of one lane."""
+        terms, constant = dict(self.terms), self.constant
+        for value, c in self.lane:
+            if value:
+                terms["", value] = terms.get(("", value), 0) + c * lane
+            else:
+                constant += c * lane
+        return Address(tuple(terms.items()), (), constant)
+
+
+class Indices:
+    """What the loop variables and sizes are at the current place, and arithmetic on them."""
+
+    def __init__(self, writer: Writer, sizes: Mapping[str, int]) -> None:
+        self.writer = writer
+        self.values: dict[str, Linear] = {name: Linear((), value) for name, value in sizes.items()}
+        self.lane_values: dict[str, list[str]] = {}  # indices loaded from memory, one for each lane
+        self.ranges: dict[str, tuple[int, int]] = {}
+        self.lane_range: tuple[int, int] = (0, 0)
+        self.strides_of: dict[str, tuple[Stride, ...]] = {}
+
+    def of_value(self, text: str, literal: float | int | bool | None) -> Linear:
+        """The form of an i64 value."""
+        return Linear(((text, 1),)) if literal is None else Linear((), int(literal))
+
+    def linear(self, expression: Affine, lane: int | None = None) -> Linear:
+        """The expression at the current place; for one lane only where `lane` is given. Raises `LaneError`."""
+        total = Linear((), expression.constant)
+        for atom, c in expression.terms:
+            match atom:
+                case Var(name) if name in self.lane_values:
+                    if lane is None:
+                        raise LaneError
+                    total = total.plus(Linear(((self.lane_values[name][lane], 1),)), c)
+                case Var(name):
+                    part = self.values[name]
+                    total = total.plus(part if lane is None else part.at(lane), c)
+                case FloorDiv(argument, divisor):
+                    total = total.plus(self._floor(self.linear(argument, lane), divisor), c)
+                case Mod(argument, divisor):
+                    inner = self.linear(argument, lane)
+                    total = total.plus(inner, c).plus(self._floor(inner, divisor), -c * divisor)
+        return total
+
+    def interval(self, form: Linear) -> tuple[int, int] | None:
+        """Bounds of a form's value over all iterations and lanes, None where they are not known."""
+        low = high = form.constant
+        for (lo, hi), c in [(self.lane_range, form.lane), *((self.ranges.get(n, (None, None)), c) for n, c in form.terms)]:
+            if not c:
+                continue
+            if lo is None or hi is None:
+                return None
+            low, high = low + min(c * lo, c * hi), high + max(c * lo, c * hi)
+        return low, high
+
+    def _floor(self, form: Linear, divisor: int) -> Linear:
+        """floor(form / divisor)."""
+        whole = Linear(
+            tuple((n, c // divisor) for n, c in form.terms if c % divisor == 0),
+            form.constant // divisor,
+            form.lane // divisor if form.lane % divisor == 0 else 0,
+        )
+        rest = form.plus(whole, -divisor)
+        if rest.is_constant:
+            return whole
+        bounds = self.interval(rest)
+        if bounds is not None and bounds[0] // divisor == bounds[1] // divisor:
+            return whole.plus(Linear((), bounds[0] // divisor))
+        if rest.lane:
+            raise LaneError
+        value = self.divide(rest, divisor)
+        if bounds is not None:
+            self.ranges[value] = (bounds[0] // divisor, bounds[1] // divisor)
+        return whole.plus(Linear(((value, 1),)))
+
+    def divide(self, form: Linear, divisor: int) -> str:
+        """SSA value of floor(form / divisor); shifts for powers of two, else a division corrected for negatives."""
+        argument = self.text(form)
+        pure = self.writer.pure
+        if divisor & (divisor - 1) == 0:
+            return pure(f"ashr i64 {argument}, {divisor.bit_length() - 1}", argument)
+        bounds = self.interval(form)
+        if bounds is not None and bounds[0] >= 0:
+            return pure(f"udiv i64 {argument}, {divisor}", argument)
+        quotient = pure(f"sdiv i64 {argument}, {divisor}", argument)
+        product = pure(f"mul i64 {quotient}, {divisor}", quotient)
+        rest = pure(f"sub i64 {argument}, {product}", argument, product)
+        sign = pure(f"ashr i64 {rest}, 63", rest)
+        return pure(f"add i64 {quotient}, {sign}", quotient, sign)
+
+    def text(self, form: Linear) -> str:
+        """The form as an i64: a literal or an SSA value, its parts computed in the loops that own them."""
+        if form.lane:
+            raise Bug("a form with a lane has no scalar value")
+        total = ""
+        pure = self.writer.pure
+        for name, c in sorted(form.terms, key=lambda t: self.writer.depth_of.get(t[0], 0)):
+            part = name if c == 1 else pure(f"mul i64 {name}, {c}", name)
+            total = pure(f"add i64 {total}, {part}", total, part) if total else part
+        if not total:
+            return str(form.constant)
+        return pure(f"add i64 {total}, {form.constant}", total) if form.constant else total
+
+    def multiply(self, a: str, b: str) -> str:
+        """Product of two i64 texts, folded where both are literals."""
+        if a.lstrip("-").isdigit() and b.lstrip("-").isdigit():
+            return str(int(a) * int(b))
+        if "1" in (a, b):
+            return b if a == "1" else a
+        return self.writer.pure(f"mul i64 {a}, {b}", a, b)
+
+    def set_strides(self, tensor: str, extents: Sequence[Affine]) -> None:
+        """Row-major strides of a tensor's storage; computed at the function's start where sizes are free."""
+        strides: list[Stride] = []
+        factor, value = 1, ""
+        for extent in reversed(extents):
+            strides.append(Stride(factor, value))
+            form = self.linear(extent)
+            if form.is_constant:
+                factor *= form.constant
+            else:
+                value = self.multiply(value or "1", self.text(form))
+        self.strides_of[tensor] = tuple(reversed(strides))
+
+    def address(self, tensor: str, coordinates: Sequence[Linear]) -> Address:
+        """The offset of an element given by its physical coordinates."""
+        terms: dict[tuple[str, str], int] = {}
+        lanes: dict[str, int] = {}
+        constant = 0
+        for form, stride in zip(coordinates, self.strides_of[tensor], strict=True):
+            for name, c in form.terms:
+                terms[name, stride.value] = terms.get((name, stride.value), 0) + c * stride.factor
+            if form.lane:
+                lanes[stride.value] = lanes.get(stride.value, 0) + form.lane * stride.factor
+            if stride.value and form.constant:
+                terms["", stride.value] = terms.get(("", stride.value), 0) + form.constant * stride.factor
+            elif form.constant:
+                constant += form.constant * stride.factor
+        kept = tuple((k, c) for k, c in terms.items() if c)
+        return Address(kept, tuple((v, c) for v, c in lanes.items() if c), constant)
+
+    def pointer(self, base: str, element: str, address: Address) -> str:
+        """The pointer of an address without lanes; the constant part stays a displacement at the place of use."""
+        writer = self.writer
+        depth = writer.depth_of
+        pointer = base
+        for (name, stride), c in sorted(address.terms, key=lambda t: max(depth.get(t[0][0], 0), depth.get(t[0][1], 0))):
+            offset = self.multiply(self.multiply(name or "1", str(c)), stride or "1")
+            pointer = writer.pure(f"getelementptr {element}, ptr {pointer}, i64 {offset}", pointer, offset)
+        if address.constant:
+            pointer = writer.cached(f"getelementptr {element}, ptr {pointer}, i64 {address.constant}")
+        return pointer

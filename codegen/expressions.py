@@ -1,0 +1,67 @@
+"""Statement bodies: `poly.expr` trees to values, with the dtype rules for free literals of `poly.expr.evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from poly.codegen.predicates import State, index_value
+from poly.codegen.values import Value
+from poly.dtypes import is_float
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read
+
+
+def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | None, contract: bool) -> Value:
+    """The value of a body; `dtype` is what free literals become at the top."""
+    match body:
+        case Const(value, own):
+            return s.ops.const(own or dtype or _default(value), value)
+        case Read(position):
+            return reads[position]
+        case IndexValue(index):
+            return index_value(s, index)
+        case Cast(target, argument):
+            return s.ops.cast(expression(s, argument, reads, None, contract), target)
+        case Apply(name, arguments):
+            if contract and name in ("add", "sub"):
+                fused = _contracted(s, name, arguments, reads, dtype)
+                if fused is not None:
+                    return fused
+            return s.ops.apply(name, _operands(s, name, arguments, reads, dtype, contract))
+
+
+def _default(value: float | int | bool) -> str:
+    return "bool" if isinstance(value, bool) else "i64" if isinstance(value, int) else "f64"
+
+
+def _operands(
+    s: State, name: str, arguments: tuple[Expr, ...], reads: Mapping[int, Value], dtype: str | None, contract: bool
+) -> list[Value]:
+    found = [None if isinstance(a, Const) and a.dtype is None else expression(s, a, reads, None, contract) for a in arguments]
+    typed = [v for v in (found[1:] if name == "select" else found) if v is not None]
+    literal = typed[0].dtype if typed else None if OPERATORS[name].result == "bool" else dtype
+    return [expression(s, a, reads, literal, contract) if v is None else v for a, v in zip(arguments, found, strict=True)]
+
+
+def _contracted(
+    s: State, name: str, arguments: tuple[Expr, ...], reads: Mapping[int, Value], dtype: str | None
+) -> Value | None:
+    """`x + a*b`, `x - a*b` and `a*b - x` of floats in one rounding; None where the body is something else."""
+    left, right = arguments
+    for product, other, swapped in ((right, left, False), (left, right, True)):
+        if not (isinstance(product, Apply) and product.operator == "mul"):
+            continue
+        a, b = _operands(s, "mul", product.arguments, reads, dtype, True)
+        if not is_float(a.dtype):
+            return None
+        x = expression(s, other, reads, a.dtype, True)
+        return multiply_accumulate(s, name, a, b, x, swapped)
+    return None
+
+
+def multiply_accumulate(s: State, name: str, a: Value, b: Value, x: Value, swapped: bool = False) -> Value:
+    """x + a*b or x - a*b; `swapped`: a*b + x or a*b - x."""
+    if name == "add":
+        return s.ops.multiply_add(a, b, x)
+    if swapped:
+        return s.ops.multiply_add(a, b, s.ops.negate(x))
+    return s.ops.multiply_add(s.ops.negate(a), b, x)

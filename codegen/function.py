@@ -1,0 +1,310 @@
+"""A loop tree as a module: entry functions, arguments, buffers.
+
+The top of the tree is cut into phases: a parallel loop is a phase whose iterations threads share, what lies between
+two of them is a phase for one thread. Buffers allocated above the phases are shared, the others belong to one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.codegen.addresses import Indices
+from poly.codegen.llvm import Walker
+from poly.codegen.predicates import State
+from poly.codegen.registers import Registers
+from poly.codegen.text import Writer, memory_type, symbol
+from poly.codegen.values import Ops
+from poly.dtypes import size_bytes
+from poly.errors import UnsupportedError
+from poly.loops import Alloc, Compute, For, If, LoopTree, Node, Sync, walk
+from poly.machine import Machine
+from poly.program import Tensor
+
+STACK_LIMIT = 16 * 1024  # bytes of one buffer that may lie on the stack
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Nodes between two meetings of all threads. `parallel`: the iterations of its one loop may be shared out."""
+
+    nodes: tuple[Node, ...]
+    parallel: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """IR text and how to call it.
+
+    Each function of `entries`, one a phase, is `i64 f(ptr args, i64 part, i64 parts)`; `entry` runs them in order.
+    `args` points to 8-byte slots: a pointer for each tensor of `tensors`, each free size of `parameters`, then three
+    for buffers: shared memory, private memory, and bytes of private memory for each part (all aligned to 64).
+    Tensors must not overlap. The result is 0, or a status (see `decode_status`).
+    """
+
+    ir: str
+    entry: str
+    entries: tuple[str, ...]
+    parallel: tuple[bool, ...]
+    tensors: tuple[str, ...]
+    parameters: tuple[str, ...]
+    statements: tuple[str, ...]
+    tree: LoopTree
+
+    def scratch(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Bytes of shared memory, and of private memory for each part, under values of the free sizes."""
+        shared, phases = phases_of(self.tree)
+        sizes = dict(self.tree.sizes) | dict(sizes)
+        above = sum(_bytes(a.tensor, sizes) for a in shared)
+        return above, max((_need(p.nodes, sizes) for p in phases), default=0)
+
+
+@dataclass(frozen=True)
+class Status:
+    """An index that was out of range: which statement, which read (None: the write), which dimension, which value."""
+
+    statement: str
+    read: int | None
+    dimension: int
+    value: int
+
+
+def decode_status(module: Module, status: int) -> Status:
+    """What a non-zero result of an entry says; the value is exact between -2^31 and 2^31."""
+    position = (status >> 8 & 0xFF) - 1
+    read = None if position == 254 else position
+    return Status(module.statements[status >> 16 & 0xFFFF], read, (status & 0xFF) - 1, status >> 32)
+
+
+def emit(tree: LoopTree, machine: Machine, entry: str) -> str:
+    """LLVM IR of a loop tree. Raises `UnsupportedError` naming the loop, tensor or statement that has no compiled form."""
+    return lower(tree, machine, entry).ir
+
+
+def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
+    """A loop tree as a module, see `Module`. Raises `UnsupportedError`."""
+    entry = symbol(entry)
+    registers = frozenset(m.name for m in machine.memories if m.kind == "register")
+    shared, phases = phases_of(tree, registers)
+    allocated = {n.tensor.name for n in tree.nodes() if isinstance(n, Alloc)}
+    outside = tuple(t for t in tree.tensors if t.name not in allocated and t.space not in registers)
+    statements = tuple(dict.fromkeys(n.statement for n in tree.nodes() if isinstance(n, Compute)))
+    context = _Context(tree, machine, registers, outside, statements, shared)
+    names = tuple(f"{entry}.{i}" for i in range(len(phases)))
+    parts: list[str] = []
+    globals_: list[str] = []
+    declarations: set[str] = set()
+    functions: dict[str, str] = {}
+    for number, (name, phase) in enumerate(zip(names, phases, strict=True)):
+        writer = Writer(f"@.fill{number}.")
+        parts.append(context.function(name, phase, writer))
+        globals_ += writer.globals_text()
+        declarations |= writer.declarations
+        functions |= writer.functions
+    header = [f"; {tree.name} for {machine.name}: " + ", ".join(f"%t{i} = {t.name}" for i, t in enumerate(outside))]
+    text = [*header, *globals_, *parts, *functions.values(), _entry(entry, names), *sorted(declarations)]
+    parallel = tuple(p.parallel for p in phases)
+    tensors = tuple(t.name for t in outside)
+    return Module("\n".join(text) + "\n", entry, names, parallel, tensors, tree.parameters, statements, tree)
+
+
+def phases_of(tree: LoopTree, registers: frozenset[str] = frozenset({"reg"})) -> tuple[tuple[Alloc, ...], tuple[Phase, ...]]:
+    """The buffers above all phases, and the phases. Where register tensors live across phases there is only one."""
+    shared: list[Alloc] = []
+    nodes: Sequence[Node] = tree.body
+    while len(nodes) == 1 and isinstance(nodes[0], Alloc) and nodes[0].tensor.space not in registers:
+        shared.append(nodes[0])
+        nodes = nodes[0].body
+    phases: list[Phase] = []
+    pending: list[Node] = []
+
+    def close() -> None:
+        if pending:
+            phases.append(Phase(tuple(pending), False))
+            pending.clear()
+
+    for node in nodes:
+        if isinstance(node, Sync):
+            close()
+        elif isinstance(node, For) and node.kind == "parallel":
+            close()
+            phases.append(Phase((node,), True))
+        else:
+            pending.append(node)
+    close()
+    inner = {n.tensor.name for p in phases for n in walk(p.nodes) if isinstance(n, Alloc)}
+    crossing = any(t.space in registers and t.name not in inner for t in tree.tensors)
+    if len(phases) > 1 and crossing:
+        return tuple(shared), (Phase(tuple(nodes), False),)
+    return tuple(shared), tuple(phases) or (Phase((), False),)
+
+
+class _Context:
+    """What the functions of one module have in common."""
+
+    def __init__(
+        self,
+        tree: LoopTree,
+        machine: Machine,
+        registers: frozenset[str],
+        outside: tuple[Tensor, ...],
+        statements: tuple[str, ...],
+        shared: tuple[Alloc, ...],
+    ) -> None:
+        self.tree, self.registers, self.outside, self.shared = tree, registers, outside, shared
+        self.features = frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
+        self.statements = {name: i for i, name in enumerate(statements)}
+        self.all = {t.name: t for t in tree.tensors} | {n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)}
+        if len(statements) > 0xFFFF:
+            raise UnsupportedError(f"{len(statements)} statements in one loop tree", hint="split it into groups")
+
+    def function(self, name: str, phase: Phase, writer: Writer) -> str:
+        """One phase with its wrapper that takes the argument block."""
+        indices = Indices(writer, dict(self.tree.sizes))
+        ops = Ops(writer, "fma" in self.features)
+        bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
+        state = State(writer, ops, indices, Registers(ops), self.all, bases, self.registers, self.statements)
+        for i, parameter in enumerate(self.tree.parameters):
+            indices.values[parameter] = indices.of_value(f"%n{i}", None)
+        for tensor in self.all.values():
+            if not tensor.scope or tensor.name in bases:
+                self._strides(indices, tensor)
+        buffers = _Buffers(indices, dict(self.tree.sizes))
+        for alloc in self.shared:
+            bases[alloc.tensor.name] = buffers.shared(alloc)
+        walker = Walker(state, buffers.allocate, ("%part", "%parts") if phase.parallel else None)
+        buffers.place(phase.nodes, "0")
+        walker.nodes(phase.nodes)
+        slots = [f"ptr noalias %t{i}" for i in range(len(self.outside))]
+        slots += [f"i64 %n{i}" for i in range(len(self.tree.parameters))]
+        slots += ["ptr noalias %shared", "ptr noalias %private", "i64 %stride"]
+        head = [*buffers.prologue, *writer.regions[0].head]
+        body = "\n".join([*head, *writer.lines])
+        text = f"define internal i64 @{name}.body({', '.join(slots)}, i64 %part, i64 %parts) nounwind {{\nentry:\n{body}\n  ret i64 0\n}}\n"
+        return text + _wrapper(name, [s.replace(" noalias", "") for s in slots])
+
+    def _strides(self, indices: Indices, tensor: Tensor) -> None:
+        known = set(indices.values)
+        if all(e.names <= known for e in tensor.storage_shape):
+            indices.set_strides(tensor.name, tensor.storage_shape)
+
+
+class _Buffers:
+    """Where allocated buffers lie: small ones on the stack, others one after the other in scratch memory."""
+
+    def __init__(self, indices: Indices, sizes: Mapping[str, int]) -> None:
+        self.indices, self.sizes = indices, sizes
+        self.prologue: list[str] = []
+        self.stack = 0
+        self.offsets: dict[int, str] = {}  # by the allocation's identity
+        self.base = ""
+        self.shared_end = "0"
+        self.stacked: dict[int, str] = {}
+
+    def shared(self, alloc: Alloc) -> str:
+        """The pointer of a buffer above the phases."""
+        pointer = self._at("%shared", self.shared_end)
+        self.shared_end = self._sum(self.shared_end, self._size(alloc.tensor))
+        return pointer
+
+    def allocate(self, alloc: Alloc) -> str:
+        """The pointer of a buffer of this part; the walker enters and leaves buffers like a stack."""
+        tensor = alloc.tensor
+        if _on_stack(tensor, self.sizes):
+            if id(alloc) not in self.stacked:
+                name = self.stacked[id(alloc)] = f"%b{len(self.prologue)}"
+                count = _bytes(tensor, self.sizes) // size_bytes(tensor.dtype)
+                self.prologue.append(f"  {name} = alloca [{count} x {memory_type(tensor.dtype)}], align {ALIGN}")
+            return self.stacked[id(alloc)]
+        if not self.base:
+            writer = self.indices.writer
+            part = writer.pure("mul i64 %part, %stride")
+            self.base = writer.pure(f"getelementptr i8, ptr %private, i64 {part}", part)
+        return self._at(self.base, self.offsets[id(alloc)])
+
+    def _at(self, base: str, offset: str) -> str:
+        return base if offset == "0" else self.indices.writer.pure(f"getelementptr i8, ptr {base}, i64 {offset}", base, offset)
+
+    def _size(self, tensor: Tensor) -> str:
+        """Bytes of a buffer, rounded up to the alignment."""
+        total = str(size_bytes(tensor.dtype))
+        for extent in tensor.storage_shape:
+            total = self.indices.multiply(total, self.indices.text(self.indices.linear(extent)))
+        if total.isdigit():
+            return str(-(-int(total) // ALIGN) * ALIGN)
+        writer = self.indices.writer
+        raised = writer.pure(f"add i64 {total}, {ALIGN - 1}", total)
+        return writer.pure(f"and i64 {raised}, -{ALIGN}", raised)
+
+    def _sum(self, a: str, b: str) -> str:
+        if a.isdigit() and b.isdigit():
+            return str(int(a) + int(b))
+        return b if a == "0" else self.indices.writer.pure(f"add i64 {a}, {b}", a, b)
+
+    def place(self, nodes: Sequence[Node], offset: str) -> None:
+        """Give every private buffer its offset: after those that are alive around it."""
+        for node in nodes:
+            match node:
+                case Alloc(tensor, body):
+                    inner = offset
+                    if not _on_stack(tensor, self.sizes):
+                        self.offsets[id(node)] = offset
+                        inner = self._sum(offset, self._size(tensor))
+                    self.place(body, inner)
+                case For(body=body) | If(body=body):
+                    self.place(body, offset)
+                case _:
+                    pass
+
+
+def _constant(tensor: Tensor, sizes: Mapping[str, int]) -> bool:
+    return all(e.names <= sizes.keys() for e in tensor.storage_shape)
+
+
+def _on_stack(tensor: Tensor, sizes: Mapping[str, int]) -> bool:
+    return _constant(tensor, sizes) and _bytes(tensor, sizes) <= STACK_LIMIT
+
+
+def _bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    return -(-tensor.nbytes(sizes) // ALIGN) * ALIGN
+
+
+def _need(nodes: Sequence[Node], sizes: Mapping[str, int]) -> int:
+    """Bytes of scratch memory that buffers below `nodes` need at once."""
+    most = 0
+    for node in nodes:
+        match node:
+            case Alloc(tensor, body):
+                most = max(most, _bytes(tensor, sizes) + _need(body, sizes))
+            case For(body=body) | If(body=body):
+                most = max(most, _need(body, sizes))
+            case _:
+                pass
+    return most
+
+
+def _wrapper(name: str, slots: Sequence[str]) -> str:
+    lines = [f"define i64 @{name}(ptr %args, i64 %part, i64 %parts) nounwind {{"]
+    arguments: list[str] = []
+    for i, slot in enumerate(slots):
+        kind = slot.split()[0]
+        lines += [f"  %p{i} = getelementptr i64, ptr %args, i64 {i}", f"  %a{i} = load {kind}, ptr %p{i}, align 8"]
+        arguments.append(f"{kind} %a{i}")
+    lines.append(f"  %r = call i64 @{name}.body({', '.join(arguments)}, i64 %part, i64 %parts)")
+    return "\n".join([*lines, "  ret i64 %r", "}"])
+
+
+def _entry(entry: str, names: Sequence[str]) -> str:
+    """All phases one after the other; with several phases only for one part."""
+    lines = [f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts) nounwind {{", "  br label %b0"]
+    for i, name in enumerate(names):
+        lines += [
+            f"b{i}:",
+            f"  %r{i} = call i64 @{name}(ptr %args, i64 %part, i64 %parts)",
+            f"  %c{i} = icmp eq i64 %r{i}, 0",
+            f"  br i1 %c{i}, label %b{i + 1}, label %f{i}",
+            f"f{i}:",
+            f"  ret i64 %r{i}",
+        ]
+    return "\n".join([*lines, f"b{len(names)}:", "  ret i64 0", "}"])

@@ -1,0 +1,83 @@
+"""The machine this process runs on, described as data."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+from poly.machine import Engine, Machine, Memory
+
+_CPU_DIRECTORY = Path("/sys/devices/system/cpu")
+
+
+@cache
+def host_machine() -> Machine:
+    """The host: memories dram, l3, l2, l1 (caches, as far as they exist) and reg (whole vectors), one engine `core`.
+
+    `core.lanes` are f32 lanes of a vector; `core.features` are LLVM's feature names, absent ones with a minus.
+    """
+    import llvmlite.binding as llvm
+
+    flags = dict(llvm.get_host_cpu_features())
+    features = tuple(name if on else f"-{name}" for name, on in sorted(flags.items()))
+    return machine_of_features(
+        str(llvm.get_host_cpu_name()), features, str(llvm.get_process_triple()), cache_sizes(), core_count(), clock_mhz()
+    )
+
+
+def machine_of_features(
+    cpu: str, features: tuple[str, ...], triple: str, caches: dict[int, int], cores: int, clock: int
+) -> Machine:
+    """A CPU from its feature names; `caches`: bytes by level. Vector width and registers follow from the features."""
+    lanes, registers = _vectors(frozenset(features), triple)
+    levels = tuple(Memory(f"l{k}", caches[k], "cache", align=64, line=64) for k in sorted(caches, reverse=True))
+    memories = (Memory("dram", None, "dram", align=64, line=64), *levels, Memory("reg", registers, "register"))
+    engine = Engine("core", "core", lanes=lanes, features=features)
+    return Machine(f"cpu-{cpu}", "cpu", memories, (engine,), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu)
+
+
+def _vectors(features: frozenset[str], triple: str) -> tuple[int, int]:
+    """f32 lanes and number of vector registers."""
+    if "avx512f" in features and "avx512vl" in features:
+        return 16, 32
+    if "avx" in features:
+        return 8, 16
+    if triple.startswith(("aarch64", "arm64")):
+        return 4, 32
+    return 4, 16
+
+
+def cache_sizes() -> dict[int, int]:
+    """Bytes of the data and unified caches of core 0 by level; usual sizes where the system does not tell."""
+    found: dict[int, int] = {}
+    units = {"K": 1024, "M": 1024**2, "G": 1024**3}
+    for index in sorted((_CPU_DIRECTORY / "cpu0/cache").glob("index*")):
+        try:
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            size = (index / "size").read_text().strip()
+            found[int((index / "level").read_text())] = int(size[:-1]) * units[size[-1]]
+        except (OSError, ValueError, KeyError):
+            continue
+    return found or {1: 32 * 1024, 2: 1024**2}
+
+
+def core_count() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return max(1, len(affinity(0)) if affinity else os.cpu_count() or 1)
+
+
+def clock_mhz() -> int:
+    """The clock as the system tells it; 3000 where it does not."""
+    try:
+        return int((_CPU_DIRECTORY / "cpu0/cpufreq/cpuinfo_max_freq").read_text()) // 1000
+    except (OSError, ValueError):
+        pass
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
+        return int(float(next(line for line in lines if line.startswith("cpu MHz")).split(":")[1]))
+    except (OSError, ValueError, StopIteration):
+        return 3000

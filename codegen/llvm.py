@@ -1,0 +1,393 @@
+"""Walks a loop tree and prints it: loops, lanes, unrolled copies, guards, buffers, statements.
+
+Nothing is decided here: a loop is what its kind says, a register tensor is SSA values, everything else is memory.
+Loops become blocks with phis for their counter and for the register elements that live across iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from poly.affine import Affine
+from poly.codegen.access import elementwise, load, register_writes, store
+from poly.codegen.addresses import Linear
+from poly.codegen.expressions import expression, multiply_accumulate
+from poly.codegen.predicates import Lanes, State, any_lane, both, constant_mask, predicate, prefix_mask
+from poly.codegen.registers import Entry, Place
+from poly.codegen.text import Region, value_type
+from poly.codegen.values import Value
+from poly.dtypes import is_float
+from poly.errors import UnsupportedError
+from poly.expr import Apply, reads_of
+from poly.loops import Alloc, Compute, External, For, If, Node, Sync, walk
+from poly.program import ReadIndex, Tensor
+
+MAX_COPIES = 200_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
+MAX_LANES = 128
+
+
+class Walker:
+    """Emits nodes at the current place of `state.writer`.
+
+    `allocate` gives the base pointer of a memory buffer; `part`: the SSA values (part, parts) that split the first
+    parallel loop met, None to run every parallel loop in one piece.
+    """
+
+    def __init__(self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None) -> None:
+        self.s, self.allocate, self.part = state, allocate, part
+        self.copies = 0
+
+    def nodes(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            self.node(node)
+
+    def node(self, node: Node) -> None:
+        match node:
+            case Compute():
+                self.compute(node)
+            case For():
+                self.loop(node)
+            case If():
+                self.branch(node)
+            case Alloc():
+                self.buffer(node)
+            case Sync():
+                if self.s.lanes is not None or (self.part is not None and self.s.writer.depth):
+                    raise UnsupportedError("threads cannot meet inside a parallel loop", hint="move the sync out of it")
+            case External():
+                raise UnsupportedError("an external statement has no compiled form", where=f"statement {node.statement}")
+
+    # -- statements
+
+    def compute(self, node: Compute) -> None:
+        self.copies += 1
+        if self.copies > MAX_COPIES:
+            raise UnsupportedError(f"more than {MAX_COPIES} statements after unrolling", where=f"statement {node.statement}")
+        s = self.s
+        accesses = [*node.reads, node.write]
+        needed = set(reads_of(node.body)) | {i.position for a in accesses for i in a.index if isinstance(i, ReadIndex)}
+        values: dict[int, Value] = {}
+        for position in sorted(needed):
+            values[position] = load(s, node.reads[position], values, node.statement, position)
+        target = s.tensors[node.write.tensor].dtype
+        try:
+            value, combine = self._update(node, values, target)
+        except UnsupportedError as error:
+            raise UnsupportedError(error.message, where=f"statement {node.statement}", hint=error.hint) from None
+        store(s, node.write, value, combine, values, node.statement)
+
+    def _update(
+        self, node: Compute, values: dict[int, Value], dtype: str
+    ) -> tuple[Value, Callable[[Value, Value], Value] | None]:
+        """The value to write and how it merges with the old one. A product to be summed may merge in one rounding."""
+        s, body = self.s, node.body
+        combiner = None if node.combiner is None else node.combiner.operator
+        if combiner == "add" and node.contract and is_float(dtype) and isinstance(body, Apply) and body.operator == "mul":
+            factors = s.ops.same(*(expression(s, a, values, dtype, True) for a in body.arguments))
+            if factors[0].dtype == dtype == factors[1].dtype and elementwise(s, node.write):
+                first, second = factors
+                return first, lambda old, new: multiply_accumulate(s, "add", new, second, old)
+        value = s.ops.cast(expression(s, body, values, dtype, node.contract), dtype)
+        if combiner is None:
+            return value, None
+        return value, lambda old, new: s.ops.cast(s.ops.apply(combiner, (old, new)), dtype)
+
+    # -- loops
+
+    def loop(self, node: For) -> None:
+        s = self.s
+        lower = self._extreme(node.lower, node.variable, largest=True)
+        upper = self._extreme(node.upper, node.variable, largest=False)
+        trips = self._trips(lower, upper, node.step)
+        if trips == 0:
+            return
+        if node.kind == "vector" and (trips is None or trips > 1) and _lane_parallel(node):
+            return self._vector(node, lower, upper, trips)
+        if node.kind == "unroll" and trips is None:
+            shown = f"for {node.variable} from {', '.join(map(str, node.lower))} to {', '.join(map(str, node.upper))}"
+            raise UnsupportedError(f"the bounds of unrolled loop {node.variable} are not constant: {shown}")
+        splitting = node.kind == "parallel" and self.part is not None
+        if node.kind == "unroll" or (trips == 1 and not splitting):
+            for i in range(trips or 0):
+                s.indices.values[node.variable] = lower[0].plus(Linear((), i * node.step))
+                self.nodes(node.body)
+            return
+        self._counted(node, lower, upper, trips)
+
+    def _extreme(self, bounds: Sequence[Affine], variable: str, largest: bool) -> list[Linear]:
+        """The bounds at the current place, without those that another one makes superfluous."""
+        kept: list[Linear] = []
+        for bound in bounds:
+            form = self.s.indices.linear(bound)
+            if form.lane:
+                raise UnsupportedError(f"the bounds of loop {variable} depend on the lane of a vector loop")
+            sign = 1 if largest else -1
+            if any(self._at_most(form, other, sign) for other in kept):
+                continue
+            kept = [other for other in kept if not self._at_most(other, form, sign)] + [form]
+        return kept
+
+    def _at_most(self, a: Linear, b: Linear, sign: int) -> bool:
+        """Whether sign * a <= sign * b always."""
+        bounds = self.s.indices.interval(b.plus(a, -1))
+        return bounds is not None and (bounds[0] >= 0 if sign > 0 else bounds[1] <= 0)
+
+    def _trips(self, lower: list[Linear], upper: list[Linear], step: int) -> int | None:
+        """The number of iterations, where it is known."""
+        if len(lower) > 1 or len(upper) > 1:
+            return None
+        extent = upper[0].plus(lower[0], -1)
+        return max(0, -(-extent.constant // step)) if extent.is_constant else None
+
+    def _bound(self, forms: list[Linear], name: str) -> str:
+        """The largest (smax) or smallest (smin) of the forms as an i64."""
+        writer = self.s.writer
+        texts = [self.s.indices.text(f) for f in forms]
+        total = texts[0]
+        for text in texts[1:]:
+            total = writer.intrinsic("i64", f"llvm.{name}.i64", (("i64", total), ("i64", text)), pure=True)
+        return total
+
+    def _range(self, lower: list[Linear], upper: list[Linear]) -> tuple[int, int] | None:
+        """Values that the variable can take."""
+        lows = [b[0] for b in map(self.s.indices.interval, lower) if b is not None]
+        highs = [b[1] - 1 for b in map(self.s.indices.interval, upper) if b is not None]
+        return (max(lows), max(max(lows), min(highs))) if lows and highs else None
+
+    def _counted(self, node: For, lower: list[Linear], upper: list[Linear], trips: int | None) -> None:
+        """A loop that stays a loop: header with phis, body, latch; guarded where it may not run at all."""
+        s, writer = self.s, self.s.writer
+        values = self._range(lower, upper)
+        if writer.probing:
+            return self._probe_body(node, values)
+        written = self._written(node)
+        first, last, certain = self._bound(lower, "smax"), self._bound(upper, "smin"), trips is not None
+        if node.kind == "parallel" and self.part is not None:
+            first, last = self._partition(first, last, node.step)
+            certain, self.part = False, None
+        label = writer.fresh_label()
+        before = s.registers.snapshot()
+        carried = [(place, before[0][place]) for place in s.registers.starts(written)]
+        writer.emit(f"br label %{label}p")
+        writer.label(f"{label}p")
+        if certain:
+            writer.emit(f"br label %{label}")
+        else:
+            writer.emit(f"br i1 {writer.value(f'icmp slt i64 {first}, {last}')}, label %{label}, label %{label}x")
+        counter, following = writer.name("i"), writer.name("i")
+        phis = {place: writer.name("c") for place, _ in carried}
+        for place, entry in carried:
+            s.registers.entries[place] = replace(entry, value=replace(entry.value, text=phis[place], literal=None))
+        region = Region()
+        writer.depth_of[counter] = writer.depth + 1
+        if values is not None:
+            s.indices.ranges[counter] = values
+        s.indices.values[node.variable] = Linear(((counter, 1),))
+        with writer.region(region) as lines:
+            self.nodes(node.body)
+            for place, entry in carried:
+                s.registers.same_form(place, entry)
+        writer.label(label)
+        writer.emit(f"{counter} = phi i64 [{first}, %{label}p], [{following}, %{label}l]")
+        for place, entry in carried:
+            kind, end = _type(entry), s.registers.entries[place].value.text
+            writer.emit(f"{phis[place]} = phi {kind} [{entry.value.text}, %{label}p], [{end}, %{label}l]")
+        writer.lines += [*region.head, *lines]
+        writer.emit(f"br label %{label}l")
+        writer.label(f"{label}l")
+        writer.emit(f"{following} = add nsw i64 {counter}, {node.step}")
+        again = writer.value(f"icmp slt i64 {following}, {last}")
+        writer.emit(f"br i1 {again}, label %{label}, label %{label}x")
+        writer.label(f"{label}x")
+        if not certain:
+            self._join(before[0], f"{label}p", f"{label}l")
+
+    def _partition(self, first: str, last: str, step: int) -> tuple[str, str]:
+        """The iterations of this part: [n * part / parts, n * (part + 1) / parts) of the n there are."""
+        assert self.part is not None
+        part, parts = self.part
+        emit = self.s.writer.value
+        raised = emit(f"add i64 {emit(f'sub i64 {last}, {first}')}, {step - 1}")
+        count = emit(f"sdiv i64 {raised}, {step}")
+        count = self.s.writer.intrinsic("i64", "llvm.smax.i64", (("i64", count), ("i64", "0")))
+        starts: list[str] = []
+        for number in (part, emit(f"add i64 {part}, 1")):
+            begin = emit(f"udiv i64 {emit(f'mul i64 {count}, {number}')}, {parts}")
+            starts.append(emit(f"add i64 {first}, {emit(f'mul i64 {begin}, {step}')}"))
+        return starts[0], starts[1]
+
+    def _join(self, before: dict[Place, Entry], skipped: str, done: str) -> None:
+        """After code that may have been skipped: phis for every register element that it changed."""
+        s = self.s
+        for place, entry in list(s.registers.entries.items()):
+            old = before.get(place)
+            if old is not None and old.value.text == entry.value.text:
+                continue
+            usable = old is not None and old.value.lanes == entry.value.lanes
+            start = old.value.text if usable and old is not None else "poison"
+            text = s.writer.value(f"phi {_type(entry)} [{start}, %{skipped}], [{entry.value.text}, %{done}]")
+            s.registers.entries[place] = replace(entry, value=replace(entry.value, text=text, literal=None))
+
+    # -- registers written in a body, found by a walk without output
+
+    def _written(self, node: For) -> set[Place]:
+        s = self.s
+        if not any(isinstance(n, Compute) and s.in_registers(n.write.tensor) for n in walk(node.body)):
+            return set()
+        saved, part, lanes, copies = dict(s.indices.values), self.part, s.lanes, self.copies
+        lane_range = s.indices.lane_range
+        probe = Probe(s, self.allocate, None)
+        s.writer.probing = True
+        try:
+            probe.loop(node)
+        finally:
+            s.writer.probing = False
+            s.indices.values, self.part, s.lanes, self.copies = saved, part, lanes, copies
+            s.indices.lane_range = lane_range
+        return probe.written
+
+    def _probe_body(self, node: For, values: tuple[int, int] | None) -> None:
+        s = self.s
+        counter = s.writer.name("i")
+        if values is not None:
+            s.indices.ranges[counter] = values
+        s.indices.values[node.variable] = Linear(((counter, 1),))
+        s.writer.regions.append(Region())
+        self.nodes(node.body)
+        s.writer.regions.pop()
+
+    # -- lanes
+
+    def _vector(self, node: For, lower: list[Linear], upper: list[Linear], trips: int | None) -> None:
+        s = self.s
+        if s.lanes is not None:
+            raise UnsupportedError(f"vector loop {node.variable} lies inside another vector loop")
+        bound = trips if trips is not None else self._lane_bound(node, lower, upper)
+        if bound > MAX_LANES:
+            raise UnsupportedError(
+                f"vector loop {node.variable} has {bound} iterations", hint=f"split it: at most {MAX_LANES} lanes"
+            )
+        width = max(2, 1 << (bound - 1).bit_length())
+        start = lower[0] if len(lower) == 1 else Linear(((self._bound(lower, "smax"), 1),))
+        s.indices.values[node.variable] = replace(start, lane=node.step)
+        s.indices.lane_range = (0, bound - 1)
+        if trips is not None:
+            s.lanes = Lanes(width, trips, constant_mask(width, trips), True)
+            self.nodes(node.body)
+        else:
+            extent = self._extent(lower, upper, node.step)
+            s.lanes = Lanes(width, bound, prefix_mask(s, extent, width), False)
+            some = Value("bool", 0, s.writer.pure(f"icmp sgt i64 {extent}, 0", extent))
+            self._guarded(some, node.body)
+        s.lanes = None
+        s.indices.lane_range = (0, 0)
+
+    def _lane_bound(self, node: For, lower: list[Linear], upper: list[Linear]) -> int:
+        """The most lanes there can be."""
+        extents = [self.s.indices.interval(u.plus(low, -1)) for u in upper for low in lower]
+        known = [e[1] for e in extents if e is not None]
+        if not known:
+            raise UnsupportedError(
+                f"the extent of vector loop {node.variable} has no constant bound", hint="tile the loop and vectorise the inner one"
+            )
+        return max(1, -(-min(known) // node.step))
+
+    def _extent(self, lower: list[Linear], upper: list[Linear], step: int) -> str:
+        writer = self.s.writer
+        first, last = self._bound(lower, "smax"), self._bound(upper, "smin")
+        extent = writer.pure(f"sub i64 {last}, {first}", last, first)
+        if step == 1:
+            return extent
+        extent = writer.pure(f"add i64 {extent}, {step - 1}", extent)
+        return writer.pure(f"sdiv i64 {extent}, {step}", extent)
+
+    # -- conditions and buffers
+
+    def branch(self, node: If) -> None:
+        s = self.s
+        condition = predicate(s, node.any_of)
+        if isinstance(condition, bool):
+            return self.nodes(node.body) if condition else None
+        if not condition.lanes:
+            return self._guarded(condition, node.body)
+        assert s.lanes is not None
+        outer = s.lanes
+        mask = both(s, Value("bool", outer.width, outer.mask) if outer.mask else True, condition)
+        assert isinstance(mask, Value)
+        s.lanes = replace(outer, mask=mask.text, constant=False)
+        self._guarded(any_lane(s, mask), node.body)
+        s.lanes = outer
+
+    def _guarded(self, condition: Value, body: Sequence[Node]) -> None:
+        """The body under a branch."""
+        s, writer = self.s, self.s.writer
+        if writer.probing:
+            return self.nodes(body)
+        before, then, end = writer.fresh_label(), writer.fresh_label(), writer.fresh_label()
+        saved = s.registers.snapshot()
+        writer.emit(f"br label %{before}")
+        writer.label(before)
+        writer.emit(f"br i1 {condition.text}, label %{then}, label %{end}")
+        with writer.region() as lines:
+            self.nodes(body)
+            for place, entry in saved[0].items():
+                if s.registers.entries.get(place) is not entry:
+                    s.registers.same_form(place, entry)
+        writer.label(then)
+        writer.lines += lines
+        writer.emit(f"br label %{end}t")
+        writer.label(f"{end}t")
+        writer.emit(f"br label %{end}")
+        writer.label(end)
+        self._join(saved[0], before, f"{end}t")
+
+    def buffer(self, node: Alloc) -> None:
+        s, tensor = self.s, node.tensor
+        if s.in_registers(tensor.name):
+            s.indices.set_strides(tensor.name, _extents(tensor))
+            s.registers.forget(tensor.name)
+            self.nodes(node.body)
+            s.registers.forget(tensor.name)
+            return
+        if s.lanes is not None:
+            raise UnsupportedError(f"buffer {tensor.name} is allocated inside a vector loop", hint="promote it outside")
+        if not s.writer.probing:
+            s.bases[tensor.name] = self.allocate(node)
+        s.indices.set_strides(tensor.name, _extents(tensor))
+        self.nodes(node.body)
+
+
+class Probe(Walker):
+    """Walks without output, to learn which register elements are written."""
+
+    def __init__(self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None) -> None:
+        super().__init__(state, allocate, part)
+        self.written: set[Place] = set()
+
+    def compute(self, node: Compute) -> None:
+        if self.s.in_registers(node.write.tensor):
+            self.written |= set(register_writes(self.s, node.write, node.statement))
+
+    def buffer(self, node: Alloc) -> None:
+        self.s.indices.set_strides(node.tensor.name, _extents(node.tensor))
+        self.nodes(node.body)
+
+
+def _type(entry: Entry) -> str:
+    return value_type(entry.value.dtype, entry.value.lanes)
+
+
+def _extents(tensor: Tensor) -> tuple[Affine, ...]:
+    return tensor.storage_shape
+
+
+def _lane_parallel(node: For) -> bool:
+    """Whether the body can run on all lanes at once: no loop below depends on the lane, no buffer is per lane."""
+    names = {node.variable}
+    for inner in walk(node.body):
+        if isinstance(inner, For) and any(b.names & names for b in (*inner.lower, *inner.upper)):
+            return False
+        if isinstance(inner, Alloc):
+            return False
+    return True

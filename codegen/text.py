@@ -1,0 +1,192 @@
+"""Writing LLVM IR as text: names, nested loop regions with hoisted heads, constants, declarations.
+
+The text is in SSA form from the start. Index arithmetic goes through `Writer.pure`, which puts an instruction into the
+head of the innermost loop that owns one of its operands and reuses an equal one that is already there; so addresses
+are computed where their iterators change, without any optimisation pass.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from poly.dtypes import is_float
+from poly.errors import UnsupportedError
+
+_IR_TYPES: Final[dict[str, str]] = {
+    "f64": "double", "f32": "float", "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8",
+    "u64": "i64", "u32": "i32", "u16": "i16", "u8": "i8", "bool": "i1",
+}  # fmt: skip
+
+
+def scalar_type(dtype: str) -> str:
+    """The IR type of a value; bool is i1. Raises `UnsupportedError` for a dtype without compiled form."""
+    if dtype not in _IR_TYPES:
+        raise UnsupportedError(f"no compiled form for values of dtype {dtype}", hint="run it by the reference evaluator")
+    return _IR_TYPES[dtype]
+
+
+def value_type(dtype: str, lanes: int) -> str:
+    """The IR type of a scalar (`lanes` 0) or a vector."""
+    scalar = scalar_type(dtype)
+    return f"<{lanes} x {scalar}>" if lanes else scalar
+
+
+def memory_type(dtype: str, lanes: int = 0) -> str:
+    """The IR type in memory: bool is one byte, 0 or 1."""
+    scalar = "i8" if dtype == "bool" else scalar_type(dtype)
+    return f"<{lanes} x {scalar}>" if lanes else scalar
+
+
+def suffix(dtype: str, lanes: int) -> str:
+    """The overload suffix of an intrinsic: `f32`, `v8f32`, `v4i64`."""
+    bits = _IR_TYPES[dtype].removeprefix("i")
+    scalar = {"float": "f32", "double": "f64"}.get(bits, f"i{bits}")
+    return f"v{lanes}{scalar}" if lanes else scalar
+
+
+def constant_text(dtype: str, value: float | int | bool) -> str:
+    """A scalar literal of the dtype; floats in hexadecimal, so that nothing is lost."""
+    if is_float(dtype):
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(value)) if dtype == "f32" else float(value)
+        return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
+    if dtype == "bool":
+        return "true" if value else "false"
+    bits = int(_IR_TYPES[dtype][1:])
+    wrapped = int(value) & ((1 << bits) - 1)
+    return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
+
+
+def symbol(name: str) -> str:
+    """A name made fit for a global symbol."""
+    return re.sub(r"[^A-Za-z0-9_.]", "_", name)
+
+
+LOCAL: Final = 1 << 30  # the depth of an integer that is not known in any loop's head, such as a loaded index
+
+
+@dataclass
+class Region:
+    """The inside of a loop (or the function): instructions that belong to its start, and what they computed."""
+
+    head: list[str] = field(default_factory=lambda: [])
+    known: dict[str, str] = field(default_factory=lambda: {})
+
+
+class Writer:
+    """The text of one function in the making."""
+
+    def __init__(self, globals_prefix: str = "@.fill") -> None:
+        self.globals_prefix = globals_prefix
+        self.lines: list[str] = []
+        self.regions: list[Region] = [Region()]
+        self.local: dict[str, str] = {}
+        self.depth_of: dict[str, int] = {}
+        self.declarations: set[str] = set()
+        self.globals: dict[str, str] = {}
+        self.functions: dict[str, str] = {}
+        self.probing = False
+        self._count = 0
+
+    @property
+    def depth(self) -> int:
+        """Number of loops around the current place."""
+        return len(self.regions) - 1
+
+    def name(self, prefix: str = "v") -> str:
+        """A fresh SSA name."""
+        self._count += 1
+        return f"%{'?' if self.probing else ''}{prefix}{self._count}"
+
+    def emit(self, text: str) -> None:
+        """An instruction without a result."""
+        self.lines.append("  " + text)
+
+    def value(self, text: str) -> str:
+        """An instruction at the current place; gives its name."""
+        name = self.name()
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def cached(self, text: str) -> str:
+        """Like `value`, but an equal instruction of this block or a block around serves again."""
+        if text not in self.local:
+            self.local[text] = self.value(text)
+        return self.local[text]
+
+    def pure(self, text: str, *operands: str) -> str:
+        """An instruction without side effects whose operands are all known in loop heads; hoisted as far as they allow.
+
+        `operands` are names that occur in the text (literals are ignored).
+        """
+        depth = max((self.depth_of.get(o, 0) for o in operands), default=0)
+        if self.probing:
+            name = self.name()
+            self.depth_of[name] = depth
+            return name
+        if depth >= len(self.regions):
+            name = self.cached(text)
+            self.depth_of[name] = LOCAL
+            return name
+        region = self.regions[depth]
+        if text not in region.known:
+            name = self.name("x")
+            region.head.append(f"  {name} = {text}")
+            region.known[text] = name
+            self.depth_of[name] = depth
+        return region.known[text]
+
+    def label(self, name: str) -> None:
+        self.lines.append(f"{name}:")
+
+    def declare(self, text: str) -> None:
+        """A declaration; equal ones appear once."""
+        self.declarations.add(f"declare {text}")
+
+    def intrinsic(self, result: str, name: str, arguments: tuple[tuple[str, str], ...], pure: bool = False) -> str:
+        """A call of a function that returns `result`; `arguments` are (type, text)."""
+        self.declare(f"{result} @{name}({', '.join(t for t, _ in arguments)})")
+        text = f"call {result} @{name}({', '.join(f'{t} {a}' for t, a in arguments)})"
+        return self.pure(text, *(a for _, a in arguments)) if pure else self.value(text)
+
+    def constant(self, element: str, lanes: int, text: str) -> str:
+        """A read-only global filled with one value; gives its name."""
+        key = f"[{max(lanes, 1)} x {element}] {text}"
+        if key not in self.globals:
+            self.globals[key] = f"{self.globals_prefix}{len(self.globals)}"
+        return self.globals[key]
+
+    def fresh_label(self) -> str:
+        """A label that no block has."""
+        return self.name("L")[1:]
+
+    @contextmanager
+    def region(self, loop: Region | None = None) -> Iterator[list[str]]:
+        """A nested block with its own lines, which are yielded; with `loop` the inside of a loop."""
+        outer, local = self.lines, self.local
+        self.lines, self.local = [], dict(local)
+        if loop is not None:
+            self.regions.append(loop)
+        try:
+            yield self.lines
+        finally:
+            if loop is not None:
+                self.regions.pop()
+            self.lines, self.local = outer, local
+
+    def globals_text(self) -> list[str]:
+        """The read-only globals of the module."""
+        lines: list[str] = []
+        for key, name in self.globals.items():
+            kind, text = key.split("] ", 1)
+            count, element = kind[1:].split(" x ")
+            items = ", ".join([f"{element} {text}"] * int(count))
+            lines.append(f"{name} = private unnamed_addr constant [{count} x {element}] [{items}], align 64")
+        return lines

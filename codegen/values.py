@@ -1,0 +1,321 @@
+"""Typed scalar and vector expressions: every operator of `poly.expr` on every dtype that has a compiled form.
+
+Semantics are numpy's, as `poly.expr.evaluate` gives them: maximum and minimum propagate NaN, integer division truncates
+and gives 0 for a zero divisor, conversions from float to integer truncate and saturate (NaN becomes 0). A power of
+integers with a negative exponent (an error in numpy) is 0, or +-1 for the bases +-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Final
+
+import numpy as np
+
+from poly.codegen.text import Writer, constant_text, scalar_type, suffix, value_type
+from poly.dtypes import is_float, is_integer, numpy_dtype, size_bytes
+from poly.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value in SSA form. `lanes` 0: scalar. `literal`: its number (in every lane) where it is known."""
+
+    dtype: str
+    lanes: int
+    text: str
+    literal: float | int | bool | None = None
+
+
+_COMPARE: Final[dict[str, tuple[str, str, str]]] = {  # floats, signed, unsigned and bool
+    "eq": ("oeq", "eq", "eq"), "ne": ("une", "ne", "ne"), "lt": ("olt", "slt", "ult"),
+    "le": ("ole", "sle", "ule"), "gt": ("ogt", "sgt", "ugt"), "ge": ("oge", "sge", "uge"),
+}  # fmt: skip
+_ARITHMETIC: Final[dict[str, str]] = {"add": "add", "sub": "sub", "mul": "mul"}
+_ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt"}
+
+
+class Ops:
+    """Emits typed instructions through a writer. `fma`: the target has fused multiply-add."""
+
+    def __init__(self, writer: Writer, fma: bool) -> None:
+        self.writer, self.fma = writer, fma
+
+    def const(self, dtype: str, value: float | int | bool, lanes: int = 0) -> Value:
+        """A literal, in every lane for a vector."""
+        if dtype == "f32":
+            with np.errstate(over="ignore"):
+                value = float(np.float32(value))
+        text = constant_text(dtype, value)
+        return Value(dtype, lanes, f"splat ({scalar_type(dtype)} {text})" if lanes else text, value)
+
+    def splat(self, a: Value, lanes: int) -> Value:
+        """A scalar in every lane; vectors and, for `lanes` 0, scalars stay."""
+        if a.lanes == lanes:
+            return a
+        if a.literal is not None:
+            return self.const(a.dtype, a.literal, lanes)
+        kind = value_type(a.dtype, lanes)
+        text = f"insertelement {kind} poison, {scalar_type(a.dtype)} {a.text}, i64 0"
+        shuffle = f"shufflevector {kind} {{}}, {kind} poison, <{lanes} x i32> zeroinitializer"
+        writer = self.writer
+        if a.text in writer.depth_of:
+            one = writer.pure(text, a.text)
+            return Value(a.dtype, lanes, writer.pure(shuffle.format(one), one))
+        return Value(a.dtype, lanes, writer.cached(shuffle.format(writer.cached(text))))
+
+    def same(self, *values: Value) -> list[Value]:
+        """Scalars become vectors where one is a vector."""
+        lanes = max(v.lanes for v in values)
+        return [self.splat(v, lanes) for v in values]
+
+    def lane(self, a: Value, index: int) -> Value:
+        """One lane as a scalar."""
+        if not a.lanes or a.literal is not None:
+            return Value(a.dtype, 0, a.text) if not a.lanes else self.const(a.dtype, a.literal or 0)
+        return Value(a.dtype, 0, self.writer.value(f"extractelement {value_type(a.dtype, a.lanes)} {a.text}, i64 {index}"))
+
+    def gather(self, lanes: Sequence[Value | None], width: int, dtype: str) -> Value:
+        """A vector from scalars; lanes that are None or missing are 0."""
+        text = "poison" if len(lanes) == width and None not in lanes else "zeroinitializer"
+        for i, item in enumerate(lanes):
+            if item is not None:
+                kind = f"insertelement {value_type(dtype, width)} {text}, {scalar_type(dtype)} {item.text}, i64 {i}"
+                text = self.writer.value(kind)
+        return Value(dtype, width, text)
+
+    def op(self, text: str, like: Value, *operands: Value, dtype: str | None = None) -> Value:
+        """`text <type> a, b`, giving the type of `like` or one of `dtype`."""
+        kind = value_type(operands[0].dtype, operands[0].lanes)
+        name = self.writer.value(f"{text} {kind} {', '.join(o.text for o in operands)}")
+        return Value(dtype or like.dtype, like.lanes, name)
+
+    def call(self, name: str, *operands: Value, dtype: str | None = None) -> Value:
+        """An overloaded intrinsic on operands of one type."""
+        a = operands[0]
+        kind = value_type(a.dtype, a.lanes)
+        full = f"llvm.{name}.{suffix(a.dtype, a.lanes)}"
+        text = self.writer.intrinsic(kind, full, tuple((value_type(o.dtype, o.lanes), o.text) for o in operands))
+        return Value(dtype or a.dtype, a.lanes, text)
+
+    def flag(self, name: str, a: Value, immediate: str) -> Value:
+        """An intrinsic with an extra `i1` immediate (`llvm.abs`)."""
+        kind = value_type(a.dtype, a.lanes)
+        full = f"llvm.{name}.{suffix(a.dtype, a.lanes)}"
+        return Value(a.dtype, a.lanes, self.writer.intrinsic(kind, full, ((kind, a.text), ("i1", immediate))))
+
+    def select(self, condition: Value, a: Value, b: Value) -> Value:
+        """a where the condition holds, else b."""
+        condition, a, b = self.same(condition, a, b)
+        if condition.literal is not None:
+            return a if condition.literal else b
+        kind = value_type(a.dtype, a.lanes)
+        text = f"select {value_type('bool', a.lanes)} {condition.text}, {kind} {a.text}, {kind} {b.text}"
+        return Value(a.dtype, a.lanes, self.writer.value(text))
+
+    def compare(self, name: str, a: Value, b: Value) -> Value:
+        """eq, ne, lt, le, gt, ge; comparisons with NaN are false, ne is true."""
+        a, b = self.same(a, b)
+        floating, signed, unsigned = _COMPARE[name]
+        if is_float(a.dtype):
+            return self.op(f"fcmp {floating}", a, a, b, dtype="bool")
+        return self.op(f"icmp {signed if a.dtype[0] == 'i' else unsigned}", a, a, b, dtype="bool")
+
+    def truth(self, a: Value) -> Value:
+        """a != 0; NaN is true."""
+        return a if a.dtype == "bool" else self.compare("ne", a, self.const(a.dtype, 0, a.lanes))
+
+    def multiply_add(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c: in one rounding where the target has it."""
+        a, b, c = self.same(a, b, c)
+        if self.fma:
+            return self.call("fma", a, b, c)
+        return self.op("fadd", a, self.op("fmul", a, a, b), c)
+
+    def unlikely(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
+        """`usual`, but what `otherwise` computes (for every lane) where the condition holds in some lane."""
+        writer = self.writer
+        test = condition.text
+        if condition.lanes:
+            name = f"llvm.vector.reduce.or.v{condition.lanes}i1"
+            test = writer.intrinsic("i1", name, ((value_type("bool", condition.lanes), test),))
+        before, slow, join = writer.fresh_label(), writer.fresh_label(), writer.fresh_label()
+        writer.emit(f"br label %{before}")
+        writer.label(before)
+        writer.emit(f"br i1 {test}, label %{slow}, label %{join}")
+        with writer.region() as lines:
+            value = otherwise()
+        writer.label(slow)
+        writer.lines += lines
+        writer.emit(f"br label %{join}")
+        writer.label(join)
+        kind = value_type(usual.dtype, usual.lanes)
+        text = writer.value(f"phi {kind} [{usual.text}, %{before}], [{value.text}, %{slow}]")
+        return Value(usual.dtype, usual.lanes, text)
+
+    def negate(self, a: Value) -> Value:
+        if a.literal is not None:
+            return self.const(a.dtype, -a.literal, a.lanes)
+        if is_float(a.dtype):
+            return self.op("fneg", a, a)
+        if a.dtype == "bool":
+            raise UnsupportedError("neg of a bool", hint="use not")
+        return self.op("sub", a, self.const(a.dtype, 0, a.lanes), a)
+
+    def apply(self, name: str, arguments: Sequence[Value]) -> Value:
+        """An operator of `poly.expr.OPERATORS`. Raises `UnsupportedError` where numpy has none for the dtype."""
+        if name == "select":
+            return self.select(self.truth(arguments[0]), arguments[1], arguments[2])
+        operands = self.same(*arguments)
+        a = operands[0]
+        if name in _COMPARE:
+            return self.compare(name, *operands)
+        if name in ("and", "or"):
+            return self.op(name, a, *(self.truth(o) for o in operands), dtype="bool")
+        if name == "not":
+            return self.op("xor", a, self.truth(a), self.const("bool", True, a.lanes), dtype="bool")
+        if name in ("add", "sub", "mul"):
+            return self._arithmetic(name, *operands)
+        if name in _ROUND and is_float(a.dtype):
+            return self.call(_ROUND[name], a)
+        match name:
+            case "div":
+                return self._divide(*operands)
+            case "neg":
+                return self.negate(a)
+            case "max" | "min":
+                return self._extreme(name, *operands)
+            case "abs":
+                return self._abs(a)
+            case "sign":
+                return self._sign(a)
+            case "pow" if is_integer(a.dtype):
+                return self._integer_power(*operands)
+            case _ if is_float(a.dtype):
+                from poly.codegen import vector_math
+
+                return vector_math.function(self, name, operands)
+            case _:
+                raise UnsupportedError(f"{name} of {a.dtype}", hint="convert the operand with a cast")
+
+    def _arithmetic(self, name: str, a: Value, b: Value) -> Value:
+        if is_float(a.dtype):
+            return self.op(f"f{name}", a, a, b)
+        if a.dtype == "bool":
+            if name == "sub":
+                raise UnsupportedError("sub of bools", hint="use !=, or convert with a cast")
+            return self.op("or" if name == "add" else "and", a, a, b)
+        return self.op(name, a, a, b)
+
+    def _divide(self, a: Value, b: Value) -> Value:
+        if is_float(a.dtype):
+            return self.op("fdiv", a, a, b)
+        if a.dtype == "bool":
+            raise UnsupportedError("div of bools", hint="convert with a cast")
+        zero, one = self.const(a.dtype, 0, a.lanes), self.const(a.dtype, 1, a.lanes)
+        if b.literal is not None and b.literal not in (0, -1):
+            return self.op("sdiv" if a.dtype[0] == "i" else "udiv", a, a, b)
+        by_zero = self.compare("eq", b, zero)
+        if a.dtype[0] == "u":
+            quotient = self.op("udiv", a, a, self.select(by_zero, one, b))
+            return self.select(by_zero, zero, quotient)
+        by_minus = self.compare("eq", b, self.const(a.dtype, -1, a.lanes))
+        unsafe = self.op("or", a, by_zero, by_minus, dtype="bool")
+        quotient = self.op("sdiv", a, a, self.select(unsafe, one, b))
+        quotient = self.select(by_minus, self.op("sub", a, zero, a), quotient)
+        return self.select(by_zero, zero, quotient)
+
+    def _extreme(self, name: str, a: Value, b: Value) -> Value:
+        if a.dtype == "bool":
+            return self.op("or" if name == "max" else "and", a, a, b)
+        if is_integer(a.dtype):
+            return self.call(("s" if a.dtype[0] == "i" else "u") + name, a, b)
+        if b.literal is not None and not np.isnan(b.literal):
+            a, b = b, a
+        # `a > b ? a : b` gives b where one is NaN: right already where a is a number
+        chosen = self.select(self.compare("gt" if name == "max" else "lt", a, b), a, b)
+        if a.literal is not None and not np.isnan(a.literal):
+            return chosen
+        return self.select(self.op("fcmp uno", a, a, a, dtype="bool"), a, chosen)
+
+    def _abs(self, a: Value) -> Value:
+        if is_float(a.dtype):
+            return self.call("fabs", a)
+        return self.flag("abs", a, "false") if a.dtype[0] == "i" else a
+
+    def _sign(self, a: Value) -> Value:
+        if a.dtype == "bool":
+            raise UnsupportedError("sign of a bool", hint="convert with a cast")
+        zero, one = self.const(a.dtype, 0, a.lanes), self.const(a.dtype, 1, a.lanes)
+        positive = self.compare("gt", a, zero)
+        if a.dtype[0] == "u":
+            return self.select(positive, one, zero)
+        rest = self.select(self.compare("lt", a, zero), self.const(a.dtype, -1, a.lanes), zero)
+        if is_float(a.dtype):
+            rest = self.select(self.op("fcmp uno", a, a, a, dtype="bool"), a, rest)
+        return self.select(positive, one, rest)
+
+    def _integer_power(self, a: Value, b: Value) -> Value:
+        """Square and multiply over the exponent's bits, 64 at most; known exponents take only their own bits."""
+        if b.literal is not None and 0 <= b.literal <= 64:
+            return self._literal_power(a, int(b.literal))
+        signed, zero, one = a.dtype[0] == "i", self.const(a.dtype, 0, a.lanes), self.const(a.dtype, 1, a.lanes)
+        result, base, exponent = one, a, b
+        for _ in range(8 * size_bytes(a.dtype) - signed):
+            odd = self.op("and", a, exponent, one)
+            result = self.select(self.compare("ne", odd, zero), self.op("mul", a, result, base), result)
+            base = self.op("mul", a, base, base)
+            exponent = self.op("lshr", a, exponent, one)
+        if not signed:
+            return result
+        minus = self.const(a.dtype, -1, a.lanes)
+        is_one = self.compare("eq", a, one)
+        odd = self.compare("ne", self.op("and", a, b, one), zero)
+        unit = self.select(is_one, one, self.select(self.compare("eq", a, minus), self.select(odd, minus, one), zero))
+        return self.select(self.compare("lt", b, zero), unit, result)
+
+    def _literal_power(self, a: Value, exponent: int) -> Value:
+        factors: list[Value] = []
+        base = a
+        while exponent:
+            if exponent & 1:
+                factors.append(base)
+            exponent >>= 1
+            if exponent:
+                base = self.op("mul", a, base, base)
+        return reduce(lambda x, y: self.op("mul", a, x, y), factors) if factors else self.const(a.dtype, 1, a.lanes)
+
+    def cast(self, a: Value, dtype: str) -> Value:
+        """Conversion: truncation toward zero, saturating from float to integer; to bool, a != 0."""
+        if a.dtype == dtype:
+            return a
+        if a.literal is not None and _fits(a.literal, dtype):
+            return self.const(dtype, a.literal if is_float(dtype) or dtype == "bool" else int(a.literal), a.lanes)
+        if dtype == "bool":
+            return self.truth(a)
+        source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
+        if is_float(a.dtype) and is_integer(dtype):
+            kind = "fptosi" if dtype[0] == "i" else "fptoui"
+            name = f"llvm.{kind}.sat.{suffix(dtype, a.lanes)}.{suffix(a.dtype, a.lanes)}"
+            return Value(dtype, a.lanes, self.writer.intrinsic(target, name, ((source, a.text),)))
+        if source == target:
+            return Value(dtype, a.lanes, a.text)
+        wider = size_bytes(dtype) > size_bytes(a.dtype) or a.dtype == "bool"
+        signed = a.dtype[0] == "i"
+        match is_float(a.dtype), is_float(dtype):
+            case True, True:
+                name = "fpext" if wider else "fptrunc"
+            case False, True:
+                name = "sitofp" if signed else "uitofp"
+            case _:
+                name = ("sext" if signed else "zext") if wider else "trunc"
+        return Value(dtype, a.lanes, self.writer.value(f"{name} {source} {a.text} to {target}"))
+
+
+def _fits(literal: float | int | bool, dtype: str) -> bool:
+    if is_float(dtype) or dtype == "bool":
+        return True
+    limits = np.iinfo(numpy_dtype(dtype))  # type: ignore[type-var]
+    return bool(limits.min <= literal <= limits.max) and np.isfinite(literal)
