@@ -13,8 +13,8 @@ import islpy as isl
 
 from poly.affine import Affine, Constraint, var
 from poly.errors import UnsupportedError
-from poly.scheduling.rows import conditions_of, set_of
-from poly.sets import PARAM, SET, affine_of_aff
+from poly.scheduling.rows import conditions_of, parameters_of, set_of
+from poly.sets import SET, affine_of_aff
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def loop_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[s
 
 
 def _bounds(hull: isl.BasicSet, exact: isl.Set, known: isl.Set, names: Sequence[str]) -> LoopBounds:
-    loop, parameters = names[-1], [known.get_dim_name(PARAM, d) for d in range(known.dim(PARAM))]
+    loop, parameters = names[-1], parameters_of(known)
     new = hull.to_set().gist(known).simple_hull()
     conditions = [
         c for c in conditions_of(new, names) if c is not None and (_is_bound(c, loop) or loop not in c.expr.names)

@@ -15,7 +15,7 @@ from poly.affine import Affine, Constraint, FloorDiv, Mod, Var, var
 from poly.errors import Bug, IllegalEdit
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
-from poly.scheduling.rows import bounded, relation_of, set_of
+from poly.scheduling.rows import bounded, parameters_of, relation_of, set_of
 from poly.sets import PARAM, SET, fix_sizes
 
 BUDGET = 20_000_000
@@ -163,8 +163,9 @@ def _refuse(place: _Place, outside: isl.Set, access: Access, subscript: Affine, 
     values = _values(outside.sample_point(), place.loops)
     instance = ", ".join(f"{i}={e.evaluate(values)}" for i, e in zip(s.iterators, place.compute.instance, strict=True))
     shown = ", ".join(str(e.evaluate(values)) if isinstance(e, Affine) else "?" for e in access.index)
+    last = (extent - 1).evaluate(values)
     raise IllegalEdit(
-        f"subscript {subscript} of {access.tensor} is {subscript.evaluate(values)}, outside 0 .. {(extent - 1).evaluate(values)}",
+        f"{access.tensor}: subscript {subscript} is {subscript.evaluate(values)}, outside 0 .. {last}",
         kind="bounds",
         witness=(f"{s.name}[{instance}]", f"{access.tensor}[{shown}]"),
         where=f"statement {s.name}",
@@ -214,10 +215,8 @@ def _inside(interval: Interval, extent: Affine) -> bool:
 
 
 def _values(point: isl.Point, loops: Sequence[str]) -> dict[str, int]:
-    space = point.get_space()
-    values = {
-        space.get_dim_name(PARAM, d): point.get_coordinate_val(PARAM, d).to_python() for d in range(space.dim(PARAM))
-    }
+    sizes = parameters_of(point.get_space())
+    values = {name: point.get_coordinate_val(PARAM, d).to_python() for d, name in enumerate(sizes)}
     return values | {name: point.get_coordinate_val(SET, d).to_python() for d, name in enumerate(loops)}
 
 

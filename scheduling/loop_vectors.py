@@ -15,8 +15,8 @@ from poly.affine import Affine, Constraint
 from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.program import Access, Statement
-from poly.scheduling.rows import outputs_of_hull, relation_of, set_of
-from poly.sets import PARAM, SET, affine_of_aff, fix_sizes, has_floor
+from poly.scheduling.rows import outputs_of_hull, parameters_of, relation_of, set_of
+from poly.sets import SET, affine_of_aff, fix_sizes, has_floor
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LoopVectors:
     @property
     def parameters(self) -> list[str]:
         """The free sizes."""
-        return [self.vectors.get_dim_name(PARAM, d) for d in range(self.vectors.dim(PARAM))]
+        return parameters_of(self.vectors)
 
     def prefix(self, depth: int) -> isl.Set:
         """The values of the first `depth` loops."""

@@ -33,6 +33,11 @@ def bounded(operations: int, what: str, where: str) -> Generator[None]:
         ) from None
 
 
+def parameters_of(where: isl.Set | isl.BasicSet | isl.BasicMap | isl.Space) -> list[str]:
+    """The names of its parameters."""
+    return [where.get_dim_name(PARAM, d) or "" for d in range(where.dim(PARAM))]
+
+
 class _Rows:
     """Rows over the columns of named dimensions; floors get columns of their own behind `first_free`."""
 
@@ -128,8 +133,7 @@ def conditions_of(basic: isl.BasicSet, names: Sequence[str]) -> list[Constraint 
     """The constraints of a basic set by names of its dimensions; None for an existential of no closed form."""
     local = basic.get_local_space()
     divs = _divs(local, names)
-    parameters = [basic.get_dim_name(PARAM, d) for d in range(basic.dim(PARAM))]
-    atoms: list[Affine | None] = [*map(var, parameters), *map(var, names), *divs]
+    atoms: list[Affine | None] = [*map(var, parameters_of(basic)), *map(var, names), *divs]
     result: list[Constraint | None] = []
     for equality, matrix in (
         (True, basic.equalities_matrix(_CST, PARAM, SET, DIV)),
@@ -160,14 +164,14 @@ def entry(matrix: isl.Mat, row: int, column: int) -> int:
 
 
 def outputs_of_hull(relation: isl.Map, inputs: Sequence[str]) -> list[Affine | None]:
-    """Every output of a relation as a quasi-affine function of its inputs where the affine hull gives one, else None."""
+    """Every output of a relation as a function of its inputs where the affine hull gives one, else None."""
     hull = relation.affine_hull()
     count, before = hull.dim(OUT), hull.dim(PARAM) + hull.dim(IN)
     wrapped = hull.wrap()
     local = wrapped.get_local_space()
     names = [*inputs, *(f"output {k}" for k in range(count))]
     divs = [None if d is None or not d.names.isdisjoint(names[len(inputs) :]) else d for d in _divs(local, names)]
-    atoms = [*(var(hull.get_dim_name(PARAM, d)) for d in range(hull.dim(PARAM))), *map(var, names), *divs]
+    atoms = [*map(var, parameters_of(hull)), *map(var, names), *divs]
     matrix = wrapped.equalities_matrix(_CST, PARAM, SET, DIV)
     result: list[Affine | None] = [None] * count
     for r in range(matrix.rows()):

@@ -42,7 +42,7 @@ def print_schedule(schedule: Schedule) -> str:
 
 
 def tree_lines(schedule: Schedule) -> Iterator[str]:
-    """The promoted tensors and the tree, a line each: loops with how they run, statements with their loop expressions."""
+    """The promoted tensors and the tree: loops with how they run, statements with their loop expressions."""
     known = schedule.source.tensor
     for tensor in schedule.program.tensors:
         if tensor.name not in known:

@@ -436,8 +436,9 @@ def cases(draw: st.DrawFn) -> tuple[tuple[Spec, ...], dict[str, tuple[tuple[int 
         for d, name in enumerate(order[:extra]):
             loops_[f"s{k}.p{d}"] = name
             path.append(f"s{k}.p{d}")
-        for d, name in enumerate(order):
-            loops_[f"s{k}.e{d}"] = name
+        own = [e for d, name in enumerate(order) for e in draw(_telling(name, order[:d]))]  # tell instances apart
+        for d, value in enumerate(own):
+            loops_[f"s{k}.e{d}"] = value
             path.append(f"s{k}.e{d}")
         path.insert(min(shared, len(values)), k)
         nests[f"s{k}"] = (tuple(path), loops_)
@@ -449,6 +450,14 @@ def _conditions(names: Sequence[str]) -> list[str]:
         f"{a} + {b} < N" for a, b in itertools.combinations(names, 2)
     ]
     return found + [f"1 <= {names[0]}", f"2*{names[-1]} <= N", f"{names[0]} % 2 == 0"]
+
+
+def _telling(name: str, before: Sequence[str]) -> st.SearchStrategy[list[str]]:
+    """Loops that give an iterator once the ones before are known."""
+    simple = [[name], [f"-{name}"], [f"3*{name} + 1"], [f"{name} // 4", f"{name} % 4"], [f"{name} % 2", f"{name} // 2"]]
+    return st.sampled_from(
+        simple + [e for b in before for e in ([f"{name} + 2*{b}"], [f"({name} + {b}) // 3", f"({name} + {b}) % 3"])]
+    )
 
 
 def _loop(name: str, order: Sequence[str]) -> st.SearchStrategy[str]:
