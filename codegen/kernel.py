@@ -19,6 +19,7 @@ from poly.errors import RunError
 from poly.loops import Compute, LoopTree
 from poly.machine import Machine
 from poly.program import Tensor
+from poly.scheduling.schedule import Schedule
 
 Array = npt.NDArray[np.generic]
 Entry = Callable[[int, int, int], int]
@@ -42,8 +43,10 @@ class Kernel:
         outputs: Sequence[Tensor],
         constants: Mapping[str, Array] | None = None,
         threads: int = 1,
+        schedule: Schedule | None = None,
     ) -> None:
         self.loops, self.machine, self.threads = tree, machine, max(1, threads)
+        self.schedule = schedule
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.module: Module = lower(tree, machine, tree.name)
         sizes = dict(tree.sizes)
@@ -73,6 +76,18 @@ class Kernel:
         self.run([arrays[name].ctypes.data for name in self.module.tensors], sizes)
         found = tuple(results[t.name] for t in self.outputs)
         return found[0] if len(found) == 1 else found
+
+    def run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Run on arrays that are known to fit (shapes, dtypes, C-contiguous), sizes all bound; for engines."""
+        arrays = self.constants | {t.name: a for t, a in zip(self.inputs, inputs, strict=True)}
+        for tensor, array in zip(self.outputs, outputs, strict=True):
+            if tensor.name in arrays and arrays[tensor.name] is not array:
+                np.copyto(array, arrays[tensor.name])
+            arrays[tensor.name] = array
+        for tensor in self._tensors:
+            if tensor.name not in arrays:
+                arrays[tensor.name] = np.empty(tensor_shape(tensor, {}), numpy_dtype(tensor.dtype))
+        self.run([arrays[name].ctypes.data for name in self.module.tensors])
 
     def run(self, addresses: Sequence[int], sizes: Mapping[str, int] | None = None) -> None:
         """Run on memory given by addresses, in the order of `module.tensors`; nothing about them is checked.

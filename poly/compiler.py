@@ -122,7 +122,7 @@ def compile_program(
     chosen = schedule if schedule is not None else schedule_for_cpu(program, machine, threads)
     tree = chosen.lower()
     check_instances(tree, chosen.program)
-    return Kernel(tree, program, machine, constants=constants, threads=threads)
+    return Kernel(tree, machine, program.inputs, program.outputs, constants, threads, chosen)
 
 
 def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
@@ -133,6 +133,7 @@ def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
         def run(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
             kernel.run_into(inputs, outputs)
 
+        assert kernel.schedule is not None
         return Unit(program, kernel.schedule, run, kernel, perf_counter() - start)
 
     return compile_unit
