@@ -157,3 +157,39 @@ def run_external(
             have, want = f"{value.dtype}{list(value.shape)}", f"{arrays[name].dtype}{list(arrays[name].shape)}"
             raise RunError(f"{name} came out as {have}, declared {want}", where=where)
         arrays[name][...] = value
+
+
+def pack(tensor: Tensor, sizes: Mapping[str, int], logical: Array) -> Array:
+    """The storage of a logical array, poison where no element lies; the array itself where there is no layout.
+
+    Raises `RunError` where the layout puts an element outside of its storage, or two in one place.
+    """
+    if tensor.layout is None:
+        return logical
+    storage = poisoned(tuple(int(e.evaluate(sizes)) for e in tensor.storage_shape), tensor.dtype)
+    place = _placement(tensor, sizes)
+    count = np.zeros(storage.shape, np.int64)
+    np.add.at(count, place, 1)
+    if (count > 1).any():
+        raise RunError("the layout puts two elements in one place", where=f"tensor {tensor.name}")
+    storage[place] = logical
+    return storage
+
+
+def unpack(tensor: Tensor, sizes: Mapping[str, int], storage: Array) -> Array:
+    """The logical array in a storage."""
+    return storage if tensor.layout is None else storage[_placement(tensor, sizes)]
+
+
+def _placement(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Physical coordinates of every element, as arrays of the logical shape."""
+    assert tensor.layout is not None
+    shape = tensor.extents(sizes)
+    mesh = np.meshgrid(*(np.arange(extent) for extent in shape), indexing="ij", sparse=True)
+    values = {**sizes, **dict(zip(tensor.layout.index, mesh, strict=True))}
+    physical = tuple(int(e.evaluate(sizes)) for e in tensor.storage_shape)
+    place = tuple(np.broadcast_to(c.evaluate(values), shape) for c in tensor.layout.coordinates)
+    for coordinate, extent in zip(place, physical, strict=True):
+        if coordinate.size and not (0 <= coordinate.min() and coordinate.max() < extent):
+            raise RunError(f"the layout leaves its storage {list(physical)}", where=f"tensor {tensor.name}")
+    return place
