@@ -68,7 +68,8 @@ def promote(
     if inward:
         guard = _padding(schedule, tensor, chosen) if pad else ()
         statements = _insert(statements, _copy(schedule, source, new, tile, outward=False, pad=guard), chosen, after=False)
-        nests = place(nests, at, first, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
+        early = min(first, _after_writers(schedule, tensor, at, chosen))
+        nests = place(nests, at, early, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
     program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
     result = replace(schedule, program=program, nests=canonical(nests))
     return finish(
@@ -264,6 +265,13 @@ def span(schedule: Schedule, at: str | None, users: Sequence[str]) -> tuple[int,
     steps = [_inside(schedule.nests[u].path, at)[:1] for u in users]
     positions = [s[0] if s and isinstance(s[0], int) else 0 for s in steps]
     return min(positions), max(positions)
+
+
+def _after_writers(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str]) -> int:
+    """The first position inside loop `at` behind everybody else who writes the tensor: a copy in is as early as it can."""
+    under = tuple(schedule.nests) if at is None else schedule.under(at)
+    others = [n for n in under if n not in users and schedule.program.statement[n].write.tensor == tensor]
+    return span(schedule, at, others)[1] + 1 if others else 0
 
 
 def _inside(path: tuple[PathStep, ...], at: str | None) -> tuple[PathStep, ...]:
