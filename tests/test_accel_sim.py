@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poly.accel.footprint import flatten
 from poly.accel.isa import (
     Command,
     CommandStream,
@@ -33,7 +34,9 @@ from poly.accel.isa import (
     constant,
     dram,
 )
+from poly.accel.roll import roll
 from poly.accel.simulate import run
+from poly.accel.stream import parse_stream
 from poly.accel.synchronise import synchronise
 from poly.accel.timing import Report, simulate
 from poly.accel.vector import code_of
@@ -256,8 +259,6 @@ def test_vec_in_blocks_is_vec_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stream_of(text: str) -> CommandStream:
-    from poly.accel.stream import parse_stream
-
     return parse_stream(text)
 
 
@@ -494,6 +495,30 @@ queue st {
     assert stream.semaphores[1] == Semaphore("free", "ld", 2)
 
 
+def expanded(stream: CommandStream) -> list[list[tuple[object, ...]]]:
+    """What each queue executes: shape of the command, starts of its operands, tokens."""
+    return [
+        [
+            (type(c), [(r.key, r.start(k), r.strides) for r in c.operands], c.wait, c.post)
+            for c, k in ((flat.commands[at], k) for at, k in flat.instances)
+        ]
+        for flat in map(flatten, stream.queues)
+    ]
+
+
+def test_rolling_keeps_every_instance() -> None:
+    """An unrolled 8x8x8-tile product becomes a few lines; verdict, values and cycles stay."""
+    stream, a, b = matmul(256, 32, 2)
+    short = roll(stream)
+    assert expanded(short) == expanded(stream)
+    assert len(str(short).splitlines()) * 10 < len(str(stream).splitlines())
+    assert parse_stream(str(short)) == short
+    assert verify(short, MACHINE) == []
+    assert simulate(short, MACHINE) == simulate(stream, MACHINE)
+    got, _ = run(short, {"a": a, "b": b}, seed=3)
+    np.testing.assert_array_equal(got["c"].reshape(256, 256), a.astype(np.int64) @ b.astype(np.int64))
+
+
 def programs(machine: Machine) -> st.SearchStrategy[list[tuple[str, Command]]]:
     """Random commands over 64 bytes of two memories and two symbols, all addresses initialised first."""
     at = st.integers(0, 12)
@@ -534,6 +559,7 @@ def test_any_legal_order_means_program_order(program: list[tuple[str, Command]],
     symbols = (Symbol("x", "i32", 16, "input"), Symbol("y", "i32", 16, "output"))
     stream = synchronise("random", MACHINE, symbols, program)
     assert verify(stream, MACHINE) == []
+    assert expanded(roll(stream)) == expanded(stream)
     x = np.arange(1, 17, dtype=np.int32) ** 2
     want = sequential(program, x)
     for order in (None, seed, seed + 1):
