@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import islpy as isl
 
-from poly.affine import Affine, Constraint, var
+from poly.affine import Affine, Constraint, Var, var
 from poly.errors import UnsupportedError
 from poly.scheduling.rows import conditions_of, parameters_of, set_of
 from poly.sets import SET, affine_of_aff
@@ -60,21 +60,32 @@ def loop_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[s
 
 
 def _bounds(hull: isl.BasicSet, exact: isl.Set, known: isl.Set, names: Sequence[str]) -> LoopBounds:
-    loop, parameters = names[-1], parameters_of(known)
+    loop = names[-1]
     new = hull.to_set().gist(known).simple_hull()
-    conditions = [
-        c for c in conditions_of(new, names) if c is not None and (_is_bound(c, loop) or loop not in c.expr.names)
-    ]
-    guard = tuple(c for c in conditions if loop not in c.expr.names)
-    limits = [c for c in conditions if loop in c.expr.names]
+    everything = conditions_of(new, names)
+    conditions = [c for c in everything if c is not None and loop not in _split(c.expr, loop)[1].names]
     stride, offset = _stride(exact, known, names)
-    if stride > 1:
-        conditions.append(Constraint((var(loop) - offset) % stride, True))
+    congruence = [Constraint((var(loop) - offset) % stride, True)] if stride > 1 else []
+    context = known.intersect(
+        new.to_set()
+        if len(conditions) == len(everything) and not congruence
+        else set_of(conditions + congruence, names, parameters_of(known))
+    )
+    limits = [c for c in conditions if loop in c.expr.names]
     lower, upper = _limits(limits, loop)
     lower = [b + (offset - b) % stride for b in lower]
-    value, value_guard = _only_value(lower, upper, stride, [c for c in conditions if loop in c.expr.names], loop)
-    context = known.intersect(set_of(conditions, names, parameters))
+    value, value_guard = _only_value(lower, upper, stride, limits + congruence, loop)
+    guard = tuple(c for c in conditions if loop not in c.expr.names)
     return LoopBounds(_sorted(lower), _sorted(upper), stride, guard, value, value_guard, context)
+
+
+def _split(expression: Affine, loop: str) -> tuple[int, Affine]:
+    """An expression as a*loop + rest; the loop may still stand in a floor of the rest."""
+    own = Var(loop)
+    a = expression.coefficient(loop)
+    return a, Affine(
+        tuple(term for term in expression.terms if term[0] != own), expression.constant
+    ) if a else expression
 
 
 def _limits(conditions: Sequence[Constraint], loop: str) -> tuple[list[Affine], list[Affine]]:
@@ -82,8 +93,7 @@ def _limits(conditions: Sequence[Constraint], loop: str) -> tuple[list[Affine], 
     lower: list[Affine] = []
     upper: list[Affine] = []
     for c in conditions:
-        a = c.expr.coefficient(loop)
-        rest = c.expr - var(loop) * a
+        a, rest = _split(c.expr, loop)
         if a > 0 or c.equality:
             lower.append(-((rest if a > 0 else -rest) // abs(a)))
         if a < 0 or c.equality:
@@ -96,29 +106,21 @@ def _only_value(
 ) -> tuple[Affine | None, tuple[Constraint, ...]]:
     """The single value of a loop and when it is taken."""
     for c in conditions:
-        a = c.expr.coefficient(loop)
-        if c.equality and abs(a) == 1 and loop not in (rest := c.expr - var(loop) * a).names:
+        a, rest = _split(c.expr, loop)
+        if c.equality and abs(a) == 1 and loop not in rest.names:
             value = rest * -a
             guard = [other.substitute({loop: value}) for other in conditions if other is not c]
             return value, tuple(g for g in guard if not holds_always(g))
-    if (
-        len(lower) == len(upper) == 1
-        and (upper[0] - lower[0]).is_constant
-        and 0 < (upper[0] - lower[0]).constant <= stride
-    ):
-        return lower[0], ()
+    if len(lower) == len(upper) == 1:
+        trips = upper[0] - lower[0]
+        if trips.is_constant and 0 < trips.constant <= stride:
+            return lower[0], ()
     return None, ()
 
 
 def holds_always(condition: Constraint) -> bool:
     """Whether a condition without names holds."""
     return condition.expr.is_constant and bool(condition.holds({}))
-
-
-def _is_bound(condition: Constraint, loop: str) -> bool:
-    """Whether the loop stands outside floors only."""
-    a = condition.expr.coefficient(loop)
-    return a != 0 and loop not in (condition.expr - var(loop) * a).names
 
 
 def _stride(exact: isl.Set, known: isl.Set, names: Sequence[str]) -> tuple[int, Affine]:

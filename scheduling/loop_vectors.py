@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import islpy as isl
 
@@ -34,11 +35,13 @@ class LoopVectors:
         """The free sizes."""
         return parameters_of(self.vectors)
 
-    def prefix(self, depth: int) -> isl.Set:
-        """The values of the first `depth` loops."""
-        return (
-            self.vectors.project_out(SET, depth, len(self.loops) - depth) if depth < len(self.loops) else self.vectors
-        )
+    @cached_property
+    def prefixes(self) -> list[isl.Set]:
+        """The values of the first 0, 1, 2, ... loops."""
+        found = [self.vectors]
+        for depth in reversed(range(len(self.loops))):
+            found.append(found[-1].project_out(SET, depth, 1))
+        return found[::-1]
 
     def express(self, expressions: Sequence[Affine]) -> tuple[Affine, ...]:
         """Expressions of the iterators by loops, without the floors that the domain makes redundant."""

@@ -124,7 +124,7 @@ class _Lowering:
         if not members:
             return []
         inner = (*names, tree.loop)
-        bounds = loop_bounds([self.placed[s].prefix(len(inner)) for s in members], context, inner)
+        bounds = loop_bounds([self.placed[s].prefixes[len(inner)] for s in members], context, inner)
         mark = self.schedule.marks.get(tree.loop, Mark())
         dropped = bounds.value is not None and mark.kind not in ("parallel", "unit")
         guard = bounds.guard + (bounds.value_guard if dropped else ())

@@ -178,8 +178,9 @@ def outputs_of_hull(relation: isl.Map, inputs: Sequence[str]) -> list[Affine | N
         outs = [(d, c) for d in range(count) if (c := entry(matrix, r, 1 + before + d))]
         if len(outs) == 1 and (whole := expression_of_row(matrix, r, atoms)) is not None:
             d, c = outs[0]
-            rest = whole - var(names[len(inputs) + d]) * c
-            result[d] = (-rest // c) if c > 0 else (rest // -c)
+            own = Var(names[len(inputs) + d])
+            rest = Affine(tuple(term for term in whole.terms if term[0] != own), whole.constant)
+            result[d] = rest * -c if abs(c) == 1 else (-rest // c if c > 0 else rest // -c)
     return result
 
 
