@@ -48,7 +48,7 @@ class Kernel:
         self.loops, self.machine, self.threads = tree, machine, max(1, threads)
         self.schedule = schedule
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.module: Module = lower(tree, machine, tree.name)
+        self.module: Module = lower(tree, machine, f"poly.{tree.name}")
         sizes = dict(tree.sizes)
         known = {t.name: t for t in (*tree.tensors, *inputs, *outputs)}
         self._tensors = [known[name] for name in self.module.tensors]
