@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from poly.dtypes import is_float, is_integer
-from poly.frontend.onnx_notation import Notation, Term, Value, fn, literal, python_scalar
+from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_terms import Term, Value, fn, literal, python_scalar
 
 Row = Callable[[Notation], None]
 
@@ -40,7 +41,9 @@ def legacy_operands(b: Notation) -> tuple[Value, Value]:
     axis = b.axis(b.int_attribute("axis", x.rank - y.rank), x.rank) if y.rank else 0
     after = x.rank - axis - y.rank
     if after <= 0 or y.array is None:
-        b.supported(after <= 0, "the second input is broadcast along inner axes", "convert the model to opset 7 or later")
+        b.supported(
+            after <= 0, "the second input is broadcast along inner axes", "convert the model to opset 7 or later"
+        )
         return x, y
     return x, b.new_constant("aligned", y.array.reshape(*y.shape, *(1,) * after))
 
@@ -212,10 +215,14 @@ def prelu(b: Notation) -> None:
     x, slope = b.input(0), b.input(1)
     if slope.rank == 1 and b.opset < 7 and slope.size > 1:
         shape = x.shape[1:2] + (1,) * (x.rank - 2)
-        b.require(slope.array is not None and slope.shape == x.shape[1:2], f"slope {list(slope.shape)} is not one a channel")
+        b.require(
+            slope.array is not None and slope.shape == x.shape[1:2], f"slope {list(slope.shape)} is not one a channel"
+        )
         assert slope.array is not None
         slope = b.new_constant("slope", slope.array.reshape(shape))
-    b.require(b.broadcast(x.shape, slope.shape) == x.shape, f"slope {list(slope.shape)} does not broadcast to {list(x.shape)}")
+    b.require(
+        b.broadcast(x.shape, slope.shape) == x.shape, f"slope {list(slope.shape)} does not broadcast to {list(x.shape)}"
+    )
     b.map(lambda v, s: fn("select", fn("lt", v, 0), s * v, v), x, slope)
 
 
@@ -269,7 +276,9 @@ def softplus(v: Term) -> Term:
 
 def gelu(b: Notation) -> None:
     if b.string_attribute("approximate", "none") == "tanh":
-        b.map(lambda v: v * 0.5 * (fn("tanh", (v * v * v * 0.044715 + v) * float(np.sqrt(2 / np.pi))) + 1.0), b.input(0))
+        b.map(
+            lambda v: v * 0.5 * (fn("tanh", (v * v * v * 0.044715 + v) * float(np.sqrt(2 / np.pi))) + 1.0), b.input(0)
+        )
     else:
         b.map(lambda v: v * 0.5 * (fn("erf", v * float(np.sqrt(0.5))) + 1.0), b.input(0))
 
@@ -292,7 +301,9 @@ def quantize_linear(b: Notation) -> None:
     zero = b.optional(2)
     number = b.int_attribute("output_dtype", 0)
     dtype = zero.dtype if zero is not None else onnx_dtype(b, number) if number else "u8"
-    b.supported(is_integer(dtype) and x.dtype == "f32" and scale.dtype == "f32", f"{x.dtype} to {dtype} has no compiled form")
+    b.supported(
+        is_integer(dtype) and x.dtype == "f32" and scale.dtype == "f32", f"{x.dtype} to {dtype} has no compiled form"
+    )
     b.supported(b.int_attribute("block_size", 0) == 0, "blocked quantisation has no compiled form")
     limits = np.iinfo({"u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16"}.get(dtype, "int32"))
     b.supported(limits.bits <= 16, f"{x.dtype} to {dtype} has no compiled form")

@@ -1,4 +1,4 @@
-"""Simplification while importing: constant nodes evaluated, batch normalisation folded into convolutions, dead nodes dropped."""
+"""Simplification while importing: constant nodes, batch normalisation inside convolutions, dead nodes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from poly.dtypes import numpy_dtype
 from poly.errors import OnnxError
-from poly.frontend.onnx_notation import Attribute, Call, Value
+from poly.frontend.onnx_notation import Attribute, Call
 from poly.frontend.onnx_reductions import affine_of_statistics
 from poly.frontend.onnx_reference import reference_outputs
+from poly.frontend.onnx_terms import Value
 from poly.graph import Node
 
 if TYPE_CHECKING:
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 
-_RANDOM: Final = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split())
-# onnx.reference is wrong on these (BatchNormalization of opsets 9 to 13, LogSoftmax of large values) or lacks old versions.
+_RANDOM: Final = frozenset(
+    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
+)
+# onnx.reference is wrong on these (BatchNormalization of opsets 9 to 13, LogSoftmax of large values) or lacks
+# old versions of them.
 _NOT_TRUSTED: Final = frozenset({"BatchNormalization", "LogSoftmax", "DequantizeLinear", "Dropout"})
 _MAX_UNPACKED: Final = 1 << 20
 
@@ -65,11 +69,15 @@ def _constant(call: Call) -> Array | None:
     if len(given) != 1:
         raise OnnxError("has not exactly one value", where=call.where)
     name, value = given[0]
-    dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}.get(name)
+    dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}.get(
+        name
+    )
     if dtype is not None:
         return np.asarray(value, dtype)
     if name != "value" or not isinstance(value, np.ndarray):
-        raise OnnxError(f"{name} has no compiled form", where=call.where, hint="strings and sparse tensors are not supported")
+        raise OnnxError(
+            f"{name} has no compiled form", where=call.where, hint="strings and sparse tensors are not supported"
+        )
     return value
 
 
@@ -133,11 +141,15 @@ def fold_batch_norm(norm: Call, conv: Call, constant: Callable[[str, Array], Val
     if any(a.shape != weights.shape[:1] for a in statistics):
         return None
     epsilon = attributes.get("epsilon", 1e-5)
-    factor, offset = affine_of_statistics(*statistics, epsilon if isinstance(epsilon, float) else 1e-5)
+    factor, offset = affine_of_statistics(statistics, epsilon if isinstance(epsilon, float) else 1e-5)
     dtype = numpy_dtype(weights.dtype)
     scaled = weights.array.astype(np.float64) * factor.reshape(-1, *(1,) * (weights.rank - 1))
     start = offset if bias is None or bias.array is None else bias.array.astype(np.float64) * factor + offset
-    operands = (x, constant(f"{weights.name}_norm", scaled.astype(dtype)), constant(f"{weights.name}_bias", start.astype(dtype)))
+    operands = (
+        x,
+        constant(f"{weights.name}_norm", scaled.astype(dtype)),
+        constant(f"{weights.name}_bias", start.astype(dtype)),
+    )
     return replace(conv, inputs=operands, outputs=norm.outputs)
 
 

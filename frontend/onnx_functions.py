@@ -1,15 +1,28 @@
-"""Operators that ONNX defines by a function of other operators: their bodies, with the node's names and attributes put in."""
+"""Operators that ONNX defines by a function: its body, with the node's names and attributes put in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 from poly.frontend.onnx_model import tensor_type
 from poly.frontend.onnx_notation import Call
 
 if TYPE_CHECKING:
     import onnx
+
+
+class _Functions(Protocol):
+    """What the onnx package's stubs leave out of `OpSchema`."""
+
+    function_opset_versions: list[int]
+    context_dependent_function_opset_versions: list[int]
+
+    def get_function_with_opset_version(self, version: int, /) -> bytes: ...
+
+    def get_context_dependent_function_with_opset_version(
+        self, version: int, node: bytes, types: list[bytes], /
+    ) -> bytes: ...
 
 
 def function_body(
@@ -37,15 +50,16 @@ def _function(call: Call, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> o
     """The body for the newest operator set that is not beyond the model's, if there is one."""
     import onnx
 
-    versions = [v for v in schema.function_opset_versions if v <= call.opset]
+    functions = cast(_Functions, schema)
+    versions = [v for v in functions.function_opset_versions if v <= call.opset]
     if versions:
-        return onnx.FunctionProto.FromString(schema.get_function_with_opset_version(max(versions)))
-    versions = [v for v in schema.context_dependent_function_opset_versions if v <= call.opset]
+        return onnx.FunctionProto.FromString(functions.get_function_with_opset_version(max(versions)))
+    versions = [v for v in functions.context_dependent_function_opset_versions if v <= call.opset]
     if not versions:
         return None
     types = [onnx.TypeProto() if v is None else tensor_type(v) for v in call.inputs]
     types += [onnx.TypeProto()] * (len(node.input) - len(types))
-    text = schema.get_context_dependent_function_with_opset_version(
+    text = functions.get_context_dependent_function_with_opset_version(
         max(versions), node.SerializeToString(), [t.SerializeToString() for t in types]
     )
     return onnx.FunctionProto.FromString(text) if text else None

@@ -22,9 +22,10 @@ from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_fold import Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model
-from poly.frontend.onnx_notation import Call, Names, NoCompiledForm, Notation, Value
+from poly.frontend.onnx_notation import Call, NoCompiledForm, Notation
 from poly.frontend.onnx_operators import OPERATORS
 from poly.frontend.onnx_reference import make_external
+from poly.frontend.onnx_terms import Names, Value
 from poly.graph import Graph, Node
 from poly.program import Access, Statement, Tensor, box_domain
 
@@ -91,7 +92,9 @@ class _Importer:
             self._inputs.append(Tensor(value.name, _affine(shape), dtype, "input"))
         for initialiser in graph.initializer:
             if initialiser.data_type not in ONNX_DTYPES:
-                raise OnnxError(f"data type {initialiser.data_type} has no compiled form", where=f"initialiser {initialiser.name!r}")
+                raise OnnxError(
+                    f"data type {initialiser.data_type} has no compiled form", where=f"initialiser {initialiser.name!r}"
+                )
             self._constant(initialiser.name, numpy_helper.to_array(initialiser))
 
     def _define(self, name: str, value: Value) -> None:
@@ -149,7 +152,9 @@ class _Importer:
         condition = call.inputs[0] if call.inputs else None
         if condition is None or condition.array is None:
             raise OnnxError(
-                "the condition is only known at run time", where=call.where, hint="bind it: from_onnx(..., constants={...})"
+                "the condition is only known at run time",
+                where=call.where,
+                hint="bind it: from_onnx(..., constants={...})",
             )
         wanted = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
         branch = next(a.g for a in proto.attribute if a.name == wanted)
@@ -233,14 +238,18 @@ class _Importer:
             return
         reads = {r.tensor for s in notation.statements for r in s.reads}
         order = dict.fromkeys(v.name for v in call.inputs if v is not None)
-        inputs = tuple(n for n in (*order, *sorted(reads - order.keys())) if n in reads and n not in own and n not in outputs)
+        inputs = tuple(
+            n for n in (*order, *sorted(reads - order.keys())) if n in reads and n not in own and n not in outputs
+        )
         node = Node(call.name, call.operator, inputs, outputs, tuple(notation.statements), tuple(notation.temporaries))
         self._nodes.append(Imported(node, call, tuple(declared)))
 
     def _external(self, call: Call, proto: onnx.NodeProto, reason: NoCompiledForm) -> None:
         """An external statement of one instance that may touch all of its operands."""
         if any(a.HasField("g") or a.graphs for a in proto.attribute):
-            raise OnnxError("operators with subgraphs have no compiled form", where=call.where, hint="unroll it in the exporter")
+            raise OnnxError(
+                "operators with subgraphs have no compiled form", where=call.where, hint="unroll it in the exporter"
+            )
         notation = Notation(call, self._names)
         for position, (shape, dtype) in inferred_outputs(call, proto, self._schemas, reason).items():
             notation.output(shape, dtype, position)
@@ -271,7 +280,11 @@ class _Importer:
         inner = [v for v in produced.values() if v.name not in names]
         tensors = (
             *self._inputs,
-            *(Tensor(n, _affine(a.shape), dtype_name(a.dtype), "constant") for n, a in self._arrays.items() if n in used),
+            *(
+                Tensor(n, _affine(a.shape), dtype_name(a.dtype), "constant")
+                for n, a in self._arrays.items()
+                if n in used
+            ),
             *(Tensor(v.name, _affine(v.shape), v.dtype) for v in inner),
             *(Tensor(v.name, _affine(v.shape), v.dtype, "output") for v in results),
         )

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from poly.errors import OnnxError
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
-from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm, Shape, Value
+from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm
+from poly.frontend.onnx_terms import Shape, Value
 
 if TYPE_CHECKING:
     import onnx
@@ -45,7 +46,7 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
 def input_shapes(
     inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
 ) -> list[tuple[Shape, str]]:
-    """Literal shape and dtype of each input, dynamic extents bound by `shapes`. Raises `OnnxError` that names the extent."""
+    """Literal shape and dtype of each input, dynamic extents bound by `shapes`. Raises `OnnxError`."""
     symbols = {i.name: [d.dim_param for d in i.type.tensor_type.shape.dim] for i in inputs}
     known = {*symbols, *(s for row in symbols.values() for s in row if s)}
     unknown = sorted(set(shapes) - known)
@@ -76,15 +77,21 @@ def _bind(bound: dict[str, tuple[int, str]], symbol: str, extent: int, source: s
         raise OnnxError(f"dynamic dimension {symbol!r} would be {extent}", where=source)
 
 
-def _input_shape(info: onnx.ValueInfoProto, given: tuple[int, ...] | int | None, bound: Mapping[str, int]) -> tuple[Shape, str]:
+def _input_shape(
+    info: onnx.ValueInfoProto, given: tuple[int, ...] | int | None, bound: Mapping[str, int]
+) -> tuple[Shape, str]:
     where = f"input {info.name!r}"
     if not info.type.HasField("tensor_type") or info.type.tensor_type.elem_type not in ONNX_DTYPES:
-        raise OnnxError("is not a tensor of a type that has a compiled form", where=where, hint="strings, sequences are not")
+        raise OnnxError(
+            "is not a tensor of a type that has a compiled form", where=where, hint="strings, sequences are not"
+        )
     tensor = info.type.tensor_type
     dtype = ONNX_DTYPES[tensor.elem_type]
     if not tensor.HasField("shape"):
         if not isinstance(given, tuple):
-            raise OnnxError("its shape is not known", where=where, hint=f"from_onnx(..., shapes={{{info.name!r}: (1, ...)}})")
+            raise OnnxError(
+                "its shape is not known", where=where, hint=f"from_onnx(..., shapes={{{info.name!r}: (1, ...)}})"
+            )
         return tuple(int(e) for e in given), dtype
     dims = tensor.shape.dim
     if isinstance(given, (tuple, list)) and len(given) != len(dims):
@@ -131,7 +138,11 @@ class Schemas:
         except Exception:
             newest = defs.onnx_opset_version()
             why = f"{domain or 'ai.onnx'} has no operator {operator} at opset {opset}"
-            hint = f"this onnx package knows opsets up to {newest}" if opset > newest else "convert the model to ai.onnx operators"
+            hint = (
+                f"this onnx package knows opsets up to {newest}"
+                if opset > newest
+                else "convert the model to ai.onnx operators"
+            )
             raise OnnxError(why, where=where, hint=hint) from None
 
     def attributes(self, node: onnx.NodeProto, domain: str, where: str) -> dict[str, Attribute]:
@@ -152,7 +163,11 @@ class Schemas:
         """Operand count, and equal dtypes where the schema asks for them. Raises `OnnxError`."""
         schema = self.schema(call.operator, call.domain, call.where)
         if not schema.min_input <= len(call.inputs) <= schema.max_input:
-            wanted = f"{schema.min_input} to {schema.max_input}" if schema.min_input != schema.max_input else schema.min_input
+            wanted = (
+                f"{schema.min_input} to {schema.max_input}"
+                if schema.min_input != schema.max_input
+                else schema.min_input
+            )
             raise OnnxError(f"has {len(call.inputs)} inputs, needs {wanted}", where=call.where)
         types: dict[str, str] = {}
         variables = {c.type_param_str for c in schema.type_constraints}
@@ -197,8 +212,10 @@ def tensor_type(value: Value) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(number, value.shape)
 
 
-def inferred_outputs(call: Call, node: onnx.NodeProto, schemas: Schemas, reason: NoCompiledForm) -> dict[int, tuple[Shape, str]]:
-    """Shape and dtype of each output that the node has, by ONNX's shape inference. Raises `OnnxError` where one is unknown."""
+def inferred_outputs(
+    call: Call, node: onnx.NodeProto, schemas: Schemas, reason: NoCompiledForm
+) -> dict[int, tuple[Shape, str]]:
+    """Shape and dtype of each output that is used, by ONNX's shape inference. Raises `OnnxError`."""
     from onnx import numpy_helper, shape_inference
 
     schema = schemas.schema(call.operator, call.domain, call.where)
@@ -222,10 +239,16 @@ def inferred_outputs(call: Call, node: onnx.NodeProto, schemas: Schemas, reason:
         tensor = found[name].tensor_type if name in found else None
         dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim] if tensor else [None]
         known = [d for d in dims if d is not None]
-        if tensor is None or not tensor.HasField("shape") or len(known) != len(dims) or tensor.elem_type not in ONNX_DTYPES:
+        if (
+            tensor is None
+            or not tensor.HasField("shape")
+            or len(known) != len(dims)
+            or tensor.elem_type not in ONNX_DTYPES
+        ):
             raise OnnxError(
-                f"{reason.message}, and the shape or type of output {name!r} is not known while importing", where=call.where,
+                f"{reason.message}, and the shape or type of output {name!r} is not known while importing",
+                where=call.where,
                 hint=reason.hint or "bind more shapes or constants, or simplify the model first",
-            )  # fmt: skip
+            )
         outputs[position] = (tuple(known), ONNX_DTYPES[tensor.elem_type])
     return outputs

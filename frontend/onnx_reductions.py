@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from poly.affine import Affine, var
 from poly.dtypes import is_float, numpy_dtype
-from poly.frontend.onnx_notation import Index, Notation, Term, Value, fn
+from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_shapes import given_axes, positions
+from poly.frontend.onnx_terms import Array, Index, Term, Value, fn
 
 Row = Callable[[Notation], None]
+FloatArray = npt.NDArray[np.float64]
 
 
 # -- products ------------------------------------------------------------------------------------------------------
@@ -45,7 +48,11 @@ def product(b: Notation, x: Value, w: Value, dtype: str, multiply: Callable[[Ter
     b.require(inner == other, f"inner extents {inner} and {other} differ")
     batch = b.broadcast(x.shape[:-2], w.shape[:-2])
     y = b.output((*batch, *rows, *columns), dtype)
-    ranges = {f"b{k}": e for k, e in enumerate(batch)} | dict(zip("i", rows, strict=False)) | dict(zip("j", columns, strict=False))
+    ranges = (
+        {f"b{k}": e for k, e in enumerate(batch)}
+        | dict(zip("i", rows, strict=False))
+        | dict(zip("j", columns, strict=False))
+    )
     lead = [var(f"b{k}") for k in range(len(batch))]
     i, j, k = b.iterators("i", "j", "k")
     left = x[(*_lead(lead, x.shape[:-2]), *((i,) if rows else ()), k)]
@@ -101,7 +108,9 @@ def einsum(b: Notation) -> None:
             b.require(extent in (1, known) or known == 1, f"{name} is {known} and {extent} in {spec!r}")
             extents[name] = max(known, extent) if 0 not in (known, extent) else 0
     if "->" in spec:
-        result = [_dot(name, dots) for name in _labels(b, right, right.count(".") // 3 * dots + len(right.replace("...", "")))]
+        result = [
+            _dot(name, dots) for name in _labels(b, right, right.count(".") // 3 * dots + len(right.replace("...", "")))
+        ]
     else:
         count = [name for row in labels for name in row]
         single = sorted(name for name in extents if name[0] != "." and count.count(name) == 1)
@@ -164,7 +173,12 @@ def reduced_axes(b: Notation, x: Value, since: int) -> tuple[int, ...] | None:
 
 
 def _reduce(
-    b: Notation, x: Value, axes: Sequence[int], combiner: str, before: Callable[[Term], Term], after: Callable[[Term], Term] | None
+    b: Notation,
+    x: Value,
+    axes: Sequence[int],
+    combiner: str,
+    before: Callable[[Term], Term],
+    after: Callable[[Term], Term] | None,
 ) -> None:
     keep = b.int_attribute("keepdims", 1) == 1
     shape = [1 if k in axes else e for k, e in enumerate(x.shape) if keep or k not in axes]
@@ -201,7 +215,7 @@ def reduce_log_sum_exp(b: Notation) -> None:
         return
     keep = b.int_attribute("keepdims", 1) == 1
     y = b.output([1 if k in axes else e for k, e in enumerate(x.shape) if keep or k not in axes], x.dtype)
-    ranges, over, point = _outer_inner(x, axes)
+    ranges, _, point = _outer_inner(x, axes)
     outer = tuple(map(var, ranges))
     largest, total = _max_and_sum(b, x, axes)
     place: list[Index] = [0 if k in axes else point[k] for k in range(x.rank) if keep or k not in axes]
@@ -293,7 +307,7 @@ def batch_normalization(b: Notation) -> None:
     c: Index = point[1] if x.rank > 1 else 0
     known = [a for a in arrays if a is not None]
     if len(known) == 4:
-        factor, offset = affine_of_statistics(*known, epsilon)
+        factor, offset = affine_of_statistics(known, epsilon)
         dtype = numpy_dtype(x.dtype)
         f, o = b.new_constant("factor", factor.astype(dtype)), b.new_constant("offset", offset.astype(dtype))
         b.assign(y, ranges, x[tuple(point)] * f[c] + o[c])
@@ -304,12 +318,11 @@ def batch_normalization(b: Notation) -> None:
     b.assign(y, ranges, (x[tuple(point)] - mean[c]) * factor_value[c] + shift[c])
 
 
-def affine_of_statistics(
-    scale: np.ndarray, shift: np.ndarray, mean: np.ndarray, variance: np.ndarray, epsilon: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Batch normalisation as factor and offset, both f64."""
-    factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + epsilon)
-    return factor, shift.astype(np.float64) - mean.astype(np.float64) * factor
+def affine_of_statistics(statistics: Sequence[Array], epsilon: float) -> tuple[FloatArray, FloatArray]:
+    """Batch normalisation by (scale, shift, mean, variance) as factor and offset, both f64."""
+    scale, shift, mean, variance = (a.astype(np.float64) for a in statistics)
+    factor = scale / np.sqrt(variance + epsilon)
+    return factor, shift - mean * factor
 
 
 def layer_normalization(b: Notation) -> None:
@@ -326,7 +339,9 @@ def layer_normalization(b: Notation) -> None:
     for position, source in ((1, mean), (2, inverse)):
         if b.wants(position):
             kept = b.output([1 if k in axes else e for k, e in enumerate(x.shape)], x.dtype, position)
-            b.assign(kept, ranges, source[outer], [0 if k in axes else p for k, p in enumerate(point)], suffix=f"_{position}")
+            b.assign(
+                kept, ranges, source[outer], [0 if k in axes else p for k, p in enumerate(point)], suffix=f"_{position}"
+            )
 
 
 def instance_normalization(b: Notation) -> None:

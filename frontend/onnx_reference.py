@@ -1,4 +1,4 @@
-"""The reference evaluator of the onnx package on single nodes: for constants while importing, and for external statements."""
+"""The onnx package's reference evaluator on single nodes: for constants, and for external statements."""
 
 from __future__ import annotations
 

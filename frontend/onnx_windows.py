@@ -11,7 +11,8 @@ import numpy as np
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.expr import COMBINERS
-from poly.frontend.onnx_notation import Index, Notation, Value, fn, literal
+from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_terms import Index, Value, fn, literal
 
 Row = Callable[[Notation], None]
 _SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
@@ -42,7 +43,9 @@ class Window:
 
     def covered(self, low: int, high: int) -> list[int]:
         """For each position the number of taps that lie in low .. high-1."""
-        taps = [[p * self.stride + k * self.dilation - self.before for k in range(self.kernel)] for p in range(self.size)]
+        taps = [
+            [p * self.stride + k * self.dilation - self.before for k in range(self.kernel)] for p in range(self.size)
+        ]
         return [sum(low <= place < high for place in row) for row in taps]
 
 
@@ -73,7 +76,9 @@ def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[
             before = total // 2 if auto == "SAME_UPPER" else total - total // 2
             after = total - before
         size = _positions(extents[k] + before + after - span, strides[k], ceil, extents[k] + before)
-        b.require(size > 0, f"a window of {span} does not fit into {extents[k]} elements padded by {before} and {after}")
+        b.require(
+            size > 0, f"a window of {span} does not fit into {extents[k]} elements padded by {before} and {after}"
+        )
         found.append(Window(name, extents[k], kernel[k], strides[k], dilations[k], before, after, size))
     return found
 
@@ -200,7 +205,7 @@ def max_pool(b: Notation) -> None:
 
 
 def average_pool(b: Notation) -> None:
-    """The sum of a window, divided by how many elements it covers: a literal, or a constant tensor over the positions."""
+    """The sum of a window over how many elements it covers: a literal, or a constant tensor over the positions."""
     x = b.input(0)
     axes = _pool_axes(b, x)
     y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
@@ -244,7 +249,12 @@ def _global(b: Notation, x: Value) -> tuple[dict[str, int], dict[str, int], tupl
     b.require(x.rank >= 2 and x.size > 0, f"needs [N, C, ...], not {list(x.shape)}")
     names = spatial_names(x.rank - 2)
     over = dict(zip(names, x.shape[2:], strict=True))
-    return {"n": x.shape[0], "c": x.shape[1]}, over, (var("n"), var("c"), *map(var, names)), (var("n"), var("c"), *[0] * len(names))
+    return (
+        {"n": x.shape[0], "c": x.shape[1]},
+        over,
+        (var("n"), var("c"), *map(var, names)),
+        (var("n"), var("c"), *[0] * len(names)),
+    )
 
 
 def global_average_pool(b: Notation) -> None:
@@ -266,7 +276,11 @@ def global_max_pool(b: Notation) -> None:
 def local_response(b: Notation) -> None:
     """Krizhevsky's normalisation: the squares of `size` neighbouring channels, with zeros outside."""
     x, size = b.input(0), b.int_attribute("size")
-    alpha, beta, bias = b.float_attribute("alpha", 1e-4), b.float_attribute("beta", 0.75), b.float_attribute("bias", 1.0)
+    alpha, beta, bias = (
+        b.float_attribute("alpha", 1e-4),
+        b.float_attribute("beta", 0.75),
+        b.float_attribute("bias", 1.0),
+    )
     b.require(x.rank >= 2 and size > 0 and is_float(x.dtype), f"needs floats [N, C, ...], not {x.dtype}{list(x.shape)}")
     y = b.output(x.shape, x.dtype)
     names = ("n", "c", *spatial_names(x.rank - 2))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def light_model_path(name: str) -> Path:
-    """The file of a light net in the onnx package: squeezenet, resnet50, vgg19, ... Raises `OnnxError` for another name."""
+    """The file of a light net in the onnx package: squeezenet, resnet50, ... Raises `OnnxError` for another name."""
     import onnx
 
     folder = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -30,9 +30,9 @@ def light_model_path(name: str) -> Path:
 
 
 def random_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
-    """A copy of the model where each ConstantOfShape is an initialiser of seeded f32 values, drawn in node order.
+    """A copy of the model where each ConstantOfShape is an initialiser: seeded values, drawn in node order.
 
-    Weights of convolutions and matrix products are normal with variance 2 / fan-in (He et al. 2015, section 2.2), so that
+    """A copy of the model where each ConstantOfShape is an initialiser of seeded values, drawn in node order.
     activations keep their size through the layers; scales and variances lie about 1, all else is small.
     """
     import onnx

@@ -1,0 +1,209 @@
+"""Tensors, reads and bodies while a model is imported: `Value`, `Term`, and the names they get."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import Affine, FloorDiv, Mod, Var
+from poly.dtypes import DTYPES, dtype_name, is_float
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, rewrite
+from poly.program import Access, ReadIndex
+
+Array = npt.NDArray[np.generic]
+Index = Affine | int
+Shape = tuple[int, ...]
+
+# Words that isl or the text grammar read as something else, and the iterators that rows use.
+_TAKEN: Final = frozenset(
+    """or and not mod min max exists floor ceil floord ceild true false select index where ordered exact for in of
+    program sizes input output inout constant temporary state space layout scope implies infty rat infinity
+    n m g q c d h w l s i j k b kd kh kw kl""".split()
+)
+_ITERATOR: Final = re.compile(r"[ikb]\d+")
+
+
+class Names:
+    """Hands out identifiers that isl and the text grammar take, each once."""
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+
+    def fresh(self, text: str) -> str:
+        """An unused identifier as close to `text` as it can be."""
+        name = re.sub(r"[^0-9A-Za-z_]", "_", text) or "t"
+        if not name[0].isalpha():
+            name = f"t{name}" if name[0] == "_" else f"t_{name}"
+        if (
+            name in _TAKEN
+            or name in OPERATORS
+            or keyword.iskeyword(name)
+            or _ITERATOR.fullmatch(name)
+            or name in DTYPES
+        ):
+            name += "_"
+        found, count = name, 1
+        while found in self._used:
+            count += 1
+            found = f"{name}_{count}"
+        self._used.add(found)
+        return found
+
+    def release(self, names: Iterable[str]) -> None:
+        """Take names back whose holders are gone."""
+        self._used.difference_update(names)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A body under construction: its `Read(k)` count the accesses in `reads`."""
+
+    body: Expr
+    reads: tuple[Access, ...] = ()
+
+    def __add__(self, other: Term | float) -> Term:
+        return fn("add", self, other)
+
+    def __radd__(self, other: float) -> Term:
+        return fn("add", other, self)
+
+    def __sub__(self, other: Term | float) -> Term:
+        return fn("sub", self, other)
+
+    def __rsub__(self, other: float) -> Term:
+        return fn("sub", other, self)
+
+    def __mul__(self, other: Term | float) -> Term:
+        return fn("mul", self, other)
+
+    def __rmul__(self, other: float) -> Term:
+        return fn("mul", other, self)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return fn("div", self, other)
+
+    def __rtruediv__(self, other: float) -> Term:
+        return fn("div", other, self)
+
+    def __neg__(self) -> Term:
+        return fn("neg", self)
+
+    def cast(self, dtype: str) -> Term:
+        """The conversion to a dtype."""
+        return Term(Cast(dtype, self.body), self.reads)
+
+
+def fn(operator: str, *arguments: Term | float) -> Term:
+    """An operator of `poly.expr.OPERATORS` on terms and literals; equal reads are shared."""
+    reads: dict[Access, int] = {}
+    bodies: list[Expr] = []
+    for argument in arguments:
+        if not isinstance(argument, Term):
+            bodies.append(Const(argument))
+            continue
+        place: list[int] = []
+        for access in argument.reads:
+            place.append(reads.setdefault(_renumber(access, place), len(reads)))
+        bodies.append(_moved(argument.body, place))
+    return Term(Apply(operator, tuple(bodies)), tuple(reads))
+
+
+def _renumber(access: Access, place: Sequence[int]) -> Access:
+    if not access.indirect:
+        return access
+    index = tuple(ReadIndex(place[s.position]) if isinstance(s, ReadIndex) else s for s in access.index)
+    return replace(access, index=index)
+
+
+def _moved(body: Expr, place: Sequence[int]) -> Expr:
+    if list(place) == list(range(len(place))):
+        return body
+    return rewrite(body, lambda node: Read(place[node.position]) if isinstance(node, Read) else None)
+
+
+def literal(value: float | bool) -> Term:
+    """A literal; it takes the dtype of what it is combined with."""
+    return Term(Const(value))
+
+
+def index_value(index: Index) -> Term:
+    """The value of an affine expression, as i64."""
+    return Term(IndexValue(Affine.of(index)))
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor while importing: the name it will have, its literal shape and dtype, its content where that is known."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    array: Array | None = field(default=None, compare=False)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Term:
+        """A read. A constant of one element becomes a literal, so that no tensor is needed for it."""
+        subscripts = index if isinstance(index, tuple) else (index,)
+        if self.array is not None and self.array.size == 1:
+            return Term(Const(python_scalar(self.array)))
+        return Term(Read(0), (Access(self.name, tuple(Affine.of(s) for s in subscripts)),))
+
+    def take(self, *index: Index | Term) -> Term:
+        """A read where some subscripts are values of other reads (each a term that is one plain read)."""
+        reads: list[Access] = []
+        subscripts: list[Affine | ReadIndex] = []
+        for s in index:
+            if isinstance(s, Term) and s.reads:
+                assert s.body == Read(0) and len(s.reads) == 1
+                subscripts.append(ReadIndex(len(reads)))
+                reads.append(s.reads[0])
+            elif isinstance(s, Term):
+                assert isinstance(s.body, Const)
+                subscripts.append(Affine.of(int(s.body.value)))
+            else:
+                subscripts.append(Affine.of(s))
+        return Term(Read(len(reads)), (*reads, Access(self.name, tuple(subscripts))))
+
+    def aligned(self, iterators: Sequence[Index], shape: Shape) -> Term:
+        """The read under numpy broadcasting to `shape`: trailing axes line up, axes that repeat are read at 0."""
+        skip = len(shape) - self.rank
+        axes = zip(iterators[skip:], self.shape, shape[skip:], strict=True)
+        return self[tuple(0 if own == 1 != wanted else i for i, own, wanted in axes)]
+
+
+def python_scalar(array: Array) -> float | int | bool:
+    """The only element as a Python number."""
+    item = array.reshape(())[()]
+    name = dtype_name(array.dtype)
+    return float(item) if is_float(name) else bool(item) if name == "bool" else int(item)
+
+
+def interval(expression: Affine, ranges: Mapping[str, int]) -> tuple[int, int]:
+    """Bounds of an expression over the box 0 <= iterator < extent (exact where it is linear)."""
+    low = high = expression.constant
+    for atom, c in expression.terms:
+        match atom:
+            case Var(name):
+                bounds = (0, ranges[name] - 1)
+            case FloorDiv(argument, divisor):
+                inner = interval(argument, ranges)
+                bounds = (inner[0] // divisor, inner[1] // divisor)
+            case Mod(argument, divisor):
+                inner = interval(argument, ranges)
+                bounds = inner if 0 <= inner[0] and inner[1] < divisor else (0, divisor - 1)
+        ends = (c * bounds[0], c * bounds[1])
+        low, high = low + min(ends), high + max(ends)
+    return low, high
