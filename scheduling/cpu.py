@@ -37,19 +37,33 @@ class Plan:
 
 
 def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Schedule:
-    """A checked schedule of a program for a core. Raises what the primitives raise (never on a legal program)."""
+    """A checked schedule of a program for a core.
+
+    All groups are checked together; only where that refuses is each checked alone, and those that cannot be scheduled
+    keep the program's own order.
+    """
+    groups = [g for g in groups_of(program) if _has_plan(g)]
     try:
-        return _scheduled(program, machine, threads)
-    except ScheduleError:
-        return Schedule(program)
-
-
-def _scheduled(program: Program, machine: Machine, threads: int) -> Schedule:
-    schedule = unchecked(Schedule(program))
-    for group in groups_of(program):
-        if group.box is not None and group.axes and all(s.external is None for s in group.statements):
+        schedule = unchecked(Schedule(program))
+        for group in groups:
             schedule = schedule_group(schedule, group, machine, threads)
-    return settle(schedule)
+        return settle(schedule)
+    except ScheduleError:
+        return _one_by_one(program, groups, machine, threads)
+
+
+def _one_by_one(program: Program, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
+    schedule = Schedule(program)
+    for group in groups:
+        try:
+            schedule = settle(schedule_group(unchecked(schedule), group, machine, threads))
+        except ScheduleError:
+            continue
+    return schedule
+
+
+def _has_plan(group: Group) -> bool:
+    return group.box is not None and bool(group.axes) and all(s.external is None for s in group.statements)
 
 
 def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
