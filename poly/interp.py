@@ -1,7 +1,7 @@
 """The reference interpreter of programs: `run_program`, the meaning every compiled form is compared with.
 
-Per instance: the instances of all statements are enumerated, sorted by their 2d+1 paths and executed one by one in plain
-Python; every intermediate value has the dtype of the program. Vectorised (`poly.interp_vector`): the same results for
+Per instance: the instances of all statements are enumerated, sorted by their 2d+1 paths and executed one by one, in
+plain Python; every intermediate value has the dtype of the program. Vectorised (`poly.interp_vector`): the same for
 whole models; integers are equal bit for bit, sums and products of floats are accumulated in f64 and rounded once.
 """
 
@@ -18,7 +18,16 @@ from poly.dtypes import numpy_dtype
 from poly.errors import RunError
 from poly.expr import OPERATORS, evaluate
 from poly.interp_access import out_of_bounds
-from poly.interp_arrays import Array, RunExternal, bind_arrays, bind_sizes, check_given, check_writable, results, run_external
+from poly.interp_arrays import (
+    Array,
+    RunExternal,
+    bind_arrays,
+    bind_sizes,
+    check_given,
+    check_writable,
+    results,
+    run_external,
+)
 from poly.interp_vector import run_vectorised
 from poly.program import Access, PathStep, Program, Statement, Tensor, default_path
 
@@ -44,11 +53,11 @@ def run_program(
     `inputs`: one array per input, inout, state and constant, of the tensor's shape and dtype; arrays of other tensors
     are taken as their first content. Nothing passed in is written. Outputs and temporaries start as poison: NaN in
     floats, bytes 0xA5 in integers. `sizes` completes the program's own binding and the extents of the inputs.
-    `vectorised`: None takes the per-instance interpreter below 2000 instances. `trace` (per instance only) is called for
-    each instance, in order, before it writes: (statement, instance, elements read, element written); a read whose guard
-    does not hold is left out, the target of a reduction is read last. `order` (per instance only) replaces paths: for each
-    statement a time vector, affine in its iterators, compared lexicographically. `externals`: evaluators of external
-    statements by kind. Raises `RunError` on wrong arguments and on an index out of bounds.
+    `vectorised`: None takes the per-instance interpreter below 2000 instances. `trace` (per instance only) is called
+    for each instance, in order, before it writes: (statement, instance, elements read, element written); a read whose
+    guard does not hold is left out, the target of a reduction is read last. `order` (per instance only) replaces paths:
+    for each statement a time vector, affine in its iterators, compared lexicographically. `externals`: evaluators of
+    external statements by kind. Raises `RunError` on wrong arguments and on an index out of bounds.
     """
     if vectorised and (trace is not None or order is not None):
         raise RunError("trace and order need the per-instance interpreter", hint="vectorised=False")
@@ -178,7 +187,8 @@ def _run_instance(
             assert access.fill is not None
             read.append(np.asarray(access.fill.value, arrays[access.tensor].dtype))
     target = program.tensor[s.write.tensor]
-    value = np.asarray(evaluate(s.body, read, lambda e: e.evaluate(values), target.dtype)).astype(numpy_dtype(target.dtype))
+    value = evaluate(s.body, read, lambda e: e.evaluate(values), target.dtype)
+    value = np.asarray(value).astype(numpy_dtype(target.dtype))
     index = _element(s, instance, s.write, values, read, arrays)
     if s.combiner is not None:
         touched.append((target.name, index))

@@ -178,7 +178,9 @@ def order_free(s: Statement, dtype: str) -> bool:
     return s.reorder or s.combiner.symbol not in ("+", "*") or is_integer(dtype) or dtype == "bool"
 
 
-def scatter(array: Array, where: Index, value: Array, combiner: Combiner | None, wide: np.dtype[np.generic] | None) -> None:
+def scatter(
+    array: Array, where: Index, value: Array, combiner: Combiner | None, wide: np.dtype[np.generic] | None
+) -> None:
     """Store values at positions of a C-contiguous array in order: the last one stays, or all are combined."""
     flat = array.reshape(-1)
     assert np.shares_memory(flat, array) or array.size == 0

@@ -48,7 +48,8 @@ def check_given(tensors: Iterable[Tensor], inputs: Mapping[str, Array]) -> None:
     for name, tensor in declared.items():
         where = f"tensor {name}"
         if tensor.role in _NEEDED and name not in inputs:
-            raise RunError(f"no array for this {tensor.role}", where=where, hint=f"pass inputs={{{name!r}: ...}}")
+            hint = f"pass inputs={{{name!r}: ...}}"
+            raise RunError(f"no array for this {tensor.role}", where=where, hint=hint)
         if name in inputs and np.ndim(inputs[name]) != tensor.rank:
             raise RunError(f"array has shape {np.shape(inputs[name])}, not rank {tensor.rank}", where=where)
 
@@ -77,10 +78,12 @@ def bind_sizes(
             source = f"axis {axis} of {tensor.name}"
             known, where = found.setdefault(name, (given, source))
             if known != given:
-                raise RunError(f"size {name} is {known} by {where} and {given} by {source}", where=f"tensor {tensor.name}")
+                both = f"size {name} is {known} by {where} and {given} by {source}"
+                raise RunError(both, where=f"tensor {tensor.name}")
     for name in names:
         if name not in found:
-            raise RunError(f"size {name} is not known", hint=f"pass sizes={{{name!r}: ...}}; no input has it as an extent")
+            hint = f"pass sizes={{{name!r}: ...}}; no input has it as an extent"
+            raise RunError(f"size {name} is not known", hint=hint)
     return {name: found[name][0] for name in names}
 
 
@@ -93,7 +96,7 @@ def _bare(extent: Affine) -> str:
 
 
 def bind_arrays(tensors: Iterable[Tensor], sizes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """One logical array a tensor: inputs and constants as given (not copied), all else a copy of what is given or poison.
+    """One logical array a tensor: inputs and constants as given (not copied), others a copy of what is given or poison.
 
     Raises `RunError` that names the tensor on a wrong shape, a wrong dtype and a negative extent.
     """
@@ -119,13 +122,15 @@ def check_writable(written: Iterable[tuple[str, str]], tensors: Mapping[str, Ten
     """Raise `RunError` where a (statement, tensor) pair of `written` writes an input or a constant."""
     for statement, name in written:
         if tensors[name].role in ("input", "constant"):
-            raise RunError(f"writes {name}, of role {tensors[name].role}", where=f"statement {statement}", hint="declare it inout")
+            message = f"writes {name}, of role {tensors[name].role}"
+            raise RunError(message, where=f"statement {statement}", hint="declare it inout")
 
 
 def results(program_tensors: Iterable[Tensor], arrays: Mapping[str, Array], keep: Iterable[str]) -> dict[str, Array]:
     """The arrays of outputs, inouts and states, and those named in `keep`."""
     wanted = set(keep)
-    return {t.name: arrays[t.name] for t in program_tensors if t.role in ("output", "inout", "state") or t.name in wanted}
+    shown = [t.name for t in program_tensors if t.role in ("output", "inout", "state") or t.name in wanted]
+    return {name: arrays[name] for name in shown}
 
 
 def run_external(

@@ -62,8 +62,8 @@ def volume(box: Points, axes: Sequence[int]) -> int:
 def contract(values: Sequence[Array], kept: Sequence[int], shape: Sequence[int], dtype: str) -> Array:
     """The sum over the box of the product of `values` (arrays that broadcast over `shape`), axes not `kept` gone to 1.
 
-    Floats in f64, complex in c128. Integers exactly modulo their width: in f64 where no partial sum reaches 2^53, else in
-    i64, whose wrapping agrees with every narrower type's.
+    Floats in f64, complex in c128. Integers exactly modulo their width: in f64 where no partial sum reaches 2^53, else
+    in i64, whose wrapping agrees with every narrower type's.
     """
     wide = np.float64 if is_float(dtype) else np.complex128 if dtype[0] == "c" else np.int64
     summed = prod(extent for k, extent in enumerate(shape) if k not in kept)
@@ -74,7 +74,8 @@ def contract(values: Sequence[Array], kept: Sequence[int], shape: Sequence[int],
     absent = prod(extent for k, extent in enumerate(shape) if k not in present and k not in kept)
     out = tuple(k for k in kept if k in present)
     with np.errstate(all="ignore"):
-        total = (_product(*operands, out) if len(operands) == 2 else _einsum(operands, out)) * absent
+        total: Array = _product(operands[0], operands[1], out) if len(operands) == 2 else _einsum(operands, out)
+        total = np.multiply(total, absent)
     exact = total.astype(np.int64) if is_integer(dtype) else total
     return exact.reshape([extent if k in out else 1 for k, extent in enumerate(shape)])
 

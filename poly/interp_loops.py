@@ -1,7 +1,7 @@
 """The reference interpreter of loop trees: every iteration in turn, as straightforward generated Python.
 
-The tree is printed once as Python source (`loops_source` shows it) and executed on numpy storage; arithmetic is on numpy
-scalars of the program's dtypes. Nothing is reordered or simplified:
+The tree is printed once as Python source (`loops_source` shows it) and executed on numpy storage; arithmetic is on
+numpy scalars of the program's dtypes. Nothing is reordered or simplified:
 
 - `serial`, `unroll` and `unit` loops run in order.
 - `parallel` loops run in order, or shuffled on request; at a `Sync` inside of one every iteration waits for the others.
@@ -125,9 +125,10 @@ def _namespace(
 
 
 def together(parts: Sequence[Generator[None]]) -> None:
-    """Run generators by turns, each up to its next `yield`, until all have ended. Raises `RunError` if some end early."""
+    """Run generators by turns, each up to its next `yield`, until all end. Raises `RunError` if some end early."""
     while parts:
         running = [part for part in parts if next(part, "ended") != "ended"]
         if running and len(running) < len(parts):
-            raise RunError("a sync is reached by some iterations of a parallel loop only", hint="move it out of the condition")
+            message = "a sync is reached by some iterations of a parallel loop only"
+            raise RunError(message, hint="move it out of the condition")
         parts = running

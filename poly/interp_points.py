@@ -1,4 +1,4 @@
-"""The points of a bounded domain as a box and constraints: what the vectorised interpreter cuts into array-sized parts."""
+"""The points of a bounded domain as a box and constraints, to be cut into parts of the size of an array."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Points:
         return Points(self.iterators[:axis] + self.iterators[axis + 1 :], lower, upper, pieces).tightened()
 
     def tightened(self) -> Points | None:
-        """The same points in a box as small as interval arithmetic sees; constraints that hold everywhere are dropped."""
+        """The same points in a box as small as interval arithmetic sees, without constraints that always hold."""
         if self.pieces is None:
             return self
         kept: dict[tuple[Piece, tuple[tuple[int, int], ...]], None] = {}
@@ -148,7 +148,9 @@ def points_of(domain: isl.Set, iterators: Sequence[str], ordered: Sequence[str])
     return Points(tuple(ordered), lower, upper, pieces).tightened()
 
 
-def _box(names: Sequence[str], box: Sequence[tuple[int, int]], whole: Sequence[tuple[int, int]]) -> Iterator[Constraint]:
+def _box(
+    names: Sequence[str], box: Sequence[tuple[int, int]], whole: Sequence[tuple[int, int]]
+) -> Iterator[Constraint]:
     """What keeps a piece inside of its own box, where that is smaller than the whole one."""
     for name, (lo, hi), (least, most) in zip(names, box, whole, strict=True):
         if lo > least:

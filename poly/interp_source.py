@@ -6,7 +6,7 @@ loops `lanes` is the list of active lanes, each a tuple of the values of the vec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -39,7 +39,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Scope:
-    """Python names in force: of loop variables, of storage; and the lanes (list name, variables) inside a vector loop."""
+    """Python names in force: loop variables, storage, and inside a vector loop the lanes (list name, variables)."""
 
     variables: Mapping[str, Affine | int]
     storage: Mapping[str, str]
@@ -99,7 +99,7 @@ class _Writer:
         self.lines.append(INDENT * self.depth + text)
 
     @contextmanager
-    def indented(self) -> Iterator[None]:
+    def indented(self) -> Generator[None]:
         self.depth += 1
         before = len(self.lines)
         yield
@@ -299,7 +299,7 @@ class _Writer:
         return f"op_{name}({', '.join(arguments)})"
 
     def expression(self, body: Expr, reads: Sequence[str], dtype: str | None, scope: _Scope) -> str:
-        """The body as Python; literals without a dtype take that of the other operands, as `poly.expr.evaluate` does."""
+        """The body as Python; literals without a dtype take that of the other operands, as in `poly.expr.evaluate`."""
         match body:
             case Const(value, own):
                 return self.constant(value, own or dtype)

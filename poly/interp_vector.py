@@ -311,7 +311,8 @@ def _reduced(s: Statement, value: Array, kept: Sequence[int], box: Points, dtype
         extents = [extent if k in gone else value.shape[k] for k, extent in enumerate(box.shape)]
         value = np.broadcast_to(value, extents)
     with np.errstate(all="ignore"):
-        return np.asarray(UFUNCS[s.combiner.symbol].reduce(value, axis=gone, keepdims=True, dtype=wide)) if gone else value
+        ufunc = UFUNCS[s.combiner.symbol]
+        return np.asarray(ufunc.reduce(value, axis=gone, keepdims=True, dtype=wide)) if gone else value
 
 
 def _halves(box: Points, axes: Sequence[int], preferred: Sequence[int]) -> list[Points]:
@@ -368,7 +369,7 @@ def _within_iteration(a: Item, b: Item, loops: Sequence[int]) -> bool:
 
 def _same(p: Affine | ReadIndex, q: Affine | ReadIndex, i: str, j: str) -> bool:
     """Whether p is a linear function of i alone, and q is the same function of j."""
-    if not isinstance(p, Affine) or not isinstance(q, Affine) or p.names != {i} or not p.is_linear:
+    if not isinstance(p, Affine) or not isinstance(q, Affine) or p.names != frozenset((i,)) or not p.is_linear:
         return False
     return p.substitute({i: var(j)}) == q
 
