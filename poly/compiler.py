@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, overload
 
@@ -18,9 +17,9 @@ import numpy as np
 
 from poly.dtypes import dtype_name
 from poly.engine import Engine, Unit, build_engine
-from poly.errors import MachineError, PolyError, ScheduleError
+from poly.errors import PolyError, ScheduleError
 from poly.graph import Array, Graph
-from poly.machine import Machine, read_machine
+from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
@@ -40,29 +39,9 @@ def machine_of(target: str | Machine) -> Machine:
         from poly.codegen.host import host_machine
 
         return host_machine()
-    found = profiles()
-    if target in found:
-        return read_machine(found[target])
-    if target.endswith(".toml"):
-        return read_machine(target)
-    raise MachineError(f"no target {target!r}", hint=f"cpu, a .toml file, or a profile: {', '.join(sorted(found))}")
+    from poly.accel.profile import profile
 
-
-def profiles() -> dict[str, Path]:
-    """Machine profiles by name: ours, and those of packages under the entry-point group `polyloom.machines`.
-
-    An entry point is a module or package whose folder holds `<name>.toml`.
-    """
-    from importlib import resources
-    from importlib.metadata import entry_points
-
-    folder = Path(str(resources.files("poly.accel"))) / "profiles"
-    found = {path.stem: path for path in sorted(folder.glob("*.toml"))}
-    for entry in entry_points(group="polyloom.machines"):
-        path = Path(str(resources.files(entry.value))) / f"{entry.name}.toml"
-        if path.is_file():
-            found[entry.name] = path
-    return found
+    return profile(target)
 
 
 @overload
