@@ -1,4 +1,4 @@
-"""Ranges of indices from the shapes that they subscript, as in Tensor Comprehensions (Vasilache et al., 2018, section 3).
+"""Ranges of indices from the shapes that they subscript, as in Tensor Comprehensions (Vasilache et al. 2018).
 
 Rounds. An index that is the only one without a range in some subscript gets the largest range that keeps every such
 subscript in bounds, whatever the indices with a range do; then the next round. Ranges are affine in the sizes.
@@ -78,10 +78,8 @@ def _underconstrained(missing: Sequence[str], subscripts: Iterable[Subscripted])
     index = missing[0]
     together = [s for s in subscripts if index in s.expression.names]
     why = f"it occurs only in {together[0].tensor}[{together[0].expression}]" if together else "no subscript bounds it"
-    return ParseError(
-        f"the range of index {index!r} is not determined: {why}",
-        hint=f"where 0 <= {index} < N, or give the shape of the tensor it writes",
-    )
+    hint = "or give the shape of the tensor it writes" if together else f"or {index}=() if it is a scalar tensor"
+    return ParseError(f"the range of index {index!r} is not determined: {why}", hint=f"where 0 <= {index} < N, {hint}")
 
 
 def _check_extents(index: str, bare: Sequence[Subscripted], context: isl.Set) -> None:
@@ -90,10 +88,14 @@ def _check_extents(index: str, bare: Sequence[Subscripted], context: isl.Set) ->
             continue
         if context.is_subset(compare(bare[0].extent, "=", other.extent, context)):
             continue
-        raise ShapeError(f"index {index!r} runs over {bare[0].shown} and {other.shown}", hint="give both the same extent")
+        raise ShapeError(
+            f"index {index!r} runs over {bare[0].shown} and {other.shown}", hint="give both the same extent"
+        )
 
 
-def solve(expression: Affine, low: Affine, high: Affine, index: str, ranges: Mapping[str, Range]) -> tuple[Affine, Affine] | None:
+def solve(
+    expression: Affine, low: Affine, high: Affine, index: str, ranges: Mapping[str, Range]
+) -> tuple[Affine, Affine] | None:
     """The first and last value of `index` with low <= expression <= high, whatever the other indices do.
 
     None where the expression does not bound it, or another index has no simple range.
@@ -152,7 +154,7 @@ def strongest(bounds: Sequence[Affine], context: isl.Set, least: bool) -> tuple[
 
 def compare(a: Affine, sign: str, b: Affine, context: isl.Set) -> isl.Set:
     """The sizes for which the comparison holds."""
-    names = [context.get_dim_name(isl.dim_type.param, d) for d in range(context.dim(isl.dim_type.param))]
+    names = [str(context.get_dim_name(isl.dim_type.param, d)) for d in range(context.dim(isl.dim_type.param))]
     return isl.Set(f"{header(names)}{{ : {a.isl_text} {sign} {b.isl_text} }}")
 
 

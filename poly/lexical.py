@@ -246,3 +246,8 @@ def _block(
         body, at = _block(lines, at, lines[at][0], blocks)
         found.append(Line(head, body))
     return tuple(found), at
+
+
+def names_in(encoded: str) -> set[str]:
+    """Every name in encoded text."""
+    return {decode(word) for word in _WORD.findall(encoded)}

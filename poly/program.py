@@ -224,11 +224,12 @@ class Program:
 
     def bind(self, **sizes: int) -> Program:
         """Fix sizes; the others stay free. Raises `PolyError` for an unknown size or one the context excludes."""
-        for name, value in sizes.items():
+        context = self.context
+        for name, value in (self.binding | sizes).items():
             if name not in self.parameters:
                 raise PolyError(f"{name!r} is not a size of {self.name}", hint=f"sizes: {', '.join(self.parameters) or 'none'}")
-            cut = isl.Set(f"[{name}] -> {{ : {name} = {value} }}")
-            if self.context.intersect_params(cut).is_empty():
+            context = context.intersect_params(isl.Set(f"[{name}] -> {{ : {name} = {value} }}"))
+            if context.is_empty():
                 raise ShapeError(f"{name} = {value} is outside {self.context}", where=f"program {self.name}")
         return replace(self, sizes=tuple(sorted((self.binding | sizes).items())))
 

@@ -166,7 +166,8 @@ def build_program(lines: ProgramLines) -> Program:
     scalars = {t.name for t in tensors if not t.rank}
     statements = [_statement(line, parameters, scalars) for line in lines.statements]
     name = header.name if header else "program"
-    return Program(name, tuple(tensors), tuple(statements), parameters, context, tuple(sorted(lines.sizes)))
+    program = Program(name, tuple(tensors), tuple(statements), parameters, context)
+    return program.bind(**dict(lines.sizes)) if lines.sizes else program
 
 
 def check_names(tensor: Tensor, parameters: Sequence[str], place: Fragment) -> None:

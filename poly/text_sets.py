@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import islpy as isl
@@ -71,13 +71,53 @@ def read_condition(
         raise condition.error(
             f"not a condition: {condition.shown!r}", hint="for example 0 <= i < M and i % 2 == 0"
         ) from None
+    if name is None:
+        found = _rename(found, parameters, ())
+        return found if found.is_params() else found.params()
+    return _rename(found, parameters, iterators).set_tuple_name(name)
+
+
+def read_terms(
+    condition: Fragment, iterators: Sequence[str], parameters: Sequence[str], kept: Collection[str]
+) -> isl.Set | None:
+    """The part of a conjunction that speaks of `kept` iterators only, as a set of those of `iterators`.
+
+    None where the text is not a conjunction in Python's syntax.
+    """
+    try:
+        tree = condition.expression()
+    except ParseError:
+        return None
+    names = {n: f"v{d}_" for d, n in enumerate([*parameters, *iterators])}
+    dropped = set(iterators).difference(kept)
+    terms = [_translate(t, condition, names) for t in _conjuncts(tree) if not _mentions(t, dropped)]
+    parts = [", ".join(names[n] for n in group) for group in (parameters, [i for i in iterators if i in kept])]
+    found = isl.Set(f"[{parts[0]}] -> {{ [{parts[1]}] : {' and '.join(terms) or 'true'} }}")
+    return _rename(found, parameters, [i for i in iterators if i in kept])
+
+
+def _conjuncts(node: ast.expr) -> Iterator[ast.expr]:
+    match node:
+        case ast.BoolOp(op=ast.And(), values=values):
+            for value in values:
+                yield from _conjuncts(value)
+        case ast.Compare(left=left, ops=ops, comparators=right):
+            for a, op, b in zip([left, *right], ops, right, strict=False):
+                yield ast.copy_location(ast.Compare(a, [op], [b]), node)
+        case _:
+            yield node
+
+
+def _mentions(node: ast.expr, names: Collection[str]) -> bool:
+    return any(isinstance(n, ast.Name) and decode(n.id) in names for n in ast.walk(node))
+
+
+def _rename(found: isl.Set, parameters: Sequence[str], iterators: Sequence[str]) -> isl.Set:
     for d, parameter in enumerate(parameters):
         found = found.set_dim_name(PARAM, d, parameter)
-    if name is None:
-        return found.params() if not found.is_params() else found
     for d, iterator in enumerate(iterators):
         found = found.set_dim_name(SET, d, iterator)
-    return found.set_tuple_name(name)
+    return found
 
 
 def _isl_text(condition: Fragment, names: Mapping[str, str]) -> str:

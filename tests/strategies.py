@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,8 @@ from poly.dtypes import numpy_dtype
 from poly.program import Program, ReadIndex
 from poly.text import parse_program
 
-Draw = Callable[[st.SearchStrategy], object]
-Array = npt.NDArray[np.generic]
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+Array = npt.NDArray[Any]
 
 
 def box(ranges: Sequence[tuple[str, str]]) -> str:

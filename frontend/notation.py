@@ -1,0 +1,220 @@
+"""Einstein notation: the program text with declarations, names and ranges left out.
+
+    C[i, k] += A[i, j]*B[j, k]; D[i, k] = max(C[i, k] + b[k], 0)
+
+What is left out is filled in. An index without bounds in a `where` gets its range from the shapes it subscripts
+(`poly.frontend.ranges`). An update (`+=`, `*=`, `max=`, `min=`, `and=`, `or=`) starts from the combiner's identity, by
+a statement of its own, unless its target is declared `inout`. A tensor that is never written is an input, one that is
+read first and written later an inout, one that no other statement reads an output; the rest are temporary. A tensor
+that is written has one more than the greatest subscripts as its shape, and the dtype of what is written; every other
+undeclared dtype is f32, or i64 for subscripts. Names in shapes are sizes, at least 1 unless the header's condition
+speaks for them. A text that leaves nothing out (a header, every tensor with its role, every statement with label,
+iterators and `where`) is read as it stands, and nothing is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import islpy as isl
+
+from poly.affine import Affine
+from poly.errors import ParseError, PolyError, ShapeError
+from poly.expr import dtype_of
+from poly.frontend.notation_order import ordered_statements
+from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
+from poly.lexical import decode
+from poly.program import Program, ReadIndex, Role, Tensor
+from poly.sets import header, identifier
+from poly.text import build_program
+from poly.text_body import BodyReader
+from poly.text_sets import read_condition
+from poly.text_syntax import Declaration, ProgramLines, StatementLine, read_assignment, read_program_lines
+
+Extents = tuple[Affine, ...]
+
+
+def parse(text: str, *, dtypes: Mapping[str, str] | None = None, **shapes: tuple[int | str, ...]) -> Program:
+    """The program of a text in Einstein notation (see the module's text).
+
+    `shapes`: for tensors that the text does not declare, a tuple of ints and size names or expressions ("N", "N + 2");
+    `dtypes`: dtypes of such tensors by name. Raises `ParseError` with line and caret for text that is not in the
+    grammar and for an index without a range, `ShapeError` for shapes and dtypes that do not fit together.
+    """
+    lines = read_program_lines(text)
+    given = {name: _shape(name, shape) for name, shape in shapes.items()}
+    dtypes = dict(dtypes or {})
+    if not _is_complete(lines):
+        return _program(lines, given, dtypes)
+    program = build_program(lines)
+    for name in [*given, *dtypes]:
+        tensor = program.tensor.get(name)
+        if tensor is None:
+            raise _no_tensor(name, program.tensor)
+        if given.get(name, tensor.shape) != tensor.shape or dtypes.get(name, tensor.dtype) != tensor.dtype:
+            raise ShapeError(f"declared as {tensor.dtype}[{_list(tensor.shape)}] in the text", where=f"tensor {name}")
+    return program
+
+
+def _shape(name: str, shape: tuple[int | str, ...]) -> Extents:
+    where = f"tensor {name}"
+    if not isinstance(shape, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ShapeError(f"the shape is a tuple of ints and size names, not {shape!r}", where=where)
+    extents: list[Affine] = []
+    for extent in shape:
+        try:
+            extents.append(Affine.of(extent if isinstance(extent, str) else int(extent)))
+        except (TypeError, ValueError, ParseError):
+            raise ShapeError(f"extent {extent!r} is neither an int nor a size name", where=where) from None
+        if extents[-1].is_constant and extents[-1].constant < 0:
+            raise ShapeError(f"extent {extent} is negative", where=where)
+    return tuple(extents)
+
+
+def _list(shape: Extents) -> str:
+    return ", ".join(map(str, shape))
+
+
+def _no_tensor(name: str, known: Mapping[str, object]) -> PolyError:
+    return PolyError(f"the text has no tensor {name!r}", hint=f"tensors: {', '.join(known)}")
+
+
+def _is_complete(lines: ProgramLines) -> bool:
+    declared = {d.tensor.name for d in lines.declarations if d.role is not None}
+
+    def complete(line: StatementLine) -> bool:
+        if line.subscripts is None or (line.subscripts and "where" not in line.clauses):
+            return False
+        try:
+            write, _, reads = read_assignment(line, BodyReader(declared))
+        except ParseError:
+            return False
+        return {write.tensor, *(r.tensor for r in reads)} <= declared
+
+    return lines.header is not None and all(map(complete, lines.statements))
+
+
+def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, str]) -> Program:
+    declared = _declared(lines, shapes, dtypes)
+    parameters, context = _sizes(lines, shapes)
+    drafts = _drafts(lines, shapes, parameters, context)
+    names = dict.fromkeys([*declared, *(t for d in drafts for t in (d.tensor, *(r.tensor for r in d.reads)))])
+    for name in [*shapes, *dtypes]:
+        if name not in names:
+            raise _no_tensor(name, names)
+    found = Shapes(shapes, parameters, context)
+    found.solve(drafts)
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        role = _role(name, drafts)
+        if name in declared:
+            tensors[name] = replace(declared[name].tensor, role=declared[name].role or role)
+        else:
+            tensors[name] = Tensor(name, found.shapes[name], _dtype(name, drafts, dtypes), role)
+    if not any(t.role in ("output", "inout", "state") for t in tensors.values()):
+        raise lines.whole.error("every tensor is read again, so none is an output", hint="output C: f32[M, N]")
+    statements = ordered_statements(drafts, tensors, parameters, found.context)
+    name = lines.header.name if lines.header else "program"
+    program = Program(name, tuple(tensors.values()), statements, parameters, found.context)
+    return program.bind(**dict(lines.sizes)) if lines.sizes else program
+
+
+def _declared(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, str]) -> dict[str, Declaration]:
+    """Declarations by name; their shapes and dtypes join those given."""
+    found: dict[str, Declaration] = {}
+    for d in lines.declarations:
+        name, shape, dtype = d.tensor.name, d.tensor.shape, d.tensor.dtype
+        if name in found:
+            raise d.place.error(f"{name!r} is declared twice")
+        if shapes.setdefault(name, shape) != shape:
+            raise ShapeError(
+                f"declared with shape [{_list(shape)}], given [{_list(shapes[name])}]", where=f"tensor {name}"
+            )
+        if dtypes.setdefault(name, dtype) != dtype:
+            raise ShapeError(f"declared as {dtype}, given {dtypes[name]}", where=f"tensor {name}")
+        found[name] = d
+    return found
+
+
+def _sizes(lines: ProgramLines, shapes: Mapping[str, Extents]) -> tuple[tuple[str, ...], isl.Set]:
+    """Sizes in the order of the header, then of the shapes, with the condition that holds for them."""
+    first = lines.header.parameters if lines.header else ()
+    condition = lines.header.condition if lines.header else None
+    in_order = [*(d.tensor.name for d in lines.declarations), *shapes]
+    parameters = tuple(dict.fromkeys([*first, *(n for t in in_order for e in shapes[t] for n in ordered_names(e))]))
+    for name in parameters:
+        if identifier(name) != name:
+            raise ParseError(f"{name!r} cannot name a size", hint=f"for example {identifier(name)}")
+    positive = " and ".join(f"{p} >= 1" for p in parameters if condition is None or p not in first)
+    context = isl.Set(f"{header(parameters)}{{ : {positive or 'true'} }}")
+    return parameters, context.intersect(read_condition(condition, (), parameters, None))
+
+
+def _drafts(
+    lines: ProgramLines, shapes: Mapping[str, Extents], parameters: tuple[str, ...], context: isl.Set
+) -> list[Draft]:
+    """What the statements say, ranges left open."""
+    targets = {decode(s.target.text) for s in lines.statements if s.target.text.isidentifier()}
+    scalars = targets | {name for name, shape in shapes.items() if not shape}
+    drafts: list[Draft] = []
+    for line in lines.statements:
+        write, body, reads = read_assignment(line, BodyReader(scalars, bare_indices=True))
+        used = dict.fromkeys(
+            n for e in affine_parts(write, reads, body) for n in ordered_names(e) if n not in parameters
+        )
+        iterators = _iterators(line, used, parameters)
+        where = line.clauses.get("where")
+        condition = read_condition(where, iterators, parameters, "S")
+        if where is not None and condition.intersect_params(context).is_empty():
+            raise where.error("nothing satisfies this condition")
+        drafts.append(Draft(line, write, body, reads, iterators, condition))
+    if not drafts:
+        raise lines.whole.error("there is no statement", hint="C[i, k] += A[i, j]*B[j, k]")
+    return drafts
+
+
+def _iterators(line: StatementLine, used: Mapping[str, None], parameters: Sequence[str]) -> tuple[str, ...]:
+    """Those of the label, or those of the `for` lines and then of the statement in the order they occur."""
+    around = [step for step in line.prefix if isinstance(step, str)]
+    names = tuple(dict.fromkeys([*around, *used]))
+    if line.iterators is not None:
+        if left := [name for name in names if name not in line.iterators]:
+            raise line.place.error(f"{left[0]!r} is not among the iterators of {line.label}")
+        names = line.iterators
+    for name in names:
+        if identifier(name) != name or name in parameters or names.count(name) > 1:
+            taken = "it is a size" if name in parameters else "the name is reserved"
+            raise line.place.error(f"{name!r} cannot name an index: {taken}", hint="rename it")
+    return names
+
+
+def _role(name: str, drafts: Sequence[Draft]) -> Role:
+    writers = [k for k, d in enumerate(drafts) if d.tensor == name]
+    readers = [k for k, d in enumerate(drafts) if any(r.tensor == name for r in d.reads)]
+    if not writers:
+        return "input"
+    if readers and readers[0] <= writers[0]:
+        return "inout"
+    return "temporary" if set(readers) - set(writers) else "output"
+
+
+def _dtype(name: str, drafts: Sequence[Draft], dtypes: dict[str, str]) -> str:
+    """The dtype of an undeclared tensor: that of the body that writes it first, else f32, or i64 for subscripts."""
+    if name in dtypes:
+        return dtypes[name]
+    indirect = {d.reads[s.position].tensor for d in drafts for s in _indirect(d)}
+    dtypes[name] = "i64" if name in indirect else "f32"  # for an input, and for a body that reads its own target
+    writer = next((d for d in drafts if d.tensor == name), None)
+    if writer is not None:
+        try:
+            found = dtype_of(writer.body, [_dtype(r.tensor, drafts, dtypes) for r in writer.reads])
+        except ShapeError as error:
+            raise ShapeError(error.message, where=writer.shown, hint=error.hint) from None
+        dtypes[name] = found or dtypes[name]
+    return dtypes[name]
+
+
+def _indirect(draft: Draft) -> Iterator[ReadIndex]:
+    for access in (draft.write, *draft.reads):
+        yield from (s for s in access.index if isinstance(s, ReadIndex))

@@ -1,0 +1,149 @@
+"""The statements of notation: updates split into an initial value and the update, names, places in the order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import islpy as isl
+
+from poly.affine import Affine, var
+from poly.errors import ParseError
+from poly.expr import Const
+from poly.frontend.notation_shapes import Draft, image, ordered_names, range_box
+from poly.frontend.ranges import Range
+from poly.program import Access, PathStep, Statement, Tensor
+from poly.sets import SET, identifier
+from poly.text import make_statement
+from poly.text_sets import read_terms
+
+
+def ordered_statements(
+    drafts: Sequence[Draft], tensors: Mapping[str, Tensor], parameters: Sequence[str], context: isl.Set
+) -> tuple[Statement, ...]:
+    """All statements with names and paths.
+
+    An update of a target that is not inout gets a statement before it that sets the target to the combiner's identity.
+    Names come from the label or the target: `C_set` for an assignment, `C_init` and `C_update`, numbered where taken.
+    """
+    names = {*tensors, *(d.line.label for d in drafts if d.line.label is not None)}
+    result: list[Statement] = []
+    for k, draft in enumerate(drafts):
+        stem = draft.line.label or identifier(draft.tensor)
+        if identifier(stem) != stem:
+            raise draft.line.place.error(f"{stem!r} cannot name a statement", hint=identifier(stem))
+        if draft.line.combiner is not None and tensors[draft.tensor].role != "inout":
+            first = initial(draft, _fresh(f"{stem}_init", names), tensors[draft.tensor], parameters, context)
+            _check_not_lost(first, drafts[: k + 1], parameters)
+            result.append(first)
+        name = draft.line.label or _fresh(f"{stem}_{'update' if draft.line.combiner else 'set'}", names)
+        s = draft.statement(name)
+        path = _path(draft.line.prefix, draft.iterators, 1)
+        result.append(make_statement(draft.line, name, s.iterators, s.domain, (s.write, s.body, s.reads), path))
+    return tuple(_renumber(result))
+
+
+def initial(draft: Draft, name: str, target: Tensor, parameters: Sequence[str], context: isl.Set) -> Statement:
+    """The statement that sets every element that the update may write to the combiner's identity, once each."""
+    assert draft.line.combiner is not None
+    around = draft.around
+    if draft.write.indirect:
+        iterators = (*around, *_fresh_iterators(target.rank, (*draft.iterators, *parameters)))
+        ranges = {i: Range((Affine(),), (e,)) for i, e in zip(iterators[len(around) :], target.shape, strict=True)}
+        kept = _target_domain(draft, around, parameters)
+        domain = range_box(name, iterators, ranges, parameters).intersect(
+            kept.insert_dims(SET, len(around), target.rank).set_tuple_name(name)
+        )
+        write = Access(target.name, tuple(var(i) for i in iterators[len(around) :]))
+    else:
+        own = {n for subscript in draft.write.affine_index for n in ordered_names(subscript)}
+        iterators = tuple(i for i in draft.iterators if i in own or i in around)
+        domain, write = _target_domain(draft, iterators, parameters), draft.write
+        places = image(domain, iterators, [*map(var, around), *write.affine_index], parameters)
+        if not places.is_injective():
+            domain = places.range().gist_params(context)
+            iterators = (*around, *_fresh_iterators(target.rank, (*draft.iterators, *parameters)))
+            write = Access(target.name, tuple(var(i) for i in iterators[len(around) :]))
+    for d, iterator in enumerate(iterators):
+        domain = domain.set_dim_name(SET, d, iterator)
+    identity = draft.line.combiner.identity(target.dtype).value
+    path = _path(draft.line.prefix, iterators, 0)
+    return Statement(name, iterators, domain.set_tuple_name(name), write, (), Const(identity), path=path)
+
+
+def _target_domain(draft: Draft, kept: Sequence[str], parameters: Sequence[str]) -> isl.Set:
+    """The domain without its reduction: the ranges of `kept`, and of the `where` what speaks of nothing else.
+
+    A triangular sum that has no terms at some place is still set there.
+    """
+    where = draft.line.clauses.get("where")
+    dropped = [d for d, i in enumerate(draft.iterators) if i not in kept]
+    domain = draft.statement().domain.reset_tuple_id()
+    for d in reversed(dropped):
+        domain = domain.project_out(SET, d, 1)
+    terms = None if where is None else read_terms(where, draft.iterators, parameters, kept)
+    if where is not None and terms is None:
+        return domain
+    ranges = range_box("", kept, draft.ranges, parameters)
+    ranges = ranges if terms is None else ranges.intersect(terms)
+    bounded = all(ranges.dim_is_bounded(SET, d) for d in range(len(kept)))
+    return ranges if bounded else domain
+
+
+def _check_not_lost(first: Statement, drafts: Sequence[Draft], parameters: Sequence[str]) -> None:
+    """An update that starts over may not wipe out what an earlier statement has written and nothing has read."""
+    target, draft = first.write.tensor, drafts[-1]
+    start = 0
+    for k, other in enumerate(drafts[:-1]):
+        start = k + 1 if any(r.tensor == target for r in other.reads) else start
+    written = image(first.domain, first.iterators, first.write.affine_index, parameters).range()
+    for other in drafts[start:-1]:
+        if other.tensor != target or other.write.indirect:
+            continue
+        s = other.statement()
+        if not image(s.domain, s.iterators, s.write.affine_index, parameters).range().is_disjoint(written):
+            symbol = draft.line.combiner.symbol if draft.line.combiner else ""
+            raise ParseError(
+                f"{draft.shown!r} starts from {first.body.value if isinstance(first.body, Const) else 0}: "
+                f"what {other.shown!r} wrote would be lost",
+                hint=f"declare `inout {target}` for {symbol}= to go on from it, or use a tensor of its own",
+            )
+
+
+def _fresh(name: str, names: set[str]) -> str:
+    number, found = 0, name
+    while found in names:
+        number += 1
+        found = f"{name}_{number}"
+    names.add(found)
+    return found
+
+
+def _fresh_iterators(count: int, taken: Sequence[str]) -> tuple[str, ...]:
+    prefix = "d"
+    while any(t.startswith(prefix) for t in taken):
+        prefix += "d"
+    return tuple(f"{prefix}{k}" for k in range(count))
+
+
+def _path(prefix: tuple[PathStep, ...], iterators: Sequence[str], second: int) -> tuple[PathStep, ...]:
+    """The path with two places for every line, so that initial values find room; `_renumber` closes the gaps."""
+    doubled = [2 * step if isinstance(step, int) else step for step in prefix]
+    last = doubled.pop()
+    assert isinstance(last, int)
+    return (*doubled, last + second, *(i for i in iterators if i not in prefix))
+
+
+def _renumber(statements: Sequence[Statement]) -> list[Statement]:
+    """Positions counted from 0 without gaps in every loop."""
+    positions: dict[tuple[PathStep, ...], set[int]] = {}
+    for s in statements:
+        for d, step in enumerate(s.path):
+            if isinstance(step, int):
+                positions.setdefault(s.path[:d], set()).add(step)
+    rank = {outer: {step: k for k, step in enumerate(sorted(steps))} for outer, steps in positions.items()}
+
+    def renumbered(path: tuple[PathStep, ...]) -> tuple[PathStep, ...]:
+        return tuple(rank[path[:d]][step] if isinstance(step, int) else step for d, step in enumerate(path))
+
+    return [replace(s, path=renumbered(s.path)) for s in statements]

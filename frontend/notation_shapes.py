@@ -1,0 +1,218 @@
+"""Domains of statements from shapes, and shapes of tensors from the domains of what writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import islpy as isl
+
+from poly.affine import Affine, Var
+from poly.errors import ParseError, ShapeError
+from poly.expr import Expr, IndexValue, walk
+from poly.frontend.ranges import Range, Subscripted, extreme, infer_ranges, ranges_of_set
+from poly.lexical import names_in
+from poly.program import Access, ReadIndex, Statement
+from poly.sets import SET, access_map, affine_of_pw, box, header, witness
+from poly.text_syntax import StatementLine
+
+
+@dataclass
+class Draft:
+    """A statement on its way: `condition` is its `where`, `ranges` has the indices that the `where` does not bound."""
+
+    line: StatementLine
+    write: Access
+    body: Expr
+    reads: tuple[Access, ...]
+    iterators: tuple[str, ...]
+    condition: isl.Set
+    ranges: dict[str, Range] = field(default_factory=dict[str, Range])
+    domain: isl.Set | None = None
+
+    @property
+    def tensor(self) -> str:
+        """What it writes."""
+        return self.write.tensor
+
+    @property
+    def shown(self) -> str:
+        """For messages: the statement as written."""
+        return self.line.place.shown
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """The iterators of the `for` lines around it."""
+        return tuple(i for i in self.iterators if i in self.line.prefix)
+
+    def statement(self, name: str = "S") -> Statement:
+        """The statement with the domain found so far; for access relations."""
+        domain = self.condition if self.domain is None else self.domain
+        return Statement(name, self.iterators, domain.set_tuple_name(name), self.write, self.reads, self.body)
+
+
+def ordered_names(expression: Affine) -> Iterator[str]:
+    """Every name in an expression, in the order of its text."""
+    for atom, _ in expression.terms:
+        if isinstance(atom, Var):
+            yield atom.name
+        else:
+            yield from ordered_names(atom.argument)
+
+
+def affine_parts(write: Access, reads: Sequence[Access], body: Expr) -> Iterator[Affine]:
+    """Every affine expression of a statement: subscripts, guards, index values."""
+    for access in (write, *reads):
+        yield from (s for s in access.index if isinstance(s, Affine))
+        yield from (c.expr for c in access.guard)
+    yield from (node.index for node in walk(body) if isinstance(node, IndexValue))
+
+
+def range_box(name: str, iterators: Sequence[str], ranges: Mapping[str, Range], parameters: Sequence[str]) -> isl.Set:
+    """`{ name[iterators] : bounds of those that have a range }`"""
+    bounds = [f"{low.isl_text} <= {i}" for i in iterators if i in ranges for low in ranges[i].lower]
+    bounds += [f"{i} < {high.isl_text}" for i in iterators if i in ranges for high in ranges[i].upper]
+    text = " and ".join(bounds) or "true"
+    return isl.Set(f"{header(parameters)}{{ {name}[{', '.join(iterators)}] : {text} }}")
+
+
+def image(domain: isl.Set, iterators: Sequence[str], values: Sequence[Affine], parameters: Sequence[str]) -> isl.Map:
+    """`{ [iterators] -> [values] }` on the domain."""
+    domain = domain.reset_tuple_id() if domain.has_tuple_id() else domain
+    text = ", ".join(f"({v.isl_text})" for v in values)
+    return isl.Map(f"{header(parameters)}{{ [{', '.join(iterators)}] -> [{text}] }}").intersect_domain(domain)
+
+
+def _one_dimension(parameters: Sequence[str], rank: int, d: int, condition: str) -> str:
+    names = ", ".join("d_" if k == d else f"d{k}_" for k in range(rank))
+    return f"{header(parameters)}{{ [{names}] : {condition} }}"
+
+
+class Shapes:
+    """Shapes known so far, and the condition on the sizes that they bring. `solve` finds the rest."""
+
+    def __init__(self, shapes: dict[str, tuple[Affine, ...]], parameters: tuple[str, ...], context: isl.Set) -> None:
+        self.shapes, self.parameters, self.context = shapes, parameters, context
+
+    def solve(self, drafts: Sequence[Draft]) -> None:
+        """Give every draft its domain and every tensor its shape, in the order in which they become known."""
+        self._check_given(drafts)
+        pending = list(drafts)
+        while pending:
+            ready = (d for d in pending if all(r.tensor in self.shapes for r in d.reads))
+            draft = next(ready, None) or next((d for d in pending if self._resolvable(d)), pending[0])
+            draft.ranges = self._ranges(draft)
+            draft.domain = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
+            if draft.domain.intersect_params(self.context).is_empty():
+                raise ShapeError("the ranges of the indices are empty", where=draft.shown)
+            pending.remove(draft)
+            self._find_shape(draft.tensor, drafts)
+        for draft in drafts:
+            self._check_bounds(draft)
+
+    def _check_given(self, drafts: Sequence[Draft]) -> None:
+        for k, draft in enumerate(drafts):
+            for read in draft.reads:
+                if read.tensor not in self.shapes and not any(d.tensor == read.tensor for d in drafts[:k]):
+                    hint = f'{read.tensor}=(512, "K") as an argument, or {read.tensor}: f32[512, K] in the text'
+                    raise draft.line.body.error(f"the shape of {read.tensor} is not given", hint=hint)
+
+    def _subscripts(self, draft: Draft) -> Iterator[Subscripted]:
+        for access in (*draft.reads, draft.write):
+            shape = self.shapes.get(access.tensor)
+            if shape is None:
+                continue
+            if len(shape) != len(access.index):
+                message = f"{access.tensor} has rank {len(shape)}, accessed with {len(access.index)} subscripts"
+                raise ShapeError(message, where=draft.shown)
+            for d, (subscript, extent) in enumerate(zip(access.index, shape, strict=True)):
+                if isinstance(subscript, Affine) and not access.guard:
+                    yield Subscripted(access.tensor, d, subscript, extent)
+
+    def _resolvable(self, draft: Draft) -> bool:
+        try:
+            self._ranges(draft)
+        except ParseError:
+            return False
+        return True
+
+    def _ranges(self, draft: Draft) -> dict[str, Range]:
+        known = ranges_of_set(draft.condition.intersect_params(self.context), draft.iterators)
+        where = draft.line.clauses.get("where")
+        loose = names_in(where.text) if where else ()
+        try:
+            found = infer_ranges(draft.iterators, list(self._subscripts(draft)), known, self.context, loose)
+        except ShapeError as error:
+            raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
+        except ParseError as error:
+            raise draft.line.place.error(error.message, hint=error.hint) from None
+        return {name: r for name, r in found.items() if name not in known}
+
+    def _find_shape(self, tensor: str, drafts: Sequence[Draft]) -> None:
+        """The shape of a tensor whose writers all have domains: one more than the greatest subscripts."""
+        writers = [d for d in drafts if d.tensor == tensor]
+        if tensor in self.shapes or any(w.domain is None for w in writers):
+            return
+        ranks = {len(w.write.index) for w in writers}
+        if len(ranks) > 1 or any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):
+            message = f"the shape of {tensor} does not follow from what writes it"
+            raise ShapeError(message, where=writers[-1].shown, hint=f'{tensor}=(512, "N")')
+        images = [
+            image(w.statement().domain, w.iterators, w.write.affine_index, self.parameters).range() for w in writers
+        ]
+        written = images[0]
+        for each in images[1:]:
+            written = written.union(each)
+        written = written.intersect_params(self.context)
+        self.shapes[tensor] = tuple(self._extent(tensor, written, d, writers[0]) for d in range(ranks.pop()))
+
+    def _extent(self, tensor: str, written: isl.Set, d: int, writer: Draft) -> Affine:
+        hint = f'{tensor}=(512, "N")'
+        if not written.dim_is_bounded(SET, d):
+            raise ShapeError(f"dimension {d} of {tensor} has no greatest index", where=writer.shown, hint=hint)
+        greatest = self._simple(writer, written, d) or affine_of_pw(written.dim_max(d).coalesce(), ())
+        if greatest is None:
+            message = f"the extent of dimension {d} of {tensor} is not one expression: {written.dim_max(d)}"
+            raise ShapeError(message, where=writer.shown, hint=hint)
+        extent = greatest + 1
+        enough = isl.Set(f"{header(self.parameters)}{{ : {extent.isl_text} >= 1 }}")
+        self._require(enough, f"{tensor} would have no elements", writer)
+        return extent
+
+    def _simple(self, writer: Draft, written: isl.Set, d: int) -> Affine | None:
+        """The greatest subscript from the ranges of the indices, where that is the greatest written."""
+        subscript = writer.write.affine_index[d]
+        if not subscript.names <= {*writer.ranges, *self.parameters}:
+            return None
+        found = extreme(subscript, writer.ranges, most=True)
+        if found is None:
+            return None
+        beyond = written.intersect(
+            isl.Set(_one_dimension(self.parameters, written.dim(SET), d, f"d_ > {found.isl_text}"))
+        )
+        at = written.intersect(isl.Set(_one_dimension(self.parameters, written.dim(SET), d, f"d_ = {found.isl_text}")))
+        return found if beyond.is_empty() and written.params().is_subset(at.params()) else None
+
+    def _require(self, sizes: isl.Set, otherwise: str, draft: Draft) -> None:
+        """Add a condition on the sizes to the context. Raises `ShapeError` where it never holds."""
+        if self.context.is_subset(sizes):
+            return
+        context = self.context.intersect(sizes).coalesce()
+        if context.is_empty():
+            raise ShapeError(otherwise, where=draft.shown)
+        self.context = context
+
+    def _check_bounds(self, draft: Draft) -> None:
+        """No access leaves its tensor; where that is a matter of the sizes, the context says so from here on."""
+        inside = draft.statement()
+        inside_context = inside.domain.intersect_params(self.context)
+        for access in (*draft.reads, draft.write):
+            shape = self.shapes[access.tensor]
+            relation = access_map(inside, access, self.parameters, shape).intersect_domain(inside_context)
+            outside = relation.subtract_range(box(access.tensor, shape, self.parameters))
+            if outside.is_empty():
+                continue
+            first, second = witness(outside, (draft.iterators, [f"d{d}" for d in range(len(shape))]))
+            extents = ", ".join(map(str, shape))
+            message = f"{access.tensor} of shape [{extents}] is accessed out of bounds: {first} -> {second}"
+            self._require(outside.params().complement(), message, draft)

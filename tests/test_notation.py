@@ -1,0 +1,195 @@
+"""Einstein notation: what is inferred, what is refused, and that the programs compute what numpy does."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from poly.errors import ParseError, PolyError, ShapeError
+from poly.frontend.notation import parse
+from poly.interp import run_program
+from poly.program import Program
+from poly.text import parse_program
+from tests.strategies import Array, inputs_for, programs
+
+
+def run(p: Program, **sizes: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Inputs and results of a bound program, after its text came back the same."""
+    assert parse_program(str(p)) == p and parse(str(p)) == p
+    p = p.bind(**sizes)
+    inputs = inputs_for(p)
+    slow, fast = (run_program(p, inputs, vectorised=v) for v in (False, True))
+    for name in slow:
+        np.testing.assert_array_equal(slow[name], fast[name])
+    return inputs, slow
+
+
+def lines(p: Program) -> list[str]:
+    return str(p).splitlines()
+
+
+def test_linear_relu() -> None:
+    p = parse("C[i,k] += A[i,j]*B[j,k]; D[i,k] = max(C[i,k] + b[k], 0)", A=("M", "K"), B=("K", "N"), b=("N",))
+    assert [s.name for s in p.statements] == ["C_init", "C_update", "D_set"]
+    assert [t.name for t in p.inputs] == ["A", "B", "b"] and [t.name for t in p.outputs] == ["D"]
+    assert p.tensor["C"].role == "temporary" and p.parameters == ("M", "K", "N")
+    x, y = run(p, M=3, K=4, N=5)
+    np.testing.assert_array_equal(y["D"], np.maximum(x["A"] @ x["B"] + x["b"], 0))
+
+
+def test_strided_convolution_takes_its_range_from_the_window() -> None:
+    p = parse("O[y] += X[2*y + r]*W[r]", X=("H",), W=("R",))
+    assert str(p.tensor["O"].shape[0]) == "((H - R) // 2) + 1"
+    x, y = run(p, H=9, R=4)
+    np.testing.assert_array_equal(y["O"], [x["X"][2 * i : 2 * i + 4] @ x["W"] for i in range(3)])
+    with pytest.raises(ShapeError):
+        p.bind(H=3, R=4)
+
+
+def test_padding_is_a_guard_and_does_not_bound() -> None:
+    text = "O[k,y] += (X[c,y+r-1] if 0 <= y+r-1 < H else 0)*W[k,c,r]"
+    p = parse(text, X=("C", "H"), W=("K", "C", 3), O=("K", "H"))
+    x, y = run(p, C=2, H=5, K=2)
+    padded = np.pad(x["X"], ((0, 0), (1, 1)))
+    expected = sum(x["W"][:, :, r] @ padded[:, r : r + 5] for r in range(3))
+    np.testing.assert_array_equal(y["O"], expected)
+    with pytest.raises(ParseError, match="'y'"):
+        parse(text, X=("C", "H"), W=("K", "C", 3))
+
+
+@pytest.mark.parametrize("where", ["k < i", "0 <= i < N and 0 <= k < i"])
+def test_triangular_sum_sets_the_rows_without_terms(where: str) -> None:
+    p = parse(f"y[i] += L[i,k]*x[k] where {where}", L=("N", "N"), x=("N",))
+    x, y = run(p, N=5)
+    np.testing.assert_array_equal(y["y"], np.tril(x["L"], -1) @ x["x"])
+
+
+def test_isl_conditions() -> None:
+    p = parse("y[i] += x[i + k] where (i) mod 2 = 0 and exists (q: k = 3q) and 0 <= k <= 6 and 0 <= i < 4", x=("N",))
+    x, y = run(p, N=12)
+    np.testing.assert_array_equal(y["y"][[0, 2]], [x["x"][i] + x["x"][i + 3] + x["x"][i + 6] for i in (0, 2)])
+    assert str(p.tensor["y"].shape[0]) == "3"
+
+
+def test_time_loop() -> None:
+    p = parse(
+        """
+        program jacobi(T, N) where T >= 0 and N >= 3
+        inout A: i64[N]
+        B: i64[N]
+        for t:
+            B[i] = A[i - 1] + A[i + 1] where 0 <= t < T
+            A[i] = B[i] where 1 <= i < N - 1 and 0 <= t < T
+        """
+    )
+    assert p.statement["B_set"].path == (0, "t", 0, "i") and p.statement["A_set"].path == (0, "t", 1, "i")
+    x, y = run(p, T=3, N=8)
+    a = x["A"].copy()
+    for _ in range(3):
+        a[1:-1] = a[:-2] + a[2:]
+    np.testing.assert_array_equal(y["A"], a)
+
+
+def test_updates_inside_a_loop_start_over_in_each_iteration() -> None:
+    p = parse("for t: s[t] += x[t, i]; y[t] = s[t]*2", x=("T", "N"))
+    assert [s.path for s in p.statements] == [(0, "t", 0), (0, "t", 1, "i"), (0, "t", 2)]
+    x, y = run(p, T=3, N=4)
+    np.testing.assert_array_equal(y["y"], x["x"].sum(1) * 2)
+
+
+def test_scalars_and_index_values() -> None:
+    p = parse("m[] max= x[i]; y[i] = (x[i] - m)*f32(i + 1) + alpha*f32(N)", x=("N",), alpha=())
+    x, y = run(p, N=5)
+    np.testing.assert_array_equal(y["y"], (x["x"] - x["x"].max()) * np.arange(1, 6) + x["alpha"] * 5)
+
+
+def test_gather_and_histogram() -> None:
+    x, y = run(parse("y[i,k] = x[at[i],k]", x=("N", "K"), at=("M",)), N=4, K=3, M=5)
+    np.testing.assert_array_equal(y["y"], x["x"][x["at"]])
+    x, y = run(parse("h[at[i]] += 1", h=("B",), at=("M",)), B=4, M=6)
+    np.testing.assert_array_equal(y["h"], np.bincount(x["at"], minlength=4))
+
+
+def test_writes_that_are_not_bare() -> None:
+    x, y = run(parse("C[i+j] += A[i]*B[j]", A=("N",), B=("M",)), N=4, M=3)
+    np.testing.assert_array_equal(y["C"], np.convolve(x["A"], x["B"]))
+    x, y = run(parse("C[2*i] += A[i,k]; C[2*i+1] max= A[i,k]", A=("N", "K")), N=3, K=4)
+    np.testing.assert_array_equal(y["C"], np.stack([x["A"].sum(1), x["A"].max(1)], 1).ravel())
+    x, y = run(parse("Y[n, i//2, i%2] = X[n, i]", X=("N", 8)), N=2)
+    np.testing.assert_array_equal(y["Y"], x["X"].reshape(2, 4, 2))
+    x, y = run(parse("Y[i] = X[i//2] - X[N - 1 - i//2]", X=("N",)), N=5)
+    np.testing.assert_array_equal(y["Y"], np.repeat(x["X"] - x["X"][::-1], 2))
+
+
+def test_combiners_and_dtypes() -> None:
+    p = parse("C[i] and= A[i,j] < 2; D[i] min= A[i,j]; E[i] *= f64(A[i,j]); F[i] or= C[i] and A[i,0] > 0", A=(3, 4))
+    assert [p.tensor[t].dtype for t in "CDEF"] == ["bool", "f32", "f64", "bool"]
+    x, y = run(p)
+    a = x["A"]
+    np.testing.assert_array_equal(y["D"], a.min(1))
+    np.testing.assert_array_equal(y["E"], a.astype(float).prod(1))
+    np.testing.assert_array_equal(y["F"], (a < 2).all(1) & (a[:, 0] > 0))
+
+
+def test_inout_goes_on_from_what_is_there() -> None:
+    p = parse("inout C: f32[N]\nC[i] += A[i,k]", A=("N", 3))
+    assert [s.name for s in p.statements] == ["C_update"]
+    x, y = run(p, N=4)
+    np.testing.assert_array_equal(y["C"], x["C"] + x["A"].sum(1))
+
+
+def test_sizes_that_must_fit_go_to_the_context() -> None:
+    p = parse("C[i] = A[i] where 0 <= i < N", A=("M",), C=("N",))
+    with pytest.raises(ShapeError):
+        p.bind(M=3, N=4)
+    run(p, M=4, N=3)
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(programs())
+def test_complete_text_is_read_as_it_stands(p: Program) -> None:
+    assert parse(str(p)) == p
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "kind", "words"),
+    [
+        ("C[i] += A[i+j]", {"A": ("N",)}, ParseError, "'i'"),
+        ("C[i] = A[i]*alpha", {"A": (3,)}, ParseError, "'alpha'"),
+        ("C[i] = A[i] + B[i]", {"A": ("N",), "B": ("M",)}, ShapeError, "A .*N.* B .*M"),
+        ("C[i,k] += A[i,j]*B[j,k]", {"A": (3, 4), "B": (5, 6)}, ShapeError, "'j'.* A .*4.* B .*5"),
+        ("C[i] = A[i,j]", {"A": (3,)}, ShapeError, "rank 1"),
+        ("C[i] = A[i] + Q[i]", {"A": (3,)}, ParseError, "shape of Q"),
+        ("A[i] = A[i-1]+x[i]", {"x": ("N",)}, ParseError, "shape of A"),
+        ("C[i] = A[i] where 0 <= i <= N", {"A": ("N",)}, ShapeError, "out of bounds"),
+        ("C[i] += X[i + r]*W[r]", {"X": (3,), "W": (5,)}, ShapeError, "empty"),
+        ("C[i] = b[i]; C[i] += A[i,k]", {"A": ("N", 3), "b": ("N",)}, ParseError, "lost"),
+        ("C[i] = A[i]", {"A": (3,), "Q": (3,)}, PolyError, "'Q'"),
+        ("C[i] = A[i]", {"A": (-3,)}, ShapeError, "negative"),
+        ("C[i] = A[i]", {"A": ("mod",)}, ParseError, "mod"),
+        ("C[i] = A[i]", {"A": 3}, ShapeError, "tuple"),
+        ("C[mod] = A[mod]", {"A": (3,)}, ParseError, "'mod'"),
+        ("C[i] = A[i*i]", {"A": (3,)}, ParseError, "affine"),
+        ("C[i] = A[i] where i < q", {"A": (3,)}, ParseError, "'q'"),
+        ("C[i] -= A[i]", {"A": (3,)}, ParseError, "combiner"),
+        ("C[i] = fxp(A[i])", {"A": (3,)}, ParseError, "exp"),
+        ("C[i] = A[i] + i", {"A": (3,)}, ShapeError, "cast"),
+        ("C[i] = A[i]", {}, ParseError, "shape of A"),
+        ("A: f32[3]\nA: f32[3]\nC[i] = A[i]", {}, ParseError, "twice"),
+        ("A: f32[3]\nC[i] = A[i]", {"A": (4,)}, ShapeError, "declared"),
+        ("temporary C: f32[3]\nC[i] = A[i]", {"A": (3,)}, ParseError, "none is an output"),
+        ("", {}, ParseError, "no statement"),
+        ("C[i]", {}, ParseError, "TARGET"),
+    ],
+)
+def test_refusals(text: str, shapes: dict[str, Any], kind: type[PolyError], words: str) -> None:
+    with pytest.raises(kind, match=f"(?s){words}"):
+        parse(text, **shapes)
+
+
+def test_errors_show_the_place() -> None:
+    with pytest.raises(ParseError) as caught:
+        parse("D[i] = A[i]\nC[i] = A[i] + foo(A[i])", A=(3,))
+    assert (caught.value.line, caught.value.column) == (2, 14)
+    assert "\n  line 2: C[i] = A[i] + foo(A[i])\n                        ^" in str(caught.value)
