@@ -167,7 +167,9 @@ class Affine:
         return total
 
     def recombined(self) -> Affine:
-        """The same value with c*d*(e // d) + c*(e % d) put back together as c*e: addresses of reshapes become linear."""
+        """The same value with c*d*(e // d) + c*(e % d) put back together as c*e: addresses of reshapes become
+        linear.
+        """
         for atom, c in self.terms:
             if isinstance(atom, Mod):
                 quotient = atom.argument // atom.divisor

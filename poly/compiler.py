@@ -1,14 +1,13 @@
 """`compile` and `einsum`: the way from a program, a graph or text to something that runs.
 
-Program -> Schedule (the given one, or the policy's for the target) -> LoopTree -> Kernel | CommandStream. Everything that
-comes out has been checked: the schedule against its source program, the loop tree for running each instance once and in
-bounds, the stream by the verifier.
+Program -> Schedule (the given one, or the policy's for the target) -> LoopTree -> Kernel | CommandStream. Everything
+that comes out has been checked: the schedule against its source program, the loop tree for running each instance once
+and in bounds, the stream by the verifier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, overload
@@ -46,13 +45,23 @@ def machine_of(target: str | Machine) -> Machine:
 
 @overload
 def compile(
-    what: Graph, target: str | Machine = "cpu", *, constants: Mapping[str, Array] | None = None, threads: int | None = None,
-    schedule: None = None, progress: Progress | None = None,
+    what: Graph,
+    target: str | Machine = "cpu",
+    *,
+    constants: Mapping[str, Array] | None = None,
+    threads: int | None = None,
+    schedule: None = None,
+    progress: Progress | None = None,
 ) -> Engine: ...
 @overload
 def compile(
-    what: Program | str, target: str | Machine = "cpu", *, constants: Mapping[str, Array] | None = None,
-    threads: int | None = None, schedule: Schedule | None = None, progress: Progress | None = None,
+    what: Program | str,
+    target: str | Machine = "cpu",
+    *,
+    constants: Mapping[str, Array] | None = None,
+    threads: int | None = None,
+    schedule: Schedule | None = None,
+    progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
 def compile(
     what: Program | Graph | str,
@@ -73,7 +82,9 @@ def compile(
     machine = machine_of(target)
     if isinstance(what, Graph):
         if schedule is not None or constants:
-            raise ScheduleError("a graph brings its own constants and schedules", hint="compile graph.to_program() instead")
+            raise ScheduleError(
+                "a graph brings its own constants and schedules", hint="compile graph.to_program() instead"
+            )
         return build_engine(what, machine, _unit_compiler(machine, threads or 1), progress=progress)
     if isinstance(what, str):
         from poly.frontend.notation import parse
@@ -87,10 +98,15 @@ def compile(
 def compile_program(
     program: Program, machine: Machine, constants: Mapping[str, Array], threads: int, schedule: Schedule | None
 ) -> Kernel | StreamKernel:
-    """One program for one machine. Raises `PolyError` where a constant is missing or the program has no compiled form."""
+    """One program for one machine.
+
+    Raises `PolyError` where a constant is missing or the program has no compiled form.
+    """
     for t in program.with_role("constant"):
         if t.name not in constants:
-            raise PolyError(f"constant {t.name!r} has no value", where=program.name, hint="compile(..., constants={name: array})")
+            raise PolyError(
+                f"constant {t.name!r} has no value", where=program.name, hint="compile(..., constants={name: array})"
+            )
     if machine.kind == "accelerator":
         from poly.accel.compiled import compile_stream
 
@@ -138,5 +154,3 @@ def _einsum_kernel(spec: str, operands: tuple[tuple[tuple[int, ...], str], ...],
 
     program = einsum_program(spec, [shape for shape, _ in operands], [dtype for _, dtype in operands])
     return compile(program, threads=threads)  # type: ignore[return-value]
-
-

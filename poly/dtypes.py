@@ -32,14 +32,19 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 
 
 def dtype_name(dtype: object) -> str:
-    """The name of a numpy dtype, numpy scalar type or array's dtype. Raises `PolyError` where we have none (object, str)."""
+    """The name of a numpy dtype, numpy scalar type or array's dtype.
+
+    Raises `PolyError` where we have none (object, str).
+    """
     found = np.dtype(dtype)  # type: ignore[arg-type]
     if found in _NAMES:
         return _NAMES[found]
     for name, numpy in _EXTENSION.items():
         if found.name == numpy:
             return name
-    raise PolyError(f"arrays of dtype {found} have no compiled form", hint=f"convert to one of {', '.join(sorted(DTYPES))}")
+    raise PolyError(
+        f"arrays of dtype {found} have no compiled form", hint=f"convert to one of {', '.join(sorted(DTYPES))}"
+    )
 
 
 def size_bytes(name: str) -> int:

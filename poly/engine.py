@@ -90,8 +90,11 @@ class Engine:
     def _label(self, name: str) -> str:
         return self.graph.labels.get(name, name)
 
-    def run(self, inputs: Mapping[str, Array], *, observe: Callable[[Step, float], None] | None = None) -> dict[str, Array]:
-        """The outputs for a set of inputs. Arrays are checked (`RunError`); outputs are new arrays, owned by the caller.
+    def run(
+        self, inputs: Mapping[str, Array], *, observe: Callable[[Step, float], None] | None = None
+    ) -> dict[str, Array]:
+        """The outputs for a set of inputs. Arrays are checked (`RunError`); outputs are new arrays, owned by the
+        caller.
 
         `observe(step, seconds)` is called after each step.
         """
@@ -145,8 +148,8 @@ class Engine:
 
     def __repr__(self) -> str:
         return (
-            f"<Engine {self.graph.name} on {self.machine.name}: {len(self.steps)} groups ({len(self.units)} different), "
-            f"arena {self.plan.size} B, {len(self.fallbacks)} fallbacks>"
+            f"<Engine {self.graph.name} on {self.machine.name}: {len(self.steps)} groups "
+            f"({len(self.units)} different), arena {self.plan.size} B, {len(self.fallbacks)} fallbacks>"
         )
 
     def __str__(self) -> str:
@@ -182,7 +185,9 @@ def build_engine(
     )  # fmt: skip
 
 
-def _compile_step(program: Program, group: Group, name: str, compile_unit: CompileUnit, cache: dict[str, Unit | None]) -> Step:
+def _compile_step(
+    program: Program, group: Group, name: str, compile_unit: CompileUnit, cache: dict[str, Unit | None]
+) -> Step:
     part = extract(program, group, name.replace(" ", "_"))
     outputs = tuple(t.name for t in part.tensors if t.role in ("output", "inout", "state"))
     inputs = tuple(t.name for t in part.tensors if t.role in ("input", "constant", "inout", "state"))

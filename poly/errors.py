@@ -31,7 +31,9 @@ def _rebuild(kind: type[PolyError], fields: dict[str, object], args: tuple[objec
 class ParseError(PolyError):
     """Text that is not in the grammar; the message shows the line and a caret under the column."""
 
-    def __init__(self, message: str, *, text: str = "", line: int = 0, column: int = 0, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, text: str = "", line: int = 0, column: int = 0, hint: str | None = None
+    ) -> None:
         lines = text.splitlines()
         if 0 <= line - 1 < len(lines):
             message = f"{message}\n  line {line}: {lines[line - 1]}\n  {' ' * (len(f'line {line}: ') + column)}^"

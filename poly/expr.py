@@ -231,11 +231,15 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
             found = [dtype_of(a, reads) for a in (arguments[1:] if name == "select" else arguments)]
             known = {d for d in found if d is not None}
             if len(known) > 1:
-                raise ShapeError(f"{name}: operands of dtypes {sorted(known)}", hint="convert one with a cast, e.g. f32(x)")
+                raise ShapeError(
+                    f"{name}: operands of dtypes {sorted(known)}", hint="convert one with a cast, e.g. f32(x)"
+                )
             operator = OPERATORS[name]
             dtype = next(iter(known), None)
             if operator.result == "float" and dtype is not None and not is_float(dtype) and dtype[0] != "c":
-                raise ShapeError(f"{name}: takes floating operands, not {dtype}", hint=f"f32(x) or f64(x) inside {name}")
+                raise ShapeError(
+                    f"{name}: takes floating operands, not {dtype}", hint=f"f32(x) or f64(x) inside {name}"
+                )
             return "bool" if operator.result == "bool" else dtype
 
 
@@ -262,7 +266,11 @@ def evaluate(
 
 
 def _apply(
-    name: str, arguments: Sequence[Expr], reads: Sequence[np.ndarray], index: Callable[[Affine], np.ndarray | int], dtype: str | None
+    name: str,
+    arguments: Sequence[Expr],
+    reads: Sequence[np.ndarray],
+    index: Callable[[Affine], np.ndarray | int],
+    dtype: str | None,
 ) -> np.ndarray:
     from poly.dtypes import dtype_name
 

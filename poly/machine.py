@@ -44,7 +44,8 @@ class Engine:
     """What executes commands. `paths`: (source, destination) memory pairs of a DMA.
 
     `reads` and `writes`: the memories that an array's operands (in the order a, b) and results, or a vector engine's
-    operands, may lie in. `rows`, `cols`: of an array; `lanes`: elements a cycle of a vector engine or f32 lanes of a core.
+    operands, may lie in. `rows`, `cols`: of an array; `lanes`: elements a cycle of a vector engine or f32 lanes of a
+    core.
     """
 
     name: str
@@ -84,7 +85,9 @@ class Machine:
         for engine in self.engines:
             used = {m for path in engine.paths for m in path} | set(engine.reads) | set(engine.writes)
             if not used <= known:
-                raise MachineError(f"engine {engine.name} uses unknown memories {sorted(used - known)}", where=f"machine {self.name}")
+                raise MachineError(
+                    f"engine {engine.name} uses unknown memories {sorted(used - known)}", where=f"machine {self.name}"
+                )
             if engine.kind == "array" and (engine.rows < 1 or engine.cols < 1):
                 raise MachineError(f"array {engine.name} has no rows or columns", where=f"machine {self.name}")
         if not any(m.kind == "dram" for m in self.memories):
@@ -127,7 +130,9 @@ class Machine:
         for m in self.memories:
             size = "unbounded" if m.capacity is None else f"{m.capacity} {'vectors' if m.kind == 'register' else 'B'}"
             lines.append(f"  memory {m.name}: {m.kind}, {size}")
-        lines += [f"  engine {e.name}: {e.kind} {f'{e.rows}x{e.cols}' if e.kind == 'array' else f'{e.lanes} lanes' if e.lanes else ''}" for e in self.engines]
+        for e in self.engines:
+            shape = f" {e.rows}x{e.cols}" if e.kind == "array" else f" {e.lanes} lanes" if e.lanes else ""
+            lines.append(f"  engine {e.name}: {e.kind}{shape}")
         return "\n".join(lines)
 
 
@@ -166,7 +171,7 @@ def _bytes(value: object, where: str) -> int | None:
     for unit, factor in _UNITS.items():
         if text.endswith(unit) and text.removesuffix(unit).strip().isdigit():
             return int(text.removesuffix(unit)) * factor
-    raise MachineError(f"not a size: {text!r}", where=where, hint="write 65536, \"64KiB\" or \"1MiB\"")
+    raise MachineError(f"not a size: {text!r}", where=where, hint='write 65536, "64KiB" or "1MiB"')
 
 
 def _frozen(value: object) -> object:
@@ -176,10 +181,14 @@ def _frozen(value: object) -> object:
 def _build(kind: type[T], row: Mapping[str, object], where: str) -> T:
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     if not set(row) <= known:
-        raise MachineError(f"unknown keys {sorted(set(row) - known)}", where=where, hint=f"keys: {', '.join(sorted(known))}")
+        raise MachineError(
+            f"unknown keys {sorted(set(row) - known)}", where=where, hint=f"keys: {', '.join(sorted(known))}"
+        )
     values = {k: _bytes(v, where) if k == "capacity" else _frozen(v) for k, v in row.items()}
     if kind is Engine and values.get("kind") not in get_args(EngineKind):
-        raise MachineError(f"engine kind {values.get('kind')!r}", where=where, hint=f"one of {', '.join(get_args(EngineKind))}")
+        raise MachineError(
+            f"engine kind {values.get('kind')!r}", where=where, hint=f"one of {', '.join(get_args(EngineKind))}"
+        )
     try:
         return kind(**values)
     except TypeError as error:

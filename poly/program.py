@@ -1,13 +1,14 @@
-"""`Program`: tensors and statements. A statement is a domain (isl set), accesses and a body; nothing else is known of it.
+"""`Program`: tensors and statements. A statement is a domain (isl set), accesses and a body, and nothing else.
 
-Semantics. The instances of a statement are the points of its domain. An instance evaluates its reads, then its body, and
-writes one element: `target = body`, or with a combiner `target = combine(target, body)`. Instances run in the order of
-the statements' `path`s (section "Order"). A read with a guard gives its fill value where the guard does not hold, and
-touches nothing there.
+Semantics. The instances of a statement are the points of its domain. An instance evaluates its reads, then its body,
+and writes one element: `target = body`, or with a combiner `target = combine(target, body)`. Instances run in the order
+of the statements' `path`s (section "Order"). A read with a guard gives its fill value where the guard does not hold,
+and touches nothing there.
 
-Order. A path is a named 2d+1 vector: integers are positions in a sequence, names are the statement's own iterators, from
-the outside in: `(0, "t", 1, "i")` is the second thing inside the loop t, which is the first thing of the program. Two
-statements share a loop where their paths agree up to it. The default is one nest a statement, in the order written.
+Order. A path is a named 2d+1 vector: integers are positions in a sequence, names are the statement's own iterators,
+from the outside in: `(0, "t", 1, "i")` is the second thing inside the loop t, which is the first thing of the
+program. Two statements share a loop where their paths agree up to it. The default is one nest a statement, in the
+order written.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Tensor:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise PolyError(f"unknown dtype {self.dtype!r}", where=f"tensor {self.name}", hint=f"one of {sorted(DTYPES)}")
+            raise PolyError(
+                f"unknown dtype {self.dtype!r}", where=f"tensor {self.name}", hint=f"one of {sorted(DTYPES)}"
+            )
         if self.role not in get_args(Role):
             raise PolyError(f"unknown role {self.role!r}", where=f"tensor {self.name}")
 
@@ -146,8 +149,8 @@ class Statement:
 
     `contract`: a multiply-add of the body may be fused into one rounding. `origin`: the statement of the source program
     that this one is a part or a recomputation of ("" where it is original); its last iterators are the origin's.
-    `copies`: for a copy, the tensor of the source program whose element it moves; its last iterators are the subscripts.
-    `tile_rank`: of a copy or a recomputation, how many iterators name the tile; they come first.
+    `copies`: for a copy, the tensor of the source program whose element it moves; its last iterators are the
+    subscripts. `tile_rank`: of a copy or a recomputation, how many iterators name the tile; they come first.
     """
 
     name: str
@@ -184,7 +187,10 @@ class Statement:
 
 @dataclass(frozen=True)
 class Program:
-    """Tensors, statements, sizes. `context` is a parameter set that holds for the sizes; `sizes` a (partial) binding."""
+    """Tensors, statements, sizes.
+
+    `context` is a parameter set that holds for the sizes; `sizes` a (partial) binding.
+    """
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -227,7 +233,9 @@ class Program:
         context = self.context
         for name, value in (self.binding | sizes).items():
             if name not in self.parameters:
-                raise PolyError(f"{name!r} is not a size of {self.name}", hint=f"sizes: {', '.join(self.parameters) or 'none'}")
+                raise PolyError(
+                    f"{name!r} is not a size of {self.name}", hint=f"sizes: {', '.join(self.parameters) or 'none'}"
+                )
             context = context.intersect_params(isl.Set(f"[{name}] -> {{ : {name} = {value} }}"))
             if context.is_empty():
                 raise ShapeError(f"{name} = {value} is outside {self.context}", where=f"program {self.name}")
@@ -251,10 +259,15 @@ class Program:
 def verify(program: Program) -> None:
     """Check names, ranks, dtypes and iterators of a program. Raises `PolyError` that names the statement."""
     seen: set[str] = set()
-    for kind, names in (("tensor", [t.name for t in program.tensors]), ("statement", [s.name for s in program.statements])):
+    for kind, names in (
+        ("tensor", [t.name for t in program.tensors]),
+        ("statement", [s.name for s in program.statements]),
+    ):
         for name in names:
             if name in seen:
-                raise PolyError(f"{kind} {name!r}: the name is taken", hint="every tensor and statement has its own name")
+                raise PolyError(
+                    f"{kind} {name!r}: the name is taken", hint="every tensor and statement has its own name"
+                )
             seen.add(name)
     tensors = {t.name: t for t in program.tensors}
     for s in program.statements:
@@ -271,7 +284,9 @@ def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: s
             raise PolyError(f"no tensor {access.tensor!r}", where=where, hint=f"tensors: {', '.join(tensors)}")
         tensor = tensors[access.tensor]
         if len(access.index) != tensor.rank:
-            raise ShapeError(f"{tensor.name} has rank {tensor.rank}, accessed with {len(access.index)} subscripts", where=where)
+            raise ShapeError(
+                f"{tensor.name} has rank {tensor.rank}, accessed with {len(access.index)} subscripts", where=where
+            )
         for subscript in access.index:
             if isinstance(subscript, Affine) and not subscript.names <= known:
                 raise PolyError(f"unknown index {sorted(subscript.names - known)} in {access.tensor}", where=where)
@@ -294,8 +309,10 @@ def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: s
         raise ShapeError(f"body is {found}, {s.write.tensor} is {target}", where=where, hint=f"write {target}(...)")
 
 
-def box_domain(name: str, ranges: Iterable[tuple[str, Affine | int, Affine | int]], parameters: Sequence[str] = ()) -> isl.Set:
-    """The domain `{ name[i, ...] : lower <= i < upper and ... }`; ranges are (iterator, lower, upper), upper exclusive."""
+def box_domain(
+    name: str, ranges: Iterable[tuple[str, Affine | int, Affine | int]], parameters: Sequence[str] = ()
+) -> isl.Set:
+    """The domain `{ name[i, ...] : lower <= i < upper and ... }`; ranges are (iterator, lower, upper)."""
     ranges = list(ranges)
     text = " and ".join(f"{Affine.of(lo).isl_text} <= {i} < {Affine.of(hi).isl_text}" for i, lo, hi in ranges)
     iterators = ", ".join(i for i, _, _ in ranges)

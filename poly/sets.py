@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import islpy as isl
 
-from poly.affine import Affine, Constraint, Mod, FloorDiv, var
+from poly.affine import Affine, Constraint, FloorDiv, Mod, var
 from poly.program import Access, Statement
 
 IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set, isl.dim_type.param, isl.dim_type.div
@@ -59,7 +59,10 @@ def box(name: str, extents: Sequence[Affine], parameters: Sequence[str]) -> isl.
 
 
 def affine_of_aff(aff: isl.Aff, inputs: Sequence[str]) -> Affine | None:
-    """An isl affine expression by names; `inputs` name its input dimensions. None where a coefficient is not integer."""
+    """An isl affine expression by names; `inputs` name its input dimensions.
+
+    None where a coefficient is not integer.
+    """
     if aff.is_nan() or aff.get_denominator_val().get_num_si() != 1:
         return None
     result = Affine((), _int(aff.get_constant_val()))
@@ -76,7 +79,6 @@ def affine_of_aff(aff: isl.Aff, inputs: Sequence[str]) -> Affine | None:
                 return None
             result = result + inner * c
     return result
-
 
 
 def floor_of_aff(aff: isl.Aff, inputs: Sequence[str]) -> Affine | None:
@@ -151,7 +153,9 @@ def witness(relation: isl.Map, names: tuple[Sequence[str], Sequence[str]]) -> tu
 def _instance(domain: isl.Set, names: Sequence[str]) -> str:
     point = domain.sample_point()
     values = [_int(point.get_coordinate_val(SET, d)) for d in range(domain.dim(SET))]
-    sizes = [f"{domain.get_dim_name(PARAM, d)}={_int(point.get_coordinate_val(PARAM, d))}" for d in range(domain.dim(PARAM))]
+    sizes = [
+        f"{domain.get_dim_name(PARAM, d)}={_int(point.get_coordinate_val(PARAM, d))}" for d in range(domain.dim(PARAM))
+    ]
     inside = ", ".join(f"{n}={v}" for n, v in zip(names, values, strict=False))
     return f"{domain.get_tuple_name() or ''}[{inside}]" + (f" with {', '.join(sizes)}" if sizes else "")
 

@@ -23,7 +23,7 @@ def double_buffer(schedule: Schedule, tensor: str, loop: str, depth: int = 2) ->
     if old is None or not old.scope or old.scope[-1] != loop:
         raise ScheduleError(
             f"{tensor} has no tile per iteration of {loop!r}", where=schedule.source.name,
-            hint=f"promote it at {loop!r} first" if old is None or loop not in old.scope else f"its innermost loop is {old.scope[-1]!r}",
+            hint=f"promote it with at={loop!r}; its loops are {old.scope if old is not None else 'none'}",
         )  # fmt: skip
     if depth < 2:
         raise ScheduleError(f"depth {depth}", hint="2 or more slots")
@@ -34,7 +34,9 @@ def double_buffer(schedule: Schedule, tensor: str, loop: str, depth: int = 2) ->
         if any(a.tensor == tensor for a, _ in s.accesses):
             nest = schedule.nests[s.name]
             slot = nest.loops[loop] % depth
-            s = replace(s, write=_slotted(s.write, tensor, slot), reads=tuple(_slotted(r, tensor, slot) for r in s.reads))
+            s = replace(
+                s, write=_slotted(s.write, tensor, slot), reads=tuple(_slotted(r, tensor, slot) for r in s.reads)
+            )
             if s.copies and s.write.tensor == tensor:
                 nests[s.name] = Nest({**nest.loops, loop: nest.loops[loop] - (depth - 1)}, nest.path)
         statements.append(s)

@@ -2,8 +2,8 @@
 
 For each fusion group: parallel loops outside and shared by all its statements; one of them becomes lanes (the one along
 which most accesses are contiguous), for reductions a second one rows of a register tile; the target of a reduction is
-promoted to registers for the length of its reduction loops. Edges are index-set splits, so every register tile is whole.
-Zhao et al. call the first step a conservative start-up fusion; the register tile is Goto's (TOMS 2008).
+promoted to registers for the length of its reduction loops. Edges are index-set splits, so every register tile is
+whole. Zhao et al. call the first step a conservative start-up fusion; the register tile is Goto's (TOMS 2008).
 """
 
 from __future__ import annotations
@@ -101,7 +101,14 @@ def plan_of(program: Program, group: Group, machine: Machine) -> Plan:
     rows = _rows(strides, extents, lanes) if reduced else None
     registers = machine.registers.capacity if machine.registers and machine.registers.capacity else 16
     width, height = _tile_shape(extents, lanes, rows, vector, registers, reduced)
-    return Plan(tuple(a for a in order if a not in (rows, lanes)) + tuple(a for a in (rows, lanes) if a is not None), lanes, rows, vector, width, height)
+    return Plan(
+        tuple(a for a in order if a not in (rows, lanes)) + tuple(a for a in (rows, lanes) if a is not None),
+        lanes,
+        rows,
+        vector,
+        width,
+        height,
+    )
 
 
 def _strides(program: Program, s: Statement, group: Group) -> list[dict[int, int | None]]:
@@ -109,7 +116,9 @@ def _strides(program: Program, s: Statement, group: Group) -> list[dict[int, int
     result: list[dict[int, int | None]] = []
     for access, _ in s.accesses:
         tensor = program.tensor[access.tensor]
-        result.append({a: _stride(access, tensor, iterator, program.binding) for a, iterator in enumerate(group.axes[s.name])})
+        result.append(
+            {a: _stride(access, tensor, iterator, program.binding) for a, iterator in enumerate(group.axes[s.name])}
+        )
     return result
 
 
@@ -147,6 +156,7 @@ def _power_of_two(extent: int) -> int:
 
 def _rows(strides: Sequence[Sequence[dict[int, int | None]]], extents: Sequence[int], lanes: int) -> int | None:
     """A second parallel loop along which what is contiguous in the lanes is used again."""
+
     def reuse(axis: int) -> int:
         reads = [a for accesses in strides for a in accesses[:-1]]
         return sum(a.get(axis) == 0 and a.get(lanes) == 1 for a in reads)
@@ -165,7 +175,12 @@ def _tile_shape(
     if rows is None:
         return min(vectors, 4), 1
     best = max(
-        ((w, h) for w in range(1, min(vectors, 4) + 1) for h in range(1, min(extents[rows], registers) + 1) if w * h + w + 1 < registers),
+        (
+            (w, h)
+            for w in range(1, min(vectors, 4) + 1)
+            for h in range(1, min(extents[rows], registers) + 1)
+            if w * h + w + 1 < registers
+        ),
         key=lambda t: _efficiency(vectors, t[0]) * _efficiency(extents[rows], t[1]) * t[0] * t[1] / (t[0] + t[1]),
         default=(1, 1),
     )
@@ -245,7 +260,9 @@ def _split(schedule: Schedule, group: Group, plan: Plan, cuts: Sequence[Cut]) ->
         for name in [n for part in parts for n in part]:
             loop = loop_of(schedule, name, _iterator(schedule, group, name, cut.axis))
             schedule = schedule.split(loop, cut.at)
-            if cut.axis == plan.lanes and plan.rows is not None:  # the rows' loop is around both pieces: each gets its own
+            if (
+                cut.axis == plan.lanes and plan.rows is not None
+            ):  # the rows' loop is around both pieces: each gets its own
                 rows = loop_of(schedule, f"{name}_lo", _iterator(schedule, group, f"{name}_lo", plan.rows))
                 schedule = schedule.distribute(rows, 1)
         parts = [[f"{n}_{piece}" for n in part] for part in parts for piece in ("lo", "hi")]
@@ -307,7 +324,9 @@ def _inner(schedule: Schedule, name: str, loop: str, tiled: Sequence[str]) -> bo
 def _promote_target(schedule: Schedule, s: Statement, anchor: str, plan: Plan) -> Schedule:
     """Keep a reduction's target in registers while its tile is computed; the copy out gets rows and lanes too."""
     buffer = f"{s.write.tensor}_{s.name}_r"
-    lane_axis = next((d for d, i in enumerate(s.write.index) if isinstance(i, Affine) and _is_lane(s, i, plan, schedule)), None)
+    lane_axis = next(
+        (d for d, i in enumerate(s.write.index) if isinstance(i, Affine) and _is_lane(s, i, plan, schedule)), None
+    )
     schedule = schedule.promote(s.write.tensor, anchor, "reg", name=buffer)
     for copy in (f"ld_{buffer}", f"st_{buffer}"):
         if copy in schedule.nests:
@@ -317,7 +336,7 @@ def _promote_target(schedule: Schedule, s: Statement, anchor: str, plan: Plan) -
 
 def _is_lane(s: Statement, subscript: Affine, plan: Plan, schedule: Schedule) -> bool:
     nest = schedule.nests[s.name]
-    vector = next((l for l in nest.names if schedule.kind(l) == "vector"), None)
+    vector = next((name for name in nest.names if schedule.kind(name) == "vector"), None)
     return vector is not None and bool(nest.loops[vector].names & subscript.names)
 
 
@@ -336,7 +355,9 @@ def _with_padding(schedule: Schedule, group: Group) -> Schedule:
         padded = {r.tensor for r in s.reads if r.guard} if s.combiner is not None else set[str]()
         for tensor in sorted(padded):
             try:
-                schedule = schedule.promote(tensor, None, "dram", users=[s.name], name=f"{tensor}_{s.name}_padded", pad=True)
+                schedule = schedule.promote(
+                    tensor, None, "dram", users=[s.name], name=f"{tensor}_{s.name}_padded", pad=True
+                )
             except PolyError:
                 continue
     return schedule
@@ -345,7 +366,7 @@ def _with_padding(schedule: Schedule, group: Group) -> Schedule:
 def _parallel(schedule: Schedule, group: Group, plan: Plan, threads: int) -> Schedule:
     """Split the outermost shared loop that has work for all threads over them."""
     assert group.box is not None
-    shared = [l for l in schedule.nests[next(iter(_parts(schedule, group)))].names]
+    shared = [name for name in schedule.nests[next(iter(_parts(schedule, group)))].names]
     for loop in shared:
         statements = set(schedule.under(loop))
         if statements >= set(_parts(schedule, group)) and _extent(schedule, loop) >= threads:
@@ -365,7 +386,10 @@ def _extent(schedule: Schedule, loop: str) -> int:
     most = 0
     for name in schedule.under(loop):
         s = schedule.program.statement[name]
-        values = fix_sizes(expressions_map(s, (schedule.nests[name].loops[loop],), schedule.program.parameters), schedule.program.binding).range()
+        values = fix_sizes(
+            expressions_map(s, (schedule.nests[name].loops[loop],), schedule.program.parameters),
+            schedule.program.binding,
+        ).range()
         low, high = values.dim_min_val(0), values.dim_max_val(0)
         if low.is_int() and high.is_int():
             most = max(most, int(str(high)) - int(str(low)) + 1)

@@ -70,7 +70,10 @@ class Touch:
 
 
 def touches(program: Program, s: Statement) -> Iterator[Touch]:
-    """Every access of a statement as a relation, the program's known sizes put in. External ones touch whole tensors."""
+    """Every access of a statement as a relation, the program's known sizes put in.
+
+    External ones touch whole tensors.
+    """
     sizes = program.binding
 
     def bound(relation: isl.Map) -> isl.Map:
@@ -100,7 +103,10 @@ def _everything(program: Program, s: Statement, tensor: str) -> isl.Map:
 
 
 def before(
-    first: Statement, second: Statement, paths: tuple[tuple[PathStep, ...], tuple[PathStep, ...]], parameters: Sequence[str]
+    first: Statement,
+    second: Statement,
+    paths: tuple[tuple[PathStep, ...], tuple[PathStep, ...]],
+    parameters: Sequence[str],
 ) -> isl.Map | None:
     """{ first[x] -> second[y] : x runs before y } by the given paths over iterators; None where it never does."""
     shared, order = relation_in_time(*paths)
@@ -153,7 +159,11 @@ def _of_tensor(program: Program, tensor: str, group: Sequence[Touch]) -> Iterato
 
 
 def compare_map(
-    first: Statement, second: Statement, values: tuple[Affine, Affine], relation: Literal["<", ">", "=", "!="], parameters: Sequence[str]
+    first: Statement,
+    second: Statement,
+    values: tuple[Affine, Affine],
+    relation: Literal["<", ">", "=", "!="],
+    parameters: Sequence[str],
 ) -> isl.Map:
     """{ first[x] -> second[y] : values[0](x) relation values[1](y) }"""
     x = {n: var(f"{n}_x") for n in first.iterators}

@@ -1,8 +1,8 @@
 """The primitives that only move instances: each edits loop expressions and paths, then the checker decides.
 
 A primitive takes a schedule and plain values, and returns a new schedule with one more line in its log. It raises
-`ScheduleError` where it does not apply and `IllegalEdit`, with a witness, where it would change a result. The primitives
-that add statements are `promotion`, `recompute` and `buffering`.
+`ScheduleError` where it does not apply and `IllegalEdit`, with a witness, where it would change a result. The
+primitives that add statements are `promotion`, `recompute` and `buffering`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from poly.affine import Affine
+import islpy as isl
+
 from poly.errors import ScheduleError
 from poly.loops import LoopKind
 from poly.program import PathStep, Program
 from poly.scheduling.legality import check
 from poly.scheduling.schedule import Edit, Mark, Nest, Schedule, canonical
 from poly.sets import fix_sizes, header
-import islpy as isl
 
 
 def finish(old: Schedule, new: Schedule, primitive: str, /, **arguments: object) -> Schedule:
@@ -53,7 +53,9 @@ def replaced(path: tuple[PathStep, ...], loop: str, by: Sequence[PathStep]) -> t
 def _new_names(schedule: Schedule, *names: str) -> None:
     taken = [n for n in names if n in schedule.loop_statements]
     if taken:
-        raise ScheduleError(f"the loop name {taken[0]!r} is taken", where=schedule.source.name, hint="tile another loop")
+        raise ScheduleError(
+            f"the loop name {taken[0]!r} is taken", where=schedule.source.name, hint="tile another loop"
+        )
 
 
 def _positive(what: str, value: int) -> None:
@@ -71,14 +73,14 @@ def tile(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
     """
     if not sizes:
         raise ScheduleError("no loop to tile", hint='tile(i=32) or tile({"S.i": 32})')
-    band = sorted(sizes, key=lambda l: len(schedule.outer(l)))
+    band = sorted(sizes, key=lambda loop: len(schedule.outer(loop)))
     _require_band(schedule, band)
     result = schedule
     for loop in band:
         _positive(f"tile size of {loop}", sizes[loop])
         result = _strip_mine(result, loop, sizes[loop])
     if len(band) > 1:
-        result = _permute(result, [f"{l}.o" for l in band] + [f"{l}.p" for l in band])
+        result = _permute(result, [f"{b}.o" for b in band] + [f"{b}.p" for b in band])
     return finish(schedule, result, "tile", sizes=dict(sizes))
 
 
@@ -91,11 +93,14 @@ def _strip_mine(schedule: Schedule, loop: str, size: int) -> Schedule:
         loops = {n: v for n, v in nest.loops.items() if n != loop} | {outer: value // size, point: value % size}
         return Nest(loops, replaced(nest.path, loop, (outer, point)))
 
-    marks = {l: m for l, m in schedule.marks.items() if l != loop}
+    marks = {name: m for name, m in schedule.marks.items() if name != loop}
     if loop in schedule.marks:
         marks[point if schedule.kind(loop) in ("vector", "unroll", "unit") else outer] = schedule.marks[loop]
     moved = renest(schedule, schedule.under(loop), cut)
-    tensors = tuple(replace(t, scope=tuple(n for s in t.scope for n in ((outer, point) if s == loop else (s,)))) for t in moved.program.tensors)
+    tensors = tuple(
+        replace(t, scope=tuple(n for s in t.scope for n in ((outer, point) if s == loop else (s,))))
+        for t in moved.program.tensors
+    )
     return replace(moved, marks=marks, program=_with_tensors(moved.program, tensors))
 
 
@@ -127,7 +132,7 @@ def _permute(schedule: Schedule, order: Sequence[str]) -> Schedule:
 
 def interchange(schedule: Schedule, first: str, second: str) -> Schedule:
     """Swap two loops of one band."""
-    outer, inner = sorted((first, second), key=lambda l: len(schedule.outer(l)))
+    outer, inner = sorted((first, second), key=lambda loop: len(schedule.outer(loop)))
     chain = schedule.outer(inner)
     if outer not in chain or outer == inner:
         raise ScheduleError(f"{first!r} and {second!r} are not nested in one another", where=schedule.source.name)
@@ -141,7 +146,7 @@ def reorder(schedule: Schedule, *loops: str) -> Schedule:
     """Put the loops of one band in the order given, outermost first."""
     if len(set(loops)) < max(2, len(loops)):
         raise ScheduleError("name at least two different loops", hint='reorder("j", "i")')
-    band = sorted(loops, key=lambda l: len(schedule.outer(l)))
+    band = sorted(loops, key=lambda loop: len(schedule.outer(loop)))
     _require_band(schedule, band)
     return finish(schedule, _permute(schedule, loops), "reorder", loops=loops)
 
@@ -158,10 +163,21 @@ def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
     a, b = schedule.under(first), schedule.under(second)
     path_a, path_b = schedule.nests[a[0]].path, schedule.nests[b[0]].path
     prefix = path_a[: path_a.index(first)]
-    if first == second or prefix[:-1] != path_b[: path_b.index(second)][:-1] or not prefix or not isinstance(prefix[-1], int):
-        raise ScheduleError(f"{first!r} and {second!r} do not stand in one sequence", where=schedule.source.name, hint="fuse the loops around them first")
+    if (
+        first == second
+        or prefix[:-1] != path_b[: path_b.index(second)][:-1]
+        or not prefix
+        or not isinstance(prefix[-1], int)
+    ):
+        raise ScheduleError(
+            f"{first!r} and {second!r} do not stand in one sequence",
+            where=schedule.source.name,
+            hint="fuse the loops around them first",
+        )
     if path_b[len(prefix) - 1] < prefix[-1]:  # type: ignore[operator]
-        raise ScheduleError(f"{second!r} comes before {first!r}", where=schedule.source.name, hint=f"fuse({second!r}, {first!r})")
+        raise ScheduleError(
+            f"{second!r} comes before {first!r}", where=schedule.source.name, hint=f"fuse({second!r}, {first!r})"
+        )
     name = _fused_name(schedule, first, second)
 
     def moved(position: int, loop: str) -> Callable[[Nest], Nest]:
@@ -178,13 +194,20 @@ def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
     if first in schedule.marks and schedule.marks.get(first) == schedule.marks.get(second):
         marks[name] = schedule.marks[first]
     program = renamed_scopes(schedule.program, {first: name, second: name})
-    return finish(schedule, replace(schedule, nests=canonical(nests), marks=marks, program=program), "fuse", first=first, second=second)
+    return finish(
+        schedule,
+        replace(schedule, nests=canonical(nests), marks=marks, program=program),
+        "fuse",
+        first=first,
+        second=second,
+    )
 
 
 def renamed_scopes(program: Program, names: Mapping[str, str]) -> Program:
     """Loops of other names in the scopes of promoted tensors."""
     tensors = tuple(
-        replace(t, scope=tuple(names.get(s, s) for s in t.scope)) if set(t.scope) & names.keys() else t for t in program.tensors
+        replace(t, scope=tuple(names.get(s, s) for s in t.scope)) if set(t.scope) & names.keys() else t
+        for t in program.tensors
     )
     return _with_tensors(program, tensors)
 
@@ -203,13 +226,20 @@ def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
     inside = {s: _position_inside(schedule, s, loop) for s in schedule.under(loop)}
     later = [s for s, p in inside.items() if p >= at]
     if not later or len(later) == len(inside):
-        raise ScheduleError(f"loop {loop!r} has {len(set(inside.values()))} things inside, cannot cut at {at}", where=schedule.source.name)
+        raise ScheduleError(
+            f"loop {loop!r} has {len(set(inside.values()))} things inside, cannot cut at {at}",
+            where=schedule.source.name,
+        )
     moving = {n for s in later for n in schedule.nests[s].names if n == loop}
     name = f"{loop}.2"
     _new_names(schedule, name)
     for tensor in schedule.program.tensors:
         if loop in tensor.scope and {touched for s in later for touched in _tensors_of(schedule, s)} & {tensor.name}:
-            raise ScheduleError(f"{tensor.name} lives inside loop {loop!r}", where=schedule.source.name, hint="distribute before promoting")
+            raise ScheduleError(
+                f"{tensor.name} lives inside loop {loop!r}",
+                where=schedule.source.name,
+                hint="distribute before promoting",
+            )
 
     def moved(nest: Nest) -> Nest:
         k = nest.path.index(loop)
@@ -220,7 +250,9 @@ def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
         k = nest.path.index(loop)
         return Nest(nest.loops, (*nest.path[:k], 0, *nest.path[k:]))
 
-    nests = {n: moved(nest) if n in later else kept(nest) if n in inside else nest for n, nest in schedule.nests.items()}
+    nests = {
+        n: moved(nest) if n in later else kept(nest) if n in inside else nest for n, nest in schedule.nests.items()
+    }
     marks = dict(schedule.marks) | ({name: schedule.marks[loop]} if loop in schedule.marks else {})
     return finish(schedule, replace(schedule.with_nests(nests), marks=marks), "distribute", loop=loop, at=at)
 
@@ -251,15 +283,25 @@ def _not_in_scope(schedule: Schedule, loop: str, statements: Sequence[str], what
     for statement in statements:
         for name in _tensors_of(schedule, statement):
             if loop in schedule.program.tensor[name].scope:
-                raise ScheduleError(f"{name} has one tile an iteration of {loop!r}", where=schedule.source.name, hint=f"{what} before promoting it")
+                raise ScheduleError(
+                    f"{name} has one tile an iteration of {loop!r}",
+                    where=schedule.source.name,
+                    hint=f"{what} before promoting it",
+                )
 
 
 def skew(schedule: Schedule, loop: str, by: str, factor: int = 1) -> Schedule:
     """Add `factor` times an outer loop to a loop, for all statements under it (time skewing)."""
     if by not in schedule.outer(loop)[:-1]:
-        raise ScheduleError(f"{by!r} is not a loop around {loop!r}", where=schedule.source.name, hint="skew an inner loop by an outer one")
+        raise ScheduleError(
+            f"{by!r} is not a loop around {loop!r}",
+            where=schedule.source.name,
+            hint="skew an inner loop by an outer one",
+        )
     _not_in_scope(schedule, loop, schedule.under(loop), "skew")
-    skewed = renest(schedule, schedule.under(loop), lambda n: Nest({**n.loops, loop: n.loops[loop] + n.loops[by] * factor}, n.path))
+    skewed = renest(
+        schedule, schedule.under(loop), lambda n: Nest({**n.loops, loop: n.loops[loop] + n.loops[by] * factor}, n.path)
+    )
     return finish(schedule, skewed, "skew", loop=loop, by=by, factor=factor)
 
 
@@ -271,8 +313,14 @@ def split(schedule: Schedule, loop: str, at: int) -> Schedule:
     around = set(schedule.outer(loop)[:-1])
     statements = schedule.under(loop)
     for tensor in schedule.program.tensors:
-        if tensor.scope and not set(tensor.scope) <= around and set(tensor.scope) & {n for s in statements for n in schedule.nests[s].names}:
-            raise ScheduleError(f"{tensor.name} lives inside loop {loop!r}", where=schedule.source.name, hint="split before promoting")
+        if (
+            tensor.scope
+            and not set(tensor.scope) <= around
+            and set(tensor.scope) & {n for s in statements for n in schedule.nests[s].names}
+        ):
+            raise ScheduleError(
+                f"{tensor.name} lives inside loop {loop!r}", where=schedule.source.name, hint="split before promoting"
+            )
     program, parts = _split_statements(schedule, loop, at)
     nests = {n: nest for n, nest in schedule.nests.items() if n not in statements}
     marks = dict(schedule.marks)
@@ -281,10 +329,14 @@ def split(schedule: Schedule, loop: str, at: int) -> Schedule:
         k = nest.path.index(loop)
         new = {n: n if n in around else f"{n}.{piece}" for n in nest.names}
         path = tuple(new[s] if isinstance(s, str) else s for s in nest.path[k:])
-        nests[name] = Nest({new[n]: v for n, v in nest.loops.items()}, (*nest.path[:k], 0 if piece == "lo" else 1, *path))
+        nests[name] = Nest(
+            {new[n]: v for n, v in nest.loops.items()}, (*nest.path[:k], 0 if piece == "lo" else 1, *path)
+        )
         marks |= {new[n]: schedule.marks[n] for n in nest.names if n in schedule.marks}
     live = {n for nest in nests.values() for n in nest.names}
-    result = replace(schedule, program=program, nests=canonical(nests), marks={n: m for n, m in marks.items() if n in live})
+    result = replace(
+        schedule, program=program, nests=canonical(nests), marks={n: m for n, m in marks.items() if n in live}
+    )
     return finish(schedule, result, "split", loop=loop, at=at)
 
 
@@ -298,7 +350,9 @@ def _split_statements(schedule: Schedule, loop: str, at: int) -> tuple[Program, 
             continue
         value = schedule.nests[s.name].loops[loop].isl_text
         for piece, condition in (("lo", f"{value} < {at}"), ("hi", f"{value} >= {at}")):
-            cut = s.domain.intersect(isl.Set(f"{header(program.parameters)}{{ {s.tuple_text} : {condition} }}")).coalesce()
+            cut = s.domain.intersect(
+                isl.Set(f"{header(program.parameters)}{{ {s.tuple_text} : {condition} }}")
+            ).coalesce()
             if fix_sizes(cut.intersect_params(program.context), sizes).is_empty():
                 continue
             name = f"{s.name}_{piece}"
@@ -329,7 +383,11 @@ def vectorise(schedule: Schedule, loop: str) -> Schedule:
     """Run an innermost loop's iterations as the lanes of one vector. It must carry nothing."""
     inner = {n for s in schedule.under(loop) for n in schedule.nests[s].names[len(schedule.outer(loop)) :]}
     if inner:
-        raise ScheduleError(f"loop {loop!r} has loops {sorted(inner)} inside", where=schedule.source.name, hint="vectorise an innermost loop")
+        raise ScheduleError(
+            f"loop {loop!r} has loops {sorted(inner)} inside",
+            where=schedule.source.name,
+            hint="vectorise an innermost loop",
+        )
     return _marked(schedule, "vectorise", [loop], "vector")
 
 

@@ -14,7 +14,8 @@ import islpy as isl
 
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
-from poly.sets import DIV, IN, OUT, PARAM, affine_of_pw, floor_of_aff
+from poly.scheduling.rows import conditions_of
+from poly.sets import OUT, PARAM, affine_of_pw
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,15 @@ def box_of(footprint: isl.Map, tile: Sequence[str], where: str) -> Box:
     extents: list[Affine] = []
     for d in range(footprint.dim(OUT)):
         axis = footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
-        rated = [(extent, bound) for bound in _lower_bounds(axis, tile) if (extent := _extent(axis, tile, bound)) is not None]
+        rated = [
+            (extent, bound) for bound in _lower_bounds(axis, tile) if (extent := _extent(axis, tile, bound)) is not None
+        ]
         if not rated:
-            raise ScheduleError(f"axis {d} of the footprint {axis} has no affine corner", where=where, hint="split the loop, or promote further out")
+            raise ScheduleError(
+                f"axis {d} of the footprint {axis} has no affine corner",
+                where=where,
+                hint="split the loop, or promote further out",
+            )
         extent, bound = min(rated, key=lambda r: (not r[0].is_constant, r[0].constant, len(r[1].terms)))
         lower.append(bound)
         extents.append(extent)
@@ -49,40 +56,19 @@ def _lower_bounds(axis: isl.Map, tile: Sequence[str]) -> list[Affine]:
     exact = affine_of_pw(axis.dim_min(0), tile) if _bounded(axis) else None
     if exact is not None:
         found.append(exact)
-    hull = axis.simple_hull()
-    local = hull.get_local_space()
-    divs = [local.get_div(k) for k in range(local.dim(DIV))]
-    for constraint in hull.get_constraints():
-        c = _coefficient(constraint, OUT, 0)
-        if c == 0 or (c < 0 and not constraint.is_equality()):
+    element = "e_"
+    for condition in conditions_of(axis.simple_hull().wrap(), [*tile, element]):
+        c = 0 if condition is None else condition.expr.coefficient(element)
+        if condition is None or c == 0 or (c < 0 and not condition.equality):
             continue
-        rest = Affine((), int(str(constraint.get_constant_val())))
-        for kind, names in ((IN, tile), (PARAM, [hull.get_dim_name(PARAM, k) for k in range(hull.dim(PARAM))])):
-            for k, name in enumerate(names):
-                rest = rest + var(name) * _coefficient(constraint, kind, k)
-        unknown = False
-        for k, div in enumerate(divs):
-            if factor := _coefficient(constraint, DIV, k):
-                value = None if div.is_nan() or _mentions_output(div) else floor_of_aff(div, [*tile, "?"])
-                unknown |= value is None
-                rest = rest if value is None else rest + value * factor
-        if not unknown:
-            rest = rest if c > 0 else -rest
-            found.append(-(rest // abs(c)))  # c*e + rest >= 0  ->  e >= ceil(-rest/c)
+        rest = condition.expr - var(element) * c
+        if element not in rest.names:
+            found.append(-((rest if c > 0 else -rest) // abs(c)))  # c*e + rest >= 0  ->  e >= ceil(-rest/c)
     return found
 
 
 def _bounded(axis: isl.Map) -> bool:
     return bool(axis.range().dim_has_any_lower_bound(isl.dim_type.set, 0))
-
-
-def _mentions_output(div: isl.Aff) -> bool:
-    n = div.dim(IN)
-    return int(str(div.get_coefficient_val(IN, n - 1))) != 0 if n else False
-
-
-def _coefficient(constraint: isl.Constraint, kind: isl.dim_type, k: int) -> int:
-    return int(str(constraint.get_coefficient_val(kind, k)))
 
 
 def _extent(axis: isl.Map, tile: Sequence[str], lower: Affine) -> Affine | None:
@@ -92,7 +78,11 @@ def _extent(axis: isl.Map, tile: Sequence[str], lower: Affine) -> Affine | None:
     parameters = [axis.get_dim_name(PARAM, k) for k in range(axis.dim(PARAM))]
     names = ", ".join([*tile, "e_"])
     offset = isl.Map(f"{header(parameters)}{{ [{names}] -> [e_ - ({lower.isl_text})] }}")
-    values = axis.wrap().flatten().reset_tuple_id().apply(offset) if axis.wrap().has_tuple_id() else axis.wrap().flatten().apply(offset)
+    values = (
+        axis.wrap().flatten().reset_tuple_id().apply(offset)
+        if axis.wrap().has_tuple_id()
+        else axis.wrap().flatten().apply(offset)
+    )
     if values.is_empty():
         return Affine((), 0)
     if not values.dim_has_any_upper_bound(isl.dim_type.set, 0) or not values.dim_min_val(0).is_nonneg():

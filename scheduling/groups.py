@@ -81,7 +81,9 @@ def _written_once(program: Program) -> frozenset[str]:
     return frozenset(name for name, group in writers.items() if once(name, group))
 
 
-def _home(program: Program, groups: list[Group], producers: set[int], s: Statement, single: frozenset[str]) -> int | None:
+def _home(
+    program: Program, groups: list[Group], producers: set[int], s: Statement, single: frozenset[str]
+) -> int | None:
     """The group that takes a statement, or None."""
     if not producers or s.external is not None:
         return None
@@ -149,7 +151,9 @@ def _add_update(program: Program, group: Group, s: Statement) -> bool:
     """Take the reduction that the group's only statement initialises."""
     first = group.statements[0]
     axes = tuple(i for i in s.iterators if _used_bare(s.write, i))
-    if _placement(s.write, axes) != tuple(group.made[s.write.tensor]) and sorted(axes) != sorted(group.axes[first.name]):
+    if _placement(s.write, axes) != tuple(group.made[s.write.tensor]) and sorted(axes) != sorted(
+        group.axes[first.name]
+    ):
         return False
     aligned = _aligned(s.write, group.made[s.write.tensor], len(group.axes[first.name]))
     if aligned is None or group.box is None or box_of(program, s, aligned) != group.box:
@@ -196,7 +200,9 @@ def _add_pointwise(program: Program, group: Group, s: Statement) -> bool:
     group.statements.append(s)
     group.axes[s.name] = axes
     group.made[s.write.tensor] = _placement(s.write, axes)
-    group.why.append(f"{s.name} reads {', '.join(r.tensor for r in s.reads if r.tensor in group.made)} where it is made")
+    group.why.append(
+        f"{s.name} reads {', '.join(r.tensor for r in s.reads if r.tensor in group.made)} where it is made"
+    )
     return True
 
 
@@ -218,7 +224,8 @@ def extract(program: Program, group: Group, name: str) -> Program:
             tensors.append(replace(t, role=_role(t, t.name in written, t.name in needed, group)))
     keep_order = len(group.statements) > 1 and not _nests_apart_in(group)
     statements = tuple(
-        s if keep_order else replace(s, path=default_path(k, s.path[1:])) for k, s in enumerate(group.statements)  # type: ignore[arg-type]
+        s if keep_order else replace(s, path=default_path(k, s.path[1:]))
+        for k, s in enumerate(group.statements)  # type: ignore[arg-type]
     )
     return Program(name, tuple(tensors), statements, program.parameters, program.context, program.sizes)
 

@@ -1,8 +1,8 @@
 """What makes a schedule legal, decided by isl, each refusal with a pair of instances that shows it.
 
 Order: every dependence of the source program points forward in time (checked down the tree, loop by loop: Feautrier;
-isl manual, "Schedule Trees"). Marks: a parallel or vector loop carries nothing, reductions included. Value, capacity and
-bounds of promoted tensors are in `poly.scheduling.values`.
+isl manual, "Schedule Trees"). Marks: a parallel or vector loop carries nothing, reductions included. Value, capacity
+and bounds of promoted tensors are in `poly.scheduling.values`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def violation(schedule: Schedule, first: Statement, second: Statement, relation:
     return None if order == "before" or relation.is_empty() else ("", relation)
 
 
-def _compare(schedule: Schedule, pair: tuple[Statement, Statement], nests: tuple[Nest, Nest], loop: str, how: str) -> isl.Map:
+def _compare(
+    schedule: Schedule, pair: tuple[Statement, Statement], nests: tuple[Nest, Nest], loop: str, how: str
+) -> isl.Map:
     values = (nests[0].loops[loop], nests[1].loops[loop])
     relation = compare_map(*pair, values, how, schedule.program.parameters)  # type: ignore[arg-type]
     return fix_sizes(relation, schedule.program.binding)
@@ -174,11 +176,13 @@ def carried(
     for tensor, group in groups.items():
         for a in group:
             for b in group:
-                if not (a.write or b.write) or (not reductions and a.own and b.own and a.statement.combiner == b.statement.combiner):
+                if not (a.write or b.write) or (
+                    not reductions and a.own and b.own and a.statement.combiner == b.statement.combiner
+                ):
                     continue
                 pairs = a.relation.apply_range(b.relation.reverse())
                 nests = (schedule.nests[a.statement.name], schedule.nests[b.statement.name])
-                for l, how in ((loop, "<"), *((o, "=") for o in around)):
-                    pairs = pairs.intersect(_compare(schedule, (a.statement, b.statement), nests, l, how))
+                for level, how in ((loop, "<"), *((o, "=") for o in around)):
+                    pairs = pairs.intersect(_compare(schedule, (a.statement, b.statement), nests, level, how))
                 if not pairs.is_empty():
                     yield a.statement, b.statement, tensor, pairs

@@ -1,8 +1,8 @@
 """Addresses from lifetimes: one planner for an arena on the CPU and for the scratchpads of an accelerator.
 
-Dynamic storage allocation: blocks with a size and an interval of time, to be placed so that blocks alive together do not
-overlap. Greedy by size with best fit (Sekiyama et al. 2018; Pisarchyk and Lee, MLSys 2020), which is within a few percent
-of the bound on neural networks; the bound is the largest sum of live sizes.
+Dynamic storage allocation: blocks with a size and an interval of time, to be placed so that blocks alive together do
+not overlap. Greedy by size with best fit (Sekiyama et al. 2018; Pisarchyk and Lee, MLSys 2020), which is within a few
+percent of the bound on neural networks; the bound is the largest sum of live sizes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def place(blocks: Sequence[Block], align: int = 64, capacity: int | None = None,
     """Offsets for all blocks, multiples of `align`. Raises `CapacityError` where they do not fit `capacity` bytes."""
     placed: list[tuple[Block, int]] = []
     for block in sorted(blocks, key=lambda b: (-b.size, b.first, b.name)):
-        busy = sorted((offset, offset + _rounded(other.size, align)) for other, offset in placed if other.overlaps(block))
+        busy = sorted(
+            (offset, offset + _rounded(other.size, align)) for other, offset in placed if other.overlaps(block)
+        )
         placed.append((block, _best_gap(busy, _rounded(block.size, align))))
     size = max((offset + _rounded(b.size, align) for b, offset in placed), default=0)
     bound = lower_bound(blocks, align)

@@ -1,9 +1,9 @@
 """Promotion: a tile of a tensor lives in another memory while some statements use it (`promote`).
 
-One operation for every space: packing into a cache-resident buffer, a scratchpad, an accumulator or registers. The copies
-between the spaces are statements of the program, their tile first in their iterators, so that everything that is known
-and checked about statements holds for them (PPCG's array promotion, Verdoolaege et al., TACO 2013, section 5, without
-its extension nodes).
+One operation for every space: packing into a cache-resident buffer, a scratchpad, an accumulator or registers. The
+copies between the spaces are statements of the program, their tile first in their iterators, so that everything that
+is known and checked about statements holds for them (PPCG's array promotion, Verdoolaege et al., TACO 2013, section
+5, without its extension nodes).
 """
 
 from __future__ import annotations
@@ -47,19 +47,32 @@ def promote(
     """Keep the part of `tensor` that one iteration of loop `at` uses in a buffer in memory `space`.
 
     `at` None: the whole tensor, once. `users`: the statements that see the buffer (default: all under `at` that touch
-    the tensor). `order`: the buffer's axes from slow to fast. `pad`: the buffer also holds the padding of guarded reads.
-    Elements are copied in where users read what they did not write in the same tile, and copied out where somebody else
-    needs what they write. Raises `ScheduleError` where the part has no box with an affine corner.
+    the tensor). `order`: the buffer's axes from slow to fast. `pad`: the buffer also holds the padding of guarded
+    reads. Elements are copied in where users read what they did not write in the same tile, and copied out where
+    somebody else needs what they write. Raises `ScheduleError` where the part has no box with an affine corner.
     """
     if tensor not in schedule.program.tensor:
-        raise ScheduleError(f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(schedule.program.tensor)}")
+        raise ScheduleError(
+            f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(schedule.program.tensor)}"
+        )
     chosen = _users(schedule, tensor, at, users)
     buffer = name or free_name(schedule, f"{tensor}_{identifier(space)}")
     tile = tile_of(schedule, tensor, at, chosen, pad)
     source = schedule.program.tensor[tensor]
-    new = Tensor(buffer, tile.box.extents, source.dtype, "temporary", space, _layout(tile.box, order), tile.loops, source.origin or tensor)
+    new = Tensor(
+        buffer,
+        tile.box.extents,
+        source.dtype,
+        "temporary",
+        space,
+        _layout(tile.box, order),
+        tile.loops,
+        source.origin or tensor,
+    )
     inward, outward = _copies_needed(schedule, tensor, chosen, tile)
-    statements = [see(schedule, s, tensor, new, tile, pad) if s.name in chosen else s for s in schedule.program.statements]
+    statements = [
+        see(schedule, s, tensor, new, tile, pad) if s.name in chosen else s for s in schedule.program.statements
+    ]
     nests = dict(schedule.nests)
     first, last = span(schedule, at, chosen)
     if outward:
@@ -67,7 +80,9 @@ def promote(
         nests = place(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
     if inward:
         guard = _padding(schedule, tensor, chosen) if pad else ()
-        statements = _insert(statements, _copy(schedule, source, new, tile, outward=False, pad=guard), chosen, after=False)
+        statements = _insert(
+            statements, _copy(schedule, source, new, tile, outward=False, pad=guard), chosen, after=False
+        )
         early = min(first, _after_writers(schedule, tensor, at, chosen))
         nests = place(nests, at, early, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
     program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
@@ -81,7 +96,7 @@ def promote(
 def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str], pad: bool = False) -> Tile:
     """The footprint on a tensor of one iteration of the loops down to `at`, over the statements `users`."""
     loops = () if at is None else schedule.outer(at)
-    variables = tuple(identifier(l) for l in loops)
+    variables = tuple(identifier(name) for name in loops)
     program = schedule.program
     footprint: isl.Map | None = None
     for name in users:
@@ -90,7 +105,9 @@ def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str
         for access, _ in s.accesses:
             if access.tensor == tensor:
                 seen = replace(access, guard=(), fill=None) if pad else access
-                part = where.reverse().apply_range(access_map(s, seen, program.parameters, program.tensor[tensor].shape))
+                part = where.reverse().apply_range(
+                    access_map(s, seen, program.parameters, program.tensor[tensor].shape)
+                )
                 footprint = part if footprint is None else footprint.union(part)
     assert footprint is not None
     known = fix_sizes(footprint.intersect_params(program.context), program.binding)
@@ -107,8 +124,15 @@ def _users(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str]
     chosen = tuple(s for s in (users or under) if s in touching)
     if not chosen:
         raise ScheduleError(f"nothing under loop {at!r} touches {tensor}", where=schedule.source.name)
-    if any(a.indirect for u in chosen for a, _ in schedule.program.statement[u].accesses if a.tensor == tensor) and at is not None:
-        raise ScheduleError(f"{tensor} is read indirectly: any element may be needed", where=schedule.source.name, hint="promote it whole: at=None")
+    if (
+        any(a.indirect for u in chosen for a, _ in schedule.program.statement[u].accesses if a.tensor == tensor)
+        and at is not None
+    ):
+        raise ScheduleError(
+            f"{tensor} is read indirectly: any element may be needed",
+            where=schedule.source.name,
+            hint="promote it whole: at=None",
+        )
     return chosen
 
 
@@ -204,12 +228,16 @@ def _padding(schedule: Schedule, tensor: str, users: Sequence[str]) -> tuple[tup
     if fills == {None}:
         return ()
     if len(fills) > 1:
-        raise ScheduleError(f"{tensor} is read with different fills {fills}", where=schedule.source.name, hint="pad=False")
+        raise ScheduleError(
+            f"{tensor} is read with different fills {fills}", where=schedule.source.name, hint="pad=False"
+        )
     for u in users:
         s = program.statement[u]
         for a in s.reads:
             if a.tensor == tensor and not _guard_is_bounds(program, s, a):
-                raise ScheduleError(f"{u} guards {tensor} by more than its bounds", where=schedule.source.name, hint="pad=False")
+                raise ScheduleError(
+                    f"{u} guards {tensor} by more than its bounds", where=schedule.source.name, hint="pad=False"
+                )
     (fill,) = fills
     assert fill is not None
     bounds = [c for d, e in enumerate(shape) for c in (Constraint(var(f"e{d}")), Constraint(e - 1 - var(f"e{d}")))]
@@ -221,11 +249,21 @@ def _guard_is_bounds(program: Program, s: Statement, access: Access) -> bool:
 
     free = access_map(s, replace(access, guard=(), fill=None), program.parameters)
     inside = free.intersect_range(box(access.tensor, program.tensor[access.tensor].shape, program.parameters))
-    return access_map(s, access, program.parameters).intersect_params(program.context).is_equal(inside.intersect_params(program.context))
+    return (
+        access_map(s, access, program.parameters)
+        .intersect_params(program.context)
+        .is_equal(inside.intersect_params(program.context))
+    )
 
 
 def _copy(
-    schedule: Schedule, source: Tensor, new: Tensor, tile: Tile, *, outward: bool, pad: tuple[tuple[Constraint, ...], Const] | tuple[()]
+    schedule: Schedule,
+    source: Tensor,
+    new: Tensor,
+    tile: Tile,
+    *,
+    outward: bool,
+    pad: tuple[tuple[Constraint, ...], Const] | tuple[()],
 ) -> Statement:
     """The statement that moves one element of one tile between a tensor and its buffer."""
     name = f"{'st' if outward else 'ld'}_{new.name}"
@@ -236,7 +274,14 @@ def _copy(
     inner = Access(new.name, tuple(var(e) - c for e, c in zip(elements, tile.box.lower, strict=True)))
     write, read = (outer, inner) if outward else (inner, outer)
     return Statement(
-        name, (*tile.variables, *elements), domain, write, (read,), Read(0), copies=source.name, tile_rank=len(tile.loops)
+        name,
+        (*tile.variables, *elements),
+        domain,
+        write,
+        (read,),
+        Read(0),
+        copies=source.name,
+        tile_rank=len(tile.loops),
     )
 
 
@@ -268,7 +313,9 @@ def span(schedule: Schedule, at: str | None, users: Sequence[str]) -> tuple[int,
 
 
 def _after_writers(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str]) -> int:
-    """The first position inside loop `at` behind everybody else who writes the tensor: a copy in is as early as it can."""
+    """The first position inside loop `at` behind everybody else who writes the tensor: a copy in is as early as it
+    can.
+    """
     under = tuple(schedule.nests) if at is None else schedule.under(at)
     others = [n for n in under if n not in users and schedule.program.statement[n].write.tensor == tensor]
     return span(schedule, at, others)[1] + 1 if others else 0

@@ -1,7 +1,8 @@
 """Recomputation: a producer's instances run again inside each tile of their consumer (`recompute`).
 
-This is fusion after tiling with halos (Zhao and Di, MICRO 2020): the tile's footprint on the tensor, pulled back through
-the producers' writes, is the set of instances that each tile needs. Neighbouring tiles may run the same instance.
+This is fusion after tiling with halos (Zhao and Di, MICRO 2020): the tile's footprint on the tensor, pulled back
+through the producers' writes, is the set of instances that each tile needs. Neighbouring tiles may run the same
+instance.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from poly.sets import access_map, fix_sizes, identifier
 
 
 def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
-    """Compute the part of `tensor` that one iteration of loop `at` reads, inside that iteration, into a buffer in `space`.
+    """Compute the part of `tensor` that one iteration of loop `at` reads, inside that iteration, into a buffer in
+    `space`.
 
     All statements that write the tensor are run again, in their order, as S_at; the original ones stay only where
     somebody else reads the tensor. Raises `ScheduleError` where the tensor is not produced outside the loop, and what
@@ -28,10 +30,14 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
     """
     program = schedule.program
     if tensor not in program.tensor:
-        raise ScheduleError(f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(program.tensor)}")
+        raise ScheduleError(
+            f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(program.tensor)}"
+        )
     under = set(schedule.under(at))
     writers = [s for s in program.statements if s.write.tensor == tensor]
-    consumers = tuple(s.name for s in program.statements if s.name in under and any(r.tensor == tensor for r in s.reads))
+    consumers = tuple(
+        s.name for s in program.statements if s.name in under and any(r.tensor == tensor for r in s.reads)
+    )
     if not consumers or not writers or any(s.name in under or s.tile_rank or s.external for s in writers):
         raise ScheduleError(
             f"{tensor} is not computed outside loop {at!r} and read inside it", where=schedule.source.name,
@@ -46,7 +52,9 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
     first, _ = span(schedule, at, consumers)
     for k, s in enumerate(again):
         nests = place(nests, at, first + k, _nest(s, tile), s.name)
-    statements = [see(schedule, s, tensor, new, tile, pad=False) if s.name in consumers else s for s in program.statements]
+    statements = [
+        see(schedule, s, tensor, new, tile, pad=False) if s.name in consumers else s for s in program.statements
+    ]
     where = min(k for k, s in enumerate(statements) if s.name in consumers)
     statements[where:where] = again
     result = _without_dead(replace(program, tensors=(*program.tensors, new), statements=tuple(statements)), tensor)

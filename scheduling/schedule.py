@@ -1,9 +1,9 @@
 """`Schedule`: a program, where each statement runs (named loop expressions and a path), and the log of edits.
 
-A nest gives a statement's place: `loops` maps loop names to quasi-affine expressions of its iterators, `path` mixes loop
-names with positions in sequences, from the outside in. Statements share a loop where their paths agree down to it, so
-the paths are a tree (`Schedule.tree`), and every loop name stands for one node of it. The schedule as a map is the path
-read as a 2d+1 vector. Edits are pure: each gives a new, checked `Schedule`.
+A nest gives a statement's place: `loops` maps loop names to quasi-affine expressions of its iterators, `path` mixes
+loop names with positions in sequences, from the outside in. Statements share a loop where their paths agree down to
+it, so the paths are a tree (`Schedule.tree`), and every loop name stands for one node of it. The schedule as a map is
+the path read as a 2d+1 vector. Edits are pure: each gives a new, checked `Schedule`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ class Schedule:
     def under(self, loop: str) -> tuple[str, ...]:
         """The statements under a loop. Raises `ScheduleError` where there is no such loop."""
         if loop not in self.loop_statements:
-            raise ScheduleError(f"no loop {loop!r}", where=self.source.name, hint=f"loops: {', '.join(self.loop_statements)}")
+            raise ScheduleError(
+                f"no loop {loop!r}", where=self.source.name, hint=f"loops: {', '.join(self.loop_statements)}"
+            )
         return self.loop_statements[loop]
 
     def outer(self, loop: str) -> tuple[str, ...]:
@@ -181,7 +183,8 @@ class Schedule:
         return print_schedule(self)
 
     def __repr__(self) -> str:
-        return f"<Schedule {self.source.name}: {len(self.nests)} statements, {len(self.loop_statements)} loops, {len(self.log)} edits>"
+        counts = f"{len(self.nests)} statements, {len(self.loop_statements)} loops, {len(self.log)} edits"
+        return f"<Schedule {self.source.name}: {counts}>"
 
     def _repr_html_(self) -> str:
         from poly.pictures import schedule_html
@@ -304,7 +307,10 @@ def original_nests(program: Program) -> dict[str, Nest]:
 
 
 def build_tree(paths: Mapping[str, tuple[PathStep, ...]]) -> TreeNode:
-    """The tree of a set of paths. Raises `ScheduleError` where a loop and a position, or two loops, stand at one place."""
+    """The tree of a set of paths.
+
+    Raises `ScheduleError` where a loop and a position, or two loops, stand at one place.
+    """
     return _node([(name, path) for name, path in paths.items()])
 
 
@@ -342,7 +348,10 @@ def flatten(children: Sequence[TreeNode]) -> list[TreeNode]:
 def canonical(nests: Mapping[str, Nest]) -> dict[str, Nest]:
     """The same places with canonical paths."""
     paths = paths_of(build_tree({name: nest.path for name, nest in nests.items()}))
-    return {name: Nest({n: nest.loops[n] for n in paths[name] if isinstance(n, str)}, paths[name]) for name, nest in nests.items()}
+    return {
+        name: Nest({n: nest.loops[n] for n in paths[name] if isinstance(n, str)}, paths[name])
+        for name, nest in nests.items()
+    }
 
 
 def statements_of(node: TreeNode) -> tuple[str, ...]:

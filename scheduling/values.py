@@ -79,14 +79,14 @@ class Flow:
 
     def readers(self, s: Statement) -> tuple[Reader, ...]:
         """The reads of a statement; a reduction's read of its own target is number -1."""
-        return tuple(
-            Reader(s.name, t.position, t.tensor, t.relation, t) for t in self._touches[s.name] if not t.write
-        )
+        return tuple(Reader(s.name, t.position, t.tensor, t.relation, t) for t in self._touches[s.name] if not t.write)
 
     def at_end(self, tensor: str) -> Reader:
         """A reader of a whole tensor after the program."""
         shape = self.program.tensor[tensor].shape
-        everything = fix_sizes(box(tensor, shape, self.program.parameters).intersect_params(self.program.context), self.program.binding)
+        everything = fix_sizes(
+            box(tensor, shape, self.program.parameters).intersect_params(self.program.context), self.program.binding
+        )
         relation = everything.identity().set_tuple_name(IN, END)
         return Reader(END, 0, tensor, relation, None)
 
@@ -103,7 +103,8 @@ class Flow:
             result = passed
         else:
             raise UnsupportedError(
-                f"the copies behind {reader.name}'s read of {reader.tensor} feed one another", where=self.schedule.source.name,
+                f"the copies behind {reader.name}'s read of {reader.tensor} feed one another",
+                where=self.schedule.source.name,
                 hint="promote so that partial results of one tile are not copied in again by the next",
             )  # fmt: skip
         self._found[key] = result
@@ -157,7 +158,9 @@ class Flow:
         return tuple(shared[:length])
 
     def _flow(self, reader: Reader, writers: Sequence[Touch], prefix: tuple[str | int, ...]) -> isl.UnionMap:
-        """isl's dataflow between loop vectors: there, accesses of tiled nests have no floors (and isl fewer troubles)."""
+        """isl's dataflow between loop vectors: there,
+        accesses of tiled nests have no floors (and isl fewer troubles).
+        """
         loops = tuple(step for step in prefix if isinstance(step, str))
         depth = max(len(self.schedule.nests[n].path) for n in self.schedule.nests) + 1
         empty = isl.UnionMap("{ }")
@@ -282,7 +285,9 @@ def _check_output(schedule: Schedule, flow: Flow, source: Flow, tensor: str) -> 
     _compare(schedule, None, reader, expected, _to_origin(schedule.program, flow.origin_of(reader), None))
 
 
-def _compare(schedule: Schedule, s: Statement | None, reader: Reader, expected: isl.UnionMap, actual: isl.UnionMap) -> None:
+def _compare(
+    schedule: Schedule, s: Statement | None, reader: Reader, expected: isl.UnionMap, actual: isl.UnionMap
+) -> None:
     if actual.is_equal(expected):
         return
     who = s.name if s is not None else "the result"
@@ -298,6 +303,7 @@ def _compare(schedule: Schedule, s: Statement | None, reader: Reader, expected: 
     reads, writes = witness(pairs, (names, labels))
     action = "of" if not wrong.is_empty() else "written by"
     raise IllegalEdit(
-        f"{who} reads {reader.tensor} and {what} {action} {writes}", kind="value", witness=(writes, reads), where=program.name,
+        f"{who} reads {reader.tensor} and {what} {action} {writes}", kind="value", witness=(writes, reads),
+        where=program.name,
         hint="a copy is missing, late or short, or a buffer is overwritten before its last use",
     )  # fmt: skip
