@@ -59,7 +59,7 @@ class Edit:
     arguments: tuple[tuple[str, object], ...]
 
     def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments if v is not None)})"
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.arguments if v is not None or k == 'at')})"
 
 
 @dataclass(frozen=True)
