@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -95,6 +95,18 @@ def _bare(extent: Affine) -> str:
     return ""
 
 
+def extents(tensor: Tensor, shape: Sequence[Affine], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape of a tensor as ints. Raises `RunError` where it depends on anything but the sizes, or is negative."""
+    unknown = sorted({name for e in shape for name in e.names} - set(sizes))
+    where = f"tensor {tensor.name}"
+    if unknown:
+        raise RunError(f"the shape depends on {', '.join(unknown)}, which is not a size", where=where)
+    found = tuple(int(e.evaluate(sizes)) for e in shape)
+    if any(extent < 0 for extent in found):
+        raise RunError(f"shape {found} has a negative extent", where=where)
+    return found
+
+
 def bind_arrays(tensors: Iterable[Tensor], sizes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:
     """One logical array a tensor: inputs and constants as given (not copied), others a copy of what is given or poison.
 
@@ -105,9 +117,7 @@ def bind_arrays(tensors: Iterable[Tensor], sizes: Mapping[str, int], inputs: Map
 
 def _bind_array(tensor: Tensor, sizes: Mapping[str, int], given: Array | None) -> Array:
     where = f"tensor {tensor.name}"
-    shape = tensor.extents(sizes)
-    if any(extent < 0 for extent in shape):
-        raise RunError(f"shape {shape} has a negative extent", where=where)
+    shape = extents(tensor, tensor.shape, sizes)
     if given is None:
         return poisoned(shape, tensor.dtype)
     array = np.asarray(given)
@@ -171,7 +181,7 @@ def pack(tensor: Tensor, sizes: Mapping[str, int], logical: Array) -> Array:
     """
     if tensor.layout is None:
         return logical
-    storage = poisoned(tuple(int(e.evaluate(sizes)) for e in tensor.storage_shape), tensor.dtype)
+    storage = poisoned(extents(tensor, tensor.storage_shape, sizes), tensor.dtype)
     place = _placement(tensor, sizes)
     count = np.zeros(storage.shape, np.int64)
     np.add.at(count, place, 1)
@@ -192,7 +202,7 @@ def _placement(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[npt.NDArray[np
     shape = tensor.extents(sizes)
     mesh = np.meshgrid(*(np.arange(extent) for extent in shape), indexing="ij", sparse=True)
     values = {**sizes, **dict(zip(tensor.layout.index, mesh, strict=True))}
-    physical = tuple(int(e.evaluate(sizes)) for e in tensor.storage_shape)
+    physical = extents(tensor, tensor.storage_shape, sizes)
     place = tuple(np.broadcast_to(c.evaluate(values), shape) for c in tensor.layout.coordinates)
     for coordinate, extent in zip(place, physical, strict=True):
         if coordinate.size and not (0 <= coordinate.min() and coordinate.max() < extent):

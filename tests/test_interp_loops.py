@@ -68,6 +68,8 @@ def test_what_is_wrong_in_a_tree_shows() -> None:
     lost = parse_loops(MATMUL.replace("M - i.o)", "M - q)", 1))
     with pytest.raises(RunError, match=r"'q'.* neither loops around nor sizes"):
         run_loops(lost, {"A": a, "B": b})
+    with pytest.raises(RunError, match="tensor Cr: the shape depends on i.o"):
+        run_loops(parse_loops(MATMUL.replace("f32[4, 8] in reg", "f32[i.o, 8] in reg")), {"A": a, "B": b})
     with pytest.raises(RunError, match="tensor B: no array"):
         run_loops(no_edge, {"A": a})
     with pytest.raises(RunError, match="size M is 13 by the sizes given and 12"):
