@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -190,6 +190,6 @@ def _build(kind: type[T], row: Mapping[str, object], where: str) -> T:
             f"engine kind {values.get('kind')!r}", where=where, hint=f"one of {', '.join(get_args(EngineKind))}"
         )
     try:
-        return kind(**values)
+        return cast("Callable[..., T]", kind)(**values)
     except TypeError as error:
         raise MachineError(str(error), where=where) from error

@@ -14,7 +14,7 @@ import islpy as isl
 from poly.affine import Affine, Constraint, Var, var
 from poly.errors import UnsupportedError
 from poly.scheduling.rows import conditions_of, parameters_of, set_of
-from poly.sets import SET, affine_of_aff
+from poly.sets import DIV, SET, affine_of_aff
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,42 @@ class LoopBounds:
     context: isl.Set
 
 
-def loop_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[str]) -> LoopBounds:
+def loop_bounds(prefixes: Sequence[isl.Set], outer: isl.Set, context: isl.Set, names: Sequence[str]) -> LoopBounds:
     """Bounds of the last of the loops `names`.
 
-    `prefixes`: per statement the values of these loops; `context`: what is known of the loops around.
-    Raises `UnsupportedError` for a loop without bounds.
+    `prefixes`: per statement the values of these loops, `outer`: of the first statement without the last loop;
+    `context`: what is known of the loops around. Raises `UnsupportedError` for a loop without bounds.
     """
-    depth = len(names) - 1
+    first = prefixes[0]
+    if same(context, outer) and all(same(first, other) for other in prefixes[1:]):
+        found = _exact_bounds(first, names)
+        if found is not None:
+            return found
+    return _hull_bounds(prefixes, context, names)
+
+
+def same(a: isl.Set, b: isl.Set) -> bool:
+    """Whether two sets are equal; free where they are written the same."""
+    return bool(a.plain_is_equal(b) or a.is_equal(b))
+
+
+def _exact_bounds(values: isl.Set, names: Sequence[str]) -> LoopBounds | None:
+    """The bounds where the loops around take just the values that all statements need: the constraints themselves."""
+    if values.n_basic_set() != 1:
+        return None
+    basic = values.get_basic_sets()[0].remove_redundancies()
+    if basic.dim(DIV):
+        return None
+    limits = [c for c in conditions_of(basic, names, len(names) - 1) if c is not None]
+    lower, upper = _limits(limits, names[-1])
+    if not lower or not upper:
+        return None
+    value, _ = _only_value(lower, upper, 1, limits, names[-1])
+    return LoopBounds(_sorted(lower), _sorted(upper), 1, (), value, (), values)
+
+
+def _hull_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[str]) -> LoopBounds:
+    """The bounds that hold for all statements, cheapest way first."""
     known = context.add_dims(SET, 1)
     together = prefixes[0]
     for other in prefixes[1:]:
@@ -52,10 +81,9 @@ def loop_bounds(prefixes: Sequence[isl.Set], context: isl.Set, names: Sequence[s
         found = _bounds(plain.simple_hull(), together, known, names)
     if not (found.lower and found.upper) and together.n_basic_set() > 1:  # two extents, say: i < N or i < M
         found = _bounds(plain.intersect(known.remove_divs()).convex_hull(), together, known, names)
-    if found.value is None and not (found.lower and found.upper):
-        raise UnsupportedError(
-            f"loop {names[depth]} has no {'upper' if found.lower else 'lower'} bound", hint="give every size a range"
-        )
+    if not (found.lower and found.upper):
+        missing = "upper" if found.lower else "lower"
+        raise UnsupportedError(f"loop {names[-1]} has no {missing} bound", hint="give every size a range")
     return found
 
 

@@ -17,7 +17,7 @@ from poly.errors import UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Tensor
-from poly.scheduling.bounds import holds_always, loop_bounds
+from poly.scheduling.bounds import holds_always, loop_bounds, same
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
 from poly.scheduling.rows import bounded
 from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, common_prefix, statements_of
@@ -124,7 +124,8 @@ class _Lowering:
         if not members:
             return []
         inner = (*names, tree.loop)
-        bounds = loop_bounds([self.placed[s].prefixes[len(inner)] for s in members], context, inner)
+        outer = self.placed[members[0]].prefixes[len(names)]
+        bounds = loop_bounds([self.placed[s].prefixes[len(inner)] for s in members], outer, context, inner)
         mark = self.schedule.marks.get(tree.loop, Mark())
         dropped = bounds.value is not None and mark.kind not in ("parallel", "unit")
         guard = bounds.guard + (bounds.value_guard if dropped else ())
@@ -141,10 +142,9 @@ class _Lowering:
     def leaf(self, name: str, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> _Segment:
         """A statement, inside an `If` for what it demands beyond the loops."""
         placed = self.placed[name]
-        rest = placed.vectors.gist(context).coalesce()
         body: tuple[Node, ...] = (self.compute(placed, values),)
-        if not rest.plain_is_universe():
-            pieces = conjunctions_of(rest, names)
+        if not same(placed.vectors, context):
+            pieces = conjunctions_of(placed.vectors.gist(context).coalesce(), names)
             if pieces is None:
                 raise UnsupportedError("its domain has an existential without a closed form", where=f"statement {name}")
             body = guarded(pieces, body, values)

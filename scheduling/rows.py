@@ -129,8 +129,12 @@ def set_of(
     return result.set_tuple_name(tuple_name) if tuple_name else result
 
 
-def conditions_of(basic: isl.BasicSet, names: Sequence[str]) -> list[Constraint | None]:
-    """The constraints of a basic set by names of its dimensions; None for an existential of no closed form."""
+def conditions_of(basic: isl.BasicSet, names: Sequence[str], about: int | None = None) -> list[Constraint | None]:
+    """The constraints of a basic set by names of its dimensions; None for an existential of no closed form.
+
+    `about`: only those with this dimension.
+    """
+    column = 0 if about is None else 1 + basic.dim(PARAM) + about
     local = basic.get_local_space()
     divs = _divs(local, names)
     atoms: list[Affine | None] = [*map(var, parameters_of(basic)), *map(var, names), *divs]
@@ -140,6 +144,8 @@ def conditions_of(basic: isl.BasicSet, names: Sequence[str]) -> list[Constraint 
         (False, basic.inequalities_matrix(_CST, PARAM, SET, DIV)),
     ):
         for r in range(matrix.rows()):
+            if column and not entry(matrix, r, column):
+                continue
             expression = expression_of_row(matrix, r, atoms)
             result.append(None if expression is None else Constraint(expression, equality))
     return result
