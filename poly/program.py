@@ -200,6 +200,11 @@ class Program:
     sizes: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
+        if any(not s.path for s in self.statements):
+            placed = tuple(
+                s if s.path else replace(s, path=default_path(k, s.iterators)) for k, s in enumerate(self.statements)
+            )
+            object.__setattr__(self, "statements", placed)
         verify(self)
 
     @cached_property
@@ -270,6 +275,10 @@ def verify(program: Program) -> None:
                 )
             seen.add(name)
     tensors = {t.name: t for t in program.tensors}
+    for t in program.tensors:
+        unknown = {n for e in t.shape for n in e.names} - set(program.parameters)
+        if unknown:
+            raise PolyError(f"unknown size {sorted(unknown)} in its shape", where=f"tensor {t.name}", hint="declare it")
     for s in program.statements:
         _verify_statement(s, tensors, set(program.parameters))
 

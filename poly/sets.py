@@ -5,7 +5,7 @@ isl matches dimensions by position and says nothing when they are named differen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -29,6 +29,11 @@ def identifier(name: str) -> str:
 def header(parameters: Sequence[str]) -> str:
     """`[M, N] -> `"""
     return f"[{', '.join(parameters)}] -> " if parameters else ""
+
+
+def parameter_names(thing: isl.Aff | isl.PwAff | isl.Set | isl.Map | isl.BasicSet | isl.BasicMap) -> list[str]:
+    """The names of the size parameters, by position."""
+    return [thing.get_dim_name(PARAM, k) or "" for k in range(thing.dim(PARAM))]
 
 
 def expressions_map(s: Statement, values: Sequence[Affine], parameters: Sequence[str], target: str = "") -> isl.Map:
@@ -69,9 +74,9 @@ def affine_of_aff(aff: isl.Aff, inputs: Sequence[str]) -> Affine | None:
     for d, name in enumerate(inputs):
         if c := _int(aff.get_coefficient_val(IN, d)):
             result = result + var(name) * c
-    for d in range(aff.dim(PARAM)):
+    for d, name in enumerate(parameter_names(aff)):
         if c := _int(aff.get_coefficient_val(PARAM, d)):
-            result = result + var(aff.get_dim_name(PARAM, d)) * c
+            result = result + var(name) * c
     for d in range(aff.dim(DIV)):
         if c := _int(aff.get_coefficient_val(DIV, d)):
             inner = floor_of_aff(aff.get_div(d), inputs)
@@ -103,14 +108,13 @@ def constraints_of(basic: isl.BasicSet, names: Sequence[str]) -> tuple[Constrain
     """The constraints of a basic set by names of its dimensions, existentials as floors; None if not possible."""
     result: list[Constraint] = []
     divs: list[Affine | None] = []
-    basic = basic.compute_divs() if isinstance(basic, isl.Set) else basic
     local = basic.get_local_space()
     for d in range(local.dim(DIV)):
         div = local.get_div(d)
         divs.append(None if div.is_nan() else floor_of_aff(div, names))
     for constraint in basic.get_constraints():
         total = Affine((), _int(constraint.get_constant_val()))
-        for kind, labels in ((SET, names), (PARAM, [basic.get_dim_name(PARAM, d) for d in range(basic.dim(PARAM))])):
+        for kind, labels in ((SET, names), (PARAM, parameter_names(basic))):
             for d, name in enumerate(labels):
                 if c := _int(constraint.get_coefficient_val(kind, d)):
                     total = total + var(name) * c
@@ -146,7 +150,7 @@ def fix_sizes(domain: Domain, sizes: Mapping[str, int]) -> Domain:
 def witness(relation: isl.Map, names: tuple[Sequence[str], Sequence[str]]) -> tuple[str, str]:
     """One pair of a non-empty relation, as `S[i=0, j=3]`, with values for free sizes where there are any."""
     point = relation.sample()
-    wrapped = isl.Map.from_basic_map(point) if isinstance(point, isl.BasicMap) else point
+    wrapped = isl.Map.from_basic_map(point)
     return _instance(wrapped.domain(), names[0]), _instance(wrapped.range(), names[1])
 
 
@@ -161,7 +165,7 @@ def _instance(domain: isl.Set, names: Sequence[str]) -> str:
 
 
 @contextmanager
-def operation_budget(operations: int) -> Iterator[None]:
+def operation_budget(operations: int) -> Generator[None]:
     """Bound the isl calls of a block (about 10^6 operations a second); they raise `islpy.Error` past it.
 
     Parsing counts too, so texts are read outside. Restored on the way out.

@@ -15,7 +15,7 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.scheduling.rows import conditions_of
-from poly.sets import OUT, PARAM, affine_of_pw
+from poly.sets import OUT, affine_of_pw, header, parameter_names
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,7 @@ def _bounded(axis: isl.Map) -> bool:
 
 def _extent(axis: isl.Map, tile: Sequence[str], lower: Affine) -> Affine | None:
     """The greatest output minus `lower`, plus one, over all tiles; affine in free sizes, or None."""
-    from poly.sets import header
-
-    parameters = [axis.get_dim_name(PARAM, k) for k in range(axis.dim(PARAM))]
+    parameters = parameter_names(axis)
     names = ", ".join([*tile, "e_"])
     offset = isl.Map(f"{header(parameters)}{{ [{names}] -> [e_ - ({lower.isl_text})] }}")
     values = (

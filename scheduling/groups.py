@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import islpy as isl
 
 from poly.affine import Affine, Var
-from poly.program import Access, Program, Statement, Tensor, default_path
+from poly.program import Access, Program, Statement, Tensor
 from poly.sets import SET, fix_sizes
 
 
@@ -224,8 +224,8 @@ def extract(program: Program, group: Group, name: str) -> Program:
             tensors.append(replace(t, role=_role(t, t.name in written, t.name in needed, group)))
     keep_order = len(group.statements) > 1 and not _nests_apart_in(group)
     statements = tuple(
-        s if keep_order else replace(s, path=default_path(k, s.path[1:]))
-        for k, s in enumerate(group.statements)  # type: ignore[arg-type]
+        s if keep_order else replace(s, path=(k, *s.path[1:]))
+        for k, s in enumerate(group.statements)
     )
     return Program(name, tuple(tensors), statements, program.parameters, program.context, program.sizes)
 

@@ -165,6 +165,7 @@ class Flow:
         depth = max(len(self.schedule.nests[n].path) for n in self.schedule.nests) + 1
         empty = isl.UnionMap("{ }")
         must, may, order, vectors = empty, empty, empty, empty
+        sink = empty
         done: set[str] = set()
         for touch in (*writers, *((reader.touch,) if reader.touch is not None else ())):
             s = touch.statement
