@@ -192,5 +192,11 @@ def outputs_of_hull(relation: isl.Map, inputs: Sequence[str]) -> list[Affine | N
 
 def _divs(local: isl.LocalSpace, names: Sequence[str]) -> list[Affine | None]:
     """The floors of a local space; None for an existential without a definition."""
-    found = (local.get_div(d) for d in range(local.dim(DIV)))
-    return [None if div.is_nan() else floor_of_aff(div, names) for div in found]
+    result: list[Affine | None] = []
+    for d in range(local.dim(DIV)):
+        try:
+            div = local.get_div(d)
+            result.append(None if div.is_nan() else floor_of_aff(div, names))
+        except isl.Error:  # isl has no other way to say that a division is unknown
+            result.append(None)
+    return result
