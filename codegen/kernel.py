@@ -11,11 +11,12 @@ from functools import cache, cached_property
 import numpy as np
 import numpy.typing as npt
 
-from poly.affine import Affine, FloorDiv, Var
+from poly.affine import Affine, Var
 from poly.codegen.function import ALIGN, Module, decode_status, lower
 from poly.codegen.jit import Linked, assembly, compile_object, link
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
+from poly.interp_arrays import pack, unpack
 from poly.loops import Compute, LoopTree
 from poly.machine import Machine
 from poly.program import Tensor
@@ -30,8 +31,8 @@ class Kernel:
     """`kernel(*inputs, out=None)`: inputs in the program's order; gives the output array, or a tuple of several.
 
     An input must have the declared dtype and shape; sizes left free are taken from the shapes. An array that is not
-    C-contiguous is copied. `out`: an array (a tuple for several outputs) to write to, C-contiguous and apart from the
-    inputs. An inout tensor is an input and an output: the caller's array is only modified where it is passed as `out`.
+    C-contiguous is copied, one whose tensor has a layout is packed. `out`: an array (a tuple for several outputs) to
+    write to, C-contiguous and apart from the inputs. An inout tensor is an input and an output: the caller's array is only modified where it is passed as `out`.
     Calls may run at the same time. Raises `RunError`.
     """
 
@@ -65,15 +66,19 @@ class Kernel:
         for tensor, array in zip(self.inputs, given, strict=True):
             _check_shape(tensor, array, sizes, "input")
         results = self._results(out, given, sizes)
-        arrays = self.constants | {t.name: _plain(a) for t, a in zip(self.inputs, given, strict=True)} | results
         for tensor, array in zip(self.inputs, given, strict=True):
             target = results.get(tensor.name)
             if target is not None and target is not array:
                 np.copyto(target, array)
+        arrays = {t.name: _plain(a) for t, a in zip(self.inputs, given, strict=True)} | results
+        packed = {t.name: t for t in self._tensors if t.layout is not None and t.name in arrays}
+        memory = self.constants | arrays | {n: pack(t, sizes, arrays[n]) for n, t in packed.items()}
         for tensor in self._tensors:
-            if tensor.name not in arrays:
-                arrays[tensor.name] = np.empty(tensor_shape(tensor, sizes), numpy_dtype(tensor.dtype))
-        self.run([arrays[name].ctypes.data for name in self.module.tensors], sizes)
+            if tensor.name not in memory:
+                memory[tensor.name] = np.empty(memory_shape(tensor, sizes), numpy_dtype(tensor.dtype))
+        self.run([memory[name].ctypes.data for name in self.module.tensors], sizes)
+        for name in packed.keys() & results.keys():
+            np.copyto(results[name], unpack(packed[name], sizes, memory[name]))
         found = tuple(results[t.name] for t in self.outputs)
         return found[0] if len(found) == 1 else found
 
@@ -86,7 +91,7 @@ class Kernel:
             arrays[tensor.name] = array
         for tensor in self._tensors:
             if tensor.name not in arrays:
-                arrays[tensor.name] = np.empty(tensor_shape(tensor, {}), numpy_dtype(tensor.dtype))
+                arrays[tensor.name] = np.empty(memory_shape(tensor, {}), numpy_dtype(tensor.dtype))
         self.run([arrays[name].ctypes.data for name in self.module.tensors])
 
     def run(self, addresses: Sequence[int], sizes: Mapping[str, int] | None = None) -> None:
@@ -116,7 +121,7 @@ class Kernel:
 
     def _results(self, out: Array | Sequence[Array] | None, given: Sequence[Array], sizes: Mapping[str, int]) -> dict[str, Array]:
         if out is None:
-            return {t.name: np.empty(tensor_shape(t, sizes), numpy_dtype(t.dtype)) for t in self.outputs}
+            return {t.name: np.empty(t.extents(sizes), numpy_dtype(t.dtype)) for t in self.outputs}
         chosen = (out,) if isinstance(out, np.ndarray) else tuple(out)
         if len(chosen) != len(self.outputs):
             raise RunError(f"{len(self.outputs)} outputs, out has {len(chosen)}", where=self.loops.name)
@@ -148,7 +153,7 @@ class Kernel:
         node = next(n for n in self.loops.nodes() if isinstance(n, Compute) and n.statement == found.statement)
         access = node.write if found.read is None else node.reads[found.read]
         tensor = next(t for t in (*self.loops.tensors, *self._tensors) if t.name == access.tensor)
-        extent = tensor_shape(tensor, dict(self.loops.sizes) | dict(sizes))[found.dimension]
+        extent = tensor.extents(dict(self.loops.sizes) | dict(sizes))[found.dimension]
         return RunError(
             f"index {found.value} of dimension {found.dimension} of {access.tensor} is outside 0 .. {extent - 1}",
             where=f"statement {found.statement}",
@@ -183,8 +188,8 @@ def _pool(_process: int, workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="polyloom")
 
 
-def tensor_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of the array behind a tensor: its storage, which is packed where the tensor has a layout."""
+def memory_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of the memory behind a tensor, which is packed where the tensor has a layout."""
     return tuple(int(e.evaluate(sizes)) for e in tensor.storage_shape)
 
 
@@ -196,8 +201,8 @@ def infer_sizes(
     equations = [
         (extent, length)
         for tensor, shape in zip(tensors, shapes, strict=True)
-        if len(shape) == len(tensor.storage_shape)
-        for extent, length in zip(tensor.storage_shape, shape, strict=True)
+        if len(shape) == tensor.rank
+        for extent, length in zip(tensor.shape, shape, strict=True)
     ]
     missing = [n for n in names if n not in sizes]
     while missing:
@@ -217,8 +222,6 @@ def _solve(extent: Affine, length: int) -> tuple[str, int] | None:
     match extent.terms:
         case ((Var(name), c),) if (length - extent.constant) % c == 0:
             return name, (length - extent.constant) // c
-        case ((FloorDiv(), _),):
-            return None
         case _:
             return None
 
@@ -238,12 +241,12 @@ def _typed(tensor: Tensor, array: npt.ArrayLike) -> Array:
 
 
 def _check_shape(tensor: Tensor, array: Array, sizes: Mapping[str, int], what: str) -> None:
-    expected = tensor_shape(tensor, sizes)
+    expected = tensor.extents(sizes)
     if array.shape == expected:
         return
-    shown = ", ".join(map(str, tensor.storage_shape))
+    shown = ", ".join(map(str, tensor.shape))
     text = f"{what} {tensor.name} has shape {list(array.shape)}, expected {list(expected)}"
-    raise RunError(text if all(e.is_constant for e in tensor.storage_shape) else f"{text} from [{shown}]")
+    raise RunError(text if all(e.is_constant for e in tensor.shape) else f"{text} from [{shown}]")
 
 
 def _plain(array: Array) -> Array:
@@ -254,4 +257,4 @@ def _plain(array: Array) -> Array:
 def _constant(tensor: Tensor, array: Array, sizes: Mapping[str, int]) -> Array:
     found = _plain(_typed(tensor, array))
     _check_shape(tensor, found, sizes, "constant")
-    return found
+    return pack(tensor, sizes, found)

@@ -23,7 +23,7 @@ from poly.expr import Apply, reads_of
 from poly.loops import Alloc, Compute, External, For, If, Node, Sync, walk
 from poly.program import ReadIndex, Tensor
 
-MAX_COPIES = 200_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
+MAX_COPIES = 50_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
 MAX_LANES = 128
 
 

@@ -1,0 +1,640 @@
+"""Loop trees to native code: every construct against the interpreter of loop trees or numpy, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.loop_trees import Case, at, cases, compute, inside, loop, tensor
+
+from poly.affine import Affine, Constraint, var
+from poly.codegen.function import emit, lower
+from poly.codegen.host import cache_sizes, host_machine, machine_of_features
+from poly.codegen.jit import compile_object
+from poly.codegen.kernel import Kernel
+from poly.dtypes import numpy_dtype
+from poly.errors import Bug, MachineError, RunError, UnsupportedError
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, Read, apply, dtype_of, evaluate
+from poly.interp_loops import run_loops
+from poly.loops import Alloc, Compute, External, For, LoopTree, Node, Sync
+from poly.program import Access, Layout, ReadIndex, Tensor
+
+HOST = host_machine()
+LANES = HOST.lanes(4)
+MULTIPLY = apply("mul", Read(0), Read(1))
+PLAIN = ["f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def kernel_of(tree: LoopTree, threads: int = 1) -> Kernel:
+    inputs = [t for t in tree.tensors if t.role in ("input", "inout")]
+    return Kernel(tree, HOST, inputs, [t for t in tree.tensors if t.role in ("output", "inout")], threads=threads)
+
+
+def check(tree: LoopTree, *arrays: np.ndarray, sizes: dict[str, int] | None = None, threads: int = 1) -> np.ndarray:
+    """Run and compare with the interpreter, exactly; gives the output."""
+    kernel = kernel_of(tree, threads)
+    found = kernel(*arrays)
+    assert isinstance(found, np.ndarray)
+    named = {t.name: a for t, a in zip(kernel.inputs, arrays, strict=True)}
+    np.testing.assert_array_equal(found, run_loops(tree, named, sizes=sizes)[kernel.outputs[0].name])
+    return found
+
+
+def integers(*shape: int, dtype: str = "f32", low: int = -4, high: int = 5) -> np.ndarray:
+    return np.random.default_rng(5).integers(low, high, shape).astype(numpy_dtype(dtype))
+
+
+# -- matrix products
+
+
+def matrices(m: int, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    return tensor("A", m, k, role="input"), tensor("B", k, n, role="input"), tensor("C", m, n, role="output")
+
+
+def plain_product(m: int, n: int, k: int) -> LoopTree:
+    zero = compute("zero", at("C", "i", "j"), [], Const(0.0))
+    update = compute("update", at("C", "i", "j"), [at("A", "i", "k"), at("B", "k", "j")], MULTIPLY, "+")
+    body = loop("i", 0, m, loop("j", 0, n, zero, loop("k", 0, k, update)), kind="parallel")
+    return LoopTree("product", matrices(m, n, k), (body,))
+
+
+def tiled_product(m: int, n: int, k: int, rows: int = 6, vectors: int = 2) -> LoopTree:
+    """C in registers, tile heights balanced over the rows, a narrower panel of columns at the edge."""
+
+    def tile(top: Affine, height: int, left: Affine, width: int) -> Node:
+        def lanes(*body: Node) -> For:
+            inner = loop("v", 0, [LANES, width - LANES * var("q")], *body, kind="vector")
+            return loop("q", 0, -(-width // LANES), inner, kind="unroll")
+
+        column = LANES * var("q") + var("v")
+        zero = loop("u", 0, height, lanes(compute("zero", at("Cr", "u", column), [], Const(0.0))), kind="unroll")
+        load_b = lanes(compute("load_b", at("Br", column), [at("B", "k", left + column)], Read(0)))
+        load_a = compute("load_a", at("Ar", 0), [at("A", top + var("u"), "k")], Read(0))
+        update = compute("update", at("Cr", "u", column), [at("Ar", 0), at("Br", column)], MULTIPLY, "+")
+        fma = loop("u", 0, height, Alloc(tensor("Ar", 1, space="reg"), (load_a, lanes(update))), kind="unroll")
+        copy = compute("copy", at("C", top + var("u"), left + column), [at("Cr", "u", column)], Read(0))
+        save = loop("u", 0, height, lanes(copy), kind="unroll")
+        reduction = loop("k", 0, k, Alloc(tensor("Br", width, space="reg"), (load_b, fma)))
+        return Alloc(tensor("Cr", height, width, space="reg"), (zero, reduction, save))
+
+    def panel(left: Affine, width: int) -> list[Node]:
+        count = -(-m // rows)
+        low, tall = m // count, m % count
+        top = [loop("t", 0, tall, tile((low + 1) * var("t"), low + 1, left, width))] if tall else []
+        return [*top, loop("t", 0, count - tall, tile(low * var("t") + tall * (low + 1), low, left, width))]
+
+    width = vectors * LANES
+    body: list[Node] = [loop("p", 0, n // width, *panel(width * var("p"), width), kind="parallel")] if n >= width else []
+    body += panel(Affine.of(n // width * width), n % width) if n % width else []
+    return LoopTree("tiled_product", matrices(m, n, k), tuple(body))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_plain_product(threads: int) -> None:
+    a, b = integers(7, 5), integers(5, 13)
+    np.testing.assert_array_equal(check(plain_product(7, 13, 5), a, b, threads=threads), a @ b)
+
+
+@pytest.mark.parametrize("shape", [(6, 16, 4), (13, 37, 5), (1, 1, 1), (5, 8, 3), (20, 33, 2), (7, 3, 9)])
+def test_tiled_product(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = integers(m, k), integers(k, n)
+    np.testing.assert_array_equal(check(tiled_product(m, n, k), a, b), a @ b)
+    found = kernel_of(tiled_product(m, n, k), threads=2)(a, b)
+    np.testing.assert_array_equal(found, a @ b)
+
+
+@pytest.mark.skipif("fma" not in HOST.engines[0].features, reason="the host has no fused multiply-add")
+def test_register_tile_has_no_spills() -> None:
+    assembly = kernel_of(tiled_product(12, 64, 128)).asm
+    body = assembly[assembly.index("0.body:") : assembly.index(".size")]
+    loops = [b for b in re.split(r"^\.LBB\w+:", body, flags=re.M) if "vfmadd" in b]
+    hot = re.split(r"\n\tj\w+\t", max(loops, key=lambda b: b.count("vfmadd")))[0]
+    assert len(re.findall(r"vfmadd\w+ps\s+.*[yz]mm", hot)) == 12
+    assert "%rsp" not in hot and "%rbp" not in hot
+    assert not re.search(r"vmov[au]ps\s+%[yz]mm\d+, .*\(", hot)  # nothing is stored
+    assert "imul" not in hot and "lea" not in hot
+
+
+def test_contraction_is_a_flag() -> None:
+    def ir(contract: bool) -> str:
+        body = apply("add", MULTIPLY, Read(2))
+        reads = [at(n, "i") for n in "abc"]
+        statement = compute("s", at("y", "i"), reads, body, contract=contract)
+        names = [tensor(n, 8, role="input") for n in "abc"]
+        tree = LoopTree("f", (*names, tensor("y", 8, role="output")), (loop("i", 0, 8, statement),))
+        return emit(tree, machine_of_features("haswell", ("avx", "avx2", "fma"), HOST.triple, {}, 1, 1000), "f")
+
+    assert "llvm.fma" in ir(True) and "llvm.fma" not in ir(False)
+
+
+# -- operators and conversions
+
+
+def samples(dtype: str, count: int = 48) -> np.ndarray:
+    rng, kind = np.random.default_rng(1), numpy_dtype(dtype)
+    if dtype == "bool":
+        return rng.integers(0, 2, count).astype(bool)
+    if dtype[0] == "f":
+        x = (rng.normal(size=count) * 10).astype(kind)
+        x[:10] = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 0.5, 2.5, -2.5]
+    else:
+        limits = np.iinfo(kind)  # type: ignore[type-var]
+        x = rng.integers(limits.min, limits.max, count, dtype=kind, endpoint=True)
+        x[:5] = [0, 1, limits.max, limits.min, limits.max if limits.min == 0 else -1]
+        x[5:20] = rng.integers(0, 10, 15)
+    return x
+
+
+def pairs(a: np.ndarray, arity: int) -> list[np.ndarray]:
+    """The samples, and permutations of them, so that special values meet."""
+    rng = np.random.default_rng(2)
+    return [a, *(rng.permutation(a) for _ in range(arity - 1))]
+
+
+def elementwise(body: Expr, tensors: list[Tensor], out: str, lanes: int, count: int = 48) -> LoopTree:
+    def statement(index: Affine) -> Compute:
+        return compute("s", at("y", index), [at(t.name, index) for t in tensors], body)
+
+    y = tensor("y", count, dtype=out, role="output")
+    if not lanes:
+        return LoopTree("f", (*tensors, y), (loop("i", 0, count, statement(var("i"))),))
+    inner = loop("v", 0, [lanes, count - lanes * var("o")], statement(lanes * var("o") + var("v")), kind="vector")
+    return LoopTree("f", (*tensors, y), (loop("o", 0, -(-count // lanes), inner),))
+
+
+def operator_cases(dtype: str) -> list[tuple[str, Expr, str, np.ndarray]]:
+    """Operator, body over the reads x0, x1, x2 (and the bool b), result dtype and numpy's result, where numpy has it."""
+    x = pairs(samples(dtype), 3)
+    found: list[tuple[str, Expr, str, np.ndarray]] = []
+    for name, operator in OPERATORS.items():
+        arrays = x[: operator.arity]
+        reads: list[Expr] = [Read(k) for k in range(operator.arity)]
+        if name == "select":
+            arrays, reads = [samples("bool"), *x[1:]], [Read(3), Read(1), Read(2)]
+        if name == "pow" and dtype[0] in "iu":
+            arrays, reads = [x[0], np.abs(x[1]) % 70], [Read(0), apply("abs", Read(4))]
+        body = apply(name, *reads)
+        try:
+            out = dtype_of(apply(name, *(Read(0) for _ in reads)), [dtype])
+            with np.errstate(all="ignore"):
+                expected = evaluate(apply(name, *(Read(k) for k in range(len(arrays)))), arrays, lambda _: 0)
+        except Exception:
+            continue  # numpy has no such operator on this dtype
+        if out is not None and expected.dtype == numpy_dtype(out):
+            found.append((name, body, out, expected))
+    return found
+
+
+@pytest.mark.parametrize("dtype", PLAIN)
+def test_operators(dtype: str) -> None:
+    rows = operator_cases(dtype)
+    assert len(rows) >= 15
+    x = pairs(samples(dtype), 3)
+    exponent = np.abs(x[1]) % 70 if dtype[0] in "iu" else x[1]
+    arrays = {"x0": x[0], "x1": x[1], "x2": x[2], "x3": samples("bool"), "x4": exponent}
+    inputs = [tensor(n, 48, dtype="bool" if n == "x3" else dtype, role="input") for n in arrays]
+    outputs = [tensor(f"y_{name}", 48, dtype=out, role="output") for name, _, out, _ in rows]
+    reads = [at(n, "i") for n in arrays]
+    for lanes in (1, HOST.lanes(numpy_dtype(dtype).itemsize), 7):
+        index = lanes * var("o") + var("v")
+        reads = [at(n, index) for n in arrays]
+        statements = [compute(name, at(f"y_{name}", index), reads, body) for name, body, _, _ in rows]
+        inner = loop("v", 0, [lanes, 48 - lanes * var("o")], *statements, kind="vector")
+        tree = LoopTree("f", (*inputs, *outputs), (loop("o", 0, -(-48 // lanes), inner),))
+        for (name, _, _, expected), found in zip(rows, kernel_of(tree)(*arrays.values()), strict=True):
+            tolerance = {"f32": 5e-7, "f64": 1e-14}.get(dtype, 0.0) if name in TRANSCENDENTAL else 0.0
+            np.testing.assert_allclose(found, expected, rtol=tolerance, atol=0, err_msg=f"{name} of {dtype}, {lanes} lanes")
+
+
+TRANSCENDENTAL = {"exp", "log", "tanh", "sigmoid", "erf", "sin", "cos", "pow"}
+
+
+@pytest.mark.parametrize("source", PLAIN)
+def test_conversions(source: str) -> None:
+    arrays: list[np.ndarray] = []
+    for target in PLAIN:
+        x = samples(source)
+        if source[0] == "f" and target[0] in "iu":
+            x = np.nan_to_num(x, posinf=5, neginf=7) % 100 - (50 if target[0] == "i" else 0)
+        arrays.append(x)
+    inputs = [tensor(f"x_{t}", 48, dtype=source, role="input") for t in PLAIN]
+    outputs = [tensor(f"y_{t}", 48, dtype=t, role="output") for t in PLAIN]
+    for lanes in (1, 8):
+        index = lanes * var("o") + var("v")
+        statements = [compute(t, at(f"y_{t}", index), [at(f"x_{t}", index)], Cast(t, Read(0))) for t in PLAIN]
+        inner = loop("v", 0, lanes, *statements, kind="vector")
+        found = kernel_of(LoopTree("f", (*inputs, *outputs), (loop("o", 0, 48 // lanes, inner),)))(*arrays)
+        for target, x, y in zip(PLAIN, arrays, found, strict=True):
+            np.testing.assert_array_equal(y, evaluate(Cast(target, Read(0)), [x], lambda _: 0), err_msg=f"{source} to {target}")
+
+
+def test_float_to_integer_saturates() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 300.7, -300.7, 0.9] * 6, np.float32)
+    found = kernel_of(elementwise(Cast("i8", Read(0)), [tensor("x", 48, role="input")], "i8", 8))(x)
+    np.testing.assert_array_equal(found, np.array([0, 127, -128, 127, -128, 127, -128, 0] * 6, np.int8))
+
+
+@pytest.mark.parametrize("body", [apply("sub", Const(2), Read(0)), apply("max", Read(0), Const(0)), apply("pow", Read(0), Const(3))])
+def test_literals_take_their_neighbours_dtype(body: Apply) -> None:
+    for dtype in ("f32", "f64", "i32"):
+        x = np.abs(np.nan_to_num(samples(dtype), posinf=3, neginf=4)) % 10
+        found = kernel_of(elementwise(body, [tensor("x", 48, dtype=dtype, role="input")], dtype, LANES))(x)
+        np.testing.assert_allclose(found, evaluate(body, [x], lambda _: 0), rtol=3e-7)
+
+
+# -- loops, guards, addresses
+
+
+@settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_random_trees_agree_with_the_interpreter(case: Case) -> None:
+    expected = run_loops(case.tree, case.inputs, sizes=case.sizes)["Y"]
+    for threads in (1, 2):
+        kernel = kernel_of(case.tree, threads)
+        found = np.empty(expected.shape, expected.dtype)
+        arrays = case.inputs | {"Y": found}
+        kernel.run([arrays[name].ctypes.data for name in kernel.module.tensors], case.sizes)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_convolution_with_padding_stride_and_dilation() -> None:
+    n, c, size, out, taps = 2, 3, 11, 4, 3
+    row, column = 2 * var("y") + 2 * var("r") - 1, 2 * (4 * var("xo") + var("x")) + var("s") - 1
+    guard = [*inside(row, size), *inside(column, size)]
+    reads = [at("X", "n", "c", row, column, guard=guard), at("W", "o", "c", "r", "s")]
+    width = 6
+    where = at("Y", "n", "o", "y", 4 * var("xo") + var("x"))
+    zero, update = compute("zero", where, [], Const(0)), compute("update", where, reads, MULTIPLY, "+")
+
+    def lanes(body: Node) -> Node:
+        return loop("xo", 0, 2, loop("x", 0, [4, width - 4 * var("xo")], body, kind="vector"))
+
+    def around(*body: Node) -> Node:
+        return loop("n", 0, n, loop("o", 0, out, loop("y", 0, 4, *body)))
+
+    taps_loop = loop("c", 0, c, loop("r", 0, taps, loop("s", 0, taps, lanes(update))))
+    shapes = (tensor("X", n, c, size, size, role="input"), tensor("W", out, c, taps, taps, role="input"))
+    tree = LoopTree("conv", (*shapes, tensor("Y", n, out, 4, width, role="output")), (around(lanes(zero), taps_loop),))
+    check(tree, integers(n, c, size, size), integers(out, c, taps, taps))
+
+
+def test_guards_touch_nothing() -> None:
+    """Beyond the tensor lies a page without access: a read there would end the process."""
+    import ctypes
+    import mmap
+
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    base = np.frombuffer(memory, np.float32)
+    libc = ctypes.CDLL(None)
+    end = base.ctypes.data + page
+    assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), 0) == 0
+    try:
+        x = base[page // 4 - 10 : page // 4]
+        x[:] = np.arange(10)
+        index = LANES * var("o") + var("v") + 3
+        read = at("x", index, guard=inside(index, 10), fill=-1)
+        for kind in ("vector", "serial"):
+            statement = compute("s", at("y", index - 3), [read], Read(0))
+            tree = LoopTree(
+                "edge",
+                (tensor("x", 10, role="input"), tensor("y", 5 * LANES, role="output")),
+                (loop("o", 0, 5, loop("v", 0, LANES, statement, kind=kind)),),
+            )
+            found = kernel_of(tree)(x)
+            np.testing.assert_array_equal(found, [*range(3, 10), *[-1] * (5 * LANES - 7)])
+    finally:
+        libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+@pytest.mark.parametrize("kind", ["serial", "vector"])
+def test_triangle(kind: str) -> None:
+    n = 13
+    upper: list[Affine | int | str] = [LANES, var("i") + 1 - LANES * var("o")]
+    column = LANES * var("o") + var("v")
+    update = compute("update", at("y", "i"), [at("L", "i", column), at("x", column)], MULTIPLY, "+")
+    zero = compute("zero", at("y", "i"), [], Const(0))
+    inner = loop("o", 0, (var("i") + LANES) // LANES, loop("v", 0, upper, update, kind=kind))  # type: ignore[arg-type]
+    shapes = (tensor("L", n, n, role="input"), tensor("x", n, role="input"), tensor("y", n, role="output"))
+    check(LoopTree("triangle", shapes, (loop("i", 0, n, zero, inner),)), integers(n, n), integers(n))
+
+
+def test_triangle_over_lanes() -> None:
+    """The inner loop's bounds depend on the vector variable: it runs lane by lane."""
+    update = compute("update", at("y", "i"), [at("L", "i", "j")], Read(0), "+")
+    zero = compute("zero", at("y", "z"), [], Const(0))
+    body = loop("i", 0, 8, loop("j", 0, var("i") + 1, update), kind="vector")
+    tree = LoopTree("f", (tensor("L", 8, 8, role="input"), tensor("y", 8, role="output")), (loop("z", 0, 8, zero), body))
+    check(tree, integers(8, 8))
+
+
+def test_floors_remainders_negative_and_steps() -> None:
+    forms = [(7 * var("i") - 20) // 3, (5 - 3 * var("i")) % 7, (var("i") - 9) // 4, (var("i") - 9) % 8]
+    index = sum(forms, Affine.of(40)) % 64
+    statement = compute("s", at("y", "i"), [at("x", index)], Read(0))
+    shapes = (tensor("x", 64, role="input"), tensor("y", 40, role="output"))
+    for kind in ("serial", "vector"):
+        pieces = loop("i", "o", [var("o") + 8, 40], statement, kind=kind)
+        zero = loop("i", 0, 40, compute("z", at("y", "i"), [], Const(0)))
+        check(LoopTree("f", shapes, (zero, loop("o", 1, 40, pieces, step=9))), integers(64))
+    steps = loop("i", 1, 40, statement, kind="serial", step=3)
+    check(LoopTree("f", shapes, (loop("i", 0, 40, compute("z", at("y", "i"), [], Const(0))), steps)), integers(64))
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 8, 21])
+def test_free_sizes(n: int) -> None:
+    column = LANES * var("o") + var("v")
+    statement = compute("s", at("y", "i", column), [at("x", column, "i"), at("b", column)], apply("add", Read(0), Read(1)))
+    inner = loop("v", 0, [LANES, var("N") - LANES * var("o")], statement, kind="vector")
+    body = loop("i", 0, "M", loop("o", 0, (var("N") + LANES - 1) // LANES, inner), kind="parallel")
+    shapes = (tensor("x", "N", "M", role="input"), tensor("b", "N", role="input"), tensor("y", "M", "N", role="output"))
+    tree = LoopTree("transpose", shapes, (body,), ("M", "N"))
+    check(tree, integers(n, 5), integers(n), threads=2)
+
+
+def test_layouts_are_packed_at_the_border() -> None:
+    blocked = Layout(("i", "j"), (var("j") // 4, var("i"), var("j") % 4), (Affine.of(2), Affine.of(3), Affine.of(4)))
+    x = Tensor("x", (Affine.of(3), Affine.of(7)), "f32", "input", layout=blocked)
+    y = Tensor("y", (Affine.of(3), Affine.of(7)), "f32", "output", layout=blocked)
+    statement = compute("s", at("y", "i", "j"), [at("x", "i", "j")], apply("neg", Read(0)))
+    for kind in ("serial", "vector"):
+        tree = LoopTree("f", (x, y), (loop("i", 0, 3, loop("j", 0, 7, statement, kind=kind)),))
+        a = integers(3, 7)
+        np.testing.assert_array_equal(check(tree, a), -a)
+        kernel = Kernel(tree, HOST, [], [y], constants={"x": a})
+        np.testing.assert_array_equal(kernel(), -a)
+
+
+# -- lanes
+
+
+@pytest.mark.parametrize("combiner", ["+", "*", "max", "min"])
+@pytest.mark.parametrize("extent", [1, 5, 8])
+def test_reduction_over_lanes_is_ordered(combiner: str, extent: int) -> None:
+    x = np.random.default_rng(4).normal(size=extent).astype(np.float32)
+    start = compute("start", at("y", 0), [], Const(1.5))
+    update = compute("update", at("y", 0), [at("x", "i")], Read(0), combiner)
+    shapes = (tensor("x", extent, role="input"), tensor("y", 1, role="output"))
+    check(LoopTree("f", shapes, (start, loop("i", 0, extent, update, kind="vector"))), x)
+
+
+def test_lanes_that_share_an_element() -> None:
+    zero = compute("zero", at("y", "i"), [], Const(0))
+    update = compute("update", at("y", var("i") // 3), [at("x", "i")], Read(0), "+")
+    last = compute("last", at("z", 0), [at("x", "i")], Read(0))
+    shapes = (tensor("x", 8, role="input"), tensor("y", 3, role="output"), tensor("z", 1, role="output"))
+    tree = LoopTree("f", shapes, (loop("i", 0, 3, zero), loop("i", 0, 8, update, last, kind="vector")))
+    x = integers(8)
+    found = kernel_of(tree)(x)
+    expected = run_loops(tree, {"x": x})
+    np.testing.assert_array_equal(found[0], expected["y"])
+    np.testing.assert_array_equal(found[1], expected["z"])
+
+
+# -- buffers, threads, indirection
+
+
+@pytest.mark.parametrize("width", [40, 5000])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_buffers(width: int, threads: int) -> None:
+    """On the stack, and in scratch memory with a slice for each part."""
+    copy = compute("copy", at("P", "j"), [at("x", "i", "j")], Read(0))
+    reverse = compute("reverse", at("y", "i", "j"), [at("P", width - 1 - var("j")), at("Q", 0)], apply("add", Read(0), Read(1)))
+    one = compute("one", at("Q", 0), [], Const(1))
+    body = Alloc(tensor("Q", 5000), (one, loop("j", 0, width, copy), loop("j", 0, width, reverse)))
+    tree = LoopTree(
+        "reverse",
+        (tensor("x", 6, width, role="input"), tensor("y", 6, width, role="output")),
+        (loop("i", 0, 6, Alloc(tensor("P", width), (body,)), kind="parallel"),),
+    )
+    x = integers(6, width)
+    np.testing.assert_array_equal(kernel_of(tree, threads)(x), x[:, ::-1] + 1)
+
+
+def test_buffers_of_free_size_and_shared_ones() -> None:
+    copy = compute("copy", at("P", "i"), [at("x", "i")], Read(0))
+    use = compute("use", at("y", "i"), [at("P", var("N") - 1 - var("i")), at("Q", 0)], apply("mul", Read(0), Read(1)))
+    two = compute("two", at("Q", 0), [], Const(2))
+    phases = (loop("i", 0, "N", copy, kind="parallel"), two, Sync(), loop("i", 0, "N", use, kind="parallel"))
+    shapes = (tensor("x", "N", role="input"), tensor("y", "N", role="output"))
+    tree = LoopTree("f", shapes, (Alloc(tensor("P", "N"), (Alloc(tensor("Q", 1), phases),)),), ("N",))
+    kernel = kernel_of(tree, threads=2)
+    assert kernel.module.parallel == (True, False, True)
+    for n in (1, 9, 7000):
+        x = integers(n)
+        np.testing.assert_array_equal(kernel(x), 2 * x[::-1])
+
+
+def lookup(kind: str, guard: bool = False) -> LoopTree:
+    condition = [Constraint(var("i") - 2)] if guard else []
+    read = at("x", ReadIndex(0), "j", guard=condition, fill=9)
+    statement = compute("look", at("y", "i", "j"), [at("idx", "i"), read], Read(1))
+    shapes = (tensor("idx", 5, dtype="i64", role="input"), tensor("x", 4, 3, role="input"), tensor("y", 5, 3, role="output"))
+    rows = loop("i", 0, 5, loop("j", 0, 3, statement, kind="vector" if kind == "columns" else "serial"))
+    across = loop("j", 0, 3, loop("i", 0, 5, statement, kind="vector"))
+    return LoopTree("look", shapes, (across if kind == "rows" else rows,))
+
+
+@pytest.mark.parametrize("kind", ["serial", "columns", "rows"])
+def test_indirect_reads(kind: str) -> None:
+    x = integers(4, 3)
+    check(lookup(kind), np.array([3, 0, 0, 2, 1]), x)
+    check(lookup(kind, guard=True), np.array([99, -99, 0, 2, 1]), x)
+    for bad in (4, -1, 1 << 30):
+        with pytest.raises(RunError, match=rf"statement look: index {bad} of dimension 0 of x is outside 0 .. 3"):
+            kernel_of(lookup(kind))(np.array([3, 0, bad, 2, 1]), x)
+
+
+def test_indirect_writes() -> None:
+    zero = compute("zero", at("y", "i"), [], Const(0))
+    for kind in ("serial", "vector"):
+        update = compute("scatter", at("y", ReadIndex(0)), [at("idx", "i"), at("x", "i")], Read(1), "+")
+        shapes = (tensor("idx", 6, dtype="i32", role="input"), tensor("x", 6, role="input"), tensor("y", 4, role="output"))
+        tree = LoopTree("scatter", shapes, (loop("i", 0, 4, zero), loop("i", 0, 6, update, kind=kind)))
+        check(tree, np.array([1, 1, 3, 0, 1, 3], np.int32), integers(6))
+        with pytest.raises(RunError, match="index 4 of dimension 0 of y"):
+            kernel_of(tree)(np.array([1, 1, 4, 0, 1, 3], np.int32), integers(6))
+
+
+# -- registers
+
+
+def test_registers_across_conditions_and_loops_that_may_not_run() -> None:
+    carry = compute("carry", at("R", 0), [at("x", "i")], Read(0), "+")
+    begin = compute("begin", at("R", 0), [], Const(1))
+    end = compute("end", at("y", "n"), [at("R", 0)], Read(0))
+    some = loop("i", 0, "n", carry)
+    tree = LoopTree(
+        "f",
+        (tensor("x", 9, role="input"), tensor("y", 9, role="output")),
+        (loop("n", 0, 9, Alloc(tensor("R", 1, space="reg"), (begin, some, end))),),
+    )
+    check(tree, integers(9))
+
+
+def test_registers_read_in_another_width() -> None:
+    fill = loop("v", 0, 8, compute("fill", at("R", "v"), [at("x", "v")], Read(0)), kind="vector")
+    one = compute("one", at("R", 3), [at("R", 5)], apply("add", Read(0), Const(100)))
+    half = loop("q", 0, 2, loop("v", 0, 4, compute("half", at("y", 4 * var("q") + var("v")), [at("R", 4 * var("q") + var("v"))], Read(0)), kind="vector"), kind="unroll")
+    reverse = loop("v", 0, 8, compute("reverse", at("y", 8 + var("v")), [at("R", 7 - var("v"))], Read(0)), kind="vector")
+    shapes = (tensor("x", 8, role="input"), tensor("y", 16, role="output"))
+    check(LoopTree("f", shapes, (Alloc(tensor("R", 8, space="reg"), (fill, one, half, reverse)),)), integers(8))
+
+
+# -- what is refused
+
+
+def refused(*body: Node, tensors: tuple[Tensor, ...] = ()) -> str:
+    shapes = (tensor("x", 32, role="input"), tensor("y", 32, role="output"), *tensors)
+    with pytest.raises(UnsupportedError) as info:
+        lower(LoopTree("f", shapes, body, ("N",)), HOST, "f")
+    return str(info.value)
+
+
+def copy(write: Access | None = None, read: Access | None = None) -> Compute:
+    return compute("copy", write or at("y", "i"), [read or at("x", "i")], Read(0))
+
+
+def test_refusals_name_the_place() -> None:
+    assert "unrolled loop i" in refused(loop("i", 0, "N", copy(), kind="unroll"))
+    assert "vector loop i" in refused(loop("i", 0, "N", copy(), kind="vector"))
+    assert "inside another" in refused(loop("i", 0, 8, loop("j", 0, 4, copy(), kind="vector"), kind="vector"))
+    register = tensor("R", 32, space="reg")
+    message = refused(Alloc(register, (loop("i", 0, 32, copy(at("R", "i"))),)))
+    assert "register tensor R is not constant" in message and "statement copy" in message
+    assert "before it is written" in refused(Alloc(register, (copy(at("y", 0), at("R", 3)),)))
+    assert "external" in refused(External("sort"))
+    assert "after unrolling" in refused(loop("i", 0, 1 << 20, copy(at("y", 0), at("x", 0)), kind="unroll"))
+    complex_ = compute("s", at("z", 0), [at("z", 0)], apply("add", Read(0), Read(0)))
+    assert "c64" in refused(complex_, tensors=(tensor("z", 1, dtype="c64"),))
+    wrong = compute("s", at("b", 0), [at("b", 0)], apply("neg", Read(0)))
+    assert "statement s" in refused(wrong, tensors=(tensor("b", 1, dtype="bool"),))
+
+
+# -- calls
+
+
+def test_calls_check_their_arguments() -> None:
+    kernel = kernel_of(plain_product(3, 4, 2))
+    a, b = integers(3, 2), integers(2, 4)
+    for arguments, message in [
+        ((a,), r"takes 2 arrays \(A, B\), got 1"),
+        ((a, b.astype(np.float64)), "input B is float64, expected f32"),
+        ((a, integers(4, 2)), r"input B has shape \[4, 2\], expected \[2, 4\]"),
+        ((a, "text"), "input B: str is no array of f32"),
+    ]:
+        with pytest.raises(RunError, match=message):
+            kernel(*arguments)
+    np.testing.assert_array_equal(kernel(a.tolist(), b), a @ b)
+    np.testing.assert_array_equal(kernel(np.asfortranarray(a), b[::1]), a @ b)
+    wide = integers(3, 4)
+    np.testing.assert_array_equal(kernel(wide[:, ::2], b), wide[:, ::2] @ b)
+
+
+def test_out() -> None:
+    kernel = kernel_of(plain_product(3, 4, 2))
+    a, b, out = integers(3, 2), integers(2, 4), np.empty((3, 4), np.float32)
+    assert kernel(a, b, out=out) is out
+    np.testing.assert_array_equal(out, a @ b)
+    fixed = np.empty((3, 4), np.float32)
+    fixed.flags.writeable = False
+    buffer = np.zeros(12, np.float32)
+    for bad, message in [
+        (np.empty((3, 4)), "out for C is float64, expected f32"),
+        (np.empty((4, 3), np.float32), "out for C has shape"),
+        (np.empty((3, 8), np.float32)[:, ::2], "not C-contiguous"),
+        (fixed, "not writable"),
+        ((out, out), "1 outputs, out has 2"),
+    ]:
+        with pytest.raises(RunError, match=message):
+            kernel(a, b, out=bad)
+    inside_buffer = buffer[:6].reshape(3, 2)
+    with pytest.raises(RunError, match="out for C overlaps input A"):
+        kernel(inside_buffer, b, out=buffer.reshape(3, 4))
+
+
+def test_inout_leaves_the_callers_array() -> None:
+    update = compute("update", at("x", "i"), [at("d", "i")], Read(0), "+")
+    tree = LoopTree("f", (tensor("x", 4, role="inout"), tensor("d", 4, role="input")), (loop("i", 0, 4, update),))
+    kernel, x, d = kernel_of(tree), integers(4), np.ones(4, np.float32)
+    before = x.copy()
+    np.testing.assert_array_equal(kernel(x, d), before + 1)
+    np.testing.assert_array_equal(x, before)
+    assert kernel(x, d, out=x) is x
+    np.testing.assert_array_equal(x, before + 1)
+
+
+def test_sizes_come_from_shapes() -> None:
+    statement = compute("s", at("y", "i"), [at("x", 2 * var("i")), at("x", 2 * var("i") + 1)], apply("add", Read(0), Read(1)))
+    shapes = (tensor("x", 2 * var("N"), role="input"), tensor("y", "N", role="output"))
+    kernel = kernel_of(LoopTree("f", shapes, (loop("i", 0, "N", statement),), ("N",)))
+    np.testing.assert_array_equal(kernel(np.arange(6, dtype=np.float32)), [1, 5, 9])
+    with pytest.raises(RunError, match="size N does not follow"):
+        kernel(np.arange(5, dtype=np.float32))
+
+
+def test_calls_from_many_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    kernel = kernel_of(tiled_product(13, 40, 6), threads=2)
+    a, b = integers(13, 6), integers(6, 40)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: kernel(a, b), range(40)):
+            np.testing.assert_array_equal(found, a @ b)
+
+
+def test_kernel_shows_itself() -> None:
+    kernel = kernel_of(plain_product(3, 4, 2))
+    assert "define" in kernel.ir and ".text" in kernel.asm
+    assert repr(kernel) == f"<Kernel product(A, B) -> C for {HOST.name}>"
+    assert "input A: f32[3, 2]" in str(kernel)
+
+
+# -- cache and host
+
+
+def test_object_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ir = emit(plain_product(3, 4, 2), HOST, "f")
+    code = compile_object(ir, HOST)
+    (entry,) = cache.rglob("*.o")
+    assert compile_object(ir, HOST) == code
+    for damage in (b"", entry.read_bytes()[:-3], b"junk" * 100):
+        entry.write_bytes(damage)
+        assert compile_object(ir, HOST) == code
+    assert not list(cache.rglob("*.tmp"))
+    other = machine_of_features("haswell", ("avx", "avx2"), HOST.triple, {}, 1, 1000)
+    compile_object(ir, other)
+    assert len(list(cache.rglob("*.o"))) == 2
+    blocked = cache / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("POLYLOOM_CACHE", str(blocked))
+    assert compile_object(ir, HOST) == code
+
+
+def test_broken_ir_is_a_bug_not_a_crash() -> None:
+    with pytest.raises(Bug, match="not valid"):
+        compile_object("define i64 @f() { ret i32 0 }", HOST)
+
+
+def test_host_and_other_cpus() -> None:
+    registers = HOST.registers
+    assert registers is not None and registers.capacity in (16, 32)
+    assert HOST.engines_of("core")[0].lanes in (4, 8, 16) and HOST.cores >= 1
+    assert [m.name for m in HOST.memories][0] == "dram" and cache_sizes()[1] >= 8192
+    wide = machine_of_features("skylake-avx512", ("avx", "avx2", "avx512f", "avx512vl", "fma"), HOST.triple, {1: 32768}, 1, 1000)
+    assert wide.lanes(4) == 16 and wide.registers is not None and wide.registers.capacity == 32
+    arm = machine_of_features("generic", ("neon",), "aarch64-unknown-linux-gnu", {1: 32768}, 1, 1000)
+    assert arm.lanes(4) == 4
+    assert compile_object(emit(plain_product(3, 4, 2), arm, "f"), arm)[:4] == b"\x7fELF"
+    with pytest.raises(MachineError):
+        compile_object("", machine_of_features("x", (), "nonsense-unknown-none", {}, 1, 1))
