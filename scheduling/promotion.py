@@ -25,10 +25,11 @@ from poly.sets import OUT, access_map, expressions_map, fix_sizes, identifier
 
 @dataclass(frozen=True)
 class Tile:
-    """What the users of a promotion touch per tile. `footprint`: { [tile] -> [element] }."""
+    """What the users of a promotion touch per tile. `footprint`: { [variables] -> [elements] }, names of their own."""
 
     loops: tuple[str, ...]
     variables: tuple[str, ...]
+    elements: tuple[str, ...]
     footprint: isl.Map
     box: Box
 
@@ -79,7 +80,7 @@ def promote(
         statements = _insert(statements, _copy(schedule, source, new, tile, outward=True, pad=()), chosen, after=True)
         nests = place(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
     if inward:
-        guard = _padding(schedule, tensor, chosen) if pad else ()
+        guard = _padding(schedule, tensor, chosen, tile) if pad else ()
         statements = _insert(
             statements, _copy(schedule, source, new, tile, outward=False, pad=guard), chosen, after=False
         )
@@ -112,7 +113,14 @@ def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str
     assert footprint is not None
     known = fix_sizes(footprint.intersect_params(program.context), program.binding)
     known = known.set_tuple_name(OUT, "").coalesce() if known.has_tuple_name(OUT) else known.coalesce()
-    return Tile(loops, variables, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}"))
+    elements = tuple(_apart(f"e{d}", variables) for d in range(known.dim(OUT)))
+    return Tile(loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}"))
+
+
+def _apart(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _users(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str] | None) -> tuple[str, ...]:
@@ -220,7 +228,9 @@ def see(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, 
     return replace(s, write=seen(s.write), reads=tuple(seen(r) for r in s.reads))
 
 
-def _padding(schedule: Schedule, tensor: str, users: Sequence[str]) -> tuple[tuple[Constraint, ...], Const] | tuple[()]:
+def _padding(
+    schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile
+) -> tuple[tuple[Constraint, ...], Const] | tuple[()]:
     """The guard, on elements, and the fill of the padding that users read; () where nothing is padded."""
     program = schedule.program
     shape = program.tensor[tensor].shape
@@ -240,7 +250,8 @@ def _padding(schedule: Schedule, tensor: str, users: Sequence[str]) -> tuple[tup
                 )
     (fill,) = fills
     assert fill is not None
-    bounds = [c for d, e in enumerate(shape) for c in (Constraint(var(f"e{d}")), Constraint(e - 1 - var(f"e{d}")))]
+    places = zip(tile.elements, shape, strict=True)
+    bounds = [c for e, extent in places for c in (Constraint(var(e)), Constraint(extent - 1 - var(e)))]
     return tuple(bounds), fill
 
 
@@ -267,7 +278,7 @@ def _copy(
 ) -> Statement:
     """The statement that moves one element of one tile between a tensor and its buffer."""
     name = f"{'st' if outward else 'ld'}_{new.name}"
-    elements = tuple(f"e{d}" for d in range(source.rank))
+    elements = tile.elements
     footprint = _written(schedule, source.name, tile) if outward else tile.footprint
     domain = named(footprint.wrap().flatten().set_tuple_name(name).coalesce(), (*tile.variables, *elements))
     outer = Access(source.name, tuple(var(e) for e in elements), *(pad or ((), None)))
@@ -348,7 +359,7 @@ def _own_nest(name: str, new: Tensor, tile: Tile, order: Sequence[int] | None) -
     for d in order if order is not None else range(new.rank):
         extent = new.shape[d]
         if not (extent.is_constant and extent.constant == 1):
-            loops[f"{name}.{d}"] = var(f"e{d}") - tile.box.lower[d]
+            loops[f"{name}.{d}"] = var(tile.elements[d]) - tile.box.lower[d]
             own.append(f"{name}.{d}")
     return Nest(loops, tuple(own))
 
