@@ -113,10 +113,11 @@ def _mentions(node: ast.expr, names: Collection[str]) -> bool:
 
 
 def _rename(found: isl.Set, parameters: Sequence[str], iterators: Sequence[str]) -> isl.Set:
-    for d, parameter in enumerate(parameters):
-        found = found.set_dim_name(PARAM, d, parameter)
-    for d, iterator in enumerate(iterators):
-        found = found.set_dim_name(SET, d, iterator)
+    for kind, names in ((PARAM, parameters), (SET, iterators)):
+        for d, name in enumerate(names):
+            if name[:1].isdigit():  # isl refuses what looks like a number
+                raise ParseError(f"{name!r} cannot name an index or a size")
+            found = found.set_dim_name(kind, d, name)
     return found
 
 
