@@ -173,10 +173,22 @@ class _Lowering:
             hit = [k for k, span in enumerate(spans) if span.statements & users]
             if hit:
                 merged = spans[hit[0] : hit[-1] + 1]
-                body = tuple(node for span in merged for node in span.nodes)
+                body = _joined([node for span in merged for node in span.nodes])
                 whole = _Segment((Alloc(tensor, body),), frozenset().union(*(span.statements for span in merged)))
                 spans[hit[0] : hit[-1] + 1] = [whole]
-        return tuple(node for span in spans for node in span.nodes)
+        return _joined([node for span in spans for node in span.nodes])
+
+
+def _joined(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Neighbours under the same guard share it."""
+    result: list[Node] = []
+    for node in nodes:
+        last = result[-1] if result else None
+        if isinstance(node, If) and isinstance(last, If) and node.any_of == last.any_of:
+            result[-1] = If(node.any_of, _joined([*last.body, *node.body]))
+        else:
+            result.append(node)
+    return tuple(result)
 
 
 def guarded(

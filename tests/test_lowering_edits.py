@@ -1,0 +1,105 @@
+"""Random programs under random edits: the loops compute what the program computes, and the text form replays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poly.errors import IllegalEdit, PolyError
+from poly.interp import run_program
+from poly.interp_loops import run_loops
+from poly.loops import If
+from poly.program import Program
+from poly.scheduling.instances import check_instances
+from poly.scheduling.lowering import lower
+from poly.scheduling.schedule import Schedule
+from poly.scheduling.schedule_text import parse_schedule, print_schedule
+from poly.text import parse_program
+from tests.strategies import inputs_for, programs
+
+
+def edited(program: Program, choice: random.Random, count: int) -> Schedule:
+    """Some random edits; those that are refused are left out."""
+    schedule = Schedule(program)
+    for _ in range(count):
+        loops = list(schedule.loop_statements)
+        if not loops:
+            break
+        first, second = choice.choice(loops), choice.choice(loops)
+        try:
+            schedule = one_edit(schedule, choice, first, second)
+        except PolyError:
+            continue
+    return schedule
+
+
+def one_edit(s: Schedule, choice: random.Random, first: str, second: str) -> Schedule:
+    tensor = choice.choice(list(s.program.tensor))
+    edits: tuple[Callable[[], Schedule], ...] = (
+        lambda: s.tile({first: choice.randint(2, 4)}),
+        lambda: s.tile({first: choice.randint(2, 4)}),
+        lambda: s.interchange(first, second),
+        lambda: s.fuse(first, second),
+        lambda: s.distribute(first),
+        lambda: s.shift(choice.choice(list(s.nests)), first, choice.randint(-2, 2)),
+        lambda: s.skew(first, second, choice.randint(1, 2)),
+        lambda: s.split(first, choice.randint(1, 3)),
+        lambda: s.promote(tensor, at=first, space="spm", pad=choice.random() < 0.5),
+        lambda: s.promote(tensor, at=first, space="spm"),
+        lambda: s.unroll(first),
+        lambda: s.parallelise(first),
+    )
+    return choice.choice(edits)()
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(programs(), st.integers(0, 10**6), st.booleans())
+def test_loops_compute_what_the_program_computes(program: Program, seed: int, bind: bool) -> None:
+    sizes, inputs = program.binding, inputs_for(program)
+    s = edited(program if bind else replace(program, sizes=()), random.Random(seed), seed % 6)
+    tree = lower(s)
+    try:
+        check_instances(tree, s.program)
+    except IllegalEdit:  # some of the programs are in bounds for their own sizes only
+        assert not bind
+        return
+    if not bind and any(e.evaluate(sizes) < 0 for t in s.program.tensors for e in t.storage_shape):
+        return
+    expected = run_program(program, {k: v.copy() for k, v in inputs.items()}, sizes=sizes)
+    found = run_loops(tree, {k: v.copy() for k, v in inputs.items()}, sizes=sizes, program=s.program)
+    for tensor in program.outputs:
+        np.testing.assert_array_equal(np.asarray(found[tensor.name]), np.asarray(expected[tensor.name]))
+    assert parse_schedule(print_schedule(s)) == s
+
+
+CHAIN = """program chain(N) where N >= 4
+input X: f32[N]
+temporary T: f32[N]
+temporary U: f32[N]
+output Y: f32[N]
+a[i]: T[i] = X[i]*2.0 where 0 <= i < N
+b[i]: U[i] = T[i] + 1.0 where 2 <= i < N
+c[i]: Y[i] = U[i]*T[i] where 2 <= i < N
+"""
+
+
+def test_neighbours_share_a_guard() -> None:
+    s = Schedule(parse_program(CHAIN)).fuse("a.i", "b.i")
+    (loop,) = [name for name in s.loop_statements if "b" in s.loop_statements[name]]
+    s = s.fuse(loop, "c.i")
+    guards = [n for n in lower(s).nodes() if isinstance(n, If)]
+    assert len(guards) == 1 and len(guards[0].body) == 2
+
+
+@pytest.mark.parametrize("size", [4, 7])
+def test_a_promoted_buffer_is_allocated_around_its_users(size: int) -> None:
+    s = Schedule(parse_program(CHAIN).bind(N=size)).tile({"a.i": 3}).promote("X", at="a.i.o", space="spm")
+    text = str(lower(s))
+    assert text.index("for a.i.o") < text.index("alloc") < text.index("ld_X_spm[") < text.index("a[")
+    assert text.index("b[") > text.index("a["), "the buffer does not reach into the next nest"
