@@ -20,6 +20,7 @@ from poly.errors import PolyError, ScheduleError
 from poly.graph import Array, Graph
 from poly.machine import Machine
 from poly.program import Program
+from poly.scheduling.capacity import check_capacity
 from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
 
@@ -117,6 +118,7 @@ def compile_program(
     chosen = schedule if schedule is not None else schedule_for_cpu(program, machine, threads)
     tree = chosen.lower()
     check_instances(tree, chosen.program)
+    check_capacity(tree, machine)
     return Kernel(tree, machine, program.inputs, program.outputs, constants, threads, chosen)
 
 

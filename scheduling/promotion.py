@@ -114,7 +114,9 @@ def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str
     known = fix_sizes(footprint.intersect_params(program.context), program.binding)
     known = known.set_tuple_name(OUT, "").coalesce() if known.has_tuple_name(OUT) else known.coalesce()
     elements = tuple(_apart(f"e{d}", variables) for d in range(known.dim(OUT)))
-    return Tile(loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}"))
+    return Tile(
+        loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
+    )
 
 
 def _apart(name: str, taken: Sequence[str]) -> str:

@@ -1,0 +1,64 @@
+"""Capacity: what is alive at once in each memory of a machine must fit it.
+
+A buffer lives while its `Alloc` does, so buffers inside one another add up and buffers one after another share space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from poly.dtypes import size_bytes
+from poly.errors import CapacityError, ScheduleError
+from poly.loops import Alloc, For, If, LoopTree, Node
+from poly.machine import Machine, Memory
+from poly.program import Tensor
+
+
+def check_capacity(tree: LoopTree, machine: Machine) -> None:
+    """Raise `CapacityError` where a memory overflows, `ScheduleError` where a buffer's memory is not the machine's."""
+    sizes = dict(tree.sizes)
+    for node in tree.nodes():
+        if isinstance(node, Alloc) and node.tensor.space not in machine.memory:
+            raise ScheduleError(
+                f"{node.tensor.name} is in memory {node.tensor.space!r}, which {machine.name} does not have",
+                where=tree.name,
+                hint=f"memories: {', '.join(machine.memory)}",
+            )
+    for memory in machine.memories:
+        if memory.capacity is None or memory.kind == "cache":
+            continue
+        used, tensors = peak(tree.body, memory, machine, sizes)
+        if used > memory.capacity:
+            unit = "vectors" if memory.kind == "register" else "B"
+            parts = ", ".join(f"{t.name} {footprint(t, memory, machine, sizes)}" for t in tensors)
+            raise CapacityError(
+                f"memory {memory.name} holds {memory.capacity} {unit}, the schedule needs {used} ({parts})",
+                kind="capacity",
+                where=tree.name,
+                hint="smaller tiles, fewer slots, or promote further in",
+            )
+
+
+def footprint(tensor: Tensor, memory: Memory, machine: Machine, sizes: Mapping[str, int]) -> int:
+    """Bytes of a buffer, aligned; whole vectors in a register memory."""
+    count = 1
+    for extent in tensor.storage_shape:
+        count *= int(extent.evaluate(sizes))
+    if memory.kind == "register":
+        return -(-count // machine.lanes(size_bytes(tensor.dtype)))
+    return -(-count * size_bytes(tensor.dtype) // memory.align) * memory.align
+
+
+def peak(
+    nodes: Sequence[Node], memory: Memory, machine: Machine, sizes: Mapping[str, int]
+) -> tuple[int, tuple[Tensor, ...]]:
+    """The most that is alive at once below some nodes, and what it is."""
+    most: tuple[int, tuple[Tensor, ...]] = (0, ())
+    for node in nodes:
+        if isinstance(node, Alloc | For | If):
+            used, tensors = peak(node.body, memory, machine, sizes)
+            if isinstance(node, Alloc) and node.tensor.space == memory.name:
+                used += footprint(node.tensor, memory, machine, sizes)
+                tensors = (node.tensor, *tensors)
+            most = max(most, (used, tensors), key=lambda m: m[0])
+    return most
