@@ -215,7 +215,7 @@ def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: B
 def store(
     s: State, access: Access, value: Value, combine: Combine | None, values: dict[int, Value], statement: str
 ) -> None:
-    """Write a value, or with `combine` (old, new) merge it into what is there, lane by lane where lanes share an element."""
+    """Write a value, or merge it into what is there; lane after lane where lanes share an element."""
     if s.in_registers(access.tensor):
         return _store_registers(s, access, value, combine, statement)
     tensor = s.tensors[access.tensor]
@@ -256,9 +256,7 @@ def _fold(s: State, value: Value, combine: Combine | None, old: Callable[[], Val
     return total
 
 
-def _store_vector(
-    s: State, tensor: Tensor, pointer: str, value: Value, combine: Combine | None
-) -> None:
+def _store_vector(s: State, tensor: Tensor, pointer: str, value: Value, combine: Combine | None) -> None:
     assert s.lanes is not None
     width, mask = s.lanes.width, s.lanes.mask
     dtype, alignment = tensor.dtype, str(size_bytes(tensor.dtype))
@@ -309,9 +307,7 @@ def _store_lanes(
         s.writer.label(end)
 
 
-def _store_registers(
-    s: State, access: Access, value: Value, combine: Combine | None, statement: str
-) -> None:
+def _store_registers(s: State, access: Access, value: Value, combine: Combine | None, statement: str) -> None:
     tensor = access.tensor
     at, stride = register_place(s, access, statement)
     old = _load_registers(s, access, statement) if combine is not None else None

@@ -55,7 +55,7 @@ class Stride:
 
 @dataclass(frozen=True)
 class Address:
-    """Offset in elements from a tensor's start: terms are (SSA value, stride value) -> coefficient, "" standing for 1."""
+    """Offset in elements from a tensor's start; terms: (SSA value, stride value) -> coefficient, "" stands for 1."""
 
     terms: tuple[tuple[tuple[str, str], int], ...]
     lane: tuple[tuple[str, int], ...]
@@ -120,7 +120,10 @@ class Indices:
     def interval(self, form: Linear) -> tuple[int, int] | None:
         """Bounds of a form's value over all iterations and lanes, None where they are not known."""
         low = high = form.constant
-        for (lo, hi), c in [(self.lane_range, form.lane), *((self.ranges.get(n, (None, None)), c) for n, c in form.terms)]:
+        for (lo, hi), c in [
+            (self.lane_range, form.lane),
+            *((self.ranges.get(n, (None, None)), c) for n, c in form.terms),
+        ]:
             if not c:
                 continue
             if lo is None or hi is None:

@@ -36,10 +36,14 @@ def _default(value: float | int | bool) -> str:
 def _operands(
     s: State, name: str, arguments: tuple[Expr, ...], reads: Mapping[int, Value], dtype: str | None, contract: bool
 ) -> list[Value]:
-    found = [None if isinstance(a, Const) and a.dtype is None else expression(s, a, reads, None, contract) for a in arguments]
+    found = [
+        None if isinstance(a, Const) and a.dtype is None else expression(s, a, reads, None, contract) for a in arguments
+    ]
     typed = [v for v in (found[1:] if name == "select" else found) if v is not None]
     literal = typed[0].dtype if typed else None if OPERATORS[name].result == "bool" else dtype
-    return [expression(s, a, reads, literal, contract) if v is None else v for a, v in zip(arguments, found, strict=True)]
+    return [
+        expression(s, a, reads, literal, contract) if v is None else v for a, v in zip(arguments, found, strict=True)
+    ]
 
 
 def _contracted(

@@ -78,7 +78,7 @@ def decode_status(module: Module, status: int) -> Status:
 
 
 def emit(tree: LoopTree, machine: Machine, entry: str) -> str:
-    """LLVM IR of a loop tree. Raises `UnsupportedError` naming the loop, tensor or statement that has no compiled form."""
+    """LLVM IR of a loop tree. Raises `UnsupportedError` naming what has no compiled form."""
     return lower(tree, machine, entry).ir
 
 
@@ -109,7 +109,9 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     return Module("\n".join(text) + "\n", entry, names, parallel, tensors, tree.parameters, statements, tree)
 
 
-def phases_of(tree: LoopTree, registers: frozenset[str] = frozenset({"reg"})) -> tuple[tuple[Alloc, ...], tuple[Phase, ...]]:
+def phases_of(
+    tree: LoopTree, registers: frozenset[str] = frozenset({"reg"})
+) -> tuple[tuple[Alloc, ...], tuple[Phase, ...]]:
     """The buffers above all phases, and the phases. Where register tensors live across phases there is only one."""
     shared: list[Alloc] = []
     nodes: Sequence[Node] = tree.body
@@ -153,9 +155,13 @@ class _Context:
         shared: tuple[Alloc, ...],
     ) -> None:
         self.tree, self.registers, self.outside, self.shared = tree, registers, outside, shared
-        self.features = frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
+        self.features = (
+            frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
+        )
         self.statements = {name: i for i, name in enumerate(statements)}
-        self.all = {t.name: t for t in tree.tensors} | {n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)}
+        self.all = {t.name: t for t in tree.tensors} | {
+            n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
+        }
         if len(statements) > 0xFFFF:
             raise UnsupportedError(f"{len(statements)} statements in one loop tree", hint="split it into groups")
 
@@ -181,7 +187,8 @@ class _Context:
         slots += ["ptr noalias %shared", "ptr noalias %private", "i64 %stride"]
         head = [*buffers.prologue, *writer.regions[0].head]
         body = "\n".join([*head, *writer.lines])
-        text = f"define internal i64 @{name}.body({', '.join(slots)}, i64 %part, i64 %parts) nounwind {{\nentry:\n{body}\n  ret i64 0\n}}\n"
+        signature = f"define internal i64 @{name}.body({', '.join(slots)}, i64 %part, i64 %parts) nounwind"
+        text = f"{signature} {{\nentry:\n{body}\n  ret i64 0\n}}\n"
         return text + _wrapper(name, [s.replace(" noalias", "") for s in slots])
 
     def _strides(self, indices: Indices, tensor: Tensor) -> None:
@@ -224,7 +231,11 @@ class _Buffers:
         return self._at(self.base, self.offsets[id(alloc)])
 
     def _at(self, base: str, offset: str) -> str:
-        return base if offset == "0" else self.indices.writer.pure(f"getelementptr i8, ptr {base}, i64 {offset}", base, offset)
+        return (
+            base
+            if offset == "0"
+            else self.indices.writer.pure(f"getelementptr i8, ptr {base}, i64 {offset}", base, offset)
+        )
 
     def _size(self, tensor: Tensor) -> str:
         """Bytes of a buffer, rounded up to the alignment."""

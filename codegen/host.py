@@ -23,7 +23,12 @@ def host_machine() -> Machine:
     flags = dict(llvm.get_host_cpu_features())
     features = tuple(name if on else f"-{name}" for name, on in sorted(flags.items()))
     return machine_of_features(
-        str(llvm.get_host_cpu_name()), features, str(llvm.get_process_triple()), cache_sizes(), core_count(), clock_mhz()
+        str(llvm.get_host_cpu_name()),
+        features,
+        str(llvm.get_process_triple()),
+        cache_sizes(),
+        core_count(),
+        clock_mhz(),
     )
 
 

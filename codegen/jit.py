@@ -1,7 +1,8 @@
 """IR text to object code to addresses, with object code kept on disk.
 
 The cache lies in `$POLYLOOM_CACHE` (`off` for none), else in the user's cache directory. An entry's name is a hash of
-everything that its content depends on; entries are written atomically and carry a checksum, a damaged one is compiled again.
+everything that its content depends on; entries are written atomically and carry a checksum, so that a damaged one is
+found and compiled again.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Kernel:
 
     An input must have the declared dtype and shape; sizes left free are taken from the shapes. An array that is not
     C-contiguous is copied, one whose tensor has a layout is packed. `out`: an array (a tuple for several outputs) to
-    write to, C-contiguous and apart from the inputs. An inout tensor is an input and an output: the caller's array is only modified where it is passed as `out`.
-    Calls may run at the same time. Raises `RunError`.
+    write to, C-contiguous and apart from the inputs. An inout tensor is an input and an output: the caller's array is
+    only modified where it is passed as `out`. Calls may run at the same time. Raises `RunError`.
     """
 
     def __init__(
@@ -53,7 +53,9 @@ class Kernel:
         sizes = dict(tree.sizes)
         known = {t.name: t for t in (*tree.tensors, *inputs, *outputs)}
         self._tensors = [known[name] for name in self.module.tensors]
-        self.constants = {n: _constant(known[n], a, sizes) for n, a in (constants or {}).items() if n in self.module.tensors}
+        self.constants = {
+            n: _constant(known[n], a, sizes) for n, a in (constants or {}).items() if n in self.module.tensors
+        }
         self._linked: Linked = link(compile_object(self.module.ir, machine), [*self.module.entries])
         self._entries: list[Entry] = [_ENTRY(self._linked.addresses[name]) for name in self.module.entries]
 
@@ -119,7 +121,9 @@ class Kernel:
         statuses = [entry(pointer, 0, parts), *(w.result() for w in waiting)]
         return next((s for s in statuses if s), 0)
 
-    def _results(self, out: Array | Sequence[Array] | None, given: Sequence[Array], sizes: Mapping[str, int]) -> dict[str, Array]:
+    def _results(
+        self, out: Array | Sequence[Array] | None, given: Sequence[Array], sizes: Mapping[str, int]
+    ) -> dict[str, Array]:
         if out is None:
             return {t.name: np.empty(t.extents(sizes), numpy_dtype(t.dtype)) for t in self.outputs}
         chosen = (out,) if isinstance(out, np.ndarray) else tuple(out)
@@ -132,7 +136,7 @@ class Kernel:
                 raise RunError(f"out for {tensor.name} overlaps another output", where=self.loops.name)
         return results
 
-    def _target(self, tensor: Tensor, array: Array, given: Sequence[Array], sizes: Mapping[str, int]) -> Array:
+    def _target(self, tensor: Tensor, array: object, given: Sequence[Array], sizes: Mapping[str, int]) -> Array:
         where = self.loops.name
         if not isinstance(array, np.ndarray) or array.dtype != numpy_dtype(tensor.dtype):
             got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
@@ -140,12 +144,20 @@ class Kernel:
         _check_shape(tensor, array, sizes, "out for")
         flags = array.flags
         if not (flags.writeable and flags.c_contiguous and flags.aligned):
-            why = "not writable" if not flags.writeable else "not C-contiguous" if not flags.c_contiguous else "not aligned"
+            why = (
+                "not writable"
+                if not flags.writeable
+                else "not C-contiguous"
+                if not flags.c_contiguous
+                else "not aligned"
+            )
             raise RunError(f"out for {tensor.name} is {why}", where=where)
         for source, other in zip(self.inputs, given, strict=True):
             same = source.name == tensor.name and other is array
             if not same and np.may_share_memory(array, other):
-                raise RunError(f"out for {tensor.name} overlaps input {source.name}", where=where, hint="pass another array")
+                raise RunError(
+                    f"out for {tensor.name} overlaps input {source.name}", where=where, hint="pass another array"
+                )
         return array
 
     def _failure(self, status: int, sizes: Mapping[str, int]) -> RunError:
@@ -213,7 +225,9 @@ def infer_sizes(
                 sizes.setdefault(*solved)
         missing = [n for n in missing if n not in sizes]
         if len(missing) == before:
-            raise RunError(f"size {missing[0]} does not follow from the shapes of the inputs", hint="bind it when compiling")
+            raise RunError(
+                f"size {missing[0]} does not follow from the shapes of the inputs", hint="bind it when compiling"
+            )
     return sizes
 
 
@@ -232,7 +246,9 @@ def _typed(tensor: Tensor, array: npt.ArrayLike) -> Array:
         try:
             return np.asarray(array, expected)
         except (TypeError, ValueError, OverflowError) as error:
-            raise RunError(f"input {tensor.name}: {type(array).__name__} is no array of {tensor.dtype}: {error}") from error
+            raise RunError(
+                f"input {tensor.name}: {type(array).__name__} is no array of {tensor.dtype}: {error}"
+            ) from error
     found = np.asarray(array)
     if found.dtype != expected:
         hint = f"{tensor.name}.astype({expected.name!r})"

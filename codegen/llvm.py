@@ -56,14 +56,18 @@ class Walker:
                 if self.s.lanes is not None or (self.part is not None and self.s.writer.depth):
                     raise UnsupportedError("threads cannot meet inside a parallel loop", hint="move the sync out of it")
             case External():
-                raise UnsupportedError("an external statement has no compiled form", where=f"statement {node.statement}")
+                raise UnsupportedError(
+                    "an external statement has no compiled form", where=f"statement {node.statement}"
+                )
 
     # -- statements
 
     def compute(self, node: Compute) -> None:
         self.copies += 1
         if self.copies > MAX_COPIES:
-            raise UnsupportedError(f"more than {MAX_COPIES} statements after unrolling", where=f"statement {node.statement}")
+            raise UnsupportedError(
+                f"more than {MAX_COPIES} statements after unrolling", where=f"statement {node.statement}"
+            )
         s = self.s
         accesses = [*node.reads, node.write]
         needed = set(reads_of(node.body)) | {i.position for a in accesses for i in a.index if isinstance(i, ReadIndex)}
@@ -83,7 +87,13 @@ class Walker:
         """The value to write and how it merges with the old one. A product to be summed may merge in one rounding."""
         s, body = self.s, node.body
         combiner = None if node.combiner is None else node.combiner.operator
-        if combiner == "add" and node.contract and is_float(dtype) and isinstance(body, Apply) and body.operator == "mul":
+        if (
+            combiner == "add"
+            and node.contract
+            and is_float(dtype)
+            and isinstance(body, Apply)
+            and body.operator == "mul"
+        ):
             factors = s.ops.same(*(expression(s, a, values, dtype, True) for a in body.arguments))
             if factors[0].dtype == dtype == factors[1].dtype and elementwise(s, node.write):
                 first, second = factors
@@ -289,7 +299,8 @@ class Walker:
         known = [e[1] for e in extents if e is not None]
         if not known:
             raise UnsupportedError(
-                f"the extent of vector loop {node.variable} has no constant bound", hint="tile the loop and vectorise the inner one"
+                f"the extent of vector loop {node.variable} has no constant bound",
+                hint="tile the loop and vectorise the inner one",
             )
         return max(1, -(-min(known) // node.step))
 

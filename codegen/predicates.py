@@ -1,4 +1,4 @@
-"""The state at a place of the loop tree, and conditions there: affine constraints as bits, per lane in a vector loop."""
+"""The state at a place of the loop tree, and conditions there: affine constraints as bits, one for each lane."""
 
 from __future__ import annotations
 

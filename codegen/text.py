@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,7 +28,9 @@ _IR_TYPES: Final[dict[str, str]] = {
 def scalar_type(dtype: str) -> str:
     """The IR type of a value; bool is i1. Raises `UnsupportedError` for a dtype without compiled form."""
     if dtype not in _IR_TYPES:
-        raise UnsupportedError(f"no compiled form for values of dtype {dtype}", hint="run it by the reference evaluator")
+        raise UnsupportedError(
+            f"no compiled form for values of dtype {dtype}", hint="run it by the reference evaluator"
+        )
     return _IR_TYPES[dtype]
 
 
@@ -168,7 +170,7 @@ class Writer:
         return self.name("L")[1:]
 
     @contextmanager
-    def region(self, loop: Region | None = None) -> Iterator[list[str]]:
+    def region(self, loop: Region | None = None) -> Generator[list[str]]:
         """A nested block with its own lines, which are yielded; with `loop` the inside of a loop."""
         outer, local = self.lines, self.local
         self.lines, self.local = [], dict(local)

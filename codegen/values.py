@@ -75,7 +75,9 @@ class Ops:
         """One lane as a scalar."""
         if not a.lanes or a.literal is not None:
             return Value(a.dtype, 0, a.text) if not a.lanes else self.const(a.dtype, a.literal or 0)
-        return Value(a.dtype, 0, self.writer.value(f"extractelement {value_type(a.dtype, a.lanes)} {a.text}, i64 {index}"))
+        return Value(
+            a.dtype, 0, self.writer.value(f"extractelement {value_type(a.dtype, a.lanes)} {a.text}, i64 {index}")
+        )
 
     def gather(self, lanes: Sequence[Value | None], width: int, dtype: str) -> Value:
         """A vector from scalars; lanes that are None or missing are 0."""

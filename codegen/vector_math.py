@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from poly.codegen.values import Ops, Value
 
 # (exp(r) - 1 - r) / r^2 for |r| <= ln(2)/2
-_EXP32: Final = (0.49999993374972943, 0.16666519524083156, 0.041668400459219028, 0.0083688511333783776, 0.0013814360021870073)
+_EXP32: Final = (
+    0.49999993374972943,
+    0.16666519524083156,
+    0.041668400459219028,
+    0.0083688511333783776,
+    0.0013814360021870073,
+)
 _EXP64: Final = (
     0.50000000000000108, 0.16666666666666408, 0.041666666666528102, 0.0083333333334969318, 0.0013888888944249412,
     0.000198412695027196, 2.4801492388141537e-5, 2.7557588442529215e-6, 2.7630523503127417e-7, 2.499985102368986e-8,
@@ -164,13 +170,13 @@ def function(ops: Ops, name: str, operands: Sequence[Value]) -> Value:
             return _tanh32(f, a)
         case "erf", "f32":
             return _erf32(f, a)
-        case ("sin" | "cos"), "f32":
+        case (("sin" | "cos"), "f32"):
             return _sine(f, a, name)
         case "pow", _ if (known := _known_power(f, a, operands[1])) is not None:
             return known
         case "pow", "f32":
             return _pow32(f, a, operands[1])
-        case ("tanh" | "erf" | "sin" | "cos" | "pow"), _:
+        case (("tanh" | "erf" | "sin" | "cos" | "pow"), _):
             return _library(ops, name, operands)
         case _:
             raise Bug(f"no function {name}")

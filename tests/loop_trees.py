@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import numpy_dtype
 from poly.expr import COMBINERS, Cast, Const, Expr, IndexValue, Read, apply
-from poly.loops import Alloc, Compute, For, If, LoopKind, LoopTree, Node
+from poly.loops import Compute, For, If, LoopKind, LoopTree, Node
 from poly.program import Access, ReadIndex, Role, Tensor
 
 Bound = Affine | int | str
@@ -26,14 +26,23 @@ def at(name: str, *index: Bound | ReadIndex, guard: Sequence[Constraint] = (), f
     return Access(name, subscripts, tuple(guard), Const(fill) if guard else None)
 
 
-def loop(variable: str, lower: Bound | list[Bound], upper: Bound | list[Bound], *body: Node, kind: LoopKind = "serial", step: int = 1) -> For:
+def loop(
+    variable: str,
+    lower: Bound | list[Bound],
+    upper: Bound | list[Bound],
+    *body: Node,
+    kind: LoopKind = "serial",
+    step: int = 1,
+) -> For:
     def bounds(value: Bound | list[Bound]) -> tuple[Affine, ...]:
         return tuple(Affine.of(b) for b in (value if isinstance(value, list) else [value]))
 
     return For(variable, bounds(lower), bounds(upper), tuple(body), step, kind)
 
 
-def compute(name: str, write: Access, reads: Sequence[Access], body: Expr, combiner: str | None = None, contract: bool = True) -> Compute:
+def compute(
+    name: str, write: Access, reads: Sequence[Access], body: Expr, combiner: str | None = None, contract: bool = True
+) -> Compute:
     return Compute(name, (), write, tuple(reads), body, COMBINERS[combiner] if combiner else None, contract)
 
 
@@ -101,9 +110,27 @@ def cases(draw: st.DrawFn) -> Case:
     dtype = draw(st.sampled_from(_DTYPES))
     single = draw(st.integers(0, 3))  # which axis may be the vector one
     axes = [
-        draw(_axis("i", Affine.of(rows), rows, ["serial", "unroll", "vector"] if single == 1 else ["serial", "unroll"], "parallel")),
-        draw(_axis("j", columns, sizes["N"], ["serial", "vector", "vector"] if single in (0, 3) else ["serial", "unroll"], "serial")),
-        draw(_axis("k", Affine.of(depth), depth, ["serial", "vector"] if single == 2 else ["serial", "unroll"], "serial")),
+        draw(
+            _axis(
+                "i",
+                Affine.of(rows),
+                rows,
+                ["serial", "unroll", "vector"] if single == 1 else ["serial", "unroll"],
+                "parallel",
+            )
+        ),
+        draw(
+            _axis(
+                "j",
+                columns,
+                sizes["N"],
+                ["serial", "vector", "vector"] if single in (0, 3) else ["serial", "unroll"],
+                "serial",
+            )
+        ),
+        draw(
+            _axis("k", Affine.of(depth), depth, ["serial", "vector"] if single == 2 else ["serial", "unroll"], "serial")
+        ),
     ]
     i, j, k = (a.index for a in axes)
     height, width = draw(st.integers(2, 9)), draw(st.integers(2, 9))
@@ -121,7 +148,10 @@ def cases(draw: st.DrawFn) -> Case:
     tree = LoopTree("case", (x, idx, y), body_nodes, ("N",) if free else (), () if free else ())
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     values = rng.integers(0, 3, (height, width)) if dtype in ("u8", "bool") else rng.integers(-2, 3, (height, width))
-    inputs = {"X": values.astype(numpy_dtype(dtype)), "idx": rng.integers(0, height, rows).astype(numpy_dtype(idx.dtype))}
+    inputs = {
+        "X": values.astype(numpy_dtype(dtype)),
+        "idx": rng.integers(0, height, rows).astype(numpy_dtype(idx.dtype)),
+    }
     return Case(tree, inputs, sizes if free else {})
 
 
@@ -133,7 +163,9 @@ def _order(draw: st.DrawFn, axes: Sequence[_Axis]) -> list[For]:
     return [*first, *draw(st.permutations([f for f in outer if f.kind != "parallel"])), *inner]
 
 
-def _read(draw: st.DrawFn, name: str, extents: tuple[int, int], index: tuple[Affine, Affine, Affine], dtype: str) -> Access:
+def _read(
+    draw: st.DrawFn, name: str, extents: tuple[int, int], index: tuple[Affine, Affine, Affine], dtype: str
+) -> Access:
     """A read of a matrix at affine subscripts, in bounds by a remainder or by a guard."""
     i, j, k = index
     forms = [i + k, j - 1, 2 * j - k, (i + j) // 2, j // 3 + i, (j + 1) % 4 + k, 3 - j, k]
@@ -152,7 +184,9 @@ def _read(draw: st.DrawFn, name: str, extents: tuple[int, int], index: tuple[Aff
 def _body(draw: st.DrawFn, dtype: str, index: tuple[Affine, Affine, Affine]) -> tuple[Expr, str | None]:
     a, b = Read(0), Read(2)
     if dtype == "bool":
-        return draw(st.sampled_from([apply("and", a, b), apply("or", a, b), apply("ne", a, b)])), draw(st.sampled_from(["and", "or", None]))
+        return draw(st.sampled_from([apply("and", a, b), apply("or", a, b), apply("ne", a, b)])), draw(
+            st.sampled_from(["and", "or", None])
+        )
     position = Cast(dtype, apply("lt", IndexValue(index[0] + 2 * index[1]), Const(9)))
     bodies = [
         apply("mul", a, b),

@@ -1,4 +1,4 @@
-"""Own vector math against exact values: bounds in units in the last place, as the docstring of the module states them."""
+"""Own vector math against exact values, in units in the last place, as the module's docstring states them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ SPECIALS = [
 ]  # fmt: skip
 BOUNDS_F32 = {"exp": 1.0, "log": 0.8, "tanh": 1.4, "sigmoid": 2.2, "erf": 1.1, "sin": 0.6, "cos": 0.6, "pow": 0.6}
 BOUNDS_F64 = {"exp": 0.9, "log": 0.8, "sigmoid": 1.6, "tanh": 2.5, "erf": 1.5, "sin": 1.0, "cos": 1.0}
-EXACT = {"exp": mpmath.exp, "log": mpmath.log, "tanh": mpmath.tanh, "erf": mpmath.erf, "sin": mpmath.sin, "cos": mpmath.cos}
+EXACT = {
+    "exp": mpmath.exp,
+    "log": mpmath.log,
+    "tanh": mpmath.tanh,
+    "erf": mpmath.erf,
+    "sin": mpmath.sin,
+    "cos": mpmath.cos,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +110,9 @@ def test_pow_f32() -> None:
 
 @pytest.mark.parametrize("name", list(BOUNDS_F64))
 def test_f64(name: str) -> None:
-    x = np.concatenate([samples(name, 700).astype(np.float64), SPECIALS, [5e-324, 1e-310, 1e308, 709.7, 709.8, -745.1, -745.2]])
+    x = np.concatenate(
+        [samples(name, 700).astype(np.float64), SPECIALS, [5e-324, 1e-310, 1e308, 709.7, 709.8, -745.1, -745.2]]
+    )
     found, expected = run(name, x), reference(name, x)
     finite = np.isfinite(expected) & np.isfinite(x)
     np.testing.assert_array_equal(found[~finite], expected[~finite])
