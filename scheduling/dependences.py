@@ -85,8 +85,8 @@ def touches(program: Program, s: Statement) -> Iterator[Touch]:
 
     if s.external is not None:
         for names, write in ((s.external.reads, False), (s.external.writes, True)):
-            for name in names:
-                yield Touch(s, name, bound(_everything(program, s, name)), write)
+            for position, name in enumerate(names):
+                yield Touch(s, name, bound(_everything(program, s, name)), write, position=position)
         return
     for position, read in enumerate(s.reads):
         yield Touch(s, read.tensor, relation(read.tensor, position), False, position=position)

@@ -43,7 +43,7 @@ def check_values(schedule: Schedule) -> None:
     flow = Flow(schedule)
     source = schedule.facts.flow
     for s in schedule.program.statements:
-        if s.copies or s.external is not None:
+        if s.copies:
             continue
         for reader in flow.readers(s):
             if reader.tensor in concerned:
