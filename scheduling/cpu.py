@@ -18,6 +18,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group, groups_of
+from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 
 
@@ -77,7 +78,7 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     schedule, parts = _split(schedule, group, plan, pieces)
     for names in parts:
         schedule = _register_tile(schedule, names, group, plan)
-    return _parallel(schedule, group, plan, threads) if threads > 1 else schedule
+    return _parallel(schedule, group, threads) if threads > 1 else schedule
 
 
 # ---- choices
@@ -363,14 +364,17 @@ def _with_padding(schedule: Schedule, group: Group) -> Schedule:
     return schedule
 
 
-def _parallel(schedule: Schedule, group: Group, plan: Plan, threads: int) -> Schedule:
-    """Split the outermost shared loop that has work for all threads over them."""
-    assert group.box is not None
-    shared = [name for name in schedule.nests[next(iter(_parts(schedule, group)))].names]
-    for loop in shared:
-        statements = set(schedule.under(loop))
-        if statements >= set(_parts(schedule, group)) and _extent(schedule, loop) >= threads:
-            return schedule.parallelise(loop)
+def _parallel(schedule: Schedule, group: Group, threads: int) -> Schedule:
+    """Split over threads, in every nest of the group, the outermost loop that has work for all of them."""
+    done: set[str] = set()
+    for name in _parts(schedule, group):
+        for loop in schedule.nests[name].names:
+            if loop in done or schedule.kind(loop) != "serial":
+                break
+            if _extent(schedule, loop) >= threads and not any(True for _ in carried(schedule, loop)):
+                schedule = schedule.parallelise(loop)
+                done.add(loop)
+                break
     return schedule
 
 
