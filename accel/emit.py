@@ -1,0 +1,286 @@
+"""Loop trees to a command stream: a walk over the loops with their bounds as numbers.
+
+Serial loops are unrolled (and rolled up again as hardware loops where the commands repeat); a chain of `unit` loops
+around one statement is one command of the engine it names. What is not a box, or not linear, is cut in several commands.
+A single instance without unit loops goes to the first engine that reaches its operands. Order and place of everything are
+the tree's; semaphores follow from what the commands touch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from poly.accel.commands import Operand, Site, command
+from poly.accel.isa import Command, CommandStream, Symbol, SymbolRole, Vec, constant
+from poly.accel.memory import MemoryPlan, plan_memory
+from poly.accel.regions import Bent, Form, Ints, Scope
+from poly.accel.roll import roll
+from poly.accel.synchronise import synchronise
+from poly.affine import Affine, Constraint
+from poly.dtypes import numpy_dtype
+from poly.errors import UnsupportedError
+from poly.expr import Read
+from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node, Sync
+from poly.machine import Engine, Machine
+from poly.program import Tensor
+
+MAX_COMMANDS = 500_000
+MAX_TABLE = 1_000_000
+
+
+def emit_stream(
+    trees: Sequence[LoopTree],
+    machine: Machine,
+    constants: Mapping[str, np.ndarray] | None = None,
+    *,
+    name: str | None = None,
+    roles: Mapping[str, SymbolRole] | None = None,
+    rolled: bool = True,
+) -> CommandStream:
+    """The stream that runs the trees one after another. Tensors outside of them are DRAM symbols, shared by name.
+
+    `roles`: of symbols, where they differ from the tensors' (a tensor between two trees is a temporary). `constants`:
+    data of the symbols of role constant. Raises `UnsupportedError` naming the statement that the machine cannot run and
+    `CapacityError` where buffers do not fit.
+    """
+    symbols: dict[str, Symbol] = {}
+    program: list[tuple[str, Command]] = []
+    for tree in trees:
+        plan = plan_memory(tree, machine)
+        operands = _operands(tree, plan, machine)
+        for t in (o.tensor for o in operands.values() if o.symbol is not None):
+            symbols.setdefault(t.name, _symbol(t, dict(tree.sizes), dict(constants or {}), roles or {}, operands[t.name].memory))
+        walk = _Walk(tree, machine, operands, program)
+        walk.nodes(tree.body, Scope({n: Form(v, {}) for n, v in tree.sizes}, {}), ())
+    title = name or "_".join(t.name for t in trees)
+    data = {n: np.ascontiguousarray(constants[n]) for n, s in symbols.items() if s.role == "constant" and constants}
+    stream = synchronise(title, machine, list(symbols.values()), program, data)
+    return roll(stream) if rolled else stream
+
+
+def _operands(tree: LoopTree, plan: MemoryPlan, machine: Machine) -> dict[str, Operand]:
+    found: dict[str, Operand] = {}
+    for t in (*tree.tensors, *plan.buffers.values()):
+        memory = machine.memory.get(t.space)
+        if memory is None or memory.kind == "dram":
+            dram = t.space if memory is not None else next(m.name for m in machine.memories if m.kind == "dram")
+            found[t.name] = Operand(t, dram, 0, t.name)
+        else:
+            found[t.name] = Operand(t, t.space, plan.offset(t))
+    return found
+
+
+def _symbol(
+    t: Tensor, sizes: Mapping[str, int], constants: Mapping[str, np.ndarray], roles: Mapping[str, SymbolRole], memory: str
+) -> Symbol:
+    role = roles.get(t.name, t.role)
+    if role == "constant" and t.name in constants:
+        return constant(t.name, np.asarray(constants[t.name], numpy_dtype(t.dtype)), memory)
+    elements = t.nbytes(sizes) // numpy_dtype(t.dtype).itemsize
+    return Symbol(t.name, t.dtype, elements, role, memory)
+
+
+@dataclass
+class _Walk:
+    tree: LoopTree
+    machine: Machine
+    operands: Mapping[str, Operand]
+    out: list[tuple[str, Command]]
+    sizes: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = dict(self.tree.sizes)
+        if self.tree.parameters:
+            free = ", ".join(self.tree.parameters)
+            raise UnsupportedError(f"sizes {free} are free: a stream has fixed ones", where=self.tree.name, hint="bind them")
+
+    def nodes(self, nodes: Sequence[Node], scope: Scope, tile: tuple[tuple[str, int], ...]) -> None:
+        """Run nodes in order; all loop variables of `scope` are numbers. `tile`: the serial loops, for tags."""
+        for node in nodes:
+            match node:
+                case For():
+                    self.loop(node, scope, tile)
+                case If(any_of, body):
+                    if any(all(holds(c, scope) for c in piece) for piece in any_of):
+                        self.nodes(body, scope, tile)
+                case Alloc(_, body):
+                    self.nodes(body, scope, tile)
+                case Compute():
+                    _Chain(self, None, tile).run([node], scope, ())
+                case External(statement):
+                    raise UnsupportedError("is computed outside of the program", where=f"statement {statement}")
+                case Sync():
+                    pass
+
+    def loop(self, node: For, scope: Scope, tile: tuple[tuple[str, int], ...]) -> None:
+        """One loop: a command, or its iterations one by one."""
+        if node.kind == "unit" and (chain := chain_of(node)) is not None:
+            compute = chain[-1]
+            assert isinstance(compute, Compute)
+            if node.engine not in self.machine.engine:
+                raise UnsupportedError(
+                    f"{self.machine.name} has no engine {node.engine!r}", where=f"statement {compute.statement}",
+                    hint=f"engines: {', '.join(self.machine.engine)}",
+                )  # fmt: skip
+            _Chain(self, self.machine.engine[node.engine], tile).run(chain, scope, ())
+            return
+        low = max(number(b, scope) for b in node.lower)
+        high = min(number(b, scope) for b in node.upper)
+        for value in range(low, high, node.step):
+            here = tile if node.kind == "unit" else (*tile, (node.variable, value))
+            self.nodes(node.body, scope.fixed(node.variable, value), here)
+
+    def add(self, engine: str, made: Command) -> None:
+        if len(self.out) >= MAX_COMMANDS:
+            raise UnsupportedError(
+                f"more than {MAX_COMMANDS} commands", where=self.tree.name,
+                hint="larger tiles, or loops that one command can take (boxes with linear addresses)",
+            )  # fmt: skip
+        self.out.append((engine, made))
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """The unit loops around one statement, for one tile."""
+
+    walk: _Walk
+    engine: Engine | None
+    tile: tuple[tuple[str, int], ...]
+
+    def run(self, nodes: Sequence[Node], scope: Scope, where: tuple[Affine, ...]) -> None:
+        """Take the loops and conditions into the scope from the outside in; cut it where they are no box.
+
+        `where`: expressions that must not be negative and that the box does not express.
+        """
+        try:
+            match nodes[0]:
+                case For() as node:
+                    low, high = bounds(node, scope)
+                    if high > low:
+                        trips = -(-(high - low) // node.step)
+                        self.run(nodes[1:], scope.moving(node.variable, low, node.step, trips), where)
+                case If() as node:
+                    left = condition(node, scope)
+                    if left is not None:
+                        self.run(nodes[1:], scope, (*where, *left))
+                case Compute() as compute:
+                    self.emit(compute, scope, where)
+                case _:
+                    raise AssertionError(nodes[0])
+        except Bent as bent:
+            for part in bent.parts:
+                self.run(nodes, part, where)
+
+    def emit(self, compute: Compute, scope: Scope, where: Sequence[Affine]) -> None:
+        forms = [scope.form(e) for e in where]
+        if any(scope.interval(f)[1] < 0 for f in forms):
+            return
+        left = tuple(f for f in forms if scope.interval(f)[0] < 0)
+        tag = f"{compute.statement}({', '.join(f'{n}={v}' for n, v in self.tile)})" if self.tile else compute.statement
+        site = Site(compute, scope, self.walk.operands, self.walk.sizes, tag, left)
+        engine = self.engine or first_engine(site, self.walk.machine)
+        made = command(site, engine)
+        if isinstance(made, Vec) and engine.kind != "vector":
+            (engine, *_) = self.walk.machine.engines_of("vector") or (engine,)
+        self.walk.add(engine.name, made)
+
+
+def condition(node: If, scope: Scope) -> tuple[Affine, ...] | None:
+    """What is left of a condition in a box: expressions that must not be negative; None where it never holds.
+
+    Raises `Bent` for a part of the box that is a box, and for one of several alternatives.
+    """
+    pieces = [p for p in (_open(piece, scope) for piece in node.any_of) if p is not None]
+    if not pieces or any(not p for p in pieces):
+        return () if pieces else None
+    if len(pieces) > 1:
+        raise Bent(scope.singles(scope.outermost({a: 0 for p in pieces for _, f in p for a in f.terms})))
+    left: list[Affine] = []
+    for expression, form in pieces[0]:
+        if len(form.terms) > 1:
+            left.append(expression)
+            continue
+        ((axis, c),) = form.terms.items()
+        trips = scope.axes[axis]
+        first = max(0, -(form.base // c)) if c > 0 else 0
+        last = min(trips, form.base // -c + 1) if c < 0 else trips
+        raise Bent([scope.cut(axis, first, last - first)])
+    return tuple(left)
+
+
+def chain_of(node: For) -> list[Node] | None:
+    """The unit loops and conditions down to the only statement inside; None where there is more than one."""
+    found: list[Node] = [node]
+    while True:
+        match found[-1]:
+            case For(kind="unit", body=(only,)) | If(body=(only,)):
+                found.append(only)
+            case Compute():
+                return found
+            case _:
+                return None
+
+
+def number(expression: Affine, scope: Scope) -> int:
+    """The value of an expression whose names all stand still."""
+    return scope.form(expression).base
+
+
+def holds(condition: Constraint, scope: Scope) -> bool:
+    value = number(condition.expr, scope)
+    return value == 0 if condition.equality else value >= 0
+
+
+def bounds(node: For, scope: Scope) -> tuple[int, int]:
+    """First value and end of a loop. Raises `Bent` where they vary over the scope."""
+    found: list[int] = []
+    for expressions, combine in ((node.lower, np.maximum), (node.upper, np.minimum)):
+        forms = [scope.form(e) for e in expressions]
+        moving = [a for a in scope.axes if any(a in f.terms for f in forms)]
+        size = int(np.prod([scope.axes[a] for a in moving], dtype=np.int64)) if moving else 1
+        if size > MAX_TABLE:
+            raise Bent(scope.singles(moving[0]))
+        values: Ints = scope.table(forms[0], moving)
+        for f in forms[1:]:
+            values = combine(values, scope.table(f, moving))
+        if moving and (values != values.flat[0]).any():
+            whole = np.broadcast_to(values, tuple(scope.axes[a] for a in moving))
+            parts = scope.runs(moving[0], whole)
+            raise Bent(parts if len(parts) > 1 else scope.singles(moving[0]))
+        found.append(int(values.flat[0]))
+    return found[0], found[1]
+
+
+def _open(piece: Sequence[Constraint], scope: Scope) -> list[tuple[Affine, Form]] | None:
+    """What is left to test of a conjunction: expressions that must not be negative; None where it never holds."""
+    left: list[tuple[Affine, Form]] = []
+    for c in piece:
+        for side in (c.expr, -c.expr) if c.equality else (c.expr,):
+            form = scope.form(side)
+            low, high = scope.interval(form)
+            if high < 0:
+                return None
+            if low < 0:
+                left.append((side, form))
+    return left
+
+
+def first_engine(site: Site, machine: Machine) -> Engine:
+    """The engine for a single instance: a DMA with the copy's path, else a vector engine that reaches its operands."""
+    compute = site.compute
+    target = site.operands[compute.write.tensor].memory
+    sources = [site.operands[r.tensor].memory for r in compute.reads]
+    if compute.body == Read(0) and compute.combiner is None:
+        for engine in machine.engines_of("dma"):
+            if (sources[0], target) in engine.paths:
+                return engine
+    for engine in machine.engines_of("vector"):
+        if target in engine.writes and set(sources) <= set(engine.reads):
+            return engine
+    raise site.refuse(
+        f"no engine of {machine.name} reads {', '.join(sources) or 'nothing'} and writes {target}",
+        "promote its operands into memories that an engine reaches, and tensorise its loops",
+    )
