@@ -11,7 +11,7 @@ from poly.affine import Affine, var
 from poly.errors import ParseError
 from poly.expr import Const
 from poly.frontend.notation_shapes import Draft, image, ordered_names, range_box
-from poly.frontend.ranges import Range
+from poly.frontend.ranges import Range, bounded
 from poly.program import Access, PathStep, Statement, Tensor
 from poly.sets import SET, identifier
 from poly.text import make_statement
@@ -86,8 +86,8 @@ def _target_domain(draft: Draft, kept: Sequence[str], parameters: Sequence[str])
         return domain
     ranges = range_box("", kept, draft.ranges, parameters)
     ranges = ranges if terms is None else ranges.intersect(terms)
-    bounded = all(ranges.dim_is_bounded(SET, d) for d in range(len(kept)))
-    return ranges if bounded else domain
+    closed = all(bounded(ranges, d) for d in range(len(kept)))
+    return ranges if closed else domain
 
 
 def _check_not_lost(first: Statement, drafts: Sequence[Draft], parameters: Sequence[str]) -> None:

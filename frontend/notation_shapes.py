@@ -10,7 +10,7 @@ import islpy as isl
 from poly.affine import Affine, Var
 from poly.errors import ParseError, ShapeError
 from poly.expr import Expr, IndexValue, walk
-from poly.frontend.ranges import Range, Subscripted, extreme, infer_ranges, ranges_of_set
+from poly.frontend.ranges import Range, Subscripted, bounded, extreme, infer_ranges, ranges_of_set
 from poly.lexical import names_in
 from poly.program import Access, ReadIndex, Statement
 from poly.sets import SET, access_map, affine_of_pw, box, header, witness
@@ -168,7 +168,7 @@ class Shapes:
 
     def _extent(self, tensor: str, written: isl.Set, d: int, writer: Draft) -> Affine:
         hint = f'{tensor}=(512, "N")'
-        if not written.dim_is_bounded(SET, d):
+        if not bounded(written, d):
             raise ShapeError(f"dimension {d} of {tensor} has no greatest index", where=writer.shown, hint=hint)
         greatest = self._simple(writer, written, d) or affine_of_pw(written.dim_max(d).coalesce(), ())
         if greatest is None:

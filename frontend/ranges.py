@@ -162,8 +162,15 @@ def ranges_of_set(domain: isl.Set, iterators: Sequence[str]) -> dict[str, Range]
     """The ranges of the dimensions that a set bounds on both sides, by constants and sizes."""
     found: dict[str, Range] = {}
     for d, name in enumerate(iterators):
-        if not domain.dim_is_bounded(SET, d):
+        if not bounded(domain, d):
             continue
         least, most = affine_of_pw(domain.dim_min(d), ()), affine_of_pw(domain.dim_max(d), ())
         found[name] = Range(() if least is None else (least,), () if most is None else (most + 1,))
     return found
+
+
+def bounded(domain: isl.Set, d: int) -> bool:
+    """True where dimension d has a least and a greatest value for all sizes, whatever the other dimensions are."""
+    rank = domain.dim(SET)
+    alone = domain.project_out(SET, d + 1, rank - d - 1).project_out(SET, 0, d)
+    return bool(alone.dim_is_bounded(SET, 0))

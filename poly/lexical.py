@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -138,7 +139,9 @@ class Fragment:
         if not self.text.strip():
             raise self.error("an expression is missing here")
         try:
-            return ast.parse(f"({self.text}\n)", mode="eval").body
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)  # isl's `2i` is tried as Python first
+                return ast.parse(f"({self.text}\n)", mode="eval").body
         except SyntaxError as error:
             lines = f"({self.text}".split("\n")
             line, offset = error.lineno or 1, (error.offset or 1) - 1

@@ -22,7 +22,7 @@ _RESERVED = frozenset("or and not mod min max exists floor ceild floord implies 
 
 def identifier(name: str) -> str:
     """A name isl can parse, made from any loop or tensor name."""
-    clean = "".join(c if c.isalnum() else "_" for c in name)
+    clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
     return f"{clean}_" if clean in _RESERVED or not clean[:1].isalpha() else clean
 
 

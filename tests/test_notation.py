@@ -179,6 +179,7 @@ def test_complete_text_is_read_as_it_stands(p: Program) -> None:
         ("A: f32[3]\nA: f32[3]\nC[i] = A[i]", {}, ParseError, "twice"),
         ("A: f32[3]\nC[i] = A[i]", {"A": (4,)}, ShapeError, "declared"),
         ("temporary C: f32[3]\nC[i] = A[i]", {"A": (3,)}, ParseError, "none is an output"),
+        ("C[jé] = A[jé]", {"A": (3,)}, ParseError, "jé"),
         ("", {}, ParseError, "no statement"),
         ("C[i]", {}, ParseError, "TARGET"),
     ],
