@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from poly.affine import Affine, FloorDiv, Mod, Var
+from poly.affine import Affine, Atom, FloorDiv, Var
 from poly.codegen.text import Writer
 from poly.errors import Bug
 
@@ -18,8 +19,7 @@ class LaneError(Exception):
     """An index is not linear in the lane: the access is done element by element."""
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """constant + lane * LANE + sum of coefficient * SSA value."""
 
     terms: tuple[tuple[str, int], ...] = ()
@@ -53,8 +53,7 @@ class Stride:
     value: str = ""
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """Offset in elements from a tensor's start; terms: (SSA value, stride value) -> coefficient, "" stands for 1."""
 
     terms: tuple[tuple[tuple[str, str], int], ...]
@@ -100,22 +99,26 @@ class Indices:
 
     def linear(self, expression: Affine, lane: int | None = None) -> Linear:
         """The expression at the current place; for one lane only where `lane` is given. Raises `LaneError`."""
-        total = Linear((), expression.constant)
+        constant, lanes, terms = expression.constant, 0, dict[str, int]()
         for atom, c in expression.terms:
-            match atom:
-                case Var(name) if name in self.lane_values:
-                    if lane is None:
-                        raise LaneError
-                    total = total.plus(Linear(((self.lane_values[name][lane], 1),)), c)
-                case Var(name):
-                    part = self.values[name]
-                    total = total.plus(part if lane is None else part.at(lane), c)
-                case FloorDiv(argument, divisor):
-                    total = total.plus(self._floor(self.linear(argument, lane), divisor), c)
-                case Mod(argument, divisor):
-                    inner = self.linear(argument, lane)
-                    total = total.plus(inner, c).plus(self._floor(inner, divisor), -c * divisor)
-        return total
+            part = self._atom(atom, lane)
+            constant += c * part.constant
+            lanes += c * part.lane
+            for name, factor in part.terms:
+                terms[name] = terms.get(name, 0) + c * factor
+        return Linear(tuple((n, c) for n, c in terms.items() if c) if terms else (), constant, lanes)
+
+    def _atom(self, atom: Atom, lane: int | None) -> Linear:
+        if isinstance(atom, Var):
+            if atom.name in self.lane_values:
+                if lane is None:
+                    raise LaneError
+                return Linear(((self.lane_values[atom.name][lane], 1),))
+            value = self.values[atom.name]
+            return value if lane is None or not value.lane else value.at(lane)
+        inner = self.linear(atom.argument, lane)
+        whole = self._floor(inner, atom.divisor)
+        return whole if isinstance(atom, FloorDiv) else inner.plus(whole, -atom.divisor)
 
     def interval(self, form: Linear) -> tuple[int, int] | None:
         """Bounds of a form's value over all iterations and lanes, None where they are not known."""

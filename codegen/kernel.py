@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
+from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
@@ -46,28 +47,37 @@ class Kernel:
         threads: int = 1,
         schedule: Schedule | None = None,
     ) -> None:
+        start = perf_counter()
         self.loops, self.machine, self.threads = tree, machine, max(1, threads)
         self.schedule = schedule
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.module: Module = lower(tree, machine, f"poly.{tree.name}")
-        sizes = dict(tree.sizes)
+        self._sizes = sizes = dict(tree.sizes)
         known = {t.name: t for t in (*tree.tensors, *inputs, *outputs)}
         self._tensors = [known[name] for name in self.module.tensors]
         self.constants = {
             n: _constant(known[n], a, sizes) for n, a in (constants or {}).items() if n in self.module.tensors
         }
+        free = bool(self.module.parameters)
+        self._scratch = (0, 0) if free else self.module.scratch({})
+        self._shapes = None if free else self._all_shapes(sizes)
+        self._dtypes = {t.name: numpy_dtype(t.dtype) for t in known.values()}
         self._linked: Linked = link(compile_object(self.module.ir, machine), [*self.module.entries])
         self._entries: list[Entry] = [_ENTRY(self._linked.addresses[name]) for name in self.module.entries]
+        self.seconds = perf_counter() - start
 
     def __call__(self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None) -> Array | tuple[Array, ...]:
         if len(inputs) != len(self.inputs):
             names = ", ".join(t.name for t in self.inputs)
             raise RunError(f"{self.loops.name} takes {len(self.inputs)} arrays ({names}), got {len(inputs)}")
-        given = [_typed(t, a) for t, a in zip(self.inputs, inputs, strict=True)]
-        sizes = infer_sizes(self.inputs, [a.shape for a in given], dict(self.loops.sizes), self.loops.parameters)
+        given = [_typed(t, self._dtypes[t.name], a) for t, a in zip(self.inputs, inputs, strict=True)]
+        sizes = self._sizes
+        if self._shapes is None:
+            sizes = infer_sizes(self.inputs, [a.shape for a in given], self._sizes, self.loops.parameters)
+        shapes = self._shapes or self._all_shapes(sizes)
         for tensor, array in zip(self.inputs, given, strict=True):
-            _check_shape(tensor, array, sizes, "input")
-        results = self._results(out, given, sizes)
+            _check_shape(tensor, array, shapes[tensor.name], "input")
+        results = self._results(out, given, shapes)
         for tensor, array in zip(self.inputs, given, strict=True):
             target = results.get(tensor.name)
             if target is not None and target is not array:
@@ -77,12 +87,15 @@ class Kernel:
         memory = self.constants | arrays | {n: pack(t, sizes, arrays[n]) for n, t in packed.items()}
         for tensor in self._tensors:
             if tensor.name not in memory:
-                memory[tensor.name] = np.empty(memory_shape(tensor, sizes), numpy_dtype(tensor.dtype))
+                memory[tensor.name] = np.empty(memory_shape(tensor, sizes), self._dtypes[tensor.name])
         self.run([memory[name].ctypes.data for name in self.module.tensors], sizes)
         for name in packed.keys() & results.keys():
             np.copyto(results[name], unpack(packed[name], sizes, memory[name]))
         found = tuple(results[t.name] for t in self.outputs)
         return found[0] if len(found) == 1 else found
+
+    def _all_shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        return {t.name: t.extents(sizes) for t in (*self.inputs, *self.outputs)}
 
     def run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Run on arrays that are known to fit (shapes, dtypes, C-contiguous), sizes all bound; for engines."""
@@ -93,7 +106,7 @@ class Kernel:
             arrays[tensor.name] = array
         for tensor in self._tensors:
             if tensor.name not in arrays:
-                arrays[tensor.name] = np.empty(memory_shape(tensor, {}), numpy_dtype(tensor.dtype))
+                arrays[tensor.name] = np.empty(memory_shape(tensor, self._sizes), self._dtypes[tensor.name])
         self.run([arrays[name].ctypes.data for name in self.module.tensors])
 
     def run(self, addresses: Sequence[int], sizes: Mapping[str, int] | None = None) -> None:
@@ -102,7 +115,7 @@ class Kernel:
         `sizes`: values of the free sizes. Raises `RunError` for an index out of range.
         """
         sizes = sizes or {}
-        shared, private = self.module.scratch(sizes)
+        shared, private = self.module.scratch(sizes) if self.module.parameters else self._scratch
         buffer = np.empty(shared + private * self.threads + ALIGN, np.uint8) if shared + private else None
         start = 0 if buffer is None else -(-buffer.ctypes.data // ALIGN) * ALIGN
         values = [*addresses, *(sizes[p] for p in self.module.parameters), start, start + shared, private]
@@ -122,36 +135,31 @@ class Kernel:
         return next((s for s in statuses if s), 0)
 
     def _results(
-        self, out: Array | Sequence[Array] | None, given: Sequence[Array], sizes: Mapping[str, int]
+        self, out: Array | Sequence[Array] | None, given: Sequence[Array], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, Array]:
         if out is None:
-            return {t.name: np.empty(t.extents(sizes), numpy_dtype(t.dtype)) for t in self.outputs}
+            return {t.name: np.empty(shapes[t.name], self._dtypes[t.name]) for t in self.outputs}
         chosen = (out,) if isinstance(out, np.ndarray) else tuple(out)
         if len(chosen) != len(self.outputs):
             raise RunError(f"{len(self.outputs)} outputs, out has {len(chosen)}", where=self.loops.name)
         results: dict[str, Array] = {}
         for tensor, array in zip(self.outputs, chosen, strict=True):
-            results[tensor.name] = self._target(tensor, array, given, sizes)
+            results[tensor.name] = self._target(tensor, array, given, shapes[tensor.name])
             if any(np.may_share_memory(array, other) for name, other in results.items() if name != tensor.name):
                 raise RunError(f"out for {tensor.name} overlaps another output", where=self.loops.name)
         return results
 
-    def _target(self, tensor: Tensor, array: object, given: Sequence[Array], sizes: Mapping[str, int]) -> Array:
+    def _target(self, tensor: Tensor, array: object, given: Sequence[Array], shape: tuple[int, ...]) -> Array:
         where = self.loops.name
-        if not isinstance(array, np.ndarray) or array.dtype != numpy_dtype(tensor.dtype):
+        if not isinstance(array, np.ndarray) or array.dtype != self._dtypes[tensor.name]:
             got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise RunError(f"out for {tensor.name} is {got}, expected {tensor.dtype}", where=where)
-        _check_shape(tensor, array, sizes, "out for")
+        _check_shape(tensor, array, shape, "out for")
         flags = array.flags
         if not (flags.writeable and flags.c_contiguous and flags.aligned):
-            why = (
-                "not writable"
-                if not flags.writeable
-                else "not C-contiguous"
-                if not flags.c_contiguous
-                else "not aligned"
-            )
-            raise RunError(f"out for {tensor.name} is {why}", where=where)
+            need = {"writable": flags.writeable, "C-contiguous": flags.c_contiguous, "aligned": flags.aligned}
+            missing = ", ".join(name for name, there in need.items() if not there)
+            raise RunError(f"out for {tensor.name} is not {missing}", where=where)
         for source, other in zip(self.inputs, given, strict=True):
             same = source.name == tensor.name and other is array
             if not same and np.may_share_memory(array, other):
@@ -165,7 +173,7 @@ class Kernel:
         node = next(n for n in self.loops.nodes() if isinstance(n, Compute) and n.statement == found.statement)
         access = node.write if found.read is None else node.reads[found.read]
         tensor = next(t for t in (*self.loops.tensors, *self._tensors) if t.name == access.tensor)
-        extent = tensor.extents(dict(self.loops.sizes) | dict(sizes))[found.dimension]
+        extent = tensor.extents(self._sizes | dict(sizes))[found.dimension]
         return RunError(
             f"index {found.value} of dimension {found.dimension} of {access.tensor} is outside 0 .. {extent - 1}",
             where=f"statement {found.statement}",
@@ -240,8 +248,7 @@ def _solve(extent: Affine, length: int) -> tuple[str, int] | None:
             return None
 
 
-def _typed(tensor: Tensor, array: npt.ArrayLike) -> Array:
-    expected = numpy_dtype(tensor.dtype)
+def _typed(tensor: Tensor, expected: np.dtype[np.generic], array: npt.ArrayLike) -> Array:
     if not isinstance(array, np.ndarray | np.generic):
         try:
             return np.asarray(array, expected)
@@ -256,8 +263,7 @@ def _typed(tensor: Tensor, array: npt.ArrayLike) -> Array:
     return found
 
 
-def _check_shape(tensor: Tensor, array: Array, sizes: Mapping[str, int], what: str) -> None:
-    expected = tensor.extents(sizes)
+def _check_shape(tensor: Tensor, array: Array, expected: tuple[int, ...], what: str) -> None:
     if array.shape == expected:
         return
     shown = ", ".join(map(str, tensor.shape))
@@ -267,10 +273,11 @@ def _check_shape(tensor: Tensor, array: Array, sizes: Mapping[str, int], what: s
 
 def _plain(array: Array) -> Array:
     """C-contiguous and aligned, copied where it is not."""
-    return np.require(array, requirements=["C", "A"])
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
 
 def _constant(tensor: Tensor, array: Array, sizes: Mapping[str, int]) -> Array:
-    found = _plain(_typed(tensor, array))
-    _check_shape(tensor, found, sizes, "constant")
+    found = _plain(_typed(tensor, numpy_dtype(tensor.dtype), array))
+    _check_shape(tensor, found, tensor.extents(sizes), "constant")
     return pack(tensor, sizes, found)

@@ -132,6 +132,8 @@ class Walker:
             form = self.s.indices.linear(bound)
             if form.lane:
                 raise UnsupportedError(f"the bounds of loop {variable} depend on the lane of a vector loop")
+            if len(bounds) == 1:
+                return [form]
             sign = 1 if largest else -1
             if any(self._at_most(form, other, sign) for other in kept):
                 continue
@@ -280,7 +282,7 @@ class Walker:
             )
         width = max(2, 1 << (bound - 1).bit_length())
         start = lower[0] if len(lower) == 1 else Linear(((self._bound(lower, "smax"), 1),))
-        s.indices.values[node.variable] = replace(start, lane=node.step)
+        s.indices.values[node.variable] = start._replace(lane=node.step)
         s.indices.lane_range = (0, bound - 1)
         if trips is not None:
             s.lanes = Lanes(width, trips, constant_mask(width, trips), True)
