@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from poly.compiler import compile, einsum
     from poly.engine import Engine
     from poly.errors import PolyError
-    from poly.explain import explain
+    from poly.explainer import explain
     from poly.frontend.notation import parse
     from poly.frontend.onnx_import import from_onnx
     from poly.graph import Graph
@@ -33,7 +33,7 @@ __version__ = "0.1.0"
 _HOMES: Final = {
     "Engine": "engine", "Graph": "graph", "LoopTree": "loops", "Machine": "machine", "PolyError": "errors",
     "Program": "program", "Schedule": "scheduling.schedule", "compile": "compiler", "einsum": "compiler",
-    "explain": "explain", "from_onnx": "frontend.onnx_import", "parse": "frontend.notation",
+    "explain": "explainer", "from_onnx": "frontend.onnx_import", "parse": "frontend.notation",
     "read_machine": "machine", "run_program": "interp",
 }  # fmt: skip
 

@@ -1,0 +1,264 @@
+"""`explain`: what a program, a schedule, a kernel, a command stream or an engine does, as data that prints.
+
+Programs and schedules are in `poly.scheduling.explanation`; here is what is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poly.document import Document, Explanation, Text, bytes_text, count_text, ratio_text, seconds_text, table
+from poly.engine import Engine, Step, Unit
+from poly.errors import PolyError
+from poly.graph import Graph
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.explanation import (
+    ProgramExplanation,
+    ScheduleExplanation,
+    buffers_of,
+    explain_program,
+    explain_schedule,
+)
+from poly.scheduling.schedule import Schedule
+from poly.scheduling.traffic import compulsory_bytes, tensor_bytes, traffic
+
+if TYPE_CHECKING:
+    from poly.accel.compiled import StreamKernel
+    from poly.accel.timing import Report
+    from poly.codegen.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class KernelExplanation(Explanation):
+    """`seconds`: emitting, compiling and linking; `vector_bits`: of the machine's vectors."""
+
+    schedule: ScheduleExplanation
+    machine: Machine
+    threads: int
+    seconds: float
+    vector_bits: int
+    instructions: int
+
+    @property
+    def document(self) -> Document:
+        facts = (
+            ("machine", f"{self.machine.name}, {self.machine.cores} cores, {self.threads} used"),
+            ("vectors", f"{self.vector_bits} bits, {self.machine.lanes(4)} lanes of 4 bytes"),
+            ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),
+        )
+        name = self.schedule.schedule.source.name
+        return Document(f"kernel {name}", facts, (self.schedule.document,))
+
+
+@dataclass(frozen=True)
+class StreamExplanation(Explanation):
+    """`compulsory`: bytes by tensor, each counted once in each direction; cycles and DMA bytes are in `report`."""
+
+    schedule: ScheduleExplanation
+    machine: Machine
+    report: Report
+    commands: int
+    compulsory: Mapping[str, int | None]
+
+    @property
+    def document(self) -> Document:
+        r = self.report
+        engines = [
+            (e.name, e.kind, e.commands, e.busy, f"{100 * e.busy / max(1, r.cycles):.1f} %", _causes(e.stalls))
+            for e in r.engines
+        ]
+        moved = [
+            (name, way, bytes_text(b), bytes_text(self.compulsory.get(name)), _times(b, self.compulsory.get(name)))
+            for way, counts in (("read", r.dram_read), ("written", r.dram_written))
+            for name, b in counts.items()
+        ]
+        micro = r.cycles / max(1, self.machine.clock_mhz)
+        facts = (
+            ("machine", f"{self.machine.name}, {self.machine.clock_mhz} MHz"),
+            ("cycles", f"{count_text(r.cycles)} ({micro:.1f} us)"),
+            ("array", f"{count_text(r.macs)} multiply-adds, {r.utilisation:.1%} of what the array could do"),
+            ("commands", count_text(self.commands)),
+        )
+        return Document(
+            f"command stream {self.schedule.schedule.source.name}",
+            facts,
+            (
+                table("engines", ("engine", "kind", "commands", "busy", "share", "waited for"), engines),
+                table("DMA over DRAM", ("tensor", "", "bytes", "compulsory", "times"), moved),
+                self.schedule.document,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """One group of an engine. `tiles`: the promoted buffers; `moved`: bytes over DRAM; `cycles` on an accelerator."""
+
+    name: str
+    statements: tuple[str, ...]
+    why: tuple[str, ...]
+    tiles: tuple[str, ...]
+    moved: int | None
+    compulsory: int | None
+    cycles: int | None
+    seconds: float
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class EngineExplanation(Explanation):
+    """`arena` bytes are planned for the tensors between groups; no plan could need less than `bound`."""
+
+    engine: Engine
+    groups: tuple[GroupFacts, ...]
+    arena: int
+    bound: int
+    fallbacks: tuple[str, ...]
+    seconds: float
+
+    @property
+    def document(self) -> Document:
+        e = self.engine
+        cycles = [g.cycles for g in self.groups if g.cycles is not None]
+        facts = [
+            ("machine", e.machine.name),
+            ("groups", f"{len(self.groups)}, {len(e.units)} different ones, compiled in {seconds_text(self.seconds)}"),
+            ("arena", f"{bytes_text(self.arena)} between groups, lower bound {bytes_text(self.bound)}"),
+            ("dram traffic", _sum_text(self.groups)),
+            ("fallbacks", ", ".join(self.fallbacks) or "none: every node is compiled"),
+        ]
+        if cycles:
+            micro = sum(cycles) / max(1, e.machine.clock_mhz)
+            facts.insert(2, ("cycles", f"{count_text(sum(cycles))} ({micro:.0f} us)"))
+        rows = [
+            (g.name, " ".join(g.statements), "; ".join(g.tiles), bytes_text(g.moved), _times(g.moved, g.compulsory),
+             "-" if g.cycles is None else count_text(g.cycles), seconds_text(g.seconds) if g.compiled else "reference")
+            for g in self.groups
+        ]  # fmt: skip
+        why = "\n".join(f"{g.name}: {reason}" for g in self.groups for reason in g.why)
+        heads = ("group", "statements", "tiles", "dram", "times", "cycles", "compiled in")
+        return Document(
+            f"engine {e.graph.name}",
+            tuple(facts),
+            (table("groups", heads, rows), Text("why fused", why or "nothing is fused")),
+        )
+
+
+def explain(
+    what: Program | Schedule | Kernel | StreamKernel | Engine | Graph, **sizes: int
+) -> ProgramExplanation | ScheduleExplanation | KernelExplanation | StreamExplanation | EngineExplanation:
+    """Explain a program, schedule, compiled kernel, command stream or engine; a graph as its one program.
+
+    `sizes` bind free sizes of a program or a schedule first, so that everything can be counted. Raises `PolyError` for
+    anything else, `IllegalEdit` for an unchecked schedule that is illegal.
+    """
+    if isinstance(what, Graph):
+        what = what.to_program()
+    if isinstance(what, Program):
+        return explain_program(what.bind(**sizes) if sizes else what)
+    if isinstance(what, Schedule):
+        return explain_schedule(_rebound(what, sizes) if sizes else what)
+    if sizes:
+        raise PolyError("sizes of compiled code are fixed", hint="explain(kernel.schedule, **sizes)")
+    return explain_compiled(what)
+
+
+def _rebound(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
+    from poly.scheduling.edits import replay
+
+    return replay(schedule.source.bind(**sizes), schedule.log)
+
+
+def explain_compiled(what: Kernel | StreamKernel | Engine) -> KernelExplanation | StreamExplanation | EngineExplanation:
+    """See `poly.explain.explain`. Raises `PolyError` for what is not compiled."""
+    if isinstance(what, Engine):
+        return explain_engine(what)
+    schedule = getattr(what, "schedule", None)
+    if isinstance(schedule, Schedule) and hasattr(what, "stream"):
+        return explain_stream(what)  # type: ignore[arg-type]
+    if isinstance(schedule, Schedule) and hasattr(what, "module"):
+        return explain_kernel(what)  # type: ignore[arg-type]
+    raise PolyError(
+        f"{type(what).__name__} has no explanation", hint="a Program, Schedule, Kernel, StreamKernel, Engine or Graph"
+    )
+
+
+def explain_kernel(kernel: Kernel) -> KernelExplanation:
+    """A CPU kernel: its schedule and its code."""
+    assert kernel.schedule is not None
+    code = [line for line in kernel.asm.splitlines() if line.startswith("\t") and line.lstrip()[:1] not in (".", "#")]
+    return KernelExplanation(
+        explain_schedule(kernel.schedule), kernel.machine, kernel.threads, kernel.seconds,
+        kernel.machine.lanes(4) * 32, len(code),
+    )  # fmt: skip
+
+
+def explain_stream(kernel: StreamKernel) -> StreamExplanation:
+    """A command stream: cycles, engines, bytes."""
+    from poly.accel.isa import command_count
+
+    program = kernel.schedule.source
+    return StreamExplanation(
+        explain_schedule(kernel.schedule), kernel.machine, kernel.report,
+        sum(command_count(q.items) for q in kernel.stream.queues),
+        {t.name: tensor_bytes(program, t) for t in program.tensors},
+    )  # fmt: skip
+
+
+def explain_engine(engine: Engine) -> EngineExplanation:
+    """Groups, arena and fallbacks of an engine."""
+    known: dict[int, tuple[tuple[str, ...], int | None, int | None]] = {}
+    groups: list[GroupFacts] = []
+    seen: set[int] = set()
+    for step in engine.steps:
+        tiles, moved, cycles = (), None, None
+        if step.unit is not None:
+            if id(step.unit) not in known:
+                known[id(step.unit)] = unit_facts(step.unit)
+            tiles, moved, cycles = known[id(step.unit)]
+        first = step.unit is not None and id(step.unit) not in seen
+        seen.add(id(step.unit))
+        groups.append(
+            GroupFacts(
+                step.name, tuple(s.name for s in step.program.statements), step.why, tiles, moved, _compulsory(step),
+                cycles, step.unit.seconds if first and step.unit else 0.0, step.unit is not None,
+            )
+        )  # fmt: skip
+    return EngineExplanation(
+        engine, tuple(groups), engine.plan.size, engine.plan.bound, engine.fallbacks, engine.seconds
+    )
+
+
+def unit_facts(unit: Unit) -> tuple[tuple[str, ...], int | None, int | None]:
+    """Tiles, bytes over DRAM and cycles (None on a CPU) of a compiled group."""
+    report = getattr(unit.kernel, "report", None)
+    shapes = [f"{b.space} {'x'.join(b.extents) or '1'}" for b in buffers_of(unit.schedule)]
+    tiles = tuple(dict.fromkeys(shapes))
+    if report is not None:
+        return tiles, sum(report.dram_read.values()) + sum(report.dram_written.values()), report.cycles
+    return tiles, traffic(unit.schedule).between("dram"), None
+
+
+def _compulsory(step: Step) -> int | None:
+    program: Program = step.program
+    return compulsory_bytes(program)
+
+
+def _sum_text(groups: tuple[GroupFacts, ...]) -> str:
+    moved = [g.moved for g in groups]
+    total = None if any(m is None for m in moved) else sum(m for m in moved if m is not None)
+    least = [g.compulsory for g in groups]
+    bound = None if any(c is None for c in least) else sum(c for c in least if c is not None)
+    return f"{bytes_text(total)}, groups' inputs and outputs once: {bytes_text(bound)}"
+
+
+def _times(moved: int | None, least: int | None) -> str:
+    return ratio_text(moved / least if moved is not None and least else None)
+
+
+def _causes(stalls: Mapping[str, int]) -> str:
+    ranked = sorted(((n, cause) for cause, n in stalls.items() if n and cause != "done"), reverse=True)
+    return ", ".join(f"{cause} {n}" for n, cause in ranked[:4])
