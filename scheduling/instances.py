@@ -17,6 +17,7 @@ from poly.loops import Alloc, Compute, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
 from poly.scheduling.rows import bounded, parameters_of, relation_of, set_of
 from poly.sets import PARAM, SET, fix_sizes
+from poly.text_body import access_text
 
 BUDGET = 20_000_000
 Interval = tuple[int | None, int | None]
@@ -71,6 +72,7 @@ def _check(tree: LoopTree, program: Program) -> None:
                 s, images.get(s.name), fix_sizes(s.domain.intersect_params(program.context), sizes), tree.name
             )
     for place, vectors in reached:
+        _check_elements(place, vectors, program.statement[place.compute.statement], tree.parameters, sizes)
         _check_accesses(place, vectors, tensors, program.statement[place.compute.statement], tree.parameters, sizes)
 
 
@@ -125,6 +127,26 @@ def _loop_vectors(place: _Place, parameters: Sequence[str]) -> isl.Set:
 def _starts_at(v: Affine, start: Affine, lower: Sequence[Affine], step: int) -> tuple[Constraint, ...]:
     """The loop starts at this one of its lower bounds and goes in steps."""
     return (*(Constraint(start - b) for b in lower if b != start), Constraint((v - start) % step, True))
+
+
+def _check_elements(
+    place: _Place, vectors: isl.Set, s: Statement, parameters: Sequence[str], sizes: Mapping[str, int]
+) -> None:
+    """The tree touches the elements that the program says, where the program's guards say so."""
+    values: dict[str, Affine | int] = dict(zip(s.iterators, place.compute.instance, strict=True)) | dict(sizes)
+    pairs = zip((*place.compute.reads, place.compute.write), (*s.reads, s.write), strict=True)
+    for new, old in ((new, old.substitute(values)) for new, old in pairs):
+        inside = vectors
+        if new.guard != old.guard:
+            wanted, found = (set_of(a.guard, place.loops, parameters).intersect(vectors) for a in (old, new))
+            if not wanted.is_equal(found):
+                raise Bug(f"{s.name} reads {new.tensor} under another guard than {s.name}{list(s.iterators)} should")
+            inside = wanted
+        differing = [(a, b) for a, b in zip(new.index, old.index, strict=True) if a != b]
+        equal = [Constraint(a - b, True) for a, b in differing if isinstance(a, Affine) and isinstance(b, Affine)]
+        alike = new.tensor == old.tensor and len(equal) == len(differing)
+        if not alike or (equal and not inside.is_subset(set_of(equal, place.loops, parameters))):
+            raise Bug(f"{s.name} touches {access_text(new)}, which should be {access_text(old)}")
 
 
 def _check_accesses(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import islpy as isl
 import pytest
@@ -386,6 +386,28 @@ def test_wrong_trees_are_found(change: dict[str, str], why: str) -> None:
         check_instances(tree, p)
 
 
+def test_wrong_elements_are_found() -> None:
+    specs = (Spec("s", {"i": "N"}, "B[i]", ("A[i - 1] if 1 <= i",)),)
+    p = program(specs, {"A": ("N",), "B": ("N",)}, {"N": 6})
+    tree = lower(Schedule(p))
+    (loop,) = tree.body
+    assert isinstance(loop, For)
+    (right,) = loop.body
+    assert isinstance(right, Compute)
+    for change in (
+        {"write": access("B[5 - i]")},
+        {"write": access("A[i]")},
+        {"reads": (access("A[i] if 1 <= i"),)},
+        {"reads": (access("A[i - 1] if 2 <= i"),)},
+        {"reads": (access("A[i - 1]"),)},
+    ):
+        wrong = replace(tree, body=(replace(loop, body=(replace(right, **change),)),))  # type: ignore[arg-type]
+        with pytest.raises(Bug, match="touches|guard"):
+            check_instances(wrong, p)
+    same = replace(right, reads=(access("A[2*i - i - 1] if 0 < 2*i"),))
+    check_instances(replace(tree, body=(replace(loop, body=(same,)),)), p)
+
+
 def test_right_and_doubled_trees() -> None:
     tree, p = simple()
     check_instances(tree, p)
@@ -488,10 +510,8 @@ def test_external_statements_run_whole() -> None:
 
     p = program((Spec("x", {}, "A[]"),), {"A": ()}, {"N": 2})
     s = p.statements[0]
-    import dataclasses
-
-    outside = dataclasses.replace(s, external=Payload("onnx", b"", (), ("A",)))
-    tree = lower(Schedule(dataclasses.replace(p, statements=(outside,))))
+    outside = replace(s, external=Payload("onnx", b"", (), ("A",)))
+    tree = lower(Schedule(replace(p, statements=(outside,))))
     assert tree.body == (External("x"),)
 
 
