@@ -6,7 +6,7 @@ subscript in bounds, whatever the indices with a range do; then the next round. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import islpy as isl
@@ -67,11 +67,21 @@ def infer_ranges(
             raise _underconstrained(missing, subscripts)
         for index, pairs in bounds.items():
             if index not in loose:
-                _check_extents(index, [s for s in subscripts if s.expression == var(index)], context)
+                _check_extents(index, list(_whole(index, subscripts)), context)
             lower = strongest([low for low, _ in pairs], context, least=False)
             upper = strongest([high + 1 for _, high in pairs], context, least=True)
             ranges[index] = Range(lower, upper)
     return ranges
+
+
+def _whole(index: str, subscripts: Sequence[Subscripted]) -> Iterator[Subscripted]:
+    """Where an index is the whole subscript, of dimensions that it does not also reach shifted (as in a stencil)."""
+    shifted = {
+        (s.tensor, s.dimension) for s in subscripts if index in s.expression.names and s.expression != var(index)
+    }
+    for s in subscripts:
+        if s.expression == var(index) and (s.tensor, s.dimension) not in shifted:
+            yield s
 
 
 def _underconstrained(missing: Sequence[str], subscripts: Iterable[Subscripted]) -> ParseError:
