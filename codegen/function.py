@@ -22,6 +22,7 @@ from poly.machine import Machine
 from poly.program import Tensor
 
 STACK_LIMIT = 16 * 1024  # bytes of one buffer that may lie on the stack
+STACK_BUDGET = 64 * 1024  # bytes of all buffers of a function on the stack
 ALIGN = 64
 
 
@@ -57,7 +58,8 @@ class Module:
         shared, phases = phases_of(self.tree)
         sizes = dict(self.tree.sizes) | dict(sizes)
         above = sum(_bytes(a.tensor, sizes) for a in shared)
-        return above, max((_need(p.nodes, sizes) for p in phases), default=0)
+        needs = [_need(p.nodes, sizes, _stacked(p.nodes, dict(self.tree.sizes))) for p in phases]
+        return above, max(needs, default=0)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,10 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
         globals_ += writer.globals_text()
         declarations |= writer.declarations
         functions |= writer.functions
-    header = [f"; {tree.name} for {machine.name}: " + ", ".join(f"%t{i} = {t.name}" for i, t in enumerate(outside))]
+    header = [
+        f"; {symbol(tree.name)} for {machine.name}: "
+        + ", ".join(f"%t{i} = {symbol(t.name)}" for i, t in enumerate(outside))
+    ]
     text = [*header, *globals_, *parts, *functions.values(), _entry(entry, names), *sorted(declarations)]
     parallel = tuple(p.parallel for p in phases)
     tensors = tuple(t.name for t in outside)
@@ -158,6 +163,7 @@ class _Context:
         self.features = (
             frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
         )
+        self.triple = machine.triple
         self.statements = {name: i for i, name in enumerate(statements)}
         self.all = {t.name: t for t in tree.tensors} | {
             n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
@@ -168,7 +174,8 @@ class _Context:
     def function(self, name: str, phase: Phase, writer: Writer) -> str:
         """One phase with its wrapper that takes the argument block."""
         indices = Indices(writer, dict(self.tree.sizes))
-        ops = Ops(writer, "fma" in self.features)
+        half = "f16c" in self.features or not self.triple.startswith(("x86", "i"))
+        ops = Ops(writer, "fma" in self.features or self.triple.startswith(("aarch64", "arm64")), half)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         state = State(writer, ops, indices, Registers(ops), self.all, bases, self.registers, self.statements)
         for i, parameter in enumerate(self.tree.parameters):
@@ -180,6 +187,7 @@ class _Context:
         for alloc in self.shared:
             bases[alloc.tensor.name] = buffers.shared(alloc)
         walker = Walker(state, buffers.allocate, ("%part", "%parts") if phase.parallel else None)
+        buffers.on_stack = _stacked(phase.nodes, dict(self.tree.sizes))
         buffers.place(phase.nodes, "0")
         walker.nodes(phase.nodes)
         slots = [f"ptr noalias %t{i}" for i in range(len(self.outside))]
@@ -208,6 +216,7 @@ class _Buffers:
         self.base = ""
         self.shared_end = "0"
         self.stacked: dict[int, str] = {}
+        self.on_stack: frozenset[int] = frozenset()
 
     def shared(self, alloc: Alloc) -> str:
         """The pointer of a buffer above the phases."""
@@ -218,7 +227,7 @@ class _Buffers:
     def allocate(self, alloc: Alloc) -> str:
         """The pointer of a buffer of this part; the walker enters and leaves buffers like a stack."""
         tensor = alloc.tensor
-        if _on_stack(tensor, self.sizes):
+        if id(alloc) in self.on_stack:
             if id(alloc) not in self.stacked:
                 name = self.stacked[id(alloc)] = f"%b{len(self.prologue)}"
                 count = _bytes(tensor, self.sizes) // size_bytes(tensor.dtype)
@@ -259,7 +268,7 @@ class _Buffers:
             match node:
                 case Alloc(tensor, body):
                     inner = offset
-                    if not _on_stack(tensor, self.sizes):
+                    if id(node) not in self.on_stack:
                         self.offsets[id(node)] = offset
                         inner = self._sum(offset, self._size(tensor))
                     self.place(body, inner)
@@ -269,27 +278,31 @@ class _Buffers:
                     pass
 
 
-def _constant(tensor: Tensor, sizes: Mapping[str, int]) -> bool:
-    return all(e.names <= sizes.keys() for e in tensor.storage_shape)
-
-
-def _on_stack(tensor: Tensor, sizes: Mapping[str, int]) -> bool:
-    return _constant(tensor, sizes) and _bytes(tensor, sizes) <= STACK_LIMIT
+def _stacked(nodes: Sequence[Node], sizes: Mapping[str, int]) -> frozenset[int]:
+    """The allocations (by identity) that lie on the stack: small ones of known size, as far as the budget goes."""
+    found: dict[int, int] = {}
+    for node in walk(tuple(nodes)):
+        if isinstance(node, Alloc) and all(e.names <= sizes.keys() for e in node.tensor.storage_shape):
+            need = _bytes(node.tensor, sizes)
+            if need <= STACK_LIMIT and sum(found.values()) + need <= STACK_BUDGET:
+                found[id(node)] = need
+    return frozenset(found)
 
 
 def _bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     return -(-tensor.nbytes(sizes) // ALIGN) * ALIGN
 
 
-def _need(nodes: Sequence[Node], sizes: Mapping[str, int]) -> int:
+def _need(nodes: Sequence[Node], sizes: Mapping[str, int], stacked: frozenset[int]) -> int:
     """Bytes of scratch memory that buffers below `nodes` need at once."""
     most = 0
     for node in nodes:
         match node:
             case Alloc(tensor, body):
-                most = max(most, _bytes(tensor, sizes) + _need(body, sizes))
+                own = 0 if id(node) in stacked else _bytes(tensor, sizes)
+                most = max(most, own + _need(body, sizes, stacked))
             case For(body=body) | If(body=body):
-                most = max(most, _need(body, sizes))
+                most = max(most, _need(body, sizes, stacked))
             case _:
                 pass
     return most

@@ -58,6 +58,12 @@ class Kernel:
         self.constants = {
             n: _constant(known[n], a, sizes) for n, a in (constants or {}).items() if n in self.module.tensors
         }
+        given = {t.name for t in (*inputs, *outputs)} | self.constants.keys()
+        for t in self._tensors:
+            if t.name not in given and t.role != "temporary":
+                raise RunError(
+                    f"{t.role} {t.name} has no array", where=tree.name, hint="pass it, or its value in constants"
+                )
         free = bool(self.module.parameters)
         self._scratch = (0, 0) if free else self.module.scratch({})
         self._shapes = None if free else self._all_shapes(sizes)

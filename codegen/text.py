@@ -16,17 +16,18 @@ from typing import Final
 
 import numpy as np
 
-from poly.dtypes import is_float
+from poly.dtypes import is_float, numpy_dtype
 from poly.errors import UnsupportedError
 
 _IR_TYPES: Final[dict[str, str]] = {
     "f64": "double", "f32": "float", "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8",
-    "u64": "i64", "u32": "i32", "u16": "i16", "u8": "i8", "bool": "i1",
+    "u64": "i64", "u32": "i32", "u16": "i16", "u8": "i8",
+    "bool": "i1", "f16": "half", "bf16": "i16",
 }  # fmt: skip
 
 
 def scalar_type(dtype: str) -> str:
-    """The IR type of a value; bool is i1. Raises `UnsupportedError` for a dtype without compiled form."""
+    """The IR type of a value; bool is i1, bf16 the bits of one. Raises `UnsupportedError` for a dtype without compiled form."""
     if dtype not in _IR_TYPES:
         raise UnsupportedError(
             f"no compiled form for values of dtype {dtype}", hint="run it by the reference evaluator"
@@ -49,21 +50,28 @@ def memory_type(dtype: str, lanes: int = 0) -> str:
 def suffix(dtype: str, lanes: int) -> str:
     """The overload suffix of an intrinsic: `f32`, `v8f32`, `v4i64`."""
     bits = _IR_TYPES[dtype].removeprefix("i")
-    scalar = {"float": "f32", "double": "f64"}.get(bits, f"i{bits}")
+    scalar = {"float": "f32", "double": "f64", "half": "f16"}.get(bits, f"i{bits}")
     return f"v{lanes}{scalar}" if lanes else scalar
 
 
 def constant_text(dtype: str, value: float | int | bool) -> str:
     """A scalar literal of the dtype; floats in hexadecimal, so that nothing is lost."""
+    if dtype in ("f16", "bf16"):
+        bits = rounded(dtype, value).view(np.uint16)
+        return f"0xH{int(bits):04X}" if dtype == "f16" else str(int(bits))
     if is_float(dtype):
-        with np.errstate(over="ignore"):
-            rounded = float(np.float32(value)) if dtype == "f32" else float(value)
-        return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
+        return f"0x{struct.unpack('<Q', struct.pack('<d', float(rounded(dtype, value))))[0]:016X}"
     if dtype == "bool":
         return "true" if value else "false"
     bits = int(_IR_TYPES[dtype][1:])
     wrapped = int(value) & ((1 << bits) - 1)
     return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
+
+
+def rounded(dtype: str, value: float) -> np.generic:
+    """A number as the floating dtype holds it."""
+    with np.errstate(over="ignore"):
+        return numpy_dtype(dtype).type(value)
 
 
 def symbol(name: str) -> str:

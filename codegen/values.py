@@ -2,7 +2,8 @@
 
 Semantics are numpy's, as `poly.expr.evaluate` gives them: maximum and minimum propagate NaN, integer division truncates
 and gives 0 for a zero divisor, conversions from float to integer truncate and saturate (NaN becomes 0). A power of
-integers with a negative exponent (an error in numpy) is 0, or +-1 for the bases +-1.
+integers with a negative exponent (an error in numpy) is 0, or +-1 for the bases +-1. f16 and bf16 compute in f32 and
+round after each operation; conversions to them from f64 and wide integers go through f32.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from poly.codegen.text import Writer, constant_text, scalar_type, suffix, value_type
+from poly.codegen.text import Writer, constant_text, rounded, scalar_type, suffix, value_type
 from poly.dtypes import is_float, is_integer, numpy_dtype, size_bytes
 from poly.errors import UnsupportedError
 
@@ -29,6 +30,7 @@ class Value:
     literal: float | int | bool | None = None
 
 
+NARROW: Final = frozenset({"f16", "bf16"})  # kept in two bytes, each operation done in f32 and rounded
 _COMPARE: Final[dict[str, tuple[str, str, str]]] = {  # floats, signed, unsigned and bool
     "eq": ("oeq", "eq", "eq"), "ne": ("une", "ne", "ne"), "lt": ("olt", "slt", "ult"),
     "le": ("ole", "sle", "ule"), "gt": ("ogt", "sgt", "ugt"), "ge": ("oge", "sge", "uge"),
@@ -38,16 +40,15 @@ _ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rin
 
 
 class Ops:
-    """Emits typed instructions through a writer. `fma`: the target has fused multiply-add."""
+    """Emits typed instructions through a writer. `fma`, `half`: the target has fused multiply-add, f16 conversions."""
 
-    def __init__(self, writer: Writer, fma: bool) -> None:
-        self.writer, self.fma = writer, fma
+    def __init__(self, writer: Writer, fma: bool, half: bool) -> None:
+        self.writer, self.fma, self.half = writer, fma, half
 
     def const(self, dtype: str, value: float | int | bool, lanes: int = 0) -> Value:
         """A literal, in every lane for a vector."""
-        if dtype == "f32":
-            with np.errstate(over="ignore"):
-                value = float(np.float32(value))
+        if is_float(dtype):
+            value = float(rounded(dtype, value))  # type: ignore[arg-type]
         text = constant_text(dtype, value)
         return Value(dtype, lanes, f"splat ({scalar_type(dtype)} {text})" if lanes else text, value)
 
@@ -120,6 +121,8 @@ class Ops:
     def compare(self, name: str, a: Value, b: Value) -> Value:
         """eq, ne, lt, le, gt, ge; comparisons with NaN are false, ne is true."""
         a, b = self.same(a, b)
+        if a.dtype in NARROW:
+            a, b = self.cast(a, "f32"), self.cast(b, "f32")
         floating, signed, unsigned = _COMPARE[name]
         if is_float(a.dtype):
             return self.op(f"fcmp {floating}", a, a, b, dtype="bool")
@@ -132,6 +135,8 @@ class Ops:
     def multiply_add(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c: in one rounding where the target has it."""
         a, b, c = self.same(a, b, c)
+        if a.dtype in NARROW:
+            return self.cast(self.multiply_add(*(self.cast(v, "f32") for v in (a, b, c))), a.dtype)
         if self.fma:
             return self.call("fma", a, b, c)
         return self.op("fadd", a, self.op("fmul", a, a, b), c)
@@ -160,6 +165,8 @@ class Ops:
     def negate(self, a: Value) -> Value:
         if a.literal is not None:
             return self.const(a.dtype, -a.literal, a.lanes)
+        if a.dtype in NARROW:
+            return self.cast(self.negate(self.cast(a, "f32")), a.dtype)
         if is_float(a.dtype):
             return self.op("fneg", a, a)
         if a.dtype == "bool":
@@ -172,6 +179,9 @@ class Ops:
             return self.select(self.truth(arguments[0]), arguments[1], arguments[2])
         operands = self.same(*arguments)
         a = operands[0]
+        if a.dtype in NARROW:
+            result = self.apply(name, [self.cast(o, "f32") for o in operands])
+            return result if result.dtype == "bool" else self.cast(result, a.dtype)
         if name in _COMPARE:
             return self.compare(name, *operands)
         if name in ("and", "or"):
@@ -289,6 +299,26 @@ class Ops:
                 base = self.op("mul", a, base, base)
         return reduce(lambda x, y: self.op("mul", a, x, y), factors) if factors else self.const(a.dtype, 1, a.lanes)
 
+    def _from_bf16(self, a: Value) -> Value:
+        """bf16 is the upper half of an f32."""
+        narrow, wide = value_type("u16", a.lanes), value_type("u32", a.lanes)
+        bits = Value("u32", a.lanes, self.writer.value(f"zext {narrow} {a.text} to {wide}"))
+        high = self.op("shl", bits, bits, self.const("u32", 16, a.lanes))
+        return Value("f32", a.lanes, self.writer.value(f"bitcast {wide} {high.text} to {value_type('f32', a.lanes)}"))
+
+    def _to_bf16(self, a: Value) -> Value:
+        """To nearest, ties to even; NaN stays a quiet NaN."""
+        wide, lanes = value_type("u32", a.lanes), a.lanes
+        bits = Value("u32", lanes, self.writer.value(f"bitcast {value_type('f32', lanes)} {a.text} to {wide}"))
+        odd = self.op(
+            "and", bits, self.op("lshr", bits, bits, self.const("u32", 16, lanes)), self.const("u32", 1, lanes)
+        )
+        up = self.op("add", bits, self.op("add", bits, bits, self.const("u32", 0x7FFF, lanes)), odd)
+        quiet = self.op("or", bits, bits, self.const("u32", 0x400000, lanes))
+        chosen = self.select(self.op("fcmp uno", a, a, a, dtype="bool"), quiet, up)
+        high = self.op("lshr", bits, chosen, self.const("u32", 16, lanes))
+        return Value("bf16", lanes, self.writer.value(f"trunc {wide} {high.text} to {value_type('u16', lanes)}"))
+
     def cast(self, a: Value, dtype: str) -> Value:
         """Conversion: truncation toward zero, saturating from float to integer; to bool, a != 0."""
         if a.dtype == dtype:
@@ -297,6 +327,12 @@ class Ops:
             return self.const(dtype, a.literal if is_float(dtype) or dtype == "bool" else int(a.literal), a.lanes)
         if dtype == "bool":
             return self.truth(a)
+        if (a.dtype in NARROW and dtype != "f32") or (dtype in NARROW and a.dtype != "f32"):
+            return self.cast(self.cast(a, "f32"), dtype)
+        if "bf16" in (a.dtype, dtype):
+            return self._from_bf16(a) if dtype == "f32" else self._to_bf16(a)
+        if "f16" in (a.dtype, dtype) and not self.half:
+            raise UnsupportedError("f16 on a CPU without conversions of it", hint="convert the model to f32")
         source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
         if is_float(a.dtype) and is_integer(dtype):
             kind = "fptosi" if dtype[0] == "i" else "fptoui"

@@ -249,6 +249,33 @@ def test_conversions(source: str) -> None:
             )
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_narrow_floats_compute_in_f32(dtype: str) -> None:
+    kind, rng = numpy_dtype(dtype), np.random.default_rng(3)
+    special = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 3e-5, 1e-39, 60000, 1 / 3]
+    x, y = (np.concatenate([special, rng.normal(size=37) * 9])[rng.permutation(48)].astype(kind) for _ in range(2))
+    tensors = [tensor(n, 48, dtype=dtype, role="input") for n in ("x0", "x1")]
+    for name in ("add", "sub", "mul", "div", "max", "min", "lt", "ne", "neg", "abs", "floor", "exp", "tanh", "sqrt"):
+        operands = [x, y][: OPERATORS[name].arity]
+        body = apply(name, *(Read(k) for k in range(len(operands))))
+        with np.errstate(all="ignore"):
+            expected = np.asarray(OPERATORS[name].evaluate(*(o.astype(np.float32) for o in operands)))
+            expected = expected if expected.dtype == bool else expected.astype(kind)
+        for lanes in (0, 7, 8):
+            out = "bool" if expected.dtype == bool else dtype
+            found = plain(kernel_of(elementwise(body, tensors[: len(operands)], out, lanes))(*operands))
+            if name in TRANSCENDENTAL:
+                ulps = np.abs(found.view(np.int16).astype(int) - expected.view(np.int16).astype(int))
+                assert ulps[~np.isnan(expected)].max() <= 1
+            else:
+                wide = [a.astype(np.float64) for a in (found, expected)]  # of bf16, numpy does not see that NaN is NaN
+                np.testing.assert_array_equal(*wide, err_msg=f"{name} of {dtype}, {lanes} lanes")
+    for target in ("f32", "f64", "i32", "u8", "bool", "f16", "bf16"):
+        source = np.nan_to_num(x.astype(np.float32), posinf=3, neginf=4) % 200
+        found = plain(kernel_of(elementwise(Cast(target, Read(0)), tensors[:1], target, 8))(source.astype(kind)))
+        np.testing.assert_array_equal(found, source.astype(kind).astype(numpy_dtype(target)))
+
+
 def test_float_to_integer_saturates() -> None:
     x = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 300.7, -300.7, 0.9] * 6, np.float32)
     found = kernel_of(elementwise(Cast("i8", Read(0)), [tensor("x", 48, role="input")], "i8", 8))(x)
@@ -634,6 +661,31 @@ def test_calls_from_many_threads() -> None:
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: kernel(a, b), range(40)):
             np.testing.assert_array_equal(found, a @ b)
+
+
+def test_constants_are_needed_and_checked() -> None:
+    a, b, c = matrices(3, 4, 2)
+    tree = LoopTree("f", (a, Tensor("B", b.shape, "f32", "constant"), c), plain_product(3, 4, 2).body)
+    x, w = integers(3, 2), integers(2, 4)
+    np.testing.assert_array_equal(Kernel(tree, HOST, [a], [c], {"B": w})(x), x @ w)
+    for given, message in [({}, "constant B has no array"), ({"B": w.T.copy()}, "constant B has shape")]:
+        with pytest.raises(RunError, match=message):
+            Kernel(tree, HOST, [a], [c], given)
+
+
+def test_many_small_buffers_do_not_fill_the_stack() -> None:
+    """Small buffers beyond the stack's share lie in scratch memory."""
+    last = compute("last", at("y", "i"), [at(f"P{k}", "i") for k in range(40)], Read(39))
+    body: tuple[Node, ...] = (loop("i", 0, 4000, last),)
+    for k in reversed(range(40)):
+        fill = loop("i", 0, 4000, compute(f"fill{k}", at(f"P{k}", "i"), [at("x", "i")], Read(0)))
+        body = (Alloc(tensor(f"P{k}", 4000), (fill, *body)),)
+    shapes = (tensor("x", 4000, role="input"), tensor("y", 4000, role="output"))
+    tree = LoopTree("f", shapes, body)
+    kernel = kernel_of(tree)
+    assert kernel.ir.count("alloca") <= 4
+    x = integers(4000)
+    np.testing.assert_array_equal(kernel(x), x)
 
 
 def test_kernel_shows_itself() -> None:
