@@ -13,7 +13,8 @@ from poly.expr import Expr, IndexValue, walk
 from poly.frontend.ranges import Range, Subscripted, bounded, extreme, infer_ranges, ranges_of_set
 from poly.lexical import names_in
 from poly.program import Access, ReadIndex, Statement
-from poly.sets import SET, access_map, affine_of_pw, box, header, witness
+from poly.relations import access_map, box
+from poly.sets import SET, affine_of_pw, header, witness
 from poly.text_syntax import StatementLine
 
 

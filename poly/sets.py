@@ -12,7 +12,6 @@ from typing import TypeVar
 import islpy as isl
 
 from poly.affine import Affine, Constraint, FloorDiv, Mod, var
-from poly.program import Access, Statement
 
 IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set, isl.dim_type.param, isl.dim_type.div
 T = TypeVar("T")
@@ -34,33 +33,6 @@ def header(parameters: Sequence[str]) -> str:
 def parameter_names(thing: isl.Aff | isl.PwAff | isl.Set | isl.Map | isl.BasicSet | isl.BasicMap) -> list[str]:
     """The names of the size parameters, by position."""
     return [thing.get_dim_name(PARAM, k) or "" for k in range(thing.dim(PARAM))]
-
-
-def expressions_map(s: Statement, values: Sequence[Affine], parameters: Sequence[str], target: str = "") -> isl.Map:
-    """`{ S[i, j] -> target[values] }`, on the statement's domain."""
-    text = ", ".join(f"({v.isl_text})" for v in values)
-    return isl.Map(f"{header(parameters)}{{ {s.tuple_text} -> {target}[{text}] }}").intersect_domain(s.domain)
-
-
-def access_map(s: Statement, access: Access, parameters: Sequence[str], extents: Sequence[Affine] = ()) -> isl.Map:
-    """`{ S[i, j] -> T[subscripts] }` on the domain, cut by the guard; an indirect subscript ranges over its extent."""
-    names, conditions = [], [c.isl_text for c in access.guard]
-    for d, subscript in enumerate(access.index):
-        names.append(f"a{d}_")
-        if isinstance(subscript, Affine):
-            conditions.append(f"a{d}_ = {subscript.isl_text}")
-        else:
-            conditions.append(f"0 <= a{d}_ < {extents[d].isl_text}")
-    body = " and ".join(conditions) or "true"
-    text = f"{header(parameters)}{{ {s.tuple_text} -> {access.tensor}[{', '.join(names)}] : {body} }}"
-    return isl.Map(text).intersect_domain(s.domain)
-
-
-def box(name: str, extents: Sequence[Affine], parameters: Sequence[str]) -> isl.Set:
-    """`{ name[a0, ...] : 0 <= a0 < extent ... }`"""
-    names = [f"a{d}_" for d in range(len(extents))]
-    body = " and ".join(f"0 <= {n} < {e.isl_text}" for n, e in zip(names, extents, strict=True)) or "true"
-    return isl.Set(f"{header(parameters)}{{ {name}[{', '.join(names)}] : {body} }}")
 
 
 def affine_of_aff(aff: isl.Aff, inputs: Sequence[str]) -> Affine | None:

@@ -13,7 +13,7 @@ import islpy as isl
 
 from poly.affine import Affine, Constraint, Var, var
 from poly.errors import UnsupportedError
-from poly.scheduling.rows import conditions_of, parameters_of, set_of
+from poly.rows import conditions_of, parameters_of, set_of
 from poly.sets import DIV, SET, affine_of_aff
 
 

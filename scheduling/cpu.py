@@ -385,7 +385,8 @@ def _parts(schedule: Schedule, group: Group) -> list[str]:
 
 def _extent(schedule: Schedule, loop: str) -> int:
     """Iterations of a loop over all statements under it, 0 where not known."""
-    from poly.sets import expressions_map, fix_sizes
+    from poly.relations import expressions_map
+    from poly.sets import fix_sizes
 
     most = 0
     for name in schedule.under(loop):

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Literal
 
 import islpy as isl
 
-from poly.affine import Affine, var
+from poly.affine import var
 from poly.program import PathStep, Program, Statement
+from poly.relations import access_map
 from poly.scheduling.schedule import Schedule, relation_in_time
-from poly.sets import access_map, fix_sizes, header
+from poly.sets import fix_sizes, header
 
 if TYPE_CHECKING:
     from poly.scheduling.values import Flow
@@ -97,7 +98,7 @@ def touches(program: Program, s: Statement) -> Iterator[Touch]:
 
 
 def _everything(program: Program, s: Statement, tensor: str) -> isl.Map:
-    from poly.sets import box
+    from poly.relations import box
 
     return isl.Map.from_domain_and_range(s.domain, box(tensor, program.tensor[tensor].shape, program.parameters))
 
@@ -156,19 +157,3 @@ def _of_tensor(program: Program, tensor: str, group: Sequence[Touch]) -> Iterato
                 continue
             kind = "reduction" if own else "output" if a.write and b.write else "flow" if a.write else "anti"
             yield Dependence(kind, a.statement.name, b.statement.name, tensor, relation.coalesce())
-
-
-def compare_map(
-    first: Statement,
-    second: Statement,
-    values: tuple[Affine, Affine],
-    relation: Literal["<", ">", "=", "!="],
-    parameters: Sequence[str],
-) -> isl.Map:
-    """{ first[x] -> second[y] : values[0](x) relation values[1](y) }"""
-    x = {n: var(f"{n}_x") for n in first.iterators}
-    y = {n: var(f"{n}_y") for n in second.iterators}
-    a, b = values[0].substitute(x).isl_text, values[1].substitute(y).isl_text
-    left = f"{first.name}[{', '.join(str(v) for v in x.values())}]"
-    right = f"{second.name}[{', '.join(str(v) for v in y.values())}]"
-    return isl.Map(f"{header(parameters)}{{ {left} -> {right} : {a} {relation} {b} }}")

@@ -14,11 +14,12 @@ from poly.document import Document, Explanation, Text, bytes_text, count_text, r
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.program import Program, Statement
+from poly.relations import expressions_map
 from poly.scheduling.dependences import Dependence, Facts
 from poly.scheduling.promotion import tile_of
 from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode, statements_of
 from poly.scheduling.traffic import Traffic, compulsory_bytes, count_points, tensor_bytes, traffic
-from poly.sets import expressions_map, fix_sizes, within_budget
+from poly.sets import fix_sizes, within_budget
 
 _OPERATIONS = 1_000_000
 

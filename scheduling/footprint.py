@@ -14,7 +14,7 @@ import islpy as isl
 
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
-from poly.scheduling.rows import conditions_of
+from poly.rows import conditions_of
 from poly.sets import OUT, affine_of_pw, header, parameter_names
 
 

@@ -13,8 +13,9 @@ import islpy as isl
 
 from poly.errors import IllegalEdit
 from poly.program import Program, Statement
-from poly.scheduling.dependences import Dependence, Touch, compare_map, touches
-from poly.scheduling.schedule import Nest, Schedule, relation_in_time
+from poly.scheduling.dependences import Dependence, Touch
+from poly.scheduling.schedule import Schedule, relation_in_time
+from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import IN, OUT, fix_sizes, witness
 
 _ADVICE = {
@@ -31,10 +32,11 @@ def check(schedule: Schedule, previous: Schedule | None = None) -> None:
     from poly.scheduling.values import check_values
 
     changed = _changed(schedule, previous)
+    vectors = Vectors(schedule)
     check_parts(schedule)
-    check_order(schedule, changed)
-    check_marks(schedule, changed, previous)
-    check_values(schedule)
+    check_order(schedule, changed, vectors)
+    check_marks(schedule, changed, previous, vectors)
+    check_values(schedule, vectors)
 
 
 def _changed(schedule: Schedule, previous: Schedule | None) -> frozenset[str]:
@@ -74,8 +76,9 @@ def _same_instances(schedule: Schedule, name: str, iterators: Sequence[str], wro
         raise IllegalEdit(f"an instance of {name} runs {how}", kind="order", witness=pair, where=schedule.source.name)
 
 
-def check_order(schedule: Schedule, changed: frozenset[str] | None = None) -> None:
+def check_order(schedule: Schedule, changed: frozenset[str] | None = None, vectors: Vectors | None = None) -> None:
     """Every dependence of the source program still points forward, between all parts of its two statements."""
+    vectors = vectors or Vectors(schedule)
     parts = parts_of(schedule.program)
     for dependence in schedule.facts.dependences:
         if dependence.kind == "reduction":
@@ -83,7 +86,7 @@ def check_order(schedule: Schedule, changed: frozenset[str] | None = None) -> No
         for first in parts.get(dependence.source, ()):
             for second in parts.get(dependence.sink, ()):
                 if changed is None or first.name in changed or second.name in changed:
-                    _check_pair(schedule, dependence, first, second)
+                    _check_pair(schedule, vectors, dependence, first, second)
 
 
 def parts_of(program: Program) -> Mapping[str, list[Statement]]:
@@ -98,11 +101,13 @@ def parts_of(program: Program) -> Mapping[str, list[Statement]]:
     return parts
 
 
-def _check_pair(schedule: Schedule, dependence: Dependence, first: Statement, second: Statement) -> None:
+def _check_pair(
+    schedule: Schedule, vectors: Vectors, dependence: Dependence, first: Statement, second: Statement
+) -> None:
     relation = dependence.relation.set_tuple_name(IN, first.name).set_tuple_name(OUT, second.name)
     if first.origin or second.origin:
         relation = relation.intersect_domain(_bound(schedule, first)).intersect_range(_bound(schedule, second))
-    if (bad := violation(schedule, first, second, relation)) is None:
+    if (bad := violation(schedule, vectors, first, second, relation)) is None:
         return
     loop, pairs = bad
     shown = witness(pairs, (first.iterators, second.iterators))
@@ -117,31 +122,29 @@ def _bound(schedule: Schedule, s: Statement) -> isl.Set:
     return fix_sizes(s.domain.intersect_params(schedule.program.context), schedule.program.binding)
 
 
-def violation(schedule: Schedule, first: Statement, second: Statement, relation: isl.Map) -> tuple[str, isl.Map] | None:
+def violation(
+    schedule: Schedule, vectors: Vectors, first: Statement, second: Statement, relation: isl.Map
+) -> tuple[str, isl.Map] | None:
     """The first loop (or "") that does not run `relation`'s sources before its sinks, with the offending pairs."""
-    a, b = schedule.nests[first.name], schedule.nests[second.name]
-    shared, order = relation_in_time(a.path, b.path)
-    for loop in shared:
-        if a.loops[loop] == b.loops[loop] and first is second and a.loops[loop].is_constant:
-            continue
-        backwards = relation.intersect(_compare(schedule, (first, second), (a, b), loop, ">"))
+    shared, order = relation_in_time(schedule.nests[first.name].path, schedule.nests[second.name].path)
+    if relation.is_empty():
+        return None
+    pairs = vectors.pairs(first, second, relation)
+    for k, loop in enumerate(shared):
+        backwards = pairs.order_gt(IN, k, OUT, k)
         if not backwards.is_empty():
-            return loop, backwards
-        relation = relation.intersect(_compare(schedule, (first, second), (a, b), loop, "="))
-        if relation.is_empty():
+            return loop, vectors.instances(first, second, backwards).intersect(relation)
+        pairs = together(pairs, [k])
+        if pairs.is_empty():
             return None
-    return None if order == "before" or relation.is_empty() else ("", relation)
+    if order == "before" or pairs.is_empty():
+        return None
+    return "", vectors.instances(first, second, pairs).intersect(relation)
 
 
-def _compare(
-    schedule: Schedule, pair: tuple[Statement, Statement], nests: tuple[Nest, Nest], loop: str, how: str
-) -> isl.Map:
-    values = (nests[0].loops[loop], nests[1].loops[loop])
-    relation = compare_map(*pair, values, how, schedule.program.parameters)  # type: ignore[arg-type]
-    return fix_sizes(relation, schedule.program.binding)
-
-
-def check_marks(schedule: Schedule, changed: frozenset[str], previous: Schedule | None) -> None:
+def check_marks(
+    schedule: Schedule, changed: frozenset[str], previous: Schedule | None, vectors: Vectors | None = None
+) -> None:
     """Parallel, vector and unit loops carry nothing (a unit may carry its own reduction)."""
     for loop, mark in schedule.marks.items():
         if loop not in schedule.loop_statements or mark.kind not in ("parallel", "vector", "unit"):
@@ -149,7 +152,7 @@ def check_marks(schedule: Schedule, changed: frozenset[str], previous: Schedule 
         same = previous is not None and previous.marks.get(loop) == mark
         if same and not changed & set(schedule.under(loop)):
             continue
-        for first, second, tensor, pairs in carried(schedule, loop, reductions=mark.kind != "unit"):
+        for first, second, tensor, pairs in carried(schedule, loop, reductions=mark.kind != "unit", vectors=vectors):
             raise IllegalEdit(
                 f"{mark.kind} loop {loop} carries a dependence on {tensor} between {first.name} and {second.name}",
                 kind="parallel", witness=witness(pairs, (first.iterators, second.iterators)),
@@ -158,31 +161,27 @@ def check_marks(schedule: Schedule, changed: frozenset[str], previous: Schedule 
 
 
 def carried(
-    schedule: Schedule, loop: str, *, reductions: bool = True
+    schedule: Schedule, loop: str, *, reductions: bool = True, vectors: Vectors | None = None
 ) -> Iterator[tuple[Statement, Statement, str, isl.Map]]:
     """Pairs of instances in different iterations of a loop, alike in the loops around it, that conflict on one element.
 
     A tensor whose scope holds the loop, or a loop inside it, has a copy for every iteration: it does not count.
     """
+    vectors = vectors or Vectors(schedule)
     program = schedule.program
     around = schedule.outer(loop)[:-1]
-    inside = set(around)
     groups: dict[str, list[Touch]] = {}
     for name in schedule.under(loop):
-        for touch in touches(program, program.statement[name]):
-            scope = program.tensor[touch.tensor].scope
-            if set(scope) <= inside:
+        for touch in vectors.touches(program.statement[name]):
+            if set(program.tensor[touch.tensor].scope) <= set(around):
                 groups.setdefault(touch.tensor, []).append(touch)
     for tensor, group in groups.items():
         for a in group:
             for b in group:
-                if not (a.write or b.write) or (
-                    not reductions and a.own and b.own and a.statement.combiner == b.statement.combiner
-                ):
+                relaxed = not reductions and a.own and b.own and a.statement.combiner == b.statement.combiner
+                if relaxed or not (a.write or b.write):
                     continue
-                pairs = a.relation.apply_range(b.relation.reverse())
-                nests = (schedule.nests[a.statement.name], schedule.nests[b.statement.name])
-                for level, how in ((loop, "<"), *((o, "=") for o in around)):
-                    pairs = pairs.intersect(_compare(schedule, (a.statement, b.statement), nests, level, how))
+                pairs = vectors.access(a).apply_range(vectors.access(b).reverse())
+                pairs = before_in(together(pairs, range(len(around))), len(around))
                 if not pairs.is_empty():
-                    yield a.statement, b.statement, tensor, pairs
+                    yield a.statement, b.statement, tensor, vectors.instances(a.statement, b.statement, pairs)

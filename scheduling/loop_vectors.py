@@ -16,7 +16,7 @@ from poly.affine import Affine, Constraint, var
 from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.program import Access, Statement
-from poly.scheduling.rows import outputs_of_hull, parameters_of, relation_of, set_of
+from poly.rows import outputs_of_hull, parameters_of, relation_of, set_of
 from poly.sets import SET, affine_of_aff, fix_sizes, has_floor
 
 

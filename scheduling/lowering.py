@@ -17,9 +17,9 @@ from poly.errors import UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Tensor
+from poly.rows import bounded
 from poly.scheduling.bounds import holds_always, loop_bounds, same
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
-from poly.scheduling.rows import bounded
 from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, common_prefix, statements_of
 from poly.sets import conjunctions_of, fix_sizes
 

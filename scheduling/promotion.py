@@ -17,10 +17,11 @@ from poly.affine import Affine, Constraint, var
 from poly.errors import ScheduleError
 from poly.expr import Const, Read
 from poly.program import Access, Layout, PathStep, Program, Statement, Tensor
+from poly.relations import access_map, expressions_map
 from poly.scheduling.edits import finish
 from poly.scheduling.footprint import Box, box_of
 from poly.scheduling.schedule import Nest, Schedule, canonical
-from poly.sets import OUT, access_map, expressions_map, fix_sizes, identifier
+from poly.sets import OUT, fix_sizes, identifier
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,14 @@ def promote(
     nests = dict(schedule.nests)
     first, last = span(schedule, at, chosen)
     if outward:
-        statements = _insert(statements, _copy(schedule, source, new, tile, outward=True, pad=()), chosen, after=True)
+        statements = _insert(
+            statements, _copy(schedule, source, new, tile, chosen, outward=True, pad=()), chosen, after=True
+        )
         nests = place(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
     if inward:
         guard = _padding(schedule, tensor, chosen, tile) if pad else ()
         statements = _insert(
-            statements, _copy(schedule, source, new, tile, outward=False, pad=guard), chosen, after=False
+            statements, _copy(schedule, source, new, tile, chosen, outward=False, pad=guard), chosen, after=False
         )
         early = min(first, _after_writers(schedule, tensor, at, chosen))
         nests = place(nests, at, early, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
@@ -147,8 +150,10 @@ def _users(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str]
 
 
 def free_name(schedule: Schedule, wanted: str) -> str:
+    """A buffer's name that no tensor has, nor the copies of a buffer that is gone."""
+    program = schedule.program
     name, k = wanted, 1
-    while name in schedule.program.tensor:
+    while name in program.tensor or {f"ld_{name}", f"st_{name}"} & program.statement.keys():
         k += 1
         name = f"{wanted}{k}"
     return name
@@ -177,6 +182,9 @@ def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: 
             inward |= written is None or not part.is_subset(written)
         if s.write.tensor == tensor:
             writes = True
+            if s.write.indirect:  # which element is not known, so the others keep what they hold
+                inward = True
+                continue
             part = _tile_access(schedule, s, s.write, tile)
             written = part if written is None else written.union(part)
     kept = program.tensor[tensor].role in ("output", "inout", "state") or inward
@@ -258,7 +266,7 @@ def _padding(
 
 
 def _guard_is_bounds(program: Program, s: Statement, access: Access) -> bool:
-    from poly.sets import box
+    from poly.relations import box
 
     free = access_map(s, replace(access, guard=(), fill=None), program.parameters)
     inside = free.intersect_range(box(access.tensor, program.tensor[access.tensor].shape, program.parameters))
@@ -274,6 +282,7 @@ def _copy(
     source: Tensor,
     new: Tensor,
     tile: Tile,
+    users: Sequence[str],
     *,
     outward: bool,
     pad: tuple[tuple[Constraint, ...], Const] | tuple[()],
@@ -281,7 +290,7 @@ def _copy(
     """The statement that moves one element of one tile between a tensor and its buffer."""
     name = f"{'st' if outward else 'ld'}_{new.name}"
     elements = tile.elements
-    footprint = _written(schedule, source.name, tile) if outward else tile.footprint
+    footprint = _written(schedule, source.name, users, tile) if outward else tile.footprint
     domain = named(footprint.wrap().flatten().set_tuple_name(name).coalesce(), (*tile.variables, *elements))
     outer = Access(source.name, tuple(var(e) for e in elements), *(pad or ((), None)))
     inner = Access(new.name, tuple(var(e) - c for e, c in zip(elements, tile.box.lower, strict=True)))
@@ -305,11 +314,10 @@ def named(domain: isl.Set, iterators: Sequence[str]) -> isl.Set:
     return domain
 
 
-def _written(schedule: Schedule, tensor: str, tile: Tile) -> isl.Map:
-    """The part of a footprint that is written: only that is copied out."""
+def _written(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> isl.Map:
+    """The part of a footprint that users write: only that is copied out."""
     result: isl.Map | None = None
-    names = schedule.nests if not tile.loops else schedule.under(tile.loops[-1])
-    for name in names:
+    for name in users:
         s = schedule.program.statement[name]
         if s.write.tensor == tensor:
             part = _tile_access(schedule, s, s.write, tile).set_tuple_name(OUT, "")

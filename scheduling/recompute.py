@@ -14,10 +14,11 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.program import Access, Program, Statement, Tensor
+from poly.relations import access_map
 from poly.scheduling.edits import finish
 from poly.scheduling.promotion import Tile, drop_unused, free_name, named, place, see, span, tile_of
 from poly.scheduling.schedule import Nest, Schedule, canonical
-from poly.sets import access_map, fix_sizes, identifier
+from poly.sets import fix_sizes, identifier
 
 
 def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
@@ -43,6 +44,8 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
             f"{tensor} is not computed outside loop {at!r} and read inside it", where=schedule.source.name,
             hint="name the tensor between a producer and the tiled consumer",
         )  # fmt: skip
+    if any(s.write.indirect for s in writers):
+        raise ScheduleError(f"{tensor} is written indirectly: any instance may be needed", where=schedule.source.name)
     tile = tile_of(schedule, tensor, at, consumers)
     source = program.tensor[tensor]
     buffer = name or free_name(schedule, f"{tensor}_{identifier(at)}")

@@ -15,8 +15,9 @@ import islpy as isl
 
 from poly.dtypes import size_bytes
 from poly.program import Access, Program, Statement, Tensor
+from poly.relations import access_map, expressions_map
 from poly.scheduling.schedule import Schedule
-from poly.sets import DIV, IN, SET, access_map, expressions_map, fix_sizes, within_budget
+from poly.sets import DIV, IN, SET, fix_sizes, within_budget
 
 COMPUTE = "compute"
 _OPERATIONS = 3_000_000

@@ -11,16 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import islpy as isl
 
+from poly.affine import Affine, var
 from poly.errors import IllegalEdit, UnsupportedError
 from poly.program import Program, Statement
-from poly.scheduling.dependences import Touch, touches
+from poly.relations import box
+from poly.rows import relation_of
+from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Schedule, common_prefix
-from poly.sets import IN, OUT, box, expressions_map, fix_sizes, witness
+from poly.scheduling.vectors import Vectors
+from poly.sets import IN, OUT, fix_sizes, witness
 
-_DEEPEST_CHAIN = 12
+_SQUARINGS = 12  # chains of up to 4096 copies
 END = "end_"
 
 
@@ -35,12 +40,12 @@ class Reader:
     touch: Touch | None
 
 
-def check_values(schedule: Schedule) -> None:
+def check_values(schedule: Schedule, vectors: Vectors | None = None) -> None:
     """Raise `IllegalEdit` (kind "value") with the reading instance and what it gets instead."""
     concerned = concerned_tensors(schedule)
     if not concerned:
         return
-    flow = Flow(schedule)
+    flow = Flow(schedule, vectors)
     source = schedule.facts.flow
     for s in schedule.program.statements:
         if s.copies:
@@ -65,21 +70,21 @@ def concerned_tensors(schedule: Schedule) -> frozenset[str]:
 class Flow:
     """Last writers in one schedule. Results are kept: several reads share the writers of a tensor."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, vectors: Vectors | None = None) -> None:
         self.schedule = schedule
         self.program = schedule.program
-        self._touches = {s.name: tuple(touches(self.program, s)) for s in self.program.statements}
+        self.vectors = vectors or Vectors(schedule)
         self._writes: dict[str, list[Touch]] = {}
-        for group in self._touches.values():
-            for touch in group:
+        for s in self.program.statements:
+            for touch in self.vectors.touches(s):
                 if touch.write:
                     self._writes.setdefault(touch.tensor, []).append(touch)
         self._found: dict[tuple[str, int], isl.UnionMap] = {}
-        self._vectors: dict[str, tuple[isl.Map, tuple[str, ...]]] = {}
 
     def readers(self, s: Statement) -> tuple[Reader, ...]:
         """The reads of a statement; a reduction's read of its own target is number -1."""
-        return tuple(Reader(s.name, t.position, t.tensor, t.relation, t) for t in self._touches[s.name] if not t.write)
+        touched = self.vectors.touches(s)
+        return tuple(Reader(s.name, t.position, t.tensor, t.relation, t) for t in touched if not t.write)
 
     def at_end(self, tensor: str) -> Reader:
         """A reader of a whole tensor after the program."""
@@ -95,37 +100,59 @@ class Flow:
         key = (reader.name if reader.touch else f"{END}{reader.tensor}", reader.position)
         if key in self._found:
             return self._found[key]
-        result = self._last_writers(reader)
-        for _ in range(_DEEPEST_CHAIN):
-            passed = self._passed_on(result)
-            if passed is None:
-                break
-            result = passed
-        else:
-            raise UnsupportedError(
-                f"the copies behind {reader.name}'s read of {reader.tensor} feed one another",
-                where=self.schedule.source.name,
-                hint="promote so that partial results of one tile are not copied in again by the next",
-            )  # fmt: skip
+        result = self._without_copies(self._last_writers(reader))
         self._found[key] = result
         return result
 
-    def _passed_on(self, relation: isl.UnionMap) -> isl.UnionMap | None:
-        """Copies among the writers replaced by their own sources; None where there is no copy."""
-        replaced, changed = isl.UnionMap("{ }"), False
+    def _without_copies(self, relation: isl.UnionMap) -> isl.UnionMap:
+        """Copies in the range replaced by where their values come from."""
+        direct, copied = self._split(relation)
+        return relation if copied.is_empty() else direct.union(copied.apply_range(self._copied))
+
+    def _split(self, relation: isl.UnionMap) -> tuple[isl.UnionMap, isl.UnionMap]:
+        """The part that ends in statements and elements, and the part that ends in copies."""
+        direct = copied = isl.UnionMap("{ }")
         for part in maps_of(relation):
             s = self.program.statement.get(part.get_tuple_name(OUT) or "")
-            if s is None or not s.copies:
-                replaced = replaced.union(part.to_union_map())
-                continue
-            changed = True
-            (reader,) = (r for r in self.readers(s) if r.position == 0)
-            behind = self._last_writers(reader)
-            replaced = replaced.union(part.to_union_map().apply_range(behind))
-            if s.reads[0].guard:  # what a padded copy fills in comes from nowhere: it counts as the copy's own
-                filled = part.subtract_range(reader.relation.domain())
-                replaced = replaced.union(_fill(filled, reader.tensor))
-        return replaced if changed else None
+            if s is not None and s.copies:
+                copied = copied.union(part.to_union_map())
+            else:
+                direct = direct.union(part.to_union_map())
+        return direct, copied
+
+    @cached_property
+    def _copied(self) -> isl.UnionMap:
+        """{ copy[...] -> writer[...] or T[element] }: what every copy moves, through as many others as it takes.
+
+        Copies that feed copies (a partial result out of one tile and into the next) are closed by repeated squaring.
+        """
+        behind = isl.UnionMap("{ }")
+        for s in self.program.statements:
+            if s.copies:
+                (reader,) = (r for r in self.readers(s) if r.position == 0)
+                behind = behind.union(self._last_writers(reader))
+                if s.reads[0].guard:  # what a padded copy fills in comes from nowhere
+                    everything = fix_sizes(s.domain.intersect_params(self.program.context), self.program.binding)
+                    filled = everything.subtract(reader.relation.domain()).identity()
+                    behind = behind.union(_fill(filled, self.program.tensor[reader.tensor].origin or reader.tensor))
+        direct, chained = self._split(behind)
+        if chained.is_empty():
+            return direct
+        return direct.union(self._closure(chained).apply_range(direct)).coalesce()
+
+    def _closure(self, step: isl.UnionMap) -> isl.UnionMap:
+        """The transitive closure of a relation between copies."""
+        reached = step
+        for _ in range(_SQUARINGS):
+            further = reached.union(reached.apply_range(reached)).coalesce()
+            if further.is_subset(reached):
+                return reached
+            reached = further
+        raise UnsupportedError(
+            "copies feed one another through more tiles than can be followed",
+            where=self.schedule.source.name,
+            hint="bind the sizes, or keep partial results in their buffer until they are complete",
+        )
 
     def _last_writers(self, reader: Reader) -> isl.UnionMap:
         """{ reader -> writer in the schedule, or T[element] where nothing was written before }"""
@@ -134,11 +161,8 @@ class Flow:
         if not writers:
             return reader.relation.to_union_map() if not tensor.scope else isl.UnionMap("{ }")
         prefix = self._shared_prefix(reader, writers, tensor.scope)
-        flow = self._flow(reader, writers, prefix)
-        if tensor.scope:
-            return flow
-        missing = reader.relation.to_union_map().subtract_domain(flow.domain())
-        return flow.union(missing)
+        flow, missing = self._flow(reader, writers, prefix)
+        return flow if tensor.scope else flow.union(missing)
 
     def _shared_prefix(self, reader: Reader, writers: Sequence[Touch], scope: Sequence[str]) -> tuple[str | int, ...]:
         """The path down to the last loop that all users share and that is in the tensor's scope.
@@ -157,9 +181,12 @@ class Flow:
             length = k + 1
         return tuple(shared[:length])
 
-    def _flow(self, reader: Reader, writers: Sequence[Touch], prefix: tuple[str | int, ...]) -> isl.UnionMap:
-        """isl's dataflow between loop vectors: there,
-        accesses of tiled nests have no floors (and isl fewer troubles).
+    def _flow(
+        self, reader: Reader, writers: Sequence[Touch], prefix: tuple[str | int, ...]
+    ) -> tuple[isl.UnionMap, isl.UnionMap]:
+        """The last writers, and the accesses that may see what was there before the first.
+
+        isl's dataflow between loop vectors: there, accesses of tiled nests have no floors (and isl fewer troubles).
         """
         loops = tuple(step for step in prefix if isinstance(step, str))
         depth = max(len(self.schedule.nests[n].path) for n in self.schedule.nests) + 1
@@ -169,17 +196,17 @@ class Flow:
         done: set[str] = set()
         for touch in (*writers, *((reader.touch,) if reader.touch is not None else ())):
             s = touch.statement
-            vector, time = self._vector_and_time(s, prefix, depth)
-            part = in_vectors(self._keyed(s, touch.relation, loops), vector).to_union_map()
+            part = self._keyed(touch, len(loops)).to_union_map()
             if touch is reader.touch:
                 sink = part
-            elif touch.own:
+            elif touch.own or (s.external is None and s.write.indirect):
                 may = may.union(part)
             else:
                 must = must.union(part)
             if s.name not in done:
                 done.add(s.name)
-                order, vectors = order.union(time.to_union_map()), vectors.union(vector.to_union_map())
+                order = order.union(self._time(s, prefix, depth).to_union_map())
+                vectors = vectors.union(self.vectors.of(s).to_union_map())
         if reader.touch is None:
             sink = reader.relation.to_union_map()
             order = order.union(_end_of_time(reader.relation.domain(), depth).to_union_map())
@@ -187,38 +214,26 @@ class Flow:
         access = isl.UnionAccessInfo.from_sink(sink).set_must_source(must).set_may_source(may)
         flow = access.set_schedule_map(order).compute_flow()
         found = flow.get_must_dependence().union(flow.get_may_dependence()).reverse()
-        return vectors.apply_range(found).apply_range(vectors.reverse())
+        missing = vectors.apply_range(flow.get_may_no_source())
+        return vectors.apply_range(found).apply_range(vectors.reverse()), missing
 
-    def _keyed(self, s: Statement, relation: isl.Map, loops: Sequence[str]) -> isl.Map:
-        """An access with the coordinates of the tile before the subscripts: a tile's buffer is its own."""
-        if not loops:
+    def _keyed(self, touch: Touch, depth: int) -> isl.Map:
+        """An access by loop vectors, the outermost `depth` loops before the subscripts: a tile's buffer is its own."""
+        relation = self.vectors.access(touch)
+        if not depth:
             return relation
-        tile = expressions_map(s, self.schedule.nests[s.name].expressions(loops), self.program.parameters)
-        tile = fix_sizes(tile, self.program.binding)
-        return tile.flat_range_product(relation).set_tuple_name(OUT, relation.get_tuple_name(OUT))
+        inner = relation.dim(IN) - depth
+        tile = relation.domain().identity().project_out(OUT, depth, inner)
+        return tile.flat_range_product(relation).set_tuple_name(OUT, touch.tensor)
 
-    def _vector_and_time(self, s: Statement, prefix: tuple[str | int, ...], depth: int) -> tuple[isl.Map, isl.Map]:
-        """{ S[...] -> S[loop values] } and, on those, their order inside `prefix`."""
-        if s.name not in self._vectors:
-            nest = self.schedule.nests[s.name]
-            vector = expressions_map(s, nest.expressions(nest.names), self.program.parameters, s.name)
-            vector = fix_sizes(vector.intersect_params(self.program.context), self.program.binding)
-            assert vector.is_injective(), f"two instances of {s.name} have one loop vector"
-            self._vectors[s.name] = (vector, nest.names)
-        vector, names = self._vectors[s.name]
-        labels = [f"l{k}_" for k in range(len(names))]
-        steps = self.schedule.nests[s.name].path[len(prefix) :]
-        values = [str(step) if isinstance(step, int) else labels[names.index(step)] for step in steps]
-        values += ["0"] * (depth - len(values))
-        time = isl.Map(f"{{ {s.name}[{', '.join(labels)}] -> [{', '.join(values)}] }}")
-        return vector, time.intersect_domain(vector.range())
-
-
-def in_vectors(relation: isl.Map, vector: isl.Map) -> isl.Map:
-    """An access on loop vectors instead of instances; floors go where the affine hull is as exact."""
-    plain = vector.reverse().apply_range(relation).coalesce()
-    hull = isl.Map.from_basic_map(plain.affine_hull()).intersect_domain(plain.domain())
-    return hull if hull.is_single_valued() else plain
+    def _time(self, s: Statement, prefix: tuple[str | int, ...], depth: int) -> isl.Map:
+        """When a loop vector runs inside `prefix`."""
+        nest = self.schedule.nests[s.name]
+        labels = [f"l{k}_" for k in range(len(nest.names))]
+        steps = nest.path[len(prefix) :]
+        values = [Affine((), p) if isinstance(p, int) else var(labels[nest.names.index(p)]) for p in steps]
+        values += [Affine()] * (depth - len(values))
+        return relation_of(values, labels, (), s.name).intersect_domain(self.vectors.of(s).range())
 
 
 def _end_of_time(domain: isl.Set, depth: int) -> isl.Map:

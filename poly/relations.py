@@ -1,0 +1,47 @@
+"""Statements as relations: schedules, accesses and boxes as isl maps and sets, by names and without parsing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import islpy as isl
+
+from poly.affine import Affine, Constraint, var
+from poly.program import Access, Statement
+from poly.rows import relation_of, set_of
+from poly.sets import OUT, header
+
+
+def expressions_map(s: Statement, values: Sequence[Affine], parameters: Sequence[str], target: str = "") -> isl.Map:
+    """`{ S[i, j] -> target[values] }`, on the statement's domain."""
+    relation = relation_of(values, s.iterators, parameters, s.name).intersect_domain(s.domain)
+    return relation.set_tuple_name(OUT, target) if target else relation
+
+
+def access_map(s: Statement, access: Access, parameters: Sequence[str], extents: Sequence[Affine] = ()) -> isl.Map:
+    """`{ S[i, j] -> T[subscripts] }` on the domain, cut by the guard; an indirect subscript ranges over its extent."""
+    if access.indirect:
+        relation = _indirect(s, access, parameters, extents)
+    else:
+        relation = relation_of(access.affine_index, s.iterators, parameters, s.name)
+    relation = relation.set_tuple_name(OUT, access.tensor).intersect_domain(s.domain)
+    if access.guard:
+        relation = relation.intersect_domain(set_of(access.guard, s.iterators, parameters, s.name))
+    return relation
+
+
+def _indirect(s: Statement, access: Access, parameters: Sequence[str], extents: Sequence[Affine]) -> isl.Map:
+    names = [f"a{d}_" for d in range(len(access.index))]
+    conditions = [
+        f"{name} = {subscript.isl_text}" if isinstance(subscript, Affine) else f"0 <= {name} < {extent.isl_text}"
+        for name, subscript, extent in zip(names, access.index, extents, strict=True)
+    ]
+    return isl.Map(f"{header(parameters)}{{ {s.tuple_text} -> [{', '.join(names)}] : {' and '.join(conditions)} }}")
+
+
+def box(name: str, extents: Sequence[Affine], parameters: Sequence[str]) -> isl.Set:
+    """`{ name[a0, ...] : 0 <= a0 < extent ... }`"""
+    names = [f"a{d}_" for d in range(len(extents))]
+    places = zip(names, extents, strict=True)
+    bounds = [c for n, e in places for c in (Constraint(var(n)), Constraint(e - 1 - var(n)))]
+    return set_of(bounds, names, parameters, name)
