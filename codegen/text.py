@@ -27,7 +27,7 @@ _IR_TYPES: Final[dict[str, str]] = {
 
 
 def scalar_type(dtype: str) -> str:
-    """The IR type of a value; bool is i1, bf16 the bits of one. Raises `UnsupportedError` for a dtype without compiled form."""
+    """The IR type of a value; bool is i1, bf16 its bits. Raises `UnsupportedError` where there is no compiled form."""
     if dtype not in _IR_TYPES:
         raise UnsupportedError(
             f"no compiled form for values of dtype {dtype}", hint="run it by the reference evaluator"
