@@ -1,0 +1,98 @@
+"""Comparing what was compiled with references that are not ours: numpy, and onnx's reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.dtypes import dtype_name, is_float
+
+if TYPE_CHECKING:
+    import onnx
+
+Array = npt.NDArray[np.generic]
+_COERCED: Final = ("Softmax", "LogSoftmax", "Hardmax")  # before opset 13 they flatten their input to a matrix first
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`worst`: the largest absolute difference; `scale`: the largest magnitude expected; `allowed`: what may differ."""
+
+    name: str
+    worst: float
+    scale: float
+    allowed: float
+    problem: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problem and self.worst <= self.allowed
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.name}: {self.problem}"
+        if self.allowed == 0:
+            return f"{self.name}: {'equal' if self.ok else f'differs by up to {self.worst:g}'}"
+        sign = "<=" if self.ok else ">"
+        return f"{self.name}: largest difference {self.worst:.3g} {sign} {self.allowed:.3g} (values up to {self.scale:.3g})"
+
+
+def compare(name: str, found: Array, expected: Array, tolerance: float) -> Difference:
+    """Integers and bools must be equal, floats agree to `tolerance` of the largest magnitude; NaN only meets NaN."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        problem = f"is {found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
+        return Difference(name, float("inf"), 0.0, 0.0, problem)
+    if not found.size:
+        return Difference(name, 0.0, 0.0, 0.0)
+    if found.dtype.kind != "c" and not is_float(dtype_name(found.dtype)):
+        wrong = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+        return Difference(name, float(wrong.max()), float(np.abs(expected.astype(np.float64)).max()), 0.0)
+    wide = np.complex128 if found.dtype.kind == "c" else np.float64
+    a, b = found.astype(wide), expected.astype(wide)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        worst = np.abs(np.where(same, 0, a - b))
+    finite = np.abs(b[np.isfinite(b)])
+    scale = float(finite.max()) if finite.size else 0.0
+    largest = float("inf") if np.isnan(worst).any() else float(worst.max())
+    return Difference(name, largest, scale, max(tolerance * scale, float(np.finfo(np.float32).tiny)))
+
+
+def onnx_reference(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """A model's outputs by onnx's own reference evaluator.
+
+    The evaluator runs Softmax, LogSoftmax and Hardmax of opset 12 and older by their newer meaning (along one axis);
+    those three get the meaning of their opset here.
+    """
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    replaced = [_flattened(OpRun, name) for name in _COERCED] if opset < 13 else []
+    evaluator = ReferenceEvaluator(model, new_ops=replaced)
+    with np.errstate(all="ignore"):
+        found = evaluator.run(None, dict(inputs))
+    assert isinstance(found, list)
+    return {o.name: np.asarray(a) for o, a in zip(model.graph.output, found, strict=True)}
+
+
+def _flattened(base: type, operator: str) -> type:
+    """The operator on the matrix of the leading axes by those from `axis` (default 1), by rows."""
+
+    def _run(self: object, x: Array, axis: int | None = None) -> tuple[Array]:
+        axis = 1 if axis is None else axis
+        matrix = x.reshape(int(np.prod(x.shape[:axis])), -1).astype(np.float64)
+        if operator == "Hardmax":
+            result = np.zeros_like(matrix)
+            result[np.arange(len(matrix)), matrix.argmax(1)] = 1
+        else:
+            shifted = matrix - matrix.max(1, keepdims=True)
+            sums = np.exp(shifted).sum(1, keepdims=True)
+            result = shifted - np.log(sums) if operator == "LogSoftmax" else np.exp(shifted) / sums
+        return (result.astype(x.dtype).reshape(x.shape),)
+
+    return type(operator, (base,), {"op_domain": "", "_run": _run})

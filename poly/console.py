@@ -1,0 +1,91 @@
+"""What the command line prints with: tables, and progress that shows only where work takes longer than a second."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from poly.document import Document, Table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+PATIENCE: Final = 1.0
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console; wide where nobody watches, so that no cell of a piped table is cut."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 160)
+
+
+class Steps:
+    """`steps(done, all)`: a progress bar on stderr, from the second second on, and only on a terminal."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._start = monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._progress is None and sys.stderr.isatty() and monotonic() - self._start > PATIENCE and done < total:
+            from rich.progress import Progress
+
+            self._progress = Progress(console=console(stderr=True), transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task(self.what, total=total)
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+@contextmanager
+def steps(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress callback for the length of a block."""
+    found = Steps(what)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """A spinner for work without steps, on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with console(stderr=True).status(what):
+        yield
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table; columns of numbers are set to the right."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    cells = [tuple(map(str, row)) for row in rows]
+    numeric = Table(title, tuple(columns), tuple(cells)).numeric
+    shown = RichTable(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, right in zip(columns, numeric, strict=True):
+        shown.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        shown.add_row(*map(escape, row))
+    console().print(shown)
+
+
+def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """A title and lines of label and value."""
+    print(Document(title, tuple(facts)))
