@@ -31,10 +31,11 @@ from poly.accel.vector import code_of
 from poly.affine import Affine, Constraint
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
-from poly.expr import Apply, Cast, Expr, Read
+from poly.expr import Cast, Read
 from poly.loops import Compute
 from poly.machine import Engine
 from poly.program import Access, ReadIndex, Tensor
+from poly.scheduling.contraction import product_of
 
 MAX_INNER = 6
 
@@ -214,20 +215,9 @@ def mm(site: Site, engine: Engine) -> Mm:
     moves = list(zip(c.strides, a.strides, b.strides, strict=True))
     roles = roles_of(moves, site.trips, engine)
     outer = len(roles) - len(roles.lstrip("o"))
-    if outer > MAX_OUTER or len(roles) - outer > MAX_INNER:
+    if outer > MAX_OUTER:
         raise site.cut_outermost()
     return Mm(c, a, b, site.trips, roles, True, tag=site.tag)
-
-
-def product_of(body: Expr) -> tuple[int, int] | None:
-    """The two reads of a product, conversions left out; None for any other body."""
-    match body:
-        case Apply("mul", (Read(left), Read(right))):
-            return left, right
-        case Apply("mul", (Cast(a, Read(left)), Cast(b, Read(right)))) if a == b:
-            return left, right
-        case _:
-            return None
 
 
 def roles_of(moves: Sequence[tuple[int, int, int]], trips: Sequence[int], engine: Engine) -> str:
@@ -238,7 +228,7 @@ def roles_of(moves: Sequence[tuple[int, int, int]], trips: Sequence[int], engine
     order = ["k", "n", "m"]
     for at in reversed(range(len(kinds))):
         kind = kinds[at]
-        if kind not in order or trips[at] > room[kind]:
+        if kind not in order or trips[at] > room[kind] or len(kinds) - at > MAX_INNER:
             break
         order = order[order.index(kind) :]
         room[kind] = room[kind] // trips[at]

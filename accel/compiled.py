@@ -1,0 +1,122 @@
+"""`StreamKernel`: a program for an accelerator as a Python callable: its command stream, run by the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.accel.emit import emit_stream
+from poly.accel.isa import CommandStream
+from poly.accel.simulate import Counters, run
+from poly.accel.timing import Report, simulate
+from poly.accel.verify import require_verified
+from poly.dtypes import numpy_dtype
+from poly.errors import RunError
+from poly.loops import LoopTree
+from poly.machine import Machine
+from poly.program import Program, Tensor
+from poly.scheduling.accelerate import schedule_for_accelerator
+from poly.scheduling.instances import check_instances
+from poly.scheduling.schedule import Schedule
+
+Array = npt.NDArray[np.generic]
+
+
+class StreamKernel:
+    """`kernel(*inputs, out=None)`: inputs in the program's order; gives the output array, or a tuple of several.
+
+    `stream`: what the machine runs, verified; `report`: cycles and bytes; `loops`, `schedule`: what it came from.
+    """
+
+    def __init__(
+        self, program: Program, machine: Machine, tree: LoopTree, stream: CommandStream, schedule: Schedule | None, seconds: float
+    ) -> None:
+        self.program, self.machine, self.loops, self.stream, self.schedule = program, machine, tree, stream, schedule
+        self.inputs, self.outputs = program.inputs, program.outputs
+        self.seconds = seconds
+
+    @cached_property
+    def report(self) -> Report:
+        """Cycles, stalls and bytes over DRAM, by the timing simulator."""
+        return simulate(self.stream, self.machine)
+
+    @property
+    def cycles(self) -> int:
+        return self.report.cycles
+
+    def __call__(self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None) -> Array | tuple[Array, ...]:
+        if len(inputs) != len(self.inputs):
+            names = ", ".join(t.name for t in self.inputs)
+            raise RunError(f"takes {len(self.inputs)} arrays ({names}), got {len(inputs)}", where=self.program.name)
+        given = [self._checked(t, np.asarray(a)) for t, a in zip(self.inputs, inputs, strict=True)]
+        if out is None:
+            results = [np.empty(self._shape(t), numpy_dtype(t.dtype)) for t in self.outputs]
+        else:
+            results = [out] if isinstance(out, np.ndarray) else list(out)
+            if len(results) != len(self.outputs):
+                raise RunError(f"{len(self.outputs)} outputs, out has {len(results)}", where=self.program.name)
+            for t, a in zip(self.outputs, results, strict=True):
+                self._checked(t, a)
+        self.run_into(given, results)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Counters:
+        """Run on arrays that are known to fit (shapes, dtypes); for engines."""
+        values = {t.name: a for t, a in zip(self.inputs, inputs, strict=True) if t.name in self.stream.symbol}
+        found, counters = run(self.stream, values, checked=False)
+        given = {t.name: a for t, a in zip(self.inputs, inputs, strict=True)}
+        for t, target in zip(self.outputs, outputs, strict=True):
+            source = found[t.name].reshape(target.shape) if t.name in found else given.get(t.name, target)
+            np.copyto(target, source)
+        return counters
+
+    def _shape(self, t: Tensor) -> tuple[int, ...]:
+        return t.extents(self.program.binding)
+
+    def _checked(self, t: Tensor, a: Array) -> Array:
+        expected = (self._shape(t), numpy_dtype(t.dtype))
+        if (a.shape, a.dtype) != expected:
+            raise RunError(
+                f"{t.name} is {a.dtype}{list(a.shape)}, expected {expected[1]}{list(expected[0])}", where=self.program.name
+            )
+        return a
+
+    def __repr__(self) -> str:
+        def shown(t: Tensor) -> str:
+            return f"{t.name}: {t.dtype}[{', '.join(map(str, self._shape(t)))}]"
+
+        inside, outside = (", ".join(map(shown, ts)) for ts in (self.inputs, self.outputs))
+        return f"<StreamKernel {self.program.name} on {self.machine.name}: ({inside}) -> {outside}>"
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.report}\n{self.stream}"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+def compile_stream(
+    program: Program,
+    machine: Machine,
+    constants: Mapping[str, Array] | None = None,
+    *,
+    schedule: Schedule | None = None,
+) -> StreamKernel:
+    """A program with bound sizes for an accelerator: scheduled (unless a schedule is given), lowered, emitted, verified.
+
+    Several fusion groups follow one another in one stream, with temporaries in DRAM between them. Raises
+    `UnsupportedError`, `CapacityError`, and `StreamError` where the verifier finds a fault.
+    """
+    start = perf_counter()
+    chosen = schedule if schedule is not None else schedule_for_accelerator(program, machine)
+    tree = chosen.lower()
+    check_instances(tree, chosen.program)
+    stream = emit_stream([tree], machine, constants, name=program.name)
+    require_verified(stream, machine)
+    return StreamKernel(program, machine, tree, stream, chosen, perf_counter() - start)

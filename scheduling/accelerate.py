@@ -1,0 +1,171 @@
+"""Policy for an accelerator with software-managed memories: composes primitives, knows nothing of operators.
+
+Each fusion group becomes one nest of tile loops. What its statements read is promoted into on-chip memories at the
+deepest tile loop that moves it, what they write at the innermost parallel one; transfers rotate over two slots. A
+statement that a matrix unit can compute (`poly.scheduling.contraction`) goes there, copies go to the DMA engines,
+everything else to the vector engine. Tile sizes, loop order and the choice of memories are those that move the least
+bytes (`poly.scheduling.tiles`). Groups that do not fit this form stay whole in the memories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from poly.errors import CapacityError, PolyError, ScheduleError, UnsupportedError
+from poly.expr import Read
+from poly.machine import Engine, Machine
+from poly.program import Program, Statement
+from poly.scheduling.contraction import Contraction, contractions
+from poly.scheduling.edits import settle, unchecked
+from poly.scheduling.group_plan import Pieces, Plan, Promotion, pieces_of, problem_of
+from poly.scheduling.group_tiles import build, copy_engine, overflow, whole
+from poly.scheduling.groups import Group, groups_of
+from poly.scheduling.schedule import Schedule
+from poly.scheduling.tiles import Choice, best_tiles
+
+MAX_TRIES = 4
+
+
+def schedule_for_accelerator(program: Program, machine: Machine) -> Schedule:
+    """A checked schedule of a program, sizes bound, for an accelerator.
+
+    Raises `UnsupportedError` for a statement that no engine can run and `CapacityError` where nothing fits.
+    """
+    for s in program.statements:
+        if s.external is not None:
+            raise UnsupportedError("is computed outside of the program", where=f"statement {s.name}")
+    free = [p for p in program.parameters if p not in program.binding]
+    if free:
+        raise UnsupportedError(f"sizes {', '.join(free)} are free", where=program.name, hint="program.bind(...)")
+    if not machine.engines_of("vector"):
+        raise UnsupportedError(f"{machine.name} has no vector engine", where=program.name)
+    schedule = Schedule(program)
+    for group in groups_of(program):
+        schedule = _scheduled(schedule, group, machine)
+    return schedule
+
+
+def _scheduled(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
+    """The first way of running a group that is legal and fits."""
+    failures: list[PolyError] = []
+    for attempt in _attempts(schedule, group, machine):
+        try:
+            return replace(settle(attempt()), checked=True)
+        except (ScheduleError, UnsupportedError) as error:
+            failures.append(error)
+    raise next((f for f in failures if isinstance(f, CapacityError)), failures[0])
+
+
+def _attempts(schedule: Schedule, group: Group, machine: Machine) -> Iterator[Callable[[], Schedule]]:
+    pieces = pieces_of(schedule.program, group)
+    if pieces is not None:
+        (ways, statement) = _on_array(schedule.program, pieces, machine)
+        if ways:
+            yield lambda: _tiled(schedule, pieces, machine, [_array_plans(schedule.program, pieces, w, machine) for w in ways])
+            del statement
+        if _is_copy(pieces.statements):
+            yield lambda: _tiled(schedule, pieces, machine, [_copy_plans(schedule.program, pieces, machine)])
+        for pad in (True, False):
+            yield lambda pad=pad: _tiled(schedule, pieces, machine, [_vector_plans(schedule.program, pieces, machine, pad)])
+    yield lambda: whole(unchecked(schedule), group.names, machine)
+
+
+def _on_array(program: Program, pieces: Pieces, machine: Machine) -> tuple[list[Contraction], Statement | None]:
+    for engine in machine.engines_of("array"):
+        for s in pieces.statements:
+            found = contractions(program, s, engine)
+            if found:
+                return found, s
+    return [], None
+
+
+def _is_copy(statements: Sequence[Statement]) -> bool:
+    """One statement that moves elements as they are."""
+    s = statements[0]
+    return len(statements) == 1 and s.body == Read(0) and s.combiner is None and not s.reads[0].indirect
+
+
+def _tiled(schedule: Schedule, pieces: Pieces, machine: Machine, options: Sequence[Sequence[Plan]]) -> Schedule:
+    """The best plan with its best tiles, as edits; again with less room where buffers came out larger than foreseen."""
+    plans = [plan for option in options for plan in option]
+    room = {m.name: m.capacity or 0 for m in machine.memories}
+    for _ in range(MAX_TRIES):
+        rated = [(plan, choice) for plan in plans if (choice := best_tiles(problem_of(schedule.program, pieces, plan, machine, room)))]
+        if not rated:
+            raise CapacityError(
+                "no tile fits the memories", kind="capacity", where=", ".join(s.name for s in pieces.statements)
+            )
+        plan, choice = min(rated, key=lambda r: r[1].rank)
+        result = build(unchecked(schedule), pieces, plan, choice, machine)
+        excess = overflow(schedule, result, machine)
+        if not excess:
+            return result
+        room = {n: min(c, int(room[n] * machine.memory[n].capacity / excess[n])) if n in excess else c for n, c in room.items()}  # type: ignore[operator]
+    raise CapacityError("buffers came out larger than foreseen", kind="capacity", where=schedule.source.name)
+
+
+# ---- plans: which memory for which tensor, which engine for which statement
+
+
+def _memories(machine: Machine) -> tuple[str, ...]:
+    """Memories that the vector engine works in and that DMA engines load and store."""
+    engine = _vector(machine)
+    paths = {p for e in machine.engines_of("dma") for p in e.paths}
+    dram = next(m.name for m in machine.memories if m.kind == "dram")
+    both = [m for m in engine.reads if m in engine.writes and {(dram, m), (m, dram)} <= paths]
+    if not both:
+        raise UnsupportedError("no memory is reached by the DMA and the vector engine", where=f"machine {machine.name}")
+    return tuple(both)
+
+
+def _vector(machine: Machine) -> Engine:
+    return machine.engines_of("vector")[0]
+
+
+def _array_plans(program: Program, pieces: Pieces, way: Contraction, machine: Machine) -> list[Plan]:
+    """The operands in the array's memories, its result in the accumulator; the rest in one memory or another."""
+    s = program.statement[way.statement]
+    operands = {s.reads[way.a].tensor: way.engine.reads[0], s.reads[way.b].tensor: way.engine.reads[-1]}
+    engines = {t.name: _vector(machine).name for t in pieces.statements} | {way.statement: way.engine.name}
+    result = way.engine.writes[0]
+    if result not in _memories(machine):
+        raise UnsupportedError(f"the vector engine of {machine.name} does not reach {result}", where=program.name)
+    plans: list[Plan] = []
+    for read, written in product(_memories(machine), repeat=2):
+        promotions: list[Promotion] = []
+        for p in pieces.promotions(program):
+            if p.tensor == s.write.tensor:
+                memory = result
+            elif p.tensor in operands and p.users == (way.statement,):
+                memory = operands[p.tensor]
+            else:
+                memory = written if p.written else read
+            promotions.append(replace(p, memory=memory))
+        plan = Plan(tuple(promotions), engines, way)
+        if plan not in plans:
+            plans.append(plan)
+    return plans
+
+
+def _vector_plans(program: Program, pieces: Pieces, machine: Machine, pad: bool) -> list[Plan]:
+    """Everything on the vector engine: what is read in one memory, what is written in the same or another."""
+    engines = {t.name: _vector(machine).name for t in pieces.statements}
+    promotions = pieces.promotions(program, pad)
+    return [
+        Plan(tuple(replace(p, memory=written if p.written else read) for p in promotions), engines, None)
+        for read, written in product(_memories(machine), repeat=2)
+    ]
+
+
+def _copy_plans(program: Program, pieces: Pieces, machine: Machine) -> list[Plan]:
+    """Straight from DRAM into a buffer of the result, and back; what is read needs no buffer of its own."""
+    (s,) = pieces.statements
+    dram = program.tensor[s.reads[0].tensor].space
+    promotions = [p for p in pieces.promotions(program) if p.written]
+    plans: list[Plan] = []
+    for memory in _memories(machine):
+        engine = copy_engine(machine, dram, memory)
+        plans.append(Plan(tuple(replace(p, memory=memory) for p in promotions), {s.name: engine.name}, None))
+    return plans

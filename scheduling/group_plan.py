@@ -1,0 +1,197 @@
+"""A fusion group as the tile search sees it: its loops as variables, its tensors as buffers, its statements as work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine, var
+from poly.dtypes import size_bytes
+from poly.expr import Apply, walk
+from poly.machine import Engine, Machine
+from poly.program import Access, Program, Statement
+from poly.scheduling.contraction import Contraction, names_of
+from poly.scheduling.groups import Group, tensors_read
+from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work
+from poly.sets import SET, fix_sizes
+
+WINDOW = 16
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """A tensor that some statements see in an on-chip `memory`. `written`: by one of them."""
+
+    tensor: str
+    users: tuple[str, ...]
+    written: bool
+    pad: bool
+    memory: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where tensors live and which engine runs which statement. `array`: the statement on a matrix unit."""
+
+    promotions: tuple[Promotion, ...]
+    engines: Mapping[str, str]
+    array: Contraction | None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """`places`: for every statement the variable that each of its iterators is. Parallel variables are shared."""
+
+    statements: tuple[Statement, ...]
+    variables: tuple[Variable, ...]
+    places: Mapping[str, Mapping[str, str]]
+
+    @property
+    def parallel(self) -> tuple[str, ...]:
+        return tuple(v.name for v in self.variables if not v.reduction)
+
+    def subscripts(self, s: Statement, access: Access) -> tuple[Affine, ...]:
+        """Subscripts by variables; indirect ones stand still."""
+        values = {i: var(v) for i, v in self.places[s.name].items()}
+        return tuple(e.substitute(values) if isinstance(e, Affine) else Affine() for e in access.index)
+
+    def promotions(self, program: Program, pad: bool = True) -> tuple[Promotion, ...]:
+        """One for every tensor written, for all statements; one for every tensor read, by reductions apart from others."""
+        written = list(dict.fromkeys(s.write.tensor for s in self.statements))
+        found = [Promotion(t, self.users(t), True, False) for t in written]
+        for reduces in (True, False):
+            group = [s for s in self.statements if (s.combiner is not None) == reduces]
+            for t in dict.fromkeys(r.tensor for s in group for r in s.reads if r.tensor not in written):
+                users = tuple(s.name for s in group if any(r.tensor == t for r in s.reads))
+                guards = any(r.guard for s in group for r in s.reads if r.tensor == t)
+                found.append(Promotion(t, users, False, pad and guards))
+        return tuple(found)
+
+    def users(self, tensor: str) -> tuple[str, ...]:
+        return tuple(s.name for s in self.statements if tensor in (s.write.tensor, *tensors_read(s)))
+
+    def moving(self, p: Promotion) -> frozenset[str]:
+        """Variables that move the users' accesses to a tensor."""
+        names: set[str] = set()
+        for s in self.statements:
+            if s.name in p.users:
+                for access, _ in s.accesses:
+                    if access.tensor == p.tensor:
+                        names |= {n for e in self.subscripts(s, access) for n in e.names}
+        return frozenset(names)
+
+
+def pieces_of(program: Program, group: Group) -> Pieces | None:
+    """The group by variables; None where its statements do not share one box of parallel loops."""
+    if any(s.external is not None for s in group.statements):
+        return None
+    axes = dict(group.axes)
+    if group.box is None or not all(s.name in axes for s in group.statements):
+        if len(group.statements) > 1:
+            return None
+        (s,) = group.statements
+        axes = {s.name: tuple(i for i in s.iterators if i in names_of(s.write))}
+    variables: list[Variable] = []
+    places: dict[str, dict[str, str]] = {}
+    first = group.statements[0]
+    ranges = {s.name: _extents(program, s) for s in group.statements}
+    for k, i in enumerate(axes[first.name]):
+        variables.append(Variable(f"a{k}", ranges[first.name][i]))
+    for s in group.statements:
+        places[s.name] = {i: f"a{k}" for k, i in enumerate(axes[s.name])}
+        for i in s.iterators:
+            if i not in places[s.name]:
+                if s.combiner is None:
+                    return None
+                places[s.name][i] = f"r{len(variables)}"
+                variables.append(Variable(f"r{len(variables)}", ranges[s.name][i], reduction=True))
+    return Pieces(tuple(group.statements), tuple(variables), places)
+
+
+def _extents(program: Program, s: Statement) -> dict[str, int]:
+    """Lengths of the box around a domain."""
+    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
+    if domain.is_empty():
+        return dict.fromkeys(s.iterators, 1)
+    return {
+        i: domain.dim_max_val(k).to_python() - domain.dim_min_val(k).to_python() + 1 for k, i in enumerate(s.iterators)
+    }
+
+
+# ---- the search problem
+
+
+def problem_of(program: Program, pieces: Pieces, plan: Plan, machine: Machine, room: Mapping[str, int]) -> Problem:
+    """What the tile search needs to know. `room`: bytes by memory."""
+    dram = next(m for m in machine.memories if m.kind == "dram")
+    spaces = {p.memory: Space(room[p.memory], machine.memory[p.memory].align) for p in plan.promotions}
+    setup = max((e.setup for e in machine.engines_of("dma")), default=0)
+    bus = Bus(max(1, dram.bytes_per_cycle), max(1, dram.line), setup)
+    buffers = tuple(_buffer(program, pieces, p) for p in plan.promotions)
+    work = tuple(_work(pieces, s, plan, machine.engine[plan.engines[s.name]]) for s in pieces.statements)
+    variables = _variables(pieces, plan.array)
+    return Problem(variables, buffers, work, _orders(pieces, plan.array), spaces, bus)
+
+
+def _buffer(program: Program, pieces: Pieces, p: Promotion) -> Buffer:
+    t = program.tensor[p.tensor]
+    accesses: list[tuple[Affine, ...]] = []
+    for s in pieces.statements:
+        if s.name in p.users:
+            accesses += [pieces.subscripts(s, a) for a, _ in s.accesses if a.tensor == p.tensor]
+    names = {s.name for s in pieces.statements}
+    outside = any(p.tensor in tensors_read(s) for s in program.statements if s.name not in names)
+    stored = p.written and (t.role in ("output", "inout", "state") or outside)
+    loaded = not p.written
+    extents = t.extents(program.binding)
+    return Buffer(t.name, tuple(dict.fromkeys(accesses)), extents, size_bytes(t.dtype), p.memory, loaded, stored)
+
+
+def _variables(pieces: Pieces, way: Contraction | None) -> tuple[Variable, ...]:
+    """With units from the array's sides for the longest loops along them; windows whole."""
+    if way is None:
+        return tuple(_windowed(v, ()) for v in pieces.variables)
+    units: dict[str, int] = {}
+    extent = {v.name: v.extent for v in pieces.variables}
+    for side, limit in ((by_role(pieces, way, "n"), way.engine.cols), (by_role(pieces, way, "k"), way.engine.rows)):
+        if side and extent[side[0]] >= limit:
+            units[side[0]] = limit
+    return tuple(
+        Variable(v.name, v.extent, v.reduction, units[v.name]) if v.name in units else _windowed(v, units)
+        for v in pieces.variables
+    )
+
+
+def _windowed(v: Variable, units: Sequence[str] | Mapping[str, int]) -> Variable:
+    return Variable(v.name, v.extent, v.reduction, 1, v.reduction and v.extent <= WINDOW and v.name not in units)
+
+
+def by_role(pieces: Pieces, way: Contraction, role: str) -> tuple[str, ...]:
+    """Variables of a role, the longest first."""
+    extent = {v.name: v.extent for v in pieces.variables}
+    place = pieces.places[way.statement]
+    iterators = {"n": way.n, "k": way.k, "m": way.m, "batch": way.batch}[role]
+    return tuple(sorted((place[i] for i in iterators), key=lambda v: -extent[v]))
+
+
+def _orders(pieces: Pieces, way: Contraction | None) -> tuple[tuple[str, ...], ...]:
+    """Orders of the parallel tile loops worth looking at."""
+    axes = pieces.parallel
+    orders = [axes, *((*(a for a in axes if a != last), last) for last in axes)]
+    if way is not None:
+        place = pieces.places[way.statement]
+        batch, m, n = (tuple(place[i] for i in which) for which in (way.batch, way.m, way.n))
+        orders += [(*batch, *m, *n), (*batch, *n, *m)]
+    return tuple(dict.fromkeys(orders))
+
+
+def _work(pieces: Pieces, s: Statement, plan: Plan, engine: Engine) -> Work:
+    place = pieces.places[s.name]
+    names = tuple(place[i] for i in s.iterators)
+    if plan.array is not None and plan.array.statement == s.name:
+        columns, rows = by_role(pieces, plan.array, "n"), by_role(pieces, plan.array, "k")
+        return Work(names, columns=columns, rows=rows, shape=(engine.rows, engine.cols))
+    operators = [node.operator for node in walk(s.body) if isinstance(node, Apply)]
+    operators += [s.combiner.operator] if s.combiner is not None else []
+    steps = max(1, sum(engine.cost.get(o, 1) for o in operators), len(s.reads))
+    return Work(names, steps if engine.kind == "vector" else 0, max(1, engine.lanes))

@@ -1,0 +1,184 @@
+"""The edits that carry out a plan: tile, reorder, fuse, promote, rotate, tensorise. All are primitives of `Schedule`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from poly.errors import CapacityError, IllegalEdit, UnsupportedError
+from poly.machine import Engine, Machine
+from poly.program import Tensor
+from poly.affine import var
+from poly.scheduling.contraction import Contraction
+from poly.scheduling.edits import settle, unchecked
+from poly.scheduling.group_plan import Pieces, Plan, by_role
+from poly.scheduling.schedule import Schedule
+from poly.scheduling.tiles import Choice, blocks
+
+
+def build(schedule: Schedule, pieces: Pieces, plan: Plan, choice: Choice, machine: Machine) -> Schedule:
+    """A group by its plan and tile sizes; nothing is checked yet (pass an unchecked schedule and settle the result)."""
+    before = set(schedule.program.statement)
+    extent = {v.name: v.extent for v in pieces.variables}
+    tiled = [v for v in choice.order if choice.sizes[v] < extent[v]]
+    points: dict[str, dict[str, str]] = {}
+    for s in pieces.statements:
+        schedule, points[s.name] = _tile(schedule, s.name, pieces.places[s.name], tiled, choice.sizes)
+    shared = [v for v in tiled if v in pieces.parallel]
+    schedule = _fuse(schedule, [s.name for s in pieces.statements], len(shared))
+    schedule = _promote(schedule, pieces, plan, tiled, len(shared))
+    for s in pieces.statements:
+        if plan.array is not None and plan.array.statement == s.name:
+            schedule = _array_points(schedule, pieces, plan.array, points[s.name], choice.sizes)
+        depth = sum(v in pieces.places[s.name].values() for v in tiled)
+        chain = schedule.nests[s.name].names[depth:]
+        if chain:
+            schedule = schedule.tensorise(chain, plan.engines[s.name])
+    return _tensorise_copies(schedule, before, machine)
+
+
+def _tile(
+    schedule: Schedule, statement: str, places: Mapping[str, str], tiled: Sequence[str], sizes: Mapping[str, int]
+) -> tuple[Schedule, dict[str, str]]:
+    """One statement's loops: tile loops outside in the order given; and its point loops by variable."""
+    nest = schedule.nests[statement]
+    loop = {v: next(n for n in nest.names if nest.loops[n] == var(i)) for i, v in places.items()}
+    own = [v for v in tiled if v in loop]
+    points = dict(loop)
+    for v in own:
+        schedule = schedule.tile({loop[v]: sizes[v]})
+        points[v] = f"{loop[v]}.p"
+    outer = [f"{loop[v]}.o" for v in own]
+    names = schedule.nests[statement].names
+    wanted = (*outer, *(n for n in names if n not in outer))
+    return (schedule.reorder(*wanted) if wanted != names else schedule), points
+
+
+def _fuse(schedule: Schedule, statements: Sequence[str], levels: int) -> Schedule:
+    """Share the outermost loops, from the outside in."""
+    first, *others = statements
+    for level in range(levels):
+        for other in others:
+            schedule = schedule.fuse(schedule.nests[first].names[level], schedule.nests[other].names[level])
+    return schedule
+
+
+def _promote(schedule: Schedule, pieces: Pieces, plan: Plan, tiled: Sequence[str], shared: int) -> Schedule:
+    """Results at the innermost shared loop, what is read at the innermost loop that moves it, in rotation."""
+    for p in plan.promotions:
+        user = schedule.nests[p.users[0]].names
+        own = [v for v in tiled if v in pieces.places[p.users[0]].values()]
+        moving = [k for k, v in enumerate(own) if v in pieces.moving(p)]
+        depth = shared if p.written else moving[-1] + 1 if moving else 0
+        at = user[depth - 1] if depth else None
+        buffer = f"{p.tensor}_{p.memory}" + ("" if p.written or len(p.users) == 1 else "_shared")
+        name = _free(schedule, buffer)
+        schedule = schedule.promote(p.tensor, at, p.memory, name=name, users=p.users, pad=p.pad)
+        if not p.written and at is not None:
+            schedule = schedule.double_buffer(name, at)
+    return schedule
+
+
+def _free(schedule: Schedule, wanted: str) -> str:
+    name, k = wanted, 1
+    while name in schedule.program.tensor:
+        name, k = f"{wanted}{k + 1}", k + 1
+    return name
+
+
+def _array_points(
+    schedule: Schedule, pieces: Pieces, way: Contraction, points: Mapping[str, str], sizes: Mapping[str, int]
+) -> Schedule:
+    """Point loops of the statement on the array: passes outside, then streamed rows, then columns and reduction."""
+    outside = [points[v] for v in by_role(pieces, way, "batch")]
+    inside: dict[str, list[str]] = {"n": [], "k": []}
+    for role, limit in (("n", way.engine.cols), ("k", way.engine.rows)):
+        names = by_role(pieces, way, role)
+        found, _ = blocks(names, {v: np.array(sizes[v]) for v in names}, limit)
+        for v in names:
+            block = int(found[v])
+            if block == sizes[v]:
+                inside[role].append(points[v])
+            elif block == 1:
+                outside.append(points[v])
+            else:
+                schedule = schedule.tile({points[v]: block})
+                outside.append(f"{points[v]}.o")
+                inside[role].append(f"{points[v]}.p")
+    streamed = [points[v] for v in reversed(by_role(pieces, way, "m"))]
+    names = schedule.nests[way.statement].names
+    wanted = [*outside, *streamed, *inside["n"], *reversed(inside["k"])]
+    depth = len(names) - len(wanted)
+    return schedule.reorder(*wanted) if len(wanted) > 1 and tuple(wanted) != names[depth:] else schedule
+
+
+def copy_engine(machine: Machine, source: str, target: str) -> Engine:
+    """The first DMA engine with a path. Raises `UnsupportedError`."""
+    for engine in machine.engines_of("dma"):
+        if (source, target) in engine.paths:
+            return engine
+    raise UnsupportedError(f"no DMA engine copies {source} -> {target}", where=f"machine {machine.name}")
+
+
+def _tensorise_copies(schedule: Schedule, before: set[str], machine: Machine) -> Schedule:
+    """New copies go to the DMA engine with their path."""
+    tensor = schedule.program.tensor
+    for s in schedule.program.statements:
+        if s.copies and s.name not in before:
+            chain = [n for n in schedule.nests[s.name].names if n.startswith(f"{s.name}.")]
+            if chain:
+                source, target = tensor[s.reads[0].tensor].space, tensor[s.write.tensor].space
+                schedule = schedule.tensorise(chain, copy_engine(machine, source, target).name)
+    return schedule
+
+
+# ---- capacity
+
+
+def buffer_bytes(schedule: Schedule, t: Tensor, machine: Machine) -> int:
+    """Bytes of a buffer with all its slots, aligned."""
+    align = machine.memory[t.space].align
+    return -(-t.nbytes(schedule.program.binding) // align) * align
+
+
+def overflow(old: Schedule, new: Schedule, machine: Machine) -> dict[str, int]:
+    """Memories in which the buffers that are new need more than there is, and how much."""
+    used: dict[str, int] = {}
+    for t in new.program.tensors:
+        if t.origin and t.name not in old.program.tensor and machine.memory[t.space].capacity is not None:
+            used[t.space] = used.get(t.space, 0) + buffer_bytes(new, t, machine)
+    return {n: b for n, b in used.items() if b > (machine.memory[n].capacity or 0)}
+
+
+# ---- the last resort
+
+
+def whole(schedule: Schedule, statements: Sequence[str], machine: Machine) -> Schedule:
+    """Every tensor whole in a memory, every statement on the vector engine with as many loops as may be at once."""
+    engine = machine.engines_of("vector")[0]
+    before = set(schedule.program.statement)
+    for t in dict.fromkeys(a.tensor for n in statements for a, _ in schedule.program.statement[n].accesses):
+        users = tuple(n for n in statements if any(a.tensor == t for a, _ in schedule.program.statement[n].accesses))
+        memory = _roomiest(schedule, engine, machine)
+        schedule = schedule.promote(t, None, memory, name=_free(schedule, f"{t}_{memory}"), users=users)
+    schedule = settle(_tensorise_copies(schedule, before, machine))
+    for name in statements:
+        own = [n for n in schedule.nests[name].names if schedule.under(n) == (name,)]
+        for count in range(len(own), 0, -1):
+            try:
+                schedule = schedule.tensorise(own[-count:], engine.name)
+                break
+            except IllegalEdit:
+                continue
+    if full := [m for m, b in overflow(Schedule(schedule.source), schedule, machine).items() if b]:
+        raise CapacityError(f"the tensors do not fit {', '.join(full)} whole", kind="capacity", where=", ".join(statements))
+    return unchecked(schedule)
+
+
+def _roomiest(schedule: Schedule, engine: Engine, machine: Machine) -> str:
+    left = {m: machine.memory[m].capacity or 0 for m in engine.reads if m in engine.writes}
+    for t in schedule.program.tensors:
+        if t.space in left:
+            left[t.space] -= buffer_bytes(schedule, t, machine)
+    return max(left, key=lambda m: left[m])

@@ -1,0 +1,314 @@
+"""Tile sizes for a group of statements with software-managed memories: the least bytes moved that fit.
+
+Footprints are affine in the tile sizes (`poly.scheduling.footprint.parametric_extents`), so sizes of buffers and bytes
+moved are polynomials; they are evaluated for all candidates at once. Of the candidates that move the least bytes the one
+with the least estimated time is taken: the greatest of load, compute and store, and what the first tile cannot hide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import Affine, FloorDiv, Mod, Var, var
+from poly.scheduling.footprint import parametric_extents
+
+Ints = npt.NDArray[np.int64]
+Sizes = Mapping[str, Ints]
+MAX_CANDIDATES = 200_000
+SLOTS = 2
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A loop to tile. `unit`: sizes are multiples of it where there is room; `whole`: tiled only if nothing else fits."""
+
+    name: str
+    extent: int
+    reduction: bool = False
+    unit: int = 1
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """What a tile holds of one tensor. `accesses`: subscripts by variables. `shape`: the tensor's extents.
+
+    `loaded`: from outside, once per tile of the innermost loop it depends on, into rotating slots; `stored`: written back
+    once per tile. `memory` "" means that it takes no space.
+    """
+
+    tensor: str
+    accesses: tuple[tuple[Affine, ...], ...]
+    shape: tuple[int, ...]
+    itemsize: int
+    memory: str
+    loaded: bool
+    stored: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """Compute of one tile. Array: variables streamed, on the columns and on the rows. Else `steps` a point over lanes."""
+
+    variables: tuple[str, ...]
+    steps: int = 1
+    lanes: int = 1
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    shape: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A memory: bytes there are, and the alignment of buffers."""
+
+    capacity: int
+    align: int
+
+
+@dataclass(frozen=True)
+class Bus:
+    """DRAM in bytes a cycle; every contiguous row costs whole lines, every transfer `setup` cycles."""
+
+    bytes_per_cycle: int
+    line: int
+    setup: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`orders`: of the parallel variables' tile loops, outermost first; those of reductions are inside, in order."""
+
+    variables: tuple[Variable, ...]
+    buffers: tuple[Buffer, ...]
+    work: tuple[Work, ...]
+    orders: tuple[tuple[str, ...], ...]
+    spaces: Mapping[str, Space]
+    bus: Bus
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`sizes` by variable, `order` of all tile loops; `moved` bytes over DRAM, estimated `cycles`, number of `tiles`."""
+
+    sizes: Mapping[str, int]
+    order: tuple[str, ...]
+    moved: int
+    cycles: int
+    tiles: int
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Least is best."""
+        return self.moved, self.cycles, self.tiles
+
+
+def best_tiles(problem: Problem) -> Choice | None:
+    """The best choice, or None where no candidate fits."""
+    for relaxed in (False, True):
+        grid = candidates(problem.variables, relaxed)
+        inner = tuple(v.name for v in problem.variables if v.reduction)
+        found = [c for order in problem.orders if (c := _best(problem, (*order, *inner), grid)) is not None]
+        if found:
+            return min(found, key=lambda c: c.rank)
+    return None
+
+
+# ---- candidates
+
+
+def candidates(variables: Sequence[Variable], relaxed: bool = False) -> dict[str, Ints]:
+    """Sizes to try for each variable, along axes of their own, so that arrays over them broadcast to the whole grid."""
+    lists = [[v.extent] if v.whole and not relaxed else sizes_of(v) for v in variables]
+    while math.prod(map(len, lists)) > MAX_CANDIDATES:
+        longest = max(range(len(lists)), key=lambda k: len(lists[k]))
+        kept = lists[longest]
+        lists[longest] = [*kept[0:-1:2], kept[-1]]
+    grid: dict[str, Ints] = {}
+    for k, (v, sizes) in enumerate(zip(variables, lists, strict=True)):
+        shape = [1] * len(variables)
+        shape[k] = len(sizes)
+        grid[v.name] = np.array(sizes, np.int64).reshape(shape)
+    return grid
+
+
+def sizes_of(v: Variable) -> list[int]:
+    """Sizes that cut the extent evenly, rounded up to the unit; ascending, the whole extent last."""
+    found = {v.extent}
+    count = 1
+    while count < v.extent:
+        count = count + 1 if count < 8 else -(-count * 5 // 4)
+        size = -(-v.extent // min(count, v.extent))
+        found.add(min(v.extent, -(-size // v.unit) * v.unit))
+    return sorted(found)
+
+
+# ---- evaluation of the whole grid
+
+
+@dataclass(frozen=True)
+class _Grid:
+    problem: Problem
+    order: tuple[str, ...]
+    sizes: Sizes
+    trips: Sizes
+    extent: Mapping[str, int]
+
+    def extents(self, buffer: Buffer) -> list[Ints]:
+        """Extents of the box a tile needs, padding included."""
+        whole = {n: np.array(e, np.int64) for n, e in self.extent.items()}
+        return [np.minimum(e, w) for e, w in zip(_extents(buffer, self.sizes), _extents(buffer, whole), strict=True)]
+
+    def space(self, buffer: Buffer) -> Ints:
+        """Bytes of all slots."""
+        space = self.problem.spaces[buffer.memory]
+        one = -(-_product(self.extents(buffer)) * buffer.itemsize // space.align) * space.align
+        return one * np.where(self.loads(buffer)[1], SLOTS, 1) if buffer.loaded else one
+
+    def loads(self, buffer: Buffer) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """How many tiles are transferred, and whether there is more than one of them (a loop to rotate over)."""
+        names = {n for access in buffer.accesses for e in access for n in e.names}
+        count: Ints = np.ones((1,) * len(self.sizes), np.int64)
+        inside = np.zeros(count.shape, np.bool_)
+        for v in reversed(self.order):
+            if v in names:
+                inside = inside | (self.trips[v] > 1)
+            count = np.where(inside, count * self.trips[v], count)
+        return count, inside
+
+    def moved(self, buffer: Buffer) -> Ints:
+        """Bytes over DRAM in one direction: per axis the sum of all tiles' extents, times the repetitions."""
+        count, _ = self.loads(buffer)
+        total: Ints = np.array(buffer.itemsize, np.int64)
+        seen: set[str] = set()
+        for d, extent in enumerate(self.extents(buffer)):
+            names = {n for access in buffer.accesses for n in access[d].names} - seen
+            seen |= names
+            size = np.minimum(extent, buffer.shape[d])
+            tiles = _product([self.trips[n] for n in names])
+            past = sum((self._overhang(buffer, d, n) for n in names), np.zeros(1, np.int64))
+            total = total * np.maximum(size * tiles - past, 1)
+            count = count // np.maximum(tiles, 1)
+        return total * np.maximum(count, 1)
+
+    def _overhang(self, buffer: Buffer, d: int, name: str) -> Ints:
+        """How far the last tile reaches beyond the loop's end, in elements of axis d."""
+        step = max(abs(access[d].coefficient(name)) for access in buffer.accesses)
+        others = _product([self.trips[n] for n in buffer.accesses[0][d].names if n != name])
+        return step * (self.sizes[name] * self.trips[name] - self.extent[name]) * others
+
+    def bus_cycles(self, buffer: Buffer) -> Ints:
+        """Cycles on the bus for all transfers, short rows at their cost."""
+        bus, (count, _) = self.problem.bus, self.loads(buffer)
+        extents = [np.minimum(e, n) for e, n in zip(self.extents(buffer), buffer.shape, strict=True)]
+        run: Ints = np.ones(1, np.int64)
+        whole = np.ones(1, np.bool_)
+        for extent, n in zip(reversed(extents), reversed(buffer.shape), strict=True):
+            run = np.where(whole, run * extent, run)
+            whole = whole & (extent == n)
+        rows = _product(extents) // np.maximum(run, 1)
+        row = -(-run * buffer.itemsize // bus.line) * bus.line
+        full = count * rows * row // bus.bytes_per_cycle
+        payload = self.moved(buffer) // bus.bytes_per_cycle
+        return np.maximum(payload, np.where(row > run * buffer.itemsize, full, payload)) + count * bus.setup
+
+    def compute(self, work: Work) -> Ints:
+        """Cycles of all tiles."""
+        inner = [v for v in self.order if v in work.variables]
+        tiles = _product([self.trips[v] for v in inner])
+        if not work.shape[0]:
+            points = _product([self.sizes[v] for v in work.variables])
+            return tiles * (-(-points // work.lanes) * work.steps)
+        passes = blocks(work.columns, self.sizes, work.shape[1])[1] * blocks(work.rows, self.sizes, work.shape[0])[1]
+        streamed = [v for v in work.variables if v not in (*work.columns, *work.rows)]
+        return tiles * passes * np.maximum(_product([self.sizes[v] for v in streamed]), work.shape[0])
+
+
+def _best(problem: Problem, order: tuple[str, ...], grid: Sizes) -> Choice | None:
+    extent = {v.name: v.extent for v in problem.variables}
+    trips = {n: -(-extent[n] // s) for n, s in grid.items()}
+    g = _Grid(problem, order, grid, trips, extent)
+    shape = np.broadcast_shapes(*(s.shape for s in grid.values())) if grid else ()
+    fits = np.ones(shape, np.bool_)
+    for name, space in problem.spaces.items():
+        used = sum((g.space(b) for b in problem.buffers if b.memory == name), np.zeros(1, np.int64))
+        fits = fits & (used <= space.capacity)
+    if not fits.any():
+        return None
+    moved = sum((g.moved(b) * (b.loaded + b.stored) for b in problem.buffers), np.zeros(1, np.int64))
+    load = sum((g.bus_cycles(b) for b in problem.buffers if b.loaded), np.zeros(1, np.int64))
+    store = sum((g.bus_cycles(b) for b in problem.buffers if b.stored), np.zeros(1, np.int64))
+    compute = sum((g.compute(w) for w in problem.work), np.zeros(1, np.int64))
+    tiles = _product(list(trips.values()))
+    cycles = np.maximum(load + store, compute) + (load + store + compute) // tiles
+    rows = [np.broadcast_to(a, shape)[fits] for a in (tiles, cycles, moved)]
+    at = int(np.lexsort(rows)[0])
+    chosen = {n: int(np.broadcast_to(s, shape)[fits][at]) for n, s in grid.items()}
+    return Choice(chosen, order, int(rows[2][at]), int(rows[1][at]), int(rows[0][at]))
+
+
+def blocks(names: Sequence[str], sizes: Mapping[str, Ints], limit: int) -> tuple[dict[str, Ints], Ints]:
+    """How loops share one side of the array: a block of each, whose product fits; and how many passes that makes.
+
+    Loops are served in the order given; a block divides its loop evenly.
+    """
+    room: Ints = np.array(limit, np.int64)
+    passes: Ints = np.array(1, np.int64)
+    found: dict[str, Ints] = {}
+    for name in names:
+        size = sizes[name]
+        trips = -(-size // np.minimum(size, room))
+        found[name] = -(-size // trips)
+        passes = passes * trips
+        room = np.maximum(room // found[name], 1)
+    return found, passes
+
+
+# ---- extents
+
+
+def _extents(buffer: Buffer, sizes: Sizes) -> list[Ints]:
+    """Extents of the box that a tile of these sizes touches, clamped to nothing."""
+    if not all(e.is_linear for access in buffer.accesses for e in access):
+        return [
+            np.max(np.stack(np.broadcast_arrays(*[_extent(access[d], sizes) for access in buffer.accesses])), axis=0)
+            for d in range(len(buffer.shape))
+        ]
+    if len({tuple(_linear_part(e) for e in access) for access in buffer.accesses}) > 1:
+        return [np.array(n, np.int64) for n in buffer.shape]
+    shape = [Affine.of(n) for n in buffer.shape]
+    found = parametric_extents(buffer.accesses, {n: var(n) for n in sizes}, shape)
+    return [np.asarray(e.evaluate(sizes), np.int64) for e in found]
+
+
+def _linear_part(e: Affine) -> Affine:
+    return e - e.constant
+
+
+def _extent(e: Affine, sizes: Sizes) -> Ints:
+    """An upper bound of the number of values from least to greatest of an expression with floors."""
+    total: Ints = np.array(1, np.int64)
+    for atom, c in e.terms:
+        match atom:
+            case Var(name):
+                inner = sizes[name]
+            case FloorDiv(argument, divisor):
+                spread = _extent(argument, sizes)
+                inner = np.where(spread == 1, 1, (spread + divisor - 2) // divisor + 1)
+            case Mod(argument, divisor):
+                spread = _extent(argument, sizes)
+                inner = np.where(spread == 1, 1, np.int64(divisor))
+        total = total + abs(c) * (inner - 1)
+    return total
+
+
+def _product(values: Sequence[Ints]) -> Ints:
+    result: Ints = np.array(1, np.int64)
+    for value in values:
+        result = result * value
+    return result
