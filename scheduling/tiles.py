@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -110,10 +111,14 @@ class Choice:
 
 def best_tiles(problem: Problem) -> Choice | None:
     """The best choice, or None where no candidate fits."""
+    extent = {v.name: v.extent for v in problem.variables}
     for relaxed in (False, True):
         grid = candidates(problem.variables, relaxed)
+        trips = {n: -(-extent[n] // s) for n, s in grid.items()}
+        boxes = {b: _box(b, grid, extent) for b in problem.buffers}
         inner = tuple(v.name for v in problem.variables if v.reduction)
-        found = [c for order in problem.orders if (c := _best(problem, (*order, *inner), grid)) is not None]
+        grids = [_Grid(problem, (*order, *inner), grid, trips, extent, boxes) for order in problem.orders]
+        found = [c for g in grids if (c := _best(g)) is not None]
         if found:
             return min(found, key=lambda c: c.rank)
     return None
@@ -158,11 +163,11 @@ class _Grid:
     sizes: Sizes
     trips: Sizes
     extent: Mapping[str, int]
+    boxes: Mapping[Buffer, Sequence[Ints]]
 
-    def extents(self, buffer: Buffer) -> list[Ints]:
+    def extents(self, buffer: Buffer) -> Sequence[Ints]:
         """Extents of the box a tile needs, padding included."""
-        whole = {n: np.array(e, np.int64) for n, e in self.extent.items()}
-        return [np.minimum(e, w) for e, w in zip(_extents(buffer, self.sizes), _extents(buffer, whole), strict=True)]
+        return self.boxes[buffer]
 
     def space(self, buffer: Buffer) -> Ints:
         """Bytes of all slots."""
@@ -229,10 +234,8 @@ class _Grid:
         return tiles * passes * np.maximum(_product([self.sizes[v] for v in streamed]), work.shape[0])
 
 
-def _best(problem: Problem, order: tuple[str, ...], grid: Sizes) -> Choice | None:
-    extent = {v.name: v.extent for v in problem.variables}
-    trips = {n: -(-extent[n] // s) for n, s in grid.items()}
-    g = _Grid(problem, order, grid, trips, extent)
+def _best(g: _Grid) -> Choice | None:
+    problem, grid = g.problem, g.sizes
     shape = np.broadcast_shapes(*(s.shape for s in grid.values())) if grid else ()
     fits = np.ones(shape, np.bool_)
     for name, space in problem.spaces.items():
@@ -244,12 +247,12 @@ def _best(problem: Problem, order: tuple[str, ...], grid: Sizes) -> Choice | Non
     load = sum((g.bus_cycles(b) for b in problem.buffers if b.loaded), np.zeros(1, np.int64))
     store = sum((g.bus_cycles(b) for b in problem.buffers if b.stored), np.zeros(1, np.int64))
     compute = sum((g.compute(w) for w in problem.work), np.zeros(1, np.int64))
-    tiles = _product(list(trips.values()))
+    tiles = _product(list(g.trips.values()))
     cycles = np.maximum(load + store, compute) + (load + store + compute) // tiles
     rows = [np.broadcast_to(a, shape)[fits] for a in (tiles, cycles, moved)]
     at = int(np.lexsort(rows)[0])
     chosen = {n: int(np.broadcast_to(s, shape)[fits][at]) for n, s in grid.items()}
-    return Choice(chosen, order, int(rows[2][at]), int(rows[1][at]), int(rows[0][at]))
+    return Choice(chosen, g.order, int(rows[2][at]), int(rows[1][at]), int(rows[0][at]))
 
 
 def blocks(names: Sequence[str], sizes: Mapping[str, Ints], limit: int) -> tuple[dict[str, Ints], Ints]:
@@ -272,22 +275,33 @@ def blocks(names: Sequence[str], sizes: Mapping[str, Ints], limit: int) -> tuple
 # ---- extents
 
 
-def _extents(buffer: Buffer, sizes: Sizes) -> list[Ints]:
-    """Extents of the box that a tile of these sizes touches, clamped to nothing."""
-    if not all(e.is_linear for access in buffer.accesses for e in access):
-        return [
-            np.max(np.stack(np.broadcast_arrays(*[_extent(access[d], sizes) for access in buffer.accesses])), axis=0)
-            for d in range(len(buffer.shape))
-        ]
-    if len({tuple(_linear_part(e) for e in access) for access in buffer.accesses}) > 1:
-        return [np.array(n, np.int64) for n in buffer.shape]
-    shape = [Affine.of(n) for n in buffer.shape]
-    found = parametric_extents(buffer.accesses, {n: var(n) for n in sizes}, shape)
-    return [np.asarray(e.evaluate(sizes), np.int64) for e in found]
+def _box(buffer: Buffer, sizes: Sizes, extent: Mapping[str, int]) -> list[Ints]:
+    """Extents of the box that a tile of these sizes touches; no more than all tiles together do."""
+    whole = {n: np.array(e, np.int64) for n, e in extent.items()}
+    formulas = _formulas(buffer.accesses, buffer.shape, tuple(sizes))
+    if formulas is not None:
+        pairs = [(e.evaluate(sizes), e.evaluate(whole)) for e in formulas]
+    else:
+        pairs = [(_hull(buffer, d, sizes), _hull(buffer, d, whole)) for d in range(len(buffer.shape))]
+    return [np.minimum(np.asarray(part, np.int64), all_) for part, all_ in pairs]
 
 
-def _linear_part(e: Affine) -> Affine:
-    return e - e.constant
+@lru_cache(maxsize=1024)
+def _formulas(
+    accesses: tuple[tuple[Affine, ...], ...], shape: tuple[int, ...], names: tuple[str, ...]
+) -> tuple[Affine, ...] | None:
+    """Extents affine in the sizes; None where subscripts have floors."""
+    if not all(e.is_linear for access in accesses for e in access):
+        return None
+    extents = tuple(Affine.of(n) for n in shape)
+    if len({tuple(e - e.constant for e in access) for access in accesses}) > 1:
+        return extents
+    return parametric_extents(accesses, {n: var(n) for n in names}, extents)
+
+
+def _hull(buffer: Buffer, d: int, sizes: Sizes) -> Ints:
+    found = [_extent(access[d], sizes) for access in buffer.accesses]
+    return np.max(np.stack(np.broadcast_arrays(*found)), axis=0)
 
 
 def _extent(e: Affine, sizes: Sizes) -> Ints:
