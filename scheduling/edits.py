@@ -356,7 +356,7 @@ def _split_statements(schedule: Schedule, loop: str, at: int) -> tuple[Program, 
             if fix_sizes(cut.intersect_params(program.context), sizes).is_empty():
                 continue
             name = f"{s.name}_{piece}"
-            result.append(replace(s, name=name, domain=cut.set_tuple_name(name), origin=s.origin or s.name))
+            result.append(replace(s, name=name, domain=cut.set_tuple_name(name), origin=s.origin or ("" if s.copies else s.name)))
             parts[name] = (s.name, piece)
     if len({piece for _, piece in parts.values()}) < 2:
         raise ScheduleError(f"{at} is not inside the range of loop {loop!r}", where=schedule.source.name)

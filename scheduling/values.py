@@ -165,21 +165,17 @@ class Flow:
         return flow if tensor.scope else flow.union(missing)
 
     def _shared_prefix(self, reader: Reader, writers: Sequence[Touch], scope: Sequence[str]) -> tuple[str | int, ...]:
-        """The path down to the last loop that all users share and that is in the tensor's scope.
+        """The path down to the innermost loop of the tensor's scope that all users share.
 
-        One iteration of these loops has the tensor for itself, so only the order inside it matters.
+        There the buffer is allocated (`poly.scheduling.lowering`): each iteration has one of its own, so only the order
+        inside it matters.
         """
         if reader.touch is None or not scope:
             return ()
         paths = [self.schedule.nests[n].path for n in (reader.name, *(w.statement.name for w in writers))]
-        shared = list(common_prefix(*paths))
-        loops = [k for k, step in enumerate(shared) if isinstance(step, str)]
-        length = 0
-        for k in loops:
-            if shared[k] not in scope:
-                break
-            length = k + 1
-        return tuple(shared[:length])
+        shared = common_prefix(*paths)
+        inside = [k + 1 for k, step in enumerate(shared) if step in scope]
+        return shared[: inside[-1]] if inside else ()
 
     def _flow(
         self, reader: Reader, writers: Sequence[Touch], prefix: tuple[str | int, ...]

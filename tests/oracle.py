@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
+from math import gcd
 from typing import Literal
 
 import islpy as isl
@@ -82,8 +83,78 @@ def bounding_box(piece: Sequence[Constraint], names: Sequence[str]) -> dict[str,
                     box[atom.name] = (max(low, -(most // c)), high) if c > 0 else (low, min(high, most // -c))
         if box == before:
             break
-    assert all(-FAR < a and b < FAR for a, b in box.values()), f"no bounds for {box}"
-    return box
+    if all(-FAR < a and b < FAR for a, b in box.values()):
+        return box
+    rows = linear_rows(piece)
+    return {n: bounds_of(rows, n) for n in names}
+
+
+Row = tuple[tuple[tuple[str, int], ...], int]
+
+
+def linear_rows(piece: Sequence[Constraint]) -> set[Row]:
+    """Constraints as coefficients and constants of `>= 0`; a floor division is a name of its own with its bounds."""
+    rows: set[Row] = set()
+
+    def flat(expression: Affine) -> dict[str, int]:
+        total: dict[str, int] = {"": expression.constant}
+        for atom, c in expression.terms:
+            match atom:
+                case Var(name):
+                    parts = {name: 1}
+                case FloorDiv(argument, divisor) | Mod(argument, divisor):
+                    quotient = f"floor {argument} {divisor}"
+                    inner = flat(argument)
+                    rest = inner | {quotient: -divisor}
+                    add(rest)
+                    add({n: -v for n, v in rest.items()} | {"": divisor - 1 - rest[""]})
+                    parts = {quotient: 1} if isinstance(atom, FloorDiv) else rest
+            for name, value in parts.items():
+                total[name] = total.get(name, 0) + c * value
+        return total
+
+    def add(total: Mapping[str, int]) -> None:
+        rows.add(normal({n: v for n, v in total.items() if n}, total[""]))
+
+    for constraint in piece:
+        add(flat(constraint.expr))
+        if constraint.equality:
+            add(flat(-constraint.expr))
+    return rows
+
+
+def normal(coefficients: Mapping[str, int], constant: int) -> Row:
+    kept = tuple(sorted((n, v) for n, v in coefficients.items() if v))
+    divisor = gcd(*(v for _, v in kept)) or 1
+    return tuple((n, v // divisor) for n, v in kept), constant // divisor
+
+
+def bounds_of(rows: set[Row], name: str) -> tuple[int, int]:
+    """Bounds of one name: all others eliminated (Fourier and Motzkin)."""
+    while others := {n for coefficients, _ in rows for n, _ in coefficients} - {name}:
+
+        def cost(n: str) -> int:
+            signs = [dict(c)[n] > 0 for c, _ in rows if n in dict(c)]
+            return signs.count(True) * signs.count(False)
+
+        gone = min(sorted(others), key=cost)
+        with_it = [(dict(c), k) for c, k in rows if gone in dict(c)]
+        rows = {(c, k) for c, k in rows if gone not in dict(c)}
+        for a, k in with_it:
+            for b, m in with_it:
+                if a[gone] > 0 > b[gone]:
+                    x, y = -b[gone], a[gone]
+                    rows.add(normal({n: x * a.get(n, 0) + y * b.get(n, 0) for n in {*a, *b}}, x * k + y * m))
+        tightest: dict[object, int] = {}
+        for c, k in rows:
+            tightest[c] = min(k, tightest.get(c, k))
+        rows = {(c, tightest[c]) for c, _ in rows}
+    lower = [-(k // c[0][1]) for c, k in rows if c and c[0][1] > 0]
+    upper = [k // -c[0][1] for c, k in rows if c and c[0][1] < 0]
+    if any(not c and k < 0 for c, k in rows):
+        return 0, -1
+    assert lower and upper, f"no bounds for {name}"
+    return max(lower), min(upper)
 
 
 def points_of_piece(piece: Sequence[Constraint], names: Sequence[str]) -> Iterator[tuple[int, ...]]:
