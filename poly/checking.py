@@ -37,8 +37,8 @@ class Difference:
             return f"{self.name}: {self.problem}"
         if self.allowed == 0:
             return f"{self.name}: {'equal' if self.ok else f'differs by up to {self.worst:g}'}"
-        sign = "<=" if self.ok else ">"
-        return f"{self.name}: largest difference {self.worst:.3g} {sign} {self.allowed:.3g} (values up to {self.scale:.3g})"
+        bound = f"{'<=' if self.ok else '>'} {self.allowed:.3g}"
+        return f"{self.name}: largest difference {self.worst:.3g} {bound} (values up to {self.scale:.3g})"
 
 
 def compare(name: str, found: Array, expected: Array, tolerance: float) -> Difference:

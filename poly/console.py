@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -51,7 +51,7 @@ class Steps:
 
 
 @contextmanager
-def steps(what: str) -> Iterator[Callable[[int, int], None]]:
+def steps(what: str) -> Generator[Callable[[int, int], None], None, None]:
     """A progress callback for the length of a block."""
     found = Steps(what)
     try:
@@ -61,7 +61,7 @@ def steps(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def busy(what: str) -> Iterator[None]:
+def busy(what: str) -> Generator[None, None, None]:
     """A spinner for work without steps, on a terminal."""
     if not sys.stderr.isatty():
         yield
@@ -78,7 +78,9 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
     cells = [tuple(map(str, row)) for row in rows]
     numeric = Table(title, tuple(columns), tuple(cells)).numeric
-    shown = RichTable(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = RichTable(
+        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for column, right in zip(columns, numeric, strict=True):
         shown.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in cells:

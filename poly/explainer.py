@@ -200,6 +200,7 @@ def explain_stream(kernel: StreamKernel) -> StreamExplanation:
     """A command stream: cycles, engines, bytes."""
     from poly.accel.isa import command_count
 
+    assert kernel.schedule is not None
     program = kernel.schedule.source
     return StreamExplanation(
         explain_schedule(kernel.schedule), kernel.machine, kernel.report,

@@ -1,0 +1,7 @@
+"""`python -m poly`."""
+
+import sys
+
+from poly.cli import main
+
+sys.exit(main())

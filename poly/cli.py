@@ -1,0 +1,159 @@
+"""The command `poly`: run, show, demo, machines. Exit codes: 1 failure or mismatch, 2 wrong usage."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from poly.errors import PolyError
+
+if TYPE_CHECKING:
+    from poly.commands import Named
+
+_EXAMPLES = """\
+examples:
+  poly demo
+  poly run "ij,jk->ik" --shape 64,96 --shape 96,32 --check
+  poly run model.onnx --shape data=1,3,224,224 --target s16 --check
+  poly show "C[i,k] += A[i,j]*B[j,k]" --shape A=64,96 --shape B=96,32 --level loops
+  poly show model.onnx --group 3 --level asm
+"""
+_WHAT = "a path to an ONNX file, a path to a text file, Einstein notation, or an einsum spec"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:  # the reader of a pipe has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except PolyError as error:
+        return _fail(error)
+    except OSError as error:
+        print(f"poly: {error}", file=sys.stderr)
+        return 1
+
+
+def _fail(error: PolyError) -> int:
+    from poly.commands import UsageError
+
+    print(f"poly: {type(error).__name__}: {error}", file=sys.stderr)
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    from poly import __version__
+
+    parser = argparse.ArgumentParser(
+        "poly", description="A polyhedral compiler for tensor programs.", epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"polyloom {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    run = commands.add_parser("run", help="compile and run a model, a program or an einsum", epilog=_EXAMPLES,
+                              formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    _add_what(run)
+    run.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE.npy",
+                     help="an input's array; without a name in the order of the inputs; else random")  # fmt: skip
+    run.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    run.add_argument("--check", action="store_true", help="compare with numpy or onnx.reference; 1 on a mismatch")
+    run.add_argument("--save", metavar="OUT.npz", help="write the outputs")
+    run.set_defaults(run=_run)
+    show = commands.add_parser("show", help="print a level of what is made", epilog=_EXAMPLES,
+                               formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    _add_what(show)
+    levels = ("program", "schedule", "loops", "ir", "asm", "stream", "explain")
+    show.add_argument("--level", default="program", choices=levels,
+                      help="which level (default program); stream needs an accelerator (default s16)")  # fmt: skip
+    show.add_argument("--group", type=int, metavar="N", help="the group of a model that is shown")
+    show.set_defaults(run=_show)
+    demo = commands.add_parser("demo", help="compile an einsum and a network for CPU and accelerator, and check both")
+    demo.add_argument("--threads", type=_positive, default=None, help="for the CPU (default: all cores)")
+    demo.add_argument("--target", default="s16", metavar="PROFILE", help="the accelerator (default s16)")
+    demo.set_defaults(run=_demo)
+    machines = commands.add_parser("machines", help="list the targets")
+    machines.set_defaults(run=_machines)
+    return parser
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", metavar="WHAT", help=_WHAT)
+    parser.add_argument("--target", default="cpu", help="cpu, a profile's name (see poly machines) or a TOML file")
+    parser.add_argument("--shape", action="append", default=[], metavar="[NAME=]1,3,224,224",
+                        help="a tensor's shape; einsum operands have no names, in their order")  # fmt: skip
+    parser.add_argument("--dtype", default="f32", help="of einsum operands without an array (default f32)")
+    parser.add_argument("--threads", type=_positive, default=1, help="for the CPU (default 1)")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _named(texts: Sequence[str]) -> list[Named]:
+    """NAME=VALUE or VALUE."""
+    parts = [text.rpartition("=") for text in texts]
+    return [(name or None, value) for name, _, value in parts]
+
+
+def _run(options: argparse.Namespace) -> int:
+    from poly.commands import load, require_inputs, run
+
+    arrays = _named(options.input)
+    require_inputs(arrays)
+    work = load(options.what, _named(options.shape), options.dtype, arrays)
+    good = run(work, options.target, options.threads, arrays, options.seed, options.check, options.save)
+    return 0 if good else 1
+
+
+def _show(options: argparse.Namespace) -> int:
+    from poly.commands import load, show
+
+    work = load(options.what, _named(options.shape), options.dtype)
+    print(show(work, options.level, options.target, options.group, options.threads).rstrip("\n"))
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from poly.demo import demo
+
+    return 0 if demo(options.target, options.threads) else 1
+
+
+def _machines(_: argparse.Namespace) -> int:
+    from poly.accel.profile import profile, profile_names
+    from poly.codegen.host import host_machine
+    from poly.console import print_table
+    from poly.document import bytes_text
+
+    rows: list[tuple[str, ...]] = []
+    for name, machine in [("cpu", host_machine()), *((n, profile(n)) for n in profile_names())]:
+        memories = ", ".join(
+            f"{m.name} {m.capacity} vectors" if m.kind == "register" else f"{m.name} {bytes_text(m.capacity)}"
+            for m in machine.memories
+            if m.capacity is not None
+        )
+        engines = ", ".join(
+            f"{e.name} {e.rows}x{e.cols}" if e.kind == "array" else f"{e.name} {e.lanes} lanes" if e.lanes else e.name
+            for e in machine.engines
+        )
+        rows.append((name, machine.kind, f"{machine.clock_mhz} MHz", str(machine.cores), engines, memories))
+    print_table("", ("target", "kind", "clock", "cores", "engines", "memories"), rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,435 @@
+"""`poly run` and `poly show`: what they work on, from a word on the command line, and what they print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.checking import Array, Difference, compare, onnx_reference
+from poly.compiler import compile, machine_of
+from poly.console import busy, print_facts, print_table, steps
+from poly.document import bytes_text, count_text, seconds_text
+from poly.dtypes import dtype_name, is_float, numpy_dtype
+from poly.engine import Engine
+from poly.errors import PolyError, RunError
+from poly.graph import Graph
+from poly.interp import run_program
+from poly.machine import Machine
+from poly.program import Program, Tensor
+from poly.scheduling.groups import extract, groups_of
+from poly.scheduling.schedule import Schedule
+from poly.scheduling.traffic import count_points
+from poly.sets import fix_sizes
+
+if TYPE_CHECKING:
+    import onnx
+
+    from poly.accel.compiled import StreamKernel
+    from poly.codegen.kernel import Kernel
+
+Level = Literal["program", "schedule", "loops", "ir", "asm", "stream", "explain"]
+LEVELS: Final[tuple[Level, ...]] = ("program", "schedule", "loops", "ir", "asm", "stream", "explain")
+Named = tuple[str | None, str]
+_DEFAULT_PROFILE: Final = "s16"
+
+
+class UsageError(PolyError):
+    """Arguments that do not go together; the command ends with 2."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a command works on. `spec`: of an einsum; `model`: of a graph; `schedule`: where the text brought one."""
+
+    name: str
+    program: Program | None = None
+    graph: Graph | None = None
+    spec: str = ""
+    model: onnx.ModelProto | None = None
+    schedule: Schedule | None = None
+
+    @property
+    def inputs(self) -> tuple[tuple[str, Tensor], ...]:
+        """Inputs by the names a user knows them by."""
+        if self.graph is not None:
+            return tuple((self.graph.labels.get(t.name, t.name), t) for t in self.graph.inputs)
+        assert self.program is not None
+        return tuple((t.name, t) for t in self.program.with_role("input", "inout", "state", "constant"))
+
+
+def load(what: str, shapes: Sequence[Named] = (), dtype: str = "f32", arrays: Sequence[Named] = ()) -> Work:
+    """Read an ONNX file, a text file, Einstein notation or an einsum spec.
+
+    `shapes`: (tensor or None, "64,32"); for einsum in the order of the operands. `arrays`: (name or None, file), which
+    also give shapes and dtypes of einsum operands. Raises `UsageError` for a word that is none of these.
+    """
+    path = Path(what)
+    if what.endswith(".onnx"):
+        return _load_onnx(path, shapes)
+    if len(what) < 4096 and "\n" not in what and path.is_file():
+        return _load_text(path.read_text(), shapes, path.stem)
+    if "[" in what or "=" in what:
+        return _load_text(what, shapes, "")
+    if not any(c in what for c in ",>. ") and not what.isalpha():
+        raise UsageError(f"{what!r} is no file, no notation and no einsum spec", hint='"C[i,k] += A[i,j]*B[j,k]"')
+    return _load_einsum(what, shapes, dtype, arrays)
+
+
+def _extents(text: str) -> tuple[int | str, ...]:
+    parts = [p.strip() for p in text.strip("()[] ").split(",") if p.strip()]
+    return tuple(int(p) if p.lstrip("-").isdigit() else p for p in parts)
+
+
+def _load_onnx(path: Path, shapes: Sequence[Named]) -> Work:
+    import onnx
+
+    from poly.frontend.onnx_import import from_onnx
+
+    if not path.is_file():
+        raise UsageError(f"no file {path}")
+    given: dict[str, tuple[int, ...] | int] = {}
+    for name, text in shapes:
+        extents = _extents(text)
+        if name is None or not all(isinstance(e, int) for e in extents):
+            raise UsageError(
+                f"--shape {text}: a model's input needs its name and ints", hint="--shape data=1,3,224,224"
+            )
+        given[name] = tuple(int(e) for e in extents)
+    with busy(f"reading {path.name}"):
+        graph = from_onnx(path, given)
+        model = onnx.load(str(path))
+    return Work(path.stem, graph=graph, model=model)
+
+
+def _load_text(text: str, shapes: Sequence[Named], name: str) -> Work:
+    from poly.frontend.notation import parse
+
+    if any(line.rstrip() == "script" for line in text.splitlines()):
+        from poly.scheduling.schedule_text import parse_schedule
+
+        schedule = parse_schedule(text)
+        return Work(schedule.source.name, program=schedule.source, schedule=schedule)
+    given: dict[str, tuple[int | str, ...]] = {}
+    for tensor, extents in shapes:
+        if tensor is None:
+            raise UsageError(f"--shape {extents}: notation needs the tensor's name", hint=f"--shape A={extents}")
+        given[tensor] = _extents(extents)
+    program = parse(text, **given)  # type: ignore[arg-type]  # a tensor may not be called dtypes
+    return Work(name or program.name, program=program)
+
+
+def _load_einsum(spec: str, shapes: Sequence[Named], dtype: str, arrays: Sequence[Named]) -> Work:
+    from poly.frontend.einsum import einsum_program
+
+    operands = spec.split("->")[0].count(",") + 1
+    if arrays:
+        given = [np.load(file, mmap_mode="r") for _, file in arrays]
+        found, dtypes = [a.shape for a in given], [dtype_name(a.dtype) for a in given]
+    else:
+        found = [tuple(int(e) for e in _extents(text)) for _, text in shapes]
+        dtypes = [dtype] * len(found)
+    if len(found) != operands:
+        raise UsageError(
+            f"{spec!r} has {operands} operands, {len(found)} are given",
+            hint=" ".join(["--shape 64,64"] * operands) + ", or --input FILE.npy for each",
+        )
+    return Work(spec, program=einsum_program(spec, found, dtypes), spec=spec)
+
+
+# ---- inputs
+
+
+def random_array(tensor: Tensor, sizes: Mapping[str, int], rng: np.random.Generator) -> Array:
+    """Seeded values: normal floats, small integers (not negative where they may be subscripts), bools."""
+    shape, dtype = tensor.extents(sizes), numpy_dtype(tensor.dtype)
+    if tensor.dtype == "bool":
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    if is_float(tensor.dtype):
+        return rng.standard_normal(shape).astype(dtype)
+    if dtype.kind == "c":
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+    return rng.integers(-8 if tensor.dtype in ("i8", "i16") else 0, 8, shape).astype(dtype)
+
+
+def read_inputs(work: Work, given: Sequence[Named], seed: int) -> dict[str, Array]:
+    """Arrays by input name: from files (by name, or in order), random where none is given. Raises `UsageError`."""
+    known = dict(work.inputs)
+    found: dict[str, Array] = {}
+    unnamed = [file for name, file in given if name is None]
+    for name, file in [(n, f) for n, f in given if n is not None] + list(zip(known, unnamed, strict=False)):
+        if name not in known:
+            raise UsageError(f"no input {name!r}", hint=f"inputs: {', '.join(known)}")
+        try:
+            found[name] = np.load(file)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--input {name}={file}: {error}") from error
+    if len(unnamed) > len(known):
+        raise UsageError(f"{len(unnamed)} arrays for {len(known)} inputs", hint=f"inputs: {', '.join(known)}")
+    rng = np.random.default_rng(seed)
+    sizes = _sizes(work, found)
+    return {n: found[n] if n in found else random_array(t, sizes, rng) for n, t in known.items()}
+
+
+def _sizes(work: Work, arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Values of all sizes: bound ones, and those that the arrays give. Raises `UsageError` where one stays open."""
+    if work.program is None:
+        return {}
+    sizes = work.program.binding
+    for name, tensor in work.inputs:
+        for extent, length in zip(tensor.shape, np.shape(arrays[name]) if name in arrays else (), strict=False):
+            if len(extent.names) == 1 and extent.constant == 0:
+                sizes.setdefault(next(iter(extent.names)), length)
+    if free := [p for p in work.program.parameters if p not in sizes]:
+        raise UsageError(
+            f"size {free[0]} is not known", hint="give arrays with --input, or shapes of ints with --shape"
+        )
+    return sizes
+
+
+# ---- run
+
+
+def run(
+    work: Work, target: str, threads: int, given: Sequence[Named], seed: int, check: bool, save: str | None
+) -> bool:
+    """Compile, run, print; False where `check` finds a difference."""
+    machine = machine_of(target)
+    inputs = read_inputs(work, given, seed)
+    if work.graph is not None:
+        facts, outputs = _run_graph(work.graph, machine, threads, inputs)
+    else:
+        facts, outputs = _run_program(work, machine, threads, inputs)
+    source = "files" if given else f"random, seed {seed}"
+    print_facts(f"{work.name} on {machine.name}", [*facts, ("inputs", f"{len(inputs)}, {source}")])
+    print()
+    rows = [
+        (n, f"{a.dtype}{list(a.shape)}", *(_figure(f, a) for f in (np.min, np.max, np.mean)))
+        for n, a in outputs.items()
+    ]
+    print_table("", ("output", "type", "min", "max", "mean"), rows)
+    if save:
+        np.savez(save, allow_pickle=False, **outputs)
+        print(f"saved to {save}")
+    return _check(work, inputs, outputs) if check else True
+
+
+def _figure(function: object, array: Array) -> str:
+    if not array.size or array.dtype.kind == "c":
+        return "-"
+    return f"{float(function(array.astype(np.float64))):.6g}"  # type: ignore[operator]
+
+
+def _run_graph(
+    graph: Graph, machine: Machine, threads: int, inputs: Mapping[str, Array]
+) -> tuple[list[tuple[str, str]], dict[str, Array]]:
+    with steps(f"compiling {graph.name}") as progress:
+        engine = compile(graph, machine, threads=threads, progress=progress)
+    outputs, seconds = _timed_graph(engine, inputs, machine)
+    plan = engine.plan
+    facts = [
+        ("groups", f"{len(engine.steps)}, {len(engine.units)} different"),
+        ("compiled in", seconds_text(engine.seconds)),
+        ("arena", f"{bytes_text(plan.size)}, lower bound {bytes_text(plan.bound)}"),
+        ("fallbacks", ", ".join(engine.fallbacks) or "none"),
+        *_speed(machine, seconds, engine_cycles(engine)),
+    ]
+    return facts, outputs
+
+
+def engine_cycles(engine: Engine) -> int | None:
+    """Cycles of one run on an accelerator, group after group; None on a CPU."""
+    if engine.machine.kind != "accelerator":
+        return None
+    return sum(int(step.unit.kernel.report.cycles) for step in engine.steps if step.unit is not None)  # type: ignore[attr-defined]
+
+
+def _timed_graph(engine: Engine, inputs: Mapping[str, Array], machine: Machine) -> tuple[dict[str, Array], float]:
+    """Outputs of the first run; on a CPU the median time of some more."""
+    with steps("running") as progress:
+        done = 0
+
+        def observe(_step: object, _seconds: float) -> None:
+            nonlocal done
+            done += 1
+            progress(done, len(engine.steps))
+
+        start = perf_counter()
+        outputs = engine.run(inputs, observe=observe)
+        first = perf_counter() - start
+    if machine.kind == "accelerator":
+        return outputs, first
+    return outputs, _median(lambda: engine.run(inputs), first)
+
+
+def _median(call: object, first: float) -> float:
+    """Median seconds of a call, over about half a second."""
+    times: list[float] = []
+    for _ in range(max(1, min(50, int(0.5 / max(first, 1e-5))))):
+        start = perf_counter()
+        call()  # type: ignore[operator]
+        times.append(perf_counter() - start)
+    return float(np.median(times))
+
+
+def _speed(machine: Machine, seconds: float, cycles: int | None) -> list[tuple[str, str]]:
+    if cycles is None:
+        return [("one run", seconds_text(seconds))]
+    micro = cycles / max(1, machine.clock_mhz)
+    return [("one run", f"{count_text(cycles)} cycles ({micro:.1f} us), simulated in {seconds_text(seconds)}")]
+
+
+def _run_program(
+    work: Work, machine: Machine, threads: int, inputs: Mapping[str, Array]
+) -> tuple[list[tuple[str, str]], dict[str, Array]]:
+    program = work.program
+    assert program is not None
+    constants = {t.name: inputs[t.name] for t in program.with_role("constant")}
+    start = perf_counter()
+    bound = program.bind(**_sizes(work, inputs)) if machine.kind == "accelerator" and program.parameters else program
+    with busy("compiling"):
+        kernel = compile(bound, machine, constants=constants, threads=threads, schedule=work.schedule)
+    compiled = perf_counter() - start
+    arrays = [inputs[t.name] for t in program.inputs]
+    start = perf_counter()
+    found = kernel(*arrays)
+    seconds = perf_counter() - start
+    results = found if isinstance(found, tuple) else (found,)
+    report = getattr(kernel, "report", None)
+    if report is None:
+        seconds = _median(lambda: kernel(*arrays), seconds)
+    facts = [
+        ("statements", ", ".join(s.name for s in program.statements)),
+        ("compiled in", seconds_text(compiled)),
+        *_speed(machine, seconds, None if report is None else report.cycles),
+    ]
+    return facts, dict(zip([t.name for t in program.outputs], results, strict=True))
+
+
+def _check(work: Work, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> bool:
+    """Print the differences from a reference that is not ours where there is one; True where there are none."""
+    with busy("running the reference"):
+        reference, differences = _differences(work, inputs, outputs)
+    for d in differences:
+        print(f"{'ok' if d.ok else 'MISMATCH'}  {d}")
+    good = all(d.ok for d in differences)
+    print(f"{'agrees' if good else 'does not agree'} with {reference}")
+    return good
+
+
+def _differences(work: Work, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> tuple[str, list[Difference]]:
+    if work.model is not None:
+        expected = onnx_reference(work.model, inputs)
+        return "onnx.reference", [compare(n, outputs[n], np.asarray(a), 1e-4) for n, a in expected.items()]
+    assert work.program is not None
+    tolerance = 1e-5 * longest_reduction(work.program, _sizes(work, inputs)) ** 0.5
+    if work.spec:
+        operands = list(inputs.values())
+        wide: list[npt.NDArray[Any]] = [a.astype(np.float64) if is_float(dtype_name(a.dtype)) else a for a in operands]
+        (name, found), *_ = outputs.items()
+        expected_array = np.asarray(np.einsum(work.spec, *wide)).astype(found.dtype)
+        return "numpy.einsum in float64", [compare(name, found, expected_array, tolerance)]
+    values = run_program(work.program, dict(inputs))
+    return "the reference interpreter", [compare(n, a, values[n], tolerance) for n, a in outputs.items()]
+
+
+def longest_reduction(program: Program, sizes: Mapping[str, int]) -> float:
+    """Instances for each element written, of the statement that has most; 1 where it is not counted."""
+    longest = 1.0
+    for s in program.statements:
+        if s.combiner is not None:
+            points = count_points(fix_sizes(s.domain.intersect_params(program.context), sizes))
+            elements = math.prod(program.tensor[s.write.tensor].extents(sizes))
+            longest = max(longest, (points or 1) / max(1, elements))
+    return longest
+
+
+# ---- show
+
+
+def show(work: Work, level: Level, target: str, group: int | None, threads: int) -> str:
+    """The text of a level. Raises `UsageError` where a graph needs a group, or a level another target."""
+    if work.graph is not None:
+        if group is None and level == "program":
+            return str(work.graph)
+        if group is None and level == "explain":
+            return _explain_graph(work.graph, target, threads)
+        work = _group_of(work, group, level)
+    elif group is not None:
+        raise UsageError("--group is for ONNX files")
+    program = work.program
+    assert program is not None
+    if level == "program":
+        return str(program)
+    if level == "stream" and target == "cpu":
+        target = _DEFAULT_PROFILE
+    machine = machine_of(target)
+    if level in ("ir", "asm") and machine.kind != "cpu":
+        raise UsageError(f"{machine.name} has no {level}", hint="--level stream, or --target cpu")
+    if level == "stream" and machine.kind == "cpu":
+        raise UsageError("a CPU has no command stream", hint=f"--target {_DEFAULT_PROFILE}")
+    return _level_text(work, program, level, machine, threads)
+
+
+def _explain_graph(graph: Graph, target: str, threads: int) -> str:
+    from poly.explainer import explain
+
+    with steps(f"compiling {graph.name}") as progress:
+        engine = compile(graph, target, threads=threads, progress=progress)
+    return str(explain(engine))
+
+
+def _group_of(work: Work, group: int | None, level: Level) -> Work:
+    assert work.graph is not None
+    program = work.graph.to_program()
+    groups = groups_of(program)
+    if group is None:
+        raise UsageError(f"{level} of which group?", hint=f"--group 0 to --group {len(groups) - 1}")
+    if not 0 <= group < len(groups):
+        raise UsageError(f"no group {group}", where=work.name, hint=f"--group 0 to --group {len(groups) - 1}")
+    part = extract(program, groups[group], f"group_{group}")
+    loose = tuple(replace(t, role="input") if t.role == "constant" else t for t in part.tensors)
+    return Work(part.name, program=replace(part, tensors=loose))
+
+
+def _level_text(work: Work, program: Program, level: Level, machine: Machine, threads: int) -> str:
+    if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
+        from poly.scheduling.cpu import schedule_for_cpu
+
+        schedule = work.schedule or schedule_for_cpu(program, machine, threads)
+        return str(schedule) if level == "schedule" else str(schedule.lower())
+    constants = {
+        t.name: random_array(t, program.binding, np.random.default_rng(0)) for t in program.with_role("constant")
+    }
+    with busy("compiling"):
+        kernel = compile(program, machine, constants=constants, threads=threads, schedule=work.schedule)
+    return _kernel_text(kernel, level)
+
+
+def _kernel_text(kernel: Kernel | StreamKernel, level: Level) -> str:
+    match level:
+        case "schedule":
+            return str(kernel.schedule)
+        case "loops":
+            return str(kernel.loops)
+        case "ir" | "asm":
+            return str(getattr(kernel, level))
+        case "stream":
+            return str(getattr(kernel, "stream"))  # noqa: B009
+        case _:
+            from poly.explainer import explain
+
+            return str(explain(kernel))
+
+
+def require_inputs(arrays: Sequence[Named]) -> None:
+    """Raise `RunError` for array files that are not there, before anything is compiled."""
+    for _, file in arrays:
+        if not Path(file).is_file():
+            raise RunError(f"no file {file}")
