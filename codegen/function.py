@@ -52,10 +52,11 @@ class Module:
     parameters: tuple[str, ...]
     statements: tuple[str, ...]
     tree: LoopTree
+    registers: frozenset[str]
 
     def scratch(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Bytes of shared memory, and of private memory for each part, under values of the free sizes."""
-        shared, phases = phases_of(self.tree)
+        shared, phases = phases_of(self.tree, self.registers)
         sizes = dict(self.tree.sizes) | dict(sizes)
         above = sum(_bytes(a.tensor, sizes) for a in shared)
         needs = [_need(p.nodes, sizes, _stacked(p.nodes, dict(self.tree.sizes))) for p in phases]
@@ -111,12 +112,10 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     text = [*header, *globals_, *parts, *functions.values(), _entry(entry, names), *sorted(declarations)]
     parallel = tuple(p.parallel for p in phases)
     tensors = tuple(t.name for t in outside)
-    return Module("\n".join(text) + "\n", entry, names, parallel, tensors, tree.parameters, statements, tree)
+    return Module("\n".join(text) + "\n", entry, names, parallel, tensors, tree.parameters, statements, tree, registers)
 
 
-def phases_of(
-    tree: LoopTree, registers: frozenset[str] = frozenset({"reg"})
-) -> tuple[tuple[Alloc, ...], tuple[Phase, ...]]:
+def phases_of(tree: LoopTree, registers: frozenset[str]) -> tuple[tuple[Alloc, ...], tuple[Phase, ...]]:
     """The buffers above all phases, and the phases. Where register tensors live across phases there is only one."""
     shared: list[Alloc] = []
     nodes: Sequence[Node] = tree.body

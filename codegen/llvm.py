@@ -37,6 +37,7 @@ class Walker:
     def __init__(self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None) -> None:
         self.s, self.allocate, self.part = state, allocate, part
         self.copies = 0
+        self.lane_parallel: dict[int, bool] = {}
 
     def nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -53,8 +54,8 @@ class Walker:
             case Alloc():
                 self.buffer(node)
             case Sync():
-                if self.s.lanes is not None or (self.part is not None and self.s.writer.depth):
-                    raise UnsupportedError("threads cannot meet inside a parallel loop", hint="move the sync out of it")
+                if self.s.lanes is not None:
+                    raise UnsupportedError("threads cannot meet inside a vector loop", hint="move the sync out of it")
             case External():
                 raise UnsupportedError(
                     "an external statement has no compiled form", where=f"statement {node.statement}"
@@ -107,12 +108,14 @@ class Walker:
 
     def loop(self, node: For) -> None:
         s = self.s
+        if node.kind == "parallel" and any(isinstance(n, Sync) for n in walk(node.body)):
+            raise UnsupportedError(f"threads meet inside parallel loop {node.variable}", hint="move the sync out of it")
         lower = self._extreme(node.lower, node.variable, largest=True)
         upper = self._extreme(node.upper, node.variable, largest=False)
         trips = self._trips(lower, upper, node.step)
         if trips == 0:
             return
-        if node.kind == "vector" and (trips is None or trips > 1) and _lane_parallel(node):
+        if node.kind == "vector" and (trips is None or trips > 1) and self._across_lanes(node):
             return self._vector(node, lower, upper, trips)
         if node.kind == "unroll" and trips is None:
             shown = f"for {node.variable} from {', '.join(map(str, node.lower))} to {', '.join(map(str, node.upper))}"
@@ -250,6 +253,7 @@ class Walker:
         saved, part, lanes, copies = dict(s.indices.values), self.part, s.lanes, self.copies
         lane_range = s.indices.lane_range
         probe = Probe(s, self.allocate, None)
+        probe.lane_parallel = self.lane_parallel
         s.writer.probing = True
         try:
             probe.loop(node)
@@ -270,6 +274,12 @@ class Walker:
         s.writer.regions.pop()
 
     # -- lanes
+
+    def _across_lanes(self, node: For) -> bool:
+        found = self.lane_parallel.get(id(node))
+        if found is None:
+            found = self.lane_parallel[id(node)] = _lane_parallel(node)
+        return found
 
     def _vector(self, node: For, lower: list[Linear], upper: list[Linear], trips: int | None) -> None:
         s = self.s

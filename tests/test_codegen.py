@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from poly.affine import Affine, Constraint, var
 from poly.codegen.function import emit, lower
 from poly.codegen.host import cache_sizes, host_machine, machine_of_features
-from poly.codegen.jit import compile_object
+from poly.codegen.jit import assembly, compile_object
 from poly.codegen.kernel import Kernel
 from poly.dtypes import numpy_dtype
 from poly.errors import Bug, MachineError, RunError, UnsupportedError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, Read, apply, dtype_of, evaluate
 from poly.interp_loops import run_loops
 from poly.loops import Alloc, Compute, External, For, LoopTree, Node, Sync
+from poly.machine import Machine
 from poly.program import Access, Layout, ReadIndex, Tensor
 from tests.loop_trees import Case, at, cases, compute, inside, loop, tensor
 
@@ -35,9 +36,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def kernel_of(tree: LoopTree, threads: int = 1) -> Kernel:
+def kernel_of(tree: LoopTree, threads: int = 1, machine: Machine = HOST) -> Kernel:
     inputs = [t for t in tree.tensors if t.role in ("input", "inout")]
-    return Kernel(tree, HOST, inputs, [t for t in tree.tensors if t.role in ("output", "inout")], threads=threads)
+    return Kernel(tree, machine, inputs, [t for t in tree.tensors if t.role in ("output", "inout")], threads=threads)
 
 
 def check(tree: LoopTree, *arrays: np.ndarray, sizes: dict[str, int] | None = None, threads: int = 1) -> np.ndarray:
@@ -581,6 +582,7 @@ def test_refusals_name_the_place() -> None:
     message = refused(Alloc(register, (loop("i", 0, 32, copy(at("R", "i"))),)))
     assert "register tensor R is not constant" in message and "statement copy" in message
     assert "before it is written" in refused(Alloc(register, (copy(at("y", 0), at("R", 3)),)))
+    assert "parallel loop i" in refused(loop("i", 0, 4, copy(), Sync(), kind="parallel"))
     assert "external" in refused(External("sort"))
     assert "after unrolling" in refused(loop("i", 0, 1 << 20, copy(at("y", 0), at("x", 0)), kind="unroll"))
     complex_ = compute("s", at("z", 0), [at("z", 0)], apply("add", Read(0), Read(0)))
@@ -668,9 +670,9 @@ def test_constants_are_needed_and_checked() -> None:
     tree = LoopTree("f", (a, Tensor("B", b.shape, "f32", "constant"), c), plain_product(3, 4, 2).body)
     x, w = integers(3, 2), integers(2, 4)
     np.testing.assert_array_equal(Kernel(tree, HOST, [a], [c], {"B": w})(x), x @ w)
-    for given, message in [({}, "constant B has no array"), ({"B": w.T.copy()}, "constant B has shape")]:
+    for values, message in [({}, "constant B has no array"), ({"B": w.T.copy()}, "constant B has shape")]:
         with pytest.raises(RunError, match=message):
-            Kernel(tree, HOST, [a], [c], given)
+            Kernel(tree, HOST, [a], [c], values)
 
 
 def test_many_small_buffers_do_not_fill_the_stack() -> None:
@@ -735,3 +737,22 @@ def test_host_and_other_cpus() -> None:
     assert compile_object(emit(plain_product(3, 4, 2), arm, "f"), arm)[:4] == b"\x7fELF"
     with pytest.raises(MachineError):
         compile_object("", machine_of_features("x", (), "nonsense-unknown-none", {}, 1, 1))
+
+
+@pytest.mark.skipif(not HOST.triple.startswith("x86_64"), reason="the host is no x86-64")
+def test_other_x86_cpus() -> None:
+    """The oldest one runs here too: no AVX, no fused multiply-add. The widest is only compiled."""
+    oldest = machine_of_features("x86-64", ("sse2",), HOST.triple, {1: 32768}, 1, 1000)
+    a, b = integers(13, 5), integers(5, 37)
+    np.testing.assert_array_equal(kernel_of(tiled_product(13, 37, 5), machine=oldest)(a, b), a @ b)
+    x, tensors = samples("f32"), [tensor("x0", 48, role="input")]
+    for name in ("floor", "round", "exp", "erf"):
+        body = apply(name, Read(0))
+        found = plain(kernel_of(elementwise(body, tensors, "f32", 4), machine=oldest)(x))
+        np.testing.assert_allclose(found, evaluate(body, [x], lambda _: 0), rtol=5e-7)
+    half = [tensor("x0", 48, dtype="f16", role="input")]
+    with pytest.raises(UnsupportedError, match="f16"):
+        kernel_of(elementwise(apply("neg", Read(0)), half, "f16", 4), machine=oldest)
+    widest = machine_of_features("skylake-avx512", ("avx512f", "avx512vl", "fma"), HOST.triple, {1: 32768}, 1, 1000)
+    text = assembly(emit(elementwise(apply("exp", Read(0)), tensors, "f32", 16), widest, "f"), widest)
+    assert re.search(r"vfmadd.*%zmm", text)
