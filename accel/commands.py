@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poly.accel.isa import (
     MAX_DMA_RANK,
@@ -31,7 +31,7 @@ from poly.accel.vector import code_of
 from poly.affine import Affine, Constraint
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
-from poly.expr import Cast, Read
+from poly.expr import Cast, Const, Expr, Read, rewrite
 from poly.loops import Compute
 from poly.machine import Engine
 from poly.program import Access, ReadIndex, Tensor
@@ -259,7 +259,7 @@ def vec(site: Site) -> Vec:
     def index(expression: Affine) -> Linear:
         return site.linear(site.scope.form(expression))
 
-    code = code_of(compute.body, loads, index, dtype, len(first))
+    code = code_of(_without_padding(site), loads, index, dtype, len(first))
     combine = compute.combiner.symbol if compute.combiner is not None else None
     where = tuple(map(site.linear, site.where))
     return Vec(
@@ -267,8 +267,21 @@ def vec(site: Site) -> Vec:
     )
 
 
+def _without_padding(site: Site) -> Expr:
+    """The body with reads whose guard never holds in the box replaced by their fill."""
+    values: dict[int, Const] = {}
+    for position, access in enumerate(site.compute.reads):
+        outside = any(site.scope.interval(site.scope.form(c.expr))[1] < 0 for c in access.guard)
+        if outside and access.fill is not None:
+            values[position] = replace(access.fill, dtype=site.operands[access.tensor].tensor.dtype)
+    if not values:
+        return site.compute.body
+    return rewrite(site.compute.body, lambda node: values.get(node.position) if isinstance(node, Read) else None)
+
+
 def _load(site: Site, access: Access, registers: Mapping[int, int]) -> Load:
     operand = site.operands[access.tensor]
+    conditions = [site.scope.form(c.expr) for c in access.guard]
     region = site.region(access)
     gather: list[Gather] = []
     strides = element_strides(operand.tensor, site.sizes)
@@ -277,8 +290,7 @@ def _load(site: Site, access: Access, registers: Mapping[int, int]) -> Load:
             extent = int(operand.tensor.shape[d].evaluate(site.sizes))
             gather.append(Gather(registers[part.position], strides[d], extent))
     guard: list[Linear] = []
-    for condition in access.guard:
-        form = site.scope.form(condition.expr)
+    for condition, form in zip(access.guard, conditions, strict=True):
         sides = (form, form.scaled(-1)) if condition.equality else (form,)
         guard += [site.linear(s) for s in sides if site.scope.interval(s)[0] < 0]
     fill = access.fill.value if access.fill is not None and guard else None

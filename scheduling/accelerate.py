@@ -61,10 +61,9 @@ def _scheduled(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
 def _attempts(schedule: Schedule, group: Group, machine: Machine) -> Iterator[Callable[[], Schedule]]:
     pieces = pieces_of(schedule.program, group)
     if pieces is not None:
-        (ways, statement) = _on_array(schedule.program, pieces, machine)
+        ways = _on_array(schedule.program, pieces, machine)
         if ways:
             yield lambda: _tiled(schedule, pieces, machine, [_array_plans(schedule.program, pieces, w, machine) for w in ways])
-            del statement
         if _is_copy(pieces.statements):
             yield lambda: _tiled(schedule, pieces, machine, [_copy_plans(schedule.program, pieces, machine)])
         for pad in (True, False):
@@ -72,13 +71,14 @@ def _attempts(schedule: Schedule, group: Group, machine: Machine) -> Iterator[Ca
     yield lambda: whole(unchecked(schedule), group.names, machine)
 
 
-def _on_array(program: Program, pieces: Pieces, machine: Machine) -> tuple[list[Contraction], Statement | None]:
+def _on_array(program: Program, pieces: Pieces, machine: Machine) -> list[Contraction]:
+    """The ways in which a matrix unit can run a statement of the group."""
     for engine in machine.engines_of("array"):
         for s in pieces.statements:
             found = contractions(program, s, engine)
             if found:
-                return found, s
-    return [], None
+                return found
+    return []
 
 
 def _is_copy(statements: Sequence[Statement]) -> bool:

@@ -13,7 +13,7 @@ from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import Contraction, names_of
 from poly.scheduling.groups import Group, tensors_read
 from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work
-from poly.sets import SET, fix_sizes
+from poly.sets import fix_sizes
 
 WINDOW = 16
 
@@ -45,6 +45,7 @@ class Pieces:
     statements: tuple[Statement, ...]
     variables: tuple[Variable, ...]
     places: Mapping[str, Mapping[str, str]]
+    sizes: Mapping[str, int]
 
     @property
     def parallel(self) -> tuple[str, ...]:
@@ -52,7 +53,7 @@ class Pieces:
 
     def subscripts(self, s: Statement, access: Access) -> tuple[Affine, ...]:
         """Subscripts by variables; indirect ones stand still."""
-        values = {i: var(v) for i, v in self.places[s.name].items()}
+        values: dict[str, Affine | int] = {**self.sizes, **{i: var(v) for i, v in self.places[s.name].items()}}
         return tuple(e.substitute(values) if isinstance(e, Affine) else Affine() for e in access.index)
 
     def promotions(self, program: Program, pad: bool = True) -> tuple[Promotion, ...]:
@@ -83,7 +84,7 @@ class Pieces:
 
 def pieces_of(program: Program, group: Group) -> Pieces | None:
     """The group by variables; None where its statements do not share one box of parallel loops."""
-    if any(s.external is not None for s in group.statements):
+    if any(s.external is not None or is_empty(program, s) for s in group.statements):
         return None
     axes = dict(group.axes)
     if group.box is None or not all(s.name in axes for s in group.statements):
@@ -105,14 +106,17 @@ def pieces_of(program: Program, group: Group) -> Pieces | None:
                     return None
                 places[s.name][i] = f"r{len(variables)}"
                 variables.append(Variable(f"r{len(variables)}", ranges[s.name][i], reduction=True))
-    return Pieces(tuple(group.statements), tuple(variables), places)
+    return Pieces(tuple(group.statements), tuple(variables), places, program.binding)
+
+
+def is_empty(program: Program, s: Statement) -> bool:
+    """Whether a statement has no instance."""
+    return fix_sizes(s.domain.intersect_params(program.context), program.binding).is_empty()
 
 
 def _extents(program: Program, s: Statement) -> dict[str, int]:
     """Lengths of the box around a domain."""
     domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
-    if domain.is_empty():
-        return dict.fromkeys(s.iterators, 1)
     return {
         i: domain.dim_max_val(k).to_python() - domain.dim_min_val(k).to_python() + 1 for k, i in enumerate(s.iterators)
     }

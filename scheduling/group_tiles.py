@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from poly.affine import var
 from poly.errors import CapacityError, IllegalEdit, UnsupportedError
 from poly.machine import Engine, Machine
-from poly.program import Tensor
-from poly.affine import var
+from poly.program import Program, Tensor
+from poly.relations import access_map
 from poly.scheduling.contraction import Contraction
 from poly.scheduling.edits import settle, unchecked
-from poly.scheduling.group_plan import Pieces, Plan, by_role
+from poly.scheduling.group_plan import Pieces, Plan, by_role, is_empty
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.tiles import Choice, blocks
+from poly.sets import fix_sizes
 
 
 def build(schedule: Schedule, pieces: Pieces, plan: Plan, choice: Choice, machine: Machine) -> Schedule:
@@ -158,9 +160,12 @@ def whole(schedule: Schedule, statements: Sequence[str], machine: Machine) -> Sc
     """Every tensor whole in a memory, every statement on the vector engine with as many loops as may be at once."""
     engine = machine.engines_of("vector")[0]
     before = set(schedule.program.statement)
+    statements = [n for n in statements if not is_empty(schedule.program, schedule.program.statement[n])]
     for t in dict.fromkeys(a.tensor for n in statements for a, _ in schedule.program.statement[n].accesses):
         users = tuple(n for n in statements if any(a.tensor == t for a, _ in schedule.program.statement[n].accesses))
         memory = _roomiest(schedule, engine, machine)
+        if not _touched(schedule.program, t, users):
+            continue
         schedule = schedule.promote(t, None, memory, name=_free(schedule, f"{t}_{memory}"), users=users)
     schedule = settle(_tensorise_copies(schedule, before, machine))
     for name in statements:
@@ -174,6 +179,16 @@ def whole(schedule: Schedule, statements: Sequence[str], machine: Machine) -> Sc
     if full := [m for m, b in overflow(Schedule(schedule.source), schedule, machine).items() if b]:
         raise CapacityError(f"the tensors do not fit {', '.join(full)} whole", kind="capacity", where=", ".join(statements))
     return unchecked(schedule)
+
+
+def _touched(program: Program, tensor: str, users: Sequence[str]) -> bool:
+    """Whether an element of a tensor is accessed at all (guards may never hold)."""
+    return any(
+        not fix_sizes(access_map(s, a, program.parameters, program.tensor[tensor].shape), program.binding).is_empty()
+        for s in (program.statement[u] for u in users)
+        for a, _ in s.accesses
+        if a.tensor == tensor
+    )
 
 
 def _roomiest(schedule: Schedule, engine: Engine, machine: Machine) -> str:
