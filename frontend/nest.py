@@ -1,0 +1,255 @@
+"""Python loop nests as programs: `@nest` on a function of for loops, conditions and assignments.
+
+    from poly.frontend.nest import Array, f64, nest
+
+    @nest
+    def trmm(M: int, N: int, alpha: float, A: f64[Array, "M, M"], B: f64[Array, "M, N"]):
+        for i in range(M):
+            for j in range(N):
+                for k in range(i + 1, M):
+                    B[i, j] += A[k, i] * B[k, j]
+                B[i, j] = alpha * B[i, j]
+
+    trmm.program             # in the original order; sizes stay symbolic
+    trmm.python(20, 30, 1.5, A, B)   # the function itself, on numpy arrays
+
+Loops run over `range` with bounds affine in the loops around and the sizes, also min and max of such; conditions of
+`if` are affine too. Nothing is initialised that is not written so. An array argument that is written is `inout`; local
+scalars, and arrays made by `np.empty` or `np.zeros`, are temporaries. `assert N >= 3` before the loops says what
+sizes are possible; the others are at least 1. A size in no shape (the steps of a time loop) is bound before running:
+`trmm.program.bind(T=10)`.
+
+An update (`+=`, `-=`, `*=`, `x = max(x, e)`) is a reduction, whose instances may run in another order as in every
+polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps the order and the roundings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
+
+import islpy as isl
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import Affine
+from poly.dtypes import is_integer
+from poly.errors import PolyError
+from poly.expr import COMBINERS, Apply, Cast, Const, Expr, IndexValue, Read
+from poly.frontend.nest_body import Draft, Local, Reader
+from poly.frontend.nest_signature import Argument, read_signature
+from poly.frontend.nest_source import Source, Written, written
+from poly.frontend.nest_types import promoted, typed
+from poly.frontend.nest_values import Scope
+from poly.program import Access, Program, Role, Statement, Tensor
+from poly.relations import access_map, box
+from poly.sets import header, within_budget, witness
+
+if TYPE_CHECKING:  # to a type checker `f64[Array, "N, M"]` is Annotated[Array, ...]; the text is read by `nest` only
+    from typing import Annotated as bf16
+    from typing import Annotated as boolean
+    from typing import Annotated as f16
+    from typing import Annotated as f32
+    from typing import Annotated as f64
+    from typing import Annotated as i8
+    from typing import Annotated as i16
+    from typing import Annotated as i32
+    from typing import Annotated as i64
+    from typing import Annotated as u8
+else:
+    from typing import Annotated
+
+    bf16 = boolean = f16 = f32 = f64 = i8 = i16 = i32 = i64 = u8 = Annotated
+
+__all__ = ["Array", "Nest", "bf16", "boolean", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "nest", "u8"]
+
+Array = npt.NDArray[np.generic]
+P = ParamSpec("P")
+R = TypeVar("R")
+_BUDGET = 2_000_000
+
+
+class Nest(Generic[P, R]):
+    """A function that is a program too. `program`: in the original order. `python`: the function itself."""
+
+    def __init__(self, function: Callable[P, R], exact: bool = False) -> None:
+        self.python = function
+        self.program = read_nest(function, exact=exact)
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function as Python."""
+        return self.python(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Nest {self.program!r}>"
+
+
+@overload
+def nest(function: Callable[P, R], /, *, exact: bool = False) -> Nest[P, R]: ...
+@overload
+def nest(function: None = None, /, *, exact: bool = False) -> Callable[[Callable[P, R]], Nest[P, R]]: ...
+def nest(
+    function: Callable[P, R] | None = None, /, *, exact: bool = False
+) -> Nest[P, R] | Callable[[Callable[P, R]], Nest[P, R]]:
+    """Decorate a loop nest, see the module text. `exact`: updates of floats keep their order and their roundings.
+
+    Raises `ParseError`, which points into the file, for what is not affine or not in the language of nests, and for a
+    subscript that leaves its array for some sizes.
+    """
+    if function is not None:
+        return Nest(function, exact)
+    return lambda f: Nest(f, exact)
+
+
+def read_nest(function: Callable[..., object], *, exact: bool = False) -> Program:
+    """The program of a function, in its original order, sizes symbolic. Raises `ParseError`."""
+    text = written(function)
+    arguments, sizes = read_signature(text.source, text.definition)
+    reader = Reader(
+        frozenset(a.name for a in arguments), frozenset(a.name for a in arguments if a.shape == () and _plain(a))
+    )
+    reader.read(text.definition.body, _scope(text, arguments, sizes))
+    if not reader.drafts:
+        raise text.source.error(text.definition, "the nest assigns nothing")
+    context = _context(sizes, reader.context)
+    if context.is_empty():
+        raise text.source.error(text.definition, "no sizes satisfy the assertions")
+    tensors = _tensors(arguments, reader)
+    statements = tuple(
+        _statement(text.source, draft, f"S{k}", tensors, sizes, exact) for k, draft in enumerate(reader.drafts)
+    )
+    for statement, draft in zip(statements, reader.drafts, strict=True):
+        _check_bounds(text.source, statement, draft, tensors, sizes, context)
+    try:
+        return Program(text.definition.name, tuple(tensors.values()), statements, sizes, context)
+    except PolyError as error:
+        raise text.source.error(text.definition, str(error)) from error
+
+
+def _plain(argument: Argument) -> bool:
+    """True for a scalar passed by value: `alpha: float`, not `f64[Array, ""]`."""
+    import ast
+
+    note = argument.node.annotation
+    return not (isinstance(note, ast.Subscript) and "Array" in ast.unparse(note))
+
+
+def _scope(text: Written, arguments: Sequence[Argument], sizes: tuple[str, ...]) -> Scope:
+    shapes = {a.name: a.shape for a in arguments if a.shape is not None}
+    literals = {n: v for n, v in text.names.items() if isinstance(v, int | float | bool) and n not in sizes}
+    return Scope(text.source, sizes, {}, literals, shapes)
+
+
+def _context(sizes: Sequence[str], asserted: Sequence[str]) -> isl.Set:
+    """What the assertions say; sizes that none mentions are at least 1."""
+    context = isl.Set(f"{header(sizes)}{{ : {' and '.join(asserted) or 'true'} }}")
+    for k, name in enumerate(sizes):
+        if not context.involves_dims(isl.dim_type.param, k, 1):
+            context = context.intersect_params(isl.Set(f"{header(sizes)}{{ : {name} >= 1 }}"))
+    return context
+
+
+# ---- tensors
+
+
+def _tensors(arguments: Sequence[Argument], reader: Reader) -> dict[str, Tensor]:
+    written_names = {d.write.tensor for d in reader.drafts}
+    found: dict[str, Tensor] = {}
+    for a in arguments:
+        if a.shape is not None:
+            role: Role = "inout" if a.name in written_names else "input"
+            found[a.name] = Tensor(a.name, a.shape, a.dtype, role)
+    for name, dtype in _local_dtypes(reader.locals, reader.drafts, {n: t.dtype for n, t in found.items()}).items():
+        found[name] = Tensor(name, reader.locals[name].shape, dtype)
+    return found
+
+
+def _local_dtypes(locals: Mapping[str, Local], drafts: Sequence[Draft], known: Mapping[str, str]) -> dict[str, str]:
+    """The dtype of every local tensor: as declared, else the common one of what is assigned to it."""
+    dtypes: dict[str, str] = dict(known)
+    for name, local in locals.items():
+        if local.dtype:
+            dtypes[name] = dtypes.get(local.dtype.removeprefix("like "), local.dtype)
+    for _ in range(len(locals) + 1):  # a local may get its dtype from another one
+        for name in locals:
+            if not locals[name].dtype:
+                found = [d for draft in drafts if draft.write.tensor == name and (d := _dtype(draft, dtypes))]
+                if found:
+                    dtypes[name] = promoted(found)
+    for name in locals:
+        if name not in dtypes:
+            dtypes[name] = "f64" if _has_float(name, drafts) else "i64"
+    return {name: dtypes[name] for name in locals}
+
+
+def _dtype(draft: Draft, dtypes: Mapping[str, str]) -> str | None:
+    if any(r.tensor not in dtypes for r in draft.reads):
+        return None
+    return typed(draft.body, [dtypes[r.tensor] for r in draft.reads])[1]
+
+
+def _has_float(name: str, drafts: Sequence[Draft]) -> bool:
+    from poly.expr import walk
+
+    bodies = [d.body for d in drafts if d.write.tensor == name]
+    return any(isinstance(e, Const) and isinstance(e.value, float) for b in bodies for e in walk(b))
+
+
+# ---- statements
+
+
+def _statement(
+    source: Source, draft: Draft, name: str, tensors: Mapping[str, Tensor], sizes: Sequence[str], exact: bool
+) -> Statement:
+    condition = " and ".join(draft.conditions) or "true"
+    iterators = ", ".join(draft.iterators)
+    domain = isl.Set(f"{header(sizes)}{{ {name}[{iterators}] : {condition} }}").coalesce()
+    target = tensors[draft.write.tensor].dtype
+    body, reads, symbol = draft.body, draft.reads, draft.symbol
+    found, dtype = typed(body, [tensors[r.tensor].dtype for r in reads])
+    if symbol and is_integer(target) and (dtype not in (None, target) or _fractional(found)):
+        # the sum is made in the wider dtype and then converted: no update of the target by one value
+        reads = (*reads, draft.write)
+        body = Apply(COMBINERS[symbol].operator, (Read(len(reads) - 1), body))
+        found, dtype, symbol = *typed(body, [tensors[r.tensor].dtype for r in reads]), ""
+    if dtype is not None and dtype != target:
+        found = Cast(target, found)
+    return Statement(
+        name, draft.iterators, domain, draft.write, _filled(reads, tensors), found,
+        COMBINERS[symbol] if symbol else None, reorder=not exact, contract=not exact, path=draft.path,
+    )  # fmt: skip
+
+
+def _fractional(body: Expr) -> bool:
+    return isinstance(body, Const) and isinstance(body.value, float)
+
+
+def _filled(reads: Sequence[Access], tensors: Mapping[str, Tensor]) -> tuple[Access, ...]:
+    """Fill values as numbers of their tensor's kind."""
+    return tuple(
+        r if r.fill is None or is_integer(tensors[r.tensor].dtype) else replace(r, fill=Const(float(r.fill.value)))
+        for r in reads
+    )
+
+
+def _check_bounds(
+    source: Source, s: Statement, draft: Draft, tensors: Mapping[str, Tensor], sizes: Sequence[str], context: isl.Set
+) -> None:
+    """Every element that is touched exists, for all sizes."""
+    places = [*zip(draft.reads, draft.places, strict=True), (s.write, draft.target)]
+    for access, place in places:
+        shape = tensors[access.tensor].shape
+        touched = access_map(s, access, sizes, shape).intersect_params(context)
+        inside = box(access.tensor, shape, sizes)
+        outside = within_budget(_BUDGET, lambda t=touched, b=inside: t.subtract_range(b), lambda: None)
+        if outside is None or outside.is_empty():
+            continue
+        instance, element = witness(outside, (s.iterators, [f"dimension {d}" for d in range(len(shape))]))
+        shown = ", ".join(str(e) for e in access.affine_index)
+        raise source.error(
+            place, f"{access.tensor}[{shown}] is outside its shape ({', '.join(map(str, shape))}): {instance} -> {element}",
+            "start or end the loop earlier, or state what sizes are possible: assert N >= 2",
+        )  # fmt: skip

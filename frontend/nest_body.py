@@ -1,0 +1,383 @@
+"""The body of a nest: loops, conditions and assignments as statements with their domains, in the order written.
+
+A loop keeps its variable as iterator. One that runs backwards gets the negated variable, one with another step the
+number of the iteration, so that the original order is always that of increasing iterators.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from poly.affine import Affine, var
+from poly.errors import ParseError
+from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
+from poly.frontend.nest_signature import last_name, read_annotation
+from poly.frontend.nest_values import Scope, Values, dtype_of_name
+from poly.program import Access, PathStep
+from poly.sets import identifier
+
+_UPDATES: Final[dict[type[ast.operator], str]] = {
+    ast.Add: "+", ast.Sub: "+", ast.Mult: "*", ast.BitOr: "or", ast.BitAnd: "and",
+}  # fmt: skip
+_ALLOCATIONS: Final = {"empty": None, "zeros": 0, "ones": 1, "empty_like": None, "zeros_like": 0, "ones_like": 1, "full": 0}
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A statement: `symbol` of its combiner or ""; the body has no conversions yet; `places`: where reads are written."""
+
+    node: ast.stmt
+    target: ast.expr
+    iterators: tuple[str, ...]
+    conditions: tuple[str, ...]
+    path: tuple[PathStep, ...]
+    write: Access
+    body: Expr
+    reads: tuple[Access, ...]
+    places: tuple[ast.expr, ...]
+    symbol: str = ""
+
+
+@dataclass(frozen=True)
+class Local:
+    """A scalar or an array made inside the function. `dtype` "" where its values decide."""
+
+    name: str
+    shape: tuple[Affine, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Around:
+    """The loops and conditions around a place, and what names mean there."""
+
+    scope: Scope
+    iterators: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+
+@dataclass
+class Reader:
+    """Collects the statements and the local tensors of a function body. `arguments`: the names of its arguments."""
+
+    arguments: frozenset[str]
+    scalars: frozenset[str]
+    drafts: list[Draft] = field(default_factory=list)
+    locals: dict[str, Local] = field(default_factory=dict)
+    context: list[str] = field(default_factory=list)
+    single: Mapping[str, int] = field(default_factory=dict)
+
+    def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
+        """The whole body of a function."""
+        self.single = _assignments(body)
+        self._block(_without_docstring(body), Around(scope), ())
+
+    # ---- blocks
+
+    def _block(self, body: Sequence[ast.stmt], around: Around, prefix: tuple[PathStep, ...]) -> None:
+        """Statements one after another: positions in the path where there is more than one, and at the top."""
+        numbered = not prefix or sum(self._count(s) for s in body) > 1
+        self._sequence(body, around, prefix, 0, numbered)
+
+    def _sequence(
+        self, body: Sequence[ast.stmt], around: Around, prefix: tuple[PathStep, ...], position: int, numbered: bool
+    ) -> int:
+        for node in body:
+            around = self._with_locals(around)
+            if (alias := self._alias(node, around)) is not None:
+                scope = around.scope
+                around = replace(around, scope=replace(scope, indices={**scope.indices, **alias}))
+                continue
+            if isinstance(node, ast.If):
+                position = self._if(node, around, prefix, position, numbered)
+                continue
+            self._single(node, around, (*prefix, position) if numbered else prefix)
+            position += self._count(node)
+        return position
+
+    def _with_locals(self, around: Around) -> Around:
+        known = {name: local.shape for name, local in self.locals.items()}
+        return replace(around, scope=replace(around.scope, shapes={**around.scope.shapes, **known}))
+
+    def _count(self, node: ast.stmt) -> int:
+        """How many things of a sequence a statement is."""
+        match node:
+            case ast.If(body=body, orelse=orelse):
+                return sum(self._count(s) for s in (*body, *orelse))
+            case ast.Pass() | ast.Assert() | ast.Expr():
+                return 0
+            case ast.Assign(value=ast.Call(func=function)) | ast.AnnAssign(value=ast.Call(func=function)):
+                return 0 if last_name(function) in ("empty", "empty_like") else 1
+            case _:
+                return 1
+
+    def _single(self, node: ast.stmt, around: Around, path: tuple[PathStep, ...]) -> None:
+        error = around.scope.source.error
+        match node:
+            case ast.For():
+                self._for(node, around, path)
+            case ast.Assign(targets=[target], value=value):
+                self._assign(node, target, value, around, path, "")
+            case ast.AnnAssign(target=target, value=ast.expr() as value, annotation=annotation):
+                found = read_annotation(around.scope.source, annotation)
+                self._assign(node, target, value, around, path, "i64" if found is None else found[0])
+            case ast.AugAssign(target=target, op=op, value=value):
+                self._update(node, target, op, value, around, path)
+            case ast.Assert(test=test):
+                self._assert(node, test, around)
+            case ast.Pass() | ast.Expr(value=ast.Constant()):
+                pass
+            case ast.While():
+                raise error(node, "a while loop: its trips depend on data", "for i in range(...)")
+            case ast.Return():
+                raise error(node, "a nest returns nothing", "write the result into an argument")
+            case ast.Assign():
+                raise error(node, "one target an assignment", "write two assignments")
+            case _:
+                raise error(
+                    node, f"{type(node).__name__.lower()} has no meaning in a nest",
+                    "for loops over range, if on loop variables and sizes, assignments",
+                )  # fmt: skip
+
+    # ---- loops and conditions
+
+    def _for(self, node: ast.For, around: Around, path: tuple[PathStep, ...]) -> None:
+        scope = around.scope
+        if node.orelse:
+            raise scope.source.error(node.orelse[0], "a loop has no else branch in a nest")
+        if not isinstance(node.target, ast.Name):
+            raise scope.source.error(node.target, "one loop variable a loop")
+        match node.iter:
+            case ast.Call(func=ast.Name(id="range"), args=arguments, keywords=[]) if 1 <= len(arguments) <= 3:
+                pass
+            case _:
+                raise scope.source.error(node.iter, "loops run over range(...)", "for i in range(lower, upper, step)")
+        name = node.target.id
+        if name in scope.indices or name in scope.sizes or name in scope.shapes or name in self.arguments:
+            raise scope.source.error(node.target, f"the name {name!r} is taken", "every loop has a variable of its own")
+        iterator, value, conditions = self._range(name, arguments, around)
+        inner = Around(
+            replace(scope, indices={**scope.indices, name: value}), (*around.iterators, iterator),
+            (*around.conditions, *conditions),
+        )  # fmt: skip
+        self._block(node.body, inner, (*path, iterator))
+
+    def _range(self, name: str, arguments: Sequence[ast.expr], around: Around) -> tuple[str, Affine, tuple[str, ...]]:
+        """The iterator of a loop, the loop variable by it, and the conditions on it."""
+        scope = around.scope
+        start: ast.expr = ast.Constant(0) if len(arguments) == 1 else arguments[0]
+        stop = arguments[0] if len(arguments) == 1 else arguments[1]
+        step = scope.affine(arguments[2]) if len(arguments) == 3 else Affine((), 1)
+        if not step.is_constant or step.constant == 0:
+            raise scope.source.error(arguments[-1], "the step of a range is an integer, not zero")
+        by = step.constant
+        iterator = _fresh(identifier(name if by == 1 else f"{name}_r" if by == -1 else f"{name}_s"), around)
+        first, last = scope.bound(start), scope.bound(stop)
+        if by == 1:
+            return iterator, var(iterator), (f"{first} <= {iterator} < {last}",)
+        if by == -1:
+            return iterator, -var(iterator), (f"{last} < -{iterator} <= {first}",)
+        value = scope.affine(start) + var(iterator) * by
+        inside = f"({value.isl_text}) {'<' if by > 0 else '>'} {last}"
+        return iterator, value, (f"{iterator} >= 0", inside)
+
+    def _if(self, node: ast.If, around: Around, prefix: tuple[PathStep, ...], position: int, numbered: bool) -> int:
+        try:
+            condition = around.scope.condition(node.test)
+        except ParseError:
+            if _reads_data(node.test, around.scope):
+                raise around.scope.source.error(
+                    node.test, f"the condition {ast.unparse(node.test)} depends on data",
+                    "choose between values: A[i] = x if condition else A[i]",
+                ) from None  # fmt: skip
+            raise
+        for branch, text in ((node.body, condition), (node.orelse, f"(not {condition})")):
+            inner = replace(around, conditions=(*around.conditions, text))
+            position = self._sequence(branch, inner, prefix, position, numbered)
+        return position
+
+    def _assert(self, node: ast.Assert, test: ast.expr, around: Around) -> None:
+        if around.iterators or around.conditions:
+            raise around.scope.source.error(node, "assertions on sizes stand before the loops")
+        self.context.append(around.scope.condition(test))
+
+    # ---- assignments
+
+    def _alias(self, node: ast.stmt, around: Around) -> dict[str, Affine] | None:
+        """Names for affine expressions: `m = N - 1` where m is assigned once, and `N, M = A.shape`."""
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
+                self.single.get(name) == 1 and name not in self.arguments and not isinstance(value, ast.Constant)
+            ):
+                return {name: around.scope.affine(value)} if around.scope.is_affine(value) else None
+            case ast.Assign(
+                targets=[ast.Tuple(elts=names)], value=ast.Attribute(value=ast.Name(id=array), attr="shape")
+            ):
+                shape = around.scope.shapes.get(array, ())
+                if len(names) != len(shape) or not all(isinstance(n, ast.Name) for n in names):
+                    raise around.scope.source.error(node, f"{array} has {len(shape)} dimensions, {len(names)} names")
+                return {n.id: e for n, e in zip(names, shape, strict=True) if isinstance(n, ast.Name)}
+            case _:
+                return None
+
+    def _assign(
+        self, node: ast.stmt, target: ast.expr, value: ast.expr, around: Around, path: tuple[PathStep, ...], dtype: str
+    ) -> None:
+        if isinstance(target, ast.Name) and isinstance(value, ast.Call) and last_name(value.func) in _ALLOCATIONS:
+            self._allocate(node, target, value, around, path, dtype)
+            return
+        values = Values(around.scope)
+        body = values.value(value)
+        write = self._target(target, around, dtype)
+        symbol, body = _as_update(write, body, values)
+        self._add(node, target, around, path, write, body, values, symbol)
+
+    def _update(
+        self, node: ast.stmt, target: ast.expr, op: ast.operator, value: ast.expr, around: Around,
+        path: tuple[PathStep, ...],
+    ) -> None:  # fmt: skip
+        values = Values(around.scope)
+        symbol = _UPDATES.get(type(op), "")
+        if not symbol:
+            combined = ast.copy_location(ast.BinOp(left=target, op=op, right=value), node)
+            self._assign(node, target, ast.fix_missing_locations(combined), around, path, "")
+            return
+        if isinstance(target, ast.Name) and target.id not in around.scope.shapes:
+            raise around.scope.source.error(target, f"{target.id!r} has no value here", "assign it first")
+        body = values.value(value)
+        write = self._target(target, around, "")
+        self._add(
+            node, target, around, path, write, apply("neg", body) if isinstance(op, ast.Sub) else body, values, symbol
+        )
+
+    def _target(self, target: ast.expr, around: Around, dtype: str) -> Access:
+        scope = around.scope
+        match target:
+            case ast.Subscript():
+                return Values(scope).subscripted(target)
+            case ast.Name(id=name):
+                if name in self.scalars:
+                    raise scope.source.error(
+                        target, f"{name!r} is an argument: assigning it does not reach the caller",
+                        f'{name}: f64[Array, ""] and {name}[()] = ..., or a name of its own',
+                    )  # fmt: skip
+                if name in scope.indices or name in scope.sizes:
+                    raise scope.source.error(target, f"{name!r} is a loop variable or a size")
+                if scope.shapes.get(name):
+                    raise scope.source.error(target, f"{name} is an array: assign its elements")
+                if identifier(name) != name:
+                    raise scope.source.error(target, f"{name!r} cannot name a tensor", f"for example {name.strip('_')}_")
+                if name not in self.locals:
+                    self.locals[name] = Local(name, (), dtype)
+                return Access(name, ())
+            case _:
+                raise scope.source.error(target, "assign to A[i, j] or to a scalar")
+
+    def _allocate(
+        self, node: ast.stmt, target: ast.Name, call: ast.Call, around: Around, path: tuple[PathStep, ...], dtype: str
+    ) -> None:
+        """`t = np.zeros((N, M))`: a temporary, and a statement that fills it."""
+        kind, scope, name = last_name(call.func), around.scope, target.id
+        if name in self.arguments or name in self.locals or not call.args or identifier(name) != name:
+            raise scope.source.error(target, f"the array {name!r} cannot be made here", "a name of its own, a shape")
+        if kind.endswith("_like"):
+            shape = scope.shapes.get(last_name(call.args[0]), ())
+        else:
+            extents = call.args[0].elts if isinstance(call.args[0], ast.Tuple | ast.List) else [call.args[0]]
+            shape = tuple(scope.affine(e) for e in extents)
+        for extent in shape:
+            if not extent.names <= set(scope.sizes):
+                raise scope.source.error(call.args[0], f"the extent {extent} of {name} changes with a loop")
+        for keyword in call.keywords:
+            found = dtype_of_name(last_name(keyword.value)) or dtype_of_name(_text(keyword.value))
+            if keyword.arg != "dtype" or found is None:
+                raise scope.source.error(keyword.value, f"unknown argument of {kind}", "dtype=np.float32")
+            dtype = found
+        self.locals[name] = Local(name, shape, dtype or ("like " + last_name(call.args[0]) if kind[-5:] == "_like" else "f64"))
+        if _ALLOCATIONS[kind] is None:
+            return
+        values = Values(self._with_locals(around).scope)
+        body = values.value(call.args[1]) if kind == "full" and len(call.args) == 2 else Const(_ALLOCATIONS[kind] or 0)
+        fresh = [_fresh(f"{name}_{d}", around) for d in range(len(shape))]
+        inside = Around(
+            values.scope, (*around.iterators, *fresh),
+            (*around.conditions, *(f"0 <= {i} < ({e.isl_text})" for i, e in zip(fresh, shape, strict=True))),
+        )  # fmt: skip
+        write = Access(name, tuple(var(i) for i in fresh))
+        self._add(node, target, inside, (*path, *fresh), write, body, values, "")
+
+    def _add(
+        self, node: ast.stmt, target: ast.expr, around: Around, path: tuple[PathStep, ...], write: Access, body: Expr,
+        values: Values, symbol: str,
+    ) -> None:  # fmt: skip
+        self.drafts.append(
+            Draft(
+                node, target, around.iterators, around.conditions, path, write, body, tuple(values.reads),
+                tuple(values.places), symbol,
+            )
+        )  # fmt: skip
+
+
+def _as_update(write: Access, body: Expr, values: Values) -> tuple[str, Expr]:
+    """`x = max(x, e)`, `x = x + e`: an update of x by e. The read of x goes away where e does not use it."""
+    if not isinstance(body, Apply) or write not in values.reads:
+        return "", body
+    own = Read(values.reads.index(write))
+    symbol = {"add": "+", "sub": "+", "mul": "*", "max": "max", "min": "min"}.get(body.operator, "")
+    if not symbol or own not in body.arguments or (body.operator == "sub" and body.arguments[0] != own):
+        return "", body
+    k = body.arguments.index(own)
+    rest = body.arguments[1 - k]
+    if own.position in reads_of(rest):
+        return "", body
+    rest = _dropped(rest, own.position)
+    values.reads.pop(own.position)
+    values.places.pop(own.position)
+    return symbol, apply("neg", rest) if body.operator == "sub" else rest
+
+
+def _dropped(body: Expr, position: int) -> Expr:
+    """The body after the read at a position has gone."""
+    return rewrite(body, lambda e: Read(e.position - 1) if isinstance(e, Read) and e.position > position else None)
+
+
+def _assignments(body: Sequence[ast.stmt]) -> dict[str, int]:
+    """How often every plain name is assigned."""
+    count: dict[str, int] = {}
+    for node in (n for s in body for n in ast.walk(s)):
+        for name in _assigned(node):
+            count[name] = count.get(name, 0) + 1
+    return count
+
+
+def _assigned(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Assign(targets=targets):
+            yield from (t.id for t in targets if isinstance(t, ast.Name))
+        case ast.AugAssign(target=ast.Name(id=name)) | ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+        case _:
+            return
+
+
+def _reads_data(node: ast.expr, scope: Scope) -> bool:
+    return any(isinstance(n, ast.Name) and n.id in scope.shapes for n in ast.walk(node))
+
+
+def _without_docstring(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:
+    head = body[0] if body else None
+    return body[1:] if isinstance(head, ast.Expr) and isinstance(head.value, ast.Constant) else body
+
+
+def _fresh(name: str, around: Around) -> str:
+    scope = around.scope
+    while name in around.iterators or name in scope.sizes or name in scope.shapes:
+        name += "_"
+    return name
+
+
+def _text(node: ast.expr) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

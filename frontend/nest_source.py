@@ -1,0 +1,74 @@
+"""Where a Python function is written: its syntax tree, with positions of the file it stands in.
+
+Errors about a nest point into that file, with line, column and a caret.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from poly.errors import ParseError
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of a file, and the name to show for it."""
+
+    file: str
+    text: str
+
+    def error(self, node: ast.AST, message: str, hint: str | None = None) -> ParseError:
+        """A `ParseError` at a node of the file's syntax tree."""
+        line = getattr(node, "lineno", 1)
+        return self.error_at(line, self.column(line, getattr(node, "col_offset", 0)), message, hint)
+
+    def error_at(self, line: int, column: int, message: str, hint: str | None = None) -> ParseError:
+        """The same at a line (from 1) and a column (from 0) in characters."""
+        place = f"{self.file}:{line}:{column + 1}"
+        return ParseError(f"{place}: {message}", text=self.text, line=line, column=column, hint=hint)
+
+    def column(self, line: int, offset: int) -> int:
+        """Characters before a byte offset, which is what Python's parser counts."""
+        lines = self.text.splitlines()
+        return len(lines[line - 1].encode()[:offset].decode(errors="ignore")) if 0 < line <= len(lines) else offset
+
+
+@dataclass(frozen=True)
+class Written:
+    """A function as it is written; `names`: values of the module's and the enclosing functions' variables it sees."""
+
+    source: Source
+    definition: ast.FunctionDef
+    names: dict[str, object]
+
+
+def written(function: Callable[..., object]) -> Written:
+    """The definition of a function. Raises `ParseError` where its text is not available."""
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", "?")
+    if code is None or not inspect.isfunction(function):
+        raise ParseError(f"{function!r} is not a Python function", hint="decorate a `def` of for loops")
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    source = Source(code.co_filename, text)
+    try:
+        definition = _definition(ast.parse(text), name, code.co_firstlineno)
+    except SyntaxError:
+        definition = None
+    if definition is None:
+        raise ParseError(f"the text of {name!r} cannot be read", hint="write the function in a file or a notebook cell")
+    seen = inspect.getclosurevars(function)
+    return Written(source, definition, {**seen.globals, **seen.nonlocals})
+
+
+def _definition(tree: ast.Module, name: str, first_line: int) -> ast.FunctionDef | None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if start == first_line or node.lineno == first_line:
+                return node
+    return None

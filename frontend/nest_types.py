@@ -1,0 +1,74 @@
+"""Conversions in bodies, as numpy puts them: operands of two dtypes meet in numpy's common one.
+
+Literals and loop variables are weak: they take the dtype of what they are combined with, unless that is an integer and
+the literal is not. `/` and the functions of real numbers make integers f64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from poly.dtypes import dtype_name, is_float, numpy_dtype
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, walk
+
+
+def promoted(dtypes: Sequence[str]) -> str:
+    """The common dtype of some, numpy's."""
+    return dtype_name(np.result_type(*(numpy_dtype(d) for d in dtypes)))
+
+
+def typed(body: Expr, reads: Sequence[str]) -> tuple[Expr, str | None]:
+    """The body with conversions written out, and its dtype; None where it is made of free literals only."""
+    match body:
+        case Const(_, dtype):
+            return body, dtype
+        case Read(position):
+            return body, reads[position]
+        case IndexValue():
+            return body, "i64"
+        case Cast(dtype, argument):
+            inner, found = typed(argument, reads)
+            return (inner if found == dtype else Cast(dtype, inner)), dtype
+        case Apply(name, arguments):
+            return _apply(name, arguments, reads)
+
+
+def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> tuple[Expr, str | None]:
+    if name in ("and", "or", "not"):
+        return Apply(name, tuple(_truth(a, reads) for a in arguments)), "bool"
+    head = [_truth(arguments[0], reads)] if name == "select" else []
+    operands = arguments[len(head) :]
+    found = [typed(a, reads) for a in operands]
+    common = _common(name, [(o, d) for o, (_, d) in zip(operands, found, strict=True)])
+    converted = [e if d is None or d == common or common is None else Cast(common, e) for e, d in found]
+    result = Apply(name, (*head, *converted))
+    return result, "bool" if OPERATORS[name].result == "bool" else common
+
+
+def _truth(argument: Expr, reads: Sequence[str]) -> Expr:
+    value, dtype = typed(argument, reads)
+    return value if dtype == "bool" or isinstance(value, Const) else Apply("ne", (value, Const(0)))
+
+
+def _common(name: str, operands: Sequence[tuple[Expr, str | None]]) -> str | None:
+    strong = [d for e, d in operands if d is not None and not _weak(e)]
+    weak = [d for e, d in operands if d is not None and _weak(e)]
+    common = promoted(strong) if strong else weak[0] if weak else None
+    fraction = any(_has_fraction(e) for e, d in operands if d is None)
+    real = name == "div" or OPERATORS[name].result == "float"
+    if common is not None and not is_float(common) and common[0] != "c" and (fraction or real):
+        return "f64"
+    return "i64" if common == "bool" and name in ("add", "sub", "mul", "neg") else common
+
+
+def _weak(body: Expr) -> bool:
+    """True for loop variables and what is computed from them and literals only."""
+    return all(not isinstance(e, Read | Cast) for e in walk(body)) and not any(
+        isinstance(e, Const) and e.dtype is not None for e in walk(body)
+    )
+
+
+def _has_fraction(body: Expr) -> bool:
+    return any(isinstance(e, Const) and isinstance(e.value, float) for e in walk(body))

@@ -1,0 +1,364 @@
+"""Python expressions of a nest: affine ones, conditions on iterators and sizes, and values.
+
+What a value means is Python's on numpy arrays: `/` is true division, an integer variable of a loop takes the dtype of
+what it is combined with. Bodies come out without conversions; `poly.frontend.nest_types` puts those in.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from poly.affine import Affine, Constraint
+from poly.dtypes import DTYPES, dtype_name
+from poly.errors import ParseError, PolyError
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
+from poly.frontend.nest_signature import last_name
+from poly.frontend.nest_source import Source
+from poly.program import Access
+
+_ARITHMETIC: Final[dict[type[ast.operator], str]] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "and",
+    ast.BitOr: "or",
+}  # fmt: skip
+_COMPARE: Final[dict[type[ast.cmpop], str]] = {
+    ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
+}  # fmt: skip
+_SIGNS: Final = {"eq": "=", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_SAME: Final = {
+    "fabs": "abs", "absolute": "abs", "maximum": "max", "minimum": "min", "fmax": "max", "fmin": "min", "amax": "max",
+    "where": "select", "power": "pow", "rint": "round", "logical_and": "and", "logical_or": "or", "logical_not": "not",
+}  # fmt: skip
+_CASTS: Final = {"float": "f64", "int": "i64", "bool": "bool"}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the names mean at one place of the function.
+
+    `indices`: loop variables and integer names as affine expressions of iterators and sizes; `literals`: numbers from
+    outside the function; `ranks`: of the tensors, scalars included; `shapes`: of the arrays.
+    """
+
+    source: Source
+    sizes: tuple[str, ...]
+    indices: Mapping[str, Affine]
+    literals: Mapping[str, int | float | bool]
+    shapes: Mapping[str, tuple[Affine, ...]]
+
+    def affine(self, node: ast.expr) -> Affine:
+        """The expression as an affine one. Raises `ParseError` that says which part is not."""
+        match node:
+            case ast.Constant(value=int(value)) if not isinstance(node.value, bool):
+                return Affine((), value)
+            case ast.Name(id=name):
+                return self._index(node, name)
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op, operand=operand):
+                inner = self.affine(operand)
+                return -inner if isinstance(op, ast.USub) else inner
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._affine_operation(node, self.affine(left), op, self.affine(right))
+            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=ast.Constant(value=d)):
+                return self._extent(node, name, d)
+            case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]):
+                return self._extent(node, name, 0)
+            case _:
+                raise self.source.error(node, f"{ast.unparse(node)} is not affine in loop variables and sizes")
+
+    def _index(self, node: ast.Name, name: str) -> Affine:
+        if name in self.indices:
+            return self.indices[name]
+        if name in self.sizes:
+            return Affine.of(name)
+        value = self.literals.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return Affine((), value)
+        if name in self.shapes:
+            raise self.source.error(
+                node, f"{name} is data, not affine in loop variables and sizes",
+                hint="subscripts, ranges and conditions are made of loop variables and sizes",
+            )  # fmt: skip
+        raise self.source.error(node, f"{name!r} is not a loop variable or a size here")
+
+    def _extent(self, node: ast.expr, name: str, dimension: object) -> Affine:
+        shape = self.shapes.get(name, ())
+        if not isinstance(dimension, int) or not -len(shape) <= dimension < len(shape):
+            raise self.source.error(node, f"{name} has no dimension {dimension}")
+        return shape[dimension]
+
+    def _affine_operation(self, node: ast.BinOp, a: Affine, op: ast.operator, b: Affine) -> Affine:
+        match op:
+            case ast.Add():
+                return a + b
+            case ast.Sub():
+                return a - b
+            case ast.Mult() if a.is_constant or b.is_constant:
+                return b * a.constant if a.is_constant else a * b.constant
+            case ast.FloorDiv() if b.is_constant and b.constant > 0:
+                return a // b.constant
+            case ast.Mod() if b.is_constant and b.constant > 0:
+                return a % b.constant
+            case _:
+                raise self.source.error(
+                    node, f"{ast.unparse(node)} is not affine",
+                    hint="+ and -, * by an integer, // and % by a positive integer",
+                )  # fmt: skip
+
+    def is_affine(self, node: ast.expr) -> bool:
+        """True where `affine` does not raise."""
+        try:
+            self.affine(node)
+        except ParseError:
+            return False
+        return True
+
+    def bound(self, node: ast.expr) -> str:
+        """An end of a range in isl's syntax: affine, or a max or min of such."""
+        match node:
+            case ast.Call(func=ast.Name(id="min" | "max" as name), args=[first, *others], keywords=[]) if others:
+                text = self.bound(first)
+                for other in others:
+                    text = f"{name}({text}, {self.bound(other)})"
+                return text
+            case _:
+                return f"({self.affine(node).isl_text})"
+
+    def condition(self, node: ast.expr) -> str:
+        """A condition on loop variables and sizes in isl's syntax. Raises `ParseError`."""
+        match node:
+            case ast.Constant(value=bool(value)):
+                return "true" if value else "false"
+            case ast.BoolOp(op=op, values=values):
+                word = " and " if isinstance(op, ast.And) else " or "
+                return f"({word.join(self.condition(v) for v in values)})"
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return f"(not {self.condition(operand)})"
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                sides = [self.affine(e) for e in (left, *comparators)]
+                parts: list[str] = []
+                for a, op, b in zip(sides, ops, sides[1:], strict=False):
+                    if type(op) not in _COMPARE:
+                        raise self.source.error(node, "conditions compare with == != < <= > >=")
+                    parts.append(f"{a.isl_text} {_SIGNS[_COMPARE[type(op)]]} {b.isl_text}")
+                return f"({' and '.join(parts)})"
+            case _:
+                raise self.source.error(
+                    node, f"{ast.unparse(node)} is not a condition on loop variables and sizes",
+                    hint="compare affine expressions, combine them with and, or, not",
+                )  # fmt: skip
+
+    def conjunction(self, node: ast.expr, negated: bool = False) -> tuple[Constraint, ...] | None:
+        """A condition as constraints that hold together; None where it is none of that form, or not affine."""
+        match node:
+            case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
+                parts = [self.conjunction(v, negated) for v in values]
+                return None if None in parts else tuple(c for part in parts for c in part or ())
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self.conjunction(operand, not negated)
+            case ast.Compare(left=left, ops=ops, comparators=rest) if not negated or len(ops) == 1:
+                sides = [left, *rest]
+                if not all(self.is_affine(s) for s in sides):
+                    return None
+                found = [
+                    _constraint(self.affine(a), _COMPARE.get(type(op), ""), self.affine(b), negated)
+                    for a, op, b in zip(sides, ops, sides[1:], strict=False)
+                ]
+                return None if None in found else tuple(c for c in found if c is not None)
+            case _:
+                return None
+
+
+def _constraint(a: Affine, name: str, b: Affine, negated: bool) -> Constraint | None:
+    if negated:
+        name = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "ne": "eq"}.get(name, "")
+    match name:
+        case "lt":
+            return Constraint(b - a - 1)
+        case "le":
+            return Constraint(b - a)
+        case "gt":
+            return Constraint(a - b - 1)
+        case "ge":
+            return Constraint(a - b)
+        case "eq":
+            return Constraint(a - b, True)
+        case _:
+            return None
+
+
+@dataclass
+class Values:
+    """Reads a body; the accesses it meets, equal ones once, with the place where each is written, are in `reads`."""
+
+    scope: Scope
+    reads: list[Access] = field(default_factory=list)
+    places: list[ast.expr] = field(default_factory=list)
+
+    def value(self, node: ast.expr, guard: tuple[Constraint, ...] = ()) -> Expr:
+        """A body without conversions; reads in it are done only where `guard` holds. Raises `ParseError`."""
+        if _mentions_index(node, self.scope) and self.scope.is_affine(node):
+            return IndexValue(self.scope.affine(node))
+        match node:
+            case ast.Constant(value=bool(value) | int(value) | float(value)):
+                return Const(value)
+            case ast.Name(id=name):
+                return self._named(node, name, guard)
+            case ast.Subscript():
+                return self._read(node, self.subscripted(node), guard)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return self._operation(_ARITHMETIC[type(op)], self.value(left, guard), self.value(right, guard))
+            case ast.UnaryOp(op=op, operand=operand):
+                return self._unary(node, op, self.value(operand, guard))
+            case ast.Compare(left=left, ops=ops, comparators=rest):
+                return self._comparison(node, [self.value(e, guard) for e in (left, *rest)], ops)
+            case ast.BoolOp(op=op, values=values):
+                name = "and" if isinstance(op, ast.And) else "or"
+                return _folded(name, [self.value(v, guard) for v in values])
+            case ast.IfExp():
+                return self._choice(node, guard)
+            case ast.Call(func=function, args=arguments, keywords=[]):
+                return self._call(node, last_name(function), arguments, guard)
+            case _:
+                raise self._unknown(node)
+
+    def subscripted(self, node: ast.Subscript) -> Access:
+        """The element that `A[i, j]` names; `A[i][j]` is the same, `s[()]` an array of rank 0."""
+        groups: list[ast.expr] = [node.slice]
+        base = node.value
+        while isinstance(base, ast.Subscript):
+            groups.insert(0, base.slice)
+            base = base.value
+        if not isinstance(base, ast.Name):
+            raise self.scope.source.error(node, f"{ast.unparse(base)} is not an array of this nest")
+        subscripts = [e for g in groups for e in (g.elts if isinstance(g, ast.Tuple) else [g])]
+        shape = self.scope.shapes.get(base.id)
+        if shape is None:
+            raise self.scope.source.error(base, f"{base.id!r} is not an array of this nest")
+        for subscript in subscripts:
+            if isinstance(subscript, ast.Slice):
+                raise self.scope.source.error(node, "a slice: write a loop over its elements")
+        if len(subscripts) != len(shape):
+            raise self.scope.source.error(
+                node, f"{base.id} has rank {len(shape)}, it is subscripted with {len(subscripts)}"
+            )
+        return Access(base.id, tuple(self.scope.affine(s) for s in subscripts))
+
+    def _named(self, node: ast.Name, name: str, guard: tuple[Constraint, ...]) -> Expr:
+        shape = self.scope.shapes.get(name)
+        if shape is not None:
+            if shape:
+                raise self.scope.source.error(
+                    node, f"{name} has rank {len(shape)}: subscript it", hint="a nest computes single elements"
+                )
+            return self._read(node, Access(name, ()), guard)
+        if name in self.scope.literals:
+            return Const(self.scope.literals[name])
+        raise self.scope.source.error(node, f"{name!r} has no value here")
+
+    def _read(self, node: ast.expr, access: Access, guard: tuple[Constraint, ...]) -> Expr:
+        if guard:
+            access = Access(access.tensor, access.index, guard, Const(0))
+        return Read(self._position(node, access))
+
+    def _position(self, node: ast.expr, access: Access) -> int:
+        if access not in self.reads:
+            self.reads.append(access)
+            self.places.append(node)
+        return self.reads.index(access)
+
+    def _operation(self, name: str, a: Expr, b: Expr) -> Expr:
+        if name == "pow" and isinstance(b, Const) and b.value == 2 and not isinstance(b.value, bool):
+            return apply("mul", a, a)
+        return apply(name, a, b)
+
+    def _unary(self, node: ast.UnaryOp, op: ast.unaryop, operand: Expr) -> Expr:
+        match op:
+            case ast.USub() if isinstance(operand, Const):
+                return Const(-operand.value)
+            case ast.USub():
+                return apply("neg", operand)
+            case ast.UAdd():
+                return operand
+            case ast.Not():
+                return apply("not", operand)
+            case _:
+                raise self._unknown(node)
+
+    def _comparison(self, node: ast.Compare, sides: Sequence[Expr], ops: Sequence[ast.cmpop]) -> Expr:
+        parts: list[Expr] = []
+        for a, op, b in zip(sides, ops, sides[1:], strict=False):
+            if type(op) not in _COMPARE:
+                raise self.scope.source.error(node, "values are compared with == != < <= > >=")
+            parts.append(apply(_COMPARE[type(op)], a, b))
+        return _folded("and", parts)
+
+    def _choice(self, node: ast.IfExp, guard: tuple[Constraint, ...]) -> Expr:
+        """A conditional: where its condition is affine, each branch reads only where it is taken."""
+        then, other = self.scope.conjunction(node.test), self.scope.conjunction(node.test, negated=True)
+        if then and isinstance(node.orelse, ast.Constant) and isinstance(node.body, ast.Subscript):
+            fill = self.value(node.orelse)
+            if isinstance(fill, Const):
+                access = self.subscripted(node.body)
+                return Read(self._position(node, Access(access.tensor, access.index, (*guard, *then), fill)))
+        test = self.value(node.test, guard)
+        return apply(
+            "select", test, self.value(node.body, (*guard, *(then or ()))), self.value(node.orelse, (*guard, *(other or ())))
+        )
+
+    def _call(self, node: ast.Call, name: str, nodes: Sequence[ast.expr], guard: tuple[Constraint, ...]) -> Expr:
+        arguments = [self.value(a, guard) for a in nodes]
+        cast = _cast_of(name)
+        if cast is not None and len(arguments) == 1:
+            return Cast(cast, arguments[0])
+        name = _SAME.get(name, name)
+        if name in ("max", "min") and len(arguments) >= 2:
+            return _folded(name, arguments)
+        if name == "pow" and len(arguments) == 2:
+            return self._operation(name, *arguments)
+        if name not in OPERATORS:
+            raise self.scope.source.error(node, f"unknown function {name!r}", hint=f"one of {', '.join(OPERATORS)}")
+        if OPERATORS[name].arity != len(arguments):
+            raise self.scope.source.error(node, f"{name} takes {OPERATORS[name].arity} arguments")
+        return Apply(name, tuple(arguments))
+
+    def _unknown(self, node: ast.expr) -> ParseError:
+        return self.scope.source.error(
+            node, f"{ast.unparse(node)} has no meaning in a nest",
+            hint="arithmetic, comparisons, and/or/not, `a if c else b`, and functions such as sqrt, exp, min, max, abs",
+        )  # fmt: skip
+
+
+def _mentions_index(node: ast.expr, scope: Scope) -> bool:
+    """True where an expression is made of loop variables or sizes, not of numbers only."""
+    if isinstance(node, ast.Call | ast.Subscript):
+        return True  # len(A), A.shape[0]
+    names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+    return any(n in scope.indices or n in scope.sizes for n in names)
+
+
+def _folded(name: str, values: Sequence[Expr]) -> Expr:
+    result = values[0]
+    for value in values[1:]:
+        result = apply(name, result, value)
+    return result
+
+
+def _cast_of(name: str) -> str | None:
+    """The dtype of `f32(...)`, `np.float32(...)`, `float(...)`."""
+    if name in _CASTS:
+        return _CASTS[name]
+    return dtype_of_name(name)
+
+
+def dtype_of_name(name: str) -> str | None:
+    """The dtype that a name stands for, ours or numpy's; None where it is none."""
+    if name in DTYPES:
+        return name
+    if name in _CASTS:
+        return _CASTS[name]
+    try:
+        return dtype_name(name) if name.rstrip("0123456789") in ("float", "int", "uint", "bool", "bool_") else None
+    except (TypeError, PolyError):
+        return None
