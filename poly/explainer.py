@@ -127,7 +127,7 @@ class EngineExplanation(Explanation):
             ("machine", e.machine.name),
             ("groups", f"{len(self.groups)}, {len(e.units)} different ones, compiled in {seconds_text(self.seconds)}"),
             ("arena", f"{bytes_text(self.arena)} between groups, lower bound {bytes_text(self.bound)}"),
-            ("dram traffic", _sum_text(self.groups)),
+            ("bytes moved", _sum_text(self.groups)),
             ("fallbacks", ", ".join(self.fallbacks) or "none: every node is compiled"),
         ]
         if cycles:
@@ -139,7 +139,7 @@ class EngineExplanation(Explanation):
             for g in self.groups
         ]  # fmt: skip
         why = "\n".join(f"{g.name}: {reason}" for g in self.groups for reason in g.why)
-        heads = ("group", "statements", "tiles", "dram", "times", "cycles", "compiled in")
+        heads = ("group", "statements", "tiles", "moved", "of least", "cycles", "compiled in")
         return Document(
             f"engine {e.graph.name}",
             tuple(facts),
@@ -253,7 +253,7 @@ def _sum_text(groups: tuple[GroupFacts, ...]) -> str:
     total = None if any(m is None for m in moved) else sum(m for m in moved if m is not None)
     least = [g.compulsory for g in groups]
     bound = None if any(c is None for c in least) else sum(c for c in least if c is not None)
-    return f"{bytes_text(total)}, groups' inputs and outputs once: {bytes_text(bound)}"
+    return f"{bytes_text(total)} over dram; the groups' inputs and outputs once are {bytes_text(bound)}"
 
 
 def _times(moved: int | None, least: int | None) -> str:

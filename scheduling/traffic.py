@@ -16,6 +16,7 @@ import islpy as isl
 from poly.dtypes import size_bytes
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map, expressions_map
+from poly.scheduling.dependences import touches
 from poly.scheduling.schedule import Schedule
 from poly.sets import DIV, IN, SET, fix_sizes, within_budget
 
@@ -42,7 +43,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Traffic:
-    """All moves of a schedule. `compulsory`: every input, constant and output once, None where a size is free."""
+    """All moves of a schedule. `compulsory`: what is used of inputs and outputs once, None where a size is free."""
 
     moves: tuple[Move, ...]
     compulsory: int | None
@@ -82,13 +83,20 @@ def traffic(schedule: Schedule) -> Traffic:
 
 
 def compulsory_bytes(program: Program) -> int | None:
-    """Bytes of inputs, constants and outputs, an inout tensor twice: what no schedule can avoid moving."""
+    """Bytes that no schedule can avoid moving: what is read of inputs and constants, once, and written of outputs."""
+    touched: dict[tuple[str, bool], isl.Set] = {}
+    for s in program.statements:
+        for touch in touches(program, s):
+            role, key = program.tensor[touch.tensor].role, (touch.tensor, touch.write)
+            if role != "temporary" and (touch.write or role != "output"):
+                part = touch.relation.range()
+                touched[key] = touched[key].union(part) if key in touched else part
     total = 0
-    for t in program.tensors:
-        size = tensor_bytes(program, t)
-        if size is None:
+    for (name, _), elements in touched.items():
+        count = within_budget(_OPERATIONS, lambda part=elements: count_points(part), lambda: None)
+        if count is None:
             return None
-        total += size * ((t.role in ("input", "constant", "inout", "state")) + (t.role in ("output", "inout", "state")))
+        total += count * size_bytes(program.tensor[name].dtype)
     return total
 
 
