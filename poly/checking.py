@@ -84,7 +84,8 @@ def _flattened(base: type, operator: str) -> type:
     """The operator on the matrix of the leading axes by those from `axis` (default 1), by rows."""
 
     def _run(self: object, x: Array, axis: int | None = None) -> tuple[Array]:
-        axis = 1 if axis is None else axis
+        node: onnx.NodeProto = getattr(self, "onnx_node")  # noqa: B009  # where the axis is absent we get today's default
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
         matrix = x.reshape(int(np.prod(x.shape[:axis])), -1).astype(np.float64)
         if operator == "Hardmax":
             result = np.zeros_like(matrix)

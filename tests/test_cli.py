@@ -1,0 +1,164 @@
+"""The command line: exit codes, tables, errors without tracebacks, and every level of `show`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poly.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+MATMUL = "C[i,k] += A[i,j]*B[j,k]; D[i,k] = max(C[i,k], 0)"
+SHAPES = ["--shape", "A=24,16", "--shape", "B=16,32"]
+
+
+def poly(*arguments: str) -> int:
+    """The exit code, argparse's own included."""
+    try:
+        return main(arguments)
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
+def test_run_einsum_checks_against_numpy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly("run", "ij,jk->ik", "--shape", "24,16", "--shape", "16,32", "--check") == 0
+    shown = capsys.readouterr().out
+    assert "float32[24, 32]" in shown and "agrees with numpy.einsum" in shown
+
+
+def test_run_saves_what_numpy_computes(tmp_path: Path) -> None:
+    a, b = np.arange(12.0, dtype="f4").reshape(3, 4), np.ones((4, 5), "f4")
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", b)
+    out = tmp_path / "o.npz"
+    files = ["--input", f"{tmp_path}/a.npy", "--input", f"{tmp_path}/b.npy"]
+    assert poly("run", "ij,jk->ik", *files, "--save", str(out)) == 0
+    (found,) = np.load(out).values()
+    assert np.array_equal(found, a @ b)
+
+
+def test_run_notation_with_named_inputs(tmp_path: Path) -> None:
+    a, b = np.ones((24, 16), "f4"), -np.ones((16, 32), "f4")
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", b)
+    inputs = ["--input", f"B={tmp_path}/b.npy", "--input", f"A={tmp_path}/a.npy"]
+    assert poly("run", MATMUL, *SHAPES, *inputs, "--check", "--save", str(tmp_path / "o.npz")) == 0
+    assert not np.load(tmp_path / "o.npz")["D"].any()
+
+
+def test_run_onnx_checks_against_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.onnx"
+    save_model(path)
+    assert poly("run", str(path), "--shape", "x=2,3,8,8", "--check") == 0
+    shown = capsys.readouterr().out
+    assert "agrees with onnx.reference" in shown and "fallbacks none" in " ".join(shown.split())
+
+
+def save_model(path: Path) -> None:
+    """Conv, Relu, Flatten and an old Softmax, which onnx.reference alone runs along the wrong axis."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype("f4")
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+        helper.make_node("Softmax", ["p"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4, 1, 1])],
+        [numpy_helper.from_array(weights, "w")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=7), str(path))
+
+
+def test_check_fails_on_another_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    einsum = np.einsum
+    monkeypatch.setattr(np, "einsum", lambda *a, **k: einsum(*a, **k) + 1)
+    assert poly("run", "ij->i", "--shape", "8,8", "--check") == 1
+    assert "MISMATCH" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("program", "D_set[i, k]"), ("schedule", "script"), ("loops", "for "), ("ir", "define "), ("asm", "ret"),
+        ("explain", "why legal"),
+    ],
+)  # fmt: skip
+def test_show_levels(level: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly("show", MATMUL, *SHAPES, "--level", level) == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_shown_schedule_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly("show", MATMUL, *SHAPES, "--level", "schedule") == 0
+    text = capsys.readouterr().out
+    path = tmp_path / "s.txt"
+    path.write_text(text)
+    assert poly("show", str(path), "--level", "schedule") == 0
+    assert capsys.readouterr().out == text
+    assert poly("run", str(path), "--check") == 0
+
+
+def test_show_group_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "small.onnx"
+    save_model(path)
+    shape = ["--shape", "x=1,3,8,8"]
+    assert poly("show", str(path), *shape) == 0 and "Conv" in capsys.readouterr().out
+    assert poly("show", str(path), *shape, "--level", "loops", "--group", "0") == 0
+    assert "for " in capsys.readouterr().out
+    assert poly("show", str(path), *shape, "--level", "loops") == 2
+    assert poly("show", str(path), *shape, "--level", "loops", "--group", "99") == 2
+    assert "--group 0 to" in capsys.readouterr().err
+
+
+def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly("machines") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("cpu", "s16", "g16", "m32"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "ij,jk->ik"], 2, "2 operands"),
+        (["run", "missing.onnx"], 2, "no file"),
+        (["run", "ij->i", "--shape", "8,8", "--target", "nowhere"], 1, "no machine"),
+        (["run", "ij->i", "--input", "missing.npy"], 1, "missing.npy"),
+        (["run", "C[i] = A[i", "--shape", "A=4"], 1, "^"),
+        (["show", MATMUL, *SHAPES, "--level", "asm", "--target", "s16"], 2, "no asm"),
+        (["show", MATMUL, *SHAPES, "--group", "1"], 2, "--group"),
+        (["show", MATMUL, "--shape", "24,16"], 2, "--shape A="),
+        (["run", MATMUL, "--shape", "A=M,K", "--shape", "B=K,N"], 2, "size"),
+        (["run", "ij->i", "--shape", "8,8", "--threads", "0"], 2, "positive"),
+        (["show", MATMUL, *SHAPES, "--level", "nothing"], 2, "invalid choice"),
+    ],
+)  # fmt: skip
+def test_errors_fit_one_screen(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert poly(*arguments) == code
+    shown = capsys.readouterr().err
+    assert message in shown and "Traceback" not in shown and len(shown.splitlines()) < 24
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly() == 2
+    assert poly("--version") == 0
+    assert "polyloom 0" in capsys.readouterr().out
+    assert poly("run", "--help") == 0
+    assert "examples:" in capsys.readouterr().out
+
+
+def test_module_runs_and_a_closed_pipe_is_no_error() -> None:
+    command = [sys.executable, "-m", "poly", "show", MATMUL, *SHAPES, "--level", "asm"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()

@@ -1,0 +1,204 @@
+"""Explanations and pictures: figures against counts made by hand or by enumeration, and documents that draw."""
+
+import itertools
+import math
+
+import islpy as isl
+import numpy as np
+import pytest
+
+import poly
+from poly.document import Document, Table, Text, bytes_text, table
+from poly.errors import PolyError, ScheduleError
+from poly.figures import iteration_domain, tile_footprint
+from poly.pictures import schedule_svg, text_html
+from poly.program import Program
+from poly.scheduling.explanation import ProgramExplanation, ScheduleExplanation
+from poly.scheduling.traffic import count_points, traffic
+
+M, K, N = 12, 8, 16
+
+
+def matmul() -> Program:
+    return poly.parse("C[i,k] += A[i,j]*B[j,k]", A=(M, K), B=(K, N))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{ [i, j] : 0 <= i <= j < 20 }", "{ [i] : 0 <= i < 50 and exists (a : i = 3a + 1) }",
+        "{ [o, e] : 0 <= e < 100 and 16o <= e < 16o + 16 }", "{ [i, j] : floor((i + j)/4) <= 3 and 0 <= i, j }",
+        "{ [[i] -> [j, k]] : 0 <= i < 5 and 0 <= j < i and 0 <= k < 7 }",
+        "{ [i, j] : i = 9 and 0 <= j < 3 or 0 <= i = 2j < 4 }",
+        "{ : }", "{ [i] : i < 0 and i > 0 }",
+    ],
+)  # fmt: skip
+def test_points_are_counted_as_isl_enumerates_them(text: str) -> None:
+    domain = isl.Set(text)
+    assert count_points(domain) == int(str(domain.count_val()))
+
+
+def test_points_of_large_boxes_and_unbounded_sets() -> None:
+    assert count_points(isl.Set("{ [i, j, k] : 0 <= i, j, k < 1000000 }")) == 10**18
+    assert count_points(isl.Set("{ [i] : i >= 0 }")) is None
+    assert count_points(isl.Set("[n] -> { [i] : 0 <= i < n }")) is None
+
+
+def test_program() -> None:
+    found = poly.explain(matmul())
+    assert isinstance(found, ProgramExplanation)
+    assert set(found.instances.values()) == {M * N, M * N * K}
+    assert found.compulsory == 4 * (M * K + K * N + M * N)
+    assert "3 (1 flow, 1 output, 1 reduction)" in str(found)
+    free = poly.explain(poly.parse("C[i,k] += A[i,j]*B[j,k]", A=("M", "K"), B=("K", "N")))
+    assert isinstance(free, ProgramExplanation) and set(free.instances.values()) == {None}
+    bound = poly.explain(poly.parse("C[i,k] += A[i,j]*B[j,k]", A=("M", "K"), B=("K", "N")), M=M, K=K, N=N)
+    assert isinstance(bound, ProgramExplanation) and bound.compulsory == found.compulsory
+
+
+def test_partly_used_tensors_count_for_what_is_used() -> None:
+    program = poly.parse("y[i] = x[2*i] where 0 <= i < 5", x=(100,))
+    found = poly.explain(program)
+    assert isinstance(found, ProgramExplanation) and found.compulsory == 4 * (5 + 5)
+
+
+def test_traffic_of_a_tiled_product_by_hand() -> None:
+    ti, tk, tj = 4, 8, 2
+    loops = [f"{n}.{p}" for p in ("o", "p") for n in ("C_update.i", "C_update.k", "j")]
+    schedule = poly.Schedule(matmul()).tile({"C_update.i": ti, "C_update.k": tk, "j": tj})
+    schedule = schedule.promote("A", "j.o", "l1").promote("B", "j.o", "l1")
+    tiles = (M // ti) * (N // tk) * (K // tj)
+    assert loops[2] == "j.o" and set(loops) <= set(schedule.loop_statements)
+    moved = traffic(schedule)
+    assert moved.pairs["dram", "l1"] == tiles * (ti * tj + tj * tk) * 4
+    assert moved.pairs["l1", "compute"] == 2 * M * N * K * 4
+    assert moved.pairs["compute", "dram"] == (M * N + M * N * K) * 4
+    assert moved.pairs["dram", "compute"] == M * N * K * 4
+
+
+def test_traffic_counts_a_halo_for_every_tile() -> None:
+    program = poly.parse("y[i] += x[i + r] * w[r]", x=(34,), w=(3,))
+    schedule = poly.Schedule(program).tile({"y_update.i": 8}).promote("x", "y_update.i.o", "l1")
+    assert traffic(schedule).pairs["dram", "l1"] == 4 * (8 + 2) * 4
+
+
+def test_lanes_and_unrolled_copies_share_what_they_touch() -> None:
+    schedule = poly.Schedule(matmul()).tile({"C_update.k": 8}).reorder("C_update.k.o", "j", "C_update.k.p")
+    before = traffic(schedule)
+    after = traffic(schedule.vectorise("C_update.k.p"))
+    reads = [next(m.elements for m in t.moves if m.tensor == "A") for t in (before, after)]
+    assert reads == [M * N * K, M * N * K // 8]
+
+
+def test_schedule() -> None:
+    schedule = poly.Schedule(matmul()).tile({"C_update.i": 4}).promote("A", "C_update.i.o", "l1")
+    found = poly.explain(schedule)
+    assert isinstance(found, ScheduleExplanation)
+    (buffer,) = found.buffers
+    assert (buffer.name, buffer.space, buffer.bytes) == ("A_l1", "l1", 4 * K * 4)
+    boxes = {f.tensor: f.extents for f in found.footprints if f.loop == "C_update.i.o"}
+    assert boxes["C"] == ("4", str(N)) and boxes["B"] == (str(K), str(N))
+    assert found.checks.relaxed == 1 and found.checks.copies == 1
+    values = {f.name: f.values for f in found.loops}
+    assert values["C_update.i.o"] == M // 4 and values["C_update.i.p"] == 4
+    shown = str(found)
+    assert all(part in shown for part in ("why legal", "promoted buffers", "bytes moved", "promote(tensor='A'"))
+
+
+def test_kernel() -> None:
+    kernel = poly.compile(matmul())
+    shown = str(poly.explain(kernel))
+    assert kernel.machine.name in shown and f"{kernel.machine.lanes(4) * 32} bits" in shown
+    assert "<table" in poly.explain(kernel)._repr_html_()
+    with pytest.raises(PolyError, match="fixed"):
+        poly.explain(kernel, M=4)
+    with pytest.raises(PolyError, match="no explanation"):
+        poly.explain("C[i] = A[i]")  # type: ignore[arg-type]
+
+
+def test_explain_stays_the_function() -> None:
+    assert callable(poly.explain)
+    poly.explain(matmul())
+    assert callable(poly.explain)
+
+
+# ---- documents and pictures
+
+
+def test_document_as_text_and_html() -> None:
+    inner = Document("inner", (("a", "1 < 2"),), (table("t", ("x", "y"), [(1, "a"), (22, "b&c")]),))
+    document = Document("outer", (("label", "one\ntwo"),), (Text("code", "x < y"), inner, Table("empty", ("x",), ())))
+    text, html = str(document), document.html()
+    assert "   1  a" in text and "  22  b&c" in text and "empty" not in text
+    assert "x &lt; y" in html and "b&amp;c" in html and html.count("<div") == html.count("</div")
+    assert bytes_text(1536) == "1.5 KiB" and bytes_text(None) == "not counted"
+
+
+def test_schedule_picture_has_every_loop_and_statement() -> None:
+    import xml.etree.ElementTree as tree
+
+    schedule = (
+        poly.Schedule(matmul()).tile({"C_update.k": 8}).parallelise("C_update.i").promote("A", "C_update.i", "l1")
+    )
+    root = tree.fromstring(schedule_svg(schedule))
+    shown = "\n".join(t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text"))
+    for loop in schedule.loop_statements:
+        assert f"for {loop}" in shown
+    for statement in schedule.program.statements:
+        assert statement.tuple_text.split("[")[0] in shown
+    assert "parallel" in shown and "A_l1" in shown
+
+
+def test_every_class_draws_itself() -> None:
+    schedule = poly.Schedule(matmul()).tile({"C_update.i": 4})
+    for thing in (matmul(), schedule, schedule.lower()):
+        html = thing._repr_html_()
+        assert "C_update" in html and "<script" not in html
+    assert text_html("a < b").count("&lt;") == 1
+
+
+def png(figure: object) -> bytes:
+    import io
+
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")  # type: ignore[attr-defined]
+    return stream.getvalue()
+
+
+def test_iteration_domain_draws_the_points() -> None:
+    schedule = poly.Schedule(matmul()).tile({"C_update.i": 4}).tile({"j": 4})
+    figure = iteration_domain(schedule, "C_update", ("i", "j"))
+    (dots,) = figure.axes[0].collections
+    assert {tuple(map(int, p)) for p in np.asarray(dots.get_offsets())} == set(itertools.product(range(K), range(M)))
+    assert len(figure.axes[0].patches) == M * K and png(figure)[:4] == b"\x89PNG"
+    arrows = [t for t in figure.axes[0].texts if t.__class__.__name__ == "Annotation"]
+    assert len(arrows) == M * (K - 1)
+
+
+def test_footprint_draws_the_elements() -> None:
+    schedule = poly.Schedule(matmul()).tile({"C_update.i": 4})
+    figure = tile_footprint(schedule, ("A", "B"), "C_update.i.o", iteration={"C_update.i.o": 1})
+    first, second = (np.asarray(a.images[0].get_array()) for a in figure.axes)
+    assert first[4:8].all() and first.sum() == 4 * K and second.sum() == K * N
+    with pytest.raises(ScheduleError, match="no iteration"):
+        tile_footprint(schedule, "A", "C_update.i.o", iteration={"C_update.i.o": 99})
+    with pytest.raises(ScheduleError, match="no tensor"):
+        tile_footprint(schedule, "Z", "C_update.i.o")
+    with pytest.raises(PolyError, match="iterator"):
+        iteration_domain(schedule, "C_update", ("i", "z"))
+
+
+def test_skewed_footprint_is_no_box() -> None:
+    program = poly.parse(
+        "inout u: f32[T+1, N]\nu[t+1,i] = u[t,i-1] + u[t,i] + u[t,i+1] where 1 <= i < N-1 and 0 <= t < T"
+    )
+    schedule = poly.Schedule(program.bind(T=10, N=20)).skew("i", "t", 1).tile({"t": 4, "i": 6})
+    figure = tile_footprint(schedule, "u", "i.o", iteration={"t.o": 1, "i.o": 2})
+    mask = np.asarray(figure.axes[0].images[0].get_array())
+    touched = {
+        (t + s, i + d)
+        for t in range(4, 8) for i in range(1, 19) if (i + t) // 6 == 2
+        for s, d in ((0, -1), (0, 0), (0, 1), (1, 0))
+    }  # fmt: skip
+    assert set(zip(*np.nonzero(mask), strict=True)) == touched
+    assert math.prod(mask.shape) == 220
