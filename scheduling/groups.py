@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import islpy as isl
 
 from poly.affine import Affine, Var
-from poly.program import Access, Program, Statement, Tensor
+from poly.program import Access, Program, Role, Statement, Tensor
 from poly.sets import SET, fix_sizes
 
 
@@ -217,11 +217,13 @@ def extract(program: Program, group: Group, name: str) -> Program:
     inside = set(group.names)
     used = {t for s in group.statements for t in (*tensors_read(s), *tensors_written(s))}
     written = {t for s in group.statements for t in tensors_written(s)}
-    needed = {t for s in program.statements if s.name not in inside for t in tensors_read(s)}
+    others = [s for s in program.statements if s.name not in inside]
+    needed = {t for s in others for t in tensors_read(s)}
+    shared = {t for s in others for t in tensors_written(s)}
     tensors: list[Tensor] = []
     for t in program.tensors:
         if t.name in used:
-            tensors.append(replace(t, role=_role(t, t.name in written, t.name in needed, group)))
+            tensors.append(replace(t, role=_role(t, t.name in written, t.name in needed, t.name in shared, group)))
     keep_order = len(group.statements) > 1 and not _nests_apart_in(group)
     statements = tuple(
         s if keep_order else replace(s, path=(k, *s.path[1:]))
@@ -235,11 +237,14 @@ def _nests_apart_in(group: Group) -> bool:
     return len(set(heads)) == len(heads)
 
 
-def _role(t: Tensor, written: bool, needed: bool, group: Group) -> str:
+def _role(t: Tensor, written: bool, needed: bool, shared: bool, group: Group) -> Role:
+    """What a tensor is to a group; one that others write too keeps what they wrote, so it comes in and goes out."""
     if t.role in ("constant", "inout", "state"):
         return t.role
     if not written:
         return "input"
+    if shared:
+        return "inout"
     reads_first = any(s.combiner is not None and s.write.tensor == t.name for s in group.statements[:1])
     if reads_first:
         return "inout"
