@@ -89,15 +89,15 @@ def _is_copy(statements: Sequence[Statement]) -> bool:
 
 def _tiled(schedule: Schedule, pieces: Pieces, machine: Machine, options: Sequence[Sequence[Plan]]) -> Schedule:
     """The best plan with its best tiles, as edits; again with less room where buffers came out larger than foreseen."""
-    plans = [plan for option in options for plan in option]
+    plans = [replace(plan, rotate=r) for option in options for plan in option for r in (True, False)]
     room = {m.name: m.capacity or 0 for m in machine.memories}
     for _ in range(MAX_TRIES):
-        rated = [(plan, choice) for plan in plans if (choice := best_tiles(problem_of(schedule.program, pieces, plan, machine, room)))]
-        if not rated:
+        best = best_tiles([problem_of(schedule.program, pieces, plan, machine, room) for plan in plans])
+        if best is None:
             raise CapacityError(
                 "no tile fits the memories", kind="capacity", where=", ".join(s.name for s in pieces.statements)
             )
-        plan, choice = min(rated, key=lambda r: r[1].rank)
+        plan, choice = plans[best[0]], best[1]
         result = build(unchecked(schedule), pieces, plan, choice, machine)
         excess = overflow(schedule, result, machine)
         if not excess:

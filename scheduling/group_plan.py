@@ -31,11 +31,15 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where tensors live and which engine runs which statement. `array`: the statement on a matrix unit."""
+    """Where tensors live and which engine runs which statement. `array`: the statement on a matrix unit.
+
+    `rotate`: results have two slots, so that engines work on different tiles.
+    """
 
     promotions: tuple[Promotion, ...]
     engines: Mapping[str, str]
     array: Contraction | None
+    rotate: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,13 +135,13 @@ def problem_of(program: Program, pieces: Pieces, plan: Plan, machine: Machine, r
     spaces = {p.memory: Space(room[p.memory], machine.memory[p.memory].align) for p in plan.promotions}
     setup = max((e.setup for e in machine.engines_of("dma")), default=0)
     bus = Bus(max(1, dram.bytes_per_cycle), max(1, dram.line), setup)
-    buffers = tuple(_buffer(program, pieces, p) for p in plan.promotions)
+    buffers = tuple(_buffer(program, pieces, p, plan.rotate) for p in plan.promotions)
     work = tuple(_work(pieces, s, plan, machine.engine[plan.engines[s.name]]) for s in pieces.statements)
     variables = _variables(pieces, plan.array)
     return Problem(variables, buffers, work, _orders(pieces, plan.array), spaces, bus)
 
 
-def _buffer(program: Program, pieces: Pieces, p: Promotion) -> Buffer:
+def _buffer(program: Program, pieces: Pieces, p: Promotion, rotate: bool) -> Buffer:
     t = program.tensor[p.tensor]
     accesses: list[tuple[Affine, ...]] = []
     for s in pieces.statements:
@@ -146,9 +150,11 @@ def _buffer(program: Program, pieces: Pieces, p: Promotion) -> Buffer:
     names = {s.name for s in pieces.statements}
     outside = any(p.tensor in tensors_read(s) for s in program.statements if s.name not in names)
     stored = p.written and (t.role in ("output", "inout", "state") or outside)
-    loaded = not p.written
     extents = t.extents(program.binding)
-    return Buffer(t.name, tuple(dict.fromkeys(accesses)), extents, size_bytes(t.dtype), p.memory, loaded, stored)
+    unique = tuple(dict.fromkeys(accesses))
+    return Buffer(
+        t.name, unique, extents, size_bytes(t.dtype), p.memory, not p.written, stored, p.written and rotate
+    )
 
 
 def _variables(pieces: Pieces, way: Contraction | None) -> tuple[Variable, ...]:
@@ -194,8 +200,11 @@ def _work(pieces: Pieces, s: Statement, plan: Plan, engine: Engine) -> Work:
     names = tuple(place[i] for i in s.iterators)
     if plan.array is not None and plan.array.statement == s.name:
         columns, rows = by_role(pieces, plan.array, "n"), by_role(pieces, plan.array, "k")
-        return Work(names, columns=columns, rows=rows, shape=(engine.rows, engine.cols))
+        lead = engine.rows + engine.fill
+        return Work(engine.name, names, lead, columns=columns, rows=rows, shape=(engine.rows, engine.cols))
     operators = [node.operator for node in walk(s.body) if isinstance(node, Apply)]
     operators += [s.combiner.operator] if s.combiner is not None else []
     steps = max(1, sum(engine.cost.get(o, 1) for o in operators), len(s.reads))
-    return Work(names, steps if engine.kind == "vector" else 0, max(1, engine.lanes))
+    if engine.kind != "vector":
+        return Work(engine.name, names, steps=0)
+    return Work(engine.name, names, engine.setup + engine.fill, steps, max(1, engine.lanes))

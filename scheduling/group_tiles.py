@@ -77,7 +77,7 @@ def _promote(schedule: Schedule, pieces: Pieces, plan: Plan, tiled: Sequence[str
         buffer = f"{p.tensor}_{p.memory}" + ("" if p.written or len(p.users) == 1 else "_shared")
         name = _free(schedule, buffer)
         schedule = schedule.promote(p.tensor, at, p.memory, name=name, users=p.users, pad=p.pad)
-        if not p.written and at is not None:
+        if at is not None and (plan.rotate or not p.written):
             schedule = schedule.double_buffer(name, at)
     return schedule
 

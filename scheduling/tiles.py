@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -40,7 +40,7 @@ class Buffer:
     """What a tile holds of one tensor. `accesses`: subscripts by variables. `shape`: the tensor's extents.
 
     `loaded`: from outside, once per tile of the innermost loop it depends on, into rotating slots; `stored`: written back
-    once per tile. `memory` "" means that it takes no space.
+    once per tile. `rotates`: has two slots though it is not loaded.
     """
 
     tensor: str
@@ -50,13 +50,19 @@ class Buffer:
     memory: str
     loaded: bool
     stored: bool
+    rotates: bool = False
 
 
 @dataclass(frozen=True)
 class Work:
-    """Compute of one tile. Array: variables streamed, on the columns and on the rows. Else `steps` a point over lanes."""
+    """Compute of one tile. Array: variables streamed, on the columns and on the rows. Else `steps` a point over lanes.
 
+    `overhead`: cycles a command before its results are there, beyond its work.
+    """
+
+    engine: str
     variables: tuple[str, ...]
+    overhead: int = 0
     steps: int = 1
     lanes: int = 1
     columns: tuple[str, ...] = ()
@@ -109,18 +115,39 @@ class Choice:
         return self.moved, self.cycles, self.tiles
 
 
-def best_tiles(problem: Problem) -> Choice | None:
-    """The best choice, or None where no candidate fits."""
-    extent = {v.name: v.extent for v in problem.variables}
+def best_tiles(problems: Sequence[Problem]) -> tuple[int, Choice] | None:
+    """The best choice and the number of its problem, or None where no candidate fits.
+
+    Problems that differ only in the memories of their buffers are evaluated together.
+    """
+    alike: dict[object, list[int]] = {}
+    for k, p in enumerate(problems):
+        buffers = tuple(replace(b, memory="") for b in p.buffers)
+        alike.setdefault((p.variables, buffers, p.work, p.orders, p.bus), []).append(k)
+    found = [best for group in alike.values() if (best := _best_of([problems[k] for k in group], group)) is not None]
+    return min(found, key=lambda f: f[1].rank) if found else None
+
+
+def _best_of(problems: Sequence[Problem], numbers: Sequence[int]) -> tuple[int, Choice] | None:
+    """`best_tiles` of problems with the same loops, footprints and work."""
+    first = problems[0]
+    extent = {v.name: v.extent for v in first.variables}
+    inner = tuple(v.name for v in first.variables if v.reduction)
     for relaxed in (False, True):
-        grid = candidates(problem.variables, relaxed)
+        grid = candidates(first.variables, relaxed)
         trips = {n: -(-extent[n] // s) for n, s in grid.items()}
-        boxes = {b: _box(b, grid, extent) for b in problem.buffers}
-        inner = tuple(v.name for v in problem.variables if v.reduction)
-        grids = [_Grid(problem, (*order, *inner), grid, trips, extent, boxes) for order in problem.orders]
-        found = [c for g in grids if (c := _best(g)) is not None]
+        boxes = {b.accesses: _box(b, grid, extent) for b in first.buffers}
+        found: list[tuple[int, Choice]] = []
+        for order in first.orders:
+            g = _Grid(first, (*order, *inner), grid, trips, extent, boxes)
+            moved = sum((g.moved(b) * (b.loaded + b.stored) for b in first.buffers), np.zeros(1, np.int64))
+            time = g.time()
+            for number, p in zip(numbers, problems, strict=True):
+                best = _best(replace(g, problem=p), moved, time)
+                if best is not None:
+                    found.append((number, best))
         if found:
-            return min(found, key=lambda c: c.rank)
+            return min(found, key=lambda f: f[1].rank)
     return None
 
 
@@ -163,17 +190,17 @@ class _Grid:
     sizes: Sizes
     trips: Sizes
     extent: Mapping[str, int]
-    boxes: Mapping[Buffer, Sequence[Ints]]
+    boxes: Mapping[tuple[tuple[Affine, ...], ...], Sequence[Ints]]
 
     def extents(self, buffer: Buffer) -> Sequence[Ints]:
         """Extents of the box a tile needs, padding included."""
-        return self.boxes[buffer]
+        return self.boxes[buffer.accesses]
 
     def space(self, buffer: Buffer) -> Ints:
         """Bytes of all slots."""
         space = self.problem.spaces[buffer.memory]
         one = -(-_product(self.extents(buffer)) * buffer.itemsize // space.align) * space.align
-        return one * np.where(self.loads(buffer)[1], SLOTS, 1) if buffer.loaded else one
+        return one * np.where(self.loads(buffer)[1], SLOTS, 1) if buffer.loaded or buffer.rotates else one
 
     def loads(self, buffer: Buffer) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """How many tiles are transferred, and whether there is more than one of them (a loop to rotate over)."""
@@ -187,36 +214,46 @@ class _Grid:
         return count, inside
 
     def moved(self, buffer: Buffer) -> Ints:
-        """Bytes over DRAM in one direction: per axis the sum of all tiles' extents, times the repetitions."""
+        """Bytes over DRAM in one direction: per axis the sum of all tiles' elements, times the repetitions."""
         count, _ = self.loads(buffer)
         total: Ints = np.array(buffer.itemsize, np.int64)
         seen: set[str] = set()
-        for d, extent in enumerate(self.extents(buffer)):
+        for d, elements in enumerate(self.elements(buffer)):
             names = {n for access in buffer.accesses for n in access[d].names} - seen
             seen |= names
-            size = np.minimum(extent, buffer.shape[d])
             tiles = _product([self.trips[n] for n in names])
             past = sum((self._overhang(buffer, d, n) for n in names), np.zeros(1, np.int64))
-            total = total * np.maximum(size * tiles - past, 1)
+            total = total * np.maximum(elements * tiles - past, 1)
             count = count // np.maximum(tiles, 1)
         return total * np.maximum(count, 1)
 
+    def elements(self, buffer: Buffer) -> list[Ints]:
+        """Elements per axis that a tile transfers: no padding, and not what a stride leaves out."""
+        found: list[Ints] = []
+        for d, extent in enumerate(self.extents(buffer)):
+            names = {n for access in buffer.accesses for n in access[d].names}
+            points = _product([self.sizes[n] for n in names]) * len({access[d] for access in buffer.accesses})
+            found.append(np.minimum(np.minimum(extent, buffer.shape[d]), points))
+        return found
+
     def _overhang(self, buffer: Buffer, d: int, name: str) -> Ints:
         """How far the last tile reaches beyond the loop's end, in elements of axis d."""
-        step = max(abs(access[d].coefficient(name)) for access in buffer.accesses)
-        others = _product([self.trips[n] for n in buffer.accesses[0][d].names if n != name])
+        names = {n for access in buffer.accesses for n in access[d].names}
+        step = max(abs(access[d].coefficient(name)) for access in buffer.accesses) if len(names) > 1 else 1
+        others = _product([self.trips[n] for n in names if n != name])
         return step * (self.sizes[name] * self.trips[name] - self.extent[name]) * others
 
     def bus_cycles(self, buffer: Buffer) -> Ints:
         """Cycles on the bus for all transfers, short rows at their cost."""
         bus, (count, _) = self.problem.bus, self.loads(buffer)
-        extents = [np.minimum(e, n) for e, n in zip(self.extents(buffer), buffer.shape, strict=True)]
+        elements = self.elements(buffer)
         run: Ints = np.ones(1, np.int64)
         whole = np.ones(1, np.bool_)
-        for extent, n in zip(reversed(extents), reversed(buffer.shape), strict=True):
-            run = np.where(whole, run * extent, run)
-            whole = whole & (extent == n)
-        rows = _product(extents) // np.maximum(run, 1)
+        for here, extent, n in zip(reversed(elements), reversed(self.extents(buffer)), reversed(buffer.shape), strict=True):
+            whole = whole & (here == np.minimum(extent, n))
+            run = np.where(whole, run * here, run)
+            whole = whole & (here == n)
+        rows = _product(elements) // np.maximum(run, 1)
         row = -(-run * buffer.itemsize // bus.line) * bus.line
         full = count * rows * row // bus.bytes_per_cycle
         payload = self.moved(buffer) // bus.bytes_per_cycle
@@ -224,17 +261,39 @@ class _Grid:
 
     def compute(self, work: Work) -> Ints:
         """Cycles of all tiles."""
-        inner = [v for v in self.order if v in work.variables]
-        tiles = _product([self.trips[v] for v in inner])
+        tiles = _product([self.trips[v] for v in self.order if v in work.variables])
         if not work.shape[0]:
             points = _product([self.sizes[v] for v in work.variables])
-            return tiles * (-(-points // work.lanes) * work.steps)
+            return tiles * (-(-points // work.lanes) * work.steps + work.overhead)
         passes = blocks(work.columns, self.sizes, work.shape[1])[1] * blocks(work.rows, self.sizes, work.shape[0])[1]
         streamed = [v for v in work.variables if v not in (*work.columns, *work.rows)]
-        return tiles * passes * np.maximum(_product([self.sizes[v] for v in streamed]), work.shape[0])
+        rows = np.maximum(_product([self.sizes[v] for v in streamed]), work.shape[0])
+        return tiles * (passes * rows + work.overhead)
+
+    def time(self) -> Ints:
+        """Estimated cycles: what takes longest, and once what the first tile cannot hide.
+
+        Without rotation the engines and the store take turns on one tile; with it they work on several.
+        """
+        zero = np.zeros(1, np.int64)
+        load = sum((self.bus_cycles(b) for b in self.problem.buffers if b.loaded), zero)
+        store = sum((self.bus_cycles(b) for b in self.problem.buffers if b.stored), zero)
+        engines: dict[str, Ints] = {}
+        for work in self.problem.work:
+            engines[work.engine] = engines.get(work.engine, zero) + self.compute(work)
+        compute = sum(engines.values(), zero)
+        tiles = _product(list(self.trips.values()))
+        longest = load + store
+        if any(b.rotates for b in self.problem.buffers):
+            for cycles in engines.values():
+                longest = np.maximum(longest, cycles)
+        else:
+            longest = np.maximum(longest, compute + store)
+        return longest + (load + store + compute) // tiles
 
 
-def _best(g: _Grid) -> Choice | None:
+def _best(g: _Grid, moved: Ints, time: Ints) -> Choice | None:
+    """The best candidate that fits."""
     problem, grid = g.problem, g.sizes
     shape = np.broadcast_shapes(*(s.shape for s in grid.values())) if grid else ()
     fits = np.ones(shape, np.bool_)
@@ -243,13 +302,8 @@ def _best(g: _Grid) -> Choice | None:
         fits = fits & (used <= space.capacity)
     if not fits.any():
         return None
-    moved = sum((g.moved(b) * (b.loaded + b.stored) for b in problem.buffers), np.zeros(1, np.int64))
-    load = sum((g.bus_cycles(b) for b in problem.buffers if b.loaded), np.zeros(1, np.int64))
-    store = sum((g.bus_cycles(b) for b in problem.buffers if b.stored), np.zeros(1, np.int64))
-    compute = sum((g.compute(w) for w in problem.work), np.zeros(1, np.int64))
     tiles = _product(list(g.trips.values()))
-    cycles = np.maximum(load + store, compute) + (load + store + compute) // tiles
-    rows = [np.broadcast_to(a, shape)[fits] for a in (tiles, cycles, moved)]
+    rows = [np.broadcast_to(a, shape)[fits] for a in (tiles, time, moved)]
     at = int(np.lexsort(rows)[0])
     chosen = {n: int(np.broadcast_to(s, shape)[fits][at]) for n, s in grid.items()}
     return Choice(chosen, g.order, int(rows[2][at]), int(rows[1][at]), int(rows[0][at]))
