@@ -16,6 +16,7 @@ from poly.affine import Affine, Constraint, FloorDiv, Mod, var
 IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set, isl.dim_type.param, isl.dim_type.div
 T = TypeVar("T")
 Domain = TypeVar("Domain", isl.Set, isl.Map)
+Relation = TypeVar("Relation", isl.Set, isl.Map, isl.UnionMap)
 _RESERVED = frozenset("or and not mod min max exists floor ceild floord implies true false infty NaN rat".split())
 
 
@@ -134,6 +135,14 @@ def _instance(domain: isl.Set, names: Sequence[str]) -> str:
     ]
     inside = ", ".join(f"{n}={v}" for n, v in zip(names, values, strict=False))
     return f"{domain.get_tuple_name() or ''}[{inside}]" + (f" with {', '.join(sizes)}" if sizes else "")
+
+
+def coalesced(relation: Relation) -> Relation:
+    """The same relation in fewer pieces where isl finds them; its coalescing has inputs that it fails on."""
+    try:
+        return relation.coalesce()
+    except isl.Error:
+        return relation
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from poly.affine import var
 from poly.program import PathStep, Program, Statement
 from poly.relations import access_map
 from poly.scheduling.schedule import Schedule, relation_in_time
-from poly.sets import fix_sizes, header
+from poly.sets import coalesced, fix_sizes, header
 
 if TYPE_CHECKING:
     from poly.scheduling.values import Flow
@@ -156,4 +156,4 @@ def _of_tensor(program: Program, tensor: str, group: Sequence[Touch]) -> Iterato
             if relation.is_empty():
                 continue
             kind = "reduction" if own else "output" if a.write and b.write else "flow" if a.write else "anti"
-            yield Dependence(kind, a.statement.name, b.statement.name, tensor, relation.coalesce())
+            yield Dependence(kind, a.statement.name, b.statement.name, tensor, coalesced(relation))

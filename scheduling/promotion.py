@@ -21,7 +21,7 @@ from poly.relations import access_map, expressions_map
 from poly.scheduling.edits import finish
 from poly.scheduling.footprint import Box, box_of
 from poly.scheduling.schedule import Nest, Schedule, canonical
-from poly.sets import OUT, fix_sizes, identifier
+from poly.sets import OUT, coalesced, fix_sizes, identifier
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str
                 footprint = part if footprint is None else footprint.union(part)
     assert footprint is not None
     known = fix_sizes(footprint.intersect_params(program.context), program.binding)
-    known = known.set_tuple_name(OUT, "").coalesce() if known.has_tuple_name(OUT) else known.coalesce()
+    known = coalesced(known.set_tuple_name(OUT, "") if known.has_tuple_name(OUT) else known)
     elements = tuple(_apart(f"e{d}", variables) for d in range(known.dim(OUT)))
     return Tile(
         loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
@@ -291,7 +291,7 @@ def _copy(
     name = f"{'st' if outward else 'ld'}_{new.name}"
     elements = tile.elements
     footprint = _written(schedule, source.name, users, tile) if outward else tile.footprint
-    domain = named(footprint.wrap().flatten().set_tuple_name(name).coalesce(), (*tile.variables, *elements))
+    domain = named(coalesced(footprint.wrap().flatten().set_tuple_name(name)), (*tile.variables, *elements))
     outer = Access(source.name, tuple(var(e) for e in elements), *(pad or ((), None)))
     inner = Access(new.name, tuple(var(e) - c for e, c in zip(elements, tile.box.lower, strict=True)))
     write, read = (outer, inner) if outward else (inner, outer)
@@ -323,7 +323,7 @@ def _written(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) 
             part = _tile_access(schedule, s, s.write, tile).set_tuple_name(OUT, "")
             result = part if result is None else result.union(part)
     assert result is not None
-    return result.coalesce()
+    return coalesced(result)
 
 
 def span(schedule: Schedule, at: str | None, users: Sequence[str]) -> tuple[int, int]:

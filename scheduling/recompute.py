@@ -18,7 +18,7 @@ from poly.relations import access_map
 from poly.scheduling.edits import finish
 from poly.scheduling.promotion import Tile, drop_unused, free_name, named, place, see, span, tile_of
 from poly.scheduling.schedule import Nest, Schedule, canonical
-from poly.sets import fix_sizes, identifier
+from poly.sets import coalesced, fix_sizes, identifier
 
 
 def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
@@ -74,7 +74,7 @@ def _again(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Til
     writes = fix_sizes(access_map(s, s.write, program.parameters), program.binding)
     needed = tile.footprint.apply_range(writes.set_tuple_name(isl.dim_type.out, "").reverse())
     name = f"{s.name}_{identifier(tile.loops[-1])}"
-    domain = named(needed.wrap().flatten().set_tuple_name(name).coalesce(), (*variables, *s.iterators))
+    domain = named(coalesced(needed.wrap().flatten().set_tuple_name(name)), (*variables, *s.iterators))
     corner = [c.substitute(clash) for c in tile.box.lower]
 
     def seen(access: Access) -> Access:
@@ -85,7 +85,7 @@ def _again(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Til
 
     return replace(
         s, name=name, iterators=(*variables, *s.iterators), domain=domain, write=seen(s.write),
-        reads=tuple(seen(r) for r in s.reads), origin=s.origin or s.name, tile_rank=len(variables),
+        reads=tuple(seen(r) for r in s.reads), origin=s.origin or ("" if s.copies else s.name), tile_rank=len(variables),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from poly.rows import relation_of
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Schedule, common_prefix
 from poly.scheduling.vectors import Vectors
-from poly.sets import IN, OUT, fix_sizes, witness
+from poly.sets import IN, OUT, coalesced, fix_sizes, witness
 
 _SQUARINGS = 12  # chains of up to 4096 copies
 END = "end_"
@@ -138,13 +138,13 @@ class Flow:
         direct, chained = self._split(behind)
         if chained.is_empty():
             return direct
-        return direct.union(self._closure(chained).apply_range(direct)).coalesce()
+        return coalesced(direct.union(self._closure(chained).apply_range(direct)))
 
     def _closure(self, step: isl.UnionMap) -> isl.UnionMap:
         """The transitive closure of a relation between copies."""
         reached = step
         for _ in range(_SQUARINGS):
-            further = reached.union(reached.apply_range(reached)).coalesce()
+            further = coalesced(reached.union(reached.apply_range(reached)))
             if further.is_subset(reached):
                 return reached
             reached = further

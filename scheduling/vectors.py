@@ -13,7 +13,7 @@ from poly.program import Statement
 from poly.relations import expressions_map
 from poly.scheduling.dependences import Touch, touches
 from poly.scheduling.schedule import Schedule
-from poly.sets import IN, OUT, fix_sizes
+from poly.sets import IN, OUT, coalesced, fix_sizes
 
 
 class Vectors:
@@ -43,7 +43,7 @@ class Vectors:
         """{ S[loop values] -> T[subscripts] }; floors go where the affine hull is as exact."""
         key = (touch.statement.name, id(touch))
         if key not in self._accesses:
-            plain = self.of(touch.statement).reverse().apply_range(touch.relation).coalesce()
+            plain = coalesced(self.of(touch.statement).reverse().apply_range(touch.relation))
             hull = isl.Map.from_basic_map(plain.affine_hull()).intersect_domain(plain.domain())
             self._accesses[key] = hull if hull.is_single_valued() else plain
         return self._accesses[key]
