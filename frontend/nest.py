@@ -41,7 +41,7 @@ from poly.expr import COMBINERS, Apply, Cast, Const, Expr, IndexValue, Read
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
-from poly.frontend.nest_types import promoted, typed
+from poly.frontend.nest_types import promoted, settled, typed
 from poly.frontend.nest_values import Scope
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import access_map, box
@@ -215,8 +215,8 @@ def _statement(
         reads = (*reads, draft.write)
         body = Apply(COMBINERS[symbol].operator, (Read(len(reads) - 1), body))
         found, dtype, symbol = *typed(body, [tensors[r.tensor].dtype for r in reads]), ""
-    if dtype is not None and dtype != target:
-        found = Cast(target, found)
+    if dtype != target:
+        found = settled(found, target) if dtype is None else Cast(target, found)
     return Statement(
         name, draft.iterators, domain, draft.write, _filled(reads, tensors), found,
         COMBINERS[symbol] if symbol else None, reorder=not exact, contract=not exact, path=draft.path,

@@ -42,9 +42,24 @@ def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> tuple[
     operands = arguments[len(head) :]
     found = [typed(a, reads) for a in operands]
     common = _common(name, [(o, d) for o, (_, d) in zip(operands, found, strict=True)])
-    converted = [e if d is None or d == common or common is None else Cast(common, e) for e, d in found]
+    converted = [e if common is None or d == common else settled(e, common) if d is None else Cast(common, e)
+                 for e, d in found]  # fmt: skip
     result = Apply(name, (*head, *converted))
     return result, "bool" if OPERATORS[name].result == "bool" else common
+
+
+def settled(body: Expr, dtype: str) -> Expr:
+    """A body of free literals as one of a dtype; a single literal needs no help."""
+    match body:
+        case Apply(name, arguments) if OPERATORS[name].result != "bool":
+            head = 1 if name == "select" else 0
+            return Apply(name, (*arguments[:head], *(_literal(a, dtype) for a in arguments[head:])))
+        case _:
+            return body
+
+
+def _literal(body: Expr, dtype: str) -> Expr:
+    return Const(body.value, dtype) if isinstance(body, Const) else settled(body, dtype)
 
 
 def _truth(argument: Expr, reads: Sequence[str]) -> Expr:
