@@ -7,6 +7,7 @@ opset is raised to 13 by onnx's converter, because onnx.reference runs the Softm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -137,64 +138,69 @@ def _network(machines: tuple[Machine, Machine], threads: int) -> list[Difference
         graph = from_onnx(model)
     weights = sum(a.nbytes for a in graph.constants.values())
     _say(f"{NETWORK}, {len(model.graph.node)} nodes, {bytes_text(weights)} of weights, checked against onnx.reference")
-    inputs = _inputs(graph)
-    with busy("running onnx.reference"):
-        start = perf_counter()
-        expected = onnx_reference(model, inputs)
-        _say(f"  onnx.reference took {seconds_text(perf_counter() - start)}")
-    return [d for machine in machines for d in _network_on(graph, machine, threads, inputs, expected)]
-
-
-def _inputs(graph: Graph) -> dict[str, Array]:
     rng = np.random.default_rng(_SEED)
-    return {
+    inputs: dict[str, Array] = {
         graph.labels.get(t.name, t.name): rng.standard_normal(t.extents({})).astype(np.float32) for t in graph.inputs
     }
+    with busy("running onnx.reference"):
+        expected = onnx_reference(model, inputs)
+    runs = [_network_on(graph, machine, threads, inputs, expected) for machine in machines]
+    facts = zip(*(run.facts for run in runs), strict=True)
+    print_table("", ("", *(m.name for m in machines)), [(a[0], *(b for _, b in (a, *rest))) for a, *rest in facts])
+    _groups(runs)
+    return [d for run in runs for d in run.differences]
+
+
+@dataclass(frozen=True)
+class NetworkRun:
+    """The network on one machine. `facts`: label and value, the same labels for every machine."""
+
+    engine: Engine
+    groups: tuple[GroupFacts, ...]
+    differences: tuple[Difference, ...]
+    facts: tuple[tuple[str, str], ...]
 
 
 def _network_on(
     graph: Graph, machine: Machine, threads: int, inputs: Mapping[str, Array], expected: Mapping[str, Array]
-) -> list[Difference]:
+) -> NetworkRun:
     with steps(f"compiling for {machine.name}") as progress:
         engine = compile(graph, machine, threads=threads, progress=progress)
     start = perf_counter()
-    with steps(f"running on {machine.name}") as progress:
-        done = 0
-
-        def observe(_step: object, _seconds: float) -> None:
-            nonlocal done
-            done += 1
-            progress(done, len(engine.steps))
-
-        outputs = engine.run(inputs, observe=observe)
+    with busy(f"running on {machine.name}"):
+        outputs = engine.run(inputs)
     first = perf_counter() - start
     differences = [compare(f"{NETWORK} on {machine.name}: {n}", outputs[n], a, TOLERANCE) for n, a in expected.items()]
     if engine.fallbacks:
         missing = f"{len(engine.fallbacks)} nodes ran by the reference evaluator: {', '.join(engine.fallbacks[:4])}"
         differences.append(Difference(f"{NETWORK} on {machine.name}", 0.0, 0.0, 0.0, missing))
-    _report(engine, inputs, first, differences)
-    return differences
+    explained = explain_engine(engine)
+    worst = max(d.worst for d in differences)
+    facts = (
+        ("groups", f"{len(engine.steps)}, {len(engine.units)} different"),
+        ("nodes left to the reference evaluator", str(len(engine.fallbacks))),
+        ("compiled in", seconds_text(engine.seconds)),
+        ("arena", bytes_text(explained.arena)),
+        ("  lower bound", bytes_text(explained.bound)),
+        ("moved", bytes_text(explained.moved)),
+        ("  of least", ratio_text(_ratio(explained.moved, explained.compulsory))),
+        ("one run", _time_of(engine, inputs)),
+        ("  first run", f"{seconds_text(first)}" + (", simulated" if machine.kind == "accelerator" else "")),
+        ("largest error", f"{worst:.2g} of {differences[0].scale:.2g}"),
+        ("result", "ok" if all(d.ok for d in differences) else "MISMATCH"),
+    )
+    return NetworkRun(engine, explained.groups, tuple(differences), facts)
 
 
-def _report(engine: Engine, inputs: Mapping[str, Array], first: float, differences: list[Difference]) -> None:
-    explanation = explain_engine(engine)
-    cycles = engine_cycles(engine)
-    if cycles is None:
-        run = _time_of(engine, inputs)
-    else:
-        milliseconds = cycles / max(1, engine.machine.clock_mhz) / 1000
-        run = f"{count_text(cycles)} cycles ({milliseconds:.2f} ms), simulated in {seconds_text(first)}"
-    _say()
-    _say(f"{NETWORK} on {engine.machine.name}")
-    for label, value in (*explanation.document.facts[1:], ("one run", run)):
-        if label != "cycles":
-            _say(f"  {label:13} {value}")
-    _groups(explanation.groups, engine)
-    for d in differences:
-        _say(f"  {_verdict(d)}  {d}")
+def _ratio(moved: int | None, least: int | None) -> float | None:
+    return moved / least if moved is not None and least else None
 
 
 def _time_of(engine: Engine, inputs: Mapping[str, Array]) -> str:
+    """Cycles on an accelerator; on a CPU the median time of some runs."""
+    cycles = engine_cycles(engine)
+    if cycles is not None:
+        return f"{count_text(cycles)} cycles, {seconds_text(cycles / max(1, engine.machine.clock_mhz) * 1e-6)}"
     times: list[float] = []
     for _ in range(7):
         start = perf_counter()
@@ -203,15 +209,42 @@ def _time_of(engine: Engine, inputs: Mapping[str, Array]) -> str:
     return seconds_text(float(np.median(times)))
 
 
-def _groups(groups: tuple[GroupFacts, ...], engine: Engine) -> None:
-    """One line for each different group, how often it occurs, and one for the sum."""
-    kinds: dict[int, list[GroupFacts]] = {}
-    for facts, step in zip(groups, engine.steps, strict=True):
-        kinds.setdefault(id(step.unit), []).append(facts)
+def _groups(runs: Sequence[NetworkRun]) -> None:
+    """One line for each different group and how often it occurs. Every machine has the same groups."""
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for k in range(len(runs[0].groups)):
+        kinds.setdefault(tuple(id(run.engine.steps[k].unit) for run in runs), []).append(k)
     rows = [
-        (same[0].name, len(same), " ".join(same[0].statements), "; ".join(same[0].tiles), bytes_text(same[0].moved),
-         ratio_text(None if same[0].moved is None or not same[0].compulsory else same[0].moved / same[0].compulsory),
-         "-" if same[0].cycles is None else count_text(same[0].cycles))
+        (same[0], len(same), " ".join(runs[0].groups[same[0]].statements), *_columns(runs, same[0]))
         for same in kinds.values()
-    ]  # fmt: skip
-    print_table("", ("first", "times", "statements", "tiles", "moved", "of least", "cycles"), rows)
+    ]
+    heads = [
+        head
+        for run in runs
+        for head in (f"{_short(run)} tile", "moved", *(["of least", "cycles"] if _cycles(run) else []))
+    ]
+    print_table("", ("group", "times", "statements", *heads), rows)
+
+
+def _columns(runs: Sequence[NetworkRun], group: int) -> list[str]:
+    found: list[str] = []
+    for run in runs:
+        facts = run.groups[group]
+        found += [_inner_tile(facts.tiles), bytes_text(facts.moved)]
+        if facts.cycles is not None:
+            found += [ratio_text(_ratio(facts.moved, facts.compulsory)), count_text(facts.cycles)]
+    return found
+
+
+def _cycles(run: NetworkRun) -> bool:
+    return run.engine.machine.kind == "accelerator"
+
+
+def _short(run: NetworkRun) -> str:
+    return run.engine.machine.name if _cycles(run) else "cpu"
+
+
+def _inner_tile(tiles: Sequence[str]) -> str:
+    """The buffer nearest to the arithmetic: registers or accumulator, else the first."""
+    near = [t for t in tiles if t.startswith(("reg ", "acc "))]
+    return (near or [*tiles, ""])[0]

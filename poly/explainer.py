@@ -5,7 +5,7 @@ Programs and schedules are in `poly.scheduling.explanation`; here is what is com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,6 +120,16 @@ class EngineExplanation(Explanation):
     seconds: float
 
     @property
+    def moved(self) -> int | None:
+        """Bytes over DRAM of all groups."""
+        return _sum(g.moved for g in self.groups)
+
+    @property
+    def compulsory(self) -> int | None:
+        """What the groups use of their inputs and outputs, each once."""
+        return _sum(g.compulsory for g in self.groups)
+
+    @property
     def document(self) -> Document:
         e = self.engine
         cycles = [g.cycles for g in self.groups if g.cycles is not None]
@@ -127,7 +137,7 @@ class EngineExplanation(Explanation):
             ("machine", e.machine.name),
             ("groups", f"{len(self.groups)}, {len(e.units)} different ones, compiled in {seconds_text(self.seconds)}"),
             ("arena", f"{bytes_text(self.arena)} between groups, lower bound {bytes_text(self.bound)}"),
-            ("bytes moved", _sum_text(self.groups)),
+            ("bytes moved", f"{bytes_text(self.moved)} over dram, {_times(self.moved, self.compulsory)} the least"),
             ("fallbacks", ", ".join(self.fallbacks) or "none: every node is compiled"),
         ]
         if cycles:
@@ -248,12 +258,14 @@ def _compulsory(step: Step) -> int | None:
     return compulsory_bytes(program)
 
 
-def _sum_text(groups: tuple[GroupFacts, ...]) -> str:
-    moved = [g.moved for g in groups]
-    total = None if any(m is None for m in moved) else sum(m for m in moved if m is not None)
-    least = [g.compulsory for g in groups]
-    bound = None if any(c is None for c in least) else sum(c for c in least if c is not None)
-    return f"{bytes_text(total)} over dram; the groups' inputs and outputs once are {bytes_text(bound)}"
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """None where one of them is not known."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def _times(moved: int | None, least: int | None) -> str:
