@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.errors import UnsupportedError
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node
+from poly.loops import walk as walk_nodes
 from poly.machine import Machine
 from poly.program import Tensor
 from poly.scheduling.placement import Block, Placement, place
@@ -35,7 +36,9 @@ class MemoryPlan:
 
 
 def plan_memory(tree: LoopTree, machine: Machine) -> MemoryPlan:
-    """Where every allocated buffer of a tree lies. A buffer lives while the body of its `Alloc` runs.
+    """Where every allocated buffer of a tree lies.
+
+    A buffer lives from its first to its last use in the body of its `Alloc`; a loop inside with a use counts whole.
 
     Raises `CapacityError` where a memory is too small, `UnsupportedError` for a memory that the machine has not.
     """
@@ -45,19 +48,13 @@ def plan_memory(tree: LoopTree, machine: Machine) -> MemoryPlan:
 
     def walk(nodes: Sequence[Node], now: int) -> int:
         for node in nodes:
-            match node:
-                case Alloc(tensor, body):
-                    end = walk(body, now)
-                    buffers[tensor.name] = tensor
-                    lifetime = Block(tensor.name, tensor.nbytes(sizes), now, max(now, end - 1))
-                    blocks.setdefault(tensor.space, []).append(lifetime)
-                    now = end
-                case For() | If():
-                    now = walk(node.body, now)
-                case Compute():
-                    now += 1
-                case _:
-                    pass
+            if isinstance(node, Alloc):
+                tensor = node.tensor
+                buffers[tensor.name] = tensor
+                used = list(_uses(node.body, tensor.name, now))
+                first, last = (min(u[0] for u in used), max(u[1] for u in used)) if used else (now, now)
+                blocks.setdefault(tensor.space, []).append(Block(tensor.name, tensor.nbytes(sizes), first, last))
+            now = walk(node.body, now) if isinstance(node, Alloc | For | If) else now + 1
         return now
 
     walk(tree.body, 0)
@@ -71,3 +68,27 @@ def plan_memory(tree: LoopTree, machine: Machine) -> MemoryPlan:
             continue
         placements[name] = place(needed, memory.align, memory.capacity, f"{tree.name}: memory {name}")
     return MemoryPlan(buffers, placements)
+
+
+def _uses(nodes: Sequence[Node], tensor: str, now: int) -> Iterator[tuple[int, int]]:
+    """First and last leaf, both included, of everything that uses a tensor; leaves count from `now`."""
+    for node in nodes:
+        count = _leaves(node)
+        match node:
+            case Alloc() | If():
+                yield from _uses(node.body, tensor, now)
+            case For():
+                if any(_touches(inner, tensor) for inner in walk_nodes(node.body)):
+                    yield now, now + count - 1
+            case _:
+                if _touches(node, tensor):
+                    yield now, now
+        now += count
+
+
+def _leaves(node: Node) -> int:
+    return sum(map(_leaves, node.body)) if isinstance(node, Alloc | For | If) else 1
+
+
+def _touches(node: Node, tensor: str) -> bool:
+    return isinstance(node, Compute) and any(a.tensor == tensor for a in (node.write, *node.reads))

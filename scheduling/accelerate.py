@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 
 from poly.errors import CapacityError, PolyError, ScheduleError, UnsupportedError
 from poly.expr import Read
@@ -132,31 +132,35 @@ def _array_plans(program: Program, pieces: Pieces, way: Contraction, machine: Ma
     result = way.engine.writes[0]
     if result not in _memories(machine):
         raise UnsupportedError(f"the vector engine of {machine.name} does not reach {result}", where=program.name)
-    plans: list[Plan] = []
-    for read, written in product(_memories(machine), repeat=2):
-        promotions: list[Promotion] = []
-        for p in pieces.promotions(program):
-            if p.tensor == s.write.tensor:
-                memory = result
-            elif p.tensor in operands and p.users == (way.statement,):
-                memory = operands[p.tensor]
-            else:
-                memory = written if p.written else read
-            promotions.append(replace(p, memory=memory))
-        plan = Plan(tuple(promotions), engines, way)
-        if plan not in plans:
-            plans.append(plan)
-    return plans
+    fixed: list[Promotion] = []
+    free: list[Promotion] = []
+    for p in pieces.promotions(program):
+        if p.tensor == s.write.tensor:
+            fixed.append(replace(p, memory=result))
+        elif p.tensor in operands and p.users == (way.statement,):
+            fixed.append(replace(p, memory=operands[p.tensor]))
+        else:
+            free.append(p)
+    return [Plan((*fixed, *rest), engines, way) for rest in _assigned(free, machine)]
 
 
 def _vector_plans(program: Program, pieces: Pieces, machine: Machine, pad: bool) -> list[Plan]:
     """Everything on the vector engine: what is read in one memory, what is written in the same or another."""
     engines = {t.name: _vector(machine).name for t in pieces.statements}
-    promotions = pieces.promotions(program, pad)
-    return [
-        Plan(tuple(replace(p, memory=written if p.written else read) for p in promotions), engines, None)
-        for read, written in product(_memories(machine), repeat=2)
-    ]
+    return [Plan(rest, engines, None) for rest in _assigned(pieces.promotions(program, pad), machine)]
+
+
+def _assigned(promotions: Sequence[Promotion], machine: Machine) -> list[tuple[Promotion, ...]]:
+    """What is read in one memory; what is written in the same one, in another, or in all of them in turn."""
+    memories = _memories(machine)
+    ways = [[m] for m in memories] + [[*memories[k:], *memories[:k]] for k in range(len(memories))]
+    found: list[tuple[Promotion, ...]] = []
+    for read, written in product(memories, ways):
+        turn = cycle(written)
+        chosen = tuple(replace(p, memory=next(turn) if p.written else read) for p in promotions)
+        if chosen not in found:
+            found.append(chosen)
+    return found
 
 
 def _copy_plans(program: Program, pieces: Pieces, machine: Machine) -> list[Plan]:

@@ -152,8 +152,10 @@ def _buffer(program: Program, pieces: Pieces, p: Promotion, rotate: bool) -> Buf
     stored = p.written and (t.role in ("output", "inout", "state") or outside)
     extents = t.extents(program.binding)
     unique = tuple(dict.fromkeys(accesses))
+    order = [k for k, s in enumerate(pieces.statements) if s.name in p.users]
+    alive = (order[0], order[-1]) if p.written and not rotate else None
     return Buffer(
-        t.name, unique, extents, size_bytes(t.dtype), p.memory, not p.written, stored, p.written and rotate
+        t.name, unique, extents, size_bytes(t.dtype), p.memory, not p.written, stored, p.written and rotate, alive
     )
 
 

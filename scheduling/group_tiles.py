@@ -14,7 +14,8 @@ from poly.relations import access_map
 from poly.scheduling.contraction import Contraction
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.group_plan import Pieces, Plan, by_role, is_empty
-from poly.scheduling.schedule import Schedule
+from poly.scheduling.placement import Block, place
+from poly.scheduling.schedule import Schedule, statements_of
 from poly.scheduling.tiles import Choice, blocks
 from poly.sets import fix_sizes
 
@@ -138,19 +139,20 @@ def _tensorise_copies(schedule: Schedule, before: set[str], machine: Machine) ->
 # ---- capacity
 
 
-def buffer_bytes(schedule: Schedule, t: Tensor, machine: Machine) -> int:
-    """Bytes of a buffer with all its slots, aligned."""
-    align = machine.memory[t.space].align
-    return -(-t.nbytes(schedule.program.binding) // align) * align
-
-
 def overflow(old: Schedule, new: Schedule, machine: Machine) -> dict[str, int]:
     """Memories in which the buffers that are new need more than there is, and how much."""
-    used: dict[str, int] = {}
-    for t in new.program.tensors:
-        if t.origin and t.name not in old.program.tensor and machine.memory[t.space].capacity is not None:
-            used[t.space] = used.get(t.space, 0) + buffer_bytes(new, t, machine)
-    return {n: b for n, b in used.items() if b > (machine.memory[n].capacity or 0)}
+    program, order = new.program, statements_of(new.tree)
+    blocks_of: dict[str, list[Block]] = {}
+    for t in program.tensors:
+        if not t.origin or t.name in old.program.tensor or machine.memory[t.space].capacity is None:
+            continue
+        users = [k for k, n in enumerate(order) if any(a.tensor == t.name for a, _ in program.statement[n].accesses)]
+        written = any(s.write.tensor == t.name and not s.copies for s in program.statements)
+        rotates = t.rank > old.program.tensor[t.origin].rank
+        first, last = (users[0], users[-1]) if written and not rotates else (0, len(order))
+        blocks_of.setdefault(t.space, []).append(Block(t.name, t.nbytes(program.binding), first, last))
+    sizes = {n: place(found, machine.memory[n].align).size for n, found in blocks_of.items()}
+    return {n: size for n, size in sizes.items() if size > (machine.memory[n].capacity or 0)}
 
 
 # ---- the last resort
@@ -163,7 +165,8 @@ def whole(schedule: Schedule, statements: Sequence[str], machine: Machine) -> Sc
     statements = [n for n in statements if not is_empty(schedule.program, schedule.program.statement[n])]
     for t in dict.fromkeys(a.tensor for n in statements for a, _ in schedule.program.statement[n].accesses):
         users = tuple(n for n in statements if any(a.tensor == t for a, _ in schedule.program.statement[n].accesses))
-        memory = _roomiest(schedule, engine, machine)
+        room = _room(schedule, engine, machine)
+        memory = max(room, key=lambda m: room[m])
         if not _touched(schedule.program, t, users):
             continue
         schedule = schedule.promote(t, None, memory, name=_free(schedule, f"{t}_{memory}"), users=users)
@@ -176,8 +179,11 @@ def whole(schedule: Schedule, statements: Sequence[str], machine: Machine) -> Sc
                 break
             except IllegalEdit:
                 continue
-    if full := [m for m, b in overflow(Schedule(schedule.source), schedule, machine).items() if b]:
-        raise CapacityError(f"the tensors do not fit {', '.join(full)} whole", kind="capacity", where=", ".join(statements))
+    room = _room(schedule, engine, machine)
+    if full := [m for m, left in room.items() if left < 0]:
+        raise CapacityError(
+            f"the tensors do not fit {', '.join(full)} whole", kind="capacity", where=", ".join(statements)
+        )
     return unchecked(schedule)
 
 
@@ -191,9 +197,11 @@ def _touched(program: Program, tensor: str, users: Sequence[str]) -> bool:
     )
 
 
-def _roomiest(schedule: Schedule, engine: Engine, machine: Machine) -> str:
+def _room(schedule: Schedule, engine: Engine, machine: Machine) -> dict[str, int]:
+    """Bytes left in each memory of an engine when all buffers are alive at once."""
     left = {m: machine.memory[m].capacity or 0 for m in engine.reads if m in engine.writes}
     for t in schedule.program.tensors:
         if t.space in left:
-            left[t.space] -= buffer_bytes(schedule, t, machine)
-    return max(left, key=lambda m: left[m])
+            align = machine.memory[t.space].align
+            left[t.space] -= -(-t.nbytes(schedule.program.binding) // align) * align
+    return left

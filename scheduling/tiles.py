@@ -40,7 +40,8 @@ class Buffer:
     """What a tile holds of one tensor. `accesses`: subscripts by variables. `shape`: the tensor's extents.
 
     `loaded`: from outside, once per tile of the innermost loop it depends on, into rotating slots; `stored`: written back
-    once per tile. `rotates`: has two slots though it is not loaded.
+    once per tile. `rotates`: has two slots though it is not loaded. `alive`: first and last statement of a tile that use
+    it; None where it keeps its space.
     """
 
     tensor: str
@@ -51,6 +52,7 @@ class Buffer:
     loaded: bool
     stored: bool
     rotates: bool = False
+    alive: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,9 @@ class _Grid:
             seen |= names
             tiles = _product([self.trips[n] for n in names])
             past = sum((self._overhang(buffer, d, n) for n in names), np.zeros(1, np.int64))
-            total = total * np.maximum(elements * tiles - past, 1)
+            shared = np.maximum(elements * tiles - past, 1)
+            apart = math.prod(self.extent[n] for n in names) * len({access[d] for access in buffer.accesses})
+            total = total * np.where(elements == self._points(buffer, d), apart, shared)
             count = count // np.maximum(tiles, 1)
         return total * np.maximum(count, 1)
 
@@ -231,15 +235,18 @@ class _Grid:
         """Elements per axis that a tile transfers: no padding, and not what a stride leaves out."""
         found: list[Ints] = []
         for d, extent in enumerate(self.extents(buffer)):
-            names = {n for access in buffer.accesses for n in access[d].names}
-            points = _product([self.sizes[n] for n in names]) * len({access[d] for access in buffer.accesses})
-            found.append(np.minimum(np.minimum(extent, buffer.shape[d]), points))
+            found.append(np.minimum(np.minimum(extent, buffer.shape[d]), self._points(buffer, d)))
         return found
+
+    def _points(self, buffer: Buffer, d: int) -> Ints:
+        """At most so many subscripts of axis d differ in a tile."""
+        names = {n for access in buffer.accesses for n in access[d].names}
+        return _product([self.sizes[n] for n in names]) * len({access[d] for access in buffer.accesses})
 
     def _overhang(self, buffer: Buffer, d: int, name: str) -> Ints:
         """How far the last tile reaches beyond the loop's end, in elements of axis d."""
         names = {n for access in buffer.accesses for n in access[d].names}
-        step = max(abs(access[d].coefficient(name)) for access in buffer.accesses) if len(names) > 1 else 1
+        step = max(abs(access[d].coefficient(name)) for access in buffer.accesses)
         others = _product([self.trips[n] for n in names if n != name])
         return step * (self.sizes[name] * self.trips[name] - self.extent[name]) * others
 
@@ -298,8 +305,10 @@ def _best(g: _Grid, moved: Ints, time: Ints) -> Choice | None:
     shape = np.broadcast_shapes(*(s.shape for s in grid.values())) if grid else ()
     fits = np.ones(shape, np.bool_)
     for name, space in problem.spaces.items():
-        used = sum((g.space(b) for b in problem.buffers if b.memory == name), np.zeros(1, np.int64))
-        fits = fits & (used <= space.capacity)
+        inside = [b for b in problem.buffers if b.memory == name]
+        for now in {b.alive[0] for b in inside if b.alive is not None} | {-1}:
+            live = [b for b in inside if b.alive is None or b.alive[0] <= now <= b.alive[1]]
+            fits = fits & (sum((g.space(b) for b in live), np.zeros(1, np.int64)) <= space.capacity)
     if not fits.any():
         return None
     tiles = _product(list(g.trips.values()))
