@@ -30,9 +30,13 @@ _MOST_ARROWS: Final = 600
 
 def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
+    for picture in axes:
+        for axis in (picture.xaxis, picture.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
     return figure, list(axes)
 
 
@@ -289,10 +293,9 @@ def timeline(report: Report, *, first: int = 0, cycles: int | None = None) -> Fi
     for row, name in enumerate(names):
         spans = [s for s in report.trace if s.engine == name and s.complete >= first and s.start <= last]
         colour = TILE_COLOURS[row % len(TILE_COLOURS)]
-        picture.broken_barh(
-            [(s.start, max(1, s.complete - s.start)) for s in spans], (row - 0.36, 0.72), color=colour, alpha=0.3
-        )
-        picture.broken_barh([(s.start, max(1, s.end - s.start)) for s in spans], (row - 0.36, 0.72), color=colour)
+        for until, alpha in (("complete", 0.3), ("end", 1.0)):
+            bars = [(s.start, max(1, getattr(s, until) - s.start)) for s in spans]
+            picture.broken_barh(bars, (row - 0.36, 0.72), color=colour, alpha=alpha, edgecolor="white", linewidth=0.6)
     busy = {e.name: e.busy / max(1, report.cycles) for e in report.engines}
     picture.set_yticks(range(len(names)), [f"{n}  {busy[n]:.0%}" for n in names])
     picture.set(

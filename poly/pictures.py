@@ -91,6 +91,9 @@ def _sections(text: str) -> tuple[list[str], list[str], list[str]]:
 _FOR: Final = re.compile(r"for (?P<loop>.+?)(?P<kind> (?:parallel|vector|unroll|unit))?(?P<engine> on .+)?:$")
 
 
+_BUFFER: Final = re.compile(r"\S+: \w+(?:\[[^\]]*\])? in \w+")
+
+
 def blocks_of(schedule: object) -> tuple[list[str], list[Block]]:
     """The promoted tensors, as text, and the tree of a schedule."""
     _, _, tree = _sections(str(schedule))
@@ -103,12 +106,12 @@ def blocks_of(schedule: object) -> tuple[list[str], list[Block]]:
             open_at.pop()
         siblings = open_at[-1][1].children if open_at else roots
         if match := _FOR.fullmatch(text):
-            block = Block(match["loop"] + (match["engine"] or ""), (match["kind"] or " serial").strip())
+            block = Block(match["loop"], (match["kind"] or " serial").strip(), (match["engine"] or "").strip())
             siblings.append(block)
             open_at.append((depth, block))
         elif text.startswith("at ") and siblings:
             siblings[-1].note = text
-        elif " scope (" in text and re.match(r"\S+: \w+\[", text) and not open_at:
+        elif not open_at and _BUFFER.match(text):
             buffers.append(text)
         elif text:
             siblings.append(Block(text))
@@ -126,7 +129,7 @@ def _without_notes(block: Block) -> Block:
     return block
 
 
-_LINE, _PAD, _CHAR, _LONGEST = 20, 7, 7.25, 96
+_LINE, _PAD, _CHAR, _LONGEST = 20, 7, 7.25, 124
 
 
 def schedule_svg(schedule: object) -> str:
@@ -161,7 +164,9 @@ def _width(block: Block) -> float:
 
 
 def _label(block: Block) -> str:
-    return f"for {block.title}" + (f"  {block.kind}" if block.kind != "serial" else "") if block.kind else block.title
+    if not block.kind:
+        return block.title
+    return f"for {block.title}" + (f"  {block.kind} {block.note}".rstrip() if block.kind != "serial" else "")
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,83 @@
+"""The README's Python runs as it stands and prints what the README shows; its picture and commands are up to date."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poly.cli import main
+from poly.pictures import schedule_tree
+from poly.scheduling.schedule import Schedule
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def save_model(path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = np.random.default_rng(0).standard_normal((4, 3, 3, 3)).astype("f4")
+    shape: list[str | int] = ["n", 3, "h", "w"]
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["input", "k"], ["c"], strides=[4, 4]), helper.make_node("Relu", ["c"], ["output"])],
+        "model",
+        [helper.make_tensor_value_info("input", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("output", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(weights, "k")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+
+
+def test_python_blocks_run_and_print_what_they_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "model.onnx")
+    space: dict[str, object] = {"image": np.ones((1, 3, 224, 224), "f4")}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), space)
+    assert np.allclose(np.asarray(space["c"]), np.asarray(space["a"]) @ np.asarray(space["b"]), rtol=1e-4)
+    assert np.allclose(np.asarray(space["d"]), np.asarray(space["c"]), rtol=1e-4)
+    printed = capsys.readouterr().out
+    shown = [line for block in blocks("text") for line in block.splitlines() if "just now" not in line]
+    assert len(shown) > 10
+    missing = [line for line in shown if line.strip() not in ("...", "") and line not in printed.splitlines()]
+    assert not missing
+    assert str(space["schedule"]) == str(readme_schedule()), "the picture is of another schedule"
+
+
+def readme_schedule() -> Schedule:
+    """What docs/make_pictures.py draws."""
+    spec = importlib.util.spec_from_file_location("make_pictures", ROOT / "docs" / "make_pictures.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.readme_schedule()
+
+
+def test_picture_is_up_to_date() -> None:
+    drawn = schedule_tree(readme_schedule()).text + "\n"
+    assert (ROOT / "docs" / "schedule.svg").read_text() == drawn, "run python docs/make_pictures.py"
+
+
+def test_shell_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "model.onnx")
+    np.save("a.npy", np.ones((8, 12), "f4"))
+    np.save("b.npy", np.ones((12, 4), "f4"))
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("poly ")]
+    assert len(lines) >= 5
+    for line in lines:
+        arguments = shlex.split(line)[1:]
+        if "--group" in arguments:  # the small model has fewer groups
+            arguments[arguments.index("--group") + 1] = "0"
+            arguments += ["--shape", "input=1,3,64,64"]
+        assert main([a.replace("1,3,224,224", "1,3,64,64") for a in arguments]) == 0, line
