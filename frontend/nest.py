@@ -26,7 +26,7 @@ polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
@@ -34,10 +34,9 @@ import islpy as isl
 import numpy as np
 import numpy.typing as npt
 
-from poly.affine import Affine
 from poly.dtypes import is_integer
 from poly.errors import PolyError
-from poly.expr import COMBINERS, Apply, Cast, Const, Expr, IndexValue, Read
+from poly.expr import COMBINERS, Apply, Cast, Const, Expr, Read, walk
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
@@ -107,7 +106,7 @@ def nest(
 def read_nest(function: Callable[..., object], *, exact: bool = False) -> Program:
     """The program of a function, in its original order, sizes symbolic. Raises `ParseError`."""
     text = written(function)
-    arguments, sizes = read_signature(text.source, text.definition)
+    arguments, sizes = read_signature(text)
     reader = Reader(
         frozenset(a.name for a in arguments), frozenset(a.name for a in arguments if a.shape == () and _plain(a))
     )
@@ -192,8 +191,6 @@ def _dtype(draft: Draft, dtypes: Mapping[str, str]) -> str | None:
 
 
 def _has_float(name: str, drafts: Sequence[Draft]) -> bool:
-    from poly.expr import walk
-
     bodies = [d.body for d in drafts if d.write.tensor == name]
     return any(isinstance(e, Const) and isinstance(e.value, float) for b in bodies for e in walk(b))
 
@@ -249,7 +246,8 @@ def _check_bounds(
             continue
         instance, element = witness(outside, (s.iterators, [f"dimension {d}" for d in range(len(shape))]))
         shown = ", ".join(str(e) for e in access.affine_index)
+        extents = ", ".join(map(str, shape))
         raise source.error(
-            place, f"{access.tensor}[{shown}] is outside its shape ({', '.join(map(str, shape))}): {instance} -> {element}",
+            place, f"{access.tensor}[{shown}] is outside its shape ({extents}): {instance} -> {element}",
             "start or end the loop earlier, or state what sizes are possible: assert N >= 2",
         )  # fmt: skip

@@ -22,12 +22,14 @@ from poly.sets import identifier
 _UPDATES: Final[dict[type[ast.operator], str]] = {
     ast.Add: "+", ast.Sub: "+", ast.Mult: "*", ast.BitOr: "or", ast.BitAnd: "and",
 }  # fmt: skip
-_ALLOCATIONS: Final = {"empty": None, "zeros": 0, "ones": 1, "empty_like": None, "zeros_like": 0, "ones_like": 1, "full": 0}
+_ALLOCATIONS: Final = {  # what fills the array
+    "empty": None, "zeros": 0, "ones": 1, "empty_like": None, "zeros_like": 0, "ones_like": 1, "full": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A statement: `symbol` of its combiner or ""; the body has no conversions yet; `places`: where reads are written."""
+    """A statement whose body has no conversions yet. `symbol`: of its combiner, or ""; `places`: where reads stand."""
 
     node: ast.stmt
     target: ast.expr
@@ -174,7 +176,8 @@ class Reader:
         if not step.is_constant or step.constant == 0:
             raise scope.source.error(arguments[-1], "the step of a range is an integer, not zero")
         by = step.constant
-        iterator = _fresh(identifier(name if by == 1 else f"{name}_r" if by == -1 else f"{name}_s"), around)
+        stem = name.lstrip("_") or "t"  # `for _ in range(steps)`
+        iterator = _fresh(identifier(stem if by == 1 else f"{stem}_r" if by == -1 else f"{stem}_s"), around)
         first, last = scope.bound(start), scope.bound(stop)
         if by == 1:
             return iterator, var(iterator), (f"{first} <= {iterator} < {last}",)
@@ -269,7 +272,9 @@ class Reader:
                 if scope.shapes.get(name):
                     raise scope.source.error(target, f"{name} is an array: assign its elements")
                 if identifier(name) != name:
-                    raise scope.source.error(target, f"{name!r} cannot name a tensor", f"for example {name.strip('_')}_")
+                    raise scope.source.error(
+                        target, f"{name!r} cannot name a tensor", f"for example {identifier(name)}"
+                    )
                 if name not in self.locals:
                     self.locals[name] = Local(name, (), dtype)
                 return Access(name, ())
@@ -296,7 +301,8 @@ class Reader:
             if keyword.arg != "dtype" or found is None:
                 raise scope.source.error(keyword.value, f"unknown argument of {kind}", "dtype=np.float32")
             dtype = found
-        self.locals[name] = Local(name, shape, dtype or ("like " + last_name(call.args[0]) if kind[-5:] == "_like" else "f64"))
+        unsaid = f"like {last_name(call.args[0])}" if kind.endswith("_like") else "f64"
+        self.locals[name] = Local(name, shape, dtype or unsaid)
         if _ALLOCATIONS[kind] is None:
             return
         values = Values(self._with_locals(around).scope)
@@ -313,12 +319,10 @@ class Reader:
         self, node: ast.stmt, target: ast.expr, around: Around, path: tuple[PathStep, ...], write: Access, body: Expr,
         values: Values, symbol: str,
     ) -> None:  # fmt: skip
+        reads, places = tuple(values.reads), tuple(values.places)
         self.drafts.append(
-            Draft(
-                node, target, around.iterators, around.conditions, path, write, body, tuple(values.reads),
-                tuple(values.places), symbol,
-            )
-        )  # fmt: skip
+            Draft(node, target, around.iterators, around.conditions, path, write, body, reads, places, symbol)
+        )
 
 
 def _as_update(write: Access, body: Expr, values: Values) -> tuple[str, Expr]:

@@ -6,7 +6,7 @@ An annotation is read as it is written, it need not be evaluated:
     alpha: float                      a scalar of dtype f64
     beta: f32[float, ""]              a scalar of dtype f32
     A: f64[Array, "N, M + 1"]         a tensor; f64, f32, ... are names for typing.Annotated to a type checker
-    A: Annotated[Array, "f64[N, M + 1]"]
+    A: Annotated[Array, "f64[N, M + 1]"], or a name of the module for such a type
     A: "f64[N, M + 1]"                the same for who does not check types
 
 Names in shapes that are not arguments are sizes too.
@@ -15,12 +15,13 @@ Names in shapes that are not arguments are sizes too.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poly.affine import Affine, affine_of_ast
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
-from poly.frontend.nest_source import Source
+from poly.frontend.nest_source import Source, Written
 from poly.sets import identifier
 
 _PLAIN = {"float": "f64", "bool": "bool"}
@@ -36,13 +37,14 @@ class Argument:
     node: ast.arg
 
 
-def read_signature(source: Source, definition: ast.FunctionDef) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
+def read_signature(text: Written) -> tuple[tuple[Argument, ...], tuple[str, ...]]:
     """The arguments, and the sizes in order of appearance. Raises `ParseError`."""
-    given = definition.args
+    source, definition, given = text.source, text.definition, text.definition.args
     for star in (given.vararg, given.kwarg):
         if star is not None:
             raise source.error(star, f"argument {star.arg!r}: a nest takes named arguments only")
-    arguments = tuple(_argument(source, a) for a in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+    nodes = (*given.posonlyargs, *given.args, *given.kwonlyargs)
+    arguments = tuple(_argument(source, a, text.annotations) for a in nodes)
     tensors = {a.name for a in arguments if a.shape is not None}
     sizes = [a.name for a in arguments if a.shape is None]
     for argument in arguments:
@@ -54,16 +56,19 @@ def read_signature(source: Source, definition: ast.FunctionDef) -> tuple[tuple[A
     for name in (*sizes, *tensors):
         if identifier(name) != name:
             where = next((a.node for a in arguments if a.name == name), definition)
-            raise source.error(where, f"{name!r} cannot name a size or a tensor", hint=f"for example {name.strip('_')}_")
+            raise source.error(
+                where, f"{name!r} cannot name a size or a tensor", hint=f"for example {identifier(name)}"
+            )
     return arguments, tuple(sizes)
 
 
-def _argument(source: Source, node: ast.arg) -> Argument:
+def _argument(source: Source, node: ast.arg, names: Mapping[str, str]) -> Argument:
     if node.annotation is None:
-        raise source.error(
-            node, f"argument {node.arg!r} has no annotation", hint='N: int for a size, A: f64[Array, "N, M"] for a tensor'
-        )
-    found = read_annotation(source, node.annotation)
+        hint = 'N: int for a size, A: f64[Array, "N, M"] for a tensor'
+        raise source.error(node, f"argument {node.arg!r} has no annotation", hint)
+    named = names.get(last_name(node.annotation))
+    annotation = node.annotation if named is None else ast.copy_location(ast.Constant(named), node.annotation)
+    found = read_annotation(source, annotation)
     if found is None:
         return Argument(node.arg, "i64", None, node)
     dtype, shape = found

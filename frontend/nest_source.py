@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from poly.errors import ParseError
@@ -39,11 +39,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Written:
-    """A function as it is written; `names`: values of the module's and the enclosing functions' variables it sees."""
+    """A function as it is written.
+
+    `names`: values of the module's and the enclosing functions' variables it sees; `annotations`: texts in the names
+    for `Annotated` types that its arguments have.
+    """
 
     source: Source
     definition: ast.FunctionDef
     names: dict[str, object]
+    annotations: dict[str, str]
 
 
 def written(function: Callable[..., object]) -> Written:
@@ -62,7 +67,19 @@ def written(function: Callable[..., object]) -> Written:
     if definition is None:
         raise ParseError(f"the text of {name!r} cannot be read", hint="write the function in a file or a notebook cell")
     seen = inspect.getclosurevars(function)
-    return Written(source, definition, {**seen.globals, **seen.nonlocals})
+    return Written(
+        source, definition, {**seen.globals, **seen.nonlocals}, _annotations(definition, function.__globals__)
+    )
+
+
+def _annotations(definition: ast.FunctionDef, names: Mapping[str, object]) -> dict[str, str]:
+    """`Matrix = Annotated[Array, "f64[N, M]"]` of the module, as far as annotations are such names."""
+    found: dict[str, str] = {}
+    for node in ast.walk(definition.args):
+        if isinstance(node, ast.Name):
+            texts = getattr(names.get(node.id), "__metadata__", ())
+            found |= {node.id: text for text in texts if isinstance(text, str)}
+    return found
 
 
 def _definition(tree: ast.Module, name: str, first_line: int) -> ast.FunctionDef | None:

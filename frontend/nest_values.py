@@ -303,9 +303,8 @@ class Values:
                 access = self.subscripted(node.body)
                 return Read(self._position(node, Access(access.tensor, access.index, (*guard, *then), fill)))
         test = self.value(node.test, guard)
-        return apply(
-            "select", test, self.value(node.body, (*guard, *(then or ()))), self.value(node.orelse, (*guard, *(other or ())))
-        )
+        first = self.value(node.body, (*guard, *(then or ())))
+        return apply("select", test, first, self.value(node.orelse, (*guard, *(other or ()))))
 
     def _call(self, node: ast.Call, name: str, nodes: Sequence[ast.expr], guard: tuple[Constraint, ...]) -> Expr:
         arguments = [self.value(a, guard) for a in nodes]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from poly.engine import Engine
     from poly.errors import PolyError
     from poly.explainer import explain
+    from poly.frontend.nest import nest
     from poly.frontend.notation import parse
     from poly.frontend.onnx_import import from_onnx
     from poly.graph import Graph
@@ -33,13 +34,13 @@ __version__ = "0.1.0"
 _HOMES: Final = {
     "Engine": "engine", "Graph": "graph", "LoopTree": "loops", "Machine": "machine", "PolyError": "errors",
     "Program": "program", "Schedule": "scheduling.schedule", "compile": "compiler", "einsum": "compiler",
-    "explain": "explainer", "from_onnx": "frontend.onnx_import", "parse": "frontend.notation",
+    "explain": "explainer", "from_onnx": "frontend.onnx_import", "nest": "frontend.nest", "parse": "frontend.notation",
     "read_machine": "machine", "run_program": "interp",
 }  # fmt: skip
 
 __all__ = [
     "Engine", "Graph", "LoopTree", "Machine", "PolyError", "Program", "Schedule", "compile", "einsum", "explain",
-    "from_onnx", "parse", "read_machine", "run_program",
+    "from_onnx", "nest", "parse", "read_machine", "run_program",
 ]  # fmt: skip
 
 

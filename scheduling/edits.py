@@ -444,5 +444,5 @@ EDITS: Mapping[str, Callable[..., Schedule]] = {
     "tile": tile, "interchange": interchange, "reorder": reorder, "fuse": fuse, "distribute": distribute,
     "shift": shift, "skew": skew, "split": split, "unroll": unroll, "vectorise": vectorise, "parallelise": parallelise,
     "tensorise": tensorise, "promote": _lazy("promotion", "promote"), "recompute": _lazy("recompute", "recompute"),
-    "double_buffer": _lazy("buffering", "double_buffer"),
+    "double_buffer": _lazy("buffering", "double_buffer"), "arrange": _lazy("arrange", "arrange"),
 }  # fmt: skip

@@ -1,4 +1,5 @@
 """Matrix products and their relatives, written from their formulas."""
+# ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Stencils in time, recursive filters and dynamic programming."""
+# ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def adi(STEPS: int, N: int, u: f64[Array, "N, N"]):
     b = 1.0 + mul1
     d = -mul2 / 2.0
     e = 1.0 + mul2
-    for t in range(STEPS):
+    for _t in range(STEPS):
         for i in range(1, N - 1):
             v[0, i] = 1.0
             p[i, 0] = 0.0
@@ -68,7 +69,7 @@ def fdtd_2d(
 
 @nest
 def heat_3d(STEPS: int, N: int, A: f64[Array, "N, N, N"], B: f64[Array, "N, N, N"]):
-    for t in range(STEPS):
+    for _t in range(STEPS):
         for i in range(1, N - 1):
             for j in range(1, N - 1):
                 for k in range(1, N - 1):
@@ -91,7 +92,7 @@ def heat_3d(STEPS: int, N: int, A: f64[Array, "N, N, N"], B: f64[Array, "N, N, N
 
 @nest
 def jacobi_1d(STEPS: int, N: int, A: f64[Array, "N"], B: f64[Array, "N"]):
-    for t in range(STEPS):
+    for _t in range(STEPS):
         for i in range(1, N - 1):
             B[i] = 0.33333 * (A[i - 1] + A[i] + A[i + 1])
         for i in range(1, N - 1):
@@ -100,7 +101,7 @@ def jacobi_1d(STEPS: int, N: int, A: f64[Array, "N"], B: f64[Array, "N"]):
 
 @nest
 def jacobi_2d(STEPS: int, N: int, A: f64[Array, "N, N"], B: f64[Array, "N, N"]):
-    for t in range(STEPS):
+    for _t in range(STEPS):
         for i in range(1, N - 1):
             for j in range(1, N - 1):
                 B[i, j] = 0.2 * (A[i, j] + A[i, j - 1] + A[i, j + 1] + A[i + 1, j] + A[i - 1, j])
@@ -111,7 +112,7 @@ def jacobi_2d(STEPS: int, N: int, A: f64[Array, "N, N"], B: f64[Array, "N, N"]):
 
 @nest
 def seidel_2d(STEPS: int, N: int, A: f64[Array, "N, N"]):
-    for t in range(STEPS):
+    for _t in range(STEPS):
         for i in range(1, N - 1):
             for j in range(1, N - 1):
                 A[i, j] = (

@@ -11,10 +11,10 @@ from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-from tests.polybench import algebra, solvers, stencils
 
 from poly.frontend.nest import Nest
 from poly.program import Program
+from tests.polybench import algebra, solvers, stencils
 
 Array = npt.NDArray[np.generic]
 Data = dict[str, Array | float]
