@@ -57,13 +57,17 @@ class Operand:
 
 @dataclass(frozen=True)
 class Site:
-    """A statement in a box of counters. `where`: conditions (not negative) on its instances that are left."""
+    """A statement in a box of counters. `where`: conditions (not negative) on its instances that are left.
+
+    `addresses`: linear addresses found before, by the access's identity (the loop tree keeps them alive).
+    """
 
     compute: Compute
     scope: Scope
     operands: Mapping[str, Operand]
     sizes: Mapping[str, int]
     tag: str
+    addresses: dict[int, Affine]
     where: tuple[Form, ...] = ()
 
     @property
@@ -76,8 +80,10 @@ class Site:
 
     def place(self, access: Access) -> Form:
         """Where in its tensor an access lies; indirect subscripts count as 0. Raises `Bent`."""
-        subscripts = [s if isinstance(s, Affine) else Affine() for s in access.index]
-        return self.scope.form(address(self.operands[access.tensor].tensor, subscripts, self.sizes))
+        if id(access) not in self.addresses:
+            subscripts = [s if isinstance(s, Affine) else Affine() for s in access.index]
+            self.addresses[id(access)] = address(self.operands[access.tensor].tensor, subscripts, self.sizes)
+        return self.scope.form(self.addresses[id(access)])
 
     def region(self, access: Access) -> Region:
         return self.operands[access.tensor].region(self.place(access), self.axes)
@@ -126,7 +132,10 @@ def dma(site: Site) -> Command:
         return filled(site, fill)
     target, source = site.place(compute.write), site.place(read)
     moved = Form(source.base + sum(c * inside.get(a, (0, 0))[0] for a, c in source.terms.items()), source.terms)
-    dims = [_Dim(n, target.terms.get(a, 0), source.terms.get(a, 0), inside.get(a, (0, n))) for a, n in site.scope.axes.items()]
+    dims = [
+        _Dim(n, target.terms.get(a, 0), source.terms.get(a, 0), inside.get(a, (0, n)))
+        for a, n in site.scope.axes.items()
+    ]
     dims = merged(dims, MAX_DMA_RANK) or [_Dim(1, 1, 1, (0, 1))]
     if len(dims) > MAX_DMA_RANK:
         raise site.cut_outermost()

@@ -33,7 +33,13 @@ class StreamKernel:
     """
 
     def __init__(
-        self, program: Program, machine: Machine, tree: LoopTree, stream: CommandStream, schedule: Schedule | None, seconds: float
+        self,
+        program: Program,
+        machine: Machine,
+        tree: LoopTree,
+        stream: CommandStream,
+        schedule: Schedule | None,
+        seconds: float,
     ) -> None:
         self.program, self.machine, self.loops, self.stream, self.schedule = program, machine, tree, stream, schedule
         self.inputs, self.outputs = program.inputs, program.outputs
@@ -81,7 +87,8 @@ class StreamKernel:
         expected = (self._shape(t), numpy_dtype(t.dtype))
         if (a.shape, a.dtype) != expected:
             raise RunError(
-                f"{t.name} is {a.dtype}{list(a.shape)}, expected {expected[1]}{list(expected[0])}", where=self.program.name
+                f"{t.name} is {a.dtype}{list(a.shape)}, expected {expected[1]}{list(expected[0])}",
+                where=self.program.name,
             )
         return a
 

@@ -52,7 +52,9 @@ def emit_stream(
         plan = plan_memory(tree, machine)
         operands = _operands(tree, plan, machine)
         for t in (o.tensor for o in operands.values() if o.symbol is not None):
-            symbols.setdefault(t.name, _symbol(t, dict(tree.sizes), dict(constants or {}), roles or {}, operands[t.name].memory))
+            symbols.setdefault(
+                t.name, _symbol(t, dict(tree.sizes), dict(constants or {}), roles or {}, operands[t.name].memory)
+            )
         walk = _Walk(tree, machine, operands, program)
         walk.nodes(tree.body, Scope({n: Form(v, {}) for n, v in tree.sizes}, {}), ())
     title = name or "_".join(t.name for t in trees)
@@ -74,7 +76,11 @@ def _operands(tree: LoopTree, plan: MemoryPlan, machine: Machine) -> dict[str, O
 
 
 def _symbol(
-    t: Tensor, sizes: Mapping[str, int], constants: Mapping[str, np.ndarray], roles: Mapping[str, SymbolRole], memory: str
+    t: Tensor,
+    sizes: Mapping[str, int],
+    constants: Mapping[str, np.ndarray],
+    roles: Mapping[str, SymbolRole],
+    memory: str,
 ) -> Symbol:
     role = roles.get(t.name, t.role)
     if role == "constant" and t.name in constants:
@@ -90,12 +96,15 @@ class _Walk:
     operands: Mapping[str, Operand]
     out: list[tuple[str, Command]]
     sizes: dict[str, int] = field(init=False)
+    addresses: dict[int, Affine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sizes = dict(self.tree.sizes)
         if self.tree.parameters:
             free = ", ".join(self.tree.parameters)
-            raise UnsupportedError(f"sizes {free} are free: a stream has fixed ones", where=self.tree.name, hint="bind them")
+            raise UnsupportedError(
+                f"sizes {free} are free: a stream has fixed ones", where=self.tree.name, hint="bind them"
+            )
 
     def nodes(self, nodes: Sequence[Node], scope: Scope, tile: tuple[tuple[str, int], ...]) -> None:
         """Run nodes in order; all loop variables of `scope` are numbers. `tile`: the serial loops, for tags."""
@@ -180,7 +189,7 @@ class _Chain:
             return
         left = tuple(f for f in forms if scope.interval(f)[0] < 0)
         tag = f"{compute.statement}({', '.join(f'{n}={v}' for n, v in self.tile)})" if self.tile else compute.statement
-        site = Site(compute, scope, self.walk.operands, self.walk.sizes, tag, left)
+        site = Site(compute, scope, self.walk.operands, self.walk.sizes, tag, self.walk.addresses, left)
         engine = self.engine or first_engine(site, self.walk.machine)
         made = command(site, engine)
         if isinstance(made, Vec) and engine.kind != "vector":

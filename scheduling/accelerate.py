@@ -63,11 +63,15 @@ def _attempts(schedule: Schedule, group: Group, machine: Machine) -> Iterator[Ca
     if pieces is not None:
         ways = _on_array(schedule.program, pieces, machine)
         if ways:
-            yield lambda: _tiled(schedule, pieces, machine, [_array_plans(schedule.program, pieces, w, machine) for w in ways])
+            yield lambda: _tiled(
+                schedule, pieces, machine, [_array_plans(schedule.program, pieces, w, machine) for w in ways]
+            )
         if _is_copy(pieces.statements):
             yield lambda: _tiled(schedule, pieces, machine, [_copy_plans(schedule.program, pieces, machine)])
         for pad in (True, False):
-            yield lambda pad=pad: _tiled(schedule, pieces, machine, [_vector_plans(schedule.program, pieces, machine, pad)])
+            yield lambda pad=pad: _tiled(
+                schedule, pieces, machine, [_vector_plans(schedule.program, pieces, machine, pad)]
+            )
     yield lambda: whole(unchecked(schedule), group.names, machine)
 
 
@@ -102,7 +106,10 @@ def _tiled(schedule: Schedule, pieces: Pieces, machine: Machine, options: Sequen
         excess = overflow(schedule, result, machine)
         if not excess:
             return result
-        room = {n: min(c, int(room[n] * machine.memory[n].capacity / excess[n])) if n in excess else c for n, c in room.items()}  # type: ignore[operator]
+        room = {
+            n: min(c, int(room[n] * machine.memory[n].capacity / excess[n])) if n in excess else c
+            for n, c in room.items()
+        }  # type: ignore[operator]
     raise CapacityError("buffers came out larger than foreseen", kind="capacity", where=schedule.source.name)
 
 

@@ -141,7 +141,7 @@ def _best_of(problems: Sequence[Problem], numbers: Sequence[int]) -> tuple[int, 
         boxes = {b.accesses: _box(b, grid, extent) for b in first.buffers}
         found: list[tuple[int, Choice]] = []
         for order in first.orders:
-            g = _Grid(first, (*order, *inner), grid, trips, extent, boxes)
+            g = _Grid(first, (*order, *inner), grid, trips, extent, boxes, {})
             moved = sum((g.moved(b) * (b.loaded + b.stored) for b in first.buffers), np.zeros(1, np.int64))
             time = g.time()
             for number, p in zip(numbers, problems, strict=True):
@@ -193,6 +193,7 @@ class _Grid:
     trips: Sizes
     extent: Mapping[str, int]
     boxes: Mapping[tuple[tuple[Affine, ...], ...], Sequence[Ints]]
+    known: dict[tuple[object, ...], Ints]
 
     def extents(self, buffer: Buffer) -> Sequence[Ints]:
         """Extents of the box a tile needs, padding included."""
@@ -200,9 +201,12 @@ class _Grid:
 
     def space(self, buffer: Buffer) -> Ints:
         """Bytes of all slots."""
-        space = self.problem.spaces[buffer.memory]
-        one = -(-_product(self.extents(buffer)) * buffer.itemsize // space.align) * space.align
-        return one * np.where(self.loads(buffer)[1], SLOTS, 1) if buffer.loaded or buffer.rotates else one
+        align, rotates = self.problem.spaces[buffer.memory].align, buffer.loaded or buffer.rotates
+        key = (buffer.accesses, buffer.itemsize, align, rotates)
+        if key not in self.known:
+            one = -(-_product(self.extents(buffer)) * buffer.itemsize // align) * align
+            self.known[key] = one * np.where(self.loads(buffer)[1], SLOTS, 1) if rotates else one
+        return self.known[key]
 
     def loads(self, buffer: Buffer) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """How many tiles are transferred, and whether there is more than one of them (a loop to rotate over)."""
@@ -256,7 +260,9 @@ class _Grid:
         elements = self.elements(buffer)
         run: Ints = np.ones(1, np.int64)
         whole = np.ones(1, np.bool_)
-        for here, extent, n in zip(reversed(elements), reversed(self.extents(buffer)), reversed(buffer.shape), strict=True):
+        for here, extent, n in zip(
+            reversed(elements), reversed(self.extents(buffer)), reversed(buffer.shape), strict=True
+        ):
             whole = whole & (here == np.minimum(extent, n))
             run = np.where(whole, run * here, run)
             whole = whole & (here == n)

@@ -1,0 +1,386 @@
+"""From programs to verified command streams: values against the interpreter, bytes against what must move, the pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from tests.strategies import inputs_for, programs
+
+from poly.accel.compiled import StreamKernel, compile_stream
+from poly.accel.emit import emit_stream
+from poly.accel.isa import Dma, Mm, Vec
+from poly.accel.memory import plan_memory
+from poly.accel.profile import profile
+from poly.accel.regions import Bent, Form, Scope, address
+from poly.accel.simulate import run
+from poly.accel.verify import verify
+from poly.affine import Affine, parse_affine, var
+from poly.errors import CapacityError, PolyError, RunError, UnsupportedError
+from poly.frontend.notation import parse
+from poly.interp import run_program
+from poly.loops import Alloc
+from poly.program import Program, Tensor
+from poly.scheduling.accelerate import schedule_for_accelerator
+from poly.scheduling.contraction import contractions
+from poly.scheduling.schedule import Schedule
+from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work, best_tiles
+
+S16, M32 = profile("s16"), profile("m32")
+
+
+def compulsory(program: Program) -> int:
+    """Bytes of every input once and every output once."""
+    return sum(t.nbytes(program.binding) for t in program.tensors if t.role in ("input", "constant", "output"))
+
+
+def agrees(program: Program, kernel: StreamKernel, exact: bool = True) -> None:
+    """The stream gives what the interpreter gives, in a random order of the engines too."""
+    assert verify(kernel.stream, kernel.machine) == []
+    inputs = inputs_for(program)
+    expected = run_program(program, inputs)
+    found = kernel(*(inputs[t.name] for t in program.inputs))
+    for array, tensor in zip(found if isinstance(found, tuple) else (found,), program.outputs, strict=True):
+        if exact:
+            np.testing.assert_array_equal(array, expected[tensor.name])
+        else:
+            np.testing.assert_allclose(array, expected[tensor.name], rtol=1e-5, atol=1e-6)
+    values, counters = run(kernel.stream, {n: a for n, a in inputs.items() if n in kernel.stream.symbol}, seed=3)
+    for tensor in program.outputs:
+        given = values[tensor.name].reshape(expected[tensor.name].shape)
+        np.testing.assert_allclose(given, expected[tensor.name], rtol=1e-5, atol=1e-6)
+    assert counters.dram_bytes == kernel.report.dram_bytes
+    assert kernel.report.cycles >= kernel.report.macs / max(1, kernel.report.peak_macs)
+
+
+def convolution(
+    n: int, c: int, h: int, w: int, o: int, k: int, stride: int, pad: int, dilation: int = 1, dtype: str = "f32"
+) -> Program:
+    """NCHW, bias first, relu last; padding as a guard."""
+    total = "i32" if dtype == "i8" else dtype
+    cast = "i32" if dtype == "i8" else ""
+    place = {v: f"{stride}*{v} + {dilation}*k{v} - {pad}" for v in "hw"}
+    read = f"X[n, c, {place['h']}, {place['w']}]"
+    if pad:
+        limits = [f"{place[v]} >= 0 and {place[v]} < {e}" for v, e in (("h", h), ("w", w))]
+        read = f"({read} if {' and '.join(limits)} else 0)"
+    size = {v: (e + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for v, e in (("h", h), ("w", w))}
+    out = f"0 <= n < {n} and 0 <= o < {o} and 0 <= h < {size['h']} and 0 <= w < {size['w']}"
+    shape = f"{n}, {o}, {size['h']}, {size['w']}"
+    return parse(f"""program conv
+        input X: {dtype}[{n}, {c}, {h}, {w}]
+        input W: {dtype}[{o}, {c}, {k}, {k}]
+        input b: {total}[{o}]
+        temporary T: {total}[{shape}]
+        output Y: {total}[{shape}]
+        start[n, o, h, w]: T[n, o, h, w] = b[o] where {out}
+        sum[n, o, h, w, c, kh, kw]: T[n, o, h, w] += {cast}({read})*{cast}(W[o, c, kh, kw]) where {out} and 0 <= c < {c} and 0 <= kh < {k} and 0 <= kw < {k}
+        relu[n, o, h, w]: Y[n, o, h, w] = max(T[n, o, h, w], 0) where {out}
+    """)
+
+
+LINEAR = "C[i, j] += x[i, k]*w[j, k]; y[i, j] = max(C[i, j] + b[j], 0)"
+INT8 = """input A: i8[100, 70]
+input B: i8[70, 50]
+C[i, j] += i32(A[i, k])*i32(B[k, j])"""
+DEPTHWISE = """input X: f32[1, 24, 17, 17]
+input W: f32[24, 3, 3]
+Y[n, g, h, w] += (X[n, g, h + r - 1, w + q - 1] if h + r >= 1 and h + r <= 17 and w + q >= 1 and w + q <= 17 else 0)*W[g, r, q] where n = 0 and 0 <= h < 17 and 0 <= w < 17"""
+GROUPED = """program grouped
+input X: f32[1, 24, 9, 9]
+input W: f32[32, 6, 3, 3]
+output Y: f32[1, 32, 7, 7]
+start[n, g, o, h, w]: Y[n, 8*g + o, h, w] = 0 where n = 0 and 0 <= g < 4 and 0 <= o < 8 and 0 <= h < 7 and 0 <= w < 7
+sum[n, g, o, h, w, c, r, q]: Y[n, 8*g + o, h, w] += X[n, 6*g + c, h + r, w + q]*W[8*g + o, c, r, q] where n = 0 and 0 <= g < 4 and 0 <= o < 8 and 0 <= h < 7 and 0 <= w < 7 and 0 <= c < 6 and 0 <= r < 3 and 0 <= q < 3"""
+MAXPOOL = """input X: f32[1, 20, 25, 25]
+Y[n, c, h, w] max= (X[n, c, 2*h + r - 1, 2*w + q - 1] if 2*h + r >= 1 and 2*h + r <= 25 and 2*w + q >= 1 and 2*w + q <= 25 else -inf) where n = 0 and 0 <= c < 20 and 0 <= h < 13 and 0 <= w < 13 and 0 <= r < 3 and 0 <= q < 3"""
+CONCAT = """program concat
+input A: f32[1, 20, 9, 9]
+input B: f32[1, 30, 9, 9]
+output Y: f32[1, 50, 9, 9]
+a[n, c, h, w]: Y[n, c, h, w] = A[n, c, h, w] where n = 0 and 0 <= c < 20 and 0 <= h < 9 and 0 <= w < 9
+b[n, c, h, w]: Y[n, c + 20, h, w] = B[n, c, h, w] where n = 0 and 0 <= c < 30 and 0 <= h < 9 and 0 <= w < 9"""
+
+
+def pure(name: str, shapes: str, body: str, where: str) -> str:
+    return f"program {name}\n{shapes}\nS{body} where {where}"
+
+
+MOVES = {
+    "transpose": parse("Y[a, c, d, b] = X[a, b, c, d]", X=(2, 17, 19, 23)),
+    "reshape": parse(pure("reshape", "input X: f32[40, 60]\noutput Y: f32[80, 30]", "[i, j]: Y[i, j] = X[(30*i + j) // 60, (30*i + j) % 60]", "0 <= i < 80 and 0 <= j < 30")),
+    "rows": parse(pure("rows", "input X: f32[14, 10, 33]\noutput Y: f32[140, 33]", "[i, j]: Y[i, j] = X[i // 10, i % 10, j]", "0 <= i < 140 and 0 <= j < 33")),
+    "depth": parse(pure("depth", "input X: f32[12, 5, 7]\noutput Y: f32[3, 10, 14]", "[c, h, w]: Y[c, h, w] = X[(2*(h % 2) + w % 2)*3 + c, h // 2, w // 2]", "0 <= c < 3 and 0 <= h < 10 and 0 <= w < 14")),
+    "pad": parse(pure("pad", "input X: f32[20, 30]\noutput Y: f32[26, 33]", "[i, j]: Y[i, j] = (X[i - 3, j - 1] if i >= 3 and i < 23 and j >= 1 and j < 31 else 7)", "0 <= i < 26 and 0 <= j < 33")),
+    "slice": parse(pure("slice", "input X: f32[40, 60]\noutput Y: f32[13, 30]", "[i, j]: Y[i, j] = X[3*i, 59 - 2*j]", "0 <= i < 13 and 0 <= j < 30")),
+    "flatten": parse(pure("flatten", "input X: f32[1, 12, 7, 7]\noutput Y: f32[1, 588]", "[c, h, w]: Y[0, 49*c + 7*h + w] = X[0, c, h, w]", "0 <= c < 12 and 0 <= h < 7 and 0 <= w < 7")),
+    "concat": parse(CONCAT),
+}  # fmt: skip
+
+CASES = {
+    "linear": parse(LINEAR, x=(33, 70), w=(50, 70), b=(50,)),
+    "int8": parse(INT8),
+    "batched": parse("C[b, i, j] += A[b, i, k]*B[b, k, j]", A=(6, 33, 65), B=(6, 65, 47)),
+    "matvec": parse("y[i] += A[i, k]*x[k]", A=(130, 300), x=(300,)),
+    "dot": parse("y += a[k]*b[k]", a=(3000,), b=(3000,)),
+    "outer": parse("C[i, j] += a[i]*b[j]", a=(30,), b=(50,)),
+    "conv3x3": convolution(1, 24, 14, 14, 40, 3, 1, 1),
+    "conv stride": convolution(2, 17, 15, 13, 19, 3, 2, 1),
+    "conv dilation": convolution(1, 8, 20, 20, 8, 3, 1, 2, 2),
+    "conv int8": convolution(1, 32, 14, 14, 40, 3, 1, 1, 1, "i8"),
+    "conv 1x1": convolution(1, 32, 28, 28, 40, 1, 2, 0),
+    "conv 7x7": convolution(1, 3, 30, 30, 20, 7, 2, 3),
+    "depthwise": parse(DEPTHWISE),
+    "grouped": parse(GROUPED),
+    "maxpool": parse(MAXPOOL),
+    "average": parse("S[n, c, h, w] += X[n, c, 2*h + r, 2*w + q] where 0 <= h < 14 and 0 <= w < 14 and 0 <= r < 2 and 0 <= q < 2; Y[n, c, h, w] = S[n, c, h, w]*0.25", X=(1, 40, 28, 28)),
+    "global": parse("S[n, c] += X[n, c, h, w]; Y[n, c] = S[n, c]*0.5", X=(2, 300, 7, 7)),
+    "elementwise": parse("T[i, j] = X[i, j]*b[j] + c[i]; Y[i, j] = max(T[i, j], 0) - X[i, j]", X=(70, 190), b=(190,), c=(70,)),
+    "resize": parse("Y[i, j] = X[i // 2, j // 3] + 1 where 0 <= i < 20 and 0 <= j < 33", X=(10, 11)),
+    "scalar": parse("Y[i] = X[i]*s[] + 1", X=(100,), s=()),
+    "long sum": parse("s += X[i]*X[i]", X=(50000,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*CASES, *MOVES])
+def test_values(name: str) -> None:
+    program = {**CASES, **MOVES}[name]
+    agrees(program, compile_stream(program, S16))
+
+
+def test_softmax() -> None:
+    program = parse(
+        "m[i] max= X[i, j]; e[i, j] = exp(X[i, j] - m[i]); s[i] += e[i, j]; Y[i, j] = e[i, j]/s[i]", X=(20, 300)
+    )
+    agrees(program, compile_stream(program, S16), exact=False)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(programs(kinds=("contraction", "elementwise", "convolution", "stencil", "triangle")))
+def test_random_programs(program: Program) -> None:
+    constants = {t.name: inputs_for(program)[t.name] for t in program.with_role("constant")}
+    agrees(program, compile_stream(program, M32, constants))
+
+
+def test_indirect_reads_and_writes() -> None:
+    program = parse("input at: i32[40]\ninput x: f32[30, 8]\ny[i, k] = x[at[i], k] + 1")
+    agrees(program, compile_stream(program, S16))
+    scatter = parse("input at: i32[40]\ninput v: f32[40]\ninout y: f32[30]\ny[at[i]] += v[i]")
+    with pytest.raises(UnsupportedError, match="indirect results"):
+        compile_stream(scatter, S16)
+
+
+# ---- bytes and tiles
+
+
+def test_linear_relu_moves_everything_once() -> None:
+    program = parse(LINEAR, x=(1, 3072), w=(200, 3072), b=(200,))
+    kernel = compile_stream(program, S16)
+    report = kernel.report
+    assert report.dram_read == {"x": 4 * 3072, "w": 4 * 200 * 3072, "b": 4 * 200}
+    assert report.dram_written == {"y": 4 * 200}
+    allocated = {n.tensor.space for n in kernel.loops.nodes() if isinstance(n, Alloc)}
+    assert allocated <= {"ifmap", "filter", "acc"} and "C" not in {t.name for t in kernel.loops.tensors}
+    bound = compulsory(program) / S16.memory["dram"].bytes_per_cycle
+    assert bound <= report.cycles <= 1.02 * bound
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "int8", "batched", "conv3x3", "depthwise", "maxpool", "average", "elementwise"]
+)
+def test_small_cases_move_no_byte_twice(name: str) -> None:
+    program = CASES[name]
+    assert compile_stream(program, S16).report.dram_bytes == compulsory(program)
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_use_no_vector_engine(name: str) -> None:
+    """Except where a tile is padding only: there is nothing to copy."""
+    kernel = compile_stream(MOVES[name], S16)
+    assert {q.engine for q in kernel.stream.queues} - {"ve"} == {"ld", "st"}
+    fills = kernel.stream.queue["ve"].items if "ve" in kernel.stream.queue else ()
+    assert name == "pad" or not fills
+
+
+def test_larger_memories_move_less() -> None:
+    program = parse("C[i, j] += A[i, k]*B[k, j]", A=(200, 200), B=(200, 200))
+    small, large = (compile_stream(program, m).report.dram_bytes for m in (S16, M32))
+    assert compulsory(program) <= large < small
+
+
+def test_search_agrees_with_the_schedule() -> None:
+    """The footprints of the search are the buffers of the schedule and the bytes of the stream."""
+    program = parse("C[i, j] += A[i, k]*B[k, j]", A=(96, 128), B=(128, 160))
+    i, j, k = var("i"), var("j"), var("k")
+    variables = (Variable("i", 96), Variable("j", 160, unit=16), Variable("k", 128, True, 16))
+    buffers = (
+        Buffer("C", ((i, j),), (96, 160), 4, "acc", False, True),
+        Buffer("A", ((i, k),), (96, 128), 4, "ifmap", True, False),
+        Buffer("B", ((k, j),), (128, 160), 4, "filter", True, False),
+    )
+    spaces = {n: Space(S16.memory[n].capacity or 0, S16.memory[n].align) for n in ("acc", "ifmap", "filter")}
+    work = (Work("mm", ("i", "j", "k"), columns=("j",), rows=("k",), shape=(16, 16)),)
+    problem = Problem(variables, buffers, work, (("i", "j"), ("j", "i")), spaces, Bus(8, 8, 4))
+    best = best_tiles([problem])
+    assert best is not None
+    kernel = compile_stream(program, S16)
+    assert best[1].moved == kernel.report.dram_bytes
+    used = plan_memory(kernel.loops, S16)
+    assert all(p.size <= (S16.memory[n].capacity or 0) for n, p in used.placements.items())
+
+
+def test_no_candidate_fits() -> None:
+    buffer = Buffer("A", ((var("i"),),), (64,), 4, "m", True, False)
+    problem = Problem((Variable("i", 64),), (buffer,), (), (("i",),), {"m": Space(4, 16)}, Bus(8, 8, 4))
+    assert best_tiles([problem]) is None
+
+
+def test_too_large_for_the_memories() -> None:
+    memories = tuple(replace(m, capacity=64) if m.capacity else m for m in S16.memories)
+    tiny = replace(S16, name="tiny", memories=memories)
+    with pytest.raises(CapacityError, match="fit"):
+        compile_stream(
+            parse("for t:\n  S[t, i]: A[i] = A[i] + 1 where 0 <= t < 3 and 0 <= i < 100\ninout A: f32[100]"), tiny
+        )
+
+
+# ---- roles
+
+
+def test_roles_come_from_the_accesses() -> None:
+    program = convolution(1, 8, 9, 9, 16, 3, 1, 0)
+    (first, second) = contractions(program, program.statement["sum"], S16.engine["mm"])
+    assert (first.m, first.n, first.k, first.batch) == (("n", "h", "w"), ("o",), ("c", "kh", "kw"), ())
+    assert (second.m, second.n) == (first.n, first.m)
+    depthwise = parse(DEPTHWISE)
+    (way, _) = contractions(depthwise, depthwise.statements[-1], S16.engine["mm"])
+    assert (way.batch, way.n) == (("g",), ())
+
+
+def test_engines() -> None:
+    """Products on the array, everything else on the vector engine, padding by the DMA."""
+    kernel = compile_stream(convolution(1, 17, 15, 13, 19, 3, 2, 1), S16)
+    commands = {q.engine: q.items for q in kernel.stream.queues}
+    assert all(isinstance(c, Mm) for c in commands["mm"]) and all(isinstance(c, Vec) for c in commands["ve"])
+    assert any(isinstance(c, Dma) and c.pad for c in commands["ld"])
+    square = parse("C[i, j] += A[i, k]*A[j, k]", A=(20, 30))
+    assert "mm" not in compile_stream(square, S16).stream.queue
+
+
+# ---- hand-made schedules, errors, the kernel
+
+
+def test_a_schedule_by_hand() -> None:
+    program = parse("C[i, j] += A[i, k]*B[k, j]", A=(20, 30), B=(30, 24))
+    start, update = (s.name for s in program.statements)
+    schedule = Schedule(program).promote("C", None, "acc").promote("A", None, "ifmap").promote("B", None, "filter")
+    schedule = schedule.tile(k=15).tile({f"{update}.j": 12})
+    nest = schedule.nests[update].names
+    chain = ("k.o", *(n for n in nest if n.endswith("j.o")), *(n for n in nest if n.endswith(".i")))
+    schedule = schedule.reorder(*chain, *(n for n in nest if n.endswith(".p")))
+    schedule = schedule.tensorise(schedule.nests[update].names, "mm")
+    schedule = schedule.tensorise(schedule.nests[start].names, "ve")
+    for s in schedule.program.statements:
+        if s.copies:
+            schedule = schedule.tensorise(schedule.nests[s.name].names, "st" if s.write.tensor == "C" else "ld")
+    kernel = compile_stream(program, S16, schedule=schedule)
+    agrees(program, kernel)
+    (product,) = kernel.stream.queue["mm"].items
+    assert isinstance(product, Mm) and product.roles == "oomnk" and product.trips == (2, 2, 20, 12, 15)
+
+
+def test_nothing_reaches_dram_directly() -> None:
+    program = parse("Y[i] = X[i] + 1", X=(10,))
+    with pytest.raises(UnsupportedError, match="no engine of s16 reads dram"):
+        emit_stream([Schedule(program).lower()], S16)
+    with pytest.raises(UnsupportedError, match="no engine 'gpu'"):
+        emit_stream([Schedule(program).tensorise(["i"], "gpu").lower()], S16)
+
+
+def test_free_sizes_are_refused() -> None:
+    program = parse("Y[i] = X[i] + 1", X=("N",))
+    with pytest.raises(UnsupportedError, match="sizes N are free"):
+        compile_stream(program, S16)
+    agrees(program.bind(N=37), compile_stream(program.bind(N=37), S16))
+
+
+def test_the_kernel_checks_its_arguments() -> None:
+    kernel = compile_stream(parse("Y[i] = X[i] + 1", X=(10,)), S16)
+    x = np.arange(10, dtype=np.float32)
+    out = np.zeros(10, np.float32)
+    assert kernel(x, out=out) is out and (out == x + 1).all()
+    for wrong in ((x.astype(np.float64),), (x[:5],), (), (x, x)):
+        with pytest.raises(RunError):
+            kernel(*wrong)
+    assert "StreamKernel" in repr(kernel) and "cycles" in str(kernel)
+
+
+def test_two_trees_in_one_stream() -> None:
+    """Symbols are shared by name; what lies between is a temporary in DRAM."""
+    first = parse("C[i, j] += A[i, k]*B[k, j]", A=(20, 30), B=(30, 24))
+    second = parse("Y[i, j] = max(C[i, j], 0)", C=(20, 24))
+    trees = [schedule_for_accelerator(p, S16).lower() for p in (first, second)]
+    stream = emit_stream(trees, S16, roles={"C": "temporary"}, name="both")
+    assert verify(stream, S16) == []
+    inputs = inputs_for(first)
+    found, _ = run(stream, inputs, seed=1)
+    np.testing.assert_array_equal(found["Y"].reshape(20, 24), np.maximum(inputs["A"] @ inputs["B"], 0))
+
+
+def test_constants_are_in_the_stream() -> None:
+    program = parse("constant w: f32[9]\nY[i] = X[i]*w[i]", X=(9,))
+    w = np.arange(9, dtype=np.float32)
+    kernel = compile_stream(program, S16, {"w": w})
+    np.testing.assert_array_equal(kernel(np.full(9, 2, np.float32)), 2 * w)
+    assert kernel.stream.symbol["w"].digest
+
+
+# ---- addresses
+
+
+def scope(**ranges: tuple[int, int]) -> Scope:
+    """Loop variables that count from a first value."""
+    found = Scope({}, {})
+    for name, (first, trips) in ranges.items():
+        found = found.moving(name, first, 1, trips)
+    return found
+
+
+def test_forms() -> None:
+    here = scope(i=(0, 4), j=(8, 8)).fixed("t", 5)
+    assert here.form(parse_affine("3*i + j - t")) == Form(3, {"i": 3, "j": 1})
+    assert here.form(parse_affine("j // 16 + 7*(j % 16)")) == Form(56, {"j": 7})
+    assert here.form(parse_affine("(8*i + t) // 4")) == Form(1, {"i": 2})
+
+
+@pytest.mark.parametrize("text", ["j // 4", "j % 5", "(j + 3) // 4", "(3*j + 1) % 7", "(i + j) // 3", "(2*i - j) % 4"])
+def test_bent_expressions_are_cut_exactly(text: str) -> None:
+    """The parts cover the box once, and in each the expression is linear with the right values."""
+    expression, parts, found = parse_affine(text), [scope(i=(0, 3), j=(2, 11))], {}
+    while parts:
+        part = parts.pop()
+        try:
+            form = part.form(expression)
+        except Bent as bent:
+            parts += bent.parts
+            continue
+        places = {n: part.table(p, list(part.axes)).reshape(-1) for n, p in part.places.items()}
+        values = part.table(form, list(part.axes)).reshape(-1)
+        size = max(len(v) for v in (*places.values(), values))
+        i, j, value = (np.broadcast_to(v, size) for v in (places["i"], places["j"], values))
+        for point in zip(i.tolist(), j.tolist(), value.tolist(), strict=True):
+            assert point[:2] not in found
+            found[point[:2]] = point[2]
+    assert found == {(i, j): expression.evaluate({"i": i, "j": j}) for i in range(3) for j in range(2, 13)}
+
+
+def test_reshapes_have_linear_addresses() -> None:
+    tensor = Tensor("X", (Affine.of(40), Affine.of(60)))
+    place = address(tensor, [parse_affine("(30*i + j) // 60"), parse_affine("(30*i + j) % 60")], {})
+    assert place == parse_affine("30*i + j")
+
+
+def test_errors_are_users_errors() -> None:
+    assert issubclass(UnsupportedError, PolyError) and issubclass(CapacityError, PolyError)
