@@ -96,7 +96,7 @@ def _judged(start: Schedule, text: str, size: int | None) -> Schedule | None:
     for candidate in (tiled, placed):
         try:
             return settle(candidate)
-        except ScheduleError:
+        except PolyError:
             continue
     return None
 

@@ -12,8 +12,11 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+import poly
+from poly.dtypes import numpy_dtype
 from poly.frontend.nest import Nest
 from poly.program import Program
+from poly.scheduling.schedule import Schedule
 from tests.polybench import algebra, solvers, stencils
 
 Array = npt.NDArray[np.generic]
@@ -24,11 +27,12 @@ CLASSES: Final[tuple[Class, ...]] = ("MINI", "SMALL", "MEDIUM", "LARGE")
 
 @dataclass(frozen=True)
 class Kernel:
-    """`sizes`: by size argument, its value in each class; `data`: arrays and scalars from the sizes; `results`: arrays
-    of the dump, in its order; `lower`, `upper`: only a triangle of them is a result."""
+    """`sizes`: by size argument, its value in each class. `data`: arrays and scalars from the sizes. `results`: the
+    arrays of the dump, in its order; `triangle`: which part of them.
+    """
 
     name: str
-    nest: Nest
+    nest: Nest[..., None]
     sizes: Mapping[str, tuple[int, int, int, int]]
     data: Callable[..., Data]
     results: tuple[str, ...]
@@ -38,33 +42,39 @@ class Kernel:
         """The sizes of a class."""
         return {name: values[CLASSES.index(size)] for name, values in self.sizes.items()}
 
-    def program(self, size: Class = "MINI") -> Program:
-        """The program with the sizes of a class."""
-        return self.nest.program.bind(**self.binding(size))
+    def program(self, sizes: Mapping[str, int]) -> Program:
+        """The program with these sizes."""
+        return self.nest.program.bind(**sizes)
 
-    def arguments(self, size: Class = "MINI") -> dict[str, Array]:
+    def arguments(self, sizes: Mapping[str, int]) -> dict[str, Array]:
         """Fresh arrays for all arguments that are no sizes; scalars have rank 0."""
-        program = self.nest.program
-        data = self.data(**self.binding(size))
-        dtypes = {t.name: {"f64": np.float64, "f32": np.float32, "i32": np.int32}[t.dtype] for t in program.inputs}
-        return {t.name: np.array(data[t.name], dtypes[t.name]) for t in program.inputs}
+        data = self.data(**sizes)
+        return {t.name: np.array(data[t.name], numpy_dtype(t.dtype)) for t in self.nest.program.inputs}
 
-    def select(self, values: Mapping[str, Array]) -> Array:
+    def select(self, values: Mapping[str, Array]) -> npt.NDArray[np.float64]:
         """The elements that the dump holds, one after another."""
-        parts = []
+        parts: list[npt.NDArray[np.float64]] = []
         for name in self.results:
             array = np.asarray(values[name])
             if self.triangle:
                 rows, columns = np.indices(array.shape)
                 array = array[rows >= columns if self.triangle == "lower" else rows <= columns]
-            parts.append(array.ravel())
+            parts.append(array.ravel().astype(np.float64))
         return np.concatenate(parts)
 
-    def run_python(self, size: Class = "MINI") -> dict[str, Array]:
+    def run_python(self, sizes: Mapping[str, int]) -> dict[str, Array]:
         """The arrays after running the function as plain Python."""
-        values = self.arguments(size)
-        scalars = {name: a.item() if a.ndim == 0 else a for name, a in values.items()}
-        self.nest.python(**self.binding(size), **scalars)
+        values = self.arguments(sizes)
+        with np.errstate(all="ignore"):
+            self.nest.python(**sizes, **{name: a if a.ndim else a.item() for name, a in values.items()})
+        return values
+
+    def run_compiled(self, sizes: Mapping[str, int], schedule: Schedule | None = None) -> dict[str, Array]:
+        """Inouts after running compiled code, in the original order unless a schedule is given."""
+        program, values = self.program(sizes), self.arguments(sizes)
+        kernel = poly.compile(program, schedule=schedule or Schedule(program))
+        outputs = [values[t.name] for t in program.outputs]
+        kernel(*[values[t.name] for t in program.inputs], out=outputs if len(outputs) > 1 else outputs[0])
         return values
 
 
