@@ -82,7 +82,7 @@ def parse_schedule(text: str) -> Schedule:
     edits raise (`IllegalEdit`, `ScheduleError`).
     """
     program, script, tree = _sections(text)
-    schedule = replay(parse_program(program), [edit for number, line in script if (edit := _edit(line, number, text))])
+    schedule = replay(parse_program(program), [edit for number, line in script if (edit := parse_edit(line, number, text))])
     if tree is not None:
         _same_tree(schedule, tree, text)
     return schedule
@@ -106,7 +106,7 @@ def _sections(text: str) -> tuple[str, Lines, Lines | None]:
     return "\n".join(lines[:start]) + "\n", numbered[start + 1 : end], tree
 
 
-def _edit(line: str, number: int, text: str) -> Edit | None:
+def parse_edit(line: str, number: int, text: str) -> Edit | None:
     """`name(key=literal, ...)`; None for a line without one."""
     if not line.strip():
         return None
