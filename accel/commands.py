@@ -1,7 +1,7 @@
 """One command for one statement over a box of counters: what the engine's kind makes of linear addresses.
 
-Nothing is chosen here. An expression that is not linear, a guard that no pad can express and a nest that is too deep for
-the engine end in `Bent`, and the box is cut in parts.
+Nothing is chosen here. An expression that is not linear, a guard that no pad can express and a nest that is too deep
+for the engine end in `Bent`, and the box is cut in parts.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def mm(site: Site, engine: Engine) -> Mm:
 
 
 def roles_of(moves: Sequence[tuple[int, int, int]], trips: Sequence[int], engine: Engine) -> str:
-    """Roles of loops that move (c, a, b) by these strides: from the inside out k, n, m as far as they fit, then outer."""
+    """Roles of loops that move (c, a, b) by these strides: from inside k, n, m as far as they fit, then outer."""
     kinds = ["k" if not c else "o" if a and b else "m" if a else "n" for c, a, b in moves]
     roles = ["o"] * len(kinds)
     room = {"k": engine.rows, "n": engine.cols, "m": math.prod(trips)}

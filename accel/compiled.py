@@ -115,7 +115,8 @@ def compile_stream(
     *,
     schedule: Schedule | None = None,
 ) -> StreamKernel:
-    """A program with bound sizes for an accelerator: scheduled (unless a schedule is given), lowered, emitted, verified.
+    """A program with bound sizes for an accelerator: scheduled (unless a schedule is given), lowered, emitted,
+    verified.
 
     Several fusion groups follow one another in one stream, with temporaries in DRAM between them. Raises
     `UnsupportedError`, `CapacityError`, and `StreamError` where the verifier finds a fault.

@@ -1,9 +1,9 @@
 """Loop trees to a command stream: a walk over the loops with their bounds as numbers.
 
 Serial loops are unrolled (and rolled up again as hardware loops where the commands repeat); a chain of `unit` loops
-around one statement is one command of the engine it names. What is not a box, or not linear, is cut in several commands.
-A single instance without unit loops goes to the first engine that reaches its operands. Order and place of everything are
-the tree's; semaphores follow from what the commands touch.
+around one statement is one command of the engine it names. What is not a box, or not linear, is cut in several
+commands. A single instance without unit loops goes to the first engine that reaches its operands. Order and place of
+everything are the tree's; semaphores follow from what the commands touch.
 """
 
 from __future__ import annotations
@@ -129,12 +129,13 @@ class _Walk:
         if node.kind == "unit" and (chain := chain_of(node)) is not None:
             compute = chain[-1]
             assert isinstance(compute, Compute)
-            if node.engine not in self.machine.engine:
+            engine = self.machine.engine.get(node.engine or "")
+            if engine is None:
                 raise UnsupportedError(
                     f"{self.machine.name} has no engine {node.engine!r}", where=f"statement {compute.statement}",
                     hint=f"engines: {', '.join(self.machine.engine)}",
                 )  # fmt: skip
-            _Chain(self, self.machine.engine[node.engine], tile).run(chain, scope, ())
+            _Chain(self, engine, tile).run(chain, scope, ())
             return
         low = max(number(b, scope) for b in node.lower)
         high = min(number(b, scope) for b in node.upper)

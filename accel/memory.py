@@ -1,4 +1,4 @@
-"""Addresses of on-chip buffers: lifetimes from the loop tree, offsets from the packer of `poly.scheduling.placement`."""
+"""Addresses of on-chip buffers: lifetimes from the loop tree, offsets from `poly.scheduling.placement`."""
 
 from __future__ import annotations
 

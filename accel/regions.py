@@ -1,8 +1,8 @@
 """Addresses of a loop nest as one start and one stride per loop.
 
 A `Scope` says what every loop variable is inside one command: a fixed number, or a number that moves with the command's
-own counters (`axes`). `form` turns a quasi-affine expression into a linear form of the counters. Floors and remainders go
-where the range of their argument allows it; where it does not, `Bent` says how to cut the counters so that it will.
+own counters (`axes`). `form` turns a quasi-affine expression into a linear form of the counters. Floors and remainders
+go where the range of their argument allows it; where it does not, `Bent` says how to cut the counters so that it will.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bent(Exception):
 
 @dataclass(frozen=True)
 class Scope:
-    """`places`: every loop variable as (first value, {counter: step}); `axes`: trips of the counters, outermost first."""
+    """`places`: every loop variable as a form of counters; `axes`: trips of the counters, outermost first."""
 
     places: Mapping[str, Form]
     axes: Mapping[str, int]

@@ -23,7 +23,7 @@ from poly.scheduling.group_plan import Pieces, Plan, Promotion, pieces_of, probl
 from poly.scheduling.group_tiles import build, copy_engine, overflow, whole
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.tiles import Choice, best_tiles
+from poly.scheduling.tiles import best_tiles
 
 MAX_TRIES = 4
 
@@ -106,10 +106,7 @@ def _tiled(schedule: Schedule, pieces: Pieces, machine: Machine, options: Sequen
         excess = overflow(schedule, result, machine)
         if not excess:
             return result
-        room = {
-            n: min(c, int(room[n] * machine.memory[n].capacity / excess[n])) if n in excess else c
-            for n, c in room.items()
-        }  # type: ignore[operator]
+        room |= {n: room[n] * (machine.memory[n].capacity or 0) // used for n, used in excess.items()}
     raise CapacityError("buffers came out larger than foreseen", kind="capacity", where=schedule.source.name)
 
 

@@ -1,7 +1,8 @@
 """Products recognised by their access maps alone: which loops a matrix unit can take, and in what role.
 
-Of `C[..] += A[..] * B[..]` a loop that moves C and A streams rows (m), one that moves C and B goes along the columns (n),
-one that moves A and B is reduced (k), one that moves all three is outside (batch). Nothing else is known of an operator.
+Of `C[..] += A[..] * B[..]` a loop that moves C and A streams rows (m), one that moves C and B goes along the columns
+(n), one that moves A and B is reduced (k), one that moves all three is outside (batch). Nothing else is known of an
+operator.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Pieces:
         return tuple(e.substitute(values) if isinstance(e, Affine) else Affine() for e in access.index)
 
     def promotions(self, program: Program, pad: bool = True) -> tuple[Promotion, ...]:
-        """One for every tensor written, for all statements; one for every tensor read, by reductions apart from others."""
+        """One for every tensor written, by all; one for every tensor read, by reductions apart from the others."""
         written = list(dict.fromkeys(s.write.tensor for s in self.statements))
         found = [Promotion(t, self.users(t), True, False) for t in written]
         for reduces in (True, False):

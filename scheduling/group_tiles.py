@@ -1,4 +1,4 @@
-"""The edits that carry out a plan: tile, reorder, fuse, promote, rotate, tensorise. All are primitives of `Schedule`."""
+"""The edits that carry out a plan: tile, reorder, fuse, promote, rotate, tensorise; primitives of `Schedule` all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from poly.affine import var
 from poly.errors import CapacityError, IllegalEdit, UnsupportedError
 from poly.machine import Engine, Machine
-from poly.program import Program, Tensor
+from poly.program import Program
 from poly.relations import access_map
 from poly.scheduling.contraction import Contraction
 from poly.scheduling.edits import settle, unchecked

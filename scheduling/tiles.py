@@ -1,8 +1,9 @@
 """Tile sizes for a group of statements with software-managed memories: the least bytes moved that fit.
 
 Footprints are affine in the tile sizes (`poly.scheduling.footprint.parametric_extents`), so sizes of buffers and bytes
-moved are polynomials; they are evaluated for all candidates at once. Of the candidates that move the least bytes the one
-with the least estimated time is taken: the greatest of load, compute and store, and what the first tile cannot hide.
+moved are polynomials; they are evaluated for all candidates at once. Of the candidates that move the least bytes the
+one with the least estimated time is taken: the greatest of load, compute and store, and what the first tile cannot
+hide.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SLOTS = 2
 
 @dataclass(frozen=True)
 class Variable:
-    """A loop to tile. `unit`: sizes are multiples of it where there is room; `whole`: tiled only if nothing else fits."""
+    """A loop to tile. `unit`: sizes are multiples of it where possible; `whole`: tiled only if nothing else fits."""
 
     name: str
     extent: int
@@ -39,9 +40,9 @@ class Variable:
 class Buffer:
     """What a tile holds of one tensor. `accesses`: subscripts by variables. `shape`: the tensor's extents.
 
-    `loaded`: from outside, once per tile of the innermost loop it depends on, into rotating slots; `stored`: written back
-    once per tile. `rotates`: has two slots though it is not loaded. `alive`: first and last statement of a tile that use
-    it; None where it keeps its space.
+    `loaded`: from outside, once per tile of the innermost loop it depends on, into rotating slots; `stored`: written
+    back once per tile. `rotates`: has two slots though it is not loaded. `alive`: first and last statement of a tile
+    that use it; None where it keeps its space.
     """
 
     tensor: str
@@ -103,7 +104,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Choice:
-    """`sizes` by variable, `order` of all tile loops; `moved` bytes over DRAM, estimated `cycles`, number of `tiles`."""
+    """`sizes` by variable, `order` of all tile loops; `moved` bytes over DRAM, estimated `cycles`, all `tiles`."""
 
     sizes: Mapping[str, int]
     order: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""From programs to verified command streams: values against the interpreter, bytes against what must move, the pieces."""
+"""From programs to verified command streams: values against the interpreter, bytes against what must move."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from tests.strategies import inputs_for, programs
 
 from poly.accel.compiled import StreamKernel, compile_stream
 from poly.accel.emit import emit_stream
@@ -27,6 +26,7 @@ from poly.scheduling.accelerate import schedule_for_accelerator
 from poly.scheduling.contraction import contractions
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work, best_tiles
+from tests.strategies import Array, inputs_for, programs
 
 S16, M32 = profile("s16"), profile("m32")
 
@@ -36,6 +36,11 @@ def compulsory(program: Program) -> int:
     return sum(t.nbytes(program.binding) for t in program.tensors if t.role in ("input", "constant", "output"))
 
 
+def same(found: Array, expected: Array, exact: bool) -> None:
+    close = np.allclose(found.astype(np.float64), expected.astype(np.float64), rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f") if exact else close
+
+
 def agrees(program: Program, kernel: StreamKernel, exact: bool = True) -> None:
     """The stream gives what the interpreter gives, in a random order of the engines too."""
     assert verify(kernel.stream, kernel.machine) == []
@@ -43,14 +48,10 @@ def agrees(program: Program, kernel: StreamKernel, exact: bool = True) -> None:
     expected = run_program(program, inputs)
     found = kernel(*(inputs[t.name] for t in program.inputs))
     for array, tensor in zip(found if isinstance(found, tuple) else (found,), program.outputs, strict=True):
-        if exact:
-            np.testing.assert_array_equal(array, expected[tensor.name])
-        else:
-            np.testing.assert_allclose(array, expected[tensor.name], rtol=1e-5, atol=1e-6)
+        same(array, expected[tensor.name], exact)
     values, counters = run(kernel.stream, {n: a for n, a in inputs.items() if n in kernel.stream.symbol}, seed=3)
     for tensor in program.outputs:
-        given = values[tensor.name].reshape(expected[tensor.name].shape)
-        np.testing.assert_allclose(given, expected[tensor.name], rtol=1e-5, atol=1e-6)
+        same(values[tensor.name].reshape(expected[tensor.name].shape), expected[tensor.name], exact)
     assert counters.dram_bytes == kernel.report.dram_bytes
     assert kernel.report.cycles >= kernel.report.macs / max(1, kernel.report.peak_macs)
 
@@ -68,6 +69,8 @@ def convolution(
         read = f"({read} if {' and '.join(limits)} else 0)"
     size = {v: (e + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for v, e in (("h", h), ("w", w))}
     out = f"0 <= n < {n} and 0 <= o < {o} and 0 <= h < {size['h']} and 0 <= w < {size['w']}"
+    inner = f"0 <= c < {c} and 0 <= kh < {k} and 0 <= kw < {k}"
+    product = f"{cast}({read})*{cast}(W[o, c, kh, kw])"
     shape = f"{n}, {o}, {size['h']}, {size['w']}"
     return parse(f"""program conv
         input X: {dtype}[{n}, {c}, {h}, {w}]
@@ -76,48 +79,64 @@ def convolution(
         temporary T: {total}[{shape}]
         output Y: {total}[{shape}]
         start[n, o, h, w]: T[n, o, h, w] = b[o] where {out}
-        sum[n, o, h, w, c, kh, kw]: T[n, o, h, w] += {cast}({read})*{cast}(W[o, c, kh, kw]) where {out} and 0 <= c < {c} and 0 <= kh < {k} and 0 <= kw < {k}
+        sum[n, o, h, w, c, kh, kw]: T[n, o, h, w] += {product} where {out} and {inner}
         relu[n, o, h, w]: Y[n, o, h, w] = max(T[n, o, h, w], 0) where {out}
     """)
+
+
+def within(**extents: int) -> str:
+    """`where` clause of a box."""
+    return "where " + " and ".join(f"0 <= {i} < {n}" for i, n in extents.items())
+
+
+def move(x: str, y: str, read: str, write: str, **extents: int) -> Program:
+    """One statement that copies."""
+    label = f"S[{', '.join(extents)}]"
+    return parse(f"program move\ninput X: f32[{x}]\noutput Y: f32[{y}]\n{label}: {write} = {read} {within(**extents)}")
 
 
 LINEAR = "C[i, j] += x[i, k]*w[j, k]; y[i, j] = max(C[i, j] + b[j], 0)"
 INT8 = """input A: i8[100, 70]
 input B: i8[70, 50]
 C[i, j] += i32(A[i, k])*i32(B[k, j])"""
-DEPTHWISE = """input X: f32[1, 24, 17, 17]
+INSIDE = "h + r >= 1 and h + r <= 17 and w + q >= 1 and w + q <= 17"
+DEPTHWISE = f"""input X: f32[1, 24, 17, 17]
 input W: f32[24, 3, 3]
-Y[n, g, h, w] += (X[n, g, h + r - 1, w + q - 1] if h + r >= 1 and h + r <= 17 and w + q >= 1 and w + q <= 17 else 0)*W[g, r, q] where n = 0 and 0 <= h < 17 and 0 <= w < 17"""
-GROUPED = """program grouped
+Y[n, g, h, w] += (X[n, g, h + r - 1, w + q - 1] if {INSIDE} else 0)*W[g, r, q] {within(n=1, h=17, w=17)}"""
+OUT = {"n": 1, "g": 4, "o": 8, "h": 7, "w": 7}
+FULL = within(**OUT, c=6, r=3, q=3)
+GROUPED = f"""program grouped
 input X: f32[1, 24, 9, 9]
 input W: f32[32, 6, 3, 3]
 output Y: f32[1, 32, 7, 7]
-start[n, g, o, h, w]: Y[n, 8*g + o, h, w] = 0 where n = 0 and 0 <= g < 4 and 0 <= o < 8 and 0 <= h < 7 and 0 <= w < 7
-sum[n, g, o, h, w, c, r, q]: Y[n, 8*g + o, h, w] += X[n, 6*g + c, h + r, w + q]*W[8*g + o, c, r, q] where n = 0 and 0 <= g < 4 and 0 <= o < 8 and 0 <= h < 7 and 0 <= w < 7 and 0 <= c < 6 and 0 <= r < 3 and 0 <= q < 3"""
-MAXPOOL = """input X: f32[1, 20, 25, 25]
-Y[n, c, h, w] max= (X[n, c, 2*h + r - 1, 2*w + q - 1] if 2*h + r >= 1 and 2*h + r <= 25 and 2*w + q >= 1 and 2*w + q <= 25 else -inf) where n = 0 and 0 <= c < 20 and 0 <= h < 13 and 0 <= w < 13 and 0 <= r < 3 and 0 <= q < 3"""
-CONCAT = """program concat
+start[n, g, o, h, w]: Y[n, 8*g + o, h, w] = 0 {within(**OUT)}
+sum[n, g, o, h, w, c, r, q]: Y[n, 8*g + o, h, w] += X[n, 6*g + c, h + r, w + q]*W[8*g + o, c, r, q] {FULL}"""
+ROOM = "2*h + r >= 1 and 2*h + r <= 25 and 2*w + q >= 1 and 2*w + q <= 25"
+MAXPOOL = f"""input X: f32[1, 20, 25, 25]
+Y[n, c, h, w] max= (X[n, c, 2*h + r - 1, 2*w + q - 1] if {ROOM} else -inf) {within(n=1, c=20, h=13, w=13, r=3, q=3)}"""
+AVERAGE = f"""S[n, c, h, w] += X[n, c, 2*h + r, 2*w + q] {within(h=14, w=14, r=2, q=2)}
+Y[n, c, h, w] = S[n, c, h, w]*0.25"""
+CHAIN = "T[i, j] = X[i, j]*b[j] + c[i]; Y[i, j] = max(T[i, j], 0) - X[i, j]"
+CONCAT = f"""program concat
 input A: f32[1, 20, 9, 9]
 input B: f32[1, 30, 9, 9]
 output Y: f32[1, 50, 9, 9]
-a[n, c, h, w]: Y[n, c, h, w] = A[n, c, h, w] where n = 0 and 0 <= c < 20 and 0 <= h < 9 and 0 <= w < 9
-b[n, c, h, w]: Y[n, c + 20, h, w] = B[n, c, h, w] where n = 0 and 0 <= c < 30 and 0 <= h < 9 and 0 <= w < 9"""
-
-
-def pure(name: str, shapes: str, body: str, where: str) -> str:
-    return f"program {name}\n{shapes}\nS{body} where {where}"
-
+a[n, c, h, w]: Y[n, c, h, w] = A[n, c, h, w] {within(n=1, c=20, h=9, w=9)}
+b[n, c, h, w]: Y[n, c + 20, h, w] = B[n, c, h, w] {within(n=1, c=30, h=9, w=9)}"""
+PADDED = "(X[i - 3, j - 1] if i >= 3 and i < 23 and j >= 1 and j < 31 else 7)"
 
 MOVES = {
     "transpose": parse("Y[a, c, d, b] = X[a, b, c, d]", X=(2, 17, 19, 23)),
-    "reshape": parse(pure("reshape", "input X: f32[40, 60]\noutput Y: f32[80, 30]", "[i, j]: Y[i, j] = X[(30*i + j) // 60, (30*i + j) % 60]", "0 <= i < 80 and 0 <= j < 30")),
-    "rows": parse(pure("rows", "input X: f32[14, 10, 33]\noutput Y: f32[140, 33]", "[i, j]: Y[i, j] = X[i // 10, i % 10, j]", "0 <= i < 140 and 0 <= j < 33")),
-    "depth": parse(pure("depth", "input X: f32[12, 5, 7]\noutput Y: f32[3, 10, 14]", "[c, h, w]: Y[c, h, w] = X[(2*(h % 2) + w % 2)*3 + c, h // 2, w // 2]", "0 <= c < 3 and 0 <= h < 10 and 0 <= w < 14")),
-    "pad": parse(pure("pad", "input X: f32[20, 30]\noutput Y: f32[26, 33]", "[i, j]: Y[i, j] = (X[i - 3, j - 1] if i >= 3 and i < 23 and j >= 1 and j < 31 else 7)", "0 <= i < 26 and 0 <= j < 33")),
-    "slice": parse(pure("slice", "input X: f32[40, 60]\noutput Y: f32[13, 30]", "[i, j]: Y[i, j] = X[3*i, 59 - 2*j]", "0 <= i < 13 and 0 <= j < 30")),
-    "flatten": parse(pure("flatten", "input X: f32[1, 12, 7, 7]\noutput Y: f32[1, 588]", "[c, h, w]: Y[0, 49*c + 7*h + w] = X[0, c, h, w]", "0 <= c < 12 and 0 <= h < 7 and 0 <= w < 7")),
+    "reshape": move("40, 60", "80, 30", "X[(30*i + j) // 60, (30*i + j) % 60]", "Y[i, j]", i=80, j=30),
+    "rows": move("14, 10, 33", "140, 33", "X[i // 10, i % 10, j]", "Y[i, j]", i=140, j=33),
+    "depth": move(
+        "12, 5, 7", "3, 10, 14", "X[(2*(h % 2) + w % 2)*3 + c, h // 2, w // 2]", "Y[c, h, w]", c=3, h=10, w=14
+    ),
+    "pad": move("20, 30", "26, 33", PADDED, "Y[i, j]", i=26, j=33),
+    "slice": move("40, 60", "13, 30", "X[3*i, 59 - 2*j]", "Y[i, j]", i=13, j=30),
+    "flatten": move("1, 12, 7, 7", "1, 588", "X[0, c, h, w]", "Y[0, 49*c + 7*h + w]", c=12, h=7, w=7),
     "concat": parse(CONCAT),
-}  # fmt: skip
+}
 
 CASES = {
     "linear": parse(LINEAR, x=(33, 70), w=(50, 70), b=(50,)),
@@ -135,9 +154,9 @@ CASES = {
     "depthwise": parse(DEPTHWISE),
     "grouped": parse(GROUPED),
     "maxpool": parse(MAXPOOL),
-    "average": parse("S[n, c, h, w] += X[n, c, 2*h + r, 2*w + q] where 0 <= h < 14 and 0 <= w < 14 and 0 <= r < 2 and 0 <= q < 2; Y[n, c, h, w] = S[n, c, h, w]*0.25", X=(1, 40, 28, 28)),
+    "average": parse(AVERAGE, X=(1, 40, 28, 28)),
     "global": parse("S[n, c] += X[n, c, h, w]; Y[n, c] = S[n, c]*0.5", X=(2, 300, 7, 7)),
-    "elementwise": parse("T[i, j] = X[i, j]*b[j] + c[i]; Y[i, j] = max(T[i, j], 0) - X[i, j]", X=(70, 190), b=(190,), c=(70,)),
+    "elementwise": parse(CHAIN, X=(70, 190), b=(190,), c=(70,)),
     "resize": parse("Y[i, j] = X[i // 2, j // 3] + 1 where 0 <= i < 20 and 0 <= j < 33", X=(10, 11)),
     "scalar": parse("Y[i] = X[i]*s[] + 1", X=(100,), s=()),
     "long sum": parse("s += X[i]*X[i]", X=(50000,)),
