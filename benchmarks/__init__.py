@@ -1,0 +1,1 @@
+"""Ours against installed peers: `python -m benchmarks` (see `benchmarks/__main__.py`)."""
