@@ -63,7 +63,7 @@ def constant_text(dtype: str, value: float | int | bool) -> str:
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(rounded(dtype, value))))[0]:016X}"
     if dtype == "bool":
         return "true" if value else "false"
-    bits = int(_IR_TYPES[dtype][1:])
+    bits = int(scalar_type(dtype)[1:])
     wrapped = int(value) & ((1 << bits) - 1)
     return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
 

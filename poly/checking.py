@@ -42,7 +42,10 @@ class Difference:
 
 
 def compare(name: str, found: Array, expected: Array, tolerance: float) -> Difference:
-    """Integers and bools must be equal, floats agree to `tolerance` of the largest magnitude; NaN only meets NaN."""
+    """Integers and bools must be equal, floats agree to `tolerance` of the largest magnitude; NaN only meets NaN.
+
+    For narrow floats the tolerance is two units in the last place at least.
+    """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         problem = f"is {found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
         return Difference(name, float("inf"), 0.0, 0.0, problem)
@@ -51,6 +54,9 @@ def compare(name: str, found: Array, expected: Array, tolerance: float) -> Diffe
     if found.dtype.kind != "c" and not is_float(dtype_name(found.dtype)):
         wrong = np.abs(found.astype(np.float64) - expected.astype(np.float64))
         return Difference(name, float(wrong.max()), float(np.abs(expected.astype(np.float64)).max()), 0.0)
+    from ml_dtypes import finfo
+
+    tolerance = max(tolerance, 2 * float(finfo(found.dtype).eps))
     wide = np.complex128 if found.dtype.kind == "c" else np.float64
     a, b = found.astype(wide), expected.astype(wide)
     same = (a == b) | (np.isnan(a) & np.isnan(b))

@@ -74,7 +74,7 @@ def load(what: str, shapes: Sequence[Named] = (), dtype: str = "f32", arrays: Se
     if what.endswith(".onnx"):
         return _load_onnx(path, shapes)
     if len(what) < 4096 and "\n" not in what and path.is_file():
-        return _load_text(path.read_text(), shapes, path.stem)
+        return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem)
     if "[" in what or "=" in what:
         return _load_text(what, shapes, "")
     if not any(c in what for c in ",>. ") and not what.isalpha():
@@ -87,6 +87,26 @@ def _extents(text: str) -> tuple[int | str, ...]:
     return tuple(int(p) if p.lstrip("-").isdigit() else p for p in parts)
 
 
+def _ints(text: str, what: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for extent in _extents(text):
+        if not isinstance(extent, int) or extent < 0:
+            raise UsageError(f"--shape {text}: {what} have extents of ints", hint="--shape 64,96")
+        found.append(extent)
+    return tuple(found)
+
+
+def read_array(file: str) -> Array:
+    """An array from a .npy file. Raises `UsageError` where it is none."""
+    try:
+        found = np.load(file)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{file}: {str(error).splitlines()[0]}", hint="a file that numpy.save has written") from error
+    if not isinstance(found, np.ndarray):
+        raise UsageError(f"{file} holds several arrays", hint="one .npy file for each input")
+    return found
+
+
 def _load_onnx(path: Path, shapes: Sequence[Named]) -> Work:
     import onnx
 
@@ -96,12 +116,9 @@ def _load_onnx(path: Path, shapes: Sequence[Named]) -> Work:
         raise UsageError(f"no file {path}")
     given: dict[str, tuple[int, ...] | int] = {}
     for name, text in shapes:
-        extents = _extents(text)
-        if name is None or not all(isinstance(e, int) for e in extents):
-            raise UsageError(
-                f"--shape {text}: a model's input needs its name and ints", hint="--shape data=1,3,224,224"
-            )
-        given[name] = tuple(int(e) for e in extents)
+        if name is None:
+            raise UsageError(f"--shape {text}: of which input?", hint=f"--shape INPUT={text}")
+        given[name] = _ints(text, "inputs of a model")
     with busy(f"reading {path.name}"):
         graph = from_onnx(path, given)
         model = onnx.load(str(path))
@@ -125,15 +142,38 @@ def _load_text(text: str, shapes: Sequence[Named], name: str) -> Work:
     return Work(name or program.name, program=program)
 
 
+def _load_nest(path: Path) -> Work:
+    """A case of the regression tests: its sections `[program]` and `[script]`."""
+    from poly.frontend.notation import parse
+    from poly.scheduling.edits import apply_edit
+    from poly.scheduling.schedule_text import parse_edit
+
+    sections: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in path.read_text().splitlines():
+        if line.startswith("[") and line.endswith("]") and line[1:-1].isidentifier():
+            current = sections.setdefault(line[1:-1], [])
+        else:
+            current.append(line)
+    if "program" not in sections:
+        raise UsageError("has no section [program]", where=str(path))
+    schedule = Schedule(parse("\n".join(sections["program"])))
+    script = sections.get("script", [])
+    for number, line in enumerate(script, 1):
+        edit = parse_edit(line, number, "\n".join(script))
+        schedule = schedule if edit is None else apply_edit(schedule, edit)
+    return Work(path.stem, program=schedule.source, schedule=schedule if schedule.log else None)
+
+
 def _load_einsum(spec: str, shapes: Sequence[Named], dtype: str, arrays: Sequence[Named]) -> Work:
     from poly.frontend.einsum import einsum_program
 
     operands = spec.split("->")[0].count(",") + 1
     if arrays:
-        given = [np.load(file, mmap_mode="r") for _, file in arrays]
+        given = [read_array(file) for _, file in arrays]
         found, dtypes = [a.shape for a in given], [dtype_name(a.dtype) for a in given]
     else:
-        found = [tuple(int(e) for e in _extents(text)) for _, text in shapes]
+        found = [_ints(text, "operands of an einsum") for _, text in shapes]
         dtypes = [dtype] * len(found)
     if len(found) != operands:
         raise UsageError(
@@ -166,10 +206,7 @@ def read_inputs(work: Work, given: Sequence[Named], seed: int) -> dict[str, Arra
     for name, file in [(n, f) for n, f in given if n is not None] + list(zip(known, unnamed, strict=False)):
         if name not in known:
             raise UsageError(f"no input {name!r}", hint=f"inputs: {', '.join(known)}")
-        try:
-            found[name] = np.load(file)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--input {name}={file}: {error}") from error
+        found[name] = read_array(file)
     if len(unnamed) > len(known):
         raise UsageError(f"{len(unnamed)} arrays for {len(known)} inputs", hint=f"inputs: {', '.join(known)}")
     rng = np.random.default_rng(seed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
+from typing import Final
 
-CSS = (
+_NUMBER: Final = re.compile(r"-?\d|-?$|not counted$")
+CSS: Final = (
     "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;line-height:1.4;text-align:left;"
     "color:inherit;background:transparent"
 )
@@ -32,7 +35,7 @@ class Table:
     def numeric(self) -> tuple[bool, ...]:
         """For each column whether it holds numbers."""
         columns = list(zip(*self.rows, strict=True)) if self.rows else [()] * len(self.columns)
-        return tuple(bool(c) and all(not cell or cell[0].isdigit() or cell == "-" for cell in c) for c in columns)
+        return tuple(bool(c) and all(_NUMBER.match(cell) for cell in c) for c in columns)
 
     def html(self) -> str:
         style = "border:none;padding:1px 12px 1px 0;vertical-align:top;background:transparent;text-align:"

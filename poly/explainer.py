@@ -137,7 +137,10 @@ class EngineExplanation(Explanation):
             ("machine", e.machine.name),
             ("groups", f"{len(self.groups)}, {len(e.units)} different ones, compiled in {seconds_text(self.seconds)}"),
             ("arena", f"{bytes_text(self.arena)} between groups, lower bound {bytes_text(self.bound)}"),
-            ("bytes moved", f"{bytes_text(self.moved)} over dram, {_times(self.moved, self.compulsory)} the least"),
+            (
+                "bytes moved",
+                f"{bytes_text(self.moved)} {_times(self.moved, self.compulsory)} the least; caches do not count",
+            ),
             ("fallbacks", ", ".join(self.fallbacks) or "none: every node is compiled"),
         ]
         if cycles:

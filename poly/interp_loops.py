@@ -77,9 +77,7 @@ def run_loops(
     return results(tree.tensors, done, keep)
 
 
-def loops_source(
-    tree: LoopTree, *, sizes: Mapping[str, int] | None = None, program: Program | None = None
-) -> str:
+def loops_source(tree: LoopTree, *, sizes: Mapping[str, int] | None = None, program: Program | None = None) -> str:
     """The Python that runs a tree under a complete binding of its sizes, for debugging."""
     return source_of(tree, program, dict(tree.sizes) | dict(sizes or {}), False).text
 

@@ -314,7 +314,5 @@ class _Writer:
                 operands = arguments[1:] if name == "select" else arguments
                 typed = [dtype_of(a, reads) for a in operands if not (isinstance(a, Const) and a.dtype is None)]
                 literal = typed[0] if typed else (None if OPERATORS[name].result == "bool" else dtype)
-                texts = [
-                    self.expression(a, reads, literal if isinstance(a, Const) else None, scope) for a in arguments
-                ]
+                texts = [self.expression(a, reads, literal if isinstance(a, Const) else None, scope) for a in arguments]
                 return self.operation(name, texts)

@@ -372,5 +372,3 @@ def _same(p: Affine | ReadIndex, q: Affine | ReadIndex, i: str, j: str) -> bool:
     if not isinstance(p, Affine) or not isinstance(q, Affine) or p.names != frozenset((i,)) or not p.is_linear:
         return False
     return p.substitute({i: var(j)}) == q
-
-

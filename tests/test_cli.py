@@ -118,6 +118,23 @@ def test_show_group_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "--group 0 to" in capsys.readouterr().err
 
 
+def test_a_case_of_the_regression_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "case.nest"
+    path.write_text("# a case\n\n[program]\nx: f32[8]\ny[i] = x[i]*2\n\n[script]\ntile(sizes={'i': 4})\n")
+    assert poly("show", str(path), "--level", "loops") == 0
+    assert "for i.o in range(0, 2)" in capsys.readouterr().out
+    assert poly("run", str(path), "--check") == 0
+
+
+def test_files_that_hold_no_array(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.npy").write_text("hello")
+    np.savez(tmp_path / "two.npz", a=np.ones(3), b=np.ones(3))
+    for name in ("text.npy", "two.npz"):
+        assert poly("run", "i->", "--input", str(tmp_path / name)) == 2
+        assert poly("run", "C[i] = A[i]", "--shape", "A=3", "--input", str(tmp_path / name)) == 2
+        assert name in capsys.readouterr().err
+
+
 def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert poly("machines") == 0
     shown = capsys.readouterr().out
@@ -128,6 +145,8 @@ def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "code", "message"),
     [
         (["run", "ij,jk->ik"], 2, "2 operands"),
+        (["run", "ij->i", "--shape", "8,x"], 2, "ints"),
+        (["run", "ij->i", "--shape", "8,-8"], 2, "ints"),
         (["run", "missing.onnx"], 2, "no file"),
         (["run", "ij->i", "--shape", "8,8", "--target", "nowhere"], 1, "no machine"),
         (["run", "ij->i", "--input", "missing.npy"], 1, "missing.npy"),
