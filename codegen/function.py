@@ -185,6 +185,7 @@ class _Context:
         buffers = _Buffers(indices, dict(self.tree.sizes))
         for alloc in self.shared:
             bases[alloc.tensor.name] = buffers.shared(alloc)
+            self._strides(indices, alloc.tensor)
         walker = Walker(state, buffers.allocate, ("%part", "%parts") if phase.parallel else None)
         buffers.on_stack = _stacked(phase.nodes, dict(self.tree.sizes))
         buffers.place(phase.nodes, "0")
