@@ -149,9 +149,12 @@ def coalesced(relation: Relation) -> Relation:
 def operation_budget(operations: int) -> Generator[None]:
     """Bound the isl calls of a block (about 10^6 operations a second); they raise `islpy.Error` past it.
 
-    Parsing counts too, so texts are read outside. Restored on the way out.
+    Parsing counts too, so texts are read outside. Restored on the way out. Inside another budget, that one holds.
     """
     context = isl.DEFAULT_CONTEXT
+    if context.get_max_operations():
+        yield
+        return
     context.reset_operations()
     context.set_max_operations(operations)
     try:

@@ -13,11 +13,13 @@ import islpy as isl
 
 from poly.errors import IllegalEdit
 from poly.program import Program, Statement
+from poly.rows import bounded
 from poly.scheduling.dependences import Dependence, Touch
 from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import IN, OUT, fix_sizes, witness
 
+BUDGET = 20_000_000
 _ADVICE = {
     "order": "keep the source before the sink: another loop order, a shift or a skew of the sink's loop",
     "parallel": "keep the loop serial, or promote what it carries inside it",
@@ -27,16 +29,18 @@ _ADVICE = {
 def check(schedule: Schedule, previous: Schedule | None = None) -> None:
     """Raise `IllegalEdit` where the schedule does not compute what its source program does.
 
-    `previous`: a legal schedule of the same source; what has not changed since is not looked at again.
+    `previous`: a legal schedule of the same source; what has not changed since is not looked at again. Raises
+    `UnsupportedError` where isl needs more than its budget of operations.
     """
     from poly.scheduling.values import check_values
 
     changed = _changed(schedule, previous)
     vectors = Vectors(schedule)
-    check_parts(schedule)
-    check_order(schedule, changed, vectors)
-    check_marks(schedule, changed, previous, vectors)
-    check_values(schedule, vectors)
+    with bounded(BUDGET, "the check of the schedule", schedule.source.name):
+        check_parts(schedule)
+        check_order(schedule, changed, vectors)
+        check_marks(schedule, changed, previous, vectors)
+        check_values(schedule, vectors)
 
 
 def _changed(schedule: Schedule, previous: Schedule | None) -> frozenset[str]:

@@ -25,7 +25,7 @@ from poly.scheduling.schedule import Schedule, common_prefix
 from poly.scheduling.vectors import Vectors
 from poly.sets import IN, OUT, coalesced, fix_sizes, witness
 
-_SQUARINGS = 12  # chains of up to 4096 copies
+_MOST_PIECES = 100
 END = "end_"
 
 
@@ -124,32 +124,62 @@ class Flow:
     def _copied(self) -> isl.UnionMap:
         """{ copy[...] -> writer[...] or T[element] }: what every copy moves, through as many others as it takes.
 
-        Copies that feed copies (a partial result out of one tile and into the next) are closed by repeated squaring.
+        What a copy moves is what it reads from statements, and what the copies move that it reads: linear equations,
+        solved by elimination. Copies that feed themselves (a partial result out of one tile and into the next) take a
+        transitive closure.
         """
-        behind = isl.UnionMap("{ }")
+        origins: dict[str, isl.UnionMap] = {}
+        steps: dict[tuple[str, str], isl.Map] = {}
         for s in self.program.statements:
             if s.copies:
-                (reader,) = (r for r in self.readers(s) if r.position == 0)
-                behind = behind.union(self._last_writers(reader))
-                if s.reads[0].guard:  # what a padded copy fills in comes from nowhere
-                    everything = fix_sizes(s.domain.intersect_params(self.program.context), self.program.binding)
-                    filled = everything.subtract(reader.relation.domain()).identity()
-                    behind = behind.union(_fill(filled, self.program.tensor[reader.tensor].origin or reader.tensor))
-        direct, chained = self._split(behind)
-        if chained.is_empty():
-            return direct
-        return coalesced(direct.union(self._closure(chained).apply_range(direct)))
+                origins[s.name], chained = self._split(self._behind(s))
+                steps |= {(s.name, m.get_tuple_name(OUT) or ""): m for m in maps_of(chained)}
+        names = list(origins)
+        for k, copy in enumerate(names):
+            own = steps.pop((copy, copy), None)
+            out = {b: m for (a, b), m in steps.items() if a == copy}
+            if own is not None:
+                again = self._self_closure(own)
+                origins[copy] = origins[copy].union(again.to_union_map().apply_range(origins[copy]))
+                out = {b: coalesced(m.union(again.apply_range(m))) for b, m in out.items()}
+                steps |= {(copy, b): m for b, m in out.items()}
+            for other in names[k + 1 :]:
+                if (into := steps.pop((other, copy), None)) is not None:
+                    origins[other] = origins[other].union(into.to_union_map().apply_range(origins[copy]))
+                    for b, m in out.items():
+                        further = into.apply_range(m)
+                        steps[other, b] = coalesced(steps[other, b].union(further)) if (other, b) in steps else further
+        result = isl.UnionMap("{ }")
+        for copy in reversed(names):
+            for (a, b), m in steps.items():
+                if a == copy:
+                    origins[copy] = origins[copy].union(m.to_union_map().apply_range(origins[b]))
+            result = result.union(coalesced(origins[copy]))
+        return result
 
-    def _closure(self, step: isl.UnionMap) -> isl.UnionMap:
-        """The transitive closure of a relation between copies."""
+    def _behind(self, s: Statement) -> isl.UnionMap:
+        """The last writers of what a copy reads; what a padded copy fills in comes from nowhere."""
+        (reader,) = (r for r in self.readers(s) if r.position == 0)
+        behind = self._last_writers(reader)
+        if not s.reads[0].guard:
+            return behind
+        everything = fix_sizes(s.domain.intersect_params(self.program.context), self.program.binding)
+        filled = everything.subtract(reader.relation.domain()).identity()
+        return behind.union(_fill(filled, self.program.tensor[reader.tensor].origin or reader.tensor))
+
+    def _self_closure(self, step: isl.Map) -> isl.Map:
+        """The transitive closure of a copy's relation to itself: isl's where it is exact, else by squaring."""
+        found, exact = step.transitive_closure()
+        if exact:
+            return found
         reached = step
-        for _ in range(_SQUARINGS):
+        while reached.n_basic_map() < _MOST_PIECES:
             further = coalesced(reached.union(reached.apply_range(reached)))
             if further.is_subset(reached):
                 return reached
             reached = further
         raise UnsupportedError(
-            "copies feed one another through more tiles than can be followed",
+            "copies feed one another in more ways than can be followed",
             where=self.schedule.source.name,
             hint="bind the sizes, or keep partial results in their buffer until they are complete",
         )
