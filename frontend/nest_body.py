@@ -253,7 +253,7 @@ class Reader:
         body = values.value(value)
         write = self._target(target, around, "")
         self._add(
-            node, target, around, path, write, apply("neg", body) if isinstance(op, ast.Sub) else body, values, symbol
+            node, target, around, path, write, _negated(body) if isinstance(op, ast.Sub) else body, values, symbol
         )
 
     def _target(self, target: ast.expr, around: Around, dtype: str) -> Access:
@@ -340,7 +340,11 @@ def _as_update(write: Access, body: Expr, values: Values) -> tuple[str, Expr]:
     rest = _dropped(rest, own.position)
     values.reads.pop(own.position)
     values.places.pop(own.position)
-    return symbol, apply("neg", rest) if body.operator == "sub" else rest
+    return symbol, _negated(rest) if body.operator == "sub" else rest
+
+
+def _negated(body: Expr) -> Expr:
+    return Const(-body.value, body.dtype) if isinstance(body, Const) else apply("neg", body)
 
 
 def _dropped(body: Expr, position: int) -> Expr:

@@ -48,7 +48,7 @@ def read_signature(text: Written) -> tuple[tuple[Argument, ...], tuple[str, ...]
     tensors = {a.name for a in arguments if a.shape is not None}
     sizes = [a.name for a in arguments if a.shape is None]
     for argument in arguments:
-        for name in sorted({n for e in argument.shape or () for n in e.names}):
+        for name in (n for e in argument.shape or () for n in sorted(e.names)):
             if name in tensors:
                 raise source.error(argument.node, f"{name!r} in the shape of {argument.name!r} is not a size")
             if name not in sizes:

@@ -173,6 +173,8 @@ def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) ->
             return names[decode(name)]
         case ast.Name(id=name):
             raise condition.node_error(node, f"unknown name {decode(name)!r}", _known(names))
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+            return f"-{value}"  # isl does not read (-2) * N
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return f"(-{go(operand)})"
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:

@@ -1,0 +1,327 @@
+"""Python loop nests: what they mean, against Python itself, and what is refused, with its place in the file."""
+# ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import poly
+from poly.errors import ParseError
+from poly.expr import Const
+from poly.frontend.nest import Array, Nest, f32, f64, i32, nest, read_nest
+from poly.interp import run_program
+from poly.text import parse_program
+from tests.nest_texts import SIZES, arrays, define, nest_texts
+
+Numbers = npt.NDArray[np.generic]
+Matrix = Annotated[Array, "f64[N, N]"]
+EPSILON = 0.25
+HALF = 2
+
+
+def agrees(nested: Nest[..., None], sizes: dict[str, int], values: dict[str, Numbers], compiled: bool = True) -> None:
+    """The interpreter and compiled code do what the function does on the same arrays."""
+    wanted = {name: a.copy() for name, a in values.items()}
+    nested.python(**sizes, **{name: a if a.ndim else a.item() for name, a in wanted.items()})
+    program = nested.program.bind(**{n: v for n, v in sizes.items() if n in nested.program.parameters})
+    found = [run_program(program, values, vectorised=False)]
+    if compiled:
+        out = [values[t.name].copy() for t in program.outputs]
+        kernel = poly.compile(program)
+        kernel(*[values[t.name] for t in program.inputs], out=out if len(out) > 1 else out[0])
+        found.append({t.name: a for t, a in zip(program.outputs, out, strict=True)})
+    for result in found:
+        for name, array in result.items():
+            np.testing.assert_allclose(array, wanted[name], rtol=1e-6 if array.dtype == np.float32 else 1e-12)
+    assert parse_program(str(program)) == program
+
+
+def numbers(*shape: int, dtype: str = "float64", seed: int = 0) -> Numbers:
+    return np.random.default_rng(seed).uniform(1, 2, shape).astype(dtype)
+
+
+# ---- what nests mean
+
+
+def test_triangle_and_roles() -> None:
+    @nest
+    def f(N: int, alpha: float, L: Matrix, x: f64[Array, "N"]):
+        for i in range(N):
+            for j in range(i):
+                x[i] -= alpha * L[i, j] * x[j]
+            x[i] = x[i] / L[i, i]
+
+    assert [(t.name, t.role, t.dtype) for t in f.program.tensors] == [
+        ("alpha", "input", "f64"), ("L", "input", "f64"), ("x", "inout", "f64"),
+    ]  # fmt: skip
+    assert [s.path for s in f.program.statements] == [(0, "i", 0, "j"), (0, "i", 1)]
+    assert [s.combiner.symbol if s.combiner else "" for s in f.program.statements] == ["+", ""]
+    agrees(f, {"N": 6}, {"alpha": np.array(0.5), "L": numbers(6, 6), "x": numbers(6, seed=1)})
+
+
+def test_loops_backwards_and_with_steps() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N"], b: f64[Array, "N"]):
+        for i in range(N - 2, -1, -1):
+            a[i] = a[i + 1] * b[i]
+        for i in range(N - 1, 0, -2):
+            b[i] = b[i - 1] + a[i]
+        for i in range(1, N, 3):
+            for j in range(i, max(0, i - 2), -1):
+                a[j] = a[j - 1] + b[i]
+
+    agrees(f, {"N": 9}, {"a": numbers(9), "b": numbers(9, seed=1)})
+
+
+def test_conditions() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N, N"]):
+        for i in range(N):
+            for j in range(N):
+                if i < j and (i + j) % 3 != 0:
+                    a[i, j] = 1.0
+                elif i == j or not 0 < i < N - 1:
+                    a[i, j] *= 2.0
+                    a[i, j] -= 1.0
+                else:
+                    a[i, j] = a[j, i]
+
+    agrees(f, {"N": 7}, {"a": numbers(7, 7)})
+
+
+def test_bounds_that_are_extremes() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N"], b: f64[Array, "N"]):
+        for i in range(N):
+            for j in range(max(0, i - 2), min(N, i + 3)):
+                b[i] += a[j]
+
+    agrees(f, {"N": 8}, {"a": numbers(8), "b": numbers(8, seed=1)})
+
+
+def test_scalars_and_functions() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N"], b: f64[Array, "N"]):
+        for i in range(N):
+            s = 0.0
+            for j in range(i):
+                s += a[j]
+            largest = max(a[i], s, 1.0)
+            b[i] = sqrt(abs(s - largest)) + np.exp(-a[i]) + largest**2 + a[i] ** 0.5 + EPSILON
+
+    assert [(t.name, t.rank, t.role) for t in f.program.tensors][2:] == [
+        ("s", 0, "temporary"),
+        ("largest", 0, "temporary"),
+    ]
+    agrees(f, {"N": 6}, {"a": numbers(6), "b": numbers(6)})
+
+
+def test_conditional_values_read_only_what_they_take() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N"], b: f64[Array, "N"]):
+        for i in range(N):
+            b[i] = (a[i - 1] if i >= 1 else 0.0) + (a[i + 1] if i + 1 < N else a[0]) + (1.0 if a[i] > 1.5 else 2.0)
+
+    first, last = (r for r in f.program.statements[0].reads if r.guard and str(r.index[0]) != "0")
+    assert first.fill == last.fill == Const(0.0)
+    agrees(f, {"N": 6}, {"a": numbers(6), "b": numbers(6)})
+
+
+def test_local_arrays() -> None:
+    @nest
+    def f(N: int, M: int, a: f32[Array, "N, M"], b: f32[Array, "N"]):
+        sums = np.zeros(N + 1, dtype=np.float32)
+        copy = np.empty_like(a)
+        for i in range(N):
+            for j in range(M):
+                copy[i, j] = a[i, j] * 2
+                sums[i + 1] += copy[i, j]
+        for i in range(N):
+            b[i] = sums[i + 1] - sums[0]
+
+    temporaries = {t.name: (t.dtype, [str(e) for e in t.shape]) for t in f.program.with_role("temporary")}
+    assert temporaries == {"sums": ("f32", ["N + 1"]), "copy": ("f32", ["N", "M"])}
+    agrees(f, {"N": 4, "M": 5}, {"a": numbers(4, 5, dtype="float32"), "b": numbers(4, dtype="float32")})
+
+
+def test_names_for_affine_expressions_and_shapes() -> None:
+    @nest
+    def f(a: f64[Array, "N, M"], b: f64[Array, "M"]):
+        rows, columns = a.shape
+        last = rows - 1
+        for j in range(columns):
+            k = columns - 1 - j
+            for i in range(len(a)):
+                b[k] += a[last - i, j] + k * HALF
+
+    assert f.program.parameters == ("N", "M")
+    agrees(f, {}, {"a": numbers(3, 4), "b": numbers(4)})
+
+
+def test_assertions_are_the_context() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N"]):
+        assert N >= 3
+        a[2] = a[0] + a[1]
+
+    with pytest.raises(poly.PolyError):
+        f.program.bind(N=2)
+    agrees(f, {"N": 3}, {"a": numbers(3)})
+
+
+def test_dtypes_meet_as_in_numpy() -> None:
+    @nest
+    def f(N: int, a: f32[Array, "N"], n: i32[Array, "N"], out: f64[Array, "N"]):
+        for i in range(N):
+            n[i] += 2.7
+            out[i] = n[i] / 2 + i / N + a[i] * 0.5 + n[i] * a[i] + (n[i] if n[i] > i else i)
+            out[i] += float(n[i]) * (i + 1)
+
+    values = {"a": np.array([1, 2, 4, 8], "f4"), "n": np.array([1, -3, 5, 7], "i4"), "out": np.zeros(4)}
+    agrees(f, {"N": 4}, values)
+
+
+def test_integers_stay_exact() -> None:
+    @nest
+    def f(N: int, n: i32[Array, "N, N"]):
+        for k in range(N):
+            for i in range(N):
+                for j in range(N):
+                    n[i, j] = min(n[i, j], n[i, k] + n[k, j])
+
+    assert f.program.statements[0].combiner is not None
+    agrees(f, {"N": 5}, {"n": np.random.default_rng(0).integers(1, 50, (5, 5)).astype("i4")})
+
+
+def test_exact_keeps_order_and_rounding() -> None:
+    def f(N: int, a: f64[Array, "N"], s: f64[Array, ""]):
+        for i in range(N):
+            s[()] += a[i] * a[i]
+
+    loose, exact = read_nest(f).statements[0], read_nest(f, exact=True).statements[0]
+    assert (loose.reorder, loose.contract) == (True, True)
+    assert (exact.reorder, exact.contract) == (False, False)
+    assert nest(exact=True)(f).program.statements[0].reorder is False
+
+
+def test_it_stays_a_function() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N"]):
+        """Doubles."""
+        for i in range(N):
+            a[i] *= 2.0
+
+    values = np.ones(3)
+    f(3, values)
+    f.python(3, values)
+    assert values.tolist() == [4, 4, 4] and f.__doc__ == "Doubles." and f.__name__ == "f"
+
+
+@given(nest_texts())
+@settings(derandomize=True, max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_nests(text: str) -> None:
+    function = define(text)
+    wanted, values = arrays(), arrays()
+    with np.errstate(all="ignore"):
+        function(**SIZES, **wanted)
+    program = read_nest(function)
+    found = run_program(program.bind(**SIZES), {t.name: values[t.name] for t in program.inputs}, vectorised=False)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, wanted[name], err_msg=f"{text}\n{program}")
+    assert parse_program(str(program)) == program
+
+
+# ---- what is refused
+
+REFUSED = {
+    "x[i * i] = 0.0": ("i * i is not affine", "i * i"),
+    "x[int(y[i])] = 0.0": ("is not affine", "int(y[i])"),
+    "x[y[i]] = 0.0": ("is not affine", "y[i]"),
+    "x[i + 1] = 0.0": ("x[i + 1] is outside its shape (N): S0[i=0] with N=1", "x[i + 1]"),
+    "y[i - 1] = x[i - 1]": ("is outside its shape", "x[i - 1]"),
+    "x[i, i] = 0.0": ("x has rank 1, it is subscripted with 2", "x[i, i]"),
+    "x[1:] = 0.0": ("a slice", "x[1:]"),
+    "z[i] = 0.0": ("'z' is not an array of this nest", "z[i]"),
+    "x[i] = z": ("'z' has no value here", "z"),
+    "x[i] = y": ("y has rank 1: subscript it", "y"),
+    "x[i] = foo(y[i])": ("unknown function 'foo'", "foo"),
+    "x[i] = sqrt(y[i], 2)": ("sqrt takes 1 arguments", "sqrt"),
+    "x[i] = [1.0]": ("has no meaning in a nest", "[1.0]"),
+    "x[i] = y[i] @ y[i]": ("has no meaning in a nest", "y[i] @"),
+    "x[i] = 'a'": ("has no meaning in a nest", "'a'"),
+    "alpha = 2.0": ("'alpha' is an argument", "alpha"),
+    "N = 2.0": ("'N' is a loop variable or a size", "N = "),
+    "x = 2.0": ("x is an array", "x = "),
+    "x[i] = y[i] = 0.0": ("one target", "x[i] ="),
+    "t += 1.0": ("'t' has no value here", "t +="),
+    "while i: pass": ("a while loop", "while"),
+    "return x": ("a nest returns nothing", "return"),
+    "break": ("break has no meaning", "break"),
+    "print(x)": ("expr has no meaning", "print"),
+    "for j in x: x[i] = 0.0": ("loops run over range", "x: x"),
+    "for j in range(y[i]): x[i] = 0.0": ("is not affine", "y[i])"),
+    "for i in range(3): x[i] = 0.0": ("the name 'i' is taken", "i in"),
+    "for j in range(0, N, N): x[i] = 0.0": ("the step of a range", "N): x"),
+    "if y[i] > 0: x[i] = 0.0": ("depends on data", "y[i] >"),
+    "assert N > 2": ("before the loops", "assert"),
+    "t = np.empty(i)": ("changes with a loop", "i)"),
+    "x[j] = 0.0": ("'j' is not a loop variable or a size here", "j]"),
+    "if N in x: x[i] = 0.0": ("depends on data", "N in x"),
+    "if i in (1, 2): x[i] = 0.0": ("is not affine", "(1, 2)"),
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_refused_with_its_place(line: str) -> None:
+    message, at = REFUSED[line]
+    head = "# a comment\ndef f(N: int, alpha: float, x: 'f64[N]', y: 'f64[N]'):\n"
+    function = define(f"{head}    for i in range(N):\n        {line}\n")
+    with pytest.raises(ParseError) as caught:
+        nest(function)
+    shown = str(caught.value)
+    assert message in shown and "nests_" in shown and ".py:4:" in shown, shown
+    lines = shown.splitlines()
+    source = next(k for k, text in enumerate(lines) if text.startswith("  line 4: "))
+    if at:
+        caret = lines[source + 1].index("^")
+        assert lines[source][caret:].startswith(at), shown
+
+
+SIGNATURES = {
+    "def f(x): x[0] = 1.0": "'x' has no annotation",
+    "def f(*x: float): pass": "named arguments only",
+    "def f(x: str): pass": "says neither a size nor dtype and shape",
+    "def f(x: 'f64[N * M]'): x[0] = 1.0": "not affine in sizes",
+    "def f(max: 'f64[N]'): max[0] = 1.0": "cannot name",
+    "def f(N: int): pass": "assigns nothing",
+    "def f(x: 'f64[N]', y: 'f64[x]'): x[0] = 1.0": "is not a size",
+    "def f(N: int, x: 'f64[N]'):\n    assert N < 3 and N > 4\n    x[0] = 1.0": "no sizes satisfy",
+    "def f(N: int, x: 'c64[N]'):\n    x[0] = x[0] if x[0] < 1.0 else 2.0": "",
+}
+
+
+@pytest.mark.parametrize("text", SIGNATURES)
+def test_signatures(text: str) -> None:
+    function = define(text)
+    try:
+        read_nest(function)
+    except ParseError as error:
+        assert SIGNATURES[text] in str(error)
+    else:
+        assert not SIGNATURES[text]
+
+
+def test_text_that_is_not_there() -> None:
+    module: dict[str, Callable[..., object]] = {}
+    exec("def f(N: int): pass", module)
+    with pytest.raises(ParseError, match="cannot be read"):
+        nest(module["f"])
+    with pytest.raises(ParseError, match="not a Python function"):
+        nest(len)
