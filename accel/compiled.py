@@ -103,9 +103,9 @@ class StreamKernel:
         return f"{self!r}\n{self.report}\n{self.stream}"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from poly.pictures import kernel_html
 
-        return f"<pre>{escape(str(self))}</pre>"
+        return kernel_html(self, facts=(("report", str(self.report)),), text=str(self.stream))
 
 
 def compile_stream(

@@ -476,9 +476,9 @@ class CommandStream:
         return f"<CommandStream {self.name} for {self.machine}: {what}>"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from poly.pictures import text_html
 
-        return f"<pre>{escape(str(self))}</pre>"
+        return text_html(str(self))
 
 
 def command_count(items: tuple[Item, ...]) -> int:

@@ -199,6 +199,11 @@ class Kernel:
         inputs, outputs = (", ".join(t.name for t in ts) for ts in (self.inputs, self.outputs))
         return f"<Kernel {self.loops.name}({inputs}) -> {outputs or 'nothing'} for {self.machine.name}>"
 
+    def _repr_html_(self) -> str:
+        from poly.pictures import kernel_html
+
+        return kernel_html(self)
+
     def __str__(self) -> str:
         def shown(t: Tensor) -> str:
             return f"{t.name}: {t.dtype}[{', '.join(map(str, t.shape))}]"

@@ -160,9 +160,19 @@ class Engine:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from poly.pictures import text_html
+        from poly.document import Document, table
 
-        return text_html(str(self))
+        rows = [
+            (
+                s.name,
+                " ".join(t.name for t in s.program.statements),
+                ", ".join(s.outputs),
+                "" if s.unit else "reference",
+            )
+            for s in self.steps
+        ]
+        heads = ("group", "statements", "writes", "runs by")
+        return Document(repr(self).strip("<>"), (), (table("groups", heads, rows),)).html()
 
 
 def build_engine(

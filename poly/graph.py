@@ -88,6 +88,6 @@ class Graph:
         return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.constants)} constants>"
 
     def _repr_html_(self) -> str:
-        from poly.pictures import text_html
+        from poly.pictures import graph_html
 
-        return text_html(str(self))
+        return graph_html(self)

@@ -135,6 +135,11 @@ class Machine:
             lines.append(f"  engine {e.name}: {e.kind}{shape}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from poly.pictures import machine_html
+
+        return machine_html(self)
+
 
 def read_machine(path: str | Path) -> Machine:
     """A machine from a TOML file. Raises `MachineError` naming the table and the key."""

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from poly.document import CSS, Document, Text, table
+from poly.document import CSS, Document, Text, bytes_text, table
 
 if TYPE_CHECKING:
+    from poly.graph import Graph
+    from poly.machine import Engine, Machine, Memory
     from poly.program import Program, Tensor
 
 KIND_COLOURS: Final = {
@@ -66,6 +69,108 @@ def schedule_html(schedule: object) -> str:
     folded = f"<details><summary>script, {len(script)} edits</summary>{text_html(chr(10).join(script))}</details>"
     title = escape(repr(schedule).strip("<>"))
     return f'<div style="{CSS}"><b>{title}</b><div>{schedule_svg(schedule)}</div>{folded if script else ""}</div>'
+
+
+class HasSchedule(Protocol):
+    """A kernel for any machine."""
+
+    @property
+    def schedule(self) -> object: ...
+
+
+def kernel_html(kernel: HasSchedule, *, facts: Sequence[tuple[str, str]] = (), text: str = "") -> str:
+    """What is compiled: facts, the schedule it came from, and a text, folded."""
+    document = Document(repr(kernel).strip("<>"), tuple(facts), (Text("text", text or str(kernel), folded=True),))
+    tree = schedule_svg(kernel.schedule) if kernel.schedule is not None else ""
+    return f"<div>{document.html()}<details><summary>schedule</summary>{tree}</details></div>"
+
+
+def machine_html(machine: Machine) -> str:
+    """Memories and engines."""
+
+    def capacity(m: Memory) -> str:
+        if m.capacity is None:
+            return "unbounded"
+        return f"{m.capacity} vectors" if m.kind == "register" else bytes_text(m.capacity)
+
+    def size(e: Engine) -> str:
+        return f"{e.rows} x {e.cols}" if e.kind == "array" else f"{e.lanes} lanes" if e.lanes else "-"
+
+    memories = [
+        (m.name, m.kind, capacity(m), m.banks, m.bytes_per_cycle or "-", m.latency or "-") for m in machine.memories
+    ]
+    engines = [(e.name, e.kind, size(e), ", ".join(f"{a} to {b}" for a, b in e.paths)) for e in machine.engines]
+    facts = (("clock", f"{machine.clock_mhz} MHz"), ("cores", str(machine.cores)))
+    return Document(
+        f"machine {machine.name}, {machine.kind}",
+        facts,
+        (
+            table("memories", ("memory", "kind", "capacity", "banks", "bytes a cycle", "latency"), memories),
+            table("engines", ("engine", "kind", "size", "paths"), engines),
+        ),
+    ).html()
+
+
+def graph_html(graph: Graph) -> str:
+    """The nodes as a picture where there are few enough, else how many there are of each operator; the text folded."""
+    counts = Counter(n.operator for n in graph.nodes)
+    facts = (
+        ("nodes", f"{len(graph.nodes)}: {', '.join(f'{c} {name}' for name, c in counts.most_common())}"),
+        ("inputs", ", ".join(graph.labels.get(t.name, t.name) for t in graph.inputs)),
+        ("outputs", ", ".join(graph.labels.get(t.name, t.name) for t in graph.outputs)),
+        ("constants", bytes_text(sum(a.nbytes for a in graph.constants.values()))),
+    )
+    document = Document(f"graph {graph.name}", facts, (Text("text", str(graph), folded=True),))
+    picture = graph_svg(graph) if 0 < len(graph.nodes) <= _MOST_NODES else ""
+    return f"<div>{document.html()}{picture}</div>"
+
+
+_MOST_NODES, _NODE_WIDTH, _NODE_HEIGHT = 120, 132, 34
+
+
+def graph_svg(graph: Graph) -> str:
+    """The nodes in rows by their distance from the inputs, edges from producer to consumer."""
+    maker = {t: k for k, node in enumerate(graph.nodes) for t in node.outputs}
+    rows: list[list[int]] = []
+    depth: list[int] = []
+    for k, node in enumerate(graph.nodes):
+        depth.append(max((depth[maker[t]] + 1 for t in node.inputs if t in maker and maker[t] < k), default=0))
+        rows += [[] for _ in range(depth[k] + 1 - len(rows))]
+        rows[depth[k]].append(k)
+    widest = max(len(row) for row in rows)
+    place = {
+        k: (((widest - len(row)) / 2 + c) * (_NODE_WIDTH + 14) + 8, r * (_NODE_HEIGHT + 16) + 8)
+        for r, row in enumerate(rows) for c, k in enumerate(row)
+    }  # fmt: skip
+    lines: list[str] = []
+    boxes: list[str] = []
+    for k, node in enumerate(graph.nodes):
+        x, y = place[k]
+        for t in node.inputs:
+            if t in maker and maker[t] < k:
+                a, b = place[maker[t]]
+                lines.append(
+                    f'<line x1="{a + _NODE_WIDTH / 2:.0f}" y1="{b + _NODE_HEIGHT:.0f}" x2="{x + _NODE_WIDTH / 2:.0f}" '
+                    f'y2="{y:.0f}" stroke="#8aa0b8"/>'
+                )
+        fill, stroke = KIND_COLOURS["vector" if node.external else "serial"]
+        shape = "x".join(str(e) for e in graph.tensor[node.outputs[0]].shape) if node.outputs else ""
+        boxes.append(
+            f'<rect x="{x:.0f}" y="{y:.0f}" width="{_NODE_WIDTH}" height="{_NODE_HEIGHT}" rx="4" fill="{fill}" '
+            f'stroke="{stroke}"><title>{escape(node.name)}</title></rect>'
+            + _text(x + 6, y + 14, node.operator[:16], "#1c2733", bold=True)
+            + _text(x + 6, y + 28, shape[:17], "#51606f")
+        )
+    width, height = widest * (_NODE_WIDTH + 14) + 2, len(rows) * (_NODE_HEIGHT + 16)
+    return _svg(width, height, "".join([*lines, *boxes]))
+
+
+def _svg(width: float, height: float, shapes: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="ui-monospace,Menlo,Consolas,monospace" font-size="12">'
+        f'<rect width="100%" height="100%" rx="6" fill="#ffffff"/>{shapes}</svg>'
+    )
 
 
 # ---- the tree of a schedule as nested boxes
@@ -145,11 +250,7 @@ def schedule_svg(schedule: object) -> str:
         top += _draw(block, _PAD, top, width - 2 * _PAD, shapes) + 4
     legend, legend_width = _legend(roots, top + 2)
     width, height = max(width, legend_width), top + (_LINE + 4 if legend else 4)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="ui-monospace,Menlo,Consolas,monospace" font-size="12">'
-        f'<rect width="100%" height="100%" rx="6" fill="#ffffff"/>{"".join(shapes)}{legend}</svg>'
-    )
+    return _svg(width, height, "".join(shapes) + legend)
 
 
 def _walk(blocks: Sequence[Block]) -> Iterator[Block]:

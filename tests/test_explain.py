@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 import islpy as isl
 import numpy as np
@@ -15,6 +16,9 @@ from poly.pictures import schedule_svg, text_html
 from poly.program import Program
 from poly.scheduling.explanation import ProgramExplanation, ScheduleExplanation
 from poly.scheduling.traffic import count_points, traffic
+
+if TYPE_CHECKING:
+    import onnx
 
 M, K, N = 12, 8, 16
 
@@ -155,6 +159,60 @@ def test_every_class_draws_itself() -> None:
         html = thing._repr_html_()
         assert "C_update" in html and "<script" not in html
     assert text_html("a < b").count("&lt;") == 1
+
+
+def test_compiled_things_draw_themselves() -> None:
+    from poly.accel.profile import profile
+    from poly.frontend.onnx_import import from_onnx
+
+    kernel, stream = poly.compile(matmul()), poly.compile(matmul(), "s16")
+    for thing in (kernel, stream):
+        html = getattr(thing, "_repr_html_")()  # noqa: B009
+        assert "<svg" in html and "C_update" in html
+    assert "16 x 16" in profile("s16")._repr_html_()
+    graph = from_onnx(small_model())
+    assert graph._repr_html_().count("<line") == 2 and "MatMul" in graph._repr_html_()
+    assert "matmul" in poly.compile(graph)._repr_html_()
+
+
+def small_model() -> "onnx.ModelProto":
+    """Two products of the input, added."""
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("MatMul", ["x", "x"], ["a"]), helper.make_node("Relu", ["x"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "small", [value("x", TensorProto.FLOAT, [4, 4])], [value("y", TensorProto.FLOAT, [4, 4])]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_engine_on_both_machines() -> None:
+    from poly.explainer import EngineExplanation
+    from poly.frontend.onnx_import import from_onnx
+
+    graph = from_onnx(small_model())
+    for target in ("cpu", "s16"):
+        engine = poly.compile(graph, target)
+        found = poly.explain(engine)
+        assert isinstance(found, EngineExplanation) and not found.fallbacks
+        assert found.arena >= found.bound and len(found.groups) == len(engine.steps)
+        assert all((g.cycles is not None) == (target == "s16") for g in found.groups)
+        assert "why fused" in str(found)
+
+
+def test_stream_moves_what_its_schedule_says() -> None:
+    from poly.explainer import StreamExplanation
+
+    stream = poly.compile(matmul(), "s16")
+    found = poly.explain(stream)
+    assert isinstance(found, StreamExplanation)
+    simulated = sum(found.report.dram_read.values()) + sum(found.report.dram_written.values())
+    assert found.schedule.traffic.between("dram") == simulated
+    assert "multiply-adds" in str(found)
 
 
 def png(figure: object) -> bytes:
