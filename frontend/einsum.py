@@ -2,27 +2,29 @@
 
 Operands are tensors `x0`, `x1`, ..., the result is `out`. Indices keep their letters, the dimensions of the ellipsis
 are `e0`, `e1`, ...; the size of index i is the parameter `Ni`. Up to two operands make one contraction. More are
-contracted in pairs, in the order of opt_einsum, through temporaries `t0`, `t1`, ...; an index that only one operand has
-is summed before.
+contracted in pairs, in the order of opt_einsum, through temporaries `t0`, `t1`, ..., unless that saves little; an index
+that only one operand has is summed before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache
+from math import prod
+from operator import index
+from string import ascii_letters, ascii_lowercase, ascii_uppercase
 
-import islpy as isl
 import numpy as np
 
 from poly.affine import Affine, var
 from poly.dtypes import dtype_name, numpy_dtype
 from poly.errors import ParseError, ShapeError
-from poly.expr import COMBINERS, Apply, Cast, Combiner, Const, Expr, Read
-from poly.program import Access, Program, Role, Statement, Tensor, box_domain, default_path
-from poly.sets import header
+from poly.frontend.contraction import Contractions, Steps, contract_steps
+from poly.program import Program
 
 _ELLIPSIS = "..."
+_NUMBERED = ascii_uppercase + ascii_lowercase
 
 
 def einsum_program(spec: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]) -> Program:
@@ -31,27 +33,70 @@ def einsum_program(spec: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequenc
     The result has the dtype that numpy gives; operands are converted to it first, and bool is summed with `or`. Raises
     `ParseError` for a string and `ShapeError` for shapes and dtypes that numpy refuses too.
     """
+    equation = equation_of(spec, shapes)
+    if len(dtypes) != len(shapes):
+        raise ShapeError(f"{len(dtypes)} dtypes for {len(shapes)} operands", where=f"einsum {spec!r}")
+    sizes = equation.sizes
+    dtype = _common_dtype(spec, dtypes)
+    build = Contractions({i: var(f"N{i}") for i in sizes}, [f"N{i}" for i in sizes], dtype, pairs=False)
+    terms = []
+    for n, (indices, shape, own) in enumerate(zip(equation.operands, shapes, dtypes, strict=True)):
+        spread = [e == 1 != sizes[i] for i, e in zip(indices, shape, strict=True)]
+        extents = [Affine((), 1) if b else build.extents[i] for i, b in zip(indices, spread, strict=True)]
+        subscripts = [Affine() if b else var(i) for i, b in zip(indices, spread, strict=True)]
+        terms.append(build.operand(f"x{n}", extents, subscripts, own))
+    steps = choose_steps([t.indices for t in terms], equation.result, sizes)
+    contract_steps(build, terms, equation.result, steps, "out")
+    bound = {f"N{i}": extent for i, extent in sizes.items()}
+    return build.program("einsum", [f"{p} >= {min(n, 1)}" for p, n in bound.items()], bound)
+
+
+@dataclass(frozen=True)
+class Equation:
+    """An index for every dimension of the operands and of the result, and the extent of each index."""
+
+    operands: tuple[tuple[str, ...], ...]
+    result: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+
+def equation_of(spec: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
+    """What a string says for operands of these shapes; the dimensions of the ellipsis become `e0`, `e1`, ...
+
+    Raises `ParseError` for a string and `ShapeError` for shapes that numpy refuses too.
+    """
     inputs, output = _parse(spec)
-    if not len(inputs) == len(shapes) == len(dtypes):
+    if len(inputs) != len(shapes):
         raise ShapeError(f"einsum {spec!r} names {len(inputs)} operands, there are {len(shapes)}")
     indices = _expand(spec, inputs, shapes)
     result = _output(spec, output, indices)
-    sizes = _sizes(spec, indices, shapes)
-    dtype = _common_dtype(spec, dtypes)
-    parameters = tuple(f"N{i}" for i in sizes)
-    build = _Contractions(sizes, parameters, dtype)
-    terms = [build.operand(n, *each) for n, each in enumerate(zip(indices, shapes, dtypes, strict=True))]
-    build.contract(_contract_pairs(terms, result, build), result, "out")
-    condition = " and ".join(f"{p} >= {min(n, 1)}" for p, n in zip(parameters, sizes.values(), strict=True)) or "true"
-    context = isl.Set(f"{header(parameters)}{{ : {condition} }}")
-    bound = tuple(sorted(zip(parameters, sizes.values(), strict=True)))
-    return Program("einsum", tuple(build.tensors), tuple(build.statements), parameters, context, bound)
+    return Equation(tuple(map(tuple, indices)), tuple(result), _sizes(spec, indices, shapes))
+
+
+def spec_of(sublists: Sequence[Sequence[object]], output: Sequence[object] | None) -> str:
+    """The string for numpy's other form, in which subscripts are ints below 52 and Ellipsis: 0 is A, 26 is a.
+
+    Raises `ParseError` for an int outside of 0 .. 51 and `TypeError` for what is neither.
+    """
+    terms = ",".join(map(_letters, sublists))
+    return terms if output is None else f"{terms}->{_letters(output)}"
+
+
+def _letters(sublist: Sequence[object]) -> str:
+    found: list[str] = []
+    for s in sublist:
+        number = -1 if s is Ellipsis else index(s)  # type: ignore[arg-type]
+        if s is not Ellipsis and not 0 <= number < len(ascii_letters):
+            raise ParseError(f"subscript {number} is outside of 0 .. {len(ascii_letters) - 1}")
+        found.append(_ELLIPSIS if s is Ellipsis else _NUMBERED[number])
+    return "".join(found)
 
 
 # ---- the string
 
 
-def _parse(spec: str) -> tuple[list[list[str]], list[str] | None]:
+@lru_cache(maxsize=1024)
+def _parse(spec: str) -> tuple[Sequence[Sequence[str]], Sequence[str] | None]:
     """The subscripts of every operand, and of the output where it is given."""
     if not spec.isascii():
         raise ParseError("subscripts are the letters a-z and A-Z", text=spec, line=1)
@@ -75,7 +120,7 @@ def _subscripts(spec: str, start: int, end: int) -> list[str]:
             at += 2
         elif c.isalpha():
             found.append(c)
-        elif not c.isspace():
+        elif c != " ":
             why = "a second ellipsis" if c == "." and _ELLIPSIS in found else f"{c!r} has no meaning here"
             raise ParseError(f"{why}: subscripts are letters and one '...'", text=spec, line=1, column=at)
         at += 1
@@ -153,102 +198,39 @@ def _common_dtype(spec: str, dtypes: Sequence[str]) -> str:
         raise ShapeError(f"no common dtype of {', '.join(dtypes)}: {error}", where=f"einsum {spec!r}") from None
 
 
-# ---- the program
+# ---- the order
 
 
-@dataclass(frozen=True)
-class _Term:
-    """An operand or a temporary as it is read. `indices`: those that it depends on, in order, once each."""
-
-    access: Access
-    dtype: str
-    indices: tuple[str, ...]
-
-
-class _Contractions:
-    """Tensors and statements as they come about."""
-
-    def __init__(self, sizes: Mapping[str, int], parameters: tuple[str, ...], dtype: str) -> None:
-        self.sizes, self.parameters, self.dtype = sizes, parameters, dtype
-        self.tensors: list[Tensor] = []
-        self.statements: list[Statement] = []
-
-    def operand(self, n: int, indices: Sequence[str], shape: tuple[int, ...], dtype: str) -> _Term:
-        """The tensor `xn`; a dimension of extent 1 under a longer index is read at 0."""
-        spread = [e == 1 != self.sizes[i] for i, e in zip(indices, shape, strict=True)]
-        extents = tuple(Affine((), 1) if b else var(f"N{i}") for i, b in zip(indices, spread, strict=True))
-        subscripts = tuple(Affine() if b else var(i) for i, b in zip(indices, spread, strict=True))
-        self.tensors.append(Tensor(f"x{n}", extents, dtype, "input"))
-        own = dict.fromkeys(i for i, b in zip(indices, spread, strict=True) if not b)
-        return _Term(Access(f"x{n}", subscripts), dtype, tuple(own))
-
-    def contract(self, terms: Sequence[_Term], kept: Sequence[str], name: str = "") -> _Term:
-        """The product of the terms, summed over all but `kept`."""
-        role: Role = "output" if name else "temporary"
-        name = name or f"t{sum(t.role == 'temporary' for t in self.tensors)}"
-        self.tensors.append(Tensor(name, tuple(var(f"N{i}") for i in kept), self.dtype, role))
-        reads = [t.access for t in terms]
-        factors = [self._value(n, t.dtype) for n, t in enumerate(terms)]
-        product = "and" if self.dtype == "bool" else "mul"
-        body = reduce(lambda a, b: Apply(product, (a, b)), factors)
-        summed = list(dict.fromkeys(i for t in terms for i in t.indices if i not in kept))
-        target = Access(name, tuple(var(i) for i in kept))
-        if summed:
-            combiner = COMBINERS["or" if self.dtype == "bool" else "+"]
-            self._state(f"{name}_init", kept, target, (), Const(combiner.identity(self.dtype).value), None)
-            self._state(f"{name}_update", [*kept, *summed], target, reads, body, combiner)
-        else:
-            self._state(f"{name}_set", kept, target, reads, body, None)
-        return _Term(target, self.dtype, tuple(kept))
-
-    def _value(self, position: int, dtype: str) -> Expr:
-        return Read(position) if dtype == self.dtype else Cast(self.dtype, Read(position))
-
-    def _state(
-        self,
-        name: str,
-        order: Sequence[str],
-        write: Access,
-        reads: Sequence[Access],
-        body: Expr,
-        combiner: Combiner | None,
-    ) -> None:
-        domain = box_domain(name, [(i, 0, var(f"N{i}")) for i in order], self.parameters)
-        path = default_path(len(self.statements), order)
-        self.statements.append(Statement(name, tuple(order), domain, write, tuple(reads), body, combiner, path=path))
-
-
-def _contract_pairs(terms: list[_Term], result: Sequence[str], build: _Contractions) -> list[_Term]:
-    """Contract in pairs until one contraction is left; gives its terms. At most two stay as they are."""
-    if len(terms) <= 2:
-        return terms
-
-    def needed(left: Sequence[_Term]) -> set[str]:
-        return {*result, *(i for t in left for i in t.indices)}
-
-    for n, term in enumerate(terms):
-        kept = [i for i in term.indices if i in needed([*terms[:n], *terms[n + 1 :]])]
-        if len(kept) < len(term.indices):
-            terms[n] = build.contract([term], kept)
-    for positions in _order(terms, result, build.sizes):
-        chosen = [terms[k] for k in positions]
-        rest = [t for k, t in enumerate(terms) if k not in positions]
-        if not rest:
-            return chosen
-        every = dict.fromkeys(i for t in chosen for i in t.indices)
-        terms = [*rest, build.contract(chosen, [i for i in every if i in needed(rest)])]
-    return terms
-
-
-def _order(terms: Sequence[_Term], result: Sequence[str], sizes: Mapping[str, int]) -> Sequence[Sequence[int]]:
+def choose_steps(terms: Sequence[Sequence[str]], result: Sequence[str], sizes: Mapping[str, int]) -> Steps:
     """Positions to contract, step by step; the result of a step goes to the end of the list.
 
-    Indices are numbers here: sets of strings have no fixed order, and ties would be broken differently in every run.
+    Pairs in the order of opt_einsum's `auto`, unless all at once takes little more work (and no temporaries).
     """
+    at_once = (tuple(range(len(terms))),)
+    if len(terms) <= 2:
+        return at_once
     from opt_einsum.paths import auto
 
+    # sets of strings have no fixed order, and ties would be broken differently in every run: indices are numbers here
     number = {i: k for k, i in enumerate(sizes)}
-    inputs = [frozenset(number[i] for i in t.indices) for t in terms]
+    inputs = [frozenset(number[i] for i in t) for t in terms]
     extents = {number[i]: max(extent, 1) for i, extent in sizes.items()}
     path = auto(inputs, frozenset(number[i] for i in result), extents)  # type: ignore[arg-type]
-    return [sorted(step) for step in path]
+    steps = tuple(tuple(sorted(step)) for step in path)
+    whole = prod(extents[k] for k in frozenset[int]().union(*inputs)) * (len(terms) - 1)
+    return at_once if whole <= 1.5 * _work(inputs, frozenset(number[i] for i in result), extents, steps) else steps
+
+
+def _work(
+    terms: Sequence[frozenset[int]], result: frozenset[int], extents: Mapping[int, int], steps: Steps
+) -> int:
+    """Multiplications that contracting in steps takes."""
+    total = 0
+    left = list(terms)
+    for step in steps:
+        chosen = [left[k] for k in step]
+        left = [t for k, t in enumerate(left) if k not in step]
+        every = frozenset[int]().union(*chosen)
+        total += prod(extents[k] for k in every) * max(len(chosen) - 1, 1)
+        left.append(every & result.union(*left))
+    return total

@@ -1,0 +1,238 @@
+"""Products of tensors, summed over indices, as statements: what einsum strings become.
+
+`Contractions` collects tensors and statements while terms are contracted step by step. `Form` is a whole contraction by
+the shape of its operands in memory alone: one program for all extents and strides, which are its parameters.
+
+Sums of 16-bit floats are kept in f32 and rounded once. Complex numbers can be pairs of floats: an operand has a last
+dimension of extent 2, an intermediate a first one; (a+bi)(c+di) is (ac-bd) + (ad+bc)i with four products, not
+contracted, as numpy computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import islpy as isl
+
+from poly.affine import Affine, var
+from poly.expr import COMBINERS, Apply, Cast, Combiner, Const, Expr, Read, apply
+from poly.program import Access, Program, Role, Statement, Tensor, box_domain, default_path
+from poly.sets import header
+
+Steps = tuple[tuple[int, ...], ...]
+_HALVES = {"c64": "f32", "c128": "f64"}
+_WIDE = {"f16": "f32", "bf16": "f32"}
+
+
+@dataclass(frozen=True)
+class Term:
+    """An operand or a temporary as it is read. `indices`: those that it depends on, in order, once each.
+
+    `reads` are two for a complex number held as a pair: its real and its imaginary part.
+    """
+
+    reads: tuple[Access, ...]
+    dtype: str
+    indices: tuple[str, ...]
+
+
+class Contractions:
+    """Tensors and statements as they come about.
+
+    `extents`: the size of every index. `dtype`: of the result. `pairs`: a complex result is made of pairs of floats.
+    """
+
+    def __init__(self, extents: Mapping[str, Affine], parameters: Sequence[str], dtype: str, pairs: bool) -> None:
+        self.extents, self.parameters, self.pairs = extents, tuple(parameters), pairs and dtype in _HALVES
+        self.stored = _HALVES[dtype] if self.pairs else dtype
+        self.computed = _WIDE.get(self.stored, self.stored)
+        self.tensors: list[Tensor] = []
+        self.statements: list[Statement] = []
+
+    def operand(self, name: str, extents: Sequence[Affine], subscripts: Sequence[Affine], dtype: str) -> Term:
+        """An input tensor of these extents, read at these subscripts."""
+        used = tuple(dict.fromkeys(i for s in subscripts for i in sorted(s.names)))
+        if not (self.pairs and dtype in _HALVES):
+            self.tensors.append(Tensor(name, tuple(extents), dtype, "input"))
+            return Term((Access(name, tuple(subscripts)),), dtype, used)
+        half = _HALVES[dtype]
+        self.tensors.append(Tensor(name, (*extents, Affine((), 2)), half, "input"))
+        parts = tuple(Access(name, (*subscripts, Affine((), part))) for part in (0, 1))
+        return Term(parts, half, used)
+
+    def contract(self, terms: Sequence[Term], kept: Sequence[str], name: str = "") -> Term:
+        """The product of the terms, summed over all but `kept`; into the output `name`, else into a temporary."""
+        summed = list(dict.fromkeys(i for t in terms for i in t.indices if i not in kept))
+        if name and summed and self.computed != self.stored:
+            return self.contract([self.contract(terms, kept)], kept, name)
+        role: Role = "output" if name else "temporary"
+        name = name or f"t{sum(t.role == 'temporary' for t in self.tensors)}"
+        dtype = self.stored if role == "output" else self.computed
+        targets = self._target(name, kept, dtype, role)
+        reads = [r for t in terms for r in t.reads]
+        bodies = self._product(terms, dtype)
+        suffixes = ("_re", "_im") if self.pairs else ("",)
+        combiner = COMBINERS["or" if dtype == "bool" else "+"] if summed else None
+        if combiner is not None:
+            identity = Const(combiner.identity(dtype).value)
+            for target, suffix in zip(targets, suffixes, strict=True):
+                self._state(f"{name}_init{suffix}", kept, target, (), identity, None)
+        for target, body, suffix in zip(targets, bodies, suffixes, strict=True):
+            kind = "set" if combiner is None else "update"
+            self._state(f"{name}_{kind}{suffix}", [*kept, *summed], target, reads, body, combiner)
+        return Term(targets, dtype, tuple(kept))
+
+    def planes(self, term: Term) -> Term:
+        """A term of pairs with its real and imaginary parts apart, so that neighbours lie side by side."""
+        return term if len(term.reads) == 1 or not term.indices else self.contract([term], term.indices)
+
+    def _target(self, name: str, kept: Sequence[str], dtype: str, role: Role) -> tuple[Access, ...]:
+        extents, subscripts = [self.extents[i] for i in kept], [var(i) for i in kept]
+        if not self.pairs:
+            self.tensors.append(Tensor(name, tuple(extents), dtype, role))
+            return (Access(name, tuple(subscripts)),)
+        two = Affine((), 2)
+        last = role == "output"
+        self.tensors.append(Tensor(name, (*extents, two) if last else (two, *extents), dtype, role))
+        parts = [Affine((), part) for part in (0, 1)]
+        return tuple(Access(name, (*subscripts, p) if last else (p, *subscripts)) for p in parts)
+
+    def _product(self, terms: Sequence[Term], dtype: str) -> list[Expr]:
+        """The product of the terms in the target's dtype: one expression, or the real and the imaginary part."""
+        values: list[list[Expr]] = []
+        position = 0
+        for t in terms:
+            values.append([_cast(Read(position + k), t.dtype, self.computed) for k in range(len(t.reads))])
+            position += len(t.reads)
+        if not self.pairs:
+            multiply = "and" if self.computed == "bool" else "mul"
+            product = reduce(lambda a, b: Apply(multiply, (a, b)), [v[0] for v in values])
+            return [_cast(product, self.computed, dtype)]
+        padded = [v if len(v) == 2 else [v[0], Const(0.0, self.computed)] for v in values]
+        return reduce(_complex_product, padded)
+
+    def _state(
+        self,
+        name: str,
+        order: Sequence[str],
+        write: Access,
+        reads: Sequence[Access],
+        body: Expr,
+        combiner: Combiner | None,
+    ) -> None:
+        domain = box_domain(name, [(i, 0, self.extents[i]) for i in order], self.parameters)
+        path = default_path(len(self.statements), order)
+        statement = Statement(
+            name, tuple(order), domain, write, tuple(reads), body, combiner, contract=not self.pairs, path=path
+        )
+        self.statements.append(statement)
+
+    def program(self, name: str, condition: Iterable[str], sizes: Mapping[str, int]) -> Program:
+        """All that was collected, for sizes that meet the condition."""
+        context = isl.Set(f"{header(self.parameters)}{{ : {' and '.join(condition) or 'true'} }}")
+        bound = tuple(sorted(sizes.items()))
+        return Program(name, tuple(self.tensors), tuple(self.statements), self.parameters, context, bound)
+
+
+def _cast(value: Expr, source: str, target: str) -> Expr:
+    return value if source == target else Cast(target, value)
+
+
+def _complex_product(a: Sequence[Expr], b: Sequence[Expr]) -> list[Expr]:
+    real = apply("sub", apply("mul", a[0], b[0]), apply("mul", a[1], b[1]))
+    return [real, apply("add", apply("mul", a[0], b[1]), apply("mul", a[1], b[0]))]
+
+
+def contract_steps(build: Contractions, terms: Sequence[Term], result: Sequence[str], steps: Steps, name: str) -> None:
+    """Contract step by step into the output `name`; a step's positions count what is left, its result goes to the end.
+
+    An index that only one term has is summed beforehand, where others would only repeat that sum.
+    """
+    terms = list(terms)
+    every = {i for t in terms for i in t.indices}
+    for n, term in enumerate(terms):
+        others = {*result, *(i for t in (*terms[:n], *terms[n + 1 :]) for i in t.indices)}
+        kept = [i for i in term.indices if i in others]
+        if len(kept) < len(term.indices) and every - set(term.indices):
+            terms[n] = build.contract([term], kept)
+    for step in steps[:-1]:
+        chosen = [terms[k] for k in step]
+        terms = [t for k, t in enumerate(terms) if k not in step]
+        needed = {*result, *(i for t in terms for i in t.indices)}
+        indices = dict.fromkeys(i for t in chosen for i in t.indices)
+        terms.append(build.contract(chosen, [i for i in indices if i in needed]))
+    build.contract(terms, result, name)
+
+
+# ---- forms
+
+
+@dataclass(frozen=True)
+class View:
+    """How an operand lies in memory: the index of each of its dimensions, the one of the widest stride first.
+
+    `dense[k]`: the next dimension (for the last: one element) follows without a gap. An index may occur twice.
+    """
+
+    indices: tuple[str, ...]
+    dense: tuple[bool, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """A contraction without its extents and strides. `result`: indices of the dense result, outermost first.
+
+    `planar`: complex operands are taken apart into planes first.
+    """
+
+    operands: tuple[View, ...]
+    result: tuple[str, ...]
+    steps: Steps
+    dtype: str
+    planar: bool = False
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """Every index once, in a fixed order."""
+        return tuple(dict.fromkeys([*(i for v in self.operands for i in v.indices), *self.result]))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Extents of the indices, then for each gap the extent that memory has there."""
+        gaps = [f"P{n}_{k}" for n, v in enumerate(self.operands) for k, dense in enumerate(v.dense) if not dense]
+        return (*(f"N{i}" for i in self.indices), *gaps)
+
+    def program(self, values: Sequence[int] | None = None) -> Program:
+        """The program on tensors `x0`, `x1`, ... and `out`; `values` bind the parameters, None leaves all free.
+
+        A complex tensor has a last dimension of extent 2.
+        """
+        extents = {i: var(f"N{i}") for i in self.indices}
+        build = Contractions(extents, self.parameters, self.dtype, pairs=True)
+        terms = [self._operand(n, v, build) for n, v in enumerate(self.operands)]
+        if self.planar:
+            terms = [build.planes(t) for t in terms]
+        contract_steps(build, terms, self.result, self.steps, "out")
+        conditions = [f"N{i} >= 1" for i in self.indices]
+        for n, v in enumerate(self.operands):
+            inner = [*(f"N{i}" for i in v.indices[1:]), "1"]
+            conditions += [f"P{n}_{k} >= {inner[k]}" for k, dense in enumerate(v.dense) if not dense]
+        sizes = {} if values is None else dict(zip(self.parameters, values, strict=True))
+        return build.program("einsum", conditions, sizes)
+
+    def _operand(self, n: int, view: View, build: Contractions) -> Term:
+        extents = [build.extents[i] for i in view.indices]
+        subscripts = [var(i) for i in view.indices]
+        for k, dense in enumerate(view.dense):
+            if dense:
+                continue
+            pitch = var(f"P{n}_{k}")
+            if k + 1 < len(view.indices):
+                extents[k + 1] = pitch
+            else:
+                extents.append(pitch)
+                subscripts.append(Affine())
+        return build.operand(f"x{n}", extents, subscripts, view.dtype)
