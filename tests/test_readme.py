@@ -16,8 +16,17 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def test_contributing_names_files_that_exist_and_its_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert all((ROOT / name).exists() for name in re.findall(r"tests/test_\w+\.py", text))
+    (block,) = blocks("python", text)
+    exec(compile(block, "CONTRIBUTING.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert all(part in printed for part in ("C_update[i, k, j]", "script", "define ", "queue ", "why legal"))
 
 
 def save_model(path: Path) -> None:
