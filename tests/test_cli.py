@@ -77,6 +77,28 @@ def save_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=7), str(path))
 
 
+def test_demo_on_a_small_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The demo's own network takes half a minute; the way is the same."""
+    import onnx
+    from onnx.tools import update_model_dims
+
+    import poly.demo as module
+
+    save_model(tmp_path / "small.onnx")
+    model = onnx.load(str(tmp_path / "small.onnx"))
+    update_model_dims.update_inputs_outputs_dims(model, {"x": [1, 3, 8, 8]}, {"y": [1, 4, 1, 1]})
+    monkeypatch.setattr(module, "network", lambda: model)
+    assert poly("demo", "--threads", "2") == 0
+    shown = capsys.readouterr().out
+    assert "4 of 4 results agree" in shown and "cycles" in shown and "MISMATCH" not in shown
+    reference = module.onnx_reference
+    monkeypatch.setattr(module, "onnx_reference", lambda m, i: {k: np.add(a, 1) for k, a in reference(m, i).items()})
+    assert poly("demo") == 1
+    assert "MISMATCH" in capsys.readouterr().out
+
+
 def test_check_fails_on_another_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     einsum = np.einsum
     monkeypatch.setattr(np, "einsum", lambda *a, **k: einsum(*a, **k) + 1)
