@@ -55,6 +55,12 @@ def _scheduled(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
             return replace(settle(attempt()), checked=True)
         except (ScheduleError, UnsupportedError) as error:
             failures.append(error)
+    for s in group.statements:
+        if any(r.indirect for r in s.reads) and isinstance(failures[-1], CapacityError):
+            raise UnsupportedError(
+                "what it reads indirectly has to be on chip whole, and does not fit", where=f"statement {s.name}",
+                hint="a machine with larger memories",
+            ) from failures[-1]  # fmt: skip
     raise next((f for f in failures if isinstance(f, CapacityError)), failures[0])
 
 
