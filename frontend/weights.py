@@ -32,7 +32,7 @@ def light_model_path(name: str) -> Path:
 def random_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
     """A copy of the model where each ConstantOfShape is an initialiser: seeded values, drawn in node order.
 
-    """A copy of the model where each ConstantOfShape is an initialiser of seeded values, drawn in node order.
+    Weights of convolutions and matrix products are normal with variance 2 / fan-in (He et al. 2015, section 2.2): then
     activations keep their size through the layers; scales and variances lie about 1, all else is small.
     """
     import onnx
