@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
@@ -20,11 +21,12 @@ from poly.errors import RunError
 from poly.interp_arrays import pack, unpack
 from poly.loops import Compute, LoopTree
 from poly.machine import Machine
+from poly.pointers import address
 from poly.program import Tensor
 from poly.scheduling.schedule import Schedule
 
 Array = npt.NDArray[np.generic]
-Entry = Callable[[int, int, int], int]
+Entry = Callable[[bytes, int, int], int]
 _ENTRY = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
@@ -94,7 +96,7 @@ class Kernel:
         for tensor in self._tensors:
             if tensor.name not in memory:
                 memory[tensor.name] = np.empty(memory_shape(tensor, sizes), self._dtypes[tensor.name])
-        self.run([memory[name].ctypes.data for name in self.module.tensors], sizes)
+        self.run([address(memory[name]) for name in self.module.tensors], sizes)
         for name in packed.keys() & results.keys():
             np.copyto(results[name], unpack(packed[name], sizes, memory[name]))
         found = tuple(results[t.name] for t in self.outputs)
@@ -113,7 +115,7 @@ class Kernel:
         for tensor in self._tensors:
             if tensor.name not in arrays:
                 arrays[tensor.name] = np.empty(memory_shape(tensor, self._sizes), self._dtypes[tensor.name])
-        self.run([arrays[name].ctypes.data for name in self.module.tensors])
+        self.run([address(arrays[name]) for name in self.module.tensors])
 
     def run(self, addresses: Sequence[int], sizes: Mapping[str, int] | None = None) -> None:
         """Run on memory given by addresses, in the order of `module.tensors`; nothing about them is checked.
@@ -123,21 +125,58 @@ class Kernel:
         sizes = sizes or {}
         shared, private = self.module.scratch(sizes) if self.module.parameters else self._scratch
         buffer = np.empty(shared + private * self.threads + ALIGN, np.uint8) if shared + private else None
-        start = 0 if buffer is None else -(-buffer.ctypes.data // ALIGN) * ALIGN
+        start = 0 if buffer is None else -(-address(buffer) // ALIGN) * ALIGN
         values = [*addresses, *(sizes[p] for p in self.module.parameters), start, start + shared, private]
-        block = (ctypes.c_int64 * len(values))(*values)
-        pointer = ctypes.addressof(block)
+        self._enter(struct.pack(f"{len(values)}q", *values), sizes)
+
+    def runner(self, names: Sequence[str], sizes: Mapping[str, int] | None = None) -> Callable[[Sequence[int]], None]:
+        """`run` for calls by the million: all that does not depend on the addresses is done beforehand.
+
+        The function takes the addresses of the tensors `names`, which must be all inputs and outputs; temporaries are
+        allocated at each call. `sizes`: values of the free sizes. The function raises `RunError` as `run` does.
+        """
+        known = self._sizes | dict(sizes or {})
+        shared, private = self.module.scratch(known)
+        position = {name: k for k, name in enumerate(names)}
+        offsets: dict[str, int] = {}
+        total = 0
+        for tensor in self._tensors:
+            if tensor.name not in position and tensor.name not in self.constants:
+                offsets[tensor.name] = total
+                total += -(-tensor.nbytes(known) // ALIGN) * ALIGN
+        order = [position.get(name) for name in self.module.tensors]
+        fixed = [address(self.constants[n]) if n in self.constants else 0 for n in self.module.tensors]
+        free = [known[p] for p in self.module.parameters]
+        need = total + shared + private * self.threads
+        block = struct.Struct(f"{len(order) + len(free) + 3}q").pack
+        straight = order == list(range(len(names))) and not need
+
+        def run(addresses: Sequence[int]) -> None:
+            if straight:
+                self._enter(block(*addresses, *free, 0, 0, private), known)
+                return
+            buffer = np.empty(need + ALIGN, np.uint8)
+            start = -(-address(buffer) // ALIGN) * ALIGN
+            given = [
+                f or (addresses[p] if p is not None else start + offsets[n])
+                for n, p, f in zip(self.module.tensors, order, fixed, strict=True)
+            ]
+            self._enter(block(*given, *free, start + total, start + total + shared, private), known)
+
+        return run
+
+    def _enter(self, block: bytes, sizes: Mapping[str, int]) -> None:
         for entry, parallel in zip(self._entries, self.module.parallel, strict=True):
-            status = self._split(entry, pointer) if parallel and self.threads > 1 else entry(pointer, 0, 1)
+            status = self._split(entry, block) if parallel and self.threads > 1 else entry(block, 0, 1)
             if status:
                 raise self._failure(status, sizes)
 
-    def _split(self, entry: Entry, pointer: int) -> int:
+    def _split(self, entry: Entry, block: bytes) -> int:
         """One phase on all threads; the first non-zero status."""
         parts = self.threads
         pool = _pool(os.getpid(), parts - 1)
-        waiting = [pool.submit(entry, pointer, part, parts) for part in range(1, parts)]
-        statuses = [entry(pointer, 0, parts), *(w.result() for w in waiting)]
+        waiting = [pool.submit(entry, block, part, parts) for part in range(1, parts)]
+        statuses = [entry(block, 0, parts), *(w.result() for w in waiting)]
         return next((s for s in statuses if s), 0)
 
     def _results(

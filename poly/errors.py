@@ -1,6 +1,7 @@
 """What goes wrong, in one hierarchy: `PolyError` and its kinds are for users, `Bug` is for us.
 
-Every message says what failed, where (statement, loop, node, shapes), why, and what to try.
+Every message says what failed, where (statement, loop, node, shapes), why, and what to try. Kinds that stand for what
+numpy and Python raise as ValueError, TypeError or RuntimeError are that as well.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def _rebuild(kind: type[PolyError], fields: dict[str, object], args: tuple[objec
     return error
 
 
-class ParseError(PolyError):
+class ParseError(PolyError, ValueError):
     """Text that is not in the grammar; the message shows the line and a caret under the column."""
 
     def __init__(
@@ -41,7 +42,7 @@ class ParseError(PolyError):
         self.line, self.column = line, column
 
 
-class ShapeError(PolyError):
+class ShapeError(PolyError, ValueError):
     """Operands whose ranks, extents or dtypes do not fit together."""
 
 
@@ -88,6 +89,22 @@ class MachineError(PolyError):
 
 class RunError(PolyError):
     """Wrong arguments at a call, or an index out of range found while running."""
+
+
+class ArgumentError(RunError, ValueError):
+    """An argument of a call whose value is none of those there are."""
+
+
+class ArgumentTypeError(RunError, TypeError):
+    """An argument of a call that is of the wrong kind: no array, a dtype without compiled form, a cast not allowed."""
+
+
+class PathError(RunError, RuntimeError):
+    """A contraction path that does not lead from the operands to the result."""
+
+
+class FallbackWarning(UserWarning):
+    """Something was computed by the reference instead of by compiled code."""
 
 
 class Bug(AssertionError):

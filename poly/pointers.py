@@ -1,0 +1,36 @@
+"""Where an array's memory begins, quickly: `array.ctypes.data` takes ten times as long, longer than a small kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.generic]
+
+_FIELD: Final = object.__basicsize__  # numpy's ABI: the data pointer is the first field after the object's head
+
+
+def _by_field(array: Array) -> int:
+    return _at(id(array) + _FIELD).value
+
+
+def _by_attribute(array: Array) -> int:
+    return array.ctypes.data
+
+
+def _choose() -> Callable[[Array], int]:
+    probe = np.zeros(3)[1:]
+    try:
+        works = ctypes.c_size_t.from_address(id(probe) + _FIELD).value == probe.ctypes.data
+    except (TypeError, ValueError):
+        works = False
+    return _by_field if works and type(id(probe)) is int else _by_attribute
+
+
+_at: Final = ctypes.c_size_t.from_address
+address: Final = _choose()
+"""The address of an array's first element. The array must stay alive for as long as the address is used."""
