@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from poly.codegen.predicates import State, index_value
 from poly.codegen.values import Value
 from poly.dtypes import is_float
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, is_free
 
 
 def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | None, contract: bool) -> Value:
@@ -36,9 +36,7 @@ def _default(value: float | int | bool) -> str:
 def _operands(
     s: State, name: str, arguments: tuple[Expr, ...], reads: Mapping[int, Value], dtype: str | None, contract: bool
 ) -> list[Value]:
-    found = [
-        None if isinstance(a, Const) and a.dtype is None else expression(s, a, reads, None, contract) for a in arguments
-    ]
+    found = [None if is_free(a) else expression(s, a, reads, None, contract) for a in arguments]
     typed = [v for v in (found[1:] if name == "select" else found) if v is not None]
     literal = typed[0].dtype if typed else None if OPERATORS[name].result == "bool" else dtype
     return [

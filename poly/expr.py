@@ -265,7 +265,7 @@ def evaluate(
             return _apply(name, arguments, reads, index, dtype)
 
 
-def _is_free(body: Expr) -> bool:
+def is_free(body: Expr) -> bool:
     """True where an expression is made of literals without a dtype: it takes that of what it is combined with."""
     return all(isinstance(n, Apply) or (isinstance(n, Const) and n.dtype is None) for n in walk(body))
 
@@ -279,7 +279,7 @@ def _apply(
 ) -> np.ndarray:
     from poly.dtypes import dtype_name
 
-    values = [None if _is_free(a) else evaluate(a, reads, index) for a in arguments]
+    values = [None if is_free(a) else evaluate(a, reads, index) for a in arguments]
     typed = [v for v in (values[1:] if name == "select" else values) if v is not None]
     literal = dtype_name(typed[0].dtype) if typed else (None if OPERATORS[name].result == "bool" else dtype)
     filled = [evaluate(a, reads, index, literal) if v is None else v for a, v in zip(arguments, values, strict=True)]

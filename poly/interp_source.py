@@ -16,7 +16,7 @@ import numpy as np
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of, is_free
 from poly.interp_arrays import extents
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node, Sync, walk
 from poly.program import Access, Program, Tensor
@@ -312,7 +312,7 @@ class _Writer:
                 return self.cast(target, self.expression(argument, reads, None, scope))
             case Apply(name, arguments):
                 operands = arguments[1:] if name == "select" else arguments
-                typed = [dtype_of(a, reads) for a in operands if not (isinstance(a, Const) and a.dtype is None)]
+                typed = [dtype_of(a, reads) for a in operands if not is_free(a)]
                 literal = typed[0] if typed else (None if OPERATORS[name].result == "bool" else dtype)
-                texts = [self.expression(a, reads, literal if isinstance(a, Const) else None, scope) for a in arguments]
+                texts = [self.expression(a, reads, literal if is_free(a) else None, scope) for a in arguments]
                 return self.operation(name, texts)
