@@ -73,6 +73,8 @@ _BUDGET = 2_000_000
 class Nest(Generic[P, R]):
     """A function that is a program too. `program`: in the original order. `python`: the function itself."""
 
+    __name__: str
+
     def __init__(self, function: Callable[P, R], exact: bool = False) -> None:
         self.python = function
         self.program = read_nest(function, exact=exact)

@@ -77,8 +77,9 @@ def _annotations(definition: ast.FunctionDef, names: Mapping[str, object]) -> di
     found: dict[str, str] = {}
     for node in ast.walk(definition.args):
         if isinstance(node, ast.Name):
-            texts = getattr(names.get(node.id), "__metadata__", ())
-            found |= {node.id: text for text in texts if isinstance(text, str)}
+            for text in getattr(names.get(node.id), "__metadata__", ()):
+                if isinstance(text, str):
+                    found[node.id] = text
     return found
 
 

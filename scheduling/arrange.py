@@ -22,7 +22,7 @@ def arrange(schedule: Schedule, nests: Sequence[Place]) -> Schedule:
     """
     placed = dict(schedule.nests)
     for name, path, loops in nests:
-        placed[schedule.statement(name).name] = _nest(schedule, name, tuple(path), dict(loops))
+        placed[name] = _nest(schedule, name, tuple(path), dict(loops))
     inside = {n for nest in placed.values() for n in nest.names}
     for tensor in schedule.program.tensors:
         if not set(tensor.scope) <= inside:
@@ -35,7 +35,7 @@ def arrange(schedule: Schedule, nests: Sequence[Place]) -> Schedule:
 def _nest(schedule: Schedule, name: str, path: tuple[PathStep, ...], loops: dict[str, str]) -> Nest:
     expressions = {loop: Affine.of(text) for loop, text in loops.items()}
     names = [step for step in path if isinstance(step, str)]
-    known = {*schedule.program.statement[name].iterators, *schedule.program.parameters}
+    known = {*schedule.statement(name).iterators, *schedule.program.parameters}
     unknown = {n for e in expressions.values() for n in e.names} - known
     if unknown or sorted(names) != sorted(expressions):
         why = f"unknown {sorted(unknown)}" if unknown else f"path {path} has not the loops {sorted(expressions)}"

@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 
 import islpy as isl
 
-from poly.affine import Affine
+from poly.affine import Affine, var
 from poly.errors import PolyError, ScheduleError, UnsupportedError
 from poly.program import PathStep, Program, Statement
 from poly.scheduling.arrange import arrange, places_of
@@ -39,7 +39,8 @@ def schedule_by_isl(
     `mode`: parallel loops first ("maximise-coincidence"), locality first ("pluto"), or Feautrier's. `tile`: the size of
     the tiles of every band of two or more loops that can be exchanged; None leaves them. `timeout`: seconds of
     processor time for each attempt. The attempts: the mode, Feautrier's, the program's own order (an empty script),
-    which a program without dependences keeps too. Never waits for isl for more than some multiple of the timeout. Raises `ScheduleError` for arguments without sense.
+    which a program without dependences keeps too. Waiting for isl is bounded by a multiple of the timeout.
+    Raises `ScheduleError` for arguments without sense.
     """
     if mode not in get_args(Mode) or (tile is not None and tile < 1) or timeout <= 0:
         raise ScheduleError(
@@ -112,7 +113,16 @@ class _Reader:
 
     def read(self, tree: isl.Schedule) -> _Reader:
         """All nests of a tree. Raises `UnsupportedError` for expressions that are not quasi-affine."""
-        self._node(tree.get_root(), self.program.statements, (), {s.name: {} for s in self.program.statements})
+        context = self.program.context
+        never = [s for s in self.program.statements if s.domain.intersect_params(context).is_empty()]
+        empty = {s.name for s in never}
+        members = [s for s in self.program.statements if s.name not in empty]
+        self._node(tree.get_root(), members, (), {s.name: {} for s in members})
+        if never:  # isl leaves statements without instances out; they get nests of their own at the end
+            self.nests = {name: Nest(n.loops, (0, *n.path)) for name, n in self.nests.items()}
+        for position, s in enumerate(never, 1):
+            loops = {f"{s.name}.{i}": var(i) for i in s.iterators}
+            self.nests[s.name] = Nest(loops, (position, *loops))
         return self
 
     def _node(
