@@ -162,7 +162,7 @@ def random_promote(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[o
         options["order"] = tuple(rng.sample(range(rank), rank))
     if rng.random() < 0.2:
         options["pad"] = True
-    return "promote", (tensor, at, "spm", options)
+    return "promote", (tensor, at, "l2", options)
 
 
 def random_recompute(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
