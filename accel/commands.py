@@ -280,12 +280,18 @@ def _without_padding(site: Site) -> Expr:
     """The body with reads whose guard never holds in the box replaced by their fill."""
     values: dict[int, Const] = {}
     for position, access in enumerate(site.compute.reads):
-        outside = any(site.scope.interval(site.scope.form(c.expr))[1] < 0 for c in access.guard)
+        outside = bool(access.guard) and _never(site.scope, access.guard)
         if outside and access.fill is not None:
             values[position] = replace(access.fill, dtype=site.operands[access.tensor].tensor.dtype)
     if not values:
         return site.compute.body
     return rewrite(site.compute.body, lambda node: values.get(node.position) if isinstance(node, Read) else None)
+
+
+def _never(scope: Scope, guard: Sequence[Constraint]) -> bool:
+    """Whether a conjunction holds nowhere in a box, as far as its conditions on one counter each tell."""
+    alone = [c for c in guard if len(scope.form(c.expr).terms) <= 1]
+    return guarded(scope, alone) is None or any(scope.interval(scope.form(c.expr))[1] < 0 for c in guard)
 
 
 def _load(site: Site, access: Access, registers: Mapping[int, int]) -> Load:
