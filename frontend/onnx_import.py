@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine
-from poly.dtypes import dtype_name
+from poly.dtypes import dtype_name, numpy_dtype
 from poly.errors import OnnxError, PolyError
 from poly.expr import Const
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
@@ -25,7 +25,7 @@ from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, lo
 from poly.frontend.onnx_notation import Call, NoCompiledForm, Notation
 from poly.frontend.onnx_operators import OPERATORS
 from poly.frontend.onnx_reference import make_external
-from poly.frontend.onnx_terms import Names, Value
+from poly.frontend.onnx_terms import Names, Shape, Value
 from poly.graph import Graph, Node
 from poly.program import Access, Statement, Tensor, box_domain
 
@@ -84,8 +84,7 @@ class _Importer:
             raise OnnxError(f"no input {unknown[0]!r}", hint=f"inputs: {', '.join(i.name for i in wanted)}")
         for info, (shape, dtype) in zip(wanted, input_shapes(wanted, shapes, constants), strict=True):
             if info.name in constants:
-                array = np.asarray(constants[info.name])
-                self._constant(info.name, array)
+                self._constant(info.name, _checked(info.name, np.asarray(constants[info.name]), shape, dtype))
                 continue
             value = Value(self._names.fresh(info.name), shape, dtype)
             self._define(info.name, value)
@@ -121,6 +120,9 @@ class _Importer:
     def _node(self, proto: onnx.NodeProto) -> None:
         call = self._call(proto)
         self._schemas.check(call)
+        twice = [name for name in call.outputs if name and name in self._values]
+        if twice:
+            raise OnnxError(f"output {twice[0]!r} is the name of an earlier value", where=call.where)
         if call.operator == "If" and not call.domain:
             self._inline_if(call, proto)
             return
@@ -309,6 +311,13 @@ class _Importer:
         copy = notation.map(lambda v: v, value)
         self._add(call, notation)
         return copy
+
+
+def _checked(name: str, array: Array, shape: Shape, dtype: str) -> Array:
+    if array.shape != shape or array.dtype != numpy_dtype(dtype):
+        have, want = f"{array.dtype}{list(array.shape)}", f"{numpy_dtype(dtype)}{list(shape)}"
+        raise OnnxError(f"the constant given is {have}, the model wants {want}", where=f"input {name!r}")
+    return array
 
 
 def _affine(shape: Sequence[int]) -> tuple[Affine, ...]:

@@ -66,7 +66,8 @@ def input_shapes(
         for symbol, extent in zip(symbols.get(name, ()), np.shape(array), strict=False):
             if symbol:
                 _bind(bound, symbol, extent, f"constants[{name!r}]")
-    return [_input_shape(i, shapes.get(i.name), {k: v for k, (v, _) in bound.items()}) for i in inputs]
+    given = {name: tuple(np.shape(array)) for name, array in constants.items()} | dict(shapes)
+    return [_input_shape(i, given.get(i.name), {k: v for k, (v, _) in bound.items()}) for i in inputs]
 
 
 def _bind(bound: dict[str, tuple[int, str]], symbol: str, extent: int, source: str) -> None:

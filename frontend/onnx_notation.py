@@ -179,13 +179,13 @@ class Notation:
 
     def temporary(self, suffix: str, shape: Sequence[int], dtype: str) -> Value:
         """A tensor that only this node uses."""
-        value = self._declare(Value(self._names.fresh(f"{self._label}_{suffix}"), tuple(shape), dtype))
+        value = self._declare(Value(self._names.fresh(f"{suffix}_of_{self._label}"), tuple(shape), dtype))
         self.temporaries.append(Tensor(value.name, tuple(Affine.of(e) for e in shape), dtype))
         return value
 
     def new_constant(self, suffix: str, array: Array) -> Value:
         """A constant that is computed while importing."""
-        name = self._names.fresh(f"{self._label}_{suffix}")
+        name = self._names.fresh(f"{suffix}_of_{self._label}")
         self.constants[name] = array
         return self._declare(Value(name, array.shape, dtype_name(array.dtype), array))
 

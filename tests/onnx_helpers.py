@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
 from poly.frontend.onnx_import import from_onnx
 from poly.graph import Graph
 from poly.interp import run_program
 
 Arrays = dict[str, np.ndarray]
+Operand = np.ndarray | np.generic | None
 
 
 def node_model(
     operator: str,
-    inputs: Sequence[np.ndarray | None],
+    inputs: Sequence[Operand],
     *,
     opset: int = 17,
     constant: Sequence[int] = (),
     outputs: int = 1,
-    **attributes: object,
+    **attributes: Any,
 ) -> tuple[onnx.ModelProto, Arrays]:
     """A model of one node, and its run-time inputs; the inputs numbered in `constant` are initialisers."""
     names = ["" if a is None else f"x{k}" for k, a in enumerate(inputs)]
     results = [f"y{k}" for k in range(outputs)]
     node = helper.make_node(operator, names, results, name="node", **attributes)
-    given = {f"x{k}": a for k, a in enumerate(inputs) if a is not None}
+    given = {f"x{k}": np.asarray(a) for k, a in enumerate(inputs) if a is not None}
     fixed = {f"x{k}" for k in constant}
     return chain_model([node], {n: a for n, a in given.items() if n not in fixed}, results, opset=opset,
                        constants={n: a for n, a in given.items() if n in fixed})  # fmt: skip
@@ -45,7 +48,9 @@ def chain_model(
     """A model of some nodes; `dims` replaces the shapes that inputs declare."""
 
     def info(name: str, a: np.ndarray) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), (dims or {}).get(name, a.shape))
+        return helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(a.dtype), (dims or {}).get(name, a.shape)
+        )
 
     graph = helper.make_graph(
         list(nodes), "test", [info(n, a) for n, a in inputs.items()],
@@ -75,7 +80,8 @@ def reference(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Array
     from onnx.reference import ReferenceEvaluator
 
     names = [o.name for o in model.graph.output]
-    return dict(zip(names, ReferenceEvaluator(model).run(names, dict(inputs)), strict=True))
+    found = ReferenceEvaluator(model).run(names, dict(inputs))
+    return {name: np.asarray(array) for name, array in zip(names, found, strict=True)}
 
 
 def assert_close(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], rtol: float = 1e-5) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from tests.onnx_helpers import assert_close, chain_model, node_model, reference, run_model
+
 from poly.frontend.onnx_shapes import reshape_indices
+from tests.onnx_helpers import Operand, assert_close, chain_model, node_model, reference, run_model
 
 RNG = np.random.default_rng(7)
 
@@ -33,11 +37,10 @@ def flags(*shape: int) -> np.ndarray:
     return RNG.random(shape) < 0.5
 
 
-UNARY = [
-    "Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN",
-    "LeakyRelu", "Neg", "Reciprocal", "Relu", "Round", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign",
-    "Tanh", "ThresholdedRelu",
-]  # fmt: skip
+UNARY = """
+    Abs Ceil Celu Cos Elu Erf Exp Floor HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Neg Reciprocal Relu Round
+    Selu Shrink Sigmoid Sign Sin Softplus Softsign Tanh ThresholdedRelu
+""".split()
 
 
 @pytest.mark.parametrize("operator", UNARY)
@@ -50,7 +53,9 @@ def test_unary_on_positive_values(operator: str) -> None:
     check(operator, [positive(2, 3, 5)])
 
 
-@pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 3, 4)), ((2, 3, 4), (3, 1)), ((4,), (2, 1, 1)), ((), (2, 2)), ((1, 3), (2, 1))])
+@pytest.mark.parametrize(
+    "shapes", [((2, 3, 4), (2, 3, 4)), ((2, 3, 4), (3, 1)), ((4,), (2, 1, 1)), ((), (2, 2)), ((1, 3), (2, 1))]
+)
 @pytest.mark.parametrize("operator", ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"])
 def test_arithmetic_broadcasts(operator: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     check(operator, [positive(*s) for s in shapes])
@@ -75,7 +80,7 @@ def test_logic(operator: str) -> None:
     check(operator, [flags(4, 5), flags(1, 5)])
 
 
-CASES = {
+CASES: dict[str, tuple[str, Sequence[Operand], dict[str, Any]]] = {
     "not": ("Not", [flags(3)], {}),
     "where": ("Where", [flags(3, 1), f32(3, 4), f32(4)], {}),
     "integer division": ("Div", [ints(1, 99, 20), ints(1, 9, 20)], {}),
@@ -152,7 +157,8 @@ CASES = {
     "layer norm": ("LayerNormalization", [f32(2, 3, 4), f32(4), f32(4)], {"outputs": 3}),
     "layer norm over two axes": ("LayerNormalization", [f32(2, 3, 4), f32(3, 4)], {"axis": 1}),
     "instance norm": ("InstanceNormalization", [f32(2, 3, 4, 5), f32(3), f32(3)], {}),
-    "batch norm": ("BatchNormalization", [f32(2, 3, 4), f32(3), f32(3), f32(3), positive(3)], {"constant": [1, 2, 3, 4]}),
+    "batch norm": ("BatchNormalization", [f32(2, 3, 4), f32(3), f32(3), f32(3), positive(3)],
+                   {"constant": [1, 2, 3, 4]}),
     "batch norm at run time": ("BatchNormalization", [f32(2, 3, 4), f32(3), f32(3), f32(3), positive(3)], {}),
     "conv": ("Conv", [f32(2, 3, 6, 7), f32(4, 3, 3, 2), f32(4)], {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
     "conv 1-D, dilated": ("Conv", [f32(2, 3, 9), f32(4, 3, 3)], {"dilations": [2], "pads": [2, 2]}),
@@ -171,8 +177,8 @@ CASES = {
     "average pool, padded": ("AveragePool", [f32(1, 2, 5, 5)], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
     "average pool, padding counts": ("AveragePool", [f32(1, 2, 5, 5)],
                                      {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
-    "average pool, ceil": ("AveragePool", [f32(1, 1, 6, 6)], {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1,
-                                                             "opset": 19}),
+    "average pool, ceil": ("AveragePool", [f32(1, 1, 6, 6)],
+                           {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1, "opset": 19}),
     "global average pool": ("GlobalAveragePool", [f32(2, 3, 4, 5)], {}),
     "global max pool": ("GlobalMaxPool", [f32(2, 3, 4, 5)], {}),
 }  # fmt: skip
@@ -194,8 +200,8 @@ def test_reductions(name: str, keep: int) -> None:
         check(operator, [positive(2, 3, 4)], axes=[1], keepdims=keep, opset=13)
 
 
-def check(operator: str, inputs: list[np.ndarray | None], **options: object) -> None:
-    model, given_arrays = node_model(operator, inputs, **options)  # type: ignore[arg-type]
+def check(operator: str, inputs: Sequence[Operand], **options: Any) -> None:
+    model, given_arrays = node_model(operator, inputs, **options)
     assert_close(run_model(model, given_arrays), reference(model, given_arrays), rtol=2e-5)
 
 
@@ -233,7 +239,7 @@ def test_convolutions_of_random_attributes(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 2))
     group, each, inner = (data.draw(st.integers(1, 3)) for _ in range(3))
     kernel = [data.draw(st.integers(1, 3)) for _ in range(rank)]
-    options = {
+    options: dict[str, Any] = {
         "strides": [data.draw(st.integers(1, 3)) for _ in range(rank)],
         "dilations": [data.draw(st.integers(1, 2)) for _ in range(rank)],
         "pads": [data.draw(st.integers(0, 2)) for _ in range(2 * rank)],
@@ -254,7 +260,9 @@ def test_pooling_of_random_attributes(data: st.DataObject) -> None:
     ceil, padded = data.draw(st.booleans()), data.draw(st.booleans())
     extent = data.draw(st.integers(7, 9))
     x = f32(1, 1, extent)
-    options = dict(kernel_shape=[kernel], strides=[stride], dilations=[dilation], pads=[before, after], ceil_mode=int(ceil))
+    options: dict[str, Any] = dict(
+        kernel_shape=[kernel], strides=[stride], dilations=[dilation], pads=[before, after], ceil_mode=int(ceil)
+    )
     places, best, mean = 0, [], []
     while True:
         start = places * stride - before
@@ -294,7 +302,9 @@ SQUARES = np.array([(CHANNELS[:, max(c - 1, 0) : c + 2] ** 2).sum(1) for c in ra
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )  # fmt: skip
-def test_where_the_reference_is_wrong_or_lacks_it(operator: str, inputs: list, options: dict, want: np.ndarray | None) -> None:
+def test_where_the_reference_is_wrong_or_lacks_it(
+    operator: str, inputs: list[np.ndarray], options: dict[str, Any], want: np.ndarray | None
+) -> None:
     """onnx.reference: old softmax by the new rule, LogSoftmax overflows, LRN and BatchNormalization 9-13 wrong."""
     model, arrays = node_model(operator, inputs, **options)
     if want is None:

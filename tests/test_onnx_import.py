@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+
 from poly.errors import OnnxError
 from poly.frontend.onnx_import import from_onnx
 from poly.frontend.weights import light_model_path, random_weights
@@ -47,7 +48,14 @@ def test_statements_are_named_after_operator_and_place() -> None:
     model, _ = node_model("Softmax", [f32(2, 3)])
     program = from_onnx(model).to_program()
     names = [s.name for s in program.statements]
-    assert names == ["softmax0_max_init", "softmax0_max", "softmax0_exp", "softmax0_sum_init", "softmax0_sum", "softmax0"]
+    assert names == [
+        "softmax0_max_init",
+        "softmax0_max",
+        "softmax0_exp",
+        "softmax0_sum_init",
+        "softmax0_sum",
+        "softmax0",
+    ]
     assert all(s.domain.get_tuple_name() == s.name for s in program.statements)
 
 
@@ -85,7 +93,9 @@ def test_bad_bindings_are_refused(shapes: dict[str, object], message: str) -> No
 def test_an_input_that_decides_a_shape_can_be_given_as_a_constant() -> None:
     x, shape = f32(2, 6), np.array([3, 4])
     model, _ = node_model("Reshape", [x, shape])
-    with pytest.raises(OnnxError, match=r"'node' \(Reshape, opset 17; inputs x0: f32\[2, 6\], x1: i64\[2\]\).*run time"):
+    with pytest.raises(
+        OnnxError, match=r"'node' \(Reshape, opset 17; inputs x0: f32\[2, 6\], x1: i64\[2\]\).*run time"
+    ):
         from_onnx(model)
     graph = from_onnx(model, constants={"x1": shape})
     assert [t.name for t in graph.inputs] == ["x0"]
@@ -120,7 +130,14 @@ def test_shape_subgraphs_identities_and_dead_nodes_vanish() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("group", [1, 2])
 def test_batch_norm_goes_into_the_convolution(bias: bool, group: int) -> None:
-    constants = {"w": f32(4, 4 // group, 3, 3), "b": f32(4), "s": f32(4), "o": f32(4), "m": f32(4), "v": f32(4) ** 2 + 0.1}
+    constants = {
+        "w": f32(4, 4 // group, 3, 3),
+        "b": f32(4),
+        "s": f32(4),
+        "o": f32(4),
+        "m": f32(4),
+        "v": f32(4) ** 2 + 0.1,
+    }
     conv = helper.make_node("Conv", ["x", "w", "b"] if bias else ["x", "w"], ["c"], group=group, name="conv")
     norm = helper.make_node("BatchNormalization", ["c", "s", "o", "m", "v"], ["y"], name="norm")
     model, arrays = chain_model([conv, norm], {"x": f32(1, 4, 5, 5)}, ["y"], constants=constants, opset=15)
