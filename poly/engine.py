@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from poly.dtypes import numpy_dtype
-from poly.errors import RunError, UnsupportedError
+from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph
 from poly.interp import run_program
 from poly.machine import Machine
@@ -209,7 +209,7 @@ def _compile_step(
     if key not in cache:
         try:
             cache[key] = compile_unit(canonical)
-        except UnsupportedError:
+        except (UnsupportedError, CapacityError):
             cache[key] = None
     return Step(
         name, part, tuple(old[t.name] for t in canonical.inputs), tuple(old[t.name] for t in canonical.outputs),
