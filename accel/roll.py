@@ -92,8 +92,16 @@ def _minus(a: Starts, b: Starts) -> Starts:
 def _joined(block: Sequence[Item], first: Starts, second: Starts, level: int) -> Item:
     """One item for all of a block's: starts of the first, stepping towards the second."""
     tags = [list(_tags(item)) for item in block]
-    common = iter([os.path.commonprefix(list(t)) for t in zip(*tags, strict=True)])
+    common = iter([_common_tag(t) for t in zip(*tags, strict=True)])
     return _stepped(block[0], iter(_minus(second, first)), common, level)
+
+
+def _common_tag(tags: Sequence[str]) -> str:
+    """What several tags `statement(tile)` have in common: all of it, or the statement."""
+    if len(set(tags)) == 1:
+        return tags[0]
+    names = {tag.partition("(")[0] for tag in tags}
+    return names.pop() if len(names) == 1 else os.path.commonprefix(list(tags))
 
 
 def _tags(item: Item) -> Iterator[str]:
