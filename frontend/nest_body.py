@@ -212,9 +212,10 @@ class Reader:
     def _alias(self, node: ast.stmt, around: Around) -> dict[str, Affine] | None:
         """Names for affine expressions: `m = N - 1` where m is assigned once, and `N, M = A.shape`."""
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
-                self.single.get(name) == 1 and name not in self.arguments and not isinstance(value, ast.Constant)
-            ):
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="int"), value=ast.expr() as value)
+            ) if self.single.get(name) == 1 and name not in self.arguments and not isinstance(value, ast.Constant):
                 return {name: around.scope.affine(value)} if around.scope.is_affine(value) else None
             case ast.Assign(
                 targets=[ast.Tuple(elts=names)], value=ast.Attribute(value=ast.Name(id=array), attr="shape")

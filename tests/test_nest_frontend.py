@@ -158,7 +158,7 @@ def test_names_for_affine_expressions_and_shapes() -> None:
     @nest
     def f(a: f64[Array, "N, M"], b: f64[Array, "M"]):
         rows, columns = a.shape
-        last = rows - 1
+        last: int = rows - 1
         for j in range(columns):
             k = columns - 1 - j
             for i in range(len(a)):

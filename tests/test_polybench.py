@@ -53,7 +53,24 @@ def test_python_agrees_with_the_suite(kernel: Kernel) -> None:
 @every_kernel
 def test_original_order(kernel: Kernel) -> None:
     sizes = kernel.binding()
+    schedule = Schedule(kernel.program(sizes))
+    agree(kernel, kernel.select(kernel.run_compiled(sizes, schedule)), kernel.select(kernel.run_python(sizes)))
+
+
+@every_kernel
+def test_policy_of_the_cpu(kernel: Kernel) -> None:
+    sizes = kernel.binding()
     agree(kernel, kernel.select(kernel.run_compiled(sizes)), kernel.select(kernel.run_python(sizes)))
+
+
+@every_kernel
+def test_sizes_from_the_arguments(kernel: Kernel) -> None:
+    """One compiled kernel for all sizes; only those in no shape are bound."""
+    sizes, program = kernel.binding(), kernel.nest.program
+    inferred = {name for t in program.inputs for extent in t.shape for name in extent.names}
+    program = program.bind(**{name: value for name, value in sizes.items() if name not in inferred})
+    found = kernel.run_compiled(sizes, Schedule(program), program)
+    agree(kernel, kernel.select(found), kernel.select(kernel.run_python(sizes)))
 
 
 @every_kernel

@@ -69,10 +69,12 @@ class Kernel:
             self.nest.python(**sizes, **{name: a if a.ndim else a.item() for name, a in values.items()})
         return values
 
-    def run_compiled(self, sizes: Mapping[str, int], schedule: Schedule | None = None) -> dict[str, Array]:
-        """Inouts after running compiled code, in the original order unless a schedule is given."""
-        program, values = self.program(sizes), self.arguments(sizes)
-        kernel = poly.compile(program, schedule=schedule or Schedule(program))
+    def run_compiled(
+        self, sizes: Mapping[str, int], schedule: Schedule | None = None, program: Program | None = None
+    ) -> dict[str, Array]:
+        """All arrays after running compiled code; by the policy of the CPU unless a schedule is given."""
+        program, values = program or self.program(sizes), self.arguments(sizes)
+        kernel = poly.compile(program, schedule=schedule)
         outputs = [values[t.name] for t in program.outputs]
         kernel(*[values[t.name] for t in program.inputs], out=outputs if len(outputs) > 1 else outputs[0])
         return values
