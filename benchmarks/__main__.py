@@ -31,7 +31,13 @@ class Worker:
         variables = {**os.environ, **environment(threads)}
         self.name = name
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command,
+            cwd=ROOT,
+            env=variables,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
         )
 
     def ask(self, **request: object) -> dict[str, float | str | None]:

@@ -50,7 +50,15 @@ def einsum(spec: str, *shapes: Shape, name: str = "") -> Case:
     flops = (2 if len(shapes) > 1 else 1) * int(np.prod([*sizes.values()]))
     moved = sum(int(np.prod(s)) for s in shapes) + int(np.prod([sizes[i] for i in result]))
     inputs = {f"x{k}": s for k, s in enumerate(shapes)}
-    return Case(name or f"{spec}:{'x'.join(map(str, sizes.values()))}", "einsum", inputs, {}, spec, flops=flops, traffic=4 * moved)
+    return Case(
+        name or f"{spec}:{'x'.join(map(str, sizes.values()))}",
+        "einsum",
+        inputs,
+        {},
+        spec,
+        flops=flops,
+        traffic=4 * moved,
+    )
 
 
 def gemm(m: int, n: int, k: int) -> Case:
@@ -111,7 +119,9 @@ def _case(entry: Mapping[str, object]) -> Case:
 
 # ---- ONNX models of the cases: what ours and ONNX runtimes compile where there is no equation
 
-Builder = Callable[[Case], tuple[list[tuple[str, list[str], str, dict[str, object]]], dict[str, npt.NDArray[np.generic]]]]
+Builder = Callable[
+    [Case], tuple[list[tuple[str, list[str], str, dict[str, object]]], dict[str, npt.NDArray[np.generic]]]
+]
 
 
 def model_of(case: Case):  # noqa: ANN201 - onnx is imported lazily
@@ -171,8 +181,14 @@ def _attention(case: Case):  # noqa: ANN202
 NODES: Mapping[str, Builder] = {
     "einsum": _einsum,
     "conv": _conv,
-    "linear": lambda c: ([("MatMul", ["x", "w"], "m", {}), ("Add", ["m", "b"], "a", {}), ("Relu", ["a"], RESULT, {})], {}),
-    "muladdrelu": lambda c: ([("Mul", ["x", "y"], "m", {}), ("Add", ["m", "z"], "a", {}), ("Relu", ["a"], RESULT, {})], {}),
+    "linear": lambda c: (
+        [("MatMul", ["x", "w"], "m", {}), ("Add", ["m", "b"], "a", {}), ("Relu", ["a"], RESULT, {})],
+        {},
+    ),
+    "muladdrelu": lambda c: (
+        [("Mul", ["x", "y"], "m", {}), ("Add", ["m", "z"], "a", {}), ("Relu", ["a"], RESULT, {})],
+        {},
+    ),
     "bias_gelu": _gelu,
     "softmax": lambda c: ([("Softmax", ["x"], RESULT, {"axis": -1})], {}),
     "layernorm": lambda c: ([("LayerNormalization", ["x", "g", "b"], RESULT, {"axis": -1})], {}),

@@ -39,7 +39,11 @@ def _chains(lanes: int) -> str:
     suffix = f"v{lanes}f32"
     names = range(CHAINS)
     lines = ["define float @peak(float %x) {", "entry:", f"  %s = insertelement {kind} poison, float %x, i64 0"]
-    lines += [f"  %v = shufflevector {kind} %s, {kind} poison, <{lanes} x i32> zeroinitializer", "  br label %loop", "loop:"]
+    lines += [
+        f"  %v = shufflevector {kind} %s, {kind} poison, <{lanes} x i32> zeroinitializer",
+        "  br label %loop",
+        "loop:",
+    ]
     lines.append("  %i = phi i64 [0, %entry], [%n, %loop]")
     lines += [f"  %a{k} = phi {kind} [%v, %entry], [%b{k}, %loop]" for k in names]
     lines += [f"  %b{k} = call {kind} @llvm.fma.{suffix}({kind} %a{k}, {kind} %v, {kind} %v)" for k in names]

@@ -70,7 +70,9 @@ def reference(case: Case) -> np.ndarray:
 
 def _conv_reference(x: Array, w: Array, case: Case) -> np.ndarray:
     padded = np.pad(x, ((0, 0), (0, 0), (case.pad, case.pad), (case.pad, case.pad)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))[:, :, :: case.stride, :: case.stride]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))[
+        :, :, :: case.stride, :: case.stride
+    ]
     n, c, h, v = windows.shape[:4]
     grouped = windows.reshape(n, case.groups, c // case.groups, h, v, *w.shape[2:])
     weights = w.reshape(case.groups, -1, *w.shape[1:])

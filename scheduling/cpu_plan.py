@@ -61,6 +61,17 @@ class Pack:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A read that is contiguous along a reduction loop (`iterator`), not along the lanes: square tiles of it are loaded
+    into registers as they lie, and used across.
+    """
+
+    statement: str
+    tensor: str
+    iterator: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """`outer`, `middle`, `rows`, `lanes`: positions among the group's parallel loops; the loops of `middle` use
     again what is packed. `vector`: elements of one vector, 1 where no loop suits lanes.
@@ -73,10 +84,7 @@ class Plan:
     vector: int
     strips: tuple[Strip, ...]
     packs: tuple[Pack, ...] = ()
-
-    @property
-    def reduced(self) -> bool:
-        return self.rows is not None or any(s.width > 1 for s in self.strips)
+    turns: tuple[Turn, ...] = ()
 
 
 def plan_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Plan:
@@ -159,10 +167,33 @@ class _Work:
         cut = self._strips(low, extent, vector, rows)
         moving = _moving(strides, lanes)
         packs = self._packs(update, strides, lanes, rows, cut)
+        turns = self._turns(update, strides, lanes, {p.tensor for p in packs}, vector) if rows is None else ()
+        if turns:
+            whole = low + extent // vector * vector
+            ends = [(low, whole), (whole, low + extent)]
+            cut = [Strip(a, b, 1, 1, ()) for a, b in ends if a < b]
         outer = tuple(a for a in others if a != rows and (not packs or any(strides[k].get(a) != 0 for k in moving)))
         middle = tuple(a for a in others if a != rows and a not in outer)
         strips = tuple(self._blocked(s, update, lanes, vector, packs, bool(outer)) for s in cut)
-        return Plan(outer, middle, rows, lanes, vector, strips, packs)
+        return Plan(outer, middle, rows, lanes, vector, strips, packs, turns)
+
+    def _turns(
+        self, s: Statement, strides: Sequence[Strides], lanes: int, packed: set[str], vector: int
+    ) -> tuple[Turn, ...]:
+        """The reads, not packed, that are hostile to the lanes and contiguous along a long enough reduction loop."""
+        found: list[Turn] = []
+        ranges = reduction_extents(self.program, s, self.group.axes[s.name])
+        for k in _moving(strides, lanes):
+            access = s.accesses[k][0]
+            fast = access.index[-1]
+            names = fast.names if isinstance(fast, Affine) else frozenset[str]()
+            name = next((n for n in names if len(names) == 1 and fast == Affine.of(n)), "")
+            axis = _axis(access, self.group.axes[s.name][lanes])
+            alone = [a.tensor for a, _ in s.accesses].count(access.tensor) == 1 and not access.guard
+            if strides[k].get(lanes) != 1 and axis is not None and alone and ranges.get(name, 0) >= vector:
+                if access.tensor not in packed and not any(name in c.names for d, c in enumerate(access.index[:-1])):
+                    found.append(Turn(s.name, access.tensor, name))
+        return tuple(found) if len({t.iterator for t in found}) == 1 else ()
 
     def _strips(self, low: int, extent: int, vector: int, rows: int | None) -> list[Strip]:
         """The cheapest cover of lanes x rows by register tiles: one width, and what is left over in a narrower one."""

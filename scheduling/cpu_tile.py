@@ -36,11 +36,13 @@ def tile_group(schedule: Schedule, group: Group, plan: Plan, machine: Machine) -
 class _Tiling:
     def __init__(self, group: Group, plan: Plan, machine: Machine) -> None:
         self.group, self.plan, self.machine = group, plan, machine
+        self.extra: tuple[str, ...] = ()
 
     def run(self, schedule: Schedule) -> Schedule:
         plan, names = self.plan, list(self.group.names)
         tail = [a for a in (plan.lanes, *plan.middle, plan.rows) if a is not None]
         for name in names:
+            self.extra = self._others(schedule.program.statement[name])
             schedule = self._ordered(schedule, name, [*plan.outer, *tail])
         schedule = self._fused(schedule, names, plan.outer)
         if not plan.strips:
@@ -50,6 +52,14 @@ class _Tiling:
         for strip, part in zip(plan.strips, parts, strict=True):
             schedule = self._strip(schedule, strip, part)
         return schedule
+
+    def _others(self, s: Statement) -> tuple[str, ...]:
+        """Iterators that say which element is written, but are not the group's loops by themselves (`3*g + q`)."""
+        written = {n for i in s.write.index if isinstance(i, Affine) for n in i.names}
+        found = tuple(i for i in s.iterators if i in written and i not in self.group.axes[s.name])
+        if found and len(self.group.statements) > 1:
+            raise ScheduleError(f"{s.name} is written at {', '.join(map(str, s.write.index))}")
+        return found
 
     # ---- loops that are iterators
 
@@ -63,7 +73,7 @@ class _Tiling:
     def _ordered(self, schedule: Schedule, name: str, axes: Sequence[int]) -> Schedule:
         """Parallel loops in an order, then the others."""
         nest = schedule.nests[name]
-        first = [self._loop(schedule, name, a) for a in axes]
+        first = [loop_of(schedule, name, i) for i in self.extra] + [self._loop(schedule, name, a) for a in axes]
         order = first + [n for n in nest.names if n not in first]
         return schedule if tuple(order) == nest.names else schedule.reorder(*order)
 
@@ -102,10 +112,10 @@ class _Tiling:
         if plan.lanes is not None:
             for name in names:
                 schedule, lanes[name] = self._blocks(schedule, name, strip)
-            schedule = self._fused_at(schedule, names, len(plan.outer))
+            schedule = self._fused_at(schedule, names, len(self.extra) + len(plan.outer))
         schedule = self._fused(schedule, names, plan.middle)
         if plan.packs:
-            schedule = self._packed(schedule, names, schedule.nests[names[0]].names[len(plan.outer)])
+            schedule = self._packed(schedule, names, schedule.nests[names[0]].names[len(self.extra) + len(plan.outer)])
         if plan.rows is None:
             return self._register_tile(schedule, strip, None, names, lanes)
         cuts = [p.low for p in strip.rows[1:]]
@@ -179,24 +189,66 @@ class _Tiling:
     ) -> Schedule:
         """Tile loops shared, reduction loops inside, then rows and vectors; targets of reductions in registers."""
         depth = self._depth()
+        schedule, names, lanes = self._square(schedule, names, lanes)
         for name in names:
             schedule = self._tile_statement(schedule, strip, piece, name, lanes[name])
         shared = (piece is not None) + (strip.block > 1)
         for k in range(depth, depth + shared):
             schedule = self._fused_at(schedule, names, k)
         anchor = schedule.nests[names[0]].names[depth + shared - 1]
-        for name in names:
+        updates = [n for n in names if schedule.program.statement[n].combiner is not None]
+        if updates:
+            schedule = self._target(schedule, schedule.program.statement[updates[0]], anchor)
+        for name in updates:
+            schedule = self._turned(schedule, name)
+        return schedule
+
+    def _square(
+        self, schedule: Schedule, names: Sequence[str], lanes: Mapping[str, str]
+    ) -> tuple[Schedule, list[str], dict[str, str]]:
+        """Cut the reduction loop that turned reads follow into square tiles and what is left over."""
+        result, inside, vector = list(names), dict(lanes), self.plan.vector
+        for turn in self.plan.turns[:1]:
+            name = next(n for n in names if (schedule.program.statement[n].origin or n) == turn.statement)
             s = schedule.program.statement[name]
-            if s.combiner is not None:
-                schedule = self._target(schedule, s, anchor)
+            extent = reduction_extents(schedule.program, s, self.group.axes[turn.statement])[turn.iterator]
+            if extent % vector:
+                loop = loop_of(schedule, name, turn.iterator)
+                shared = schedule.outer(loop)[self._depth() : -1]
+                schedule = schedule.split(loop, extent // vector * vector)
+                for around in reversed(shared):  # each piece gets loops of its own
+                    schedule = schedule.distribute(around, 1)
+                k = result.index(name)
+                result[k : k + 1] = [f"{name}_lo", f"{name}_hi"]
+                inside |= {f"{name}_lo": lanes[name], f"{name}_hi": f"{lanes[name]}.2"}
+        return schedule, result, inside
+
+    def _turned(self, schedule: Schedule, name: str) -> Schedule:
+        """Square tiles of the turned reads in registers: rows as they lie in memory, read across them."""
+        s = schedule.program.statement[name]
+        for turn in self.plan.turns:
+            loop = next(
+                (
+                    n
+                    for n in schedule.nests[name].names
+                    if schedule.nests[name].loops[n] == var(turn.iterator) // self.plan.vector
+                ),
+                None,
+            )
+            if (s.origin or s.name) != turn.statement or loop is None:
+                continue
+            buffer = f"{turn.tensor}_{name}_t"
+            schedule = schedule.promote(turn.tensor, loop, "reg", name=buffer, users=[name])
+            own = [n for n in schedule.nests[f"ld_{buffer}"].names if n.startswith(f"ld_{buffer}.")]
+            for row in own[:-1]:
+                schedule = schedule.unroll(row)
+            schedule = schedule.vectorise(own[-1])
         return schedule
 
     def _depth(self) -> int:
-        return len(self.plan.outer) + len(self.plan.middle) + (self.plan.lanes is not None)
+        return len(self.extra) + len(self.plan.outer) + len(self.plan.middle) + (self.plan.lanes is not None)
 
-    def _tile_statement(
-        self, schedule: Schedule, strip: Strip, piece: Piece | None, name: str, lanes: str
-    ) -> Schedule:
+    def _tile_statement(self, schedule: Schedule, strip: Strip, piece: Piece | None, name: str, lanes: str) -> Schedule:
         tiles: list[str] = []
         points: list[str] = []
         if piece is not None:
@@ -217,8 +269,25 @@ class _Tiling:
         order = [*tiles, *between, *points]
         if order != band:
             schedule = schedule.reorder(*order)
+        schedule, between = self._squares(schedule, name, between)
         schedule = self._short(schedule, name, between, strip.width * (piece.tile if piece is not None else 1))
         return schedule.vectorise(lanes) if lanes else schedule
+
+    def _squares(self, schedule: Schedule, name: str, reductions: Sequence[str]) -> tuple[Schedule, list[str]]:
+        """Tile the loop that turned reads follow; the loops that stay between tiles and points."""
+        s, found = schedule.program.statement[name], list(reductions)
+        for turn in self.plan.turns[:1]:
+            extents = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
+            if (s.origin or s.name) != turn.statement or extents[turn.iterator] < self.plan.vector:
+                continue
+            loop = loop_of(schedule, name, turn.iterator)
+            schedule = schedule.tile({loop: self.plan.vector}).unroll(f"{loop}.p")
+            rest = [n for n in found if n != loop]
+            order = [*rest, f"{loop}.o", f"{loop}.p"]
+            if rest:
+                schedule = schedule.reorder(*order)
+            found = order
+        return schedule, found
 
     def _short(self, schedule: Schedule, name: str, reductions: Sequence[str], body: int) -> Schedule:
         """Unroll the innermost reduction loops while the body stays small."""
@@ -227,6 +296,8 @@ class _Tiling:
             return schedule
         extents = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
         for loop in reversed(reductions):
+            if schedule.kind(loop) == "unroll":
+                return schedule
             iterator = next((i for i in s.iterators if schedule.nests[name].loops[loop] == var(i)), "")
             body *= extents.get(iterator, UNROLLED)
             if body > UNROLLED or extents.get(iterator, UNROLLED) > MOST_SHORT:

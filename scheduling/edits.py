@@ -312,12 +312,9 @@ def split(schedule: Schedule, loop: str, at: int) -> Schedule:
     """
     around = set(schedule.outer(loop)[:-1])
     statements = schedule.under(loop)
+    inside = {n for s in statements for n in schedule.nests[s].names} - around
     for tensor in schedule.program.tensors:
-        if (
-            tensor.scope
-            and not set(tensor.scope) <= around
-            and set(tensor.scope) & {n for s in statements for n in schedule.nests[s].names}
-        ):
+        if inside & set(tensor.scope):
             raise ScheduleError(
                 f"{tensor.name} lives inside loop {loop!r}", where=schedule.source.name, hint="split before promoting"
             )

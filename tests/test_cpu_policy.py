@@ -1,0 +1,191 @@
+"""The CPU policy: what it promotes where, no gathers in inner loops, and exact results over many shapes."""
+
+import numpy as np
+import pytest
+
+import poly
+from poly.affine import Affine
+from poly.frontend.einsum import einsum_program
+from poly.loops import Alloc, Compute, For, LoopTree, Node
+from poly.machine import Engine, Machine, Memory
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_plan import balanced, plan_of, step_cycles
+from poly.scheduling.groups import groups_of
+from poly.scheduling.schedule import Schedule
+
+AVX2 = Machine(
+    "avx2", "cpu",
+    (
+        Memory("dram", None, "dram"), Memory("l2", 512 * 1024, "cache"), Memory("l1", 32 * 1024, "cache"),
+        Memory("reg", 16, "register"),
+    ),
+    (Engine("core", "core", lanes=8),),
+)  # fmt: skip
+WIDE = Machine("wide", "cpu", (*AVX2.memories[:3], Memory("reg", 32, "register")), (Engine("core", "core", lanes=16),))
+
+
+def program_of(spec: str, *shapes: tuple[int, ...]) -> Program:
+    return einsum_program(spec, shapes, ["f32"] * len(shapes))
+
+
+def spaces(schedule: Schedule) -> dict[str, str]:
+    """Memory space of every promoted tensor, by what it stands for."""
+    return {t.origin: t.space for t in schedule.program.tensors if t.origin}
+
+
+def strided(tree: LoopTree) -> list[str]:
+    """Memory accesses in vector loops whose element is neither the same nor the next one in the next lane."""
+    buffers = {n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)}
+    tensors = {t.name: t for t in tree.tensors} | buffers
+    found: list[str] = []
+
+    def visit(nodes: tuple[Node, ...], lane: str) -> None:
+        for node in nodes:
+            if isinstance(node, Compute):
+                for access in (*node.reads, node.write):
+                    tensor = tensors[access.tensor]
+                    index = tuple(i for i in access.index if isinstance(i, Affine))
+                    place = tensor.layout.place(index) if tensor.layout is not None else index
+                    steps = [i.coefficient(lane) for i in place]
+                    if lane and tensor.space != "reg" and (any(steps[:-1]) or steps[-1:] not in ([0], [1])):
+                        found.append(f"{node.statement}: {access.tensor}")
+            elif isinstance(node, For):
+                visit(node.body, node.variable if node.kind == "vector" else lane)
+            elif not isinstance(node, Compute):
+                visit(getattr(node, "body", ()), lane)
+
+    visit(tree.body, "")
+    return found
+
+
+@pytest.mark.parametrize("spec", ["ik,kj->ij", "ki,kj->ij", "ik,jk->ij", "ki,jk->ij"])
+def test_product_packs_what_moves_along_the_lanes(spec: str) -> None:
+    schedule = schedule_for_cpu(program_of(spec, (256, 256), (256, 256)), AVX2)
+    assert spaces(schedule) == {"x1": "l2", "out": "reg"}
+    assert not [f for f in strided(schedule.lower()) if "update" in f.split(":")[0] and not f.startswith("ld_")]
+    marks = {mark.kind for mark in schedule.marks.values()}
+    assert {"vector", "unroll"} <= marks
+
+
+def test_small_product_is_not_packed() -> None:
+    assert spaces(schedule_for_cpu(program_of("ik,kj->ij", (64, 64), (64, 64)), AVX2)) == {"out": "reg"}
+
+
+def test_packed_buffer_is_contiguous_along_the_lanes() -> None:
+    schedule = schedule_for_cpu(program_of("ik,jk->ij", (256, 256), (256, 256)), AVX2)
+    (buffer,) = [t for t in schedule.program.tensors if t.origin == "x1"]
+    assert buffer.layout is not None and buffer.layout.coordinates[-1] == Affine.of(buffer.layout.index[0])
+
+
+@pytest.mark.parametrize("machine", [AVX2, WIDE], ids=lambda m: m.name)
+@pytest.mark.parametrize("shape", [(512, 512, 512), (127, 255, 513), (7, 100, 3), (1000, 24, 64)])
+def test_register_tile_fits_the_registers(machine: Machine, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    program = program_of("ik,kj->ij", (m, k), (k, n))
+    (group,) = groups_of(program)
+    plan = plan_of(program, group, machine)
+    assert plan.vector <= machine.lanes(4) and plan.rows == 0 and plan.lanes == 1
+    for strip in plan.strips:
+        assert sum(p.high - p.low for p in strip.rows) == m
+        for piece in strip.rows:
+            assert strip.width * piece.tile + strip.width + 1 <= (machine.registers or AVX2.memories[-1]).capacity  # type: ignore[operator]
+            assert (piece.high - piece.low) % piece.tile == 0
+    assert sum(s.high - s.low for s in plan.strips) == n
+
+
+def test_row_tiles_divide_where_nothing_is_lost() -> None:
+    (group,) = groups_of(program := program_of("ik,kj->ij", (512, 512), (512, 512)))
+    assert [len(s.rows) for s in plan_of(program, group, AVX2).strips] == [1]
+
+
+def test_balanced_pieces() -> None:
+    assert [(p.low, p.high, p.tile) for p in balanced(0, 512, 6)] == [(0, 12, 6), (12, 512, 5)] or sum(
+        (p.high - p.low) // p.tile for p in balanced(0, 512, 6)
+    ) == 86
+    assert [(p.low, p.high, p.tile) for p in balanced(3, 12, 6)] == [(3, 15, 6)]
+
+
+def test_step_is_bound_by_operations_in_large_tiles_and_by_latency_in_small_ones() -> None:
+    assert 6 <= step_cycles(6, 2) < 6.5 and 4 <= step_cycles(1, 1) < 4.5
+
+
+def test_reduction_along_the_contiguous_axis_turns_square_tiles_in_registers() -> None:
+    schedule = schedule_for_cpu(program_of("ij,j->i", (64, 64), (64,)), AVX2)
+    assert spaces(schedule) == {"x0": "reg", "out": "reg"}
+    assert strided(schedule.lower()) == []
+
+
+def test_column_sum_has_no_gathers() -> None:
+    assert strided(schedule_for_cpu(program_of("ij->j", (64, 128)), AVX2).lower()) == []
+
+
+CASES = [
+    ("ik,kj->ij", (65, 33), (33, 47)),
+    ("ik,kj->ij", (1, 40), (40, 200)),
+    ("ik,kj->ij", (200, 3), (3, 5)),
+    ("ik,kj->ij", (130, 129), (129, 131)),
+    ("ki,kj->ij", (31, 67), (31, 75)),
+    ("ik,jk->ij", (67, 31), (75, 31)),
+    ("ki,jk->ij", (31, 13), (90, 31)),
+    ("bij,bjk->bik", (3, 29, 31), (3, 31, 37)),
+    ("bid,bjd->bij", (3, 29, 33), (3, 37, 33)),
+    ("bij,bjk->bik", (20, 8, 8), (20, 8, 8)),
+    ("dfce,aebf->abcd", (12, 5, 7, 6), (4, 6, 9, 5)),
+    ("bda,dc->abc", (10, 11, 12), (11, 13)),
+    ("ijk,jl->ilk", (5, 6, 19), (6, 7)),
+    ("ijk,jl,kl->il", (9, 10, 11), (10, 12), (11, 12)),
+    ("ij,j->i", (67, 131), (131,)),
+    ("ij,j->i", (7, 5), (5,)),
+    ("ij,i->j", (67, 131), (67,)),
+    ("ij->i", (19, 23)),
+    ("bij->bi", (3, 67, 131)),
+    ("aij->a", (67, 3, 13)),
+    ("ij->j", (19, 23)),
+    ("ij->", (19, 23)),
+    ("ij->ji", (19, 23)),
+    ("abcd->dcba", (3, 4, 5, 9)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}:{c[1:]}")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_results_are_exact(case: tuple[str, tuple[int, ...]], threads: int) -> None:
+    spec, *shapes = case
+    random = np.random.default_rng(7)
+    arrays = [random.integers(-3, 4, s).astype(np.float32) for s in shapes]
+    kernel = poly.compile(program_of(spec, *shapes), threads=threads)
+    assert np.array_equal(kernel(*arrays), np.einsum(spec, *(a.astype(np.float64) for a in arrays)))
+
+
+CONVOLUTIONS = [
+    ("(1, 3, 9, 11)", (1, 3, 9, 11), (5, 3, 3, 3), 1, 1, 1),
+    ("strided", (2, 4, 12, 13), (6, 4, 3, 3), 2, 1, 1),
+    ("depthwise", (1, 8, 14, 18), (8, 1, 3, 3), 1, 1, 8),
+    ("depthwise strided", (1, 8, 14, 18), (8, 1, 3, 3), 2, 1, 8),
+    ("grouped", (1, 8, 9, 20), (6, 4, 3, 3), 1, 1, 2),
+    ("1x1", (1, 12, 7, 9), (20, 12, 1, 1), 1, 0, 1),
+    ("7x7", (1, 3, 20, 20), (17, 3, 7, 7), 2, 3, 1),
+]
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda c: c[0])
+def test_convolutions_are_exact(case: tuple[str, tuple[int, ...], tuple[int, ...], int, int, int]) -> None:
+    from onnx import TensorProto, helper
+
+    _, x_shape, w_shape, stride, pad, groups = case
+    random = np.random.default_rng(3)
+    x, w = (random.integers(-3, 4, s).astype(np.float32) for s in (x_shape, w_shape))
+    node = helper.make_node("Conv", ["x", "w"], ["y"], strides=[stride] * 2, pads=[pad] * 4, group=groups)
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in (("x", x), ("w", w))]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph([node], "conv", infos, [out]), opset_imports=[helper.make_opsetid("", 20)]
+    )
+    engine = poly.compile(poly.from_onnx(model))
+    padded = np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))[:, :, ::stride, ::stride]
+    n, c, h, v = windows.shape[:4]
+    grouped = windows.reshape(n, groups, c // groups, h, v, *w.shape[2:])
+    expected = np.einsum("ngchvrs,gocrs->ngohv", grouped, w.reshape(groups, -1, *w.shape[1:])).reshape(n, -1, h, v)
+    assert np.array_equal(engine.run({"x": x, "w": w})["y"], expected)
