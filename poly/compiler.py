@@ -1,4 +1,4 @@
-"""`compile` and `einsum`: the way from a program, a graph or text to something that runs.
+"""`compile`: the way from a program, a graph or text to something that runs.
 
 Program -> Schedule (the given one, or the policy's for the target) -> LoopTree -> Kernel | CommandStream. Everything
 that comes out has been checked: the schedule against its source program, the loop tree for running each instance once
@@ -8,19 +8,16 @@ and in bounds, the stream by the verifier.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, overload
 
-import numpy as np
-
-from poly.dtypes import dtype_name
 from poly.engine import Engine, Unit, build_engine
 from poly.errors import PolyError, ScheduleError
 from poly.graph import Array, Graph
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
+from poly.scheduling.edits import settle
 from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
 
@@ -111,15 +108,20 @@ def compile_program(
     if machine.kind == "accelerator":
         from poly.accel.compiled import compile_stream
 
-        return compile_stream(program, machine, constants, schedule=schedule)
+        return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
     from poly.codegen.kernel import Kernel
     from poly.scheduling.cpu import schedule_for_cpu
 
-    chosen = schedule if schedule is not None else schedule_for_cpu(program, machine, threads)
+    chosen = settled(schedule) if schedule is not None else schedule_for_cpu(program, machine, threads)
     tree = chosen.lower()
     check_instances(tree, chosen.program)
     check_capacity(tree, machine)
     return Kernel(tree, machine, program.inputs, program.outputs, constants, threads, chosen)
+
+
+def settled(schedule: Schedule) -> Schedule:
+    """The schedule, checked where its edits were not. Raises `IllegalEdit`."""
+    return schedule if schedule.checked else settle(schedule)
 
 
 def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
@@ -134,25 +136,3 @@ def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
         return Unit(program, kernel.schedule, run, kernel, perf_counter() - start)
 
     return compile_unit
-
-
-def einsum(spec: str, *operands: Array, threads: int = 1) -> Array:
-    """`numpy.einsum(spec, *operands)` by a compiled kernel, kept for operands of the same shapes and dtypes.
-
-    `operands`: arrays (or what `numpy.asarray` takes) of floating, integer or bool dtype; the result has numpy's shape
-    and dtype. Raises `ParseError` for a spec numpy would refuse, `ShapeError` where extents disagree.
-    """
-    arrays = [np.asarray(o) for o in operands]
-    key = tuple((a.shape, dtype_name(a.dtype)) for a in arrays)
-    kernel = _einsum_kernel(spec, key, threads)
-    result = kernel(*arrays)
-    assert isinstance(result, np.ndarray)
-    return result
-
-
-@lru_cache(maxsize=512)
-def _einsum_kernel(spec: str, operands: tuple[tuple[tuple[int, ...], str], ...], threads: int) -> Kernel:
-    from poly.frontend.einsum import einsum_program
-
-    program = einsum_program(spec, [shape for shape, _ in operands], [dtype for _, dtype in operands])
-    return compile(program, threads=threads)  # type: ignore[return-value]

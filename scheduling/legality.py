@@ -1,8 +1,10 @@
 """What makes a schedule legal, decided by isl, each refusal with a pair of instances that shows it.
 
 Order: every dependence of the source program points forward in time (checked down the tree, loop by loop: Feautrier;
-isl manual, "Schedule Trees"). Marks: a parallel or vector loop carries nothing, reductions included. Value, capacity
-and bounds of promoted tensors are in `poly.scheduling.values`.
+isl manual, "Schedule Trees"). Marks: a parallel or vector loop carries nothing, reductions included. Values of what is
+promoted or recomputed: `poly.scheduling.values`. What needs the loops or a machine is checked when compiling: each
+instance once and every access in bounds (`poly.scheduling.instances`), memories and their size
+(`poly.scheduling.capacity`, on an accelerator the memory plan).
 """
 
 from __future__ import annotations

@@ -103,3 +103,16 @@ def test_a_promoted_buffer_is_allocated_around_its_users(size: int) -> None:
     text = str(lower(s))
     assert text.index("for a.i.o") < text.index("alloc") < text.index("ld_X_spm[") < text.index("a[")
     assert text.index("b[") > text.index("a["), "the buffer does not reach into the next nest"
+
+
+def test_a_schedule_that_was_not_checked_is_checked_when_it_is_compiled() -> None:
+    from poly.compiler import compile_program, machine_of
+    from poly.errors import IllegalEdit
+    from poly.frontend.notation import parse
+    from poly.scheduling.edits import unchecked
+
+    program = parse("B[i] = A[i]*2; C[i] = B[i] + 1", A=(40,))
+    wrong = unchecked(Schedule(program)).fuse("B_set.i", "C_set.i").shift("B_set", "i", 3)
+    for target in ("cpu", "s16"):
+        with pytest.raises(IllegalEdit):
+            compile_program(program, machine_of(target), {}, 1, wrong)
