@@ -18,10 +18,9 @@ from poly.affine import Affine
 from poly.dtypes import dtype_name, numpy_dtype
 from poly.errors import OnnxError, PolyError
 from poly.expr import Const
-from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_fold import Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body
-from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model
+from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model, tensor_array
 from poly.frontend.onnx_notation import Call, NoCompiledForm, Notation
 from poly.frontend.onnx_operators import OPERATORS
 from poly.frontend.onnx_reference import make_external
@@ -72,8 +71,6 @@ class _Importer:
     # -- what goes in ------------------------------------------------------------------------------------------------
 
     def declare_inputs(self, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]) -> None:
-        from onnx import numpy_helper
-
         graph = self._model.graph
         if graph.sparse_initializer:
             raise OnnxError("sparse initialisers have no compiled form", where=f"model {graph.name!r}")
@@ -90,11 +87,8 @@ class _Importer:
             self._define(info.name, value)
             self._inputs.append(Tensor(value.name, _affine(shape), dtype, "input"))
         for initialiser in graph.initializer:
-            if initialiser.data_type not in ONNX_DTYPES:
-                raise OnnxError(
-                    f"data type {initialiser.data_type} has no compiled form", where=f"initialiser {initialiser.name!r}"
-                )
-            self._constant(initialiser.name, numpy_helper.to_array(initialiser))
+            where = f"initialiser {initialiser.name!r}"
+            self._constant(initialiser.name, tensor_array(initialiser, where))
 
     def _define(self, name: str, value: Value) -> None:
         self._values[name] = value
@@ -160,10 +154,8 @@ class _Importer:
             )
         wanted = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
         branch = next(a.g for a in proto.attribute if a.name == wanted)
-        from onnx import numpy_helper
-
         for initialiser in branch.initializer:
-            self._constant(initialiser.name, numpy_helper.to_array(initialiser))
+            self._constant(initialiser.name, tensor_array(initialiser, call.where))
         for inner in branch.node:
             self._node(inner)
         for name, result in zip(proto.output, branch.output, strict=True):

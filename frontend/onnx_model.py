@@ -43,6 +43,20 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def tensor_array(tensor: onnx.TensorProto, where: str) -> Array:
+    """The content of a stored tensor. Raises `OnnxError` where its type has no compiled form or its data do not fit."""
+    from onnx import numpy_helper
+
+    if tensor.data_type not in ONNX_DTYPES:
+        raise OnnxError(f"data type {tensor.data_type} has no compiled form", where=where)
+    if any(extent < 0 for extent in tensor.dims):
+        raise OnnxError(f"the shape {list(tensor.dims)} has a negative extent", where=where)
+    try:
+        return numpy_helper.to_array(tensor)
+    except Exception as error:  # truncated data, external data that are gone, ...
+        raise OnnxError(f"its data cannot be read: {error}", where=where) from error
+
+
 def input_shapes(
     inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
 ) -> list[tuple[Shape, str]]:
@@ -184,7 +198,7 @@ class Schemas:
 
 
 def _attribute(attribute: onnx.AttributeProto, where: str) -> Attribute:
-    from onnx import AttributeProto, numpy_helper
+    from onnx import AttributeProto
 
     match attribute.type:
         case AttributeProto.FLOAT:
@@ -194,7 +208,7 @@ def _attribute(attribute: onnx.AttributeProto, where: str) -> Attribute:
         case AttributeProto.STRING:
             return attribute.s.decode("utf-8", "replace")
         case AttributeProto.TENSOR:
-            return numpy_helper.to_array(attribute.t)
+            return tensor_array(attribute.t, where)
         case AttributeProto.FLOATS:
             return tuple(float(x) for x in attribute.floats)
         case AttributeProto.INTS:

@@ -37,7 +37,8 @@ class Names:
 
     def fresh(self, text: str) -> str:
         """An unused identifier as close to `text` as it can be."""
-        name = re.sub(r"[^0-9A-Za-z_]", "_", text) or "t"
+        # protobuf gives bytes for a name that is not UTF-8
+        name = re.sub(r"[^0-9A-Za-z_]", "_", str(text)) or "t"
         if not name[0].isalpha():
             name = f"t{name}" if name[0] == "_" else f"t_{name}"
         if (

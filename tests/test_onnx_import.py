@@ -243,6 +243,10 @@ def test_graphs_that_do_not_hold_together() -> None:
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
     with pytest.raises(OnnxError, match="input 'x'"):
         from_onnx(model)
+    model, _ = node_model("Add", [f32(2), f32(2)], constant=[1])
+    model.graph.initializer[0].dims[0] = 3
+    with pytest.raises(OnnxError, match="initialiser 'x1': its data cannot be read"):
+        from_onnx(model)
 
 
 # -- real models -----------------------------------------------------------------------------------------------------
