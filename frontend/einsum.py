@@ -217,20 +217,18 @@ def choose_steps(terms: Sequence[Sequence[str]], result: Sequence[str], sizes: M
     extents = {number[i]: max(extent, 1) for i, extent in sizes.items()}
     path = auto(inputs, frozenset(number[i] for i in result), extents)  # type: ignore[arg-type]
     steps = tuple(tuple(sorted(step)) for step in path)
-    whole = prod(extents[k] for k in frozenset[int]().union(*inputs)) * (len(terms) - 1)
-    return at_once if whole <= 1.5 * _work(inputs, frozenset(number[i] for i in result), extents, steps) else steps
+    whole = work_of(terms, result, sizes, at_once)
+    return at_once if whole <= 1.5 * work_of(terms, result, sizes, steps) else steps
 
 
-def _work(
-    terms: Sequence[frozenset[int]], result: frozenset[int], extents: Mapping[int, int], steps: Steps
-) -> int:
-    """Multiplications that contracting in steps takes."""
+def work_of(terms: Sequence[Sequence[str]], result: Sequence[str], sizes: Mapping[str, int], steps: Steps) -> int:
+    """Multiplications (additions, where one term is summed) that contracting in these steps takes."""
     total = 0
-    left = list(terms)
+    left = [frozenset(t) for t in terms]
     for step in steps:
         chosen = [left[k] for k in step]
         left = [t for k, t in enumerate(left) if k not in step]
-        every = frozenset[int]().union(*chosen)
-        total += prod(extents[k] for k in every) * max(len(chosen) - 1, 1)
-        left.append(every & result.union(*left))
+        every = frozenset[str]().union(*chosen)
+        total += prod(sizes[i] for i in every) * max(len(chosen) - 1, 1)
+        left.append(every & frozenset(result).union(*left))
     return total

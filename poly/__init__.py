@@ -15,7 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from poly.compiler import compile, einsum
+    from poly.compiler import compile
+    from poly.einsum_call import einsum
     from poly.engine import Engine
     from poly.errors import PolyError
     from poly.explainer import explain
@@ -33,7 +34,7 @@ __version__ = "0.1.0"
 
 _HOMES: Final = {
     "Engine": "engine", "Graph": "graph", "LoopTree": "loops", "Machine": "machine", "PolyError": "errors",
-    "Program": "program", "Schedule": "scheduling.schedule", "compile": "compiler", "einsum": "compiler",
+    "Program": "program", "Schedule": "scheduling.schedule", "compile": "compiler", "einsum": "einsum_call",
     "explain": "explainer", "from_onnx": "frontend.onnx_import", "nest": "frontend.nest", "parse": "frontend.notation",
     "read_machine": "machine", "run_program": "interp",
 }  # fmt: skip
@@ -46,7 +47,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
-        return getattr(import_module(f"poly.{_HOMES[name]}"), name)
+        found = globals()[name] = getattr(import_module(f"poly.{_HOMES[name]}"), name)  # asked for only once
+        return found
     raise AttributeError(f"module 'poly' has no attribute {name!r}")
 
 

@@ -1,0 +1,177 @@
+"""`einsum`: numpy's function by compiled kernels, for every argument that numpy's has.
+
+The first call with operands of some shapes, strides and dtypes makes a plan, later ones look it up. numpy's iterator
+decides dtype, casting and the memory layout of the result, as in numpy; `poly.einsum_plan` decides what is compiled.
+
+* Where numpy gives a view (one operand, nothing summed, no `out`) so does this: the same view, of the same memory.
+* Operands are read where they lie: permuted, sliced, strided. Those that run backwards, overlap themselves, or are not
+  aligned are copied.
+* longdouble and clongdouble have no compiled form: numpy computes them, with a `FallbackWarning`. Operands of classes
+  with their own `__array_function__` go to numpy too, as they do there. Arrays of objects are refused.
+* `optimize=False` leaves the order of contractions to us; True, "greedy", "optimal", a memory limit or an explicit path
+  mean what they mean to numpy; the names of opt_einsum's optimizers ("auto", "dp", ...) mean what they mean there.
+* Arrays of other libraries come in through DLPack, or as `numpy.asarray` takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+from numpy import einsum as numpy_einsum  # bound here: who replaces numpy's must not make ours call itself
+
+from poly.einsum_plan import Options, Plan, Signature, make_plan
+from poly.errors import ArgumentError, ArgumentTypeError, ParseError
+from poly.frontend.einsum import spec_of
+
+Array = npt.NDArray[np.generic]
+Optimize: TypeAlias = bool | str | Sequence[object]
+Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
+Order = Literal["C", "F", "A", "K"]
+
+
+def einsum(
+    *operands: object,
+    out: Array | None = None,
+    optimize: Optimize = False,
+    dtype: npt.DTypeLike | None = None,
+    order: Order | None = "K",
+    casting: Casting = "safe",
+    threads: int = 1,
+) -> Array:
+    """`numpy.einsum` by a compiled kernel, kept for operands of the same shapes, strides and dtypes.
+
+    `einsum(subscripts, *operands)` or `einsum(operand, sublist, operand, sublist, ..., [output])`; operands are arrays,
+    anything with `__dlpack__`, or what `numpy.asarray` takes, of floating (bfloat16 included), integer, bool or complex
+    dtype. `out`, `dtype`, `order`, `casting`, `optimize`: as in numpy; see the module text for what differs.
+    `threads`: for kernels that are worth it. The result is numpy's: shape, dtype, memory layout, a scalar where it has
+    no dimensions, `out` where that is given.
+
+    Raises `ParseError` and `ShapeError` (a `ValueError`) for a spec or shapes that numpy refuses, `ArgumentTypeError`
+    (a `TypeError`) for a dtype without compiled form or a cast that `casting` forbids, `PathError` (a `RuntimeError`)
+    for a bad path, `ArgumentError` (a `ValueError`) for an unknown order or casting.
+    """
+    spec = operands[0] if operands else None
+    given = operands[1:]
+    if type(spec) is not str:
+        spec, given = _spelled(operands)
+    for operand in given:
+        if type(operand) is not np.ndarray:
+            if _overridden(given, out):
+                keywords = {"optimize": optimize, "dtype": dtype, "order": order, "casting": casting}
+                return numpy_einsum(spec, *given, out=out, **keywords)  # type: ignore[call-overload, no-any-return]
+            given = tuple([as_array(o) for o in given])
+            break
+    arrays = cast("tuple[Array, ...]", given)
+    plain = optimize is False and dtype is None and order == "K" and casting == "safe" and threads == 1
+    options = _DEFAULT if plain else _options(optimize, dtype, order, casting, threads)
+    signature = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
+    if out is None:
+        return _plan(spec, signature, options, None)(arrays, None)
+    target = _checked(out)
+    return _plan(spec, signature, options, (target.shape, target.strides, target.dtype))(arrays, target)
+
+
+_DEFAULT = Options()
+_plan = lru_cache(maxsize=8192)(make_plan)
+
+
+def as_array(operand: object) -> Array:
+    """A numpy array on the memory of an array of any library, through DLPack; else what `numpy.asarray` makes.
+
+    Raises `ArgumentTypeError` where neither works.
+    """
+    if isinstance(operand, np.ndarray):
+        return operand.view(np.ndarray)
+    if hasattr(operand, "__dlpack__") and not isinstance(operand, np.generic):
+        try:
+            return np.from_dlpack(operand)  # type: ignore[arg-type]
+        except (BufferError, RuntimeError, TypeError) as error:
+            if not hasattr(operand, "__array__"):
+                raise _no_array(operand, error) from error
+    try:
+        return np.asarray(operand)
+    except ValueError as error:
+        raise ArgumentError(f"{type(operand).__name__} is no array: {error}") from error
+    except (TypeError, RuntimeError) as error:
+        raise _no_array(operand, error) from error
+
+
+def _no_array(operand: object, error: Exception) -> ArgumentTypeError:
+    hint = "an array in the memory of this process, without gradient"
+    return ArgumentTypeError(f"no access to the memory of {type(operand).__name__}: {error}", hint=hint)
+
+
+def _overridden(operands: Sequence[object], out: object) -> bool:
+    """True where a class has its own meaning for numpy's functions, as numpy asks it."""
+    own = (getattr(type(o), "__array_function__", None) for o in (*operands, out))
+    return any(f is not None and f is not np.ndarray.__array_function__ for f in own)
+
+
+def _spelled(operands: Sequence[object]) -> tuple[str, tuple[object, ...]]:
+    """The string and the operands of a call with lists of subscripts."""
+    if not operands:
+        raise ArgumentError("einsum takes a string of subscripts and operands", hint="einsum('ij,jk->ik', a, b)")
+    if isinstance(operands[0], str):
+        return str(operands[0]), tuple(operands[1:])
+    pairs = len(operands) // 2
+    output = operands[-1] if len(operands) % 2 else None
+    if not pairs:
+        raise ArgumentError("an operand without subscripts", hint="einsum(a, [0, 1], b, [1, 2], [0, 2])")
+    try:
+        sublists = tuple([tuple(cast("Sequence[object]", s)) for s in operands[1 : 2 * pairs : 2]])
+        given = None if output is None else tuple(cast("Sequence[object]", output))
+        return _letters(sublists, given), tuple(operands[: 2 * pairs : 2])
+    except ParseError:
+        raise
+    except TypeError as error:
+        raise ArgumentTypeError(
+            "subscripts are a string, or after each operand a list of ints below 52 and Ellipsis",
+            where=f"einsum of {type(operands[0]).__name__}",
+        ) from error
+
+
+_letters = lru_cache(maxsize=4096)(spec_of)
+
+
+def _options(
+    optimize: Optimize, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: int
+) -> Options:
+    """The keywords, checked and hashable."""
+    order = (order or "K").upper()
+    if order not in ("C", "F", "A", "K"):
+        raise ArgumentError(f"order {order!r}", hint="C, F, A or K")
+    if casting not in ("no", "equiv", "safe", "same_kind", "unsafe"):
+        raise ArgumentError(f"casting {casting!r}", hint="no, equiv, safe, same_kind or unsafe")
+    try:
+        wanted = None if dtype is None else np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentTypeError(f"dtype {dtype!r}: {error}") from error
+    if not isinstance(threads, int) or threads < 1:
+        raise ArgumentError(f"threads={threads!r}", hint="a number from 1 on")
+    return Options(_path(optimize), wanted, order, casting, threads)
+
+
+def _path(optimize: Optimize) -> bool | str | tuple[object, ...]:
+    """`optimize` as something hashable, an explicit path with numpy's head."""
+    if optimize is None or isinstance(optimize, bool | np.bool_):
+        return bool(optimize)
+    if isinstance(optimize, str):
+        return optimize
+    try:
+        path = tuple([s if isinstance(s, str | int | float) else tuple(cast("Sequence[int]", s)) for s in optimize])
+        hash(path)
+    except TypeError as error:
+        raise ArgumentTypeError(f"optimize={optimize!r} is no path", hint="True, 'greedy' or [(0, 1), ...]") from error
+    return ("einsum_path", *path) if path and isinstance(path[0], tuple) else path
+
+
+def _checked(out: object) -> Array:
+    if not isinstance(out, np.ndarray):
+        raise ArgumentTypeError(f"out is {type(out).__name__}, no array", hint="numpy.from_dlpack(out)")
+    if not out.flags.writeable:
+        raise ArgumentError("out is read-only")
+    return out
