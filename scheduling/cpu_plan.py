@@ -51,13 +51,16 @@ class Strip:
 
 @dataclass(frozen=True)
 class Pack:
-    """A read that goes through a packed buffer. `order`: its axes from slow to fast; `lane`: the axis of the lanes."""
+    """A read that goes through a packed buffer. `order`: its axes from slow to fast; `lane`: the axis of the lanes; `step`:
+    of neighbouring lanes along it.
+    """
 
     statement: str
     tensor: str
     order: tuple[int, ...]
     lane: int
     pad: bool
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class _Work:
         return next((s for s in self.group.statements if s.combiner is not None), None)
 
     def strides(self, s: Statement) -> list[Strides]:
-        """For every access the distance in elements between neighbours along each parallel loop (None: not constant)."""
+        """For every access the elements between neighbours along each parallel loop (None: not constant)."""
         tensors, sizes = self.program.tensor, self.program.binding
         axes = list(enumerate(self.group.axes[s.name]))
         return [{a: _stride(access, tensors[access.tensor], i, sizes) for a, i in axes} for access, _ in s.accesses]
@@ -190,7 +193,12 @@ class _Work:
             name = next((n for n in names if len(names) == 1 and fast == Affine.of(n)), "")
             axis = _axis(access, self.group.axes[s.name][lanes])
             alone = [a.tensor for a, _ in s.accesses].count(access.tensor) == 1 and not access.guard
-            if strides[k].get(lanes) != 1 and axis is not None and alone and ranges.get(name, 0) >= vector:
+            if (
+                strides[k].get(lanes) != 1
+                and axis not in (None, len(access.index) - 1)
+                and alone
+                and ranges.get(name, 0) >= vector
+            ):
                 if access.tensor not in packed and not any(name in c.names for d, c in enumerate(access.index[:-1])):
                     found.append(Turn(s.name, access.tensor, name))
         return tuple(found) if len({t.iterator for t in found}) == 1 else ()
@@ -235,7 +243,8 @@ class _Work:
             axis = _axis(access, self.group.axes[s.name][lanes])
             if axis is not None and uses >= FEW_TILES and self._hostile(access, strides[k].get(lanes)):
                 order = self._order(s, access, axis)
-                found[access.tensor] = Pack(s.name, access.tensor, order, axis, bool(access.guard))
+                step = _step(access, axis, self.group.axes[s.name][lanes])
+                found[access.tensor] = Pack(s.name, access.tensor, order, axis, bool(access.guard), step)
         reads = [a.tensor for a, kind in s.accesses if kind == "read"]
         return tuple(p for p in found.values() if reads.count(p.tensor) == 1 and p.tensor != s.write.tensor)
 
@@ -280,7 +289,7 @@ class _Work:
         for axis, subscript in enumerate(access.index):
             assert isinstance(subscript, Affine)
             reach = sum(abs(subscript.coefficient(n)) * (ranges[n] - 1) for n in subscript.names & ranges.keys())
-            total *= reach + (lanes if axis == pack.lane else 1)
+            total *= reach + (lanes * pack.step if axis == pack.lane else 1)
         return total
 
 
@@ -327,12 +336,18 @@ def _moving(strides: Sequence[Strides], lanes: int) -> list[int]:
 
 
 def _axis(access: Access, iterator: str) -> int | None:
-    """The only subscript that holds an iterator, where its factor is 1."""
+    """The only subscript that holds an iterator, where its factor is positive."""
     found = [d for d, i in enumerate(access.index) if not isinstance(i, Affine) or iterator in i.names]
     if len(found) != 1 or access.indirect:
         return None
     subscript = access.index[found[0]]
-    return found[0] if isinstance(subscript, Affine) and subscript.coefficient(iterator) == 1 else None
+    return found[0] if isinstance(subscript, Affine) and subscript.coefficient(iterator) > 0 else None
+
+
+def _step(access: Access, axis: int, iterator: str) -> int:
+    subscript = access.index[axis]
+    assert isinstance(subscript, Affine)
+    return subscript.coefficient(iterator)
 
 
 def _rows(strides: Sequence[Strides], extents: Sequence[int], lanes: int) -> int | None:

@@ -93,9 +93,12 @@ class _Tiling:
         pieces = [list(names)]
         for cut in cuts:
             assert axis is not None
+            lower, upper = list[str](), list[str]()
             for name in pieces[-1]:
+                lower.append(piece_name(schedule, name, "lo"))
+                upper.append(piece_name(schedule, name, "hi"))
                 schedule = schedule.split(self._loop(schedule, name, axis), cut)
-            pieces[-1:] = [[f"{n}_{part}" for n in pieces[-1]] for part in ("lo", "hi")]
+            pieces[-1:] = [lower, upper]
         return schedule, pieces
 
     def _tiled(self, schedule: Schedule, name: str, loop: str, low: int, tile: int) -> Schedule:
@@ -121,14 +124,12 @@ class _Tiling:
         cuts = [p.low for p in strip.rows[1:]]
         schedule, parts = self._split(schedule, names, plan.rows, cuts)
         for piece, part in zip(strip.rows, parts, strict=True):
-            inner = {n: self._renamed(schedule, n, lanes, names) for n in part}
+            inner = {n: self._renamed(schedule, n, lanes[whole]) for n, whole in zip(part, names, strict=True)}
             schedule = self._register_tile(schedule, strip, piece, part, inner)
         return schedule
 
-    def _renamed(self, schedule: Schedule, part: str, lanes: Mapping[str, str], names: Sequence[str]) -> str:
+    def _renamed(self, schedule: Schedule, part: str, loop: str) -> str:
         """The loop inside a block of lanes, as it is called in a piece of a statement."""
-        whole = next(n for n in names if part == n or part.startswith((f"{n}_lo", f"{n}_hi")))
-        loop = lanes[whole]
         return next((n for n in schedule.nests[part].names if loop and (n == loop or n.startswith(f"{loop}."))), "")
 
     def _blocks(self, schedule: Schedule, name: str, strip: Strip) -> tuple[Schedule, str]:
@@ -154,13 +155,14 @@ class _Tiling:
         for pack in self.plan.packs:
             users = [n for n in names if (schedule.program.statement[n].origin or n) == pack.statement]
             buffer = f"{pack.tensor}_{users[0]}_p"
+            fold = {pack.lane: pack.step} if pack.step > 1 else None
             packed = schedule.promote(
-                pack.tensor, at, self._space(schedule, pack), name=buffer, users=users, order=pack.order, pad=pack.pad
+                pack.tensor, at, self._space(), name=buffer, users=users, order=pack.order, pad=pack.pad, fold=fold
             )
             schedule = self._copied(packed, pack, buffer)
         return schedule
 
-    def _space(self, schedule: Schedule, pack: Pack) -> str:
+    def _space(self) -> str:
         """The second cache level, or what there is."""
         caches = sorted((m.capacity or 0, m.name) for m in self.machine.memories if m.kind == "cache")
         return caches[min(1, len(caches) - 1)][1] if caches else "dram"
@@ -170,6 +172,8 @@ class _Tiling:
         rank, copy = len(pack.order), f"ld_{buffer}"
         lane, fast = f"{copy}.{pack.lane}", f"{copy}.{rank - 1}"
         names = schedule.nests[copy].names
+        if pack.lane == rank - 1 and pack.step > 1:
+            return self._folded(schedule, lane, -(-self._extent(schedule, buffer, pack.lane) // pack.step), pack.step)
         if pack.lane == rank - 1:
             return _vectors(schedule, lane, self.plan.vector, self._extent(schedule, buffer, pack.lane))
         if lane in names and fast in names:
@@ -178,6 +182,11 @@ class _Tiling:
             order = [n for n in own if n not in (f"{fast}.o", f"{fast}.p", lane)] + [f"{fast}.o", lane, f"{fast}.p"]
             return schedule.reorder(*order) if order != own else schedule
         return schedule
+
+    def _folded(self, schedule: Schedule, loop: str, extent: int, step: int) -> Schedule:
+        """The elements that lie together one after the other, in vectors."""
+        schedule = schedule.tile({loop: step}).reorder(f"{loop}.p", f"{loop}.o").unroll(f"{loop}.p")
+        return _vectors(schedule, f"{loop}.o", self.plan.vector, extent)
 
     def _extent(self, schedule: Schedule, buffer: str, axis: int) -> int:
         return int(schedule.program.tensor[buffer].shape[axis].evaluate(schedule.program.binding))
@@ -215,26 +224,22 @@ class _Tiling:
             if extent % vector:
                 loop = loop_of(schedule, name, turn.iterator)
                 shared = schedule.outer(loop)[self._depth() : -1]
+                lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
                 schedule = schedule.split(loop, extent // vector * vector)
                 for around in reversed(shared):  # each piece gets loops of its own
                     schedule = schedule.distribute(around, 1)
                 k = result.index(name)
-                result[k : k + 1] = [f"{name}_lo", f"{name}_hi"]
-                inside |= {f"{name}_lo": lanes[name], f"{name}_hi": f"{lanes[name]}.2"}
+                result[k : k + 1] = [lower, upper]
+                inside |= {lower: lanes[name], upper: f"{lanes[name]}.2"}
         return schedule, result, inside
 
     def _turned(self, schedule: Schedule, name: str) -> Schedule:
         """Square tiles of the turned reads in registers: rows as they lie in memory, read across them."""
         s = schedule.program.statement[name]
         for turn in self.plan.turns:
-            loop = next(
-                (
-                    n
-                    for n in schedule.nests[name].names
-                    if schedule.nests[name].loops[n] == var(turn.iterator) // self.plan.vector
-                ),
-                None,
-            )
+            nest = schedule.nests[name]
+            square = var(turn.iterator) // self.plan.vector
+            loop = next((n for n in nest.names if nest.loops[n] == square), None)
             if (s.origin or s.name) != turn.statement or loop is None:
                 continue
             buffer = f"{turn.tensor}_{name}_t"

@@ -8,7 +8,7 @@ is known and checked about statements holds for them (PPCG's array promotion, Ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import islpy as isl
@@ -45,13 +45,15 @@ def promote(
     users: Sequence[str] | None = None,
     order: Sequence[int] | None = None,
     pad: bool = False,
+    fold: Mapping[int, int] | None = None,
 ) -> Schedule:
     """Keep the part of `tensor` that one iteration of loop `at` uses in a buffer in memory `space`.
 
     `at` None: the whole tensor, once. `users`: the statements that see the buffer (default: all under `at` that touch
     the tensor). `order`: the buffer's axes from slow to fast. `pad`: the buffer also holds the padding of guarded
-    reads. Elements are copied in where users read what they did not write in the same tile, and copied out where
-    somebody else needs what they write. Raises `ScheduleError` where the part has no box with an affine corner.
+    reads. `fold`: axes of which every n-th element lies together, so that a walk with step n is contiguous. Elements
+    are copied in where users read what they did not write in the same tile, and copied out where somebody else needs
+    what they write. Raises `ScheduleError` where the part has no box with an affine corner.
     """
     if tensor not in schedule.program.tensor:
         raise ScheduleError(
@@ -67,7 +69,7 @@ def promote(
         source.dtype,
         "temporary",
         space,
-        _layout(tile.box, order),
+        _layout(tile.box, order, fold or {}),
         tile.loops,
         source.origin or tensor,
     )
@@ -94,6 +96,7 @@ def promote(
     return finish(
         schedule, result, "promote", tensor=tensor, at=at, space=space, name=buffer,
         users=tuple(users) if users is not None else None, order=tuple(order) if order is not None else None, pad=pad,
+        fold=dict(fold) if fold else None,
     )  # fmt: skip
 
 
@@ -159,13 +162,26 @@ def free_name(schedule: Schedule, wanted: str) -> str:
     return name
 
 
-def _layout(box: Box, order: Sequence[int] | None) -> Layout | None:
-    if order is None or tuple(order) == tuple(range(len(box.extents))):
+def _layout(box: Box, order: Sequence[int] | None, fold: Mapping[int, int]) -> Layout | None:
+    plain = tuple(range(len(box.extents)))
+    chosen = plain if order is None else tuple(order)
+    if chosen == plain and not fold:
         return None
-    if sorted(order) != list(range(len(box.extents))):
-        raise ScheduleError(f"order {tuple(order)} is not a permutation of the {len(box.extents)} axes")
-    index = tuple(f"a{d}" for d in range(len(box.extents)))
-    return Layout(index, tuple(var(index[d]) for d in order), tuple(box.extents[d] for d in order))
+    if sorted(chosen) != list(plain):
+        raise ScheduleError(f"order {chosen} is not a permutation of the {len(plain)} axes")
+    if any(d not in plain or n < 1 for d, n in fold.items()):
+        raise ScheduleError(f"fold {dict(fold)} names an axis that is not there, or a step below 1")
+    index = tuple(f"a{d}" for d in plain)
+    coordinates: list[Affine] = []
+    shape: list[Affine] = []
+    for d in chosen:
+        if d in fold:
+            coordinates += [var(index[d]) % fold[d], var(index[d]) // fold[d]]
+            shape += [Affine((), fold[d]), (box.extents[d] + (fold[d] - 1)) // fold[d]]
+        else:
+            coordinates.append(var(index[d]))
+            shape.append(box.extents[d])
+    return Layout(index, tuple(coordinates), tuple(shape))
 
 
 def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> tuple[bool, bool]:

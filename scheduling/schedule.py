@@ -263,10 +263,11 @@ class Schedule:
         users: Sequence[str] | None = None,
         order: Sequence[int] | None = None,
         pad: bool = False,
+        fold: Mapping[int, int] | None = None,
     ) -> Schedule:
         from poly.scheduling.promotion import promote
 
-        return promote(self, tensor, at, space, name=name, users=users, order=order, pad=pad)
+        return promote(self, tensor, at, space, name=name, users=users, order=order, pad=pad, fold=fold)
 
     def recompute(self, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
         from poly.scheduling.recompute import recompute
