@@ -95,8 +95,8 @@ class _Tiling:
             assert axis is not None
             lower, upper = list[str](), list[str]()
             for name in pieces[-1]:
-                lower.append(piece_name(schedule, name, "lo"))
-                upper.append(piece_name(schedule, name, "hi"))
+                lower.append(f"{name}_lo")
+                upper.append(f"{name}_hi")
                 schedule = schedule.split(self._loop(schedule, name, axis), cut)
             pieces[-1:] = [lower, upper]
         return schedule, pieces
@@ -224,7 +224,7 @@ class _Tiling:
             if extent % vector:
                 loop = loop_of(schedule, name, turn.iterator)
                 shared = schedule.outer(loop)[self._depth() : -1]
-                lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+                lower, upper = f"{name}_lo", f"{name}_hi"
                 schedule = schedule.split(loop, extent // vector * vector)
                 for around in reversed(shared):  # each piece gets loops of its own
                     schedule = schedule.distribute(around, 1)
