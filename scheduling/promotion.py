@@ -18,9 +18,11 @@ from poly.errors import ScheduleError
 from poly.expr import Const, Read
 from poly.program import Access, Layout, PathStep, Program, Statement, Tensor
 from poly.relations import access_map, expressions_map
+from poly.scheduling.dependences import Touch
 from poly.scheduling.edits import finish
 from poly.scheduling.footprint import Box, box_of
-from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.scheduling.schedule import Nest, Schedule, canonical, relation_in_time
+from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import OUT, coalesced, fix_sizes, identifier
 
 
@@ -84,10 +86,11 @@ def promote(
             statements, _copy(schedule, source, new, tile, chosen, outward=True, pad=()), chosen, after=True
         )
         nests = place(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
-    if inward:
+    if inward is not None:
         guard = _padding(schedule, tensor, chosen, tile) if pad else ()
+        part = replace(tile, footprint=inward)
         statements = _insert(
-            statements, _copy(schedule, source, new, tile, chosen, outward=False, pad=guard), chosen, after=False
+            statements, _copy(schedule, source, new, part, chosen, outward=False, pad=guard), chosen, after=False
         )
         early = min(first, _after_writers(schedule, tensor, at, chosen))
         nests = place(nests, at, early, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
@@ -184,27 +187,66 @@ def _layout(box: Box, order: Sequence[int] | None, fold: Mapping[int, int]) -> L
     return Layout(index, tuple(coordinates), tuple(shape))
 
 
-def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> tuple[bool, bool]:
-    """Whether users read elements they did not write in their tile, and whether others need what they write."""
+def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> tuple[isl.Map | None, bool]:
+    """What to copy in, { [tile] -> [element] } or None, and whether to copy out what others need.
+
+    Users need the elements that they read before they write them in their tile. Where all of the tensor has a value,
+    the whole footprint comes in, which is a box more often.
+    """
     program = schedule.program
-    order = {name: k for k, name in enumerate(schedule_order(schedule))}
-    written: isl.Map | None = None
-    inward = writes = False
-    for name in sorted(users, key=lambda n: order[n]):
-        s = program.statement[name]
-        reads = [a for a, kind in s.accesses if a.tensor == tensor and kind == "read"]
-        for access in reads:
-            part = _tile_access(schedule, s, access, tile)
-            inward |= written is None or not part.is_subset(written)
-        if s.write.tensor == tensor:
-            writes = True
-            if s.write.indirect:  # which element is not known, so the others keep what they hold
-                inward = True
+    writers = [s for u in users if (s := program.statement[u]).write.tensor == tensor]
+    direct = [s for s in writers if not s.write.indirect]
+    written = [_tile_access(schedule, s, s.write, tile) for s in direct]
+    exposed = _exposed(schedule, tensor, users, direct, tile)
+    if len(direct) < len(writers):  # which element is not known, so the others keep what they hold
+        exposed = tile.footprint
+    inward = exposed is not None and not exposed.is_empty()
+    role = program.tensor[tensor].role
+    outward = bool(writers) and (
+        inward
+        or role in ("output", "inout", "state")
+        or any(_read_elsewhere(program, tensor, users, w) for w in written)
+    )
+    whole = role not in ("output", "temporary") or not writers
+    return (tile.footprint if whole else exposed) if inward else None, outward
+
+
+def _exposed(
+    schedule: Schedule, tensor: str, users: Sequence[str], writers: Sequence[Statement], tile: Tile
+) -> isl.Map | None:
+    """{ [tile] -> [element] }: what users read that nothing wrote before in the same tile; None: they read nothing."""
+    vectors = Vectors(schedule)
+    result: isl.Map | None = None
+    for user in users:
+        s = schedule.program.statement[user]
+        for touch in vectors.touches(s):
+            if touch.tensor != tensor or touch.write:
                 continue
-            part = _tile_access(schedule, s, s.write, tile)
-            written = part if written is None else written.union(part)
-    kept = program.tensor[tensor].role in ("output", "inout", "state") or inward
-    return inward, writes and (kept or _read_elsewhere(program, tensor, users, written))
+            reads = touch.relation
+            access = s.write if touch.position < 0 else s.reads[touch.position]
+            for writer in () if access.indirect else writers:
+                reads = reads.subtract_domain(_written_before(vectors, writer, touch, len(tile.loops)))
+            place = expressions_map(s, schedule.nests[user].expressions(tile.loops), schedule.program.parameters)
+            part = fix_sizes(place, schedule.program.binding).reverse().apply_range(reads)
+            result = part if result is None else result.union(part)
+    return None if result is None else coalesced(result.set_tuple_name(OUT, ""))
+
+
+def _written_before(vectors: Vectors, writer: Statement, read: Touch, depth: int) -> isl.Set:
+    """The instances whose element `writer` wrote before, in the same iteration of the outermost `depth` loops."""
+    s = read.statement
+    (write,) = (t for t in vectors.touches(writer) if t.write)
+    nests = vectors.schedule.nests
+    shared, order = relation_in_time(nests[writer.name].path, nests[s.name].path)
+    pairs = vectors.pairs(writer, s, write.relation.apply_range(read.relation.reverse()))
+    pairs = together(pairs, range(depth))
+    found = pairs.subtract(pairs)
+    for k in range(depth, len(shared)):
+        found = found.union(before_in(pairs, k))
+        pairs = together(pairs, [k])
+    if order == "before":
+        found = found.union(pairs)
+    return vectors.of(s).intersect_range(found.range()).domain()
 
 
 def _read_elsewhere(program: Program, tensor: str, users: Sequence[str], written: isl.Map | None) -> bool:
@@ -223,13 +265,6 @@ def _read_elsewhere(program: Program, tensor: str, users: Sequence[str], written
                 if not fix_sizes(seen.range(), program.binding).is_disjoint(elements):
                     return True
     return False
-
-
-def schedule_order(schedule: Schedule) -> list[str]:
-    """Statements in the order of the tree."""
-    from poly.scheduling.schedule import statements_of
-
-    return list(statements_of(schedule.tree))
 
 
 def _tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -> isl.Map:

@@ -85,7 +85,8 @@ def _again(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Til
 
     return replace(
         s, name=name, iterators=(*variables, *s.iterators), domain=domain, write=seen(s.write),
-        reads=tuple(seen(r) for r in s.reads), origin=s.origin or ("" if s.copies else s.name), tile_rank=len(variables),
+        reads=tuple(seen(r) for r in s.reads), tile_rank=len(variables),
+        origin=s.origin or ("" if s.copies else s.name),
     )  # fmt: skip
 
 

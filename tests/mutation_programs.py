@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a statement of a program is one line)
 """Small programs of many kinds, all sizes bound: what schedules are mutated and judged on."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Seeded mutants of legal schedules: one random edit of every primitive, and direct corruptions of every kind.
 
-A `Mutant` is a schedule that has not been checked; whether it is legal is for the oracle and the checker to say. None is
-its base again. The seed is `POLYLOOM_SEED`.
+A `Mutant` is a schedule that has not been checked; whether it is legal is for the oracle and the checker to say. None
+is its base again. The seed is `POLYLOOM_SEED`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,24 @@ from typing import Final
 
 import islpy as isl
 
-from poly.affine import Affine, FloorDiv, Mod, var
+from poly.affine import Affine, Mod, var
 from poly.errors import ScheduleError, UnsupportedError
-from poly.program import Access, Program, Statement
+from poly.program import Access, PathStep, Program, Statement
 from poly.scheduling.edits import unchecked
-from poly.scheduling.schedule import Mark, Nest, Ordered, Schedule, TreeNode, canonical, paths_of, statements_of
-from tests.mutation_programs import NAMES, program
+from poly.scheduling.schedule import (
+    Band,
+    Leaf,
+    Mark,
+    Nest,
+    Ordered,
+    Schedule,
+    TreeNode,
+    canonical,
+    paths_of,
+    statements_of,
+)
+from tests.mutation_programs import NAMES
+from tests.mutation_programs import program as program_of
 
 SEED: Final = int(os.environ.get("POLYLOOM_SEED", "20240607"))
 Change = Callable[[random.Random, Schedule], tuple[str, Schedule]]
@@ -32,7 +44,7 @@ class NoSuchMutant(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """`base` is legal, `schedule` is it with one change, unchecked. `edit`: the same change by the checked primitive."""
+    """`base` is legal, `schedule` the same with one unchecked change. `edit`: that change by the checked primitive."""
 
     kind: str
     program: str
@@ -81,7 +93,8 @@ def random_tile(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[obje
 def random_interchange(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
     path = schedule.nests[pick(rng, list(schedule.nests))].path
     pairs = [(a, b) for a, b in zip(path, path[1:], strict=False) if isinstance(a, str) and isinstance(b, str)]
-    pairs += [(a, c) for a, b, c in zip(path, path[1:], path[2:], strict=False) if all(isinstance(s, str) for s in (a, b, c))]
+    triples = zip(path, path[1:], path[2:], strict=False)
+    pairs += [(a, c) for a, b, c in triples if isinstance(a, str) and isinstance(b, str) and isinstance(c, str)]
     pair = some(rng, pairs)
     assert isinstance(pair, tuple)
     return "interchange", pair
@@ -94,9 +107,10 @@ def sequences(node: TreeNode) -> Iterator[Ordered]:
             yield node
             for child in children:
                 yield from sequences(child)
-        case _:
-            if hasattr(node, "child"):
-                yield from sequences(node.child)
+        case Band(_, child):
+            yield from sequences(child)
+        case Leaf():
+            pass
 
 
 def random_fuse(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
@@ -105,7 +119,7 @@ def random_fuse(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[obje
         for sequence in sequences(schedule.tree)
         for k, a in enumerate(sequence.children)
         for b in sequence.children[k + 1 : k + 3]
-        if hasattr(a, "loop") and hasattr(b, "loop")
+        if isinstance(a, Band) and isinstance(b, Band)
     ]  # fmt: skip
     pair = some(rng, pairs)
     assert isinstance(pair, tuple)
@@ -222,7 +236,8 @@ def base_for(rng: random.Random, kind: str, start: Schedule) -> Schedule:
     if kind in ("double_buffer", "early_reuse", "missing_copy", "short_halo"):
         schedule = random_legal(rng, start, rng.randint(0, 2), ("tile", "tile", "interchange", "fuse"))
         for _ in range(4):
-            schedule = random_legal(rng, schedule, 1, ("promote", "promote", "recompute") if kind == "short_halo" else ("promote",))
+            kinds = ("promote", "promote", "recompute") if kind == "short_halo" else ("promote",)
+            schedule = random_legal(rng, schedule, 1, kinds)
         if kind == "early_reuse":
             schedule = random_legal(rng, schedule, 3, ("double_buffer",))
         return schedule
@@ -249,8 +264,10 @@ def swap_children(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule
         match node:
             case Ordered(children):
                 return Ordered(tuple(swapped(c) for c in children))
-            case _:
-                return replace(node, child=swapped(node.child)) if hasattr(node, "child") else node  # type: ignore[type-var]
+            case Band(loop, child):
+                return Band(loop, swapped(child))
+            case Leaf():
+                return node
 
     paths = paths_of(swapped(schedule.tree))
     nests = {name: Nest(nest.loops, paths[name]) for name, nest in schedule.nests.items()}
@@ -260,13 +277,13 @@ def swap_children(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule
 
 def swap_loops(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule]:
     """Two loops of a band change places."""
-    _, (first, second) = random_interchange(rng, schedule)
-    swap = {first: second, second: first}
+    first, second = (str(loop) for loop in random_interchange(rng, schedule)[1])
+    swap: dict[PathStep, PathStep] = {first: second, second: first}
     nests = {
-        name: Nest(nest.loops, tuple(swap.get(s, s) for s in nest.path)) if first in nest.path and second in nest.path else nest
+        name: Nest(nest.loops, tuple(swap.get(s, s) for s in nest.path)) if {first, second} <= {*nest.path} else nest
         for name, nest in schedule.nests.items()
     }
-    return f"{first} and {second} swapped", schedule.with_nests(nests)  # type: ignore[arg-type]
+    return f"{first} and {second} swapped", schedule.with_nests(nests)
 
 
 def reverse_loop(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule]:
@@ -308,7 +325,8 @@ def missing_copy(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule]
     assert isinstance(copy, Statement)
     rest = tuple(s for s in schedule.program.statements if s is not copy)
     nests = {n: nest for n, nest in schedule.nests.items() if n != copy.name}
-    return f"no {copy.name}", replace(schedule, program=replace(schedule.program, statements=rest), nests=canonical(nests))
+    program = replace(schedule.program, statements=rest)
+    return f"no {copy.name}", replace(schedule, program=program, nests=canonical(nests))
 
 
 def with_statement(schedule: Schedule, s: Statement) -> Schedule:
@@ -359,7 +377,8 @@ def fewer_slots(expression: Affine, depth: int) -> Affine:
 def early_reuse(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule]:
     """A buffer has a slot too few, or is loaded an iteration too early."""
     rotating = {str(dict(e.arguments)["tensor"]): e for e in schedule.log if e.name == "double_buffer"}
-    loads = [s for s in copies_of(schedule) if schedule.program.tensor[s.write.tensor].origin == s.copies or s.write.tensor in rotating]
+    tensors = schedule.program.tensor
+    loads = [s for s in copies_of(schedule) if tensors[s.write.tensor].origin == s.copies or s.write.tensor in rotating]
     load = some(rng, loads)
     assert isinstance(load, Statement)
     tensor = load.write.tensor
@@ -372,10 +391,9 @@ def early_reuse(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule]:
             slot = access.affine_index[0]
             return replace(access, index=(fewer_slots(slot, depth), *access.index[1:]))
 
-        statements = tuple(
-            replace(s, write=reuse(s.write), reads=tuple(reuse(r) for r in s.reads)) for s in schedule.program.statements
-        )
-        return f"{tensor} in {depth - 1} slots", replace(schedule, program=replace(schedule.program, statements=statements))
+        old = schedule.program
+        statements = tuple(replace(s, write=reuse(s.write), reads=tuple(map(reuse, s.reads))) for s in old.statements)
+        return f"{tensor} in {depth - 1} slots", replace(schedule, program=replace(old, statements=statements))
     names = schedule.nests[load.name].names[: load.tile_rank]
     loop, by = pick(rng, names), rng.choice([1, 1, 2])
     nest = schedule.nests[load.name]
@@ -429,7 +447,7 @@ def same_programs(a: Program, b: Program) -> bool:
 
 def mutate(rng: random.Random, kind: str, name: str) -> Mutant:
     """One mutant of one program. Raises `NoSuchMutant`, and `ScheduleError` where the change does not apply."""
-    base = base_for(rng, kind, Schedule(program(name)))
+    base = base_for(rng, kind, Schedule(program_of(name)))
     if kind in PRIMITIVES:
         primitive, arguments = PRIMITIVES[kind](rng, base)
         changed = applied(unchecked(base), primitive, arguments)

@@ -129,15 +129,16 @@ def normal(coefficients: Mapping[str, int], constant: int) -> Row:
     return tuple((n, v // divisor) for n, v in kept), constant // divisor
 
 
+def pairs_with(rows: set[Row], name: str) -> int:
+    """How many rows come out of eliminating a name."""
+    signs = [dict(c)[name] > 0 for c, _ in rows if name in dict(c)]
+    return signs.count(True) * signs.count(False)
+
+
 def bounds_of(rows: set[Row], name: str) -> tuple[int, int]:
     """Bounds of one name: all others eliminated (Fourier and Motzkin)."""
     while others := {n for coefficients, _ in rows for n, _ in coefficients} - {name}:
-
-        def cost(n: str) -> int:
-            signs = [dict(c)[n] > 0 for c, _ in rows if n in dict(c)]
-            return signs.count(True) * signs.count(False)
-
-        gone = min(sorted(others), key=cost)
+        gone = min(sorted(others), key=lambda n, rows=rows: pairs_with(rows, n))
         with_it = [(dict(c), k) for c, k in rows if gone in dict(c)]
         rows = {(c, k) for c, k in rows if gone not in dict(c)}
         for a, k in with_it:
@@ -199,7 +200,7 @@ def points(s: Statement, sizes: Mapping[str, int]) -> tuple[tuple[int, ...], ...
 
 @dataclass(frozen=True)
 class Event:
-    """One instance. `reads`: the cells of every read, None where its guard does not hold. `loops`: values of its loops."""
+    """One instance. `reads`: the cells of every read, None where its guard fails. `loops`: the values of its loops."""
 
     statement: Statement
     values: tuple[int, ...]
@@ -232,7 +233,7 @@ def places_of_source(program: Program) -> dict[str, Place]:
 
 
 def home_loops(tensor: Tensor, program: Program, places: Mapping[str, Place]) -> tuple[str, ...]:
-    """The loops whose every iteration has this buffer anew: those down to the innermost of its scope around all users."""
+    """The loops whose every iteration has this buffer anew: down to the innermost of its scope around all users."""
     paths = [places[s.name][1] for s in program.statements if any(a.tensor == tensor.name for a, _ in s.accesses)]
     shared: list[str] = []
     result: tuple[str, ...] = ()
@@ -262,8 +263,12 @@ def events_of(program: Program, places: Mapping[str, Place]) -> list[Event]:
         count = len(instances)
         values = {name: column(e, columns, count) for name, e in loops.items()}
         times = rows([values[step] if isinstance(step, str) else [step] * count for step in path], count)
-        reads = [cells(a, columns, count, [values[l] for l in homes[a.tensor]], extents[a.tensor]) for a in s.reads]
-        write = cells(s.write, columns, count, [values[l] for l in homes[s.write.tensor]], extents[s.write.tensor])
+        reads = [
+            cells(a, columns, count, [values[name] for name in homes[a.tensor]], extents[a.tensor]) for a in s.reads
+        ]
+        write = cells(
+            s.write, columns, count, [values[name] for name in homes[s.write.tensor]], extents[s.write.tensor]
+        )
         for k, instance in enumerate(instances):
             target = write[k]
             assert target is not None
@@ -333,7 +338,9 @@ def execute(program: Program, source: Program, events: Sequence[Event]) -> Trace
             for cell in event.write:
                 trace.cells[cell] = read[0]
             continue
-        own = without_own(load(event.write), event.origin[0]) if event.own else load(event.write) if s.combiner else None
+        own = load(event.write) if s.combiner else None
+        if own is not None and event.own:
+            own = without_own(own, event.origin[0])
         trace.seen[event.instance] = (own, *read)
         for cell in event.write:
             old = trace.cells.get(cell) or untouched(program, source, cell)
@@ -437,12 +444,12 @@ class Oracle:
         bounds = list(self._outside(schedule.program, events))
         trace = execute(schedule.program, self.program, events)
         return [
-            *self._instances(schedule.program, events), *self._order(events), *self._values(schedule.program, events, trace),
-            *self._marks(schedule, events), *bounds,
+            *self._instances(schedule.program, events), *self._order(events),
+            *self._values(schedule.program, events, trace), *self._marks(schedule, events), *bounds,
         ]  # fmt: skip
 
     def _instances(self, program: Program, events: Sequence[Event]) -> Iterator[Violation]:
-        """Each instance of the source program runs once; all of a statement may be missing where they are recomputed."""
+        """Each instance of the source program runs once; all of a statement may be missing, if recomputed."""
         count: dict[Instance, int] = {}
         for event in events:
             if not event.statement.copies and not event.statement.recomputed:
@@ -558,7 +565,7 @@ def parse_instance(text: str) -> Instance:
 def is_real(violations: Sequence[Violation], witness: tuple[str, str], kind: str) -> bool:
     """Whether a witness names a pair that the oracle found, too."""
     pair = (parse_instance(witness[0]), parse_instance(witness[1]))
-    kinds = {"order": ("order", "instances"), "value": ("value",), "parallel": ("parallel",), "bounds": ("bounds",)}[kind]
+    kinds = ("order", "instances") if kind == "order" else (kind,)
     for v in violations:
         if v.kind in kinds and pair in ((v.first, v.second), (v.second, v.first)):
             return True

@@ -1,8 +1,8 @@
 """Mutants of legal schedules: what the oracle calls illegal is refused with a real witness, everything else accepted.
 
-The oracle (`tests/oracle.py`) asks isl nothing: it enumerates instances, orders them and follows every value. By default
-50 mutants of each primitive, and of each kind of fault until 50 illegal ones were seen; `POLYLOOM_MUTATIONS=full` makes
-four times as many, `POLYLOOM_SEED` draws others.
+The oracle (`tests/oracle.py`) asks isl nothing: it enumerates instances, orders them and follows every value. By
+default 50 mutants of each primitive, and of each kind of fault until 50 illegal ones were seen;
+`POLYLOOM_MUTATIONS=full` makes four times as many, `POLYLOOM_SEED` draws others.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def given(command: Command, which: str, name: str) -> Command:
 
 
 def mutants(stream: CommandStream) -> Iterator[tuple[str, CommandStream]]:
-    """Each token dropped, each wait one command later, each post one earlier, every wait on a semaphore a token early."""
+    """Each token dropped, each wait a command later, each post a command earlier, a semaphore with a token more."""
     for queue in stream.queues:
         commands = list(statics(queue.items))
         flat = all(not isinstance(item, Rep) for item in queue.items)
