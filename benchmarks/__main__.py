@@ -73,7 +73,8 @@ def measure(case: Case, workers: Sequence[Worker], limits: Worker, rounds: int, 
     found = {n: median(t) for n, t in times.items() if t}
     return {
         "case": case.name, "seconds": found, "peak_flops": median(flops), "copy_bytes": median(copied),
-        "errors": {w.name: ready[w.name]["error"] for w in live}, "compile": {w.name: ready[w.name]["compile"] for w in live},
+        "errors": {w.name: ready[w.name]["error"] for w in live},
+        "compile": {w.name: ready[w.name]["compile"] for w in live},
         "absent": {n: r["absent"] for n, r in ready.items() if "absent" in r},
         "flops": case.flops, "traffic": case.traffic,
     }  # fmt: skip

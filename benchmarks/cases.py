@@ -1,4 +1,4 @@
-"""What is measured. A case is one line: an einsum equation, or a builder of an ONNX model, with the operands' shapes."""
+"""What is measured. A case is one line: an einsum equation, or a builder of an ONNX model, and the operands' shapes."""
 
 from __future__ import annotations
 

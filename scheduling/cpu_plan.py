@@ -51,8 +51,9 @@ class Strip:
 
 @dataclass(frozen=True)
 class Pack:
-    """A read that goes through a packed buffer. `order`: its axes from slow to fast; `lane`: the axis of the lanes; `step`:
-    of neighbouring lanes along it.
+    """A read that goes through a packed buffer.
+
+    `order`: its axes from slow to fast; `lane`: the axis of the lanes; `step`: of neighbouring lanes along it.
     """
 
     statement: str

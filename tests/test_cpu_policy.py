@@ -116,6 +116,20 @@ def test_reduction_along_the_contiguous_axis_turns_square_tiles_in_registers() -
     assert strided(schedule.lower()) == []
 
 
+def test_strided_reads_are_folded_so_that_lanes_are_contiguous() -> None:
+    program = poly.parse("Y[o, x] += W[o, c, r]*X[c, 2*x + r]", W=(16, 8, 3), X=(8, 65), Y=(16, 32))
+    schedule = schedule_for_cpu(program, AVX2)
+    (buffer,) = [t for t in schedule.program.tensors if t.origin == "X"]
+    assert buffer.layout is not None and buffer.layout.shape[-2].constant == 2
+    tree = schedule.lower()
+    uses = {n.statement for n in tree.nodes() if isinstance(n, Compute) and buffer.name in {r.tensor for r in n.reads}}
+    assert uses and not [f for f in strided(tree) if f.split(":")[0] in uses]  # the copy itself walks with the step
+    random = np.random.default_rng(1)
+    w, x = (random.integers(-3, 4, s).astype(np.float32) for s in ((16, 8, 3), (8, 65)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, 3, 1)[:, ::2]
+    assert np.array_equal(poly.compile(program)(w, x), np.einsum("ocr,cxr->ox", w, windows))
+
+
 def test_column_sum_has_no_gathers() -> None:
     assert strided(schedule_for_cpu(program_of("ij->j", (64, 128)), AVX2).lower()) == []
 
