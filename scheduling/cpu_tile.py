@@ -13,6 +13,7 @@ from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Statement
 from poly.scheduling.cpu_plan import MOST_PANEL_COPIES, UNROLLED, Pack, Piece, Plan, Strip, reduction_extents
+from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -95,8 +96,8 @@ class _Tiling:
             assert axis is not None
             lower, upper = list[str](), list[str]()
             for name in pieces[-1]:
-                lower.append(f"{name}_lo")
-                upper.append(f"{name}_hi")
+                lower.append(piece_name(schedule, name, "lo"))
+                upper.append(piece_name(schedule, name, "hi"))
                 schedule = schedule.split(self._loop(schedule, name, axis), cut)
             pieces[-1:] = [lower, upper]
         return schedule, pieces
@@ -224,7 +225,7 @@ class _Tiling:
             if extent % vector:
                 loop = loop_of(schedule, name, turn.iterator)
                 shared = schedule.outer(loop)[self._depth() : -1]
-                lower, upper = f"{name}_lo", f"{name}_hi"
+                lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
                 schedule = schedule.split(loop, extent // vector * vector)
                 for around in reversed(shared):  # each piece gets loops of its own
                     schedule = schedule.distribute(around, 1)

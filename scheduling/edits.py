@@ -7,8 +7,11 @@ primitives that add statements are `promotion`, `recompute` and `buffering`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from inspect import signature
+from itertools import count
 
 import islpy as isl
 
@@ -59,8 +62,8 @@ def _new_names(schedule: Schedule, *names: str) -> None:
 
 
 def _positive(what: str, value: int) -> None:
-    if value < 1:
-        raise ScheduleError(f"{what} is {value}", hint="a positive integer")
+    if not isinstance(value, int) or value < 1:  # scripts bring values of any type
+        raise ScheduleError(f"{what} is {value!r}", hint="a positive integer")
 
 
 # ---- tiling and loop order
@@ -142,13 +145,13 @@ def interchange(schedule: Schedule, first: str, second: str) -> Schedule:
     return finish(schedule, _permute(schedule, band), "interchange", first=first, second=second)
 
 
-def reorder(schedule: Schedule, *loops: str) -> Schedule:
+def reorder(schedule: Schedule, loops: Sequence[str]) -> Schedule:
     """Put the loops of one band in the order given, outermost first."""
     if len(set(loops)) < max(2, len(loops)):
         raise ScheduleError("name at least two different loops", hint='reorder("j", "i")')
     band = sorted(loops, key=lambda loop: len(schedule.outer(loop)))
     _require_band(schedule, band)
-    return finish(schedule, _permute(schedule, loops), "reorder", loops=loops)
+    return finish(schedule, _permute(schedule, loops), "reorder", loops=tuple(loops))
 
 
 # ---- fusion
@@ -230,7 +233,6 @@ def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
             f"loop {loop!r} has {len(set(inside.values()))} things inside, cannot cut at {at}",
             where=schedule.source.name,
         )
-    moving = {n for s in later for n in schedule.nests[s].names if n == loop}
     name = f"{loop}.2"
     _new_names(schedule, name)
     for tensor in schedule.program.tensors:
@@ -243,7 +245,7 @@ def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
 
     def moved(nest: Nest) -> Nest:
         k = nest.path.index(loop)
-        loops = {(name if n in moving else n): v for n, v in nest.loops.items()}
+        loops = {(name if n == loop else n): v for n, v in nest.loops.items()}
         return Nest(loops, (*nest.path[:k], 1, name, *nest.path[k + 1 :]))
 
     def kept(nest: Nest) -> Nest:
@@ -308,7 +310,8 @@ def skew(schedule: Schedule, loop: str, by: str, factor: int = 1) -> Schedule:
 def split(schedule: Schedule, loop: str, at: int) -> Schedule:
     """Cut a loop's range in two pieces that can be scheduled apart: iterations below `at`, then the others.
 
-    Statements S under it become S_lo and S_hi, the loop and those inside it get the suffixes .lo and .hi.
+    Statements S under it become S_lo and S_hi (`piece_name`), the loop and those inside it get the suffixes .lo and
+    .hi; where such a name is taken, _2, _3 ... is appended.
     """
     around = set(schedule.outer(loop)[:-1])
     statements = schedule.under(loop)
@@ -321,10 +324,11 @@ def split(schedule: Schedule, loop: str, at: int) -> Schedule:
     program, parts = _split_statements(schedule, loop, at)
     nests = {n: nest for n, nest in schedule.nests.items() if n not in statements}
     marks = dict(schedule.marks)
+    names = {(n, p): _free(f"{n}.{p}", schedule.loop_statements) for n in inside for p in ("lo", "hi")}
     for name, (origin, piece) in parts.items():
         nest = schedule.nests[origin]
         k = nest.path.index(loop)
-        new = {n: n if n in around else f"{n}.{piece}" for n in nest.names}
+        new = {n: names.get((n, piece), n) for n in nest.names}
         path = tuple(new[s] if isinstance(s, str) else s for s in nest.path[k:])
         nests[name] = Nest(
             {new[n]: v for n, v in nest.loops.items()}, (*nest.path[:k], 0 if piece == "lo" else 1, *path)
@@ -335,6 +339,15 @@ def split(schedule: Schedule, loop: str, at: int) -> Schedule:
         schedule, program=program, nests=canonical(nests), marks={n: m for n, m in marks.items() if n in live}
     )
     return finish(schedule, result, "split", loop=loop, at=at)
+
+
+def piece_name(schedule: Schedule, statement: str, piece: str) -> str:
+    """What `split` calls a statement's piece "lo" or "hi": a name that no statement has or had."""
+    return _free(f"{statement}_{piece}", schedule.program.statement.keys() | schedule.source.statement.keys())
+
+
+def _free(wanted: str, taken: Container[str]) -> str:
+    return next(n for k in count(1) if (n := wanted if k == 1 else f"{wanted}_{k}") not in taken)
 
 
 def _split_statements(schedule: Schedule, loop: str, at: int) -> tuple[Program, dict[str, tuple[str, str]]]:
@@ -352,8 +365,9 @@ def _split_statements(schedule: Schedule, loop: str, at: int) -> tuple[Program, 
             ).coalesce()
             if fix_sizes(cut.intersect_params(program.context), sizes).is_empty():
                 continue
-            name = f"{s.name}_{piece}"
-            result.append(replace(s, name=name, domain=cut.set_tuple_name(name), origin=s.origin or ("" if s.copies else s.name)))
+            name = piece_name(schedule, s.name, piece)
+            origin = s.origin or ("" if s.copies else s.name)
+            result.append(replace(s, name=name, domain=cut.set_tuple_name(name), origin=origin))
             parts[name] = (s.name, piece)
     if len({piece for _, piece in parts.values()}) < 2:
         raise ScheduleError(f"{at} is not inside the range of loop {loop!r}", where=schedule.source.name)
@@ -416,30 +430,31 @@ def replay(program: Program, edits: Sequence[Edit]) -> Schedule:
 
 
 def apply_edit(schedule: Schedule, edit: Edit) -> Schedule:
-    """One line of a script."""
-    if edit.name not in EDITS:
-        raise ScheduleError(f"no primitive {edit.name!r}", hint=f"one of {', '.join(EDITS)}")
-    arguments = dict(edit.arguments)
+    """One line of a script. Raises `ScheduleError` where it is no call of a primitive, else what that raises."""
+    if edit.name not in PRIMITIVES:
+        raise ScheduleError(f"no primitive {edit.name!r}", hint=f"one of {', '.join(PRIMITIVES)}")
+    primitive: Callable[..., Schedule] = getattr(import_module(f"poly.scheduling.{PRIMITIVES[edit.name]}"), edit.name)
+    parameters = signature(primitive)
     try:
-        if edit.name == "reorder":
-            return reorder(schedule, *arguments["loops"])  # type: ignore[misc]
-        return EDITS[edit.name](schedule, **arguments)
+        call = parameters.bind(schedule, **dict(edit.arguments))
     except TypeError as error:
         raise ScheduleError(f"{edit}: {error}", hint="the arguments are in the primitive's docstring") from error
+    for name, value in edit.arguments:
+        wanted = str(parameters.parameters[name].annotation)
+        if not any(isinstance(value, _VALUES[part.partition("[")[0]]) for part in wanted.split(" | ")):
+            raise ScheduleError(f"{edit}: {name} is {value!r}", hint=f"{name}: {wanted}")
+    return primitive(*call.args, **call.kwargs)
 
 
-def _lazy(module: str, name: str) -> Callable[..., Schedule]:
-    def call(schedule: Schedule, **arguments: object) -> Schedule:
-        from importlib import import_module
+_VALUES: Mapping[str, type | tuple[type, ...]] = {
+    "int": int, "str": str, "bool": bool, "None": type(None), "Sequence": (tuple, list), "Mapping": dict,
+}  # fmt: skip
 
-        return getattr(import_module(f"poly.scheduling.{module}"), name)(schedule, **arguments)
-
-    return call
-
-
-EDITS: Mapping[str, Callable[..., Schedule]] = {
-    "tile": tile, "interchange": interchange, "reorder": reorder, "fuse": fuse, "distribute": distribute,
-    "shift": shift, "skew": skew, "split": split, "unroll": unroll, "vectorise": vectorise, "parallelise": parallelise,
-    "tensorise": tensorise, "promote": _lazy("promotion", "promote"), "recompute": _lazy("recompute", "recompute"),
-    "double_buffer": _lazy("buffering", "double_buffer"), "arrange": _lazy("arrange", "arrange"),
+# By the module that holds each: those beyond this one are imported when they are used.
+PRIMITIVES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("tile", "interchange", "reorder", "fuse", "distribute", "shift", "skew", "split", "unroll", "vectorise",
+         "parallelise", "tensorise"), "edits",
+    ),
+    "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
 }  # fmt: skip

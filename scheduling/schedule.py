@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import islpy as isl
 
     from poly.loops import LoopTree
+    from poly.scheduling.arrange import Place
     from poly.scheduling.dependences import Facts
 
 EditValue = int | str | tuple["EditValue", ...] | tuple[tuple[str, int], ...] | None
@@ -194,61 +195,73 @@ class Schedule:
     # The primitives, so that they chain. Their meaning and checks are in the modules they come from.
 
     def tile(self, sizes: Mapping[str, int] | None = None, **named: int) -> Schedule:
+        """Cut a band's loops into tiles: i becomes i.o over tiles, i.p inside. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import tile
 
         return tile(self, {**(sizes or {}), **named})
 
     def interchange(self, first: str, second: str) -> Schedule:
+        """Swap two loops of one band. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import interchange
 
         return interchange(self, first, second)
 
     def reorder(self, *loops: str) -> Schedule:
+        """Put the loops of one band in the order given, outermost first. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import reorder
 
-        return reorder(self, *loops)
+        return reorder(self, loops)
 
     def fuse(self, first: str, second: str) -> Schedule:
+        """Make two loops of one sequence one loop. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import fuse
 
         return fuse(self, first, second)
 
     def distribute(self, loop: str, at: int = 1) -> Schedule:
+        """Cut a loop in two: the first `at` things inside, the rest in loop.2. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import distribute
 
         return distribute(self, loop, at)
 
     def shift(self, statement: str, loop: str, by: int) -> Schedule:
+        """Run a statement `by` iterations of a loop later. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import shift
 
         return shift(self, statement, loop, by)
 
     def skew(self, loop: str, by: str, factor: int = 1) -> Schedule:
+        """Add `factor` times the outer loop `by` to a loop (time skewing). Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import skew
 
         return skew(self, loop, by, factor)
 
     def split(self, loop: str, at: int) -> Schedule:
+        """Cut a loop's range at `at`: S_lo in loop.lo, then S_hi in loop.hi. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import split
 
         return split(self, loop, at)
 
     def unroll(self, loop: str) -> Schedule:
+        """Run a loop as literal copies of its body. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import unroll
 
         return unroll(self, loop)
 
     def vectorise(self, loop: str) -> Schedule:
+        """Run an innermost loop that carries nothing as the lanes of one vector. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import vectorise
 
         return vectorise(self, loop)
 
     def parallelise(self, loop: str) -> Schedule:
+        """Run a loop that carries nothing, reductions included, over threads. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import parallelise
 
         return parallelise(self, loop)
 
     def tensorise(self, loops: Sequence[str], engine: str) -> Schedule:
+        """Give innermost loops around one statement to one command of an engine. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import tensorise
 
         return tensorise(self, tuple(loops), engine)
@@ -265,19 +278,28 @@ class Schedule:
         pad: bool = False,
         fold: Mapping[int, int] | None = None,
     ) -> Schedule:
+        """Keep what an iteration of loop `at` uses of a tensor in memory `space`. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.promotion import promote
 
         return promote(self, tensor, at, space, name=name, users=users, order=order, pad=pad, fold=fold)
 
     def recompute(self, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
+        """Compute a tensor's part anew in each iteration of loop `at`. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.recompute import recompute
 
         return recompute(self, tensor, at, space, name=name)
 
     def double_buffer(self, tensor: str, loop: str, depth: int = 2) -> Schedule:
+        """Let a promoted tensor rotate over `depth` slots, loaded ahead. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.buffering import double_buffer
 
         return double_buffer(self, tensor, loop, depth)
+
+    def arrange(self, nests: Sequence[Place]) -> Schedule:
+        """Give statements other nests: (statement, path, ((loop, value), ...)). Raises IllegalEdit/ScheduleError."""
+        from poly.scheduling.arrange import arrange
+
+        return arrange(self, nests)
 
 
 # ---- paths and trees

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 
 from poly.errors import ParseError
 from poly.program import Tensor
-from poly.scheduling.edits import EDITS, replay
+from poly.scheduling.edits import PRIMITIVES, replay
 from poly.scheduling.schedule import Band, Edit, Leaf, Mark, Ordered, Schedule, TreeNode
 from poly.text import parse_program, print_program
 from poly.text_body import assignment_text
@@ -82,7 +82,8 @@ def parse_schedule(text: str) -> Schedule:
     edits raise (`IllegalEdit`, `ScheduleError`).
     """
     program, script, tree = _sections(text)
-    schedule = replay(parse_program(program), [edit for number, line in script if (edit := parse_edit(line, number, text))])
+    edits = [edit for number, line in script if (edit := parse_edit(line, number, text))]
+    schedule = replay(parse_program(program), edits)
     if tree is not None:
         _same_tree(schedule, tree, text)
     return schedule
@@ -116,8 +117,9 @@ def parse_edit(line: str, number: int, text: str) -> Edit | None:
         raise ParseError("not an edit", text=text, line=number, column=error.offset or 0) from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise ParseError("an edit is name(key=value, ...)", text=text, line=number)
-    if call.func.id not in EDITS:
-        raise ParseError(f"no primitive {call.func.id!r}", text=text, line=number, hint=f"one of {', '.join(EDITS)}")
+    if call.func.id not in PRIMITIVES:
+        hint = f"one of {', '.join(PRIMITIVES)}"
+        raise ParseError(f"no primitive {call.func.id!r}", text=text, line=number, hint=hint)
     arguments: list[tuple[str, object]] = []
     for keyword in call.keywords:
         try:

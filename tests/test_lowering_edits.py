@@ -11,14 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poly.errors import IllegalEdit, PolyError
+import poly
+from poly.errors import IllegalEdit, PolyError, ScheduleError
+from poly.frontend.einsum import einsum_program
 from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.loops import If
-from poly.program import Program
+from poly.program import Program, Statement
+from poly.scheduling.edits import apply_edit
 from poly.scheduling.instances import check_instances
 from poly.scheduling.lowering import lower
-from poly.scheduling.schedule import Schedule
+from poly.scheduling.schedule import Edit, Schedule
 from poly.scheduling.schedule_text import parse_schedule, print_schedule
 from poly.text import parse_program
 from tests.strategies import inputs_for, programs
@@ -116,3 +119,58 @@ def test_a_schedule_that_was_not_checked_is_checked_when_it_is_compiled() -> Non
     for target in ("cpu", "s16"):
         with pytest.raises(IllegalEdit):
             compile_program(program, machine_of(target), {}, 1, wrong)
+
+
+def clashing(names: tuple[str, ...], size: int) -> Program:
+    """Products, one statement a name, with the names that `split` would choose."""
+    one = einsum_program("ik,kj->ij", [(size, 5), (5, size)], ["f32", "f32"])
+    first, last = one.statements
+    result = one.tensor[last.write.tensor]
+    tensors = [t for t in one.tensors if t.role == "input"]
+    statements: list[Statement] = []
+    for k, name in enumerate(names):
+        tensors.append(replace(result, name=f"out{k}"))
+        for s, own in ((first, f"zero{k}"), (last, name)):
+            write, domain = replace(s.write, tensor=f"out{k}"), s.domain.set_tuple_name(own)
+            statements.append(replace(s, name=own, domain=domain, path=(k, *s.path), write=write))
+    return replace(one, tensors=tuple(tensors), statements=tuple(statements))
+
+
+@pytest.mark.parametrize("names", [("a", "a_lo", "a_hi"), ("a_hi", "a_lo", "a"), ("a", "a_lo", "a_lo_2", "a_lo_lo")])
+def test_pieces_get_names_that_are_free(names: tuple[str, ...]) -> None:
+    program = clashing(names, 37)
+    schedule = Schedule(program)
+    for name in names:
+        loop = schedule.nests[name].names[0]
+        schedule = schedule.split(loop, 30)
+    assert {s.origin or s.name for s in schedule.program.statements} >= set(names)
+    choice = np.random.default_rng(0)
+    left, right = (choice.integers(-4, 5, shape).astype("f4") for shape in ((37, 5), (5, 37)))
+    for result in poly.compile(program)(left, right):
+        np.testing.assert_array_equal(result, left @ right)
+
+
+def test_loops_of_pieces_get_names_that_are_free() -> None:
+    program = clashing(("a", "b"), 8)
+    schedule = Schedule(program)
+    loops = {n: schedule.nests[n].names[0] for n in ("a", "b")}
+    nest = schedule.nests["b"]
+    clash = f"{loops['a']}.lo"
+    path = tuple(clash if step == loops["b"] else step for step in nest.path)
+    values = tuple((clash if n == loops["b"] else n, str(v)) for n, v in nest.loops.items())
+    schedule = schedule.arrange([("b", path, values)]).split(loops["a"], 4)
+    assert schedule.under(clash) == ("b",)
+    assert schedule.under(f"{clash}_2") == ("a_lo",)
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("tile", {"size": {"i": 2}}), ("tile", {"sizes": {"i": "2"}}), ("split", {"loop": "i", "at": "x"}),
+        ("reorder", {"loops": 3}), ("promote", {"tensor": "A", "at": None}), ("nothing", {}),
+    ],
+)  # fmt: skip
+def test_calls_that_are_wrong_are_refused(name: str, arguments: dict[str, object]) -> None:
+    schedule = Schedule(clashing(("a",), 8))
+    with pytest.raises(ScheduleError):
+        apply_edit(schedule, Edit(name, tuple(arguments.items())))
