@@ -149,12 +149,17 @@ class Kernel:
         free = [known[p] for p in self.module.parameters]
         need = total + shared + private * self.threads
         block = struct.Struct(f"{len(order) + len(free) + 3}q").pack
-        straight = order == list(range(len(names))) and not need
+        if order == list(range(len(names))) and not need and len(self._entries) == 1:
+            entry = self._entries[0]
+
+            def run_plain(addresses: Sequence[int]) -> None:
+                if status := entry(block(*addresses, *free, 0, 0, private), 0, 1):
+                    raise self._failure(status, known)
+
+            if self.threads == 1 or not self.module.parallel[0]:
+                return run_plain
 
         def run(addresses: Sequence[int]) -> None:
-            if straight:
-                self._enter(block(*addresses, *free, 0, 0, private), known)
-                return
             buffer = np.empty(need + ALIGN, np.uint8)
             start = -(-address(buffer) // ALIGN) * ALIGN
             given = [

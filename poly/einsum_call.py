@@ -21,9 +21,9 @@ from typing import Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
-from numpy import einsum as numpy_einsum  # bound here: who replaces numpy's must not make ours call itself
 
-from poly.einsum_plan import Options, Plan, Signature, make_plan
+from poly.einsum_plan import Plan, make_plan
+from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError
 from poly.frontend.einsum import spec_of
 
@@ -36,7 +36,7 @@ Order = Literal["C", "F", "A", "K"]
 def einsum(
     *operands: object,
     out: Array | None = None,
-    optimize: Optimize = False,
+    optimize: Optimize | None = False,
     dtype: npt.DTypeLike | None = None,
     order: Order | None = "K",
     casting: Casting = "safe",
@@ -62,12 +62,12 @@ def einsum(
         if type(operand) is not np.ndarray:
             if _overridden(given, out):
                 keywords = {"optimize": optimize, "dtype": dtype, "order": order, "casting": casting}
-                return numpy_einsum(spec, *given, out=out, **keywords)  # type: ignore[call-overload, no-any-return]
+                return numpy_einsum(spec, *given, out=out, **keywords)
             given = tuple([as_array(o) for o in given])
             break
     arrays = cast("tuple[Array, ...]", given)
     plain = optimize is False and dtype is None and order == "K" and casting == "safe" and threads == 1
-    options = _DEFAULT if plain else _options(optimize, dtype, order, casting, threads)
+    options = None if plain else _options(optimize, dtype, order, casting, threads)
     signature = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
     if out is None:
         return _plan(spec, signature, options, None)(arrays, None)
@@ -75,8 +75,16 @@ def einsum(
     return _plan(spec, signature, options, (target.shape, target.strides, target.dtype))(arrays, target)
 
 
-_DEFAULT = Options()
-_plan = lru_cache(maxsize=8192)(make_plan)
+@lru_cache(maxsize=8192)
+def _plan(
+    spec: str,
+    operands: tuple[tuple[tuple[int, ...], tuple[int, ...], np.dtype[np.generic]], ...],
+    options: Options | None,
+    out: tuple[tuple[int, ...], tuple[int, ...], np.dtype[np.generic]] | None,
+) -> Plan:
+    """Plans of the last calls. Plain tuples in, because they are made faster than named ones."""
+    signatures = tuple(Signature(*o) for o in operands)
+    return make_plan(spec, signatures, options or Options(), None if out is None else Signature(*out))
 
 
 def as_array(operand: object) -> Array:
@@ -138,7 +146,7 @@ _letters = lru_cache(maxsize=4096)(spec_of)
 
 
 def _options(
-    optimize: Optimize, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: int
+    optimize: Optimize | None, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: int
 ) -> Options:
     """The keywords, checked and hashable."""
     order = (order or "K").upper()
@@ -150,12 +158,12 @@ def _options(
         wanted = None if dtype is None else np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(f"dtype {dtype!r}: {error}") from error
-    if not isinstance(threads, int) or threads < 1:
+    if threads < 1:
         raise ArgumentError(f"threads={threads!r}", hint="a number from 1 on")
     return Options(_path(optimize), wanted, order, casting, threads)
 
 
-def _path(optimize: Optimize) -> bool | str | tuple[object, ...]:
+def _path(optimize: Optimize | None) -> bool | str | tuple[object, ...]:
     """`optimize` as something hashable, an explicit path with numpy's head."""
     if optimize is None or isinstance(optimize, bool | np.bool_):
         return bool(optimize)

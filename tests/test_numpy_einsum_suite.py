@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import poly
-from poly import einsum_plan
+from poly import einsum_call, einsum_plan
 from poly.errors import ArgumentTypeError
 
 pytestmark = pytest.mark.filterwarnings("ignore::poly.errors.FallbackWarning")
@@ -54,12 +54,14 @@ test_overlap, test_einsum_chunking_precision = NUMPY.test_overlap, NUMPY.test_ei
 def test_the_suite_runs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """numpy's tests reach compiled kernels, and see what they compute."""
     made: list[einsum_plan.Plan] = []
+    make = einsum_plan.make_plan
 
     def recorded(*arguments: object) -> einsum_plan.Plan:
-        made.append(einsum_plan.make_plan(*arguments))  # type: ignore[arg-type]
+        made.append(make(*arguments))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr("poly.einsum_call._plan", recorded)
+    monkeypatch.setattr(einsum_call, "make_plan", recorded)
+    einsum_call._plan.cache_clear()
     TestEinsum().test_einsum_all_contig_non_contig_output()
     assert len(made) == 3 and all(isinstance(p, einsum_plan.Compiled) and p.run is not None for p in made)
     monkeypatch.setattr(einsum_plan.Compiled, "__call__", lambda self, arrays, out: out)

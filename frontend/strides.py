@@ -1,0 +1,123 @@
+"""How the operands of a contraction lie in memory, as the `Form` that a kernel is made for.
+
+Dimensions go by falling stride, whatever the order of the axes; a gap between two becomes an extent that memory has and
+the loops do not use. Extents of 1 and repeated elements (stride 0) are left out, and indices that follow each other
+without a gap in every operand and in the result become one, so that many calls share a form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.frontend.contraction import Form, Steps, View
+
+Dimensions = list[tuple[str, int]]  # index and stride in elements, by falling stride
+
+
+def dense_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Strides in bytes of the order C."""
+    strides: list[int] = []
+    for extent in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def strides_like(shape: Sequence[int], like: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Strides without gaps whose axes are in the order of the strides `like`."""
+    order = sorted(range(len(like)), key=lambda k: -abs(like[k]))
+    if [k for k in order if shape[k] != 1] == sorted(k for k in order if shape[k] != 1):
+        return dense_strides(shape, itemsize)
+    dense = dense_strides([shape[k] for k in order], itemsize)
+    return tuple(dense[order.index(k)] for k in range(len(shape)))
+
+
+def dimensions_of(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, indices: Sequence[str]
+) -> Dimensions | None:
+    """The dimensions that step through memory, if they nest: each stride a multiple of the next and wide enough."""
+    found = [(i, n, s) for i, n, s in zip(indices, shape, strides, strict=True) if n != 1 and s != 0]
+    if any(s < 0 or s % itemsize for _, _, s in found):
+        return None
+    found.sort(key=lambda d: -d[2])
+    for (_, _, outer), (_, extent, inner) in zip(found, found[1:], strict=False):
+        if outer % inner or outer < extent * inner:
+            return None
+    return [(i, s // itemsize) for i, _, s in found]
+
+
+def is_dense(dimensions: Dimensions, sizes: Mapping[str, int]) -> bool:
+    """No gaps."""
+    step = 1
+    for i, stride in reversed(dimensions):
+        if stride != step:
+            return False
+        step *= sizes[i]
+    return True
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The operands and the result (without gaps) of a contraction in memory; every index steps somewhere.
+
+    `dtypes`: of the operands. `sizes`: the extent of every index.
+    """
+
+    operands: Sequence[Dimensions]
+    dtypes: Sequence[str]
+    result: Sequence[str]
+    sizes: Mapping[str, int]
+
+
+def form_of(memory: Memory, dtype: str, steps: Steps, planar: bool) -> tuple[Form, tuple[int, ...]]:
+    """The form of a contraction computed in `dtype`, and the values of its parameters."""
+    operands, result, extents = _merged(memory)
+    rename: dict[str, str] = {}
+    for i in [*(i for m in operands for i, _ in m), *result]:
+        rename.setdefault(i, f"i{len(rename)}")
+    views: list[View] = []
+    gaps: list[int] = []
+    for dimensions, name in zip(operands, memory.dtypes, strict=True):
+        inner = [*((extents[i], s) for i, s in dimensions[1:]), (1, 1)]
+        dense: list[bool] = []
+        for (_, stride), (extent, step) in zip(dimensions, inner, strict=False):
+            dense.append(stride == extent * step)
+            if not dense[-1]:
+                gaps.append(stride // step)
+        views.append(View(tuple(rename[i] for i, _ in dimensions), tuple(dense), name))
+    values = {rename[i]: extents[i] for i in rename}
+    form = Form(tuple(views), tuple(rename[i] for i in result), steps, dtype, planar)
+    return form, (*(values[i] for i in form.indices), *gaps)
+
+
+def _merged(memory: Memory) -> tuple[list[Dimensions], list[str], dict[str, int]]:
+    """Operands, result and extents with indices merged; the inner one's name stays."""
+    operands, result, extents = [list(m) for m in memory.operands], list(memory.result), dict(memory.sizes)
+    candidates = [(a[0], b[0]) for m in operands for a, b in zip(m, m[1:], strict=False)]
+    candidates += list(zip(result, result[1:], strict=False))
+    while candidates:
+        outer, inner = candidates.pop()
+        if not _together(operands, result, outer, inner, extents[inner]):
+            continue
+        operands = [[d for d in m if d[0] != outer] for m in operands]
+        result = [i for i in result if i != outer]
+        extents[inner] *= extents[outer]
+        candidates = [(a, inner if b == outer else b) for a, b in candidates if a != outer]
+    return operands, result, extents
+
+
+def _together(operands: Sequence[Dimensions], result: Sequence[str], outer: str, inner: str, extent: int) -> bool:
+    if outer == inner:
+        return False
+    for m in operands:
+        names = [i for i, _ in m]
+        if outer not in names and inner not in names:
+            continue
+        if names.count(outer) != 1 or names.count(inner) != 1:
+            return False
+        k = names.index(outer)
+        if names[k + 1 : k + 2] != [inner] or m[k][1] != extent * m[k + 1][1]:
+            return False
+    kept = [i for i in result if i in (outer, inner)]
+    return not kept or (kept == [outer, inner] and result.index(inner) == result.index(outer) + 1)

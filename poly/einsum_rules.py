@@ -1,0 +1,130 @@
+"""What numpy would do with a call of einsum: which dtype it computes in, which casts it allows, how the result lies.
+
+numpy itself answers, by the iterator that its own einsum runs on and by `einsum_path`; both look at samples that have
+the operands' shapes, strides and dtypes, and no elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.errors import ArgumentTypeError, PathError, ShapeError
+from poly.frontend.contraction import Steps
+from poly.frontend.einsum import Equation, choose_steps
+
+Array = npt.NDArray[np.generic]
+Dtype = np.dtype[np.generic]
+
+
+# bound here: whoever puts ours in the place of numpy's must not make it call itself
+numpy_einsum: Final = cast("Callable[..., Array]", np.einsum)
+
+
+class Signature(NamedTuple):
+    """What a plan knows of an array; strides in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Dtype
+
+
+class Options(NamedTuple):
+    """Keywords of a call. `dtype` None: the common one. `optimize`: False, a name, or a path with numpy's head."""
+
+    optimize: bool | str | tuple[object, ...] = False
+    dtype: Dtype | None = None
+    order: str = "K"
+    casting: str = "safe"
+    threads: int = 1
+
+
+def sample(array: Signature) -> Array:
+    """An array of this shape, strides and dtype. Its elements must not be touched."""
+    return np.lib.stride_tricks.as_strided(np.empty((), array.dtype), array.shape, array.strides)
+
+
+def steps_of(
+    spec: str, equation: Equation, samples: Sequence[Array], optimize: bool | str | tuple[object, ...]
+) -> Steps:
+    """The order of contractions: ours for False, numpy's or opt_einsum's for what they understand."""
+    if optimize is False or len(samples) == 1:
+        return choose_steps(equation.operands, equation.result, equation.sizes)
+    if isinstance(optimize, str) and optimize not in ("greedy", "optimal"):
+        path = _path_by_name(spec, samples, optimize)
+    else:
+        path = _numpy_path(spec, samples, optimize)
+    return tuple(tuple(sorted(step)) for step in path)
+
+
+def _path_by_name(spec: str, samples: Sequence[Array], name: str) -> Sequence[tuple[int, ...]]:
+    from opt_einsum import contract_path
+
+    try:
+        return contract_path(spec, *(s.shape for s in samples), shapes=True, optimize=name)[0]  # type: ignore[call-overload, no-any-return] # pyright: ignore
+    except KeyError as error:
+        raise PathError(f"no optimizer {name!r}", hint="greedy, optimal, or a name that opt_einsum knows") from error
+
+
+def _numpy_path(spec: str, samples: Sequence[Array], optimize: object) -> Sequence[tuple[int, ...]]:
+    if isinstance(optimize, tuple) and optimize[:1] == ("einsum_path",):
+        optimize = [*optimize]
+    try:
+        path = np.einsum_path(spec, *samples, optimize=optimize)[0]  # type: ignore[call-overload] # pyright: ignore
+    except RuntimeError as error:
+        raise PathError(str(error), where=f"einsum {spec!r}") from error
+    except (TypeError, KeyError) as error:
+        raise ArgumentTypeError(str(error), where="optimize", hint="True, 'greedy', 'optimal' or a path") from error
+    return path[1:]
+
+
+def result_of(
+    spec: str, equation: Equation, samples: Sequence[Array], options: Options, out: Signature | None
+) -> Signature:
+    """The result as numpy would allocate it, in the dtype in which it computes; with `out`, that array's strides.
+
+    numpy's einsum takes `out` into the common dtype; with `optimize`, where products of matrices take over, it assigns
+    to it. Raises `ArgumentTypeError` for a cast that is not allowed, `ShapeError` where shapes do not fit.
+    """
+    shape = tuple(equation.sizes[i] for i in equation.result)
+    if out is not None and out.shape != shape:
+        raise ShapeError(f"out has shape {out.shape}, the result {shape}", where=f"einsum {spec!r}")
+    try:
+        iterator = _iterator(equation, samples, options, None if options.optimize is not False else out)
+    except TypeError as error:
+        message, hint = str(error).replace("Iterator operand", "operand"), "casting='unsafe', or convert the operands"
+        raise ArgumentTypeError(message, where=f"einsum {spec!r}", hint=hint) from error
+    except ValueError as error:
+        raise ShapeError(str(error), where=f"einsum {spec!r}") from error
+    return Signature(shape, iterator.operands[-1].strides if out is None else out.strides, iterator.dtypes[-1])
+
+
+def _iterator(equation: Equation, samples: Sequence[Array], options: Options, out: Signature | None) -> np.nditer:
+    result = equation.result
+    axes = [*result, *(i for i in equation.sizes if i not in result)]
+    views: list[Array] = []
+    op_axes: list[list[int]] = []
+    for array, indices in zip(samples, equation.operands, strict=True):
+        own = tuple(dict.fromkeys(indices))
+        views.append(array if own == indices else _diagonal(array, indices, own))
+        op_axes.append([own.index(i) if i in own else -1 for i in axes])
+    op_axes.append([k if k < len(result) else -1 for k in range(len(axes))])
+    flags = ["external_loop", "buffered", "delay_bufalloc", "reduce_ok", "refs_ok", "zerosize_ok"]
+    reading, writing = ["readonly", "nbo", "aligned"], ["readwrite", "nbo", "aligned", "allocate", "no_broadcast"]
+    return np.nditer(
+        [*views, None if out is None else sample(out)],
+        flags=flags + ["common_dtype"] * (options.dtype is None),  # type: ignore[arg-type]
+        op_flags=[*[reading] * len(views), writing],  # type: ignore[list-item]
+        op_dtypes=None if options.dtype is None else [options.dtype] * (len(views) + 1),
+        order=options.order,  # type: ignore[arg-type]
+        casting=options.casting,  # type: ignore[arg-type]
+        op_axes=op_axes,
+    )
+
+
+def _diagonal(array: Array, indices: Sequence[str], own: Sequence[str]) -> Array:
+    number = {i: k for k, i in enumerate(own)}
+    return numpy_einsum(array, [number[i] for i in indices], [*range(len(own))])
