@@ -1,7 +1,9 @@
 """One command for one statement over a box of counters: what the engine's kind makes of linear addresses.
 
-Nothing is chosen here. An expression that is not linear, a guard that no pad can express and a nest that is too deep
-for the engine end in `Bent`, and the box is cut in parts.
+The engine is given. The roles m, n, k and outer of an array command are not in the loop tree: they follow from which
+of result, a and b a counter moves (`roles_of`), from the innermost counter outwards: first k, then n, then m, each
+while it fits (k in the array's rows, n in its columns); what is left is outer. An expression that is not linear, a
+guard that no pad can express and a nest that is too deep for the engine end in `Bent`, and the box is cut in parts.
 """
 
 from __future__ import annotations
@@ -223,6 +225,12 @@ def mm(site: Site, engine: Engine) -> Mm:
     c, a, b = site.region(compute.write), site.region(reads[0]), site.region(reads[1])
     moves = list(zip(c.strides, a.strides, b.strides, strict=True))
     roles = roles_of(moves, site.trips, engine)
+    for role, most in (("k", engine.rows), ("n", engine.cols)):
+        used = math.prod(n for n, r in zip(site.trips, roles, strict=True) if r == role)
+        if used > most:
+            raise site.refuse(
+                f"{used} {role} steps do not fit the {engine.rows} x {engine.cols} array", "smaller tiles"
+            )
     outer = len(roles) - len(roles.lstrip("o"))
     if outer > MAX_OUTER:
         raise site.cut_outermost()

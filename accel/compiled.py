@@ -58,7 +58,7 @@ class StreamKernel:
         if len(inputs) != len(self.inputs):
             names = ", ".join(t.name for t in self.inputs)
             raise RunError(f"takes {len(self.inputs)} arrays ({names}), got {len(inputs)}", where=self.program.name)
-        given = [self._checked(t, np.asarray(a)) for t, a in zip(self.inputs, inputs, strict=True)]
+        given = [self._checked(t, self._array(t, a)) for t, a in zip(self.inputs, inputs, strict=True)]
         if out is None:
             results = [np.empty(self._shape(t), numpy_dtype(t.dtype)) for t in self.outputs]
         else:
@@ -82,6 +82,17 @@ class StreamKernel:
 
     def _shape(self, t: Tensor) -> tuple[int, ...]:
         return t.extents(self.program.binding)
+
+    def _array(self, t: Tensor, a: npt.ArrayLike) -> Array:
+        """Lists and numbers take the tensor's dtype, arrays must have it."""
+        if isinstance(a, np.ndarray | np.generic):
+            return np.asarray(a)
+        try:
+            return np.asarray(a, numpy_dtype(t.dtype))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RunError(
+                f"{t.name}: {type(a).__name__} is no array of {t.dtype}: {error}", where=self.program.name
+            ) from error
 
     def _checked(self, t: Tensor, a: Array) -> Array:
         expected = (self._shape(t), numpy_dtype(t.dtype))

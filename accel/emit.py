@@ -2,8 +2,12 @@
 
 Serial loops are unrolled (and rolled up again as hardware loops where the commands repeat); a chain of `unit` loops
 around one statement is one command of the engine it names. What is not a box, or not linear, is cut in several
-commands. A single instance without unit loops goes to the first engine that reaches its operands. Order and place of
-everything are the tree's; semaphores follow from what the commands touch.
+commands. Order and place of everything are the tree's; semaphores follow from what the commands touch.
+
+The tree names an engine only at unit loops, so two choices are made here. A single instance without a loop that could
+be one (a scalar, a recurrence run step by step) goes to the first engine that reaches its operands; a statement whose
+own loops could be unit and are not is refused. A copy whose box is padding only has no source that a DMA could read:
+the first vector engine that writes its target fills it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from poly.affine import Affine, Constraint
 from poly.dtypes import numpy_dtype
 from poly.errors import UnsupportedError
 from poly.expr import Read
-from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node, Sync
+from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node, Sync, walk
 from poly.machine import Engine, Machine
 from poly.program import Tensor
 
@@ -122,7 +126,10 @@ class _Walk:
                 case External(statement):
                     raise UnsupportedError("is computed outside of the program", where=f"statement {statement}")
                 case Sync():
-                    pass
+                    raise UnsupportedError(
+                        "a stream has no command that drains all engines", where=self.tree.name,
+                        hint="leave the sync out: semaphores follow from what the commands touch",
+                    )  # fmt: skip
 
     def loop(self, node: For, scope: Scope, tile: tuple[tuple[str, int], ...]) -> None:
         """One loop: a command, or its iterations one by one."""
@@ -137,6 +144,11 @@ class _Walk:
                 )  # fmt: skip
             _Chain(self, engine, tile).run(chain, scope, ())
             return
+        if node.kind != "unit" and (alone := untensorised(node)) is not None:
+            raise UnsupportedError(
+                f"loop {node.variable} around it alone is {node.kind}: no engine is named",
+                where=f"statement {alone}", hint="tensorise its loops",
+            )  # fmt: skip
         low = max(number(b, scope) for b in node.lower)
         high = min(number(b, scope) for b in node.upper)
         for value in range(low, high, node.step):
@@ -194,7 +206,7 @@ class _Chain:
         engine = self.engine or first_engine(site, self.walk.machine)
         made = command(site, engine)
         if isinstance(made, Vec) and engine.kind != "vector":
-            (engine, *_) = self.walk.machine.engines_of("vector") or (engine,)
+            engine = filling_engine(site, self.walk.machine)
         self.walk.add(engine.name, made)
 
 
@@ -232,6 +244,22 @@ def chain_of(node: For) -> list[Node] | None:
                 return found
             case _:
                 return None
+
+
+def untensorised(node: For) -> str | None:
+    """The only statement in a loop that a unit loop could be: none inside is one, and no iteration needs another.
+
+    A statement that reads what it writes is taken for a recurrence, one that writes an element again for an order.
+    """
+    below = list(walk(node.body))
+    found = [n for n in below if isinstance(n, Compute)]
+    if len(found) != 1 or any(isinstance(n, For) and n.kind == "unit" for n in below):
+        return None
+    (only,) = found
+    if any(r.tensor == only.write.tensor for r in only.reads):
+        return None
+    moved = any(isinstance(e, Affine) and node.variable in e.names for e in only.write.index)
+    return only.statement if moved or only.combiner is not None else None
 
 
 def number(expression: Affine, scope: Scope) -> int:
@@ -276,6 +304,18 @@ def _open(piece: Sequence[Constraint], scope: Scope) -> list[tuple[Affine, Form]
             if low < 0:
                 left.append((side, form))
     return left
+
+
+def filling_engine(site: Site, machine: Machine) -> Engine:
+    """The engine for a copy that is padding only. Raises `UnsupportedError` where none writes its target."""
+    target = site.operands[site.compute.write.tensor].memory
+    for engine in machine.engines_of("vector"):
+        if target in engine.writes:
+            return engine
+    raise site.refuse(
+        f"a part of the copy is padding only, and no vector engine of {machine.name} writes {target}",
+        "promote into a memory that the vector engine writes",
+    )
 
 
 def first_engine(site: Site, machine: Machine) -> Engine:

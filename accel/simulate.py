@@ -33,7 +33,6 @@ class Counters:
     written: Mapping[str, int]
     commands: Mapping[str, int]
     macs: int
-    vector_points: int
 
     @property
     def dram_bytes(self) -> int:
@@ -45,7 +44,6 @@ class _Tally:
     read: dict[str, int] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     macs: int = 0
-    points: int = 0
 
 
 def run(
@@ -70,7 +68,7 @@ def run(
         for s in stream.symbols
         if s.role in ("output", "inout", "state")
     }
-    return outputs, Counters(tally.read, tally.written, counts, tally.macs, tally.points)
+    return outputs, Counters(tally.read, tally.written, counts, tally.macs)
 
 
 def firing_order(stream: CommandStream, flats: Sequence[Flat], seed: int | None = None) -> list[tuple[int, int]]:
@@ -166,7 +164,7 @@ def _prepare(command: Command, memories: Mapping[str, Memory], tally: _Tally, ch
         case Mm():
             body = _mm(command, memories, tally)
         case Vec():
-            body = _vec(command, memories, tally, where)
+            body = _vec(command, memories, where)
     prints = footprints(command, (0,) * 8)
 
     def guarded(counters: tuple[int, ...]) -> None:
@@ -286,11 +284,8 @@ def _exact_type(a: str, b: str, c: str, k: int) -> np.dtype[np.generic]:
     return np.dtype(np.float32 if bound <= 1 << 24 else np.float64 if bound <= 1 << 53 else np.int64)
 
 
-def _vec(command: Vec, memories: Mapping[str, Memory], tally: _Tally, where: str) -> Run:
-    points = math.prod(command.trips)
-
+def _vec(command: Vec, memories: Mapping[str, Memory], where: str) -> Run:
     def compute(counters: tuple[int, ...]) -> None:
         run_vec(command, memories, counters, where)
-        tally.points += points
 
     return compute

@@ -14,6 +14,9 @@ from poly.errors import UnsupportedError
 from poly.expr import Const
 from poly.program import Access, Tensor
 
+WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
+MAX_DIMENSIONS = 255
+
 Combine = Callable[[Value, Value], Value]  # (old, new) -> what the element becomes
 
 
@@ -135,10 +138,17 @@ def _check_index(s: State, access: Access, dimension: int, index: Value, guard: 
         for i in range(index.lanes):
             bit = writer.value(f"extractelement <{index.lanes} x i1> {bad.text}, i64 {i}")
             value = writer.value(f"select i1 {bit}, i64 {s.ops.lane(index, i).text}, i64 {value}")
-    code = s.statements[where[0]] << 16 | (where[1] + 1) << 8 | (dimension + 1)
+    code = encode_status(s.statements[where[0]], where[1], dimension, where[0])
     high = writer.value(f"shl i64 {value}, 32")
     writer.emit(f"ret i64 {writer.value(f'or i64 {high}, {code}')}")
     writer.label(fine)
+
+
+def encode_status(number: int, position: int, dimension: int, statement: str) -> int:
+    """The low 32 bits of a status, see `poly.codegen.function.decode_status`; `position`: of the read, or `WRITE`."""
+    if dimension >= MAX_DIMENSIONS:
+        raise UnsupportedError(f"an indirect access has {dimension + 1} dimensions", where=f"statement {statement}")
+    return number << 16 | (position + 1) << 8 | (dimension + 1)
 
 
 def _safe(s: State, tensor: Tensor, pointer: str, condition: Bit, fill: Const, lanes: int = 0) -> str:
@@ -219,7 +229,7 @@ def store(
     if s.in_registers(access.tensor):
         return _store_registers(s, access, value, combine, statement)
     tensor = s.tensors[access.tensor]
-    subscripts = _subscripts(s, access, values, True, statement, 254)
+    subscripts = _subscripts(s, access, values, True, statement, WRITE)
     try:
         address = _address(s, tensor, subscripts)
         stride = address.lane_stride

@@ -1,7 +1,8 @@
 """A loop tree as a module: entry functions, arguments, buffers.
 
 The top of the tree is cut into phases: a parallel loop is a phase whose iterations threads share, what lies between
-two of them is a phase for one thread. Buffers allocated above the phases are shared, the others belong to one part.
+two of them is a phase for one thread. Registers do not outlive a phase: a register tensor above several phases with a
+parallel loop is refused. Buffers allocated above the phases are shared, the others belong to one part.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from poly.codegen.access import WRITE
 from poly.codegen.addresses import Indices
 from poly.codegen.llvm import Walker
 from poly.codegen.predicates import State
@@ -76,17 +78,12 @@ class Status:
 def decode_status(module: Module, status: int) -> Status:
     """What a non-zero result of an entry says; the value is exact between -2^31 and 2^31."""
     position = (status >> 8 & 0xFF) - 1
-    read = None if position == 254 else position
+    read = None if position == WRITE else position
     return Status(module.statements[status >> 16 & 0xFFFF], read, (status & 0xFF) - 1, status >> 32)
 
 
-def emit(tree: LoopTree, machine: Machine, entry: str) -> str:
-    """LLVM IR of a loop tree. Raises `UnsupportedError` naming what has no compiled form."""
-    return lower(tree, machine, entry).ir
-
-
 def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
-    """A loop tree as a module, see `Module`. Raises `UnsupportedError`."""
+    """A loop tree as a module, see `Module`. Raises `UnsupportedError` naming what has no compiled form."""
     entry = symbol(entry)
     registers = frozenset(m.name for m in machine.memories if m.kind == "register")
     shared, phases = phases_of(tree, registers)
@@ -116,7 +113,10 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
 
 
 def phases_of(tree: LoopTree, registers: frozenset[str]) -> tuple[tuple[Alloc, ...], tuple[Phase, ...]]:
-    """The buffers above all phases, and the phases. Where register tensors live across phases there is only one."""
+    """The buffers above all phases, and the phases.
+
+    Register tensors that live across phases make them one; raises `UnsupportedError` where one of those is parallel.
+    """
     shared: list[Alloc] = []
     nodes: Sequence[Node] = tree.body
     while len(nodes) == 1 and isinstance(nodes[0], Alloc) and nodes[0].tensor.space not in registers:
@@ -140,8 +140,13 @@ def phases_of(tree: LoopTree, registers: frozenset[str]) -> tuple[tuple[Alloc, .
             pending.append(node)
     close()
     inner = {n.tensor.name for p in phases for n in walk(p.nodes) if isinstance(n, Alloc)}
-    crossing = any(t.space in registers and t.name not in inner for t in tree.tensors)
+    crossing = [t.name for t in tree.tensors if t.space in registers and t.name not in inner]
     if len(phases) > 1 and crossing:
+        if any(p.parallel for p in phases):
+            raise UnsupportedError(
+                f"register tensor {crossing[0]} lives across a parallel loop", where=tree.name,
+                hint="promote it inside of the loop, or leave the loop serial",
+            )  # fmt: skip
         return tuple(shared), (Phase(tuple(nodes), False),)
     return tuple(shared), tuple(phases) or (Phase((), False),)
 

@@ -1,7 +1,9 @@
 """Walks a loop tree and prints it: loops, lanes, unrolled copies, guards, buffers, statements.
 
-Nothing is decided here: a loop is what its kind says, a register tensor is SSA values, everything else is memory.
-Loops become blocks with phis for their counter and for the register elements that live across iterations.
+A loop is what its kind says, a register tensor is SSA values, everything else is memory. Two exceptions: a vector loop
+with a buffer inside, or with a loop inside whose bounds depend on the lane, has no form across lanes and runs one
+iteration after another; of parallel loops only the one at the top of a phase is split over threads. Loops become blocks
+with phis for their counter and for the register elements that live across iterations.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from poly.affine import Affine
-from poly.codegen.access import elementwise, load, register_writes, store
+from poly.codegen.access import WRITE, elementwise, load, register_writes, store
 from poly.codegen.addresses import Linear
 from poly.codegen.expressions import expression, multiply_accumulate
 from poly.codegen.predicates import Lanes, State, any_lane, both, constant_mask, predicate, prefix_mask
@@ -70,6 +72,11 @@ class Walker:
                 f"more than {MAX_COPIES} statements after unrolling", where=f"statement {node.statement}"
             )
         s = self.s
+        if len(node.reads) > WRITE:
+            raise UnsupportedError(
+                f"reads {len(node.reads)} elements, at most {WRITE}", where=f"statement {node.statement}",
+                hint="compute it in several statements",
+            )  # fmt: skip
         accesses = [*node.reads, node.write]
         needed = set(reads_of(node.body)) | {i.position for a in accesses for i in a.index if isinstance(i, ReadIndex)}
         values: dict[int, Value] = {}

@@ -33,9 +33,6 @@ class Registers:
     def snapshot(self) -> tuple[dict[Place, Entry], dict[Place, int]]:
         return dict(self.entries), dict(self.owner)
 
-    def restore(self, saved: tuple[dict[Place, Entry], dict[Place, int]]) -> None:
-        self.entries, self.owner = dict(saved[0]), dict(saved[1])
-
     def forget(self, tensor: str) -> None:
         """Drop a tensor whose life ends."""
         self.entries = {k: v for k, v in self.entries.items() if k[0] != tensor}

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from poly.codegen.kernel import Kernel
 
 Level = Literal["program", "schedule", "loops", "ir", "asm", "stream", "explain"]
-LEVELS: Final[tuple[Level, ...]] = ("program", "schedule", "loops", "ir", "asm", "stream", "explain")
 Named = tuple[str | None, str]
 _DEFAULT_PROFILE: Final = "s16"
 

@@ -1,9 +1,11 @@
 """`LoopTree`: a schedule as loops. What the emitters of `codegen` and `accel` print; they decide nothing.
 
 Subscripts and bounds are quasi-affine in loop variables and free sizes. A loop's `kind` says how it runs:
-`serial`; `unroll` (as literal copies); `vector` (as lanes of one vector: extent at most the lanes of the dtype);
-`parallel` (iterations in any order and at once, split over threads); `unit` (absorbed in one command of a machine's
-engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine` names it).
+`serial`; `unroll` (as literal copies); `vector` (as lanes: any extent with a constant bound of at most
+`codegen.llvm.MAX_LANES`, which LLVM splits into machine vectors; run one by one where the bounds of a loop inside
+depend on the lane or a buffer lives inside); `parallel` (iterations in any order and at once, split over threads where
+the loop stands at the top of the tree, else run in one piece); `unit` (absorbed in one command of a machine's engine:
+the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine` names it).
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class Alloc:
 
 @dataclass(frozen=True)
 class Sync:
-    """All threads meet; or, on a machine with queues, all engines drain."""
+    """All threads meet. A command stream has none: `poly.accel` refuses it."""
 
     reason: str = ""
 

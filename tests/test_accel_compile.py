@@ -16,12 +16,13 @@ from poly.accel.profile import profile
 from poly.accel.regions import Bent, Form, Scope, address
 from poly.accel.simulate import run
 from poly.accel.verify import verify
-from poly.affine import Affine, parse_affine, var
+from poly.affine import Affine, Constraint, parse_affine, var
 from poly.errors import CapacityError, PolyError, RunError, UnsupportedError
+from poly.expr import Const, Read
 from poly.frontend.notation import parse
 from poly.interp import run_program
-from poly.loops import Alloc
-from poly.program import Program, Tensor
+from poly.loops import Alloc, Compute, For, LoopTree, Sync
+from poly.program import Access, Program, Tensor
 from poly.scheduling.accelerate import schedule_for_accelerator
 from poly.scheduling.contraction import contractions
 from poly.scheduling.schedule import Schedule
@@ -312,10 +313,43 @@ def test_a_schedule_by_hand() -> None:
 
 def test_nothing_reaches_dram_directly() -> None:
     program = parse("Y[i] = X[i] + 1", X=(10,))
-    with pytest.raises(UnsupportedError, match="no engine of s16 reads dram"):
+    with pytest.raises(UnsupportedError, match=r"statement Y_set(.|\n)*tensorise its loops"):
         emit_stream([Schedule(program).lower()], S16)
+    scalar = parse("Y[i] = X[i] + 1", X=(1,))
+    with pytest.raises(UnsupportedError, match="no engine of s16 reads dram"):
+        emit_stream([Schedule(scalar).lower()], S16)
+    without = replace(S16, engines=tuple(replace(e, writes=("acc",)) if e.kind == "vector" else e for e in S16.engines))
+    with pytest.raises(UnsupportedError, match="padding only"):
+        emit_stream([all_padding()], without)
     with pytest.raises(UnsupportedError, match="no engine 'gpu'"):
         emit_stream([Schedule(program).tensorise(["i"], "gpu").lower()], S16)
+
+
+def all_padding() -> LoopTree:
+    """A copy into `ifmap` whose guard never holds."""
+    x, b = Tensor("x", (Affine.of(4),), role="input"), Tensor("b", (Affine.of(4),), space="ifmap")
+    never = Access("x", (var("i"),), (Constraint(var("i") - 9),), Const(0))
+    copy = Compute("copy", (var("i"),), Access("b", (var("i"),)), (never,), Read(0))
+    loop = For("i", (Affine.of(0),), (Affine.of(4),), (copy,), kind="unit", engine="ld")
+    return LoopTree("f", (x, b), (Alloc(b, (loop,)),))
+
+
+def test_a_recurrence_runs_step_by_step() -> None:
+    program = parse("for t:\n  S[t]: A[t] = A[t-1] + 1 where 1 <= t < 20\ninout A: f32[20]")
+    np.testing.assert_array_equal(compile_stream(program, S16)(np.zeros(20, np.float32)), np.arange(20))
+
+
+def test_a_sync_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="sync"):
+        emit_stream([LoopTree("f", (), (Sync(),))], S16)
+
+
+def test_lists_are_converted() -> None:
+    kernel = compile_stream(parse("Y[i] = X[i] + 1", X=(3,)), S16)
+    np.testing.assert_array_equal(kernel([1, 2.5, 3]), np.array([2, 3.5, 4], np.float32))
+    for wrong in (["a", "b", "c"], [[1], [2, 3]], [1, 2]):
+        with pytest.raises(RunError):
+            kernel(wrong)
 
 
 def test_free_sizes_are_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from poly.affine import Affine, Constraint, var
-from poly.codegen.function import emit, lower
+from poly.codegen.function import lower
 from poly.codegen.host import cache_sizes, host_machine, machine_of_features
 from poly.codegen.jit import assembly, compile_object
 from poly.codegen.kernel import Kernel
@@ -34,6 +34,10 @@ PLAIN = ["f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bo
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
     return tmp_path
+
+
+def emit(tree: LoopTree, machine: Machine, entry: str) -> str:
+    return lower(tree, machine, entry).ir
 
 
 def kernel_of(tree: LoopTree, threads: int = 1, machine: Machine = HOST) -> Kernel:
@@ -587,6 +591,10 @@ def test_refusals_name_the_place() -> None:
     assert "after unrolling" in refused(loop("i", 0, 1 << 20, copy(at("y", 0), at("x", 0)), kind="unroll"))
     complex_ = compute("s", at("z", 0), [at("z", 0)], apply("add", Read(0), Read(0)))
     assert "c64" in refused(complex_, tensors=(tensor("z", 1, dtype="c64"),))
+    many = compute("s", at("y", 0), [at("x", 0)] * 255, Read(0))
+    assert "reads 255 elements, at most 254" in refused(many)
+    across = (loop("i", 0, 4, copy(), kind="parallel"), compute("s", at("R", 0), [], Const(0)))
+    assert "register tensor R lives across a parallel loop" in refused(*across, tensors=(register,))
     wrong = compute("s", at("b", 0), [at("b", 0)], apply("neg", Read(0)))
     assert "statement s" in refused(wrong, tensors=(tensor("b", 1, dtype="bool"),))
 
