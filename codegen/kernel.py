@@ -188,7 +188,7 @@ class Kernel:
         self, out: Array | Sequence[Array] | None, given: Sequence[Array], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, Array]:
         if out is None:
-            return {t.name: np.empty(shapes[t.name], self._dtypes[t.name]) for t in self.outputs}
+            return {t.name: np.zeros(shapes[t.name], self._dtypes[t.name]) for t in self.outputs}
         chosen = (out,) if isinstance(out, np.ndarray) else tuple(out)
         if len(chosen) != len(self.outputs):
             raise RunError(f"{len(self.outputs)} outputs, out has {len(chosen)}", where=self.loops.name)

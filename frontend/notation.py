@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 
 import islpy as isl
 
-from poly.affine import Affine
+from poly.affine import Affine, var
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import dtype_of
 from poly.frontend.notation_order import ordered_statements
@@ -33,6 +34,7 @@ from poly.text_sets import read_condition
 from poly.text_syntax import Declaration, ProgramLines, StatementLine, read_assignment, read_program_lines
 
 Extents = tuple[Affine, ...]
+MOST_ELEMENTS = 2**48
 
 
 def parse(text: str, *, dtypes: Mapping[str, str] | None = None, **shapes: tuple[int | str, ...]) -> Program:
@@ -42,6 +44,8 @@ def parse(text: str, *, dtypes: Mapping[str, str] | None = None, **shapes: tuple
     `dtypes`: dtypes of such tensors by name. Raises `ParseError` with line and caret for text that is not in the
     grammar and for an index without a range, `ShapeError` for shapes and dtypes that do not fit together.
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ParseError(f"the text of a program is a str, not {type(text).__name__}")
     lines = read_program_lines(text)
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
     dtypes = dict(dtypes or {})
@@ -60,13 +64,18 @@ def parse(text: str, *, dtypes: Mapping[str, str] | None = None, **shapes: tuple
 def _shape(name: str, shape: tuple[int | str, ...]) -> Extents:
     where = f"tensor {name}"
     if not isinstance(shape, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ShapeError(f"the shape is a tuple of ints and size names, not {shape!r}", where=where)
+        shown = repr(shape) if isinstance(shape, str | int | float) else type(shape).__name__
+        hint = 'A=(64, "N"); a dtype goes into dtypes={"A": "f64"} or the text: A: f64[64, N]'
+        raise ShapeError(f"the shape is a tuple of ints and size names, not {shown}", where=where, hint=hint)
     extents: list[Affine] = []
     for extent in shape:
         try:
-            extents.append(Affine.of(extent if isinstance(extent, str) else int(extent)))
+            extents.append(Affine.of(extent if isinstance(extent, str) else index(extent)))
         except (TypeError, ValueError, ParseError):
-            raise ShapeError(f"extent {extent!r} is neither an int nor a size name", where=where) from None
+            hint = 'A=(64, "N"); a dtype goes into dtypes={"A": "f64"} or the text: A: f64[64, N]'
+            raise ShapeError(f"extent {extent!r} is neither an int nor a size name", where=where, hint=hint) from None
+        if extents[-1].is_constant and extents[-1].constant > MOST_ELEMENTS:
+            raise ShapeError(f"extent {extent} is more than {MOST_ELEMENTS} elements", where=where)
         if extents[-1].is_constant and extents[-1].constant < 0:
             raise ShapeError(f"extent {extent} is negative", where=where)
     return tuple(extents)
@@ -112,7 +121,7 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
             tensors[name] = replace(declared[name].tensor, role=declared[name].role or role)
         else:
             tensors[name] = Tensor(name, found.shapes[name], _dtype(name, drafts, dtypes), role)
-    if not any(t.role in ("output", "inout", "state") for t in tensors.values()):
+    if not any(t.is_output for t in tensors.values()):
         raise lines.whole.error("every tensor is read again, so none is an output", hint="output C: f32[M, N]")
     statements = ordered_statements(drafts, tensors, parameters, found.context)
     name = lines.header.name if lines.header else "program"
@@ -163,6 +172,10 @@ def _drafts(
         used = dict.fromkeys(
             n for e in affine_parts(write, reads, body) for n in ordered_names(e) if n not in parameters
         )
+        both = [p for p in parameters if var(p) in write.index]
+        if both:
+            hint = f"another name for the size, such as {both[0].upper() if both[0].islower() else both[0] + '_'}"
+            raise line.place.error(f"{both[0]!r} is both a size and an index", hint=hint)
         iterators = _iterators(line, used, parameters)
         where = line.clauses.get("where")
         condition = read_condition(where, iterators, parameters, "S")

@@ -53,7 +53,7 @@ def compile(
 ) -> Engine: ...
 @overload
 def compile(
-    what: Program | str,
+    what: Program | Schedule | str,
     target: str | Machine = "cpu",
     *,
     constants: Mapping[str, Array] | None = None,
@@ -62,7 +62,7 @@ def compile(
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
 def compile(
-    what: Program | Graph | str,
+    what: Program | Graph | Schedule | str,
     target: str | Machine = "cpu",
     *,
     constants: Mapping[str, Array] | None = None,
@@ -70,7 +70,9 @@ def compile(
     schedule: Schedule | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel | Engine:
-    """Compile a program (or its text) to a kernel, or a graph to an engine.
+    """Compile a program (its text, or a schedule of it) to a kernel, or a graph to an engine.
+
+    Elements of an output that no statement writes are zero (on an accelerator such a program is refused).
 
     `target`: "cpu", the name of an accelerator profile, a path to a machine's TOML file, or a `Machine`. `constants`:
     arrays of the program's constant tensors. `threads`: for the CPU, 1 unless given. `schedule`: a schedule of this
@@ -78,6 +80,8 @@ def compile(
     Raises `PolyError` kinds: `ParseError`, `ScheduleError`, `UnsupportedError`, `CapacityError`, `MachineError`.
     """
     machine = machine_of(target)
+    if threads is not None and (not isinstance(threads, int) or threads < 1):  # pyright: ignore
+        raise PolyError(f"threads is {threads!r}", hint="a positive int")
     if isinstance(what, Graph):
         if schedule is not None or constants:
             raise ScheduleError(
@@ -88,6 +92,10 @@ def compile(
         from poly.frontend.notation import parse
 
         what = parse(what)
+    if isinstance(what, Schedule):
+        what, schedule = what.source, schedule or what
+    if not isinstance(what, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PolyError(f"cannot compile {type(what).__name__}", hint="a Program, its text, a Schedule or a Graph")
     if schedule is not None and str(schedule.source) != str(what):
         raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
     return compile_program(what, machine, dict(constants or {}), threads or 1, schedule)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,18 +25,22 @@ from poly.scheduling.groups import Group, canonical_names, extract, groups_of, t
 from poly.scheduling.placement import Block, Placement, place
 from poly.scheduling.schedule import Schedule
 
+if TYPE_CHECKING:
+    from poly.accel.compiled import StreamKernel
+    from poly.codegen.kernel import Kernel
+
 
 @dataclass(frozen=True)
 class Unit:
     """One compiled group: `run(inputs, outputs)` fills the outputs, both in the order of the program's tensors.
 
-    `facts`: figures for reports (bytes moved, cycles, groups' tiles); `seconds` it took to compile.
+    `kernel`: what runs; `seconds` it took to compile.
     """
 
     program: Program
     schedule: Schedule
     run: Callable[[Sequence[Array], Sequence[Array]], None]
-    kernel: object
+    kernel: Kernel | StreamKernel
     seconds: float = 0.0
 
 
@@ -44,7 +49,10 @@ CompileUnit = Callable[[Program], Unit]
 
 @dataclass(frozen=True)
 class Step:
-    """One group of the model: which unit, on which tensors; `unit` None: statements run by the reference evaluator."""
+    """One group of the model: which unit, on which tensors; `unit` None: statements run by the reference evaluator.
+
+    `why`: the reasons for the group, and last, where there is no unit, why it has no compiled form.
+    """
 
     name: str
     program: Program
@@ -105,7 +113,7 @@ class Engine:
                 if t.name in self.plan.offsets:
                     values[t.name] = self._view(t)
             for t in self.graph.outputs:
-                values.setdefault(t.name, np.empty(t.extents({}), numpy_dtype(t.dtype)))
+                values.setdefault(t.name, np.zeros(t.extents({}), numpy_dtype(t.dtype)))
             for step in self.steps:
                 start = time.perf_counter()
                 self._step(step, values)
@@ -129,6 +137,8 @@ class Engine:
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         known = {self._label(t.name): t for t in self.graph.inputs}
+        if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=self.graph.name)
         for name in inputs:
             if name not in known:
                 raise RunError(f"no input {name!r}", where=self.graph.name, hint=f"inputs: {', '.join(known)}")
@@ -155,7 +165,9 @@ class Engine:
     def __str__(self) -> str:
         lines = [repr(self)]
         for step in self.steps:
-            kind = "reference evaluator" if step.unit is None else ", ".join(s.name for s in step.program.statements)
+            kind = ", ".join(s.name for s in step.program.statements)
+            if step.unit is None:
+                kind = f"reference evaluator: {step.why[-1]}"
             lines.append(f"  {step.name}: {', '.join(step.inputs)} -> {', '.join(step.outputs)}  [{kind}]")
         return "\n".join(lines)
 
@@ -167,7 +179,7 @@ class Engine:
                 s.name,
                 " ".join(t.name for t in s.program.statements),
                 ", ".join(s.outputs),
-                "" if s.unit else "reference",
+                "" if s.unit else f"reference: {s.why[-1]}",
             )
             for s in self.steps
         ]
@@ -182,7 +194,7 @@ def build_engine(
     start = time.perf_counter()
     program = graph.to_program()
     groups = groups_of(program)
-    cache: dict[str, Unit | None] = {}
+    cache: dict[str, Unit | str] = {}
     steps: list[Step] = []
     for k, group in enumerate(groups):
         steps.append(_compile_step(program, group, f"group {k}", compile_unit, cache))
@@ -196,24 +208,26 @@ def build_engine(
 
 
 def _compile_step(
-    program: Program, group: Group, name: str, compile_unit: CompileUnit, cache: dict[str, Unit | None]
+    program: Program, group: Group, name: str, compile_unit: CompileUnit, cache: dict[str, Unit | str]
 ) -> Step:
     part = extract(program, group, name.replace(" ", "_"))
-    outputs = tuple(t.name for t in part.tensors if t.role in ("output", "inout", "state"))
-    inputs = tuple(t.name for t in part.tensors if t.role in ("input", "constant", "inout", "state"))
+    outputs = tuple(t.name for t in part.tensors if t.is_output)
+    inputs = tuple(t.name for t in part.tensors if t.is_input or t.role == "constant")
     if any(s.external is not None for s in part.statements):
-        return Step(name, part, inputs, outputs, None, tuple(group.why))
+        return Step(name, part, inputs, outputs, None, (*group.why, "computed outside of the program"))
     loose = replace(part, tensors=tuple(replace(t, role="input") if t.role == "constant" else t for t in part.tensors))
     canonical, old = canonical_names(loose)
     key = str(canonical)
     if key not in cache:
         try:
             cache[key] = compile_unit(canonical)
-        except (UnsupportedError, CapacityError):
-            cache[key] = None
+        except (UnsupportedError, CapacityError) as error:
+            cache[key] = " ".join(f"not compiled: {error}".split())
+    found = cache[key]
+    unit, refused = (None, (found,)) if isinstance(found, str) else (found, ())
     return Step(
         name, part, tuple(old[t.name] for t in canonical.inputs), tuple(old[t.name] for t in canonical.outputs),
-        cache[key], tuple(group.why),
+        unit, (*group.why, *refused),
     )  # fmt: skip
 
 

@@ -309,7 +309,7 @@ class _Grid:
 def _best(g: _Grid, moved: Ints, time: Ints) -> Choice | None:
     """The best candidate that fits."""
     problem, grid = g.problem, g.sizes
-    shape = np.broadcast_shapes(*(s.shape for s in grid.values())) if grid else ()
+    shape = np.broadcast_shapes((1,), *(s.shape for s in grid.values()))
     fits = np.ones(shape, np.bool_)
     for name, space in problem.spaces.items():
         inside = [b for b in problem.buffers if b.memory == name]
