@@ -37,6 +37,13 @@ class Term:
     dtype: str
     indices: tuple[str, ...]
 
+    def substitute(self, index: str, value: Affine, names: Sequence[str]) -> Term:
+        """The term read at other places along an index: at `value`, an expression of the indices `names`."""
+        if index not in self.indices:
+            return self
+        indices = tuple(n for i in self.indices for n in (names if i == index else (i,)))
+        return Term(tuple(r.substitute({index: value}) for r in self.reads), self.dtype, indices)
+
 
 class Contractions:
     """Tensors and statements as they come about.
@@ -45,7 +52,7 @@ class Contractions:
     """
 
     def __init__(self, extents: Mapping[str, Affine], parameters: Sequence[str], dtype: str, pairs: bool) -> None:
-        self.extents, self.parameters, self.pairs = extents, tuple(parameters), pairs and dtype in _HALVES
+        self.extents, self.parameters, self.pairs = dict(extents), tuple(parameters), pairs and dtype in _HALVES
         self.stored = _HALVES[dtype] if self.pairs else dtype
         self.computed = _WIDE.get(self.stored, self.stored)
         self.tensors: list[Tensor] = []
@@ -70,19 +77,26 @@ class Contractions:
         role: Role = "output" if name else "temporary"
         name = name or f"t{sum(t.role == 'temporary' for t in self.tensors)}"
         dtype = self.stored if role == "output" else self.computed
-        targets = self._target(name, kept, dtype, role)
+        target = Term(self._target(name, kept, dtype, role), dtype, tuple(kept))
+        if summed:
+            identity = Const((COMBINERS["or"] if dtype == "bool" else COMBINERS["+"]).identity(dtype).value)
+            for access, suffix in zip(target.reads, self._suffixes, strict=True):
+                self._state(f"{name}_init{suffix}", kept, access, (), identity, None)
+        self.write(f"{name}_update" if summed else f"{name}_set", target, terms)
+        return target
+
+    def write(self, name: str, target: Term, terms: Sequence[Term]) -> None:
+        """Statements that put the product of the terms into the target, or add to it where indices are summed."""
+        summed = list(dict.fromkeys(i for t in terms for i in t.indices if i not in target.indices))
+        combiner = COMBINERS["or" if target.dtype == "bool" else "+"] if summed else None
         reads = [r for t in terms for r in t.reads]
-        bodies = self._product(terms, dtype)
-        suffixes = ("_re", "_im") if self.pairs else ("",)
-        combiner = COMBINERS["or" if dtype == "bool" else "+"] if summed else None
-        if combiner is not None:
-            identity = Const(combiner.identity(dtype).value)
-            for target, suffix in zip(targets, suffixes, strict=True):
-                self._state(f"{name}_init{suffix}", kept, target, (), identity, None)
-        for target, body, suffix in zip(targets, bodies, suffixes, strict=True):
-            kind = "set" if combiner is None else "update"
-            self._state(f"{name}_{kind}{suffix}", [*kept, *summed], target, reads, body, combiner)
-        return Term(targets, dtype, tuple(kept))
+        bodies = self._product(terms, target.dtype)
+        for access, body, suffix in zip(target.reads, bodies, self._suffixes, strict=True):
+            self._state(f"{name}{suffix}", [*target.indices, *summed], access, reads, body, combiner)
+
+    @property
+    def _suffixes(self) -> tuple[str, ...]:
+        return ("_re", "_im") if self.pairs else ("",)
 
     def planes(self, term: Term) -> Term:
         """A term of pairs with its real and imaginary parts apart, so that neighbours lie side by side."""
@@ -166,6 +180,23 @@ def contract_steps(build: Contractions, terms: Sequence[Term], result: Sequence[
     build.contract(terms, result, name)
 
 
+def contract_in_lanes(
+    build: Contractions, terms: Sequence[Term], result: Sequence[str], index: str, lanes: int, name: str
+) -> None:
+    """One contraction that keeps `lanes` partial sums along an index, which fall into place side by side in vectors.
+
+    The chains of additions are as many times shorter, and so is the error of a long sum. The extent of `index` is
+    `lanes` times the size `C`, and a rest.
+    """
+    extent, lane = build.extents[index], Affine((), lanes)
+    build.extents |= {"c": var("C"), "l": lane, "r": extent - var("C") * lanes}
+    whole = [t.substitute(index, var("c") * lanes + var("l"), ("c", "l")) for t in terms]
+    sums = build.contract(whole, [*result, "l"])
+    total = build.contract([sums], result, name)
+    rest = [t.substitute(index, var("C") * lanes + var("r"), ("r",)) for t in terms]
+    build.write(f"{name}_rest", total, rest)
+
+
 # ---- forms
 
 
@@ -185,7 +216,7 @@ class View:
 class Form:
     """A contraction without its extents and strides. `result`: indices of the dense result, outermost first.
 
-    `planar`: complex operands are taken apart into planes first.
+    `planar`: complex operands are taken apart into planes first. `lanes`: an index that is summed in so many lanes.
     """
 
     operands: tuple[View, ...]
@@ -193,6 +224,7 @@ class Form:
     steps: Steps
     dtype: str
     planar: bool = False
+    lanes: tuple[str, int] | None = None
 
     @property
     def indices(self) -> tuple[str, ...]:
@@ -201,9 +233,9 @@ class Form:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Extents of the indices, then for each gap the extent that memory has there."""
+        """Extents of the indices, for each gap the extent that memory has there, last the rounds of the lanes."""
         gaps = [f"P{n}_{k}" for n, v in enumerate(self.operands) for k, dense in enumerate(v.dense) if not dense]
-        return (*(f"N{i}" for i in self.indices), *gaps)
+        return (*(f"N{i}" for i in self.indices), *gaps, *(["C"] if self.lanes else []))
 
     def program(self, values: Sequence[int] | None = None) -> Program:
         """The program on tensors `x0`, `x1`, ... and `out`; `values` bind the parameters, None leaves all free.
@@ -215,11 +247,17 @@ class Form:
         terms = [self._operand(n, v, build) for n, v in enumerate(self.operands)]
         if self.planar:
             terms = [build.planes(t) for t in terms]
-        contract_steps(build, terms, self.result, self.steps, "out")
+        if self.lanes is None:
+            contract_steps(build, terms, self.result, self.steps, "out")
+        else:
+            contract_in_lanes(build, terms, self.result, *self.lanes, "out")
         conditions = [f"N{i} >= 1" for i in self.indices]
         for n, v in enumerate(self.operands):
             inner = [*(f"N{i}" for i in v.indices[1:]), "1"]
             conditions += [f"P{n}_{k} >= {inner[k]}" for k, dense in enumerate(v.dense) if not dense]
+        if self.lanes is not None:
+            index, count = self.lanes
+            conditions.append(f"{count}*C <= N{index} < {count}*C + {count}")
         sizes = {} if values is None else dict(zip(self.parameters, values, strict=True))
         return build.program("einsum", conditions, sizes)
 

@@ -8,9 +8,14 @@ without a gap in every operand and in the result become one, so that many calls 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Final
 
 from poly.frontend.contraction import Form, Steps, View
+
+MOST_RESULTS: Final = 64  # results up to which a sum is worth lanes of its own
+LEAST_ROUNDS: Final = 16  # additions a lane
 
 Dimensions = list[tuple[str, int]]  # index and stride in elements, by falling stride
 
@@ -70,8 +75,13 @@ class Memory:
     sizes: Mapping[str, int]
 
 
-def form_of(memory: Memory, dtype: str, steps: Steps, planar: bool) -> tuple[Form, tuple[int, ...]]:
-    """The form of a contraction computed in `dtype`, and the values of its parameters."""
+def form_of(
+    memory: Memory, dtype: str, steps: Steps, planar: bool = False, lanes: int = 1
+) -> tuple[Form, tuple[int, ...]]:
+    """The form of a contraction computed in `dtype`, and the values of its parameters.
+
+    `planar`: take complex numbers apart. `lanes`: how many partial sums a long sum of few results is split into.
+    """
     operands, result, extents = _merged(memory)
     rename: dict[str, str] = {}
     for i in [*(i for m in operands for i, _ in m), *result]:
@@ -88,7 +98,22 @@ def form_of(memory: Memory, dtype: str, steps: Steps, planar: bool) -> tuple[For
         views.append(View(tuple(rename[i] for i, _ in dimensions), tuple(dense), name))
     values = {rename[i]: extents[i] for i in rename}
     form = Form(tuple(views), tuple(rename[i] for i in result), steps, dtype, planar)
+    long = _long_sum(form, values, lanes) if lanes > 1 else None
+    if long is not None:
+        form = replace(form, lanes=(long, lanes))
+        gaps.append(values[long] // lanes)
     return form, (*(values[i] for i in form.indices), *gaps)
+
+
+def _long_sum(form: Form, sizes: Mapping[str, int], lanes: int) -> str | None:
+    """An index to sum in lanes: many elements that lie side by side, few results. None where there is none."""
+    if len(form.steps) > 1 or prod(sizes[i] for i in form.result) > MOST_RESULTS:
+        return None
+    found = [i for i in form.indices if i not in form.result and sizes[i] >= LEAST_ROUNDS * lanes]
+    for view in form.operands:
+        last = view.indices[-1:] if view.dense and view.dense[-1] else ()
+        found = [i for i in found if i not in view.indices or (last == (i,) and view.indices.count(i) == 1)]
+    return max(found, key=lambda i: sizes[i], default=None)
 
 
 def _merged(memory: Memory) -> tuple[list[Dimensions], list[str], dict[str, int]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from poly.codegen.kernel import Kernel
 from poly.compiler import compile_program, machine_of
-from poly.dtypes import dtype_name, numpy_dtype
+from poly.dtypes import dtype_name, numpy_dtype, size_bytes
 from poly.einsum_rules import Array, Dtype, Options, Signature, numpy_einsum, result_of, sample, steps_of
 from poly.errors import ArgumentTypeError, FallbackWarning, PolyError
 from poly.frontend.contraction import Form, Steps
@@ -220,10 +220,12 @@ def _factor(equation: Equation, memory: Memory, dtype: Dtype) -> Array | None:
 
 
 def _runner(memory: Memory, dtype: str, steps: Steps, free: bool, threads: int) -> Callable[[Sequence[int]], None]:
-    form, values = form_of(memory, dtype, steps, planar=not free and dtype in ("c64", "c128"))
     names = [*(f"x{n}" for n in range(len(memory.operands))), "out"]
     if free:
+        form, values = form_of(memory, dtype, steps)
         return _free_kernel(form).runner(names, dict(zip(form.parameters, values, strict=True)))
+    lanes = 4 * machine_of("cpu").lanes(max(map(size_bytes, [dtype, *memory.dtypes])))
+    form, values = form_of(memory, dtype, steps, planar=dtype in ("c64", "c128"), lanes=lanes)
     return _bound_kernel(form, values, threads).runner(names)
 
 
