@@ -12,7 +12,8 @@ and writes statements as domain, accesses and body. Terms build a body together 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import islpy as isl
@@ -23,7 +24,7 @@ from poly.dtypes import dtype_name
 from poly.errors import Bug, OnnxError, PolyError, ShapeError
 from poly.expr import COMBINERS, Const, Read, dtype_of
 from poly.frontend.onnx_terms import Array, Index, Names, Shape, Term, Value, interval, literal
-from poly.program import Access, ReadIndex, Statement, Tensor, box_domain, default_path
+from poly.program import Access, PathStep, ReadIndex, Statement, Tensor, box_domain, default_path
 
 Attribute = int | float | str | Array | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | bytes | None
 
@@ -69,6 +70,7 @@ class Notation:
         self.constants: dict[str, Array] = {}
         self.results: dict[int, Value] = {}
         self._known: dict[str, Value] = {v.name: v for v in call.inputs if v is not None}
+        self._loop: tuple[str, int, int] | None = None
 
     # -- what the node is ----------------------------------------------------------------------------------------
 
@@ -225,12 +227,15 @@ class Notation:
     ) -> None:
         """The statement `target[index] = value` (or `combiner=`) over the box 0 <= iterator < extent, cut by `where`.
 
-        `index` is by default the iterators themselves. An empty box gives no statement.
+        `index` is by default the iterators themselves. An empty box gives no statement. Inside `loop` the loop's
+        iterator comes first.
         """
         if any(extent == 0 for extent in ranges.values()):
             return
         term = value if isinstance(value, Term) else literal(value)
         subscripts = tuple(Affine.of(s) for s in (tuple(map(var, ranges)) if index is None else index))
+        if self._loop is not None:
+            ranges = {self._loop[0]: self._loop[1], **ranges}
         name = self._statement_name(suffix)
         domain = box_domain(name, [(i, 0, extent) for i, extent in ranges.items()])
         for constraint in where:
@@ -238,10 +243,25 @@ class Notation:
         statement = Statement(
             name, tuple(ranges), domain, Access(target.name, subscripts), term.reads, term.body,
             None if combiner is None else COMBINERS[combiner],
-            path=default_path(len(self.statements), tuple(ranges)),
+            path=self._path(tuple(ranges)),
         )  # fmt: skip
         self._check(statement, target, ranges, cut=bool(where))
         self.statements.append(statement)
+
+    @contextmanager
+    def loop(self, iterator: str, extent: int) -> Generator[Affine]:
+        """Statements written inside share one loop: every step runs all of them in their order."""
+        assert self._loop is None
+        self._loop = (iterator, extent, len(self.statements))
+        yield var(iterator)
+        self._loop = None
+
+    def _path(self, iterators: Sequence[str]) -> tuple[PathStep, ...]:
+        position = len(self.statements)
+        if self._loop is None:
+            return default_path(position, iterators)
+        iterator, _, first = self._loop
+        return (first, iterator, position - first, *(i for i in iterators if i != iterator))
 
     def _statement_name(self, suffix: str) -> str:
         if suffix or any(s.name == self._label for s in self.statements):

@@ -6,11 +6,25 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from poly.frontend import onnx_elementwise, onnx_indexing, onnx_reductions, onnx_shapes, onnx_windows
+from poly.frontend import (
+    onnx_elementwise,
+    onnx_indexing,
+    onnx_quantized,
+    onnx_recurrent,
+    onnx_reductions,
+    onnx_shapes,
+    onnx_windows,
+)
 from poly.frontend.onnx_notation import Notation
 
 Row = Callable[[Notation], None]
 
 OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
-    onnx_elementwise.ROWS | onnx_shapes.ROWS | onnx_indexing.ROWS | onnx_windows.ROWS | onnx_reductions.ROWS
+    onnx_elementwise.ROWS
+    | onnx_shapes.ROWS
+    | onnx_indexing.ROWS
+    | onnx_windows.ROWS
+    | onnx_reductions.ROWS
+    | onnx_quantized.ROWS
+    | onnx_recurrent.ROWS
 )

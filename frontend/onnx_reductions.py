@@ -12,7 +12,7 @@ from poly.affine import Affine, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_shapes import given_axes, positions
-from poly.frontend.onnx_terms import Array, Index, Term, Value, fn
+from poly.frontend.onnx_terms import Array, Index, Shape, Term, Value, fn
 
 Row = Callable[[Notation], None]
 FloatArray = npt.NDArray[np.float64]
@@ -40,14 +40,22 @@ def matmul_integer(b: Notation) -> None:
     product(b, x, w, "i32", lambda p, q: shifted(p, zeros[0]) * shifted(q, zeros[1]))
 
 
-def product(b: Notation, x: Value, w: Value, dtype: str, multiply: Callable[[Term, Term], Term]) -> None:
-    """numpy's matmul: vectors lose their axis, leading axes broadcast."""
+def product(
+    b: Notation,
+    x: Value,
+    w: Value,
+    dtype: str,
+    multiply: Callable[[Term, Term], Term],
+    target: Callable[[Shape], Value] | None = None,
+) -> Value:
+    """numpy's matmul: vectors lose their axis, leading axes broadcast. Into the output, or what `target` declares."""
     b.require(x.rank >= 1 and w.rank >= 1, "scalars have no matrix product")
     rows, columns = (x.shape[-2:-1] if x.rank > 1 else ()), (w.shape[-1:] if w.rank > 1 else ())
     inner, other = x.shape[-1], w.shape[-2] if w.rank > 1 else w.shape[-1]
     b.require(inner == other, f"inner extents {inner} and {other} differ")
     batch = b.broadcast(x.shape[:-2], w.shape[:-2])
-    y = b.output((*batch, *rows, *columns), dtype)
+    shape = (*batch, *rows, *columns)
+    y = b.output(shape, dtype) if target is None else target(shape)
     ranges = (
         {f"b{k}": e for k, e in enumerate(batch)}
         | dict(zip("i", rows, strict=False))
@@ -57,7 +65,8 @@ def product(b: Notation, x: Value, w: Value, dtype: str, multiply: Callable[[Ter
     i, j, k = b.iterators("i", "j", "k")
     left = x[(*_lead(lead, x.shape[:-2]), *((i,) if rows else ()), k)]
     right = w[(*_lead(lead, w.shape[:-2]), k, *((j,) if columns else ()))]
-    b.reduce(y, ranges, {"k": inner}, multiply(left, right))
+    b.reduce(y, ranges, {"k": inner}, multiply(left, right), suffix="" if target is None else "_sum")
+    return y
 
 
 def _lead(iterators: Sequence[Affine], shape: Sequence[int]) -> list[Index]:

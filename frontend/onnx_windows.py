@@ -12,7 +12,7 @@ from poly.affine import Affine, Constraint, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.expr import COMBINERS
 from poly.frontend.onnx_notation import Notation
-from poly.frontend.onnx_terms import Index, Value, fn, literal
+from poly.frontend.onnx_terms import Index, Shape, Value, fn, literal
 
 Row = Callable[[Notation], None]
 _SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
@@ -99,9 +99,21 @@ def _over(axes: Sequence[Window]) -> dict[str, int]:
     return {f"k{a.name}": a.kernel for a in axes if a.kernel > 1}
 
 
-def conv(b: Notation) -> None:
-    """Y[n, m, p] += X[n, c, s*p + d*k - before] * W[m, c, k], begun from the bias; groups split m and c."""
-    x, w, bias = b.input(0), b.input(1), b.optional(2)
+@dataclass(frozen=True)
+class ConvNest:
+    """A convolution's loops: `ranges` of the output, `over` the sum; where it writes, reads the data and the taps."""
+
+    shape: Shape
+    ranges: dict[str, int]
+    over: dict[str, int]
+    place: tuple[Index, ...]
+    channel: Affine
+    source: tuple[Index, ...]
+    taps: tuple[Index, ...]
+
+
+def conv_nest(b: Notation, x: Value, w: Value, bias: Value | None) -> ConvNest:
+    """Y[n, m, p] over X[n, c, s*p + d*k - before] and W[m, c, k]; groups split m and c. Raises `OnnxError`."""
     rank = x.rank - 2
     b.require(rank >= 1 and w.rank == x.rank, f"ranks {x.rank} and {w.rank}: needs [N, C, ...] and [M, C / group, ...]")
     group = b.int_attribute("group", 1)
@@ -112,16 +124,24 @@ def conv(b: Notation) -> None:
     kernel = b.ints_attribute("kernel_shape") or w.shape[2:]
     b.require(tuple(kernel) == w.shape[2:], f"kernel_shape {list(kernel)} is not that of the weights {list(w.shape)}")
     axes = windows(b, x.shape[2:], kernel)
-    y = b.output((x.shape[0], outer, *sizes(axes)), x.dtype)
     ranges, m, first = _channels(outer, inner, group)
     ranges = {"n": x.shape[0], **ranges, **{a.name: a.size for a in axes}}
     over = ({} if group > 1 and inner == 1 else {"c": inner}) | _over(axes)
     c: Index = var("c") if "c" in over else 0
-    data = b.padded(x, (var("n"), first + c, *(a.place for a in axes)), 0, {**ranges, **over})
-    taps = tuple(a.tap for a in axes)
+    source = (var("n"), first + c, *(a.place for a in axes))
     place = (var("n"), m, *(var(a.name) for a in axes))
-    start = None if bias is None else bias[m]
-    b.reduce(y, ranges, over, data * w[(m, c, *taps)], index=place, start=start)
+    taps = (m, c, *(a.tap for a in axes))
+    return ConvNest((x.shape[0], outer, *sizes(axes)), ranges, over, place, m, source, taps)
+
+
+def conv(b: Notation) -> None:
+    """Y[n, m, p] += X[n, c, s*p + d*k - before] * W[m, c, k], begun from the bias."""
+    x, w, bias = b.input(0), b.input(1), b.optional(2)
+    nest = conv_nest(b, x, w, bias)
+    y = b.output(nest.shape, x.dtype)
+    data = b.padded(x, nest.source, 0, {**nest.ranges, **nest.over})
+    start = None if bias is None else bias[nest.channel]
+    b.reduce(y, nest.ranges, nest.over, data * w[nest.taps], index=nest.place, start=start)
 
 
 def _channels(outer: int, inner: int, group: int) -> tuple[dict[str, int], Affine, Affine]:

@@ -1,0 +1,140 @@
+"""Rows of the operator table on quantised tensors: exact sums in i32, then one rounding to 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from poly.affine import var
+from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_reductions import product
+from poly.frontend.onnx_terms import Index, Term, Value, fn, python_scalar
+from poly.frontend.onnx_windows import ConvNest, conv_nest
+
+Row = Callable[[Notation], None]
+
+
+def conv_integer(b: Notation) -> None:
+    """A convolution of shifted 8-bit values, summed in i32."""
+    x, w = b.input(0), b.input(1)
+    nest = conv_nest(b, x, w, None)
+    y = b.output(nest.shape, "i32")
+    _sum(b, y, nest, x, w, (b.optional(2), b.optional(3)), None)
+
+
+def qlinear_conv(b: Notation) -> None:
+    """saturate(round(sum * (x_scale * w_scale / y_scale)) + y_zero_point), the sum in i32 and begun from the bias."""
+    x, w, bias = b.input(0), b.input(3), b.optional(8)
+    nest = conv_nest(b, x, w, bias)
+    y = b.output(nest.shape, b.input(7).dtype)
+    total = b.temporary("sum", nest.shape, "i32")
+    _sum(b, total, nest, x, w, (b.optional(2), b.optional(5)), bias)
+    _requantise(b, y, total, nest.place, nest.ranges, (b.input(1), b.input(4), b.input(6)), nest.channel)
+
+
+def _sum(
+    b: Notation,
+    total: Value,
+    nest: ConvNest,
+    x: Value,
+    w: Value,
+    zeros: tuple[Value | None, Value | None],
+    bias: Value | None,
+) -> None:
+    """sum (x - x_zero) * (w - w_zero) + bias; outside of x the difference is 0."""
+    x_zero, w_zero = zeros
+    b.supported(x_zero is None or x_zero.size == 1, "a zero point for each position has no compiled form")
+    ranges = {**nest.ranges, **nest.over}
+    start = None if bias is None else bias[nest.channel]
+    weight = _less(w[nest.taps].cast("i32"), w_zero, nest.channel)
+    if x_zero is None or x_zero.array is not None:
+        zero = 0 if x_zero is None or x_zero.array is None else int(python_scalar(x_zero.array))
+        data = b.padded(x, nest.source, zero, ranges).cast("i32")
+        known = w.array is not None and (w_zero is None or w_zero.array is not None)
+        if zero and known and (bias is None or bias.array is not None):
+            # x_zero * sum(w - w_zero) comes off the start, so that the body is a plain product
+            start = _corrected(b, w, w_zero, bias, zero)[nest.channel]
+        elif zero:
+            data = data - zero
+    else:
+        shifted = b.temporary("shifted", x.shape, "i32")
+        own = {f"i{k}": e for k, e in enumerate(x.shape)}
+        point = tuple(map(var, own))
+        b.assign(shifted, own, _less(x[point].cast("i32"), x_zero, 0), point, suffix="_shifted")
+        data = b.padded(shifted, nest.source, 0, ranges)
+    b.reduce(total, nest.ranges, nest.over, data * weight, index=nest.place, start=start, suffix="_sum")
+
+
+def _less(value: Term, zero: Value | None, channel: Index) -> Term:
+    """value - zero point, of the tensor or of each channel."""
+    if zero is None or (zero.array is not None and not zero.array.any()):
+        return value
+    return value - zero[_one(zero, channel)].cast("i32")
+
+
+def _one(value: Value, channel: Index) -> tuple[Index, ...]:
+    return (0,) * value.rank if value.size == 1 else (channel,)
+
+
+def _corrected(b: Notation, w: Value, w_zero: Value | None, bias: Value | None, zero: int) -> Value:
+    assert w.array is not None
+    weights = w.array.astype(np.int64)
+    if w_zero is not None and w_zero.array is not None:
+        weights = weights - w_zero.array.astype(np.int64).reshape(-1, *(1,) * (w.rank - 1))
+    start = -zero * weights.reshape(weights.shape[0], -1).sum(1)
+    if bias is not None and bias.array is not None:
+        start = start + bias.array.astype(np.int64)
+    return b.new_constant("start", start.astype(np.int32))
+
+
+def _requantise(
+    b: Notation,
+    y: Value,
+    total: Value,
+    place: tuple[Index, ...],
+    ranges: Mapping[str, int],
+    scales: tuple[Value, Value, Value],
+    channel: Index,
+) -> None:
+    """y = saturate(round(total * (left * right / result)) + zero point), half to even."""
+    b.supported(all(s.dtype in ("f32", "f16") for s in scales), "scales that are not f32 or f16 have no compiled form")
+    left, right, result = (s.array for s in scales)
+    b.supported(scales[0].size == 1 and scales[2].size == 1, "scales per row have no compiled form")
+    if left is not None and right is not None and result is not None:
+        lhs, rhs, out = (a.reshape(-1).astype(np.float32) for a in (left, right, result))
+        factors = lhs * rhs / out
+        factor = b.new_constant("factor", factors)[channel if factors.size > 1 else 0]
+    else:
+        terms = [s[_one(s, channel)].cast("f32") for s in scales]
+        factor = terms[0] * terms[1] / terms[2]
+    zero = b.input(7)
+    limits = np.iinfo("int8" if zero.dtype == "i8" else "uint8")
+    b.require(zero.dtype in ("i8", "u8") and zero.size == 1, "the output's zero point must be one 8-bit value")
+    rounded = fn("round", total[place].cast("f32") * factor) + zero[_one(zero, 0)].cast("f32")
+    value = fn("max", fn("min", rounded, float(limits.max)), float(limits.min)).cast(zero.dtype)
+    b.assign(y, ranges, value, place)
+
+
+def qlinear_matmul(b: Notation) -> None:
+    """The integer product, its sum in i32, then one rounding; scales and zero points of whole tensors."""
+    x, w = b.input(0), b.input(3)
+    x_zero, w_zero = b.input(2), b.input(5)
+    scales = (b.input(1), b.input(4), b.input(6))
+    b.supported(all(v.size == 1 for v in (x_zero, w_zero, *scales)), "scales per row or column have no compiled form")
+    total = product(
+        b, x, w, "i32",
+        lambda p, q: _less(p.cast("i32"), x_zero, 0) * _less(q.cast("i32"), w_zero, 0),
+        target=lambda shape: b.temporary("sum", shape, "i32"),
+    )  # fmt: skip
+    y = b.output(total.shape, b.input(7).dtype)
+    ranges = {f"i{k}": e for k, e in enumerate(y.shape)}
+    _requantise(b, y, total, tuple(map(var, ranges)), ranges, scales, 0)
+
+
+ROWS: Final[dict[str, Row]] = {
+    "ConvInteger": conv_integer,
+    "QLinearConv": qlinear_conv,
+    "QLinearMatMul": qlinear_matmul,
+}

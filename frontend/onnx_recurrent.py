@@ -1,0 +1,291 @@
+"""Rows of the operator table that are loops over time: RNN, GRU, LSTM.
+
+The products with the input do not depend on the step before and are sums over all steps at once; the products with the
+state, the gates and the new state are statements of one loop over time, in this order. A step's values have the step
+as their first subscript, so that no value is overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from poly.affine import Affine, var
+from poly.dtypes import is_float
+from poly.frontend.onnx_elementwise import softplus
+from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_terms import Index, Term, Value, fn
+
+Row = Callable[[Notation], None]
+Activation = Callable[[Term], Term]
+_S, _B, _H, _J, _K = (var(name) for name in ("s", "b", "h", "j", "k"))
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One direction: operands, extents (steps, batch, inputs, hidden), and how its steps lie in the sequence."""
+
+    b: Notation
+    x: Value
+    gates: int
+    direction: int
+    backwards: bool
+    extents: tuple[int, int, int, int]
+    batch_first: bool
+    activations: tuple[Activation, ...]
+    clip: float | None
+
+    @property
+    def suffix(self) -> str:
+        return f"_{self.direction}"
+
+    @property
+    def step(self) -> Affine:
+        """The place in the sequence of step s."""
+        return self.extents[0] - 1 - _S if self.backwards else _S
+
+    def temporary(self, name: str, *shape: int) -> Value:
+        return self.b.temporary(name, shape, self.x.dtype)
+
+    def clipped(self, v: Term) -> Term:
+        return v if self.clip is None else fn("max", fn("min", v, self.clip), -self.clip)
+
+    def activate(self, which: int, v: Term) -> Term:
+        return self.activations[which](self.clipped(v))
+
+    def bias(self, j: Index, *, recurrent: bool) -> Term | None:
+        bias = self.b.optional(3)
+        return None if bias is None else bias[self.direction, j + (self.gates * self.extents[3] if recurrent else 0)]
+
+    def weight(self, j: Index, k: Index) -> Term:
+        return self.b.input(2)[self.direction, j, k]
+
+    def inputs(self, recurrent_bias: int) -> Value:
+        """z[s, b, j]: x W' + the biases; those of the state only for the first `recurrent_bias` gates."""
+        steps, batch, width, hidden = self.extents
+        z = self.temporary("z", steps, batch, self.gates * hidden)
+        for first, last, both in ((0, recurrent_bias, True), (recurrent_bias, self.gates, False)):
+            if first == last:
+                continue
+            j = _J + first * hidden
+            own, other = self.bias(j, recurrent=False), self.bias(j, recurrent=True)
+            start: Term | float = 0.0 if own is None else own
+            if both and own is not None and other is not None:
+                start = own + other
+            ranges = {"s": steps, "b": batch, "j": (last - first) * hidden}
+            self.b.assign(z, ranges, start, (_S, _B, j), suffix=f"_bias{self.suffix}")
+        where = (_B, self.step, _K) if self.batch_first else (self.step, _B, _K)
+        value = self.x[where] * self.b.input(1)[self.direction, _J, _K]
+        ranges = {"s": steps, "b": batch, "j": self.gates * hidden, "k": width}
+        self.b.assign(z, ranges, value, (_S, _B, _J), suffix=f"_input{self.suffix}", combiner="+")
+        return z
+
+    def state(self, name: str, position: int) -> Value:
+        """A state before every step and after the last one: [steps + 1, batch, hidden]."""
+        steps, batch, _, hidden = self.extents
+        state = self.temporary(name, steps + 1, batch, hidden)
+        initial = self.b.optional(position)
+        d = self.direction
+        value = 0.0 if initial is None else initial[(_B, d, _H) if self.batch_first else (d, _B, _H)]
+        self.b.assign(state, {"b": batch, "h": hidden}, value, (0, _B, _H), suffix=f"_{name}0{self.suffix}")
+        return state
+
+    def last(self, state: Value, y: Value | None, name: str) -> None:
+        """The state after the last step, into an output."""
+        steps, batch, _, hidden = self.extents
+        if y is None:
+            return
+        where = (_B, self.direction, _H) if self.batch_first else (self.direction, _B, _H)
+        self.b.assign(y, {"b": batch, "h": hidden}, state[steps, _B, _H], where, suffix=f"_{name}_last{self.suffix}")
+
+    def product(self, z: Value, state: Value, at: Index, rows: tuple[int, int]) -> None:
+        """z[s, b, j] += state[at, b, k] R[j, k] for the gates rows[0] .. rows[1] - 1."""
+        _, batch, _, hidden = self.extents
+        j = _J + rows[0] * hidden
+        ranges = {"b": batch, "j": (rows[1] - rows[0]) * hidden, "k": hidden}
+        value = state[at, _B, _K] * self.weight(j, _K)
+        self.b.assign(z, ranges, value, (_S, _B, j), suffix=f"_state{self.suffix}", combiner="+")
+
+    def write(self, target: Value, index: Sequence[Index], value: Term, name: str) -> None:
+        """One value for each element of the batch and the state, inside the loop over time."""
+        ranges = {"b": self.extents[1], "h": self.extents[3]}
+        self.b.assign(target, ranges, value, index, suffix=f"_{name}{self.suffix}")
+
+
+def _rnn_step(layer: _Layer, z: Value, h: Value) -> None:
+    layer.product(z, h, _S, (0, 1))
+    layer.write(h, (_S + 1, _B, _H), layer.activate(0, z[_S, _B, _H]), "h")
+
+
+def _gru_step(layer: _Layer, z: Value, h: Value) -> None:
+    """Gates in the order update, reset, hidden."""
+    steps, batch, _, hidden = layer.extents
+    layer.product(z, h, _S, (0, 2))
+    update, new = layer.temporary("update", steps, batch, hidden), layer.temporary("new", steps, batch, hidden)
+    reset = layer.activate(0, z[_S, _B, _H + hidden])
+    layer.write(update, (_S, _B, _H), layer.activate(0, z[_S, _B, _H]), "update")
+    point = (_S, _B, _H)
+    if layer.b.int_attribute("linear_before_reset", 0):
+        q = layer.temporary("q", steps, batch, hidden)
+        bias = layer.bias(_H + 2 * hidden, recurrent=True)
+        product = h[_S, _B, _K] * layer.weight(_H + 2 * hidden, _K)
+        ranges = {"b": batch, "h": hidden}
+        layer.b.reduce(q, ranges, {"k": hidden}, product, index=point, start=bias, suffix=f"_q{layer.suffix}")
+        layer.write(new, point, layer.activate(1, z[_S, _B, _H + 2 * hidden] + reset * q[point]), "new")
+    else:
+        kept = layer.temporary("kept", steps, batch, hidden)
+        layer.write(kept, point, reset * h[point], "kept")
+        layer.product(z, kept, _S, (2, 3))
+        layer.write(new, point, layer.activate(1, z[_S, _B, _H + 2 * hidden]), "new")
+    value = (1.0 - update[point]) * new[point] + update[point] * h[point]
+    layer.write(h, (_S + 1, _B, _H), value, "h")
+
+
+def _lstm_step(layer: _Layer, z: Value, h: Value, c: Value) -> None:
+    """Gates in the order input, output, forget, cell; peepholes in the order input, output, forget."""
+    hidden = layer.extents[3]
+    layer.product(z, h, _S, (0, 4))
+    peepholes = layer.b.optional(7)
+
+    def gate(number: int, cell: Index) -> Term:
+        v = z[_S, _B, _H + number * hidden]
+        if peepholes is not None:
+            v = v + peepholes[layer.direction, _H + number * hidden] * c[cell, _B, _H]
+        return layer.activate(0, v)
+
+    def coupled() -> Term:
+        return 1.0 - gate(0, _S) if layer.b.int_attribute("input_forget", 0) else gate(2, _S)
+
+    new = layer.activate(1, z[_S, _B, _H + 3 * hidden])
+    layer.write(c, (_S + 1, _B, _H), coupled() * c[_S, _B, _H] + gate(0, _S) * new, "c")
+    # the clip is about the gates' own sums: the cell state goes to h unclipped
+    layer.write(h, (_S + 1, _B, _H), gate(1, _S + 1) * layer.activations[2](c[_S + 1, _B, _H]), "h")
+
+
+# -- the rows ------------------------------------------------------------------------------------------------------
+
+
+def _row(gates: int, default: tuple[str, ...]) -> Row:
+    def row(b: Notation) -> None:
+        layers = _layers(b, gates, default)
+        steps, batch, _, hidden = layers[0].extents
+        count, dtype = len(layers), layers[0].x.dtype
+        batch_first = layers[0].batch_first
+        whole = (batch, steps, count, hidden) if batch_first else (steps, count, batch, hidden)
+        final = (batch, count, hidden) if batch_first else (count, batch, hidden)
+        y = b.output(whole, dtype) if b.wants(0) else None
+        last = [b.output(final, dtype, k) if b.wants(k) else None for k in (1, 2)]
+        for layer in layers:
+            states = _run(layer)
+            for state, target, name in zip(states, last, ("h", "c"), strict=False):
+                layer.last(state, target, name)
+            if y is not None:
+                at, d = layer.step, layer.direction
+                index = (_B, at, d, _H) if batch_first else (at, d, _B, _H)
+                ranges = {"s": steps, "b": batch, "h": hidden}
+                b.assign(y, ranges, states[0][_S + 1, _B, _H], index, suffix=f"_y{layer.suffix}")
+
+    return row
+
+
+def _run(layer: _Layer) -> tuple[Value, ...]:
+    """The states of one direction, before every step and after the last."""
+    linear = layer.gates == 3 and layer.b.int_attribute("linear_before_reset", 0) != 0
+    z = layer.inputs(2 if linear else layer.gates)
+    h = layer.state("h", 5)
+    c = layer.state("c", 6) if layer.gates == 4 else h
+    with layer.b.loop("s", layer.extents[0]):
+        match layer.gates:
+            case 1:
+                _rnn_step(layer, z, h)
+            case 3:
+                _gru_step(layer, z, h)
+            case _:
+                _lstm_step(layer, z, h, c)
+    return (h, c) if layer.gates == 4 else (h,)
+
+
+def _layers(b: Notation, gates: int, default: tuple[str, ...]) -> list[_Layer]:
+    """The node's directions. Raises `OnnxError` where shapes do not fit together."""
+    x, w, r = b.input(0), b.input(1), b.input(2)
+    b.require(x.rank == w.rank == r.rank == 3 and is_float(x.dtype), "needs floats X, W and R of rank 3")
+    batch_first = b.int_attribute("layout", 0) == 1
+    steps, batch = (x.shape[1], x.shape[0]) if batch_first else x.shape[:2]
+    direction = b.string_attribute("direction", "forward")
+    b.require(direction in ("forward", "reverse", "bidirectional"), f"direction {direction!r} is unknown")
+    count, hidden, width = 2 if direction == "bidirectional" else 1, r.shape[2], x.shape[2]
+    b.require(b.int_attribute("hidden_size", hidden) == hidden, f"hidden_size is not that of R {list(r.shape)}")
+    _fits(b, "W", w, (count, gates * hidden, width))
+    _fits(b, "R", r, (count, gates * hidden, hidden))
+    _fits(b, "B", b.optional(3), (count, 2 * gates * hidden))
+    state = (batch, count, hidden) if batch_first else (count, batch, hidden)
+    _fits(b, "initial_h", b.optional(5), state)
+    _fits(b, "initial_c", b.optional(6), state)
+    _fits(b, "P", b.optional(7), (count, 3 * hidden))
+    b.supported(steps > 0, "a sequence without steps has no compiled form")
+    lengths = b.optional(4)
+    whole = lengths is None or (lengths.array is not None and all(int(n) == steps for n in lengths.array.reshape(-1)))
+    b.supported(whole, "sequences shorter than the input have no compiled form", "give sequence_lens as a constant")
+    functions = _activations(b, count, default)
+    clip = b.float_attribute("clip") if b.has("clip") else None
+    each, extents = len(default), (steps, batch, width, hidden)
+    return [
+        _Layer(b, x, gates, d, direction == "reverse" or d == 1, extents, batch_first,
+               tuple(functions[d * each : (d + 1) * each]), clip)
+        for d in range(count)
+    ]  # fmt: skip
+
+
+def _fits(b: Notation, name: str, value: Value | None, shape: tuple[int, ...]) -> None:
+    if value is not None:
+        b.require(value.shape == shape, f"{name} is {list(value.shape)}, not {list(shape)}")
+
+
+def _activations(b: Notation, count: int, default: tuple[str, ...]) -> list[Activation]:
+    names = b.call.attributes.get("activations") or default * count
+    if not isinstance(names, tuple) or len(names) < count * len(default):
+        raise b.fail(f"activations {names!r} are not {count * len(default)} names")
+    names = names[: count * len(default)]  # the schema's default is always for two directions
+    alphas, betas = b.call.attributes.get("activation_alpha"), b.call.attributes.get("activation_beta")
+    found: list[Activation] = []
+    for k, name in enumerate(names):
+        entry = _ACTIVATIONS.get(str(name).lower())
+        if entry is None:
+            raise b.fail(f"activation {name!r} is unknown")
+        function, alpha, beta = entry
+        found.append(_with(function, _given(b, alphas, k, len(names), alpha), _given(b, betas, k, len(names), beta)))
+    return found
+
+
+def _given(b: Notation, values: object, position: int, count: int, default: float) -> float:
+    if not values or not isinstance(values, tuple):
+        return default
+    b.supported(len(values) == count, f"{len(values)} activation parameters for {count} activations")  # pyright: ignore[reportUnknownArgumentType]
+    return float(values[position])  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _with(function: Callable[[Term, float, float], Term], alpha: float, beta: float) -> Activation:
+    return lambda v: function(v, alpha, beta)
+
+
+_ACTIVATIONS: Final[dict[str, tuple[Callable[[Term, float, float], Term], float, float]]] = {
+    "affine": (lambda v, a, b: v * a + b, 1.0, 0.0),
+    "elu": (lambda v, a, b: fn("select", fn("lt", v, 0), (fn("exp", v) - 1.0) * a, v), 1.0, 0.0),
+    "hardsigmoid": (lambda v, a, b: fn("max", fn("min", v * a + b, 1.0), 0.0), 0.2, 0.5),
+    "leakyrelu": (lambda v, a, b: fn("select", fn("lt", v, 0), v * a, v), 0.01, 0.0),
+    "relu": (lambda v, a, b: fn("max", v, 0), 0.0, 0.0),
+    "scaledtanh": (lambda v, a, b: fn("tanh", v * b) * a, 1.0, 1.0),
+    "sigmoid": (lambda v, a, b: fn("sigmoid", v), 0.0, 0.0),
+    "softplus": (lambda v, a, b: softplus(v), 0.0, 0.0),
+    "softsign": (lambda v, a, b: v / (fn("abs", v) + 1.0), 0.0, 0.0),
+    "tanh": (lambda v, a, b: fn("tanh", v), 0.0, 0.0),
+    "thresholdedrelu": (lambda v, a, b: fn("select", fn("gt", v, a), v, 0), 1.0, 0.0),
+}
+
+
+ROWS: Final[dict[str, Row]] = {
+    "GRU": _row(3, ("Sigmoid", "Tanh")),
+    "LSTM": _row(4, ("Sigmoid", "Tanh", "Tanh")),
+    "RNN": _row(1, ("Tanh",)),
+}

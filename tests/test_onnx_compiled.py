@@ -1,0 +1,106 @@
+"""ONNX operators that are loops over time, quantised, or indirect: the interpreter and the CPU against onnx.reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poly
+from poly.frontend.onnx_import import from_onnx
+from tests.onnx_helpers import Arrays, Operand, assert_close, node_model, reference, run_model
+from tests.test_onnx import f32, ints, positive
+
+
+def scalar(value: float, dtype: type) -> np.ndarray:
+    return np.array(value, dtype)
+
+
+def compiled(model: Any, inputs: Arrays) -> Arrays:
+    graph = from_onnx(model)
+    return poly.compile(graph).run(inputs)
+
+
+def weights(gates: int, directions: int = 1, inputs: int = 3, hidden: int = 4) -> list[np.ndarray]:
+    return [f32(directions, gates * hidden, inputs), f32(directions, gates * hidden, hidden),
+            f32(directions, 2 * gates * hidden)]  # fmt: skip
+
+
+X, H = f32(5, 2, 3), f32(1, 2, 4)
+RECURRENT: dict[str, tuple[str, list[Operand], dict[str, Any]]] = {
+    "rnn": ("RNN", [X, *weights(1), None, H], {"hidden_size": 4, "outputs": 2}),
+    "rnn without bias": ("RNN", [X, *weights(1)[:2]], {"hidden_size": 4, "outputs": 2}),
+    "gru": ("GRU", [X, *weights(3), None, H], {"hidden_size": 4, "outputs": 2}),
+    "gru, linear before reset": ("GRU", [X, *weights(3)],
+                                 {"hidden_size": 4, "outputs": 2, "linear_before_reset": 1}),
+    "lstm": ("LSTM", [X, *weights(4), None, H, H], {"hidden_size": 4, "outputs": 3}),
+    "lstm with peepholes": ("LSTM", [X, *weights(4), None, H, H, f32(1, 12)], {"hidden_size": 4, "outputs": 3}),
+}  # fmt: skip
+
+U8, I8 = np.uint8, np.int8
+SHARED = [scalar(0.05, np.float32), scalar(120, U8)]
+QUANTISED: dict[str, tuple[str, list[Operand], dict[str, Any]]] = {
+    "qlinear matmul": ("QLinearMatMul", [ints(0, 255, 3, 6, dtype=U8), *SHARED, ints(-99, 99, 6, 4, dtype=I8),
+                                         scalar(0.02, np.float32), scalar(3, I8), scalar(0.3, np.float32),
+                                         scalar(117, U8)], {}),
+    "conv of integers": ("ConvInteger", [ints(0, 255, 1, 2, 5, 5, dtype=U8), ints(0, 255, 3, 2, 3, 3, dtype=U8),
+                                         scalar(9, U8), scalar(7, U8)], {"pads": [1, 1, 1, 1]}),
+    "conv of integers, constants": ("ConvInteger", [ints(0, 255, 1, 2, 5, 5, dtype=U8),
+                                                    ints(0, 255, 3, 2, 3, 3, dtype=U8), scalar(9, U8), scalar(7, U8)],
+                                    {"pads": [1, 1, 1, 1], "constant": [1, 2, 3]}),
+}  # fmt: skip
+CASES = RECURRENT | QUANTISED
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.replace(" ", "_"))
+def test_operator_by_the_interpreter_and_on_the_cpu(case: str) -> None:
+    operator, inputs, options = CASES[case]
+    model, arrays = node_model(operator, inputs, **options)
+    want = reference(model, arrays)
+    assert_close(run_model(model, arrays), want, rtol=2e-5)
+    assert_close(compiled(model, arrays), want, rtol=2e-5)
+
+
+def sigmoid(v: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-v))
+
+
+@pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
+@pytest.mark.parametrize("operator", ["RNN", "GRU", "LSTM"])
+def test_backward_directions_are_forward_ones_on_the_reversed_sequence(operator: str, direction: str) -> None:
+    """onnx.reference has no backward direction of some: each direction is compared with a forward node of its own."""
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[operator]
+    count = 2 if direction == "bidirectional" else 1
+    w, r, bias = weights(gates, count)
+    model, arrays = node_model(operator, [X, w, r, bias], hidden_size=4, outputs=2, direction=direction)
+    found = run_model(model, arrays)
+    assert_close(compiled(model, arrays), found, rtol=2e-5)
+    for d in range(count):
+        backwards = direction == "reverse" or d == 1
+        x = X[::-1].copy() if backwards else X
+        one, given = node_model(operator, [x, w[d : d + 1], r[d : d + 1], bias[d : d + 1]], hidden_size=4, outputs=2)
+        want = reference(one, given)
+        whole = want["y0"][::-1] if backwards else want["y0"]
+        np.testing.assert_allclose(found["y0"][:, d], whole[:, 0], rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(found["y1"][d], want["y1"][0], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("constant", [(), (1, 2, 3, 4, 5, 6, 7, 8)])
+def test_qlinear_conv(group: int, constant: tuple[int, ...]) -> None:
+    """The oracle is written out: the sum in integers, the padding as the zero point, a scale for each channel."""
+    x, w = ints(0, 255, 1, 4, 6, 6, dtype=U8), ints(-99, 99, 4, 4 // group, 3, 3, dtype=I8)
+    scale, bias = positive(4) * np.float32(0.01), ints(-500, 500, 4, dtype=np.int32)
+    inputs = [x, *SHARED, w, scale, np.zeros(4, I8), scalar(0.4, np.float32), scalar(100, U8), bias]
+    model, arrays = node_model("QLinearConv", inputs, constant=constant, group=group, pads=[1, 1, 1, 1])
+    padded = np.pad(x.astype(np.int64) - 120, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    each = 4 // group
+    total = np.stack(
+        [np.einsum("nchwkl,ckl->nhw", windows[:, m // each * each :][:, :each], w[m]) + bias[m] for m in range(4)], 1
+    )
+    factor = (np.float32(0.05) * scale / np.float32(0.4))[:, None, None]
+    want = {"y0": np.clip(np.rint(total.astype(np.float32) * factor) + 100, 0, 255).astype(U8)}
+    assert_close(run_model(model, arrays), want)
+    assert_close(compiled(model, arrays), want)
