@@ -283,7 +283,10 @@ def engine_cycles(engine: Engine) -> int | None:
     """Cycles of one run on an accelerator, group after group; None on a CPU."""
     if engine.machine.kind != "accelerator":
         return None
-    return sum(int(step.unit.kernel.report.cycles) for step in engine.steps if step.unit is not None)  # type: ignore[attr-defined]
+    from poly.accel.compiled import StreamKernel
+
+    kernels = (step.unit.kernel for step in engine.steps if step.unit is not None)
+    return sum(k.report.cycles for k in kernels if isinstance(k, StreamKernel))
 
 
 def _timed_graph(engine: Engine, inputs: Mapping[str, Array], machine: Machine) -> tuple[dict[str, Array], float]:

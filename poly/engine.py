@@ -222,7 +222,7 @@ def _compile_step(
         try:
             cache[key] = compile_unit(canonical)
         except (UnsupportedError, CapacityError) as error:
-            cache[key] = " ".join(f"not compiled: {error}".split())
+            cache[key] = "not compiled: " + "; ".join(line.strip() for line in str(error).splitlines())
     found = cache[key]
     unit, refused = (None, (found,)) if isinstance(found, str) else (found, ())
     return Step(

@@ -151,12 +151,17 @@ class EngineExplanation(Explanation):
              "-" if g.cycles is None else count_text(g.cycles), seconds_text(g.seconds) if g.compiled else "reference")
             for g in self.groups
         ]  # fmt: skip
-        why = "\n".join(f"{g.name}: {reason}" for g in self.groups for reason in g.why)
+        why = "\n".join(f"{g.name}: {reason}" for g in self.groups for reason in (g.why if g.compiled else g.why[:-1]))
+        slow = "\n".join(f"{g.name}: {g.why[-1]}" for g in self.groups if not g.compiled)
         heads = ("group", "statements", "tiles", "moved", "of least", "cycles", "compiled in")
         return Document(
             f"engine {e.graph.name}",
             tuple(facts),
-            (table("groups", heads, rows), Text("why fused", why or "nothing is fused")),
+            (
+                table("groups", heads, rows),
+                Text("why fused", why or "nothing is fused"),
+                *((Text("why by the reference evaluator", slow),) if slow else ()),
+            ),
         )
 
 
@@ -189,11 +194,13 @@ def explain_compiled(what: Kernel | StreamKernel | Engine) -> KernelExplanation 
     """See `poly.explain.explain`. Raises `PolyError` for what is not compiled."""
     if isinstance(what, Engine):
         return explain_engine(what)
-    schedule = getattr(what, "schedule", None)
-    if isinstance(schedule, Schedule) and hasattr(what, "stream"):
-        return explain_stream(what)  # type: ignore[arg-type]
-    if isinstance(schedule, Schedule) and hasattr(what, "module"):
-        return explain_kernel(what)  # type: ignore[arg-type]
+    from poly.accel.compiled import StreamKernel
+    from poly.codegen.kernel import Kernel
+
+    if isinstance(what, StreamKernel) and what.schedule is not None:
+        return explain_stream(what)
+    if isinstance(what, Kernel) and what.schedule is not None:
+        return explain_kernel(what)
     raise PolyError(
         f"{type(what).__name__} has no explanation", hint="a Program, Schedule, Kernel, StreamKernel, Engine or Graph"
     )
@@ -248,10 +255,12 @@ def explain_engine(engine: Engine) -> EngineExplanation:
 
 def unit_facts(unit: Unit) -> tuple[tuple[str, ...], int | None, int | None]:
     """Tiles, bytes over DRAM and cycles (None on a CPU) of a compiled group."""
-    report = getattr(unit.kernel, "report", None)
+    from poly.accel.compiled import StreamKernel
+
     shapes = [f"{b.space} {'x'.join(b.extents) or '1'}" for b in buffers_of(unit.schedule)]
     tiles = tuple(dict.fromkeys(shapes))
-    if report is not None:
+    if isinstance(unit.kernel, StreamKernel):
+        report = unit.kernel.report
         return tiles, sum(report.dram_read.values()) + sum(report.dram_written.values()), report.cycles
     return tiles, traffic(unit.schedule).between("dram"), None
 
