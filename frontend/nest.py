@@ -120,7 +120,7 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
         raise text.source.error(text.definition, "no sizes satisfy the assertions")
     tensors = _tensors(arguments, reader)
     statements = tuple(
-        _statement(text.source, draft, f"S{k}", tensors, sizes, exact) for k, draft in enumerate(reader.drafts)
+        _statement(draft, f"S{k}", tensors, sizes, exact) for k, draft in enumerate(reader.drafts)
     )
     for statement, draft in zip(statements, reader.drafts, strict=True):
         _check_bounds(text.source, statement, draft, tensors, sizes, context)
@@ -201,7 +201,7 @@ def _has_float(name: str, drafts: Sequence[Draft]) -> bool:
 
 
 def _statement(
-    source: Source, draft: Draft, name: str, tensors: Mapping[str, Tensor], sizes: Sequence[str], exact: bool
+    draft: Draft, name: str, tensors: Mapping[str, Tensor], sizes: Sequence[str], exact: bool
 ) -> Statement:
     condition = " and ".join(draft.conditions) or "true"
     iterators = ", ".join(draft.iterators)

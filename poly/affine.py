@@ -178,11 +178,6 @@ class Affine:
                     return (self - pair + atom.argument * c).recombined()
         return self
 
-    def constant_value(self) -> int:
-        """The int of a constant expression; the caller has made sure that it is one."""
-        assert self.is_constant, f"{self} is not constant"
-        return self.constant
-
     def _text(self, atom_text: Callable[[Atom], str]) -> str:
         parts: list[str] = []
         for atom, c in self.terms:

@@ -99,12 +99,12 @@ def _einsum_on(
     tiles = dict.fromkeys(f"{b.space} {'x'.join(b.extents)}" for b in buffers_of(kernel.schedule))
     row = (
         machine.name, seconds_text(seconds), "; ".join(tiles), bytes_text(moved.between("dram")),
-        ratio_text(moved.ratio), _one_run(kernel, machine, operands), f"{difference.worst:.2g}", _verdict(difference),
+        ratio_text(moved.ratio), _one_run(kernel, operands), f"{difference.worst:.2g}", _verdict(difference),
     )  # fmt: skip
     return difference, row
 
 
-def _one_run(kernel: Kernel | StreamKernel, machine: Machine, operands: Sequence[Array]) -> str:
+def _one_run(kernel: Kernel | StreamKernel, operands: Sequence[Array]) -> str:
     report = getattr(kernel, "report", None)
     if report is not None:
         return f"{count_text(report.cycles)} cycles"

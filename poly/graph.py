@@ -59,11 +59,11 @@ class Graph:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in self.tensors if t.role in ("input", "inout", "state"))
+        return tuple(t for t in self.tensors if t.is_input)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        return tuple(t for t in self.tensors if t.role in ("output", "inout", "state"))
+        return tuple(t for t in self.tensors if t.is_output)
 
     def to_program(self) -> Program:
         """One program: every node's statements in order, one nest each."""

@@ -139,7 +139,7 @@ def check_writable(written: Iterable[tuple[str, str]], tensors: Mapping[str, Ten
 def results(program_tensors: Iterable[Tensor], arrays: Mapping[str, Array], keep: Iterable[str]) -> dict[str, Array]:
     """The arrays of outputs, inouts and states, and those named in `keep`."""
     wanted = set(keep)
-    shown = [t.name for t in program_tensors if t.role in ("output", "inout", "state") or t.name in wanted]
+    shown = [t.name for t in program_tensors if t.is_output or t.name in wanted]
     return {name: arrays[name] for name in shown}
 
 

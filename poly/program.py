@@ -76,6 +76,16 @@ class Tensor:
         return len(self.shape)
 
     @property
+    def is_input(self) -> bool:
+        """Whether a call takes it; constants are bound when compiling."""
+        return self.role in ("input", "inout", "state")
+
+    @property
+    def is_output(self) -> bool:
+        """Whether a call gives it back."""
+        return self.role in ("output", "inout", "state")
+
+    @property
     def storage_shape(self) -> tuple[Affine, ...]:
         """Extents of what is allocated."""
         return self.shape if self.layout is None else self.layout.shape
@@ -227,11 +237,11 @@ class Program:
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         """What a call takes, in order: inputs and inouts; constants are bound when compiling."""
-        return self.with_role("input", "inout", "state")
+        return tuple(t for t in self.tensors if t.is_input)
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        return self.with_role("output", "inout", "state")
+        return tuple(t for t in self.tensors if t.is_output)
 
     def bind(self, **sizes: int) -> Program:
         """Fix sizes; the others stay free. Raises `PolyError` for an unknown size or one the context excludes."""

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 import islpy as isl
 
 from poly.affine import Affine, Constraint, var
-from poly.program import Access, Statement
+from poly.program import Access, Program, Statement
 from poly.rows import relation_of, set_of
-from poly.sets import OUT, header
+from poly.sets import OUT, fix_sizes, header
+
+
+def bound_domain(program: Program, s: Statement) -> isl.Set:
+    """The instances of a statement that the program's context allows, with the sizes that are bound put in."""
+    return fix_sizes(s.domain.intersect_params(program.context), program.binding)
 
 
 def expressions_map(s: Statement, values: Sequence[Affine], parameters: Sequence[str], target: str = "") -> isl.Map:

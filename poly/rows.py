@@ -13,7 +13,7 @@ import islpy as isl
 
 from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
 from poly.errors import Bug, UnsupportedError
-from poly.sets import DIV, IN, OUT, PARAM, SET, floor_of_aff, operation_budget
+from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, operation_budget
 
 _CST = isl.dim_type.cst
 Row = dict[int, int]
@@ -136,7 +136,7 @@ def conditions_of(basic: isl.BasicSet, names: Sequence[str], about: int | None =
     """
     column = 0 if about is None else 1 + basic.dim(PARAM) + about
     local = basic.get_local_space()
-    divs = _divs(local, names)
+    divs = floors_of(local, names)
     atoms: list[Affine | None] = [*map(var, parameters_of(basic)), *map(var, names), *divs]
     result: list[Constraint | None] = []
     for equality, matrix in (
@@ -176,7 +176,7 @@ def outputs_of_hull(relation: isl.Map, inputs: Sequence[str]) -> list[Affine | N
     wrapped = hull.wrap()
     local = wrapped.get_local_space()
     names = [*inputs, *(f"output {k}" for k in range(count))]
-    divs = [None if d is None or not d.names.isdisjoint(names[len(inputs) :]) else d for d in _divs(local, names)]
+    divs = [None if d is None or not d.names.isdisjoint(names[len(inputs) :]) else d for d in floors_of(local, names)]
     atoms = [*map(var, parameters_of(hull)), *map(var, names), *divs]
     matrix = wrapped.equalities_matrix(_CST, PARAM, SET, DIV)
     result: list[Affine | None] = [None] * count
@@ -187,16 +187,4 @@ def outputs_of_hull(relation: isl.Map, inputs: Sequence[str]) -> list[Affine | N
             own = Var(names[len(inputs) + d])
             rest = Affine(tuple(term for term in whole.terms if term[0] != own), whole.constant)
             result[d] = rest * -c if abs(c) == 1 else (-rest // c if c > 0 else rest // -c)
-    return result
-
-
-def _divs(local: isl.LocalSpace, names: Sequence[str]) -> list[Affine | None]:
-    """The floors of a local space; None for an existential without a definition."""
-    result: list[Affine | None] = []
-    for d in range(local.dim(DIV)):
-        try:
-            div = local.get_div(d)
-            result.append(None if div.is_nan() else floor_of_aff(div, names))
-        except isl.Error:  # isl has no other way to say that a division is unknown
-            result.append(None)
     return result

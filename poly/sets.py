@@ -80,11 +80,7 @@ def affine_of_pw(pw: isl.PwAff, inputs: Sequence[str]) -> Affine | None:
 def constraints_of(basic: isl.BasicSet, names: Sequence[str]) -> tuple[Constraint, ...] | None:
     """The constraints of a basic set by names of its dimensions, existentials as floors; None if not possible."""
     result: list[Constraint] = []
-    divs: list[Affine | None] = []
-    local = basic.get_local_space()
-    for d in range(local.dim(DIV)):
-        div = local.get_div(d)
-        divs.append(None if div.is_nan() else floor_of_aff(div, names))
+    divs = floors_of(basic.get_local_space(), names)
     for constraint in basic.get_constraints():
         total = Affine((), _int(constraint.get_constant_val()))
         for kind, labels in ((SET, names), (PARAM, parameter_names(basic))):
@@ -98,6 +94,18 @@ def constraints_of(basic: isl.BasicSet, names: Sequence[str]) -> tuple[Constrain
                 total = total + div * c
         result.append(Constraint(total, constraint.is_equality()))
     return tuple(result)
+
+
+def floors_of(local: isl.LocalSpace, names: Sequence[str]) -> list[Affine | None]:
+    """The floors of a local space; None for an existential without a definition."""
+    result: list[Affine | None] = []
+    for d in range(local.dim(DIV)):
+        try:
+            div = local.get_div(d)
+            result.append(None if div.is_nan() else floor_of_aff(div, names))
+        except isl.Error:  # isl has no other way to say that a division is unknown
+            result.append(None)
+    return result
 
 
 def conjunctions_of(domain: isl.Set, names: Sequence[str]) -> tuple[tuple[Constraint, ...], ...] | None:

@@ -52,7 +52,7 @@ def _scheduled(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
     failures: list[PolyError] = []
     for attempt in _attempts(schedule, group, machine):
         try:
-            return replace(settle(attempt()), checked=True)
+            return settle(attempt())
         except (ScheduleError, UnsupportedError) as error:
             failures.append(error)
     for s in group.statements:
@@ -76,7 +76,7 @@ def _attempts(schedule: Schedule, group: Group, machine: Machine) -> Iterator[Ca
             yield lambda: _tiled(schedule, pieces, machine, [_copy_plans(schedule.program, pieces, machine)])
         for pad in (True, False):
             yield lambda pad=pad: _tiled(
-                schedule, pieces, machine, [_vector_plans(schedule.program, pieces, machine, pad)]
+                schedule, pieces, machine, [_vector_plans(pieces, machine, pad)]
             )
     yield lambda: whole(unchecked(schedule), group.names, machine)
 
@@ -144,7 +144,7 @@ def _array_plans(program: Program, pieces: Pieces, way: Contraction, machine: Ma
         raise UnsupportedError(f"the vector engine of {machine.name} does not reach {result}", where=program.name)
     fixed: list[Promotion] = []
     free: list[Promotion] = []
-    for p in pieces.promotions(program):
+    for p in pieces.promotions():
         if p.tensor == s.write.tensor:
             fixed.append(replace(p, memory=result))
         elif p.tensor in operands and p.users == (way.statement,):
@@ -154,10 +154,10 @@ def _array_plans(program: Program, pieces: Pieces, way: Contraction, machine: Ma
     return [Plan((*fixed, *rest), engines, way) for rest in _assigned(free, machine)]
 
 
-def _vector_plans(program: Program, pieces: Pieces, machine: Machine, pad: bool) -> list[Plan]:
+def _vector_plans(pieces: Pieces, machine: Machine, pad: bool) -> list[Plan]:
     """Everything on the vector engine: what is read in one memory, what is written in the same or another."""
     engines = {t.name: _vector(machine).name for t in pieces.statements}
-    return [Plan(rest, engines, None) for rest in _assigned(pieces.promotions(program, pad), machine)]
+    return [Plan(rest, engines, None) for rest in _assigned(pieces.promotions(pad), machine)]
 
 
 def _assigned(promotions: Sequence[Promotion], machine: Machine) -> list[tuple[Promotion, ...]]:
@@ -177,7 +177,7 @@ def _copy_plans(program: Program, pieces: Pieces, machine: Machine) -> list[Plan
     """Straight from DRAM into a buffer of the result, and back; what is read needs no buffer of its own."""
     (s,) = pieces.statements
     dram = program.tensor[s.reads[0].tensor].space
-    promotions = [p for p in pieces.promotions(program) if p.written]
+    promotions = [p for p in pieces.promotions() if p.written]
     plans: list[Plan] = []
     for memory in _memories(machine):
         engine = copy_engine(machine, dram, memory)

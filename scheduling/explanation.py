@@ -14,7 +14,7 @@ from poly.document import Document, Explanation, Text, bytes_text, count_text, r
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.program import Program, Statement
-from poly.relations import expressions_map
+from poly.relations import bound_domain, expressions_map
 from poly.scheduling.dependences import Dependence, Facts
 from poly.scheduling.promotion import tile_of
 from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode, statements_of
@@ -183,7 +183,7 @@ def buffers_of(schedule: Schedule) -> tuple[BufferFacts, ...]:
 
 
 def _points(program: Program, s: Statement) -> int | None:
-    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
+    domain = bound_domain(program, s)
     return within_budget(_OPERATIONS, lambda: count_points(domain), lambda: None)
 
 

@@ -10,10 +10,10 @@ from poly.dtypes import size_bytes
 from poly.expr import Apply, walk
 from poly.machine import Engine, Machine
 from poly.program import Access, Program, Statement
+from poly.relations import bound_domain
 from poly.scheduling.contraction import Contraction, names_of
 from poly.scheduling.groups import Group, tensors_read
 from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work
-from poly.sets import fix_sizes
 
 WINDOW = 16
 
@@ -60,7 +60,7 @@ class Pieces:
         values: dict[str, Affine | int] = {**self.sizes, **{i: var(v) for i, v in self.places[s.name].items()}}
         return tuple(e.substitute(values) if isinstance(e, Affine) else Affine() for e in access.index)
 
-    def promotions(self, program: Program, pad: bool = True) -> tuple[Promotion, ...]:
+    def promotions(self, pad: bool = True) -> tuple[Promotion, ...]:
         """One for every tensor written, by all; one for every tensor read, by reductions apart from the others."""
         written = list(dict.fromkeys(s.write.tensor for s in self.statements))
         found = [Promotion(t, self.users(t), True, False) for t in written]
@@ -115,12 +115,12 @@ def pieces_of(program: Program, group: Group) -> Pieces | None:
 
 def is_empty(program: Program, s: Statement) -> bool:
     """Whether a statement has no instance."""
-    return fix_sizes(s.domain.intersect_params(program.context), program.binding).is_empty()
+    return bound_domain(program, s).is_empty()
 
 
 def _extents(program: Program, s: Statement) -> dict[str, int]:
     """Lengths of the box around a domain."""
-    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
+    domain = bound_domain(program, s)
     return {
         i: domain.dim_max_val(k).to_python() - domain.dim_min_val(k).to_python() + 1 for k, i in enumerate(s.iterators)
     }
@@ -149,7 +149,7 @@ def _buffer(program: Program, pieces: Pieces, p: Promotion, rotate: bool) -> Buf
             accesses += [pieces.subscripts(s, a) for a, _ in s.accesses if a.tensor == p.tensor]
     names = {s.name for s in pieces.statements}
     outside = any(p.tensor in tensors_read(s) for s in program.statements if s.name not in names)
-    stored = p.written and (t.role in ("output", "inout", "state") or outside)
+    stored = p.written and (t.is_output or outside)
     extents = t.extents(program.binding)
     unique = tuple(dict.fromkeys(accesses))
     order = [k for k, s in enumerate(pieces.statements) if s.name in p.users]

@@ -15,6 +15,7 @@ from poly.scheduling.contraction import Contraction
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.group_plan import Pieces, Plan, by_role, is_empty
 from poly.scheduling.placement import Block, place
+from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule, statements_of
 from poly.scheduling.tiles import Choice, blocks
 from poly.sets import fix_sizes
@@ -76,18 +77,11 @@ def _promote(schedule: Schedule, pieces: Pieces, plan: Plan, tiled: Sequence[str
         depth = shared if p.written else moving[-1] + 1 if moving else 0
         at = user[depth - 1] if depth else None
         buffer = f"{p.tensor}_{p.memory}" + ("" if p.written or len(p.users) == 1 else "_shared")
-        name = _free(schedule, buffer)
+        name = free_name(schedule, buffer)
         schedule = schedule.promote(p.tensor, at, p.memory, name=name, users=p.users, pad=p.pad)
         if at is not None and (plan.rotate or not p.written):
             schedule = schedule.double_buffer(name, at)
     return schedule
-
-
-def _free(schedule: Schedule, wanted: str) -> str:
-    name, k = wanted, 1
-    while name in schedule.program.tensor:
-        name, k = f"{wanted}{k + 1}", k + 1
-    return name
 
 
 def _array_points(
@@ -169,7 +163,7 @@ def whole(schedule: Schedule, statements: Sequence[str], machine: Machine) -> Sc
         memory = max(room, key=lambda m: room[m])
         if not _touched(schedule.program, t, users):
             continue
-        schedule = schedule.promote(t, None, memory, name=_free(schedule, f"{t}_{memory}"), users=users)
+        schedule = schedule.promote(t, None, memory, name=free_name(schedule, f"{t}_{memory}"), users=users)
     schedule = settle(_tensorise_copies(schedule, before, machine))
     for name in statements:
         own = [n for n in schedule.nests[name].names if schedule.under(n) == (name,)]

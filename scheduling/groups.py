@@ -14,7 +14,8 @@ import islpy as isl
 
 from poly.affine import Affine, Var
 from poly.program import Access, Program, Role, Statement, Tensor
-from poly.sets import SET, fix_sizes
+from poly.relations import bound_domain
+from poly.sets import SET
 
 
 @dataclass
@@ -104,7 +105,7 @@ def _anchor(program: Program, s: Statement) -> Group:
         axes = tuple(i for i in s.iterators if _used_bare(s.write, i))
         rest = [i for i in s.iterators if i not in axes]
         group.axes[s.name] = axes
-        group.box = box_of(program, s, axes) if not rest or s.combiner is not None else None
+        group.box = domain_box(program, s, axes) if not rest or s.combiner is not None else None
         group.made[s.write.tensor] = _placement(s.write, axes)
     return group
 
@@ -130,9 +131,9 @@ def _bare(subscript: Affine) -> str | None:
             return None
 
 
-def box_of(program: Program, s: Statement, iterators: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
+def domain_box(program: Program, s: Statement, iterators: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
     """Inclusive ranges of some iterators where the domain is a box of known size, else None."""
-    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
+    domain = bound_domain(program, s)
     ranges: list[tuple[int, int]] = []
     product = isl.Set.universe(domain.get_space())
     for k, name in enumerate(s.iterators):
@@ -156,7 +157,7 @@ def _add_update(program: Program, group: Group, s: Statement) -> bool:
     ):
         return False
     aligned = _aligned(s.write, group.made[s.write.tensor], len(group.axes[first.name]))
-    if aligned is None or group.box is None or box_of(program, s, aligned) != group.box:
+    if aligned is None or group.box is None or domain_box(program, s, aligned) != group.box:
         return False
     group.statements.append(s)
     group.axes[s.name] = aligned
@@ -193,7 +194,7 @@ def _add_pointwise(program: Program, group: Group, s: Statement) -> bool:
             if found is None or axes not in (None, found):
                 return False
             axes = found
-    if axes is None or set(axes) != set(s.iterators) or box_of(program, s, axes) != group.box:
+    if axes is None or set(axes) != set(s.iterators) or domain_box(program, s, axes) != group.box:
         return False
     if not all(isinstance(i, Affine) for i in s.write.index):
         return False

@@ -15,11 +15,12 @@ import islpy as isl
 
 from poly.errors import IllegalEdit
 from poly.program import Program, Statement
+from poly.relations import bound_domain
 from poly.rows import bounded
 from poly.scheduling.dependences import Dependence, Touch
 from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.scheduling.vectors import Vectors, before_in, together
-from poly.sets import IN, OUT, fix_sizes, witness
+from poly.sets import IN, OUT, witness
 
 BUDGET = 20_000_000
 _ADVICE = {
@@ -66,7 +67,7 @@ def check_parts(schedule: Schedule) -> None:
         group = parts.get(name, [])
         if len(group) == 1 and group[0].domain is original.domain or not group and name in again:
             continue
-        whole = fix_sizes(original.domain.intersect_params(program.context), program.binding)
+        whole = bound_domain(program, original)
         seen = whole.subtract(whole)
         for s in group:
             part = _bound(schedule, s).set_tuple_name(name)
@@ -125,7 +126,7 @@ def _check_pair(
 
 
 def _bound(schedule: Schedule, s: Statement) -> isl.Set:
-    return fix_sizes(s.domain.intersect_params(schedule.program.context), schedule.program.binding)
+    return bound_domain(schedule.program, s)
 
 
 def violation(

@@ -77,7 +77,7 @@ def promote(
     )
     inward, outward = _copies_needed(schedule, tensor, chosen, tile)
     statements = [
-        see(schedule, s, tensor, new, tile, pad) if s.name in chosen else s for s in schedule.program.statements
+        redirected(schedule, s, tensor, new, tile, pad) if s.name in chosen else s for s in schedule.program.statements
     ]
     nests = dict(schedule.nests)
     first, last = span(schedule, at, chosen)
@@ -85,7 +85,7 @@ def promote(
         statements = _insert(
             statements, _copy(schedule, source, new, tile, chosen, outward=True, pad=()), chosen, after=True
         )
-        nests = place(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
+        nests = insert_nest(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
     if inward is not None:
         guard = _padding(schedule, tensor, chosen, tile) if pad else ()
         part = replace(tile, footprint=inward)
@@ -93,7 +93,7 @@ def promote(
             statements, _copy(schedule, source, new, part, chosen, outward=False, pad=guard), chosen, after=False
         )
         early = min(first, _after_writers(schedule, tensor, at, chosen))
-        nests = place(nests, at, early, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
+        nests = insert_nest(nests, at, early, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
     program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
     result = replace(schedule, program=program, nests=canonical(nests))
     return finish(
@@ -204,7 +204,7 @@ def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: 
     role = program.tensor[tensor].role
     outward = bool(writers) and (
         inward
-        or role in ("output", "inout", "state")
+        or program.tensor[tensor].is_output
         or any(_read_elsewhere(program, tensor, users, w) for w in written)
     )
     whole = role not in ("output", "temporary") or not writers
@@ -274,7 +274,7 @@ def _tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -
     return fix_sizes(where.reverse().apply_range(touched), program.binding)
 
 
-def see(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool) -> Statement:
+def redirected(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool) -> Statement:
     """A user with its accesses to the tensor turned to the buffer."""
     values = dict(zip(tile.variables, schedule.nests[s.name].expressions(tile.loops), strict=True))
     corner = [c.substitute(values) for c in tile.box.lower]
@@ -397,7 +397,7 @@ def _inside(path: tuple[PathStep, ...], at: str | None) -> tuple[PathStep, ...]:
     return path if at is None else path[path.index(at) + 1 :]
 
 
-def place(nests: dict[str, Nest], at: str | None, position: int, own: Nest, name: str) -> dict[str, Nest]:
+def insert_nest(nests: dict[str, Nest], at: str | None, position: int, own: Nest, name: str) -> dict[str, Nest]:
     """Make room at a position inside loop `at` and put a nest there; `own.path` continues from `at`."""
     result: dict[str, Nest] = {}
     prefix: tuple[PathStep, ...] = ()

@@ -16,7 +16,7 @@ from poly.errors import ScheduleError
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map
 from poly.scheduling.edits import finish
-from poly.scheduling.promotion import Tile, drop_unused, free_name, named, place, see, span, tile_of
+from poly.scheduling.promotion import Tile, drop_unused, free_name, insert_nest, named, redirected, span, tile_of
 from poly.scheduling.schedule import Nest, Schedule, canonical
 from poly.sets import coalesced, fix_sizes, identifier
 
@@ -54,9 +54,9 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
     nests = dict(schedule.nests)
     first, _ = span(schedule, at, consumers)
     for k, s in enumerate(again):
-        nests = place(nests, at, first + k, _nest(s, tile), s.name)
+        nests = insert_nest(nests, at, first + k, _nest(s, tile), s.name)
     statements = [
-        see(schedule, s, tensor, new, tile, pad=False) if s.name in consumers else s for s in program.statements
+        redirected(schedule, s, tensor, new, tile, pad=False) if s.name in consumers else s for s in program.statements
     ]
     where = min(k for k, s in enumerate(statements) if s.name in consumers)
     statements[where:where] = again

@@ -18,7 +18,7 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.errors import IllegalEdit, UnsupportedError
 from poly.program import Program, Statement
-from poly.relations import box
+from poly.relations import bound_domain, box
 from poly.rows import relation_of
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Schedule, common_prefix
@@ -163,7 +163,7 @@ class Flow:
         behind = self._last_writers(reader)
         if not s.reads[0].guard:
             return behind
-        everything = fix_sizes(s.domain.intersect_params(self.program.context), self.program.binding)
+        everything = bound_domain(self.program, s)
         filled = everything.subtract(reader.relation.domain()).identity()
         return behind.union(_fill(filled, self.program.tensor[reader.tensor].origin or reader.tensor))
 
@@ -298,7 +298,7 @@ def _check_read(schedule: Schedule, flow: Flow, source: Flow, s: Statement, read
     origin = s.origin or s.name
     (before,) = (r for r in source.readers(source.program.statement[origin]) if r.position == reader.position)
     skip = origin if reader.touch is not None and reader.touch.own else None
-    domain = fix_sizes(s.domain.intersect_params(schedule.program.context), schedule.program.binding)
+    domain = bound_domain(schedule.program, s)
     to_origin = _instances_to_origin(s, origin, domain)
     expected = to_origin.to_union_map().apply_range(_to_origin(source.program, source.origin_of(before), skip))
     actual = _to_origin(schedule.program, flow.origin_of(reader), skip)

@@ -241,7 +241,7 @@ def test_vec_runs_statement_bodies() -> None:
         apply("add", Cast("f32", IndexValue(Affine.of(3) + 2 * var("i"))), apply("sigmoid", Read(0))),
     )
     loads = [Load(chip("acc", 0, "f32", (1,))), Load(chip("acc", 4096, "i32", (1,)))]
-    code = code_of(body, loads, lambda a: Linear(a.substitute({"i": 0}).constant_value(), (a.coefficient("i"),)), "f32")
+    code = code_of(body, loads, lambda a: Linear(a.substitute({"i": 0}).constant, (a.coefficient("i"),)), "f32")
     got = on_vector([Vec(chip("acc", 32768, "f32", (1,)), code, (40,))], {"x": x, "q": q}, np.zeros(40, np.float32))
     want = np.where(
         (x < 1.5) & (q >= 0), np.maximum(x * q.astype(np.float32), 0), (3 + 2 * np.arange(40)) + 1 / (1 + np.exp(-x))
