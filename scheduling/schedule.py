@@ -114,6 +114,16 @@ class Schedule:
 
             object.__setattr__(self, "facts", Facts(self.source))
 
+    @staticmethod
+    def parse(text: str) -> Schedule:
+        """The schedule that `str(schedule)` describes: its program, with its script replayed and its tree compared.
+
+        Raises `ParseError`, and what the edits raise.
+        """
+        from poly.scheduling.schedule_text import parse_schedule
+
+        return parse_schedule(text)
+
     @cached_property
     def tree(self) -> TreeNode:
         """The paths as a tree; raises `ScheduleError` where they do not form one."""
