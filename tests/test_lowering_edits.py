@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+import islpy as isl
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from poly.scheduling.instances import check_instances
 from poly.scheduling.lowering import lower
 from poly.scheduling.schedule import Edit, Schedule
 from poly.scheduling.schedule_text import parse_schedule, print_schedule
+from poly.sets import constraints_of
 from poly.text import parse_program
 from tests.strategies import inputs_for, programs
 
@@ -174,3 +176,8 @@ def test_calls_that_are_wrong_are_refused(name: str, arguments: dict[str, object
     schedule = Schedule(clashing(("a",), 8))
     with pytest.raises(ScheduleError):
         apply_edit(schedule, Edit(name, tuple(arguments.items())))
+
+
+def test_an_existential_without_a_closed_form_gives_no_constraints() -> None:
+    text = "{ [i] : exists e, f : e <= 8 and 3e - i < 2f <= i - 3e and 5f <= 7e - i and 11f <= 3i + 4e }"
+    assert constraints_of(isl.BasicSet(text), ["i"]) is None
