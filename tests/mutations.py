@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count as numbers
 from typing import Final
 
@@ -445,34 +446,37 @@ def same_programs(a: Program, b: Program) -> bool:
     return a is b or a == b
 
 
-def mutate(rng: random.Random, kind: str, name: str) -> Mutant:
-    """One mutant of one program. Raises `NoSuchMutant`, and `ScheduleError` where the change does not apply."""
-    base = base_for(rng, kind, Schedule(program_of(name)))
+def mutate(rng: random.Random, kind: str, base: Schedule) -> Mutant:
+    """One mutant of a legal schedule. Raises `NoSuchMutant`, and `ScheduleError` where the change does not apply."""
+    edit: Callable[[], Schedule] | None = None
     if kind in PRIMITIVES:
-        primitive, arguments = PRIMITIVES[kind](rng, base)
-        changed = applied(unchecked(base), primitive, arguments)
-        description = f"{primitive}{arguments}"
-        edit: Callable[[], Schedule] | None = lambda: applied(base, primitive, arguments)  # noqa: E731
+        call = PRIMITIVES[kind](rng, base)
+        changed, edit = applied(unchecked(base), *call), partial(applied, base, *call)
+        description = f"{call[0]}{call[1]}"
     else:
         description, changed = FAULTS[kind](rng, base)
-        edit = None
     if same_place(base, changed):
         raise NoSuchMutant
-    return Mutant(kind, name, description, base, replace(changed, checked=True), edit)
+    return Mutant(kind, base.source.name, description, base, replace(changed, checked=True), edit)
 
 
 def mutants(kind: str, seed: int = SEED) -> Iterator[Mutant]:
-    """Mutants of a kind without end, over all programs in turn."""
+    """Mutants of a kind without end, over all programs in turn; dear bases (with promotions) serve for two."""
     rng = random.Random(f"{seed} {kind}")
     names = list(NAMES)
     rng.shuffle(names)
     failed = 0
     for attempt in numbers():
-        try:
-            mutant = mutate(rng, kind, names[attempt % len(names)])
-        except (NoSuchMutant, ScheduleError, UnsupportedError):
-            failed += 1
-            assert failed < 2000, f"hardly any mutants of kind {kind}"
-            continue
-        failed = 0
-        yield mutant
+        base = base_for(rng, kind, Schedule(program_of(names[attempt % len(names)])))
+        seen: list[Schedule] = []
+        for _ in range(2 if any(e.name == "promote" for e in base.log) else 1):
+            try:
+                mutant = mutate(rng, kind, base)
+            except (NoSuchMutant, ScheduleError, UnsupportedError):
+                failed += 1
+                assert failed < 2000, f"hardly any mutants of kind {kind}"
+                continue
+            if not any(same_place(mutant.schedule, other) for other in seen):
+                failed = 0
+                seen.append(mutant.schedule)
+                yield mutant

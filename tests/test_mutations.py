@@ -8,6 +8,8 @@ default 50 mutants of each primitive, and of each kind of fault until 50 illegal
 from __future__ import annotations
 
 import os
+import random
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -23,7 +25,7 @@ from poly.scheduling.legality import check
 from poly.scheduling.lowering import lower
 from poly.scheduling.schedule import Schedule
 from tests.mutation_programs import NAMES, program
-from tests.mutations import FAULTS, KINDS, PRIMITIVES, Mutant, mutants, same_place
+from tests.mutations import ANY, FAULTS, KINDS, PRIMITIVES, SEED, Mutant, mutants, random_legal, same_place
 from tests.oracle import Oracle, Violation, is_real, points
 from tests.strategies import inputs_for
 
@@ -109,6 +111,17 @@ def test_a_check_without_a_base_says_the_same(kind: str) -> None:
             assert not legal, mutant
         else:
             assert legal, mutant
+
+
+def test_what_holds_for_free_sizes_holds_for_each() -> None:
+    """Schedules accepted with all sizes free are legal for the sizes that the oracle knows."""
+    for seed in range(400 if FULL else 100):
+        rng = random.Random(f"{SEED} free {seed}")
+        p = program(NAMES[seed % len(NAMES)])
+        free = random_legal(rng, Schedule(replace(p, sizes=())), rng.randint(1, 6), (*ANY, "vectorise"))
+        bound = replace(free, source=p, program=replace(free.program, sizes=p.sizes), facts=None)
+        violations = oracle(p.name).verdict(bound)
+        assert not violations, f"{p.name}\n{free.script}\n{violations[:2]}"
 
 
 def test_there_are_enough_programs() -> None:
