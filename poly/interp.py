@@ -94,7 +94,7 @@ def bound_domain(s: Statement, sizes: Mapping[str, int]) -> isl.Set:
     domain = s.domain
     count = domain.dim(isl.dim_type.param)
     for position in range(count):
-        name = domain.get_dim_name(isl.dim_type.param, position)
+        name = domain.get_dim_name(isl.dim_type.param, position) or ""
         if name not in sizes:
             raise RunError(f"size {name} of the domain is not known", where=f"statement {s.name}")
         domain = domain.fix_val(isl.dim_type.param, position, sizes[name])

@@ -200,7 +200,9 @@ class _Work:
                 and alone
                 and ranges.get(name, 0) >= vector
             ):
-                if access.tensor not in packed and not any(name in c.names for d, c in enumerate(access.index[:-1])):
+                if access.tensor not in packed and not any(
+                    isinstance(c, Affine) and name in c.names for c in access.index[:-1]
+                ):
                     found.append(Turn(s.name, access.tensor, name))
         return tuple(found) if len({t.iterator for t in found}) == 1 else ()
 

@@ -62,7 +62,7 @@ def _new_names(schedule: Schedule, *names: str) -> None:
 
 
 def _positive(what: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:  # scripts bring values of any type
+    if not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance] scripts bring any type
         raise ScheduleError(f"{what} is {value!r}", hint="a positive integer")
 
 

@@ -46,8 +46,8 @@ def statement(
     head, rest = domain.split("{", 1)
     iterators = tuple(i.strip() for i in rest[rest.index("[") + 1 : rest.index("]")].split(",") if i.strip())
     found = None if combiner is None else COMBINERS[combiner]
-    domain = isl.Set(f"{head}{{ {name}{rest.strip()}")
-    return Statement(name, iterators, domain, write, tuple(reads), body, found, path=tuple(path), **more)
+    points = isl.Set(f"{head}{{ {name}{rest.strip()}")
+    return Statement(name, iterators, points, write, tuple(reads), body, found, path=tuple(path), **more)
 
 
 def integers(shape: Sequence[int], dtype: str = "f32", seed: int = 0, low: int = -4, high: int = 5) -> Any:
