@@ -162,6 +162,11 @@ def random_parallelise(rng: random.Random, schedule: Schedule) -> tuple[str, tup
     return "parallelise", (pick(rng, loops_of(schedule)),)
 
 
+def random_tensorise(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    names = schedule.nests[pick(rng, [s for s, nest in schedule.nests.items() if nest.names])].names
+    return "tensorise", (names[-rng.randint(1, len(names)) :], "mm")
+
+
 def random_promote(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
     statement = schedule.program.statement[pick(rng, list(schedule.nests))]
     names = schedule.nests[statement.name].names
@@ -202,8 +207,8 @@ def random_double_buffer(rng: random.Random, schedule: Schedule) -> tuple[str, t
 PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tuple[object, ...]]]]] = {
     "tile": random_tile, "interchange": random_interchange, "fuse": random_fuse, "distribute": random_distribute,
     "shift": random_shift, "skew": random_skew, "split": random_split, "unroll": random_unroll,
-    "vectorise": random_vectorise, "parallelise": random_parallelise, "promote": random_promote,
-    "recompute": random_recompute, "double_buffer": random_double_buffer,
+    "vectorise": random_vectorise, "parallelise": random_parallelise, "tensorise": random_tensorise,
+    "promote": random_promote, "recompute": random_recompute, "double_buffer": random_double_buffer,
 }  # fmt: skip
 
 

@@ -7,7 +7,8 @@ are enumerated in Python. `Oracle(program).verdict(schedule)` lists what a sched
   (the updates of one reduction among themselves may);
 - `value`: a read, or an element of a result, gets another value than in the source program. A value is a token: which
   instance wrote it, with which contributions if it is a reduction. Copies pass tokens on;
-- `parallel`: two iterations of a parallel or vector loop touch one cell, one of them writing;
+- `parallel`: two iterations of a parallel, vector or unit loop touch one cell, one of them writing (the updates of one
+  reduction may meet in a unit);
 - `instances`: an instance of the source program runs never, twice, or is none;
 - `bounds`: an element outside of its tensor.
 """
@@ -506,7 +507,7 @@ class Oracle:
 
     def _marks(self, schedule: Schedule, events: Sequence[Event]) -> Iterator[Violation]:
         for loop, mark in schedule.marks.items():
-            if mark.kind not in ("parallel", "vector") or loop not in schedule.loop_statements:
+            if mark.kind not in ("parallel", "vector", "unit") or loop not in schedule.loop_statements:
                 continue
             groups: dict[tuple[int, ...], list[tuple[int, Event]]] = {}
             around = schedule.outer(loop)[:-1]
@@ -514,7 +515,7 @@ class Oracle:
                 if loop in event.loops:
                     groups.setdefault(tuple(event.loops[o] for o in around), []).append((k, event))
             for group in groups.values():
-                for a, b in set(at_once(group)):
+                for a, b in set(conflicts(group) if mark.kind == "unit" else at_once(group)):
                     if events[a].loops[loop] != events[b].loops[loop]:
                         yield Violation("parallel", events[a].instance, events[b].instance, f"conflict in loop {loop}")
 

@@ -35,7 +35,7 @@ from tests.mutation_programs import NAMES, program
 from tests.mutations import PRIMITIVES, random_legal
 from tests.strategies import inputs_for, programs
 
-EDITS = (*PRIMITIVES, "tile", "tile", "fuse", "promote")
+EDITS = (*(name for name in PRIMITIVES if name != "tensorise"), "tile", "tile", "fuse", "promote")
 Outputs = Mapping[str, Array]
 CPU = machine_of("cpu")
 QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
