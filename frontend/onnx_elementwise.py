@@ -345,16 +345,35 @@ def _along_axis(b: Notation, v: Value, suffix: str) -> Value:
     return b.new_constant(suffix, v.array.reshape(v.shape + (1,) * (x.rank - axis - 1)))
 
 
+def _wide(function: Callable[[Term], Term]) -> Row:
+    """A row whose formula cancels: computed in f64 and rounded, for narrower floats."""
+
+    def row(b: Notation) -> None:
+        dtype = b.input(0).dtype
+        b.supported(is_float(dtype) and dtype != "f64", f"on {dtype} has no compiled form")
+        b.map(lambda v: function(v.cast("f64")).cast(dtype), b.input(0))
+
+    return row
+
+
+def _cosh(v: Term) -> Term:
+    return (fn("exp", v) + fn("exp", -v)) * 0.5
+
+
 ROWS: Final[dict[str, Row]] = {
     "Abs": unary(lambda v: fn("abs", v)),
+    "Acosh": _wide(lambda v: fn("log", v + fn("sqrt", v * v - 1.0))),
     "Add": binary("add"),
     "And": binary("and", "bool"),
+    "Asinh": _wide(lambda v: fn("sign", v) * fn("log", fn("abs", v) + fn("sqrt", v * v + 1.0))),
+    "Atanh": _wide(lambda v: fn("log", (v + 1.0) / (1.0 - v)) * 0.5),
     "Cast": cast,
     "CastLike": cast_like,
     "Ceil": unary(lambda v: fn("ceil", v)),
     "Celu": celu,
     "Clip": clip,
     "Cos": unary(lambda v: fn("cos", v)),
+    "Cosh": unary(_cosh),
     "DequantizeLinear": dequantize_linear,
     "Div": binary("div"),
     "Dropout": dropout,
@@ -395,11 +414,13 @@ ROWS: Final[dict[str, Row]] = {
     "Sigmoid": unary(lambda v: fn("sigmoid", v)),
     "Sign": unary(lambda v: fn("sign", v)),
     "Sin": unary(lambda v: fn("sin", v)),
+    "Sinh": unary(lambda v: fn("tanh", v) * _cosh(v)),
     "Softplus": unary(softplus),
     "Softsign": unary(lambda v: v / (fn("abs", v) + 1.0)),
     "Sqrt": unary(lambda v: fn("sqrt", v)),
     "Sub": binary("sub"),
     "Sum": variadic("add"),
+    "Tan": unary(lambda v: fn("sin", v) / fn("cos", v)),
     "Tanh": unary(lambda v: fn("tanh", v)),
     "ThresholdedRelu": thresholded_relu,
     "Where": where,

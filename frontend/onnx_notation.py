@@ -219,7 +219,7 @@ class Notation:
         target: Value,
         ranges: Mapping[str, int],
         value: Term | float,
-        index: Sequence[Index] | None = None,
+        index: Sequence[Index | Term] | None = None,
         *,
         suffix: str = "",
         combiner: str | None = None,
@@ -227,13 +227,13 @@ class Notation:
     ) -> None:
         """The statement `target[index] = value` (or `combiner=`) over the box 0 <= iterator < extent, cut by `where`.
 
-        `index` is by default the iterators themselves. An empty box gives no statement. Inside `loop` the loop's
-        iterator comes first.
+        `index` is by default the iterators themselves; a subscript may be a plain read, for an indirect write. An empty
+        box gives no statement. Inside `loop` the loop's iterator comes first.
         """
         if any(extent == 0 for extent in ranges.values()):
             return
         term = value if isinstance(value, Term) else literal(value)
-        subscripts = tuple(Affine.of(s) for s in (tuple(map(var, ranges)) if index is None else index))
+        subscripts, extra = _subscripts(tuple(map(var, ranges)) if index is None else index, len(term.reads))
         if self._loop is not None:
             ranges = {self._loop[0]: self._loop[1], **ranges}
         name = self._statement_name(suffix)
@@ -241,7 +241,7 @@ class Notation:
         for constraint in where:
             domain = domain.intersect(_half_space(name, tuple(ranges), constraint))
         statement = Statement(
-            name, tuple(ranges), domain, Access(target.name, subscripts), term.reads, term.body,
+            name, tuple(ranges), domain, Access(target.name, subscripts), (*term.reads, *extra), term.body,
             None if combiner is None else COMBINERS[combiner],
             path=self._path(tuple(ranges)),
         )  # fmt: skip
@@ -320,6 +320,22 @@ class Notation:
                 low, high = interval(subscript, ranges)
                 if low < 0 or high >= extent:
                     raise Bug(f"{self.call.where}: {access.tensor}[{subscript}] reaches {low} .. {high} of {extent}")
+
+
+def _subscripts(index: Sequence[Index | Term], first: int) -> tuple[tuple[Affine | ReadIndex, ...], tuple[Access, ...]]:
+    """Subscripts of a write, and the reads that give the indirect ones, counted from `first`."""
+    found: list[Affine | ReadIndex] = []
+    reads: list[Access] = []
+    for s in index:
+        if not isinstance(s, Term):
+            found.append(Affine.of(s))
+        elif isinstance(s.body, Const):
+            found.append(Affine.of(int(s.body.value)))
+        else:
+            assert s.body == Read(0) and len(s.reads) == 1
+            found.append(ReadIndex(first + len(reads)))
+            reads.append(s.reads[0])
+    return tuple(found), tuple(reads)
 
 
 def _half_space(name: str, iterators: Sequence[str], constraint: Constraint) -> isl.Set:

@@ -12,6 +12,8 @@ from poly.frontend import (
     onnx_quantized,
     onnx_recurrent,
     onnx_reductions,
+    onnx_resize,
+    onnx_selection,
     onnx_shapes,
     onnx_windows,
 )
@@ -27,4 +29,6 @@ OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
     | onnx_reductions.ROWS
     | onnx_quantized.ROWS
     | onnx_recurrent.ROWS
+    | onnx_resize.ROWS
+    | onnx_selection.ROWS
 )

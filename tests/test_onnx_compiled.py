@@ -1,4 +1,4 @@
-"""ONNX operators that are loops over time, quantised, or indirect: the interpreter and the CPU against onnx.reference."""
+"""ONNX operators that are loops over time, quantised or indirect: interpreter and CPU against onnx.reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import poly
 from poly.frontend.onnx_import import from_onnx
 from tests.onnx_helpers import Arrays, Operand, assert_close, node_model, reference, run_model
-from tests.test_onnx import f32, ints, positive
+from tests.test_onnx import f32, i64, ints, positive
 
 
 def scalar(value: float, dtype: type) -> np.ndarray:
@@ -50,7 +50,67 @@ QUANTISED: dict[str, tuple[str, list[Operand], dict[str, Any]]] = {
                                                     ints(0, 255, 3, 2, 3, 3, dtype=U8), scalar(9, U8), scalar(7, U8)],
                                     {"pads": [1, 1, 1, 1], "constant": [1, 2, 3]}),
 }  # fmt: skip
-CASES = RECURRENT | QUANTISED
+TIES = ints(0, 3, 4, 5, dtype=np.int32)
+SELECTION: dict[str, tuple[str, list[Operand], dict[str, Any]]] = {
+    "argmax": ("ArgMax", [f32(3, 4, 5)], {"axis": 1}),
+    "argmax with ties": ("ArgMax", [TIES], {"axis": -1, "keepdims": 0}),
+    "argmax, the last": ("ArgMax", [TIES], {"axis": 0, "select_last_index": 1}),
+    "argmin": ("ArgMin", [TIES.astype(np.float32)], {"axis": 1}),
+    "argmax of a NaN": ("ArgMax", [np.array([1, np.nan, 3, np.nan], np.float32)], {}),
+    "hardmax": ("Hardmax", [TIES.astype(np.float32)], {"axis": 0}),
+    "prefix sums": ("CumSum", [f32(3, 6), scalar(1, np.int64)], {"constant": [1]}),
+    "prefix sums, exclusive": ("CumSum", [f32(6, 3), scalar(0, np.int64)], {"constant": [1], "exclusive": 1}),
+    "prefix sums, backwards": ("CumSum", [ints(-9, 9, 2, 7), scalar(-1, np.int64)],
+                               {"constant": [1], "reverse": 1, "exclusive": 1}),
+    "scatter elements": ("ScatterElements", [f32(4, 5), np.array([[0, -1, 2], [1, 1, 3]]), f32(2, 3)], {"axis": 1}),
+    "scatter, the last one stays": ("ScatterElements", [f32(6), i64(1, 4, 1, 1), f32(4)], {}),
+    "scatter and add": ("ScatterElements", [f32(6), i64(1, 4, 1, 1), f32(4)], {"reduction": "add", "opset": 18}),
+    "scatter slices": ("ScatterND", [f32(4, 3), np.array([[2], [-4]]), f32(2, 3)], {}),
+    "scatter tuples": ("ScatterND", [f32(4, 3), np.array([[2, 1], [0, 2]]), f32(2)], {"constant": [1]}),
+    "scatter slices and max": ("ScatterND", [f32(4, 3), np.array([[2], [2]]), f32(2, 3)],
+                               {"reduction": "max", "opset": 18}),
+    "gather tuples": ("GatherND", [f32(4, 3, 2), np.array([[[2, 1]], [[-1, 0]]])], {}),
+    "gather tuples of a batch": ("GatherND", [f32(2, 3, 4), np.array([[2], [-1]])], {"batch_dims": 1}),
+    "one hot": ("OneHot", [ints(-4, 4, 2, 3), scalar(4, np.int64), f32(2)], {"constant": [1], "axis": 1}),
+    "over the norm": ("LpNormalization", [f32(3, 4)], {"axis": 0, "opset": 22}),
+    "sinh": ("Sinh", [f32(9) * 1e-3], {}),
+    "cosh": ("Cosh", [f32(9)], {}),
+    "tan": ("Tan", [f32(9) * 0.5], {}),
+    "asinh": ("Asinh", [f32(9) * 1e-3], {}),
+    "acosh": ("Acosh", [f32(9) + 4], {}),
+    "atanh": ("Atanh", [f32(9) * 0.4], {}),
+}  # fmt: skip
+IMAGE = f32(1, 2, 4, 5)
+
+
+def by_scales(*scales: float) -> list[Operand]:
+    return [IMAGE, None, np.array(scales, np.float32)]
+
+
+def by_sizes(*sizes: int) -> list[Operand]:
+    return [IMAGE, None, None, i64(*sizes)]
+
+
+SCALES, SIZES = {"constant": [2]}, {"constant": [3]}
+RESAMPLED: dict[str, tuple[str, list[Operand], dict[str, Any]]] = {
+    "nearest, twice": ("Resize", by_scales(1, 1, 2, 3), {**SCALES, "coordinate_transformation_mode": "asymmetric",
+                                                         "nearest_mode": "floor"}),
+    "nearest": ("Resize", by_sizes(1, 2, 7, 3), {**SIZES, "opset": 19}),
+    "nearest, ceil": ("Resize", by_sizes(1, 2, 7, 3), {**SIZES, "opset": 19, "nearest_mode": "ceil",
+                                                       "coordinate_transformation_mode": "half_pixel"}),
+    "linear": ("Resize", by_scales(1, 1, 2, 0.6), {**SCALES, "mode": "linear", "opset": 19}),
+    "linear, corners": ("Resize", by_sizes(1, 2, 7, 3), {**SIZES, "mode": "linear", "opset": 19,
+                                                         "coordinate_transformation_mode": "align_corners"}),
+    "linear of some axes": ("Resize", by_sizes(7, 3), {**SIZES, "mode": "linear", "opset": 19, "axes": [2, 3]}),
+    "linear, antialias": ("Resize", by_scales(1, 1, 0.6, 0.5), {**SCALES, "mode": "linear", "antialias": 1,
+                                                                "opset": 19}),
+    "cubic": ("Resize", by_scales(1, 1, 1.7, 0.8), {**SCALES, "mode": "cubic", "opset": 19}),
+    "cubic, without what is outside": ("Resize", by_sizes(1, 2, 7, 3), {**SIZES, "mode": "cubic", "opset": 19,
+                                                                        "exclude_outside": 1}),
+    "ratio kept": ("Resize", by_sizes(7, 8), {**SIZES, "opset": 19, "axes": [2, 3],
+                                              "keep_aspect_ratio_policy": "not_larger"}),
+}  # fmt: skip
+CASES = RECURRENT | QUANTISED | SELECTION | RESAMPLED
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.replace(" ", "_"))

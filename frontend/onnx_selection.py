@@ -1,0 +1,223 @@
+"""Rows of the operator table that find or place elements: positions of extremes, prefixes, scatters, one-hot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from poly.affine import Affine, var
+from poly.dtypes import is_float
+from poly.frontend.onnx_indexing import wrapped_indices
+from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_reductions import softmax_axes
+from poly.frontend.onnx_shapes import positions
+from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
+
+Row = Callable[[Notation], None]
+_BEYOND: Final = 2**62
+
+
+# -- extremes ------------------------------------------------------------------------------------------------------
+
+
+def extreme_position(combiner: str) -> Row:
+    """ArgMax and ArgMin: the extreme, then the least (`select_last_index`: greatest) place that has it."""
+
+    def row(b: Notation) -> None:
+        x = b.input(0)
+        axis = b.axis(b.int_attribute("axis", 0), x.rank)
+        keep = b.int_attribute("keepdims", 1) == 1
+        last = b.int_attribute("select_last_index", 0) == 1
+        y = b.output([1 if k == axis else e for k, e in enumerate(x.shape) if keep or k != axis], "i64")
+        place: list[Index] = [0 if k == axis else var(f"i{k}") for k in range(x.rank) if keep or k != axis]
+        _position(b, y, place, x, axis, combiner, last=last)
+
+    return row
+
+
+def _position(
+    b: Notation, y: Value, place: Sequence[Index], x: Value, axis: int, combiner: str, *, last: bool = False
+) -> None:
+    b.require(x.shape[axis] > 0, f"{list(x.shape)} has no elements along axis {axis}")
+    ranges, point = positions(x.shape)
+    over = {f"i{axis}": ranges.pop(f"i{axis}")}
+    outer = tuple(map(var, ranges))
+    best = b.temporary("best", list(ranges.values()), x.dtype)
+    value = x[tuple(point)]
+    b.reduce(best, ranges, over, value, combiner, suffix="_best")
+    found = fn("eq", value, best[outer])
+    if is_float(x.dtype):
+        found = fn("or", found, fn("ne", value, value))  # a NaN is the extreme, as in numpy
+    number = fn("select", found, index_value(point[axis]), -1 if last else _BEYOND)
+    b.reduce(y, ranges, over, number, "max" if last else "min", index=place)
+
+
+def hardmax(b: Notation) -> None:
+    """1 at the first maximum along the axis, 0 elsewhere."""
+    x = b.input(0)
+    axes = softmax_axes(b, x)
+    b.supported(len(axes) == 1, "several axes taken as one have no compiled form")
+    axis = axes[0]
+    ranges, point = positions(x.shape)
+    outer = [p for k, p in enumerate(point) if k != axis]
+    first = b.temporary("first", [e for k, e in enumerate(x.shape) if k != axis], "i64")
+    _position(b, first, outer, x, axis, "max")
+    y = b.output(x.shape, x.dtype)
+    b.assign(y, ranges, fn("eq", index_value(point[axis]), first[tuple(outer)]).cast(x.dtype), suffix="_y")
+
+
+# -- prefixes ------------------------------------------------------------------------------------------------------
+
+
+def prefix(operator: str, neutral: int) -> Row:
+    """CumSum and CumProd: each element from the one before it."""
+
+    def row(b: Notation) -> None:
+        x = b.input(0)
+        axis = b.axis(b.constant_ints(1)[0], x.rank)
+        exclusive, backwards = b.int_attribute("exclusive", 0) == 1, b.int_attribute("reverse", 0) == 1
+        y = b.output(x.shape, x.dtype)
+        extent = x.shape[axis]
+        ranges, point = positions(x.shape)
+
+        def at(index: Index) -> tuple[Index, ...]:
+            placed = extent - 1 - Affine.of(index) if backwards else index
+            return tuple(placed if k == axis else p for k, p in enumerate(point))
+
+        outer = {name: e for name, e in ranges.items() if name != f"i{axis}"}
+        if extent:
+            first = x[at(0)] if not exclusive else literal(float(neutral) if is_float(x.dtype) else neutral)
+            b.assign(y, outer, first, at(0), suffix="_first")
+        inner = {**ranges, f"i{axis}": extent - 1}
+        i = point[axis]
+        b.assign(y, inner, fn(operator, y[at(i)], x[at(i if exclusive else i + 1)]), at(i + 1))
+
+    return row
+
+
+# -- placing elements ----------------------------------------------------------------------------------------------
+
+_SCATTERS: Final = {"none": None, "add": "+", "mul": "*", "max": "max", "min": "min"}
+
+
+def _scatter_combiner(b: Notation) -> str | None:
+    name = b.string_attribute("reduction", "none")
+    b.require(name in _SCATTERS, f"reduction {name!r} is unknown")
+    return _SCATTERS[name]
+
+
+def scatter_elements(b: Notation) -> None:
+    """A copy of the data, then the updates over it in their order."""
+    x, indices, updates = b.input(0), b.input(1), b.input(2)
+    axis = b.axis(b.int_attribute("axis", 0), x.rank)
+    fits = indices.shape == updates.shape and indices.rank == x.rank
+    b.require(fits, f"indices {list(indices.shape)} and updates {list(updates.shape)} do not fit {list(x.shape)}")
+    inside = all(i <= e for k, (i, e) in enumerate(zip(indices.shape, x.shape, strict=True)) if k != axis)
+    b.require(inside, f"indices {list(indices.shape)} do not lie inside {list(x.shape)}")
+    table = wrapped_indices(b, indices, x.shape[axis])
+    y = _copied(b, x)
+    ranges, point = positions(indices.shape)
+    index = [table[tuple(point)] if k == axis else p for k, p in enumerate(point)]
+    b.assign(y, ranges, updates[tuple(point)], index, suffix="_update", combiner=_scatter_combiner(b))
+
+
+def scatter_nd(b: Notation) -> None:
+    """A copy of the data, then a slice for each index tuple, in order."""
+    x, indices, updates = b.input(0), b.input(1), b.input(2)
+    depth = _depth(b, indices, x.rank)
+    lead = indices.shape[:-1]
+    b.require(updates.shape == lead + x.shape[depth:], f"updates {list(updates.shape)} do not fit {list(x.shape)}")
+    table = _wrapped_tuples(b, indices, x.shape)
+    y = _copied(b, x)
+    ranges, point = positions(updates.shape)
+    tuples = [table[(*point[: len(lead)], k)] for k in range(depth)]
+    b.assign(y, ranges, updates[tuple(point)], [*tuples, *point[len(lead) :]],
+             suffix="_update", combiner=_scatter_combiner(b))  # fmt: skip
+
+
+def gather_nd(b: Notation) -> None:
+    """A slice for each index tuple; the first `batch_dims` axes go along."""
+    x, indices = b.input(0), b.input(1)
+    batch = b.int_attribute("batch_dims", 0)
+    b.require(x.shape[:batch] == indices.shape[:batch], f"{list(x.shape)} and {list(indices.shape)} share no batch")
+    depth = _depth(b, indices, x.rank - batch)
+    table = _wrapped_tuples(b, indices, x.shape[batch:])
+    lead = indices.shape[:-1]
+    y = b.output(lead + x.shape[batch + depth :], x.dtype)
+    ranges, point = positions(y.shape)
+    tuples = [table[(*point[: len(lead)], k)] for k in range(depth)]
+    b.assign(y, ranges, x.take(*point[:batch], *tuples, *point[len(lead) :]))
+
+
+def _copied(b: Notation, x: Value) -> Value:
+    y = b.output(x.shape, x.dtype)
+    ranges, point = positions(x.shape)
+    b.assign(y, ranges, x[tuple(point)], suffix="_copy")
+    return y
+
+
+def _depth(b: Notation, indices: Value, rank: int) -> int:
+    b.require(indices.rank > 0 and 0 < indices.shape[-1] <= rank, f"indices {list(indices.shape)} do not fit")
+    return indices.shape[-1]
+
+
+def _wrapped_tuples(b: Notation, indices: Value, extents: Sequence[int]) -> Value:
+    """Index tuples with the negative ones counted from the end of their axis."""
+    limits = np.array(extents[: indices.shape[-1]], np.int64)
+    if indices.array is not None:
+        values = indices.array.astype(np.int64)
+        b.require(bool(((-limits <= values) & (values < limits)).all()), f"an index is outside of {list(limits)}")
+        return b.new_constant("index", np.where(values < 0, values + limits, values))
+    table = b.temporary("index", indices.shape, indices.dtype)
+    ranges, point = positions(indices.shape)
+    extent = b.new_constant("extent", limits.astype("int32" if indices.dtype == "i32" else "int64"))
+    v = indices[tuple(point)]
+    b.assign(table, ranges, fn("select", fn("lt", v, 0), v + extent[point[-1]], v), suffix="_index")
+    return table
+
+
+def one_hot(b: Notation) -> None:
+    """values[1] where the new axis counts to the index (negative ones from the end), else values[0]."""
+    indices, values = b.input(0), b.input(2)
+    depth = b.constant_ints(1)[0]
+    axis = b.axis(b.int_attribute("axis", -1), indices.rank + 1)
+    b.require(values.shape == (2,), "values are not [off, on]")
+    y = b.output((*indices.shape[:axis], depth, *indices.shape[axis:]), values.dtype)
+    ranges, point = positions(y.shape)
+    v: Term = indices[(*point[:axis], *point[axis + 1 :])].cast("i64")
+    at = index_value(point[axis])
+    hit = fn("or", fn("eq", v, at), fn("eq", v + depth, at))
+    b.assign(y, ranges, fn("select", hit, values[1], values[0]))
+
+
+def lp_normalization(b: Notation) -> None:
+    """Each vector along the axis over its norm; vectors of zeros stay."""
+    x, p = b.input(0), b.int_attribute("p", 2)
+    axis = b.axis(b.int_attribute("axis", -1), x.rank)
+    b.require(p in (1, 2), f"p = {p} is neither 1 nor 2")
+    ranges, point = positions(x.shape)
+    outer = {name: e for name, e in ranges.items() if name != f"i{axis}"}
+    v = x[tuple(point)]
+    norm = b.temporary("norm", list(outer.values()), x.dtype)
+    b.reduce(norm, outer, {f"i{axis}": x.shape[axis]}, v * v if p == 2 else fn("abs", v), suffix="_norm")
+    size = norm[tuple(map(var, outer))]
+    size = fn("sqrt", size) if p == 2 else size
+    y = b.output(x.shape, x.dtype)
+    b.assign(y, ranges, v / fn("select", fn("eq", size, 0.0), 1.0, size))
+
+
+ROWS: Final[dict[str, Row]] = {
+    "ArgMax": extreme_position("max"),
+    "ArgMin": extreme_position("min"),
+    "CumProd": prefix("mul", 1),
+    "CumSum": prefix("add", 0),
+    "GatherND": gather_nd,
+    "Hardmax": hardmax,
+    "LpNormalization": lp_normalization,
+    "OneHot": one_hot,
+    "Scatter": scatter_elements,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+}
