@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from poly.affine import var
 from poly.dtypes import is_float, is_integer
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_terms import Term, Value, fn, literal, python_scalar
@@ -340,9 +341,13 @@ def _along_axis(b: Notation, v: Value, suffix: str) -> Value:
         return v
     axis = b.axis(b.int_attribute("axis", 1), x.rank)
     b.require(v.shape == (x.shape[axis],), f"{suffix} {list(v.shape)} is not one value along axis {axis}")
-    b.supported(v.array is not None, f"per-axis {suffix} must be constant")
-    assert v.array is not None
-    return b.new_constant(suffix, v.array.reshape(v.shape + (1,) * (x.rank - axis - 1)))
+    shape = v.shape + (1,) * (x.rank - axis - 1)
+    if v.array is not None:
+        return b.new_constant(suffix, v.array.reshape(shape))
+    aligned = b.temporary(suffix, shape, v.dtype)
+    i = var("i")
+    b.assign(aligned, {"i": v.size}, v[i], (i, *(0,) * (len(shape) - 1)), suffix=f"_{suffix}")
+    return aligned
 
 
 def _wide(function: Callable[[Term], Term]) -> Row:

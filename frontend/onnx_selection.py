@@ -208,6 +208,23 @@ def lp_normalization(b: Notation) -> None:
     b.assign(y, ranges, v / fn("select", fn("eq", size, 0.0), 1.0, size))
 
 
+def reverse_sequence(b: Notation) -> None:
+    """The first lengths[n] steps of each sequence backwards, the rest as they are."""
+    x, lengths = b.input(0), b.input(1)
+    time, batch = b.int_attribute("time_axis", 0), b.int_attribute("batch_axis", 1)
+    b.require({time, batch} == {0, 1} and x.rank >= 2, f"axes {time} and {batch} are not 0 and 1")
+    b.require(lengths.shape == (x.shape[batch],), f"sequence_lens is not [{x.shape[batch]}]")
+    table = b.temporary("source", x.shape[:2], "i64")
+    ranges, point = positions(x.shape[:2])
+    length, step = lengths[point[batch]].cast("i64"), index_value(point[time])
+    value = fn("select", fn("lt", step, length), length - 1 - step, step)
+    b.assign(table, ranges, value, suffix="_source")
+    y = b.output(x.shape, x.dtype)
+    everywhere, point = positions(x.shape)
+    source = table[point[0], point[1]]
+    b.assign(y, everywhere, x.take(*(source if k == time else p for k, p in enumerate(point))))
+
+
 ROWS: Final[dict[str, Row]] = {
     "ArgMax": extreme_position("max"),
     "ArgMin": extreme_position("min"),
@@ -217,6 +234,7 @@ ROWS: Final[dict[str, Row]] = {
     "Hardmax": hardmax,
     "LpNormalization": lp_normalization,
     "OneHot": one_hot,
+    "ReverseSequence": reverse_sequence,
     "Scatter": scatter_elements,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,

