@@ -361,16 +361,47 @@ def _wide(function: Callable[[Term], Term]) -> Row:
     return row
 
 
+def inverse_tangent(argument: Callable[[Term], Term], factor: float = 1.0, offset: float = 0.0) -> Row:
+    """offset + factor * atan(argument): three half angles bring it below tan(pi / 16), then the series; in f64."""
+
+    def half(v: Term) -> Term:
+        return v / (fn("sqrt", v * v + 1.0) + 1.0)
+
+    def row(b: Notation) -> None:
+        x = b.input(0)
+        b.supported(is_float(x.dtype) and x.dtype != "f64", f"on {x.dtype} has no compiled form")
+        ranges = {f"i{k}": e for k, e in enumerate(x.shape)}
+        point = tuple(map(var, ranges))
+        small = b.temporary("eighth", x.shape, "f64")
+        bounded = fn("max", fn("min", argument(x[point].cast("f64")), 1e18), -1e18)
+        b.assign(small, ranges, half(half(half(bounded))), suffix="_eighth")
+        u = small[point]
+        series = literal(-1 / 15)
+        for k in range(6, -1, -1):
+            series = series * (u * u) + (-1) ** k / (2 * k + 1)
+        y = b.output(x.shape, x.dtype)
+        b.assign(y, ranges, (u * series * (8 * factor) + offset).cast(x.dtype))
+
+    return row
+
+
+def _sine_to_tangent(v: Term) -> Term:
+    return v / (fn("sqrt", 1.0 - v * v) + 1.0)
+
+
 def _cosh(v: Term) -> Term:
     return (fn("exp", v) + fn("exp", -v)) * 0.5
 
 
 ROWS: Final[dict[str, Row]] = {
     "Abs": unary(lambda v: fn("abs", v)),
+    "Acos": inverse_tangent(_sine_to_tangent, -2.0, float(np.pi / 2)),
     "Acosh": _wide(lambda v: fn("log", v + fn("sqrt", v * v - 1.0))),
     "Add": binary("add"),
     "And": binary("and", "bool"),
+    "Asin": inverse_tangent(_sine_to_tangent, 2.0),
     "Asinh": _wide(lambda v: fn("sign", v) * fn("log", fn("abs", v) + fn("sqrt", v * v + 1.0))),
+    "Atan": inverse_tangent(lambda v: v),
     "Atanh": _wide(lambda v: fn("log", (v + 1.0) / (1.0 - v)) * 0.5),
     "Cast": cast,
     "CastLike": cast_like,
