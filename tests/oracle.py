@@ -82,7 +82,7 @@ def bounding_box(piece: Sequence[Constraint], names: Sequence[str]) -> dict[str,
                     most = int(range_of(rest, box)[1])  # c*x >= -most
                     low, high = box[atom.name]
                     box[atom.name] = (max(low, -(most // c)), high) if c > 0 else (low, min(high, most // -c))
-        if box == before:
+        if box == before or any(a > b for a, b in box.values()):
             break
     if all(-FAR < a and b < FAR for a, b in box.values()):
         return box
@@ -166,6 +166,8 @@ def points_of_piece(piece: Sequence[Constraint], names: Sequence[str]) -> Iterat
             yield ()
         return
     box = bounding_box(piece, names)
+    if any(low > high for low, high in box.values()):
+        return
     rows: dict[str, Ints] = {}
     count = 1
     for name in names:
