@@ -180,21 +180,49 @@ def contract_steps(build: Contractions, terms: Sequence[Term], result: Sequence[
     build.contract(terms, result, name)
 
 
-def contract_in_lanes(
-    build: Contractions, terms: Sequence[Term], result: Sequence[str], index: str, lanes: int, name: str
-) -> None:
-    """One contraction that keeps `lanes` partial sums along an index, which fall into place side by side in vectors.
+@dataclass(frozen=True)
+class Lanes:
+    """A long sum in parts: `blocks` of `block` rounds of `lanes` elements, then `rounds` more, then a `rest`.
 
-    The chains of additions are as many times shorter, and so is the error of a long sum. The extent of `index` is
-    `lanes` times the size `C`, and a rest.
+    Elements of a round go to sums of their own, which lie side by side in vectors; blocks are summed apart, which keeps
+    the error of a sum of n elements near that of sqrt(n) (as pairwise summation does, Higham 1993).
     """
-    extent, lane = build.extents[index], Affine((), lanes)
-    build.extents |= {"c": var("C"), "l": lane, "r": extent - var("C") * lanes}
-    whole = [t.substitute(index, var("c") * lanes + var("l"), ("c", "l")) for t in terms]
-    sums = build.contract(whole, [*result, "l"])
+
+    index: str
+    lanes: int
+    block: int
+    blocks: int
+    rounds: int
+    rest: int
+
+    @staticmethod
+    def of(index: str, extent: int, lanes: int) -> Lanes:
+        """The parts of a sum of `extent` elements."""
+        rounds, rest = divmod(extent, lanes)
+        block = 1 << (rounds.bit_length() - 1) // 2
+        blocks, rounds = divmod(rounds, block)
+        return Lanes(index, lanes, block, blocks, rounds, rest)
+
+
+def contract_in_lanes(
+    build: Contractions, terms: Sequence[Term], result: Sequence[str], lanes: Lanes, name: str
+) -> None:
+    """One contraction with the sum over an index in parts, into the output `name`."""
+
+    def at(start: int, *steps: tuple[int, str]) -> list[Term]:
+        place = sum((var(i) * step for step, i in steps), Affine((), start))
+        return [t.substitute(lanes.index, place, [i for _, i in steps]) for t in terms]
+
+    width, size = lanes.lanes, lanes.block * lanes.lanes
+    extents = {"k": lanes.blocks, "c": lanes.block, "d": lanes.rounds, "l": width, "r": lanes.rest}
+    build.extents |= {i: Affine((), n) for i, n in extents.items()}
+    blocks = build.contract(at(0, (size, "k"), (width, "c"), (1, "l")), [*result, "k", "l"])
+    sums = build.contract([blocks], [*result, "l"])
+    if lanes.rounds:
+        build.write("t1_more", sums, at(size * lanes.blocks, (width, "d"), (1, "l")))
     total = build.contract([sums], result, name)
-    rest = [t.substitute(index, var("C") * lanes + var("r"), ("r",)) for t in terms]
-    build.write(f"{name}_rest", total, rest)
+    if lanes.rest:
+        build.write(f"{name}_rest", total, at(size * lanes.blocks + width * lanes.rounds, (1, "r")))
 
 
 # ---- forms
@@ -216,7 +244,8 @@ class View:
 class Form:
     """A contraction without its extents and strides. `result`: indices of the dense result, outermost first.
 
-    `planar`: complex operands are taken apart into planes first. `lanes`: an index that is summed in so many lanes.
+    `planar`: complex operands are taken apart into planes first. `lanes`: how a long
+    sum is cut, for one extent of its index.
     """
 
     operands: tuple[View, ...]
@@ -224,7 +253,7 @@ class Form:
     steps: Steps
     dtype: str
     planar: bool = False
-    lanes: tuple[str, int] | None = None
+    lanes: Lanes | None = None
 
     @property
     def indices(self) -> tuple[str, ...]:
@@ -233,9 +262,9 @@ class Form:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Extents of the indices, for each gap the extent that memory has there, last the rounds of the lanes."""
+        """Extents of the indices, then for each gap the extent that memory has there."""
         gaps = [f"P{n}_{k}" for n, v in enumerate(self.operands) for k, dense in enumerate(v.dense) if not dense]
-        return (*(f"N{i}" for i in self.indices), *gaps, *(["C"] if self.lanes else []))
+        return (*(f"N{i}" for i in self.indices), *gaps)
 
     def program(self, values: Sequence[int] | None = None) -> Program:
         """The program on tensors `x0`, `x1`, ... and `out`; `values` bind the parameters, None leaves all free.
@@ -250,14 +279,14 @@ class Form:
         if self.lanes is None:
             contract_steps(build, terms, self.result, self.steps, "out")
         else:
-            contract_in_lanes(build, terms, self.result, *self.lanes, "out")
+            contract_in_lanes(build, terms, self.result, self.lanes, "out")
         conditions = [f"N{i} >= 1" for i in self.indices]
         for n, v in enumerate(self.operands):
             inner = [*(f"N{i}" for i in v.indices[1:]), "1"]
             conditions += [f"P{n}_{k} >= {inner[k]}" for k, dense in enumerate(v.dense) if not dense]
-        if self.lanes is not None:
-            index, count = self.lanes
-            conditions.append(f"{count}*C <= N{index} < {count}*C + {count}")
+        if (cut := self.lanes) is not None:
+            extent = (cut.block * cut.blocks + cut.rounds) * cut.lanes + cut.rest
+            conditions.append(f"N{cut.index} = {extent}")
         sizes = {} if values is None else dict(zip(self.parameters, values, strict=True))
         return build.program("einsum", conditions, sizes)
 

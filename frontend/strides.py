@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from poly.frontend.contraction import Form, Steps, View
+from poly.frontend.contraction import Form, Lanes, Steps, View
 
 MOST_RESULTS: Final = 64  # results up to which a sum is worth lanes of its own
 LEAST_ROUNDS: Final = 16  # additions a lane
@@ -100,8 +100,7 @@ def form_of(
     form = Form(tuple(views), tuple(rename[i] for i in result), steps, dtype, planar)
     long = _long_sum(form, values, lanes) if lanes > 1 else None
     if long is not None:
-        form = replace(form, lanes=(long, lanes))
-        gaps.append(values[long] // lanes)
+        form = replace(form, lanes=Lanes.of(long, values[long], lanes))
     return form, (*(values[i] for i in form.indices), *gaps)
 
 

@@ -19,7 +19,7 @@ from poly.codegen.kernel import Kernel
 from poly.compiler import compile_program, machine_of
 from poly.dtypes import dtype_name, numpy_dtype, size_bytes
 from poly.einsum_rules import Array, Dtype, Options, Signature, numpy_einsum, result_of, sample, steps_of
-from poly.errors import ArgumentTypeError, FallbackWarning, PolyError
+from poly.errors import ArgumentTypeError, FallbackWarning, PolyError, ScheduleError
 from poly.frontend.contraction import Form, Steps
 from poly.frontend.einsum import Equation, equation_of, work_of
 from poly.frontend.strides import Dimensions, Memory, dense_strides, dimensions_of, form_of, is_dense, strides_like
@@ -239,6 +239,10 @@ def _free_kernel(form: Form) -> Kernel:
 
 @lru_cache(maxsize=1024)
 def _bound_kernel(form: Form, values: tuple[int, ...], threads: int) -> Kernel:
-    kernel = compile_program(form.program(values), machine_of("cpu"), {}, threads, None)
+    program = form.program(values)
+    try:
+        kernel = compile_program(program, machine_of("cpu"), {}, threads, None)
+    except ScheduleError:  # the policy found no schedule that fits the machine: the program's own order always does
+        kernel = compile_program(program, machine_of("cpu"), {}, threads, Schedule(program))
     assert isinstance(kernel, Kernel)
     return kernel

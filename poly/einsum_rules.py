@@ -43,15 +43,18 @@ class Options(NamedTuple):
 
 
 def sample(array: Signature) -> Array:
-    """An array of this shape, strides and dtype. Its elements must not be touched."""
-    return np.lib.stride_tricks.as_strided(np.empty((), array.dtype), array.shape, array.strides)
+    """An array of this shape, strides and dtype. Its elements must not be touched. Raises `ArgumentTypeError`."""
+    try:
+        return np.lib.stride_tricks.as_strided(np.zeros((), array.dtype), array.shape, array.strides)
+    except TypeError as error:  # a dtype that numpy itself knows too little of
+        raise ArgumentTypeError(f"arrays of {array.dtype} have no compiled form") from error
 
 
 def steps_of(
     spec: str, equation: Equation, samples: Sequence[Array], optimize: bool | str | tuple[object, ...]
 ) -> Steps:
     """The order of contractions: ours for False, numpy's or opt_einsum's for what they understand."""
-    if optimize is False or len(samples) == 1:
+    if optimize is False or len(samples) == 1 or (len(samples) == 2 and optimize in (True, "greedy", "optimal")):
         return choose_steps(equation.operands, equation.result, equation.sizes)
     if isinstance(optimize, str) and optimize not in ("greedy", "optimal"):
         path = _path_by_name(spec, samples, optimize)
@@ -74,7 +77,9 @@ def _numpy_path(spec: str, samples: Sequence[Array], optimize: object) -> Sequen
         optimize = [*optimize]
     try:
         path = np.einsum_path(spec, *samples, optimize=optimize)[0]  # type: ignore[call-overload] # pyright: ignore
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:  # IndexError also for operands without dimensions
+        if optimize in (True, "greedy", "optimal"):
+            return [tuple(range(len(samples)))]
         raise PathError(str(error), where=f"einsum {spec!r}") from error
     except (TypeError, KeyError) as error:
         raise ArgumentTypeError(str(error), where="optimize", hint="True, 'greedy', 'optimal' or a path") from error
@@ -104,7 +109,7 @@ def result_of(
 
 def _iterator(equation: Equation, samples: Sequence[Array], options: Options, out: Signature | None) -> np.nditer:
     result = equation.result
-    axes = [*result, *(i for i in equation.sizes if i not in result)]
+    axes = [*result, *sorted(i for i in equation.sizes if i not in result)]  # numpy's order: it breaks ties by it
     views: list[Array] = []
     op_axes: list[list[int]] = []
     for array, indices in zip(samples, equation.operands, strict=True):

@@ -1,0 +1,535 @@
+"""`poly.einsum` against numpy's: values, dtypes, memory layouts, views, keywords, refusals; opt_einsum and DLPack."""
+
+import json
+import threading
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import opt_einsum
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
+
+import poly
+from poly import einsum_call, einsum_plan, opt_einsum_backend
+from poly.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    FallbackWarning,
+    ParseError,
+    PathError,
+    PolyError,
+    ShapeError,
+)
+from poly.frontend.strides import dense_strides, dimensions_of, strides_like
+from poly.pointers import address
+from tests.test_einsum_frontend import MODELS, operands, random_of
+
+BACKEND: Any = "poly.opt_einsum_backend"
+REAL = ["bool", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8"]
+
+
+def tolerance(dtype: Any) -> float:
+    return 16 * float(np.finfo(dtype).eps) if np.dtype(dtype).kind in "fc" else 0.0
+
+
+def check(*arguments: Any, **keywords: Any) -> Any:
+    """The same result as numpy: type, dtype, shape, order of the axes in memory, values."""
+    expected: Any = np.einsum(*arguments, **keywords)
+    found: Any = poly.einsum(*arguments, **keywords)
+    assert type(found) is type(expected) and found.dtype == expected.dtype and found.shape == expected.shape
+    if isinstance(expected, np.ndarray):
+        assert found.flags.c_contiguous == expected.flags.c_contiguous
+        assert found.flags.f_contiguous == expected.flags.f_contiguous
+    np.testing.assert_allclose(found, expected, rtol=tolerance(found.dtype), atol=tolerance(found.dtype))
+    return found
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every call gets a kernel for its own extents, however small."""
+    einsum_call._plan.cache_clear()
+    monkeypatch.setattr(einsum_plan, "FREE_WORK", -1)
+    yield
+    einsum_call._plan.cache_clear()
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("dtype", [*REAL, "c8", "c16"])
+def test_dtypes(dtype: str) -> None:
+    a, b = random_of((3, 4), dtype, 1), random_of((4, 5), dtype, 2)
+    for arguments in (("ij,jk->ik", a, b), ("ij->", a), ("ij,ij->ij", a, a), ("ij,jk,ik->i", a, b, a @ b)):
+        check(*arguments)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("i1", "u1"), ("f4", "i8"), ("?", "f2"), ("c8", "i4"), ("u8", "i8"), (">f4", "<f8")]
+)
+def test_mixed_dtypes(dtypes: tuple[str, str]) -> None:
+    check("ij,jk->ki", random_of((3, 4), dtypes[0], 1), random_of((4, 5), dtypes[1], 2))
+    check("i,->i", random_of((3,), dtypes[0], 1), 2)
+    check("i,->", random_of((3,), dtypes[0], 1), np.array(2, dtypes[1]))
+
+
+def test_every_known_equation() -> None:
+    path = MODELS / "einsum_equations.json"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    done = 0
+    for equation in sorted({entry["eq"] for entry in json.loads(path.read_text())}):
+        arrays = operands(equation, ellipsis=1)
+        try:
+            np.einsum(equation, *arrays)
+        except ValueError:
+            with pytest.raises(ValueError) as refusal:
+                poly.einsum(equation, *arrays)
+            assert isinstance(refusal.value, PolyError)
+        else:
+            check(equation, *arrays)
+            done += 1
+    assert done >= 200
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "dtypes"),
+    [
+        ("ij,jk->ik", [(13, 7), (7, 19)], ["f4"]),
+        ("ij,jk->ik", [(6, 5), (5, 9)], ["c8"]),
+        ("ij,jk->ki", [(6, 5), (5, 9)], ["c8", "f4"]),
+        ("ij,jk->ik", [(6, 5), (5, 9)], ["f2"]),
+        ("ij,jk->ik", [(6, 5), (5, 9)], ["i1", "i4"]),
+        ("i,i->i", [(37,), (37,)], ["c16"]),
+        ("ii->", [(23, 23)], ["f8"]),
+        ("iij->ji", [(5, 5, 4)], ["f4"]),
+        ("i->", [(1003,)], ["f4"]),
+        ("ij,ij->", [(31, 33), (31, 33)], ["f8", "f4"]),
+        ("kij,kij->k", [(3, 40, 30), (3, 40, 30)], ["i2"]),
+        ("i,i->", [(999,), (999,)], ["c8"]),
+        ("i->", [(1003,)], ["f2"]),
+        ("i->", [(1003,)], ["?"]),
+        ("i,i,i,i->", [(600,)] * 4, ["u1"]),
+        ("abc,bd,cd,d->ad", [(4, 5, 6), (5, 7), (6, 7), (7,)], ["f8"]),
+        ("...ij,...jk", [(2, 1, 3, 4), (5, 4, 6)], ["f4"]),
+        (",", [(), ()], ["f4"]),
+    ],
+)
+@pytest.mark.usefixtures("bound")
+def test_kernels_for_known_extents(equation: str, shapes: list[tuple[int, ...]], dtypes: list[str]) -> None:
+    arrays = [random_of(s, dtypes[n % len(dtypes)], n) for n, s in enumerate(shapes)]
+    check(equation, *arrays)
+
+
+@pytest.mark.usefixtures("bound")
+def test_strided_operands_of_kernels_for_known_extents() -> None:
+    a, b = random_of((20, 30), "f4", 1), random_of((40, 30), "f4", 2)
+    check("ij,jk->ik", a[::2, 3:20], b.T[:17, ::4])
+    check("ij,ij->i", a[:, :17], a[::-1, :17])
+    check("ij,kj->ik", a.T[:, 3:], b.T[:, 5:22])
+    z = random_of((6, 8, 3), "c8", 3)
+    check("ij,kj->ik", z[:, :, 1], z[:4, :, 0])
+
+
+def test_threads() -> None:
+    a, b = random_of((70, 50), "f4", 1), random_of((50, 60), "f4", 2)
+    np.testing.assert_array_equal(poly.einsum("ij,jk->ik", a, b, threads=2), a @ b)
+
+
+def test_calls_from_many_threads() -> None:
+    a, b = random_of((5, 6), "f8", 1), random_of((6, 7), "f8", 2)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for n in range(2, 30):
+            x = random_of((n, 6), "f8", seed + n)
+            if not np.array_equal(poly.einsum("ij,jk->ik", x, b), x @ b):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and np.array_equal(poly.einsum("ij,jk", a, b), a @ b)
+
+
+# ---- memory
+
+
+def variants(array: Any, how: int) -> Any:
+    """The same values in another place: permuted, strided, reversed, with gaps, broadcast, not aligned, swapped."""
+    match how:
+        case 1:
+            return np.asfortranarray(array)
+        case 2:
+            wide = np.zeros(tuple(2 * n for n in array.shape), array.dtype)
+            inner = wide[(*(slice(0, 2 * n, 2) for n in array.shape), ...)]
+        case 3:
+            wide = np.zeros(tuple(n + 2 for n in array.shape), array.dtype)
+            inner = wide[(*(slice(1, n + 1) for n in array.shape), ...)]
+        case 4:
+            backwards = (*(slice(None, None, -1) for _ in array.shape), ...)
+            return array[backwards].copy()[backwards]
+        case 5:
+            raw = np.zeros(array.nbytes + 1, np.uint8)[1:]
+            inner = raw.view(array.dtype).reshape(array.shape)
+        case 6:
+            return array.astype(array.dtype.newbyteorder(">"))
+        case 7 if array.ndim:
+            return np.broadcast_to(array[:1], array.shape)
+        case _:
+            return array
+    inner[...] = array
+    return inner
+
+
+@settings(derandomize=True, max_examples=250, deadline=None)
+@given(st.data())
+def test_random_calls_as_numpy(data: st.DataObject) -> None:
+    """Any string over a small alphabet, operands anywhere in memory, any keywords: as numpy, or both refuse."""
+    count = data.draw(st.integers(1, 3))
+    sizes = {c: data.draw(st.sampled_from([0, 1, 2, 3, 3])) for c in "abc"}
+    terms = [
+        data.draw(st.sampled_from(["", "a", "ab", "ba", "cb", "abc", "cba", "aab", "bb", "...a", "a...", "..."]))
+        for _ in range(count)
+    ]
+    letters = sorted({c for t in terms for c in t if c != "."})
+    output = data.draw(st.permutations(letters).map(lambda s: s[: data.draw(st.integers(0, len(s)))]))
+    equation = ",".join(terms)
+    if data.draw(st.booleans()):
+        equation += "->" + ("..." if "." in equation else "") + "".join(output)
+    arrays = []
+    for n, term in enumerate(terms):
+        extra = data.draw(st.sampled_from([(), (2,), (1,), (3, 2)])) if "..." in term else ()
+        shape = tuple(e for part in term.replace("...", ".") for e in (extra if part == "." else (sizes[part],)))
+        dtype = data.draw(st.sampled_from(["f8", "f4", "i4", "c8", "?"]))
+        arrays.append(variants(random_of(shape, dtype, n), data.draw(st.integers(0, 7))))
+    keywords: dict[str, Any] = {}
+    if data.draw(st.booleans()):
+        keywords = {"order": data.draw(st.sampled_from("CFAK")), "optimize": data.draw(st.sampled_from([False, True]))}
+        keywords |= data.draw(st.sampled_from([{}, {}, {"dtype": "f8"}, {"dtype": "c16", "casting": "same_kind"}]))
+    try:
+        expected = np.einsum(equation, *arrays, **keywords)
+    except IndexError:
+        return  # numpy's path of operands without dimensions
+    except (ValueError, TypeError) as error:
+        if keywords.get("optimize"):
+            return  # numpy's path and product of matrices refuse more than its einsum does
+        with pytest.raises(type(error)):
+            poly.einsum(equation, *arrays, **keywords)
+        return
+    found = poly.einsum(equation, *arrays, **keywords)
+    np.testing.assert_array_equal(found, expected)
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    if not keywords.get("optimize") and isinstance(expected, np.ndarray) and expected.size > 1:
+        assert [abs(s) for s, n in zip(found.strides, found.shape, strict=True) if n > 1] == [
+            abs(s) for s, n in zip(expected.strides, expected.shape, strict=True) if n > 1
+        ]
+
+
+def test_windows_and_other_overlaps() -> None:
+    a = random_of((20,), "f4", 1)
+    check("ij,j->i", sliding_window_view(a, 5), random_of((5,), "f4", 2))
+    check("iji->j", random_of((3, 4, 3), "f4", 3))
+    check("ij,ij->", as_strided(a, (3, 4), (8, 12)), as_strided(a, (3, 4), (0, 4)))
+
+
+def test_views_are_numpys() -> None:
+    a = random_of((3, 3, 4), "f4", 1)
+    for equation in ("ijk->kij", "iij->ij", "...", "...ij->ji...", "iij->ji"):
+        found, expected = poly.einsum(equation, a), np.einsum(equation, a)
+        assert address(found) == address(expected) and found.strides == expected.strides and found.flags.writeable
+    poly.einsum("iij->ij", a)[:] = 7
+    assert (a[1, 1] == 7).all()
+    assert not np.shares_memory(poly.einsum("ij->ji", a[0], out=np.empty((4, 3), "f4")), a)
+    assert poly.einsum("ij->ji", np.array([["a"]], object)).dtype == object
+
+
+def test_strides_to_dimensions() -> None:
+    assert dimensions_of((2, 3), (12, 4), 4, "ij") == [("i", 3), ("j", 1)]
+    assert dimensions_of((2, 3), (4, 8), 4, "ij") == [("j", 2), ("i", 1)]
+    assert dimensions_of((2, 1, 3), (40, 4, 8), 4, "ijk") == [("i", 10), ("k", 2)]
+    assert dimensions_of((2, 3), (0, 4), 4, "ij") == [("j", 1)]
+    for shape, strides in (((2, 3), (-12, 4)), ((2, 3), (8, 4)), ((2, 3), (20, 8)), ((2,), (6,))):
+        assert dimensions_of(shape, strides, 4, "ij"[: len(shape)]) is None
+    assert strides_like((2, 3, 4), (4, 100, 20), 8) == (8, 64, 16)
+    assert strides_like((2, 3), (), 8) == dense_strides((2, 3), 8) == (24, 8)
+
+
+# ---- sums
+
+
+def test_half_floats_are_summed_in_single() -> None:
+    for dtype in ("f2", ml_dtypes.bfloat16):
+        ones = np.ones(5000, dtype)
+        assert poly.einsum("i->", ones) == np.float32(5000).astype(dtype)
+        assert poly.einsum("i,i->", ones[:300], ones[:300]) == np.float32(300).astype(dtype)
+
+
+def test_long_sums_are_accurate() -> None:
+    a = np.full(1_000_003, 0.1, "f4")
+    total: Any = poly.einsum("i->", a)
+    assert abs(total / (np.float64(a[0]) * a.size) - 1) < 1e-5
+    assert poly.einsum("i->", np.ones(1 << 20, "f4")) == 1 << 20
+    b = random_of((4, 100_001), "f4", 1)
+    np.testing.assert_array_equal(poly.einsum("ij,ij->i", b, b), (b.astype("f8") ** 2).sum(1))
+
+
+def test_sums_of_repeated_elements() -> None:
+    for value in (np.float64(3.5), np.float32("inf"), np.int8(100), np.uint16(65535), np.complex64(1 + 2j), np.True_):
+        repeated = np.broadcast_to(value, 1000)
+        found = poly.einsum("i->", repeated)
+        assert found.dtype == value.dtype and found == repeated.sum(dtype=value.dtype)
+    x = np.broadcast_to(random_of((3, 1), "f8", 1), (3, 7))
+    np.testing.assert_array_equal(poly.einsum("ij,ij->i", x, x), (x * x).sum(1))
+    assert poly.einsum("i->", np.broadcast_to(np.float32("nan"), 0)) == 0
+    assert np.array_equal(poly.einsum("i,j->j", np.broadcast_to(1.0, 4), np.ones(3)), np.full(3, 4.0))
+
+
+def test_complex_numbers_as_numpy() -> None:
+    z = (np.random.default_rng(1).standard_normal((2, 40)) * [[1], [1e-3]]).T @ [1, 1j]
+    assert (poly.einsum("i,i->i", z, z.conj()).imag == 0).all()
+    odd = np.array([np.inf, -np.inf, np.nan, 0.0, 1.0])
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(poly.einsum("i,j->ij", odd, odd + 1j), np.einsum("i,j->ij", odd, odd + 1j))
+
+
+def test_empty_extents() -> None:
+    for arrays in ([np.ones((2, 0)), np.ones((0, 3))], [np.ones((0, 2)), np.ones((2, 3))]):
+        check("ij,jk->ik", *arrays)
+        check("ij,jk", *arrays, out=np.full((arrays[0].shape[0], 3), 9.0))
+    check("i->", np.ones(0, "c8"))
+
+
+# ---- keywords
+
+
+def test_lists_of_subscripts() -> None:
+    a, b = random_of((2, 3), "f4", 1), random_of((3, 4), "f4", 2)
+    for arguments in (
+        (a, [0, 1], b, [1, 2], [2, 0]),
+        (a, [27, 3], b, [3, 1]),
+        (a, (0, ...), b, np.array([1, 2]), [0, 2, ...]),
+    ):
+        check(*arguments)
+    check(a, [Ellipsis, 0], b[:, 0], [0, Ellipsis], [Ellipsis])
+
+
+def test_out() -> None:
+    a, b = random_of((3, 3), "f8", 1), random_of((3, 3), "f8", 2)
+    product = a @ b
+    for out in (
+        np.empty((3, 3)), np.empty((3, 3), order="F"), np.empty((3, 6))[:, ::2], np.empty((3, 3))[::-1],
+        np.zeros(73, np.uint8)[1:].view("f8").reshape(3, 3), np.empty((3, 3), "c16"), np.empty((3, 3), ">f8"),
+    ):  # fmt: skip
+        assert poly.einsum("ij,jk->ik", a, b, out=out) is out
+        np.testing.assert_array_equal(out, product)
+    left, right = a.copy(), b.copy()
+    assert poly.einsum("ij,jk->ik", left, b, out=left) is left and np.array_equal(left, product)
+    assert poly.einsum("ij,jk->ik", a, right, out=right) is right and np.array_equal(right, product)
+    both = a.copy()
+    assert np.array_equal(poly.einsum("ij->ji", both, out=both.T), a.T)
+    total = np.array(0)
+    assert poly.einsum("i,i->", a[0], a[0], out=total, optimize="optimal") is total and total == int(a[0] @ a[0])
+    wide = np.empty(())
+    poly.einsum("i->", np.full(3, 0.1, "f4"), out=wide)
+    assert wide == 3 * np.float64(np.float32(0.1))
+
+
+def test_dtype_and_casting() -> None:
+    a = np.array([1.5, 2.5, 300.0])
+    check("i,i->i", a, a, dtype="f4", casting="same_kind")
+    check("i->", a[:2], dtype="i4", casting="unsafe")
+    check("i->", np.arange(5, dtype=object), dtype="f8", casting="unsafe")
+    check("i,i->", np.array([1, 2], "u1"), np.array([200, 100], "u1"), dtype="i8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(np.exceptions.ComplexWarning):
+            poly.einsum("i->", a + 1j, dtype="f8", casting="unsafe")
+
+
+@pytest.mark.parametrize("order", ["C", "F", "A", "K", "f", None])
+def test_order(order: Any) -> None:
+    a, b = random_of((2, 3, 5), "f8", 1), random_of((4, 3), "f8", 2)
+    keywords = {} if order is None else {"order": order}
+    for x, y in (
+        (a, b),
+        (np.asfortranarray(a), np.asfortranarray(b)),
+        (a.transpose(1, 2, 0).copy().transpose(2, 0, 1), b),
+    ):
+        expected = np.einsum("kft,mf->kmt", x, y, **keywords)
+        assert poly.einsum("kft,mf->kmt", x, y, order=order).strides == expected.strides
+
+
+def test_optimize() -> None:
+    arrays = [random_of(s, "f8", n) for n, s in enumerate([(3, 4), (4, 5), (5, 6), (6, 3)])]
+    expected = np.einsum("ab,bc,cd,da->ac", *arrays)
+    paths = (True, None, "greedy", "optimal", ("greedy", 10), ["einsum_path", (0, 1), (0, 1), (0, 1)],
+             [(1, 3), (0, 1, 2)], "auto", "dp", "branch-2", ["einsum_path", (0, 1, 2, 3)])  # fmt: skip
+    for optimize in paths:
+        np.testing.assert_array_equal(poly.einsum("ab,bc,cd,da->ac", *arrays, optimize=optimize), expected)
+    for optimize in ([(0, 1)], ["einsum_path", (0, 1), (0, 9), (0, 1)], "no such", [(0, 1), (0, 1), (0,)]):
+        with pytest.raises((PathError, ArgumentTypeError)):
+            poly.einsum("ab,bc,cd,da->ac", *arrays, optimize=optimize)
+
+
+def test_plans_and_kernels_are_kept() -> None:
+    a = random_of((4, 5), "f4", 1)
+    poly.einsum("ij,kj->ik", a, a)
+    plans, kernels = einsum_call._plan.cache_info(), einsum_plan._free_kernel.cache_info()
+    for n in range(2, 9):
+        b = random_of((n, 11 - n), "f4", n)
+        poly.einsum("pq,rq->pr", b, b[: n // 2 + 1])
+        poly.einsum("ij,kj->ik", a, a)
+    assert einsum_call._plan.cache_info().hits >= plans.hits + 7
+    assert einsum_plan._free_kernel.cache_info().misses <= kernels.misses + 1
+
+
+def test_longdouble_is_numpys() -> None:
+    a = np.arange(5, dtype="g")
+    with pytest.warns(FallbackWarning, match="'i,i->'.*has no compiled form"):
+        found = poly.einsum("i,i->", a, a)
+    assert type(found) is np.longdouble and found == 30
+
+
+class Own:
+    """A class with its own meaning for numpy's functions."""
+
+    def __array_function__(self, function: Any, kinds: Any, arguments: Any, keywords: Any) -> Any:
+        return function.__name__, arguments[0]
+
+
+def test_classes_with_their_own_einsum() -> None:
+    assert poly.einsum("i,i->", Own(), np.ones(2)) == ("einsum", "i,i->")
+    assert poly.einsum("ij->", np.ma.masked_array(np.ones((2, 2)), np.eye(2) > 0)) == 4
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "kind", "words"),
+    [
+        ((), {}, ArgumentError, "string of subscripts"),
+        (("",), {}, ShapeError, "1 operands"),
+        ((0, 0), {}, ArgumentTypeError, "subscripts are"),
+        ((np.ones(2), [0.5]), {}, ArgumentTypeError, "ints below 52"),
+        ((np.ones(2), [52]), {}, ParseError, "52 is outside"),
+        (("i,i->", np.ones(2), np.ones(3)), {}, ShapeError, "'i' has extent 2"),
+        (("i->j", np.ones(2)), {}, ParseError, "'j' of the output"),
+        (("i\t->i", np.ones(2)), {}, ParseError, "no meaning"),
+        (("i,i->", [1, 2], [[1], [2, 3]]), {}, ArgumentError, "list is no array"),
+        (("i->", np.array(["a"])), {}, ArgumentTypeError, "no compiled form"),
+        (("i->", np.array([1], "m8[s]")), {}, ArgumentTypeError, "no compiled form"),
+        (("i->", np.array([1], object)), {}, ArgumentTypeError, "object.*(?s:.)*casting='unsafe'"),
+        (("i->", np.ones(3, ml_dtypes.float8_e5m2)), {}, ArgumentTypeError, "float8_e5m2"),
+        (("i,i->", np.ones(2), np.ones(2)), {"dtype": "f4"}, ArgumentTypeError, "(?s)operand 0.*casting="),
+        (("i->", np.ones(2)), {"out": np.array(1)}, ArgumentTypeError, "int64"),
+        (("i->", np.ones(2)), {"out": np.ones(2)}, ShapeError, r"out has shape \(2,\)"),
+        (("i->", np.ones(2)), {"out": 3}, ArgumentTypeError, "out is int"),
+        (("i->i", np.ones(2)), {"out": np.broadcast_to(0.0, 2)}, ArgumentError, "read-only"),
+        (("i->", np.ones(2)), {"order": "W"}, ArgumentError, "order 'W'"),
+        (("i->", np.ones(2)), {"casting": "blah"}, ArgumentError, "casting 'blah'"),
+        (("i->", np.ones(2)), {"dtype": "bad"}, ArgumentTypeError, "'bad'"),
+        (("i->", np.ones(2)), {"optimize": object()}, ArgumentTypeError, "no path"),
+        (("i->", np.ones(2)), {"threads": 0}, ArgumentError, "threads=0"),
+    ],
+)
+def test_refusals(arguments: Any, keywords: Any, kind: type[PolyError], words: str) -> None:
+    with pytest.raises(kind, match=words) as refusal:
+        poly.einsum(*arguments, **keywords)
+    assert isinstance(refusal.value, ValueError | TypeError)
+    if not {"threads", "optimize"} & keywords.keys() and "object" not in words:
+        with pytest.raises((ValueError, TypeError)) as numpys:
+            np.einsum(*arguments, **keywords)
+        assert isinstance(refusal.value, type(numpys.value))
+
+
+# ---- other libraries
+
+
+class Foreign:
+    """An array of another library: numpy's memory behind DLPack and nothing else."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __array_namespace__(self) -> Any:
+        return types.SimpleNamespace(from_dlpack=lambda x: Foreign(np.from_dlpack(x)))
+
+
+class Remote(Foreign):
+    """Memory that cannot be reached from here."""
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        raise BufferError("on another device")
+
+
+def test_dlpack_in_and_out() -> None:
+    a, b = random_of((3, 4), "f4", 1), random_of((4, 5), "f4", 2)
+    found = poly.einsum("ij,jk->ik", Foreign(a), b)
+    np.testing.assert_array_equal(np.from_dlpack(Foreign(found)), a @ b)
+    assert address(poly.einsum("ij->ji", Foreign(a))) == address(a)
+    with pytest.raises(ArgumentTypeError, match="another device"):
+        poly.einsum("ij->i", Remote(a))
+
+
+def test_opt_einsum_backend() -> None:
+    rng = np.random.default_rng(3)
+    for equation in ("ij,jk,kl->il", "ab,bc,cd,de->ea", "abc,bd,cd->a", "a,b,c->abc", "ab,ab->", "αβ,βγ,γα->"):
+        views = [rng.integers(-3, 4, (4,) * len(t)).astype("f8") for t in equation.split("->")[0].split(",")]
+        expected = opt_einsum.contract(equation, *views)
+        found = opt_einsum.contract(equation, *views, backend=BACKEND)
+        np.testing.assert_array_equal(found, expected)
+        expression = opt_einsum.contract_expression(equation, *(v.shape for v in views))
+        np.testing.assert_array_equal(expression(*views, backend=BACKEND), expected)
+    out = np.empty((4, 4))
+    a = rng.integers(-3, 4, (4, 4)).astype("f8")
+    assert opt_einsum.contract("ij,jk,kl->il", a, a, a, out=out, backend=BACKEND) is out
+    np.testing.assert_array_equal(out, a @ a @ a)
+
+
+def test_tensordot_and_transpose() -> None:
+    a, b = random_of((2, 3, 4), "f4", 1), random_of((4, 3, 5), "f4", 2)
+    for axes in (1, ([2, 1], [0, 1]), ((-1,), (0,)), (1, 1), 0, ([], [])):
+        np.testing.assert_array_equal(opt_einsum_backend.tensordot(a, b, axes), np.tensordot(a, b, axes))
+    assert opt_einsum_backend.transpose(a, (2, 0, 1)).strides == a.transpose(2, 0, 1).strides  # type: ignore[attr-defined]
+    for axes in (4, -1, ([5], [0]), ([0], [0, 1]), ([1, 1], [1, 1]), ([0], [0])):
+        with pytest.raises(ArgumentError):
+            opt_einsum_backend.tensordot(a, b, axes)
+
+
+def test_results_go_back_to_their_library() -> None:
+    a, b = random_of((3, 4), "f4", 1), random_of((4, 5), "f4", 2)
+    found = opt_einsum_backend.einsum("ij,jk->ik", Foreign(a), Foreign(b))
+    assert isinstance(found, Foreign)
+    np.testing.assert_array_equal(found.array, a @ b)
+    dot = opt_einsum_backend.tensordot(Foreign(a), b, 1)
+    assert isinstance(dot, Foreign) and np.array_equal(dot.array, a @ b)
+    turned = opt_einsum_backend.transpose(Foreign(a))
+    assert isinstance(turned, Foreign) and address(turned.array) == address(a)
+
+
+@pytest.mark.parametrize("library", ["torch", "jax.numpy"])
+def test_installed_libraries(library: str) -> None:
+    module = pytest.importorskip(library)
+    a, b = random_of((3, 4), "f4", 1), random_of((4, 5), "f4", 2)
+    x, y = module.asarray(a), module.asarray(b)
+    before = np.from_dlpack(x)
+    np.testing.assert_array_equal(poly.einsum("ij,jk->ik", x, y), a @ b)
+    assert address(poly.einsum("ij->ji", x)) == address(before)
+    found = opt_einsum.contract("ij,jk->ki", x, y, backend=BACKEND)
+    assert type(found) is type(x)
+    np.testing.assert_array_equal(np.asarray(found), (a @ b).T)
