@@ -240,7 +240,7 @@ def inferred_outputs(
         if value is not None:
             types[name] = tensor_type(value)
             if value.array is not None and value.size <= _MAX_SHAPE_DATA:
-                data[name] = numpy_helper.from_array(np.ascontiguousarray(value.array), name)
+                data[name] = numpy_helper.from_array(np.asarray(value.array, order="C"), name)
     try:
         found = shape_inference.infer_node_outputs(
             schema, node, types, data, opset_imports=schemas.imports, ir_version=schemas.ir_version

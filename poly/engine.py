@@ -153,7 +153,7 @@ class Engine:
                     f"input {label!r} is {array.dtype}{list(array.shape)}, expected {expected[1]}{list(expected[0])}",
                     where=self.graph.name, hint="compile for other shapes with from_onnx(path, shapes=...)",
                 )  # fmt: skip
-            found[t.name] = np.ascontiguousarray(array)
+            found[t.name] = np.asarray(array, order="C")
         return found
 
     def __repr__(self) -> str:

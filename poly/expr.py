@@ -266,8 +266,18 @@ def evaluate(
 
 
 def is_free(body: Expr) -> bool:
-    """True where an expression is made of literals without a dtype: it takes that of what it is combined with."""
-    return all(isinstance(n, Apply) or (isinstance(n, Const) and n.dtype is None) for n in walk(body))
+    """True where an expression's value is made of literals without a dtype: it takes that of what it is combined with.
+
+    A condition does not count: of a select only the two values do, and a comparison is a bool.
+    """
+    match body:
+        case Const(_, dtype):
+            return dtype is None
+        case Apply(name, arguments):
+            values = arguments[1:] if name == "select" else arguments
+            return OPERATORS[name].result != "bool" and all(is_free(a) for a in values)
+        case _:
+            return False
 
 
 def _apply(

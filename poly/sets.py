@@ -17,13 +17,15 @@ IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set,
 T = TypeVar("T")
 Domain = TypeVar("Domain", isl.Set, isl.Map)
 Relation = TypeVar("Relation", isl.Set, isl.Map, isl.UnionMap)
-_RESERVED = frozenset("or and not mod min max exists floor ceild floord implies true false infty NaN rat".split())
+_RESERVED = frozenset(  # isl reads them in any case
+    "or and not mod min max exists floor ceil ceild floord implies true false infty infinity nan rat".split()
+)
 
 
 def identifier(name: str) -> str:
     """A name isl can parse, made from any loop or tensor name."""
     clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-    return f"{clean}_" if clean in _RESERVED or not clean[:1].isalpha() else clean
+    return f"{clean}_" if clean.lower() in _RESERVED or not clean[:1].isalpha() else clean
 
 
 def header(parameters: Sequence[str]) -> str:

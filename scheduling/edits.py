@@ -61,8 +61,15 @@ def _new_names(schedule: Schedule, *names: str) -> None:
         )
 
 
+def whole_number(what: str, value: int) -> None:
+    """Raise `ScheduleError` for an argument that is no int of reasonable size."""
+    if not isinstance(value, int) or abs(value) > 2**48:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ScheduleError(f"{what} is {value!r}", hint="an integer")
+
+
 def _positive(what: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance] scripts bring any type
+    whole_number(what, value)
+    if value < 1:  # pyright: ignore[reportUnnecessaryIsInstance] scripts bring any type
         raise ScheduleError(f"{what} is {value!r}", hint="a positive integer")
 
 
@@ -226,6 +233,7 @@ def _fused_name(schedule: Schedule, first: str, second: str) -> str:
 
 def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
     """Cut a loop in two: the first `at` things inside it, then the rest in a loop of its own (`loop.2`)."""
+    whole_number("the position", at)
     inside = {s: _position_inside(schedule, s, loop) for s in schedule.under(loop)}
     later = [s for s, p in inside.items() if p >= at]
     if not later or len(later) == len(inside):
@@ -274,6 +282,7 @@ def _position_inside(schedule: Schedule, statement: str, loop: str) -> int:
 
 def shift(schedule: Schedule, statement: str, loop: str, by: int) -> Schedule:
     """Run a statement `by` iterations of a loop later (earlier where negative)."""
+    whole_number("the shift", by)
     if loop not in schedule.nests[schedule.statement(statement).name].loops:
         raise ScheduleError(f"{statement} is not under loop {loop!r}", where=schedule.source.name)
     _not_in_scope(schedule, loop, (statement,), "shift")
@@ -294,6 +303,7 @@ def _not_in_scope(schedule: Schedule, loop: str, statements: Sequence[str], what
 
 def skew(schedule: Schedule, loop: str, by: str, factor: int = 1) -> Schedule:
     """Add `factor` times an outer loop to a loop, for all statements under it (time skewing)."""
+    whole_number("the factor", factor)
     if by not in schedule.outer(loop)[:-1]:
         raise ScheduleError(
             f"{by!r} is not a loop around {loop!r}",
@@ -313,6 +323,7 @@ def split(schedule: Schedule, loop: str, at: int) -> Schedule:
     Statements S under it become S_lo and S_hi (`piece_name`), the loop and those inside it get the suffixes .lo and
     .hi; where such a name is taken, _2, _3 ... is appended.
     """
+    whole_number("the split point", at)
     around = set(schedule.outer(loop)[:-1])
     statements = schedule.under(loop)
     inside = {n for s in statements for n in schedule.nests[s].names} - around

@@ -106,8 +106,8 @@ def promote(
 def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str], pad: bool = False) -> Tile:
     """The footprint on a tensor of one iteration of the loops down to `at`, over the statements `users`."""
     loops = () if at is None else schedule.outer(at)
-    variables = tuple(identifier(name) for name in loops)
     program = schedule.program
+    variables = apart([identifier(name) for name in loops], program.parameters)
     footprint: isl.Map | None = None
     for name in users:
         s = program.statement[name]
@@ -122,16 +122,20 @@ def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str
     assert footprint is not None
     known = fix_sizes(footprint.intersect_params(program.context), program.binding)
     known = coalesced(known.set_tuple_name(OUT, "") if known.has_tuple_name(OUT) else known)
-    elements = tuple(_apart(f"e{d}", variables) for d in range(known.dim(OUT)))
+    elements = apart([f"e{d}" for d in range(known.dim(OUT))], (*variables, *program.parameters))
     return Tile(
         loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
     )
 
 
-def _apart(name: str, taken: Sequence[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
+def apart(names: Sequence[str], taken: Sequence[str]) -> tuple[str, ...]:
+    """The names, with underscores where one is taken or stands twice."""
+    found: list[str] = []
+    for name in names:
+        while name in taken or name in found:
+            name += "_"
+        found.append(name)
+    return tuple(found)
 
 
 def _users(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str] | None) -> tuple[str, ...]:
@@ -203,9 +207,7 @@ def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: 
     inward = exposed is not None and not exposed.is_empty()
     role = program.tensor[tensor].role
     outward = bool(writers) and (
-        inward
-        or program.tensor[tensor].is_output
-        or any(_read_elsewhere(program, tensor, users, w) for w in written)
+        inward or program.tensor[tensor].is_output or any(_read_elsewhere(program, tensor, users, w) for w in written)
     )
     whole = role not in ("output", "temporary") or not writers
     return (tile.footprint if whole else exposed) if inward else None, outward

@@ -16,7 +16,7 @@ from poly.errors import ScheduleError
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map
 from poly.scheduling.edits import finish
-from poly.scheduling.promotion import Tile, drop_unused, free_name, insert_nest, named, redirected, span, tile_of
+from poly.scheduling.promotion import Tile, apart, drop_unused, free_name, insert_nest, named, redirected, span, tile_of
 from poly.scheduling.schedule import Nest, Schedule, canonical
 from poly.sets import coalesced, fix_sizes, identifier
 
@@ -69,11 +69,11 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
 def _again(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile) -> Statement:
     """A producer with the tile before its iterators, writing the tile's buffer."""
     program = schedule.program
-    clash = {v: Affine.of(f"{v}_") for v in tile.variables if v in s.iterators}
-    variables = tuple(f"{v}_" if v in clash else v for v in tile.variables)
+    variables = apart(tile.variables, (*s.iterators, *program.parameters))
+    clash = {old: Affine.of(new) for old, new in zip(tile.variables, variables, strict=True) if old != new}
     writes = fix_sizes(access_map(s, s.write, program.parameters), program.binding)
     needed = tile.footprint.apply_range(writes.set_tuple_name(isl.dim_type.out, "").reverse())
-    name = f"{s.name}_{identifier(tile.loops[-1])}"
+    (name,) = apart([f"{s.name}_{identifier(tile.loops[-1])}"], tuple(program.statement))
     domain = named(coalesced(needed.wrap().flatten().set_tuple_name(name)), (*variables, *s.iterators))
     corner = [c.substitute(clash) for c in tile.box.lower]
 

@@ -26,7 +26,7 @@ from poly.scheduling.vectors import Vectors
 from poly.sets import IN, OUT, coalesced, fix_sizes, witness
 
 _MOST_PIECES = 100
-END = "end_"
+END = "(end)"
 
 
 @dataclass(frozen=True)
@@ -258,12 +258,13 @@ class Flow:
         labels = [f"l{k}_" for k in range(len(nest.names))]
         steps = nest.path[len(prefix) :]
         values = [Affine((), p) if isinstance(p, int) else var(labels[nest.names.index(p)]) for p in steps]
-        values += [Affine()] * (depth - len(values))
+        values = [Affine(), *values, *([Affine()] * (depth - len(values)))]  # 0: before the end, see `_end_of_time`
         return relation_of(values, labels, (), s.name).intersect_domain(self.vectors.of(s).range())
 
 
 def _end_of_time(domain: isl.Set, depth: int) -> isl.Map:
-    later = isl.Set(f"{{ [{', '.join(['1000000000', *['0'] * (depth - 1)])}] }}")
+    """A time after all others: these begin with 0, it with 1."""
+    later = isl.Set(f"{{ [{', '.join(['1', *['0'] * depth])}] }}")
     return isl.Map.from_domain_and_range(domain, later)
 
 

@@ -1,0 +1,91 @@
+"""Cases found by trying to break it: names that meet generated ones, far-away iterations, odd literals, wrong values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from poly.compiler import compile
+from poly.errors import IllegalEdit, PolyError, ScheduleError
+from poly.frontend.notation import parse
+from poly.program import Program
+from poly.scheduling.schedule import Schedule
+
+ONES = np.ones(9, np.float32)
+
+
+def test_iterations_far_away_are_before_the_end_of_the_program() -> None:
+    program = parse(
+        """program p
+input x: i64[4]
+output Y: i64[8]
+for i:
+    A[i]: Y[2*i - 2000000000] = 1 where 1000000000 <= i < 1000000004
+    B[i]: Y[2*i - 2000000000] = x[i - 1000000000] where 1000000000 <= i < 1000000004
+    C[i]: Y[2*i - 1999999999] = 2 where 1000000000 <= i < 1000000004
+"""
+    )
+    with pytest.raises(IllegalEdit):
+        Schedule(program).promote("Y", "i", "l1", users=("A", "C"))
+    Schedule(parse("C[i] = A[i] + 1", A=("N",))).tile(i=32).promote("C", "i.o", "l1")
+
+
+@pytest.mark.parametrize("size", ["e0", "q_o"])
+def test_sizes_named_like_generated_iterators(size: str) -> None:
+    program = parse("C[q] = A[q]*2", A=(size,)).bind(**{size: 9})
+    schedule = Schedule(program).tile(q=4).promote("A", "q.o", "dram")
+    np.testing.assert_array_equal(compile(schedule)(ONES), 2 * ONES)
+
+
+@pytest.mark.parametrize("target", ["cpu", "s16"])
+def test_the_policies_meet_such_sizes_too(target: str) -> None:
+    program = parse("C[i,k] += A[i,j]*B[j,k]", A=("e0", "e1"), B=("e1", "e2")).bind(e0=20, e1=18, e2=17)
+    a, b = np.ones((20, 18), np.float32), np.ones((18, 17), np.float32)
+    np.testing.assert_array_equal(compile(program, target)(a, b), a @ b)
+
+
+def test_recomputation_meets_such_sizes_and_names() -> None:
+    program = parse("T[q] = A[q] + 1; C[q] = T[q]*2", A=("C_set_q_o",)).bind(C_set_q_o=9)
+    schedule = Schedule(program).tile({"C_set.q": 4}).recompute("T", "C_set.q.o")
+    np.testing.assert_array_equal(compile(schedule)(ONES), 4 * ONES)
+    Schedule(parse("T_R_i: Q[i] = A[i]; T: B[i] = A[i] + 1; R: C[i] = B[i]*Q[i]", A=(6,))).recompute("B", "R.i")
+    Schedule(parse("C[i,i_o] = A[i,i_o]*2", A=(6, 6))).tile(i=2).promote("A", "i_o", "dram")
+
+
+def test_a_choice_between_literals_takes_the_other_operands_dtype() -> None:
+    kernel = compile(parse("C[i] = a[i] + (1 if i < 2 else 2)", a=(3,)))
+    np.testing.assert_array_equal(kernel(np.ones(3, np.float32)), np.array([2, 2, 3], np.float32))
+
+
+def test_what_no_statement_writes_is_zero() -> None:
+    result = compile(parse("y[i] = x[i] where i >= 3", x=(8,)))(np.ones(8, np.float32))
+    np.testing.assert_array_equal(result, np.array([0, 0, 0, 1, 1, 1, 1, 1], np.float32))
+
+
+def wrong_calls() -> list[object]:
+    schedule = Schedule(parse("C[i,k] += A[i,j] * B[j,k]", A=(8, 6), B=(6, 4)))
+    return [
+        lambda: schedule.shift("C_update", "j", 1.5),  # type: ignore[arg-type]
+        lambda: schedule.split("j", "a"),  # type: ignore[arg-type]
+        lambda: schedule.tile(j=10**30),
+        lambda: schedule.skew("j", "C_update.i", 10**30),
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_numbers_that_are_none(number: int) -> None:
+    with pytest.raises(ScheduleError):
+        wrong_calls()[number]()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", ["Min", "OR", "nan", "ceil", "infinity"])
+def test_words_of_isl_in_any_case_are_refused(name: str) -> None:
+    for text, shape in ((f"C[{name}] = A[{name}]", (5,)), ("C[i] = A[i]", (name,))):
+        with pytest.raises(PolyError):
+            parse(text, A=shape)
+
+
+def test_a_size_is_an_int() -> None:
+    program: Program = parse("C[i] = A[i]", A=("N",))
+    with pytest.raises(PolyError):
+        program.bind(N="3 or N = 4")  # type: ignore[arg-type]
