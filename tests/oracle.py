@@ -30,6 +30,7 @@ import numpy.typing as npt
 from poly.affine import Affine, Constraint, FloorDiv, Mod, Var
 from poly.program import Access, Program, Statement, Tensor
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.values import END
 from poly.sets import conjunctions_of
 
 Ints = npt.NDArray[np.int64]
@@ -505,7 +506,7 @@ class Oracle:
                 blank = untouched(self.program, self.program, cell)
                 a, b = self.trace.cells.get(cell, blank), trace.cells.get(cell, blank)
                 if a != b:
-                    yield from _differing(("end_", element), a, b)
+                    yield from _differing((END, element), a, b)
 
     def _marks(self, schedule: Schedule, events: Sequence[Event]) -> Iterator[Violation]:
         for loop, mark in schedule.marks.items():
@@ -554,7 +555,7 @@ def _differing(reader: Instance, expected: Token | None, actual: Token | None) -
 
 # ---- witnesses
 
-_INSTANCE = re.compile(r"(\w+)\[(.*?)\]")
+_INSTANCE = re.compile(r"(.+?)\[([^\]]*)\]")
 
 
 def parse_instance(text: str) -> Instance:
