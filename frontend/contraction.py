@@ -48,10 +48,14 @@ class Term:
 class Contractions:
     """Tensors and statements as they come about.
 
-    `extents`: the size of every index. `dtype`: of the result. `pairs`: a complex result is made of pairs of floats.
+    `extents`: the size of every index. `dtype`: of the result. `pairs`: a complex result is made of pairs of floats;
+    `planar`: its sums are kept with the real and imaginary parts apart.
     """
 
-    def __init__(self, extents: Mapping[str, Affine], parameters: Sequence[str], dtype: str, pairs: bool) -> None:
+    def __init__(
+        self, extents: Mapping[str, Affine], parameters: Sequence[str], dtype: str, pairs: bool, planar: bool = False
+    ) -> None:
+        self.planar = planar
         self.extents, self.parameters, self.pairs = dict(extents), tuple(parameters), pairs and dtype in _HALVES
         self.stored = _HALVES[dtype] if self.pairs else dtype
         self.computed = _WIDE.get(self.stored, self.stored)
@@ -72,7 +76,7 @@ class Contractions:
     def contract(self, terms: Sequence[Term], kept: Sequence[str], name: str = "") -> Term:
         """The product of the terms, summed over all but `kept`; into the output `name`, else into a temporary."""
         summed = list(dict.fromkeys(i for t in terms for i in t.indices if i not in kept))
-        if name and summed and self.computed != self.stored:
+        if name and summed and (self.computed != self.stored or self.planar):
             return self.contract([self.contract(terms, kept)], kept, name)
         role: Role = "output" if name else "temporary"
         name = name or f"t{sum(t.role == 'temporary' for t in self.tensors)}"
@@ -244,7 +248,7 @@ class View:
 class Form:
     """A contraction without its extents and strides. `result`: indices of the dense result, outermost first.
 
-    `planar`: complex operands are taken apart into planes first. `lanes`: how a long
+    `planar`: complex operands are taken apart into planes first, and put together last. `lanes`: how a long
     sum is cut, for one extent of its index.
     """
 
@@ -272,7 +276,7 @@ class Form:
         A complex tensor has a last dimension of extent 2.
         """
         extents = {i: var(f"N{i}") for i in self.indices}
-        build = Contractions(extents, self.parameters, self.dtype, pairs=True)
+        build = Contractions(extents, self.parameters, self.dtype, pairs=True, planar=self.planar)
         terms = [self._operand(n, v, build) for n, v in enumerate(self.operands)]
         if self.planar:
             terms = [build.planes(t) for t in terms]

@@ -27,6 +27,7 @@ from poly.pointers import address
 from poly.scheduling.schedule import Schedule
 
 FREE_WORK: Final = 1 << 15  # multiplications up to which a kernel with free sizes does
+REUSE: Final = 8  # products an element, from which on complex operands are taken apart first
 _COMPILED: Final = frozenset("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split())
 
 
@@ -162,7 +163,9 @@ def _compiled(
     threads: int,
 ) -> Compiled:
     shape, strides, dtype = result
-    free = _work(equation, steps, dtype) <= FREE_WORK
+    work = work_of(equation.operands, equation.result, equation.sizes, steps)
+    free = work * (4 if dtype.kind == "c" else 1) <= FREE_WORK
+    planar = dtype.kind == "c" and work >= REUSE * sum(prod(s) for s in (shape, *(o.shape for o in operands)))
     read = [_read(o, indices, dtype, free) for o, indices in zip(operands, equation.operands, strict=True)]
     casts = tuple(cast for cast, _ in read)
     names = [_name(cast or o.dtype) for cast, o in zip(casts, operands, strict=True)]
@@ -174,7 +177,9 @@ def _compiled(
         assert written is not None
     memory = Memory([m for _, m in read], names, [i for i, _ in written], equation.sizes)
     return Compiled(
-        None if 0 in equation.sizes.values() else _runner(memory, _name(dtype), steps, free, threads),
+        None
+        if 0 in equation.sizes.values()
+        else _runner(memory, _name(dtype), steps, None if free else (planar, threads)),
         shape,
         dtype,
         None if strides == dense_strides(shape, dtype.itemsize) else strides,
@@ -183,10 +188,6 @@ def _compiled(
         _factor(equation, memory, dtype),
         max(numpy_dtype(n).alignment for n in names) - 1,
     )
-
-
-def _work(equation: Equation, steps: Steps, dtype: Dtype) -> int:
-    return work_of(equation.operands, equation.result, equation.sizes, steps) * (4 if dtype.kind == "c" else 1)
 
 
 def _read(operand: Signature, indices: Sequence[str], dtype: Dtype, free: bool) -> tuple[Dtype | None, Dimensions]:
@@ -219,13 +220,17 @@ def _factor(equation: Equation, memory: Memory, dtype: Dtype) -> Array | None:
 # ---- kernels
 
 
-def _runner(memory: Memory, dtype: str, steps: Steps, free: bool, threads: int) -> Callable[[Sequence[int]], None]:
+def _runner(
+    memory: Memory, dtype: str, steps: Steps, tuned: tuple[bool, int] | None
+) -> Callable[[Sequence[int]], None]:
+    """A kernel with free sizes, or (`tuned`: planar, threads) one for these."""
     names = [*(f"x{n}" for n in range(len(memory.operands))), "out"]
-    if free:
+    if tuned is None:
         form, values = form_of(memory, dtype, steps)
         return _free_kernel(form).runner(names, dict(zip(form.parameters, values, strict=True)))
+    planar, threads = tuned
     lanes = 4 * machine_of("cpu").lanes(max(map(size_bytes, [dtype, *memory.dtypes])))
-    form, values = form_of(memory, dtype, steps, planar=dtype in ("c64", "c128"), lanes=lanes)
+    form, values = form_of(memory, dtype, steps, planar, lanes)
     return _bound_kernel(form, values, threads).runner(names)
 
 
