@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, overload
 
 from poly.engine import Engine, Unit, build_engine
-from poly.errors import PolyError, ScheduleError
+from poly.errors import CapacityError, PolyError, ScheduleError
 from poly.graph import Array, Graph
 from poly.machine import Machine
 from poly.program import Program
@@ -118,12 +118,18 @@ def compile_program(
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
     from poly.codegen.kernel import Kernel
-    from poly.scheduling.cpu import schedule_for_cpu
+    from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
 
     chosen = settled(schedule) if schedule is not None else schedule_for_cpu(program, machine, threads)
     tree = chosen.lower()
+    try:
+        check_capacity(tree, machine)
+    except CapacityError:
+        if schedule is not None:
+            raise
+        chosen = schedule_one_by_one(program, machine, threads)
+        tree = chosen.lower()
     check_instances(tree, chosen.program)
-    check_capacity(tree, machine)
     return Kernel(tree, machine, program.inputs, program.outputs, constants, threads, chosen)
 
 

@@ -9,12 +9,12 @@ composition in `poly.scheduling.cpu_tile`. Zhao et al. call the first step a con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
 from poly.program import Program
+from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu_plan import Plan, plan_of
 from poly.scheduling.cpu_tile import tile_group
 from poly.scheduling.edits import settle, unchecked
@@ -36,14 +36,17 @@ def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Sc
             schedule = schedule_group(schedule, group, machine, threads)
         return settle(schedule)
     except ScheduleError:
-        return _one_by_one(program, groups, machine, threads)
+        return schedule_one_by_one(program, machine, threads)
 
 
-def _one_by_one(program: Program, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
+def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) -> Schedule:
+    """Like `schedule_for_cpu`, each group checked alone, for legality and for fitting the machine's memories."""
     schedule = Schedule(program)
-    for group in groups:
+    for group in (g for g in groups_of(program) if _has_plan(g)):
         try:
-            schedule = settle(schedule_group(unchecked(schedule), group, machine, threads))
+            candidate = settle(schedule_group(unchecked(schedule), group, machine, threads))
+            check_capacity(candidate.lower(), machine)
+            schedule = candidate
         except ScheduleError:
             continue
     return schedule

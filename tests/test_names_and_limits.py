@@ -89,3 +89,9 @@ def test_a_size_is_an_int() -> None:
     program: Program = parse("C[i] = A[i]", A=("N",))
     with pytest.raises(PolyError):
         program.bind(N="3 or N = 4")  # type: ignore[arg-type]
+
+
+def test_a_tile_that_needs_too_many_registers_is_not_used() -> None:
+    program = parse("C[i] += A[i,j]*B[i,j]", A=(20, 17), B=(20, 17))
+    a, b = np.ones((20, 17), np.float32), np.full((20, 17), 2, np.float32)
+    np.testing.assert_array_equal(compile(program)(a, b), np.full(20, 34, np.float32))
