@@ -1,4 +1,4 @@
-"""Cases found by trying to break it: names that meet generated ones, far-away iterations, odd literals, wrong values."""
+"""Cases found by trying to break it: names that meet generated ones, far-away iterations, odd literals."""
 
 from __future__ import annotations
 
