@@ -247,19 +247,19 @@ def chain_of(node: For) -> list[Node] | None:
 
 
 def untensorised(node: For) -> str | None:
-    """The only statement in a loop that a unit loop could be: none inside is one, and no iteration needs another.
+    """The only statement in an innermost loop that could be a unit's: no iteration of it needs another.
 
     A statement that reads what it writes is taken for a recurrence, one that writes an element again for an order.
     """
     below = list(walk(node.body))
     found = [n for n in below if isinstance(n, Compute)]
-    if len(found) != 1 or any(isinstance(n, For) and n.kind == "unit" for n in below):
+    if len(found) != 1 or any(isinstance(n, For) for n in below):
         return None
     (only,) = found
     if any(r.tensor == only.write.tensor for r in only.reads):
         return None
     moved = any(isinstance(e, Affine) and node.variable in e.names for e in only.write.index)
-    return only.statement if moved or only.combiner is not None else None
+    return only.statement if moved else None
 
 
 def number(expression: Affine, scope: Scope) -> int:
