@@ -33,6 +33,8 @@ def double_buffer(schedule: Schedule, tensor: str, loop: str, depth: int = 2) ->
     for s in program.statements:
         if any(a.tensor == tensor for a, _ in s.accesses):
             nest = schedule.nests[s.name]
+            if loop not in nest.loops:
+                raise ScheduleError(f"{s.name} uses {tensor} outside loop {loop!r}", where=schedule.source.name)
             slot = nest.loops[loop] % depth
             s = replace(
                 s, write=_slotted(s.write, tensor, slot), reads=tuple(_slotted(r, tensor, slot) for r in s.reads)
