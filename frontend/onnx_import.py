@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import onnx
 
 Array = npt.NDArray[np.generic]
+Fate = Literal["compiled", "expanded", "folded", "inlined", "fallback", "refused", "not reached"]
 
 
 def from_onnx(
@@ -50,6 +52,41 @@ def from_onnx(
     importer.declare_inputs(dict(shapes or {}), dict(constants or {}))
     importer.walk(model.graph.node)
     return importer.graph()
+
+
+@dataclass(frozen=True)
+class NodeFate:
+    """What became of a node of the file.
+
+    `fate`: "compiled", "expanded" (by its function body), "folded" (known while importing), "inlined" (an If),
+    "fallback" (the reference evaluator runs it), "refused", or "not reached" (it reads what was refused). `why` and
+    `hint`: for the last three.
+    """
+
+    name: str
+    operator: str
+    opset: int
+    fate: Fate
+    why: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A model as far as it can be imported. `graph`: what reads a refused node's output reads an input instead."""
+
+    graph: Graph
+    fates: tuple[NodeFate, ...]
+
+
+def survey_onnx(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
+) -> Survey:
+    """Import a model and go on behind nodes that are refused. Raises `OnnxError` for what is wrong with its inputs."""
+    importer = _Importer(model)
+    importer.declare_inputs(shapes, constants)
+    fates = importer.survey(model.graph.node)
+    return Survey(importer.graph(partial=True), fates)
 
 
 class _Importer:
@@ -111,23 +148,73 @@ class _Importer:
             self._node(proto)
             self._serial += 1
 
-    def _node(self, proto: onnx.NodeProto) -> None:
+    def survey(self, nodes: Iterable[onnx.NodeProto]) -> tuple[NodeFate, ...]:
+        """As `walk`; the outputs of a refused node become inputs where their shapes are known."""
+        found: list[NodeFate] = []
+        lost: set[str] = set()
+        for proto in nodes:
+            name, domain = proto.name or next(iter(proto.output), ""), "" if proto.domain == "ai.onnx" else proto.domain
+            opset = self._schemas.versions.get(domain, 0)
+            if missing := next((i for i in proto.input if i in lost), None):
+                lost.update(proto.output)
+                found.append(NodeFate(name, proto.op_type, opset, "not reached", f"it reads {missing!r}"))
+                continue
+            try:
+                fate = self._node(proto)
+                found.append(NodeFate(name, proto.op_type, opset, fate, *self._reason(proto, fate)))
+            except OnnxError as error:
+                found.append(NodeFate(name, proto.op_type, opset, "refused", *_told(error)))
+                lost.update(self._given_up(proto))
+            self._serial += 1
+        return tuple(found)
+
+    def _reason(self, proto: onnx.NodeProto, fate: Fate) -> tuple[str, str]:
+        """Why the node that was added last is left to the reference evaluator."""
+        return (self._nodes[-1].node.reason, "") if fate == "fallback" else ("", "")
+
+    def _given_up(self, proto: onnx.NodeProto) -> tuple[str, ...]:
+        """Declare the outputs of a refused node as inputs; the names of those whose shapes are not known."""
+        try:
+            call = self._call(proto)
+            outputs = inferred_outputs(call, proto, self._schemas, NoCompiledForm(""))
+        except OnnxError:
+            return tuple(proto.output)
+        for position, (shape, dtype) in outputs.items():
+            value = Value(self._names.fresh(proto.output[position]), shape, dtype)
+            self._define(proto.output[position], value)
+            self._inputs.append(Tensor(value.name, _affine(shape), dtype, "input"))
+        return tuple(name for k, name in enumerate(proto.output) if k not in outputs)
+
+    def _node(self, proto: onnx.NodeProto) -> Fate:
         call = self._call(proto)
+        try:
+            return self._import(call, proto)
+        except OnnxError as error:
+            if error.where is not None and error.where.startswith(("node ", "model ")):
+                raise
+            raise OnnxError(error.message, where=call.where, hint=error.hint) from error
+        except (ValueError, TypeError, ArithmeticError, LookupError, MemoryError) as error:
+            # what a row did not foresee is an error of this node all the same
+            words = str(error).partition("\n")[0] or "no memory"
+            hint = "onnx.checker.check_model(path, full_check=True) may say more"
+            raise OnnxError(f"cannot be written down: {words}", where=call.where, hint=hint) from error
+
+    def _import(self, call: Call, proto: onnx.NodeProto) -> Fate:
         self._schemas.check(call)
         twice = [name for name in call.outputs if name and name in self._values]
         if twice:
             raise OnnxError(f"output {twice[0]!r} is the name of an earlier value", where=call.where)
         if call.operator == "If" and not call.domain:
             self._inline_if(call, proto)
-            return
+            return "inlined"
         folded = fold(call, proto)
         if folded is not None:
             for name, array in zip(call.outputs, folded, strict=False):
                 if name:
                     self._constant(name, array)
-            return
+            return "folded"
         merged = self._merged(call)
-        self._notate(call if merged is None else merged, proto)
+        return self._notate(call if merged is None else merged, proto)
 
     def _call(self, proto: onnx.NodeProto) -> Call:
         name = proto.name or (proto.output[0] if proto.output else f"#{self._serial}")
@@ -184,7 +271,7 @@ class _Importer:
         self._arrays[value.name] = array
         return value
 
-    def _notate(self, call: Call, proto: onnx.NodeProto) -> None:
+    def _notate(self, call: Call, proto: onnx.NodeProto) -> Fate:
         notation = Notation(call, self._names)
         row = OPERATORS.get(call.operator) if not call.domain else None
         try:
@@ -192,10 +279,12 @@ class _Importer:
                 raise NoCompiledForm("the operator is not in the table")
             row(notation)
         except NoCompiledForm as reason:
-            if not self._expanded(call, proto):
-                self._external(call, proto, reason)
-            return
+            if self._expanded(call, proto):
+                return "expanded"
+            self._external(call, proto, reason)
+            return "fallback"
         self._add(call, notation)
+        return "compiled"
 
     def _expanded(self, call: Call, proto: onnx.NodeProto) -> bool:
         """Import the operator's function body in its place, where ONNX has one and all of it has a compiled form."""
@@ -260,13 +349,15 @@ class _Importer:
         for position, value in results.items():
             if call.outputs[position]:
                 self._define(call.outputs[position], value)
-        node = Node(call.name, call.operator, external.reads, external.writes, (statement,))
+        node = Node(call.name, call.operator, external.reads, external.writes, (statement,), reason=reason.message)
         self._nodes.append(Imported(node, call, tuple(results.values())))
 
     # -- what comes out ----------------------------------------------------------------------------------------------
 
-    def graph(self) -> Graph:
-        results = [self._result(name) for name in self._outputs]
+    def graph(self, *, partial: bool = False) -> Graph:
+        """The graph of all that was read; `partial`: without the outputs that nothing computes."""
+        wanted = [name for name in self._outputs if not partial or name in self._values]
+        results = [self._result(name) for name in wanted]
         names = {v.name for v in results}
         nodes = live(self._nodes, names)
         produced = {v.name: v for n in nodes for v in n.results}
@@ -303,6 +394,10 @@ class _Importer:
         copy = notation.map(lambda v: v, value)
         self._add(call, notation)
         return copy
+
+
+def _told(error: OnnxError) -> tuple[str, str]:
+    return error.message, error.hint or ""
 
 
 def _checked(name: str, array: Array, shape: Shape, dtype: str) -> Array:

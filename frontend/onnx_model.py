@@ -137,6 +137,11 @@ class Schemas:
         self.ir_version = ir_version
         self._defaults: dict[tuple[str, str], dict[str, Attribute]] = {}
 
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """The version of each operator set that is imported."""
+        return self._opsets
+
     def opset(self, domain: str, where: str) -> int:
         """The version in use of a domain. Raises `OnnxError` where the model does not import it."""
         if domain not in self._opsets:

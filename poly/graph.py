@@ -21,7 +21,8 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of a model. `temporaries`: tensors that only this node's statements use."""
+    """One operator of a model. `temporaries`: tensors that only this node's statements use. `reason`: why it is
+    external, where it is."""
 
     name: str
     operator: str
@@ -29,6 +30,7 @@ class Node:
     outputs: tuple[str, ...]
     statements: tuple[Statement, ...]
     temporaries: tuple[Tensor, ...] = ()
+    reason: str = field(default="", compare=False)
 
     @property
     def external(self) -> bool:
