@@ -3,7 +3,7 @@
 For each fusion group: parallel loops outside and shared by all its statements; one of them becomes lanes, for
 reductions a second one rows of a register tile; the target of a reduction is promoted to registers for the length of
 its reduction loops, and what lies hostile to the lanes is promoted to a cache space (packed) where it is used often.
-Edges are index-set splits, so every register tile is whole. The choices are in `poly.scheduling.cpu_plan`, their
+Edges are index-set splits, so every register tile is whole. The choices are in `poly.scheduling.cpu_choice`, their
 composition in `poly.scheduling.cpu_tile`. Zhao et al. call the first step a conservative start-up fusion.
 """
 
@@ -15,7 +15,9 @@ from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
-from poly.scheduling.cpu_plan import Plan, plan_of
+from poly.scheduling.cpu_chain import keep_values, parts_of
+from poly.scheduling.cpu_choice import plan_of
+from poly.scheduling.cpu_plan import Plan
 from poly.scheduling.cpu_tile import tile_group
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group, groups_of
@@ -66,6 +68,7 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
             raise
         plan = replace(plan, outer=(*plan.outer, *plan.middle), middle=(), packs=())
         tiled = tile_group(_with_padding(schedule, group, plan), group, plan, machine)
+    tiled = keep_values(tiled, group, machine)
     return _parallel(tiled, group, threads) if threads > 1 else tiled
 
 
@@ -87,7 +90,7 @@ def _with_padding(schedule: Schedule, group: Group, plan: Plan) -> Schedule:
 def _parallel(schedule: Schedule, group: Group, threads: int) -> Schedule:
     """Split over threads, in every nest of the group, the outermost loop that has work for all of them."""
     done: set[str] = set()
-    for name in _parts(schedule, group):
+    for name in parts_of(schedule, group):
         for loop in schedule.nests[name].names:
             if loop in done or schedule.kind(loop) != "serial":
                 break
@@ -96,11 +99,6 @@ def _parallel(schedule: Schedule, group: Group, threads: int) -> Schedule:
                 done.add(loop)
                 break
     return schedule
-
-
-def _parts(schedule: Schedule, group: Group) -> list[str]:
-    inside = set(group.names)
-    return [s.name for s in schedule.program.statements if (s.origin or s.name) in inside]
 
 
 def _extent(schedule: Schedule, loop: str) -> int:

@@ -12,7 +12,8 @@ from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Statement
-from poly.scheduling.cpu_plan import MOST_PANEL_COPIES, UNROLLED, Pack, Piece, Plan, Strip, reduction_extents
+from poly.scheduling.cpu_facts import reduction_extents
+from poly.scheduling.cpu_plan import MOST_PANEL_COPIES, UNROLLED, Pack, Piece, Plan, Strip
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule

@@ -10,7 +10,8 @@ from poly.loops import Alloc, Compute, For, LoopTree, Node
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_plan import balanced, plan_of, step_cycles
+from poly.scheduling.cpu_choice import plan_of
+from poly.scheduling.cpu_plan import balanced, step_cycles
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 

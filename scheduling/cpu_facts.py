@@ -1,0 +1,121 @@
+"""Facts of a group for the choices on a core: strides, extents, registers (`Facts`).
+
+In closed form, from access maps, extents and the machine description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine
+from poly.dtypes import size_bytes
+from poly.machine import Machine
+from poly.program import Access, Program, Statement, Tensor
+from poly.scheduling.groups import Group
+from poly.sets import fix_sizes
+
+Strides = dict[int, int | None]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choices for one group are made from. `extents`: of its parallel loops."""
+
+    program: Program
+    group: Group
+    machine: Machine
+    extents: Sequence[int]
+    threads: int
+
+    @property
+    def update(self) -> Statement | None:
+        """The group's reduction."""
+        return next((s for s in self.group.statements if s.combiner is not None), None)
+
+    def strides(self, s: Statement) -> list[Strides]:
+        """For every access the elements between neighbours along each parallel loop (None: not constant)."""
+        tensors, sizes = self.program.tensor, self.program.binding
+        axes = list(enumerate(self.group.axes[s.name]))
+        return [{a: stride(access, tensors[access.tensor], i, sizes) for a, i in axes} for access, _ in s.accesses]
+
+    def lanes(self) -> int | None:
+        """The loop along which all writes are contiguous, and most reads contiguous or constant."""
+        strides = [self.strides(s) for s in self.group.statements]
+        rated = [(_contiguity(strides, a), self.extents[a] > 1, a) for a in range(len(self.extents))]
+        best = max(rated, default=(0.0, False, 0))
+        return best[2] if best[0] > 0 and best[1] and self.machine.lanes(self.widest()) > 1 else None
+
+    def widest(self) -> int:
+        """Bytes of the widest element."""
+        tensors = self.program.tensor
+        return max(size_bytes(tensors[a.tensor].dtype) for s in self.group.statements for a, _ in s.accesses)
+
+    def registers(self) -> int:
+        memory = self.machine.registers
+        return memory.capacity if memory is not None and memory.capacity else 16
+
+    def vector(self, lanes: int) -> int:
+        """Elements of a vector along a loop: the machine's, fewer where the loop is shorter."""
+        return min(self.machine.lanes(self.widest()), 1 << max(0, self.extents[lanes] - 1).bit_length())
+
+    def group_low(self, axis: int) -> int:
+        assert self.group.box is not None
+        return self.group.box[axis][0]
+
+
+def reduction_extents(program: Program, s: Statement, axes: Sequence[str]) -> dict[str, int]:
+    """The known extents of a statement's iterators that are no parallel loops (1 where not known)."""
+    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
+    found: dict[str, int] = {}
+    for k, name in enumerate(s.iterators):
+        if name not in axes:
+            low, high = domain.dim_min_val(k), domain.dim_max_val(k)
+            found[name] = int(str(high)) - int(str(low)) + 1 if low.is_int() and high.is_int() else 1
+    return found
+
+
+def stride(access: Access, tensor: Tensor, iterator: str, sizes: Mapping[str, int]) -> int | None:
+    total, step = 0, 1
+    for subscript, extent in zip(reversed(access.index), reversed(tensor.shape), strict=True):
+        if not isinstance(subscript, Affine):
+            return None
+        coefficient = subscript.coefficient(iterator)
+        if iterator in subscript.names and not coefficient:
+            return None
+        total += coefficient * step
+        known = extent.substitute(sizes)
+        step *= known.constant if known.is_constant else 1 << 20
+    return total
+
+
+def _contiguity(strides: Sequence[Sequence[Strides]], axis: int) -> float:
+    """How well a loop suits lanes: 0 where a write is strided, else the share of accesses of stride 0 or 1."""
+    good = every = 0
+    for accesses in strides:
+        if accesses[-1].get(axis) != 1:
+            return 0.0
+        for access in accesses:
+            every += 1
+            good += access.get(axis) in (0, 1)
+    return good / every if every else 0.0
+
+
+def moving(strides: Sequence[Strides], lanes: int) -> list[int]:
+    """The reads whose element changes along the lanes."""
+    return [k for k, access in enumerate(strides[:-1]) if access.get(lanes) != 0 and None not in access.values()]
+
+
+def axis_of(access: Access, iterator: str) -> int | None:
+    """The only subscript that holds an iterator, where its factor is positive."""
+    found = [d for d, i in enumerate(access.index) if not isinstance(i, Affine) or iterator in i.names]
+    if len(found) != 1 or access.indirect:
+        return None
+    subscript = access.index[found[0]]
+    return found[0] if isinstance(subscript, Affine) and subscript.coefficient(iterator) > 0 else None
+
+
+def step_of(access: Access, axis: int, iterator: str) -> int:
+    subscript = access.index[axis]
+    assert isinstance(subscript, Affine)
+    return subscript.coefficient(iterator)

@@ -1,0 +1,82 @@
+"""Choices for groups without rows of a register tile: elementwise, reductions along one loop, matrix by vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poly.affine import Affine
+from poly.program import Statement
+from poly.scheduling.cpu_facts import Facts, Strides, axis_of, moving, reduction_extents
+from poly.scheduling.cpu_plan import Plan, Strip, Turn, balanced, step_cycles
+
+SCALAR_ROWS = 8
+
+
+def scalar_plan(facts: Facts) -> Plan:
+    """Several independent accumulators where a reduction has a parallel loop around it."""
+    every = tuple(range(len(facts.extents)))
+    long = [a for a in every if facts.extents[a] > 1]
+    if facts.update is None or not long:
+        return Plan(every, (), None, None, 1, ())
+    rows = long[-1]
+    pieces = balanced(facts.group_low(rows), facts.extents[rows], SCALAR_ROWS)
+    outer = tuple(a for a in every if a != rows)
+    return Plan(outer, (), rows, None, 1, (Strip(0, 1, 1, 1, pieces),))
+
+
+def stream_plan(facts: Facts, lanes: int) -> Plan:
+    """Lanes along one loop, nothing used again between neighbours of another."""
+    vector = facts.vector(lanes)
+    others = tuple(a for a in range(len(facts.extents)) if a != lanes)
+    update = facts.update
+    if update is None:
+        return Plan(others, (), None, lanes, vector, _whole_and_rest(facts, lanes, vector))
+    turns = _turns(facts, update, facts.strides(update), lanes, vector)
+    strips = _whole_and_rest(facts, lanes, vector) if turns else _strips(facts, lanes, vector)
+    return Plan(others, (), None, lanes, vector, strips, (), turns)
+
+
+def _whole_and_rest(facts: Facts, lanes: int, vector: int) -> tuple[Strip, ...]:
+    low, extent = facts.group_low(lanes), facts.extents[lanes]
+    middle = low + extent // vector * vector
+    return tuple(Strip(a, b, 1, 1, ()) for a, b in [(low, middle), (middle, low + extent)] if a < b)
+
+
+def _strips(facts: Facts, lanes: int, vector: int) -> tuple[Strip, ...]:
+    """The widest tiles that hide the latency of a multiply-add, and what is left over in a narrower one."""
+    low, extent = facts.group_low(lanes), facts.extents[lanes]
+    vectors = -(-extent // vector)
+
+    def cost(width: int) -> float:
+        whole, rest = divmod(vectors, width)
+        return whole * step_cycles(1, width) + (step_cycles(1, rest) if rest else 0)
+
+    width = min(range(1, min(vectors, facts.registers() // 2) + 1), key=cost)
+    whole, rest = divmod(vectors, width)
+    if not rest and extent % vector and whole > 1:  # the masked vector is a tile of its own
+        whole, rest = whole - 1, width
+    middle = low + min(extent, whole * width * vector)
+    strips = (Strip(low, middle, width, 1, ()), Strip(middle, low + extent, rest, 1, ()))
+    return tuple(s for s in strips if s.low < s.high)
+
+
+def _turns(facts: Facts, s: Statement, strides: Sequence[Strides], lanes: int, vector: int) -> tuple[Turn, ...]:
+    """The reads that are hostile to the lanes and contiguous along a long enough reduction loop."""
+    found: list[Turn] = []
+    ranges = reduction_extents(facts.program, s, facts.group.axes[s.name])
+    for k in moving(strides, lanes):
+        access = s.accesses[k][0]
+        fast = access.index[-1]
+        names = fast.names if isinstance(fast, Affine) else frozenset[str]()
+        name = next((n for n in names if len(names) == 1 and fast == Affine.of(n)), "")
+        axis = axis_of(access, facts.group.axes[s.name][lanes])
+        alone = [a.tensor for a, _ in s.accesses].count(access.tensor) == 1 and not access.guard
+        if (
+            strides[k].get(lanes) != 1
+            and axis not in (None, len(access.index) - 1)
+            and alone
+            and ranges.get(name, 0) >= vector
+            and not any(isinstance(c, Affine) and name in c.names for c in access.index[:-1])
+        ):
+            found.append(Turn(s.name, access.tensor, name))
+    return tuple(found) if len({t.iterator for t in found}) == 1 else ()
