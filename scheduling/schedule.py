@@ -35,7 +35,7 @@ class Nest:
     loops: Mapping[str, Affine]
     path: tuple[PathStep, ...]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Its loops, outermost first."""
         return tuple(step for step in self.path if isinstance(step, str))
@@ -133,7 +133,7 @@ class Schedule:
     def loop_statements(self) -> Mapping[str, tuple[str, ...]]:
         """For every loop, outermost and first ones first, the statements under it in program order."""
         found: dict[str, list[str]] = {}
-        for statement in statements_of(self.tree):
+        for statement in sorted(self.nests, key=lambda name: self.nests[name].path):  # canonical paths: tree order
             for loop in self.nests[statement].names:
                 found.setdefault(loop, []).append(statement)
         return {loop: tuple(names) for loop, names in found.items()}

@@ -190,6 +190,9 @@ class Flow:
         tensor = self.program.tensor[reader.tensor]
         if not writers:
             return reader.relation.to_union_map() if not tensor.scope else isl.UnionMap("{ }")
+        if reader.touch is None and (writes := _written_once(writers)) is not None:
+            flow = reader.relation.to_union_map().apply_range(writes.reverse())
+            return flow.union(reader.relation.to_union_map().subtract_range(writes.range()))
         prefix = self._shared_prefix(reader, writers, tensor.scope)
         flow, missing = self._flow(reader, writers, prefix)
         return flow if tensor.scope else flow.union(missing)
@@ -266,6 +269,20 @@ def _end_of_time(domain: isl.Set, depth: int) -> isl.Map:
     """A time after all others: these begin with 0, it with 1."""
     later = isl.Set(f"{{ [{', '.join(['1', *['0'] * depth])}] }}")
     return isl.Map.from_domain_and_range(domain, later)
+
+
+def _written_once(writers: Sequence[Touch]) -> isl.UnionMap | None:
+    """{ writer[...] -> T[...] } where no element has two writers: after all of them, their order does not matter."""
+    relations = [w.relation for w in writers]
+    if any(w.own or w.statement.external is not None or w.statement.write.indirect for w in writers):
+        return None
+    apart = all(a.range().is_disjoint(b.range()) for k, a in enumerate(relations) for b in relations[:k])
+    if not apart or not all(r.is_injective() for r in relations):
+        return None
+    result = isl.UnionMap("{ }")
+    for relation in relations:
+        result = result.union(relation.to_union_map())
+    return result
 
 
 def maps_of(relation: isl.UnionMap) -> list[isl.Map]:
