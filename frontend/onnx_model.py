@@ -84,6 +84,32 @@ def input_shapes(
     return [_input_shape(i, given.get(i.name), {k: v for k, (v, _) in bound.items()}) for i in inputs]
 
 
+def input_dtype(model: onnx.ModelProto, name: str) -> str:
+    """The dtype of an input by its name. Raises `OnnxError` where there is none."""
+    for info in model.graph.input:
+        if info.name == name and info.type.tensor_type.elem_type in ONNX_DTYPES:
+            return ONNX_DTYPES[info.type.tensor_type.elem_type]
+    raise OnnxError(f"no input {name!r} of numbers", hint=f"inputs: {', '.join(i.name for i in model.graph.input)}")
+
+
+def dynamic_dimensions(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
+) -> dict[str, int]:
+    """Named dynamic dimensions of the inputs that neither `shapes` nor `constants` bind, each with its first axis."""
+    initialisers = {i.name for i in model.graph.initializer}
+    found: dict[str, int] = {}
+    bound: set[str] = {name for name, value in shapes.items() if isinstance(value, int)}
+    for info in model.graph.input:
+        if info.name in initialisers:
+            continue
+        for axis, dim in enumerate(info.type.tensor_type.shape.dim):
+            if dim.dim_param and not dim.HasField("dim_value"):
+                if info.name in shapes or info.name in constants:
+                    bound.add(dim.dim_param)
+                found[dim.dim_param] = min(axis, found.get(dim.dim_param, axis))
+    return {name: axis for name, axis in found.items() if name not in bound}
+
+
 def _bind(bound: dict[str, tuple[int, str]], symbol: str, extent: int, source: str) -> None:
     value, first = bound.setdefault(symbol, (extent, source))
     if value != extent:
@@ -258,7 +284,7 @@ def inferred_outputs(
             continue
         tensor = found[name].tensor_type if name in found else None
         dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim] if tensor else [None]
-        known = [d for d in dims if d is not None]
+        known = [d for d in dims if d is not None and d >= 0]
         if (
             tensor is None
             or not tensor.HasField("shape")

@@ -1,4 +1,4 @@
-"""The command `poly`: run, show, demo, machines. Exit codes: 1 failure or mismatch, 2 wrong usage."""
+"""The command `poly`: run, show, check, demo, machines. Exit codes: 1 failure or mismatch, 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ examples:
   poly run model.onnx --shape data=1,3,224,224 --target s16 --check
   poly show "C[i,k] += A[i,j]*B[j,k]" --shape A=64,96 --shape B=96,32 --level loops
   poly show model.onnx --group 3 --level asm
+  poly check model.onnx --bind batch=1 --bind sequence=128
+"""
+_CHECK = """\
+Dynamic dimensions that are not bound get extents that are assumed, and the report says so. Exit code 0: the model can
+be compiled; 1: it cannot, or with --strict a node is left to the reference evaluator.
 """
 _WHAT = "a path to an ONNX file, a path to a text file, Einstein notation, or an einsum spec"
 
@@ -79,6 +84,14 @@ def _parser() -> argparse.ArgumentParser:
                       help="which level (default program); stream needs an accelerator (default s16)")  # fmt: skip
     show.add_argument("--group", type=int, metavar="N", help="the group of a model that is shown")
     show.set_defaults(run=_show)
+    check = commands.add_parser("check", help="coverage, memory and work of a model, before anything is compiled",
+                                epilog=_CHECK, formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    check.add_argument("what", metavar="MODEL.onnx")
+    _add_bindings(check)
+    check.add_argument("--shape", action="append", default=[], metavar="NAME=1,3,224,224", help="an input's shape")
+    check.add_argument("--json", action="store_true", help="the report as JSON")
+    check.add_argument("--strict", action="store_true", help="nodes left to the reference evaluator are a failure too")
+    check.set_defaults(run=_check)
     demo = commands.add_parser("demo", help="compile an einsum and a network for CPU and accelerator, and check both")
     demo.add_argument("--threads", type=_positive, default=None, help="for the CPU (default: all cores)")
     demo.add_argument("--target", default="s16", metavar="PROFILE", help="the accelerator (default s16)")
@@ -88,7 +101,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_bindings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bind", action="append", default=[], metavar="NAME=N",
+                        help="the extent of a model's dynamic dimension")  # fmt: skip
+    parser.add_argument("--constant", action="append", default=[], metavar="NAME=VALUE",
+                        help="a model's input that is fixed: a number, or a file of numpy.save")  # fmt: skip
+
+
 def _add_what(parser: argparse.ArgumentParser) -> None:
+    _add_bindings(parser)
     parser.add_argument("what", metavar="WHAT", help=_WHAT)
     parser.add_argument("--target", default="cpu", help="cpu, a profile's name (see poly machines) or a TOML file")
     parser.add_argument("--shape", action="append", default=[], metavar="[NAME=]1,3,224,224",
@@ -114,7 +135,8 @@ def _run(options: argparse.Namespace) -> int:
 
     arrays = _named(options.input)
     require_inputs(arrays)
-    work = load(options.what, _named(options.shape), options.dtype, arrays)
+    work = load(options.what, _named(options.shape), options.dtype, arrays, _named(options.bind),
+                _named(options.constant))  # fmt: skip
     good = run(work, options.target, options.threads, arrays, options.seed, options.check, options.save)
     return 0 if good else 1
 
@@ -122,9 +144,25 @@ def _run(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     from poly.commands import load, show
 
-    work = load(options.what, _named(options.shape), options.dtype)
+    work = load(options.what, _named(options.shape), options.dtype, (), _named(options.bind),
+                _named(options.constant))  # fmt: skip
     print(show(work, options.level, options.target, options.group, options.threads).rstrip("\n"))
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from poly.commands import bindings
+    from poly.model_check import check_model
+
+    shapes, constants = bindings(options.what, _named(options.shape), _named(options.bind), _named(options.constant))
+    found = check_model(options.what, shapes, constants)
+    if options.json:
+        import json
+
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        print(found)
+    return 0 if found.ok and not (options.strict and found.fallbacks) else 1
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -45,7 +45,9 @@ class UsageError(PolyError):
 
 @dataclass(frozen=True)
 class Work:
-    """What a command works on. `spec`: of an einsum; `model`: of a graph; `schedule`: where the text brought one."""
+    """What a command works on. `spec`: of an einsum; `model`: of a graph, `constants` its fixed inputs; `schedule`:
+    where the text brought one.
+    """
 
     name: str
     program: Program | None = None
@@ -53,6 +55,7 @@ class Work:
     spec: str = ""
     model: onnx.ModelProto | None = None
     schedule: Schedule | None = None
+    constants: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[tuple[str, Tensor], ...]:
@@ -63,15 +66,21 @@ class Work:
         return tuple((t.name, t) for t in self.program.with_role("input", "inout", "state", "constant"))
 
 
-def load(what: str, shapes: Sequence[Named] = (), dtype: str = "f32", arrays: Sequence[Named] = ()) -> Work:
+def load(
+    what: str, shapes: Sequence[Named] = (), dtype: str = "f32", arrays: Sequence[Named] = (),
+    bind: Sequence[Named] = (), constants: Sequence[Named] = (),
+) -> Work:  # fmt: skip
     """Read an ONNX file, a text file, Einstein notation or an einsum spec.
 
     `shapes`: (tensor or None, "64,32"); for einsum in the order of the operands. `arrays`: (name or None, file), which
-    also give shapes and dtypes of einsum operands. Raises `UsageError` for a word that is none of these.
+    also give shapes and dtypes of einsum operands. `bind`, `constants`: dynamic dimensions and fixed inputs of a model.
+    Raises `UsageError` for a word that is none of these.
     """
     path = Path(what)
     if what.endswith(".onnx"):
-        return _load_onnx(path, shapes)
+        return _load_onnx(path, *bindings(what, shapes, bind, constants))
+    if bind or constants:
+        raise UsageError("--bind and --constant are for ONNX files", hint="--shape NAME=64,64")
     if len(what) < 4096 and "\n" not in what and path.is_file():
         return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem)
     if "[" in what or "=" in what:
@@ -106,22 +115,51 @@ def read_array(file: str) -> Array:
     return found
 
 
-def _load_onnx(path: Path, shapes: Sequence[Named]) -> Work:
-    import onnx
+def bindings(
+    file: str, shapes: Sequence[Named], bind: Sequence[Named], constants: Sequence[Named]
+) -> tuple[dict[str, tuple[int, ...] | int], dict[str, Array]]:
+    """What binds a model: shapes of inputs and extents of dynamic dimensions; the arrays of fixed inputs.
 
-    from poly.frontend.onnx_import import from_onnx
-
-    if not path.is_file():
-        raise UsageError(f"no file {path}")
+    Raises `UsageError` for what is no NAME=VALUE, or where there is no such file.
+    """
+    if not Path(file).is_file():
+        raise UsageError(f"no file {file}")
     given: dict[str, tuple[int, ...] | int] = {}
     for name, text in shapes:
         if name is None:
             raise UsageError(f"--shape {text}: of which input?", hint=f"--shape INPUT={text}")
         given[name] = _ints(text, "inputs of a model")
+    for name, text in bind:
+        if name is None or not text.isdigit():
+            raise UsageError(f"--bind {text}: no extent of a dimension", hint="--bind batch=1")
+        given[name] = int(text)
+    return given, {name: _fixed(file, name, text) for name, text in constants}
+
+
+def _fixed(file: str, name: str | None, text: str) -> Array:
+    """The array of a fixed input: a file's, or a number in the dtype that the model declares."""
+    if name is None:
+        raise UsageError(f"--constant {text}: of which input?", hint=f"--constant INPUT={text}")
+    if text.endswith(".npy"):
+        return read_array(text)
+    from poly.frontend.onnx_model import input_dtype, load_model
+
+    dtype = input_dtype(load_model(file), name)
+    try:
+        return np.array(float(text) if is_float(dtype) else int(text), numpy_dtype(dtype))
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--constant {name}={text}: no {dtype}", hint="a number, or FILE.npy") from error
+
+
+def _load_onnx(path: Path, given: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]) -> Work:
+    import onnx
+
+    from poly.frontend.onnx_import import from_onnx
+
     with busy(f"reading {path.name}"):
-        graph = from_onnx(path, given)
+        graph = from_onnx(path, given, constants)
         model = onnx.load(str(path))
-    return Work(path.stem, graph=graph, model=model)
+    return Work(path.stem, graph=graph, model=model, constants=dict(constants))
 
 
 def _load_text(text: str, shapes: Sequence[Named], name: str) -> Work:
@@ -364,7 +402,7 @@ def _check(work: Work, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
 
 def _differences(work: Work, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> tuple[str, list[Difference]]:
     if work.model is not None:
-        expected = onnx_reference(work.model, inputs)
+        expected = onnx_reference(work.model, {**inputs, **work.constants})
         return "onnx.reference", [compare(n, outputs[n], np.asarray(a), 1e-4) for n, a in expected.items()]
     assert work.program is not None
     tolerance = 1e-5 * longest_reduction(work.program, _sizes(work, inputs)) ** 0.5
