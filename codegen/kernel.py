@@ -36,7 +36,8 @@ class Kernel:
     An input must have the declared dtype and shape; sizes left free are taken from the shapes. An array that is not
     C-contiguous is copied, one whose tensor has a layout is packed. `out`: an array (a tuple for several outputs) to
     write to, C-contiguous and apart from the inputs. An inout tensor is an input and an output: the caller's array is
-    only modified where it is passed as `out`. Calls may run at the same time. Raises `RunError`.
+    only modified where it is passed as `out`. `stored`: constants that are in memory as their layouts say. Calls may
+    run at the same time. Raises `RunError`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Kernel:
         constants: Mapping[str, Array] | None = None,
         threads: int = 1,
         schedule: Schedule | None = None,
+        stored: Mapping[str, Array] | None = None,
     ) -> None:
         start = perf_counter()
         self.loops, self.machine, self.threads = tree, machine, max(1, threads)
@@ -60,6 +62,7 @@ class Kernel:
         self.constants = {
             n: _constant(known[n], a, sizes) for n, a in (constants or {}).items() if n in self.module.tensors
         }
+        self.constants |= {n: a for n, a in (stored or {}).items() if n in self.module.tensors}
         given = {t.name for t in (*inputs, *outputs)} | self.constants.keys()
         for t in self._tensors:
             if t.name not in given and t.role != "temporary":

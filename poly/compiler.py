@@ -8,15 +8,21 @@ and in bounds, the stream by the verifier.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, overload
 
+import numpy as np
+
+from poly.dtypes import numpy_dtype
 from poly.engine import Engine, Unit, build_engine
 from poly.errors import CapacityError, PolyError, ScheduleError
 from poly.graph import Array, Graph
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
+from poly.scheduling.constants import Split, split_constants
 from poly.scheduling.edits import settle
 from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
@@ -118,6 +124,16 @@ def compile_program(
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
     from poly.codegen.kernel import Kernel
+
+    chosen, split = loops_for_cpu(program, machine, threads, schedule)
+    computed = constant_kernel(split, machine)(constants) if split.before is not None else {}
+    return Kernel(split.after, machine, program.inputs, program.outputs, constants, threads, chosen, computed)
+
+
+def loops_for_cpu(
+    program: Program, machine: Machine, threads: int, schedule: Schedule | None
+) -> tuple[Schedule, Split]:
+    """A checked schedule (the one given or the policy's), and its loops: those for compiling and those for calls."""
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
 
     chosen = settled(schedule) if schedule is not None else schedule_for_cpu(program, machine, threads)
@@ -130,7 +146,26 @@ def compile_program(
         chosen = schedule_one_by_one(program, machine, threads)
         tree = chosen.lower()
     check_instances(tree, chosen.program)
-    return Kernel(tree, machine, program.inputs, program.outputs, constants, threads, chosen)
+    return chosen, split_constants(tree, machine)
+
+
+def constant_kernel(split: Split, machine: Machine) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """The function from constants to those computed of them, in memory as their layouts say; zero where none lies."""
+    from poly.codegen.kernel import Kernel, memory_shape
+
+    assert split.before is not None
+    inputs = [t for t in split.before.tensors if t.role == "constant"]
+    outputs = [t for t in split.before.tensors if t.is_output]
+    kernel = Kernel(split.before, machine, inputs, outputs)
+    sizes = dict(split.before.sizes)
+
+    def compute(constants: Mapping[str, Array]) -> dict[str, Array]:
+        results = {t.name: np.zeros(memory_shape(t, sizes), numpy_dtype(t.dtype)) for t in outputs}
+        given = [np.require(constants[t.name], numpy_dtype(t.dtype), ["C", "A"]) for t in inputs]
+        kernel.run_into(given, [*results.values()])
+        return results
+
+    return compute
 
 
 def settled(schedule: Schedule) -> Schedule:
@@ -139,14 +174,36 @@ def settled(schedule: Schedule) -> Schedule:
 
 
 def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
-    def compile_unit(program: Program) -> Unit:
-        start = perf_counter()
-        kernel = compile_program(program, machine, {}, threads, None)
+    return partial(_stream_unit, machine) if machine.kind == "accelerator" else partial(_cpu_unit, machine, threads)
 
-        def run(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-            kernel.run_into(inputs, outputs)
 
-        assert kernel.schedule is not None
-        return Unit(program, kernel.schedule, run, kernel, perf_counter() - start)
+def _stream_unit(machine: Machine, program: Program) -> Unit:
+    """A group as a command stream, to which constants are inputs."""
+    from poly.accel.compiled import compile_stream
 
-    return compile_unit
+    start = perf_counter()
+    loose = replace(
+        program, tensors=tuple(replace(t, role="input") if t.role == "constant" else t for t in program.tensors)
+    )
+    kernel = compile_stream(loose, machine, {})
+
+    def run(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        kernel.run_into(inputs, outputs)
+
+    assert kernel.schedule is not None
+    arguments = tuple(t.name for t in loose.inputs)
+    return Unit(loose, kernel.schedule, run, kernel, perf_counter() - start, arguments)
+
+
+def _cpu_unit(machine: Machine, threads: int, program: Program) -> Unit:
+    """A group as a kernel, whose constants are arguments: groups that differ only in them share it."""
+    from poly.codegen.kernel import Kernel
+
+    start = perf_counter()
+    schedule, split = loops_for_cpu(program, machine, threads, None)
+    compute = constant_kernel(split, machine) if split.before is not None else None
+    computed = tuple(t.name for t in split.computed)
+    constants = tuple(t for t in split.after.tensors if t.role == "constant")
+    kernel = Kernel(split.after, machine, (*program.inputs, *constants), program.outputs, {}, threads, schedule)
+    arguments = tuple(t.name for t in kernel.inputs)
+    return Unit(program, schedule, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)

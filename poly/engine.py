@@ -32,16 +32,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unit:
-    """One compiled group: `run(inputs, outputs)` fills the outputs, both in the order of the program's tensors.
+    """One compiled group: `run(arrays of arguments, outputs)` fills the outputs, in the order of the program's.
 
-    `kernel`: what runs; `seconds` it took to compile.
+    `arguments`: inputs and constants of the program, and names of `computed`: constants that `compute` makes of the
+    program's, once (`poly.scheduling.constants`). `kernel`: what runs; `seconds` it took to compile.
     """
 
     program: Program
     schedule: Schedule
     run: Callable[[Sequence[Array], Sequence[Array]], None]
     kernel: Kernel | StreamKernel
-    seconds: float = 0.0
+    seconds: float
+    arguments: tuple[str, ...]
+    computed: tuple[str, ...] = ()
+    compute: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
 
 
 CompileUnit = Callable[[Program], Unit]
@@ -51,6 +55,7 @@ CompileUnit = Callable[[Program], Unit]
 class Step:
     """One group of the model: which unit, on which tensors; `unit` None: statements run by the reference evaluator.
 
+    `inputs`: the arrays of the unit's arguments by their names in the engine (`Engine.constants` holds computed ones).
     `why`: the reasons for the group, and last, where there is no unit, why it has no compiled form.
     """
 
@@ -64,7 +69,11 @@ class Step:
 
 @dataclass
 class Engine:
-    """`run({name: array}) -> {name: array}`, by the model's own names. Safe to call from several threads."""
+    """`run({name: array}) -> {name: array}`, by the model's own names. Safe to call from several threads.
+
+    `constants`: what the steps read, the model's own and those computed from them when compiling; weights that are
+    packed are kept in their packed form only. `graph` is the model without arrays.
+    """
 
     graph: Graph
     machine: Machine
@@ -72,6 +81,7 @@ class Engine:
     plan: Placement
     fallbacks: tuple[str, ...]
     seconds: float
+    constants: Mapping[str, Array] = field(repr=False)
     _arena: np.ndarray = field(repr=False)
     _tensors: Mapping[str, Tensor] = field(repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -106,7 +116,7 @@ class Engine:
 
         `observe(step, seconds)` is called after each step.
         """
-        values: dict[str, Array] = dict(self.graph.constants)
+        values: dict[str, Array] = dict(self.constants)
         values |= self._checked(inputs)
         with self._lock:
             for t in self._tensors.values():
@@ -194,41 +204,73 @@ def build_engine(
     start = time.perf_counter()
     program = graph.to_program()
     groups = groups_of(program)
-    cache: dict[str, Unit | str] = {}
-    steps: list[Step] = []
+    work = _Build(program, graph.constants, compile_unit)
     for k, group in enumerate(groups):
-        steps.append(_compile_step(program, group, f"group {k}", compile_unit, cache))
+        work.step(group, f"group {k}")
         if progress is not None:
             progress(k + 1, len(groups))
+    steps = tuple(work.steps)
     plan = arena_plan(program, steps)
     return Engine(
-        graph, machine, tuple(steps), plan, _fallback_nodes(graph, steps), time.perf_counter() - start,
-        _aligned_bytes(plan.size), program.tensor,
+        replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
+        time.perf_counter() - start, work.constants(), _aligned_bytes(plan.size), program.tensor,
     )  # fmt: skip
 
 
-def _compile_step(
-    program: Program, group: Group, name: str, compile_unit: CompileUnit, cache: dict[str, Unit | str]
-) -> Step:
-    part = extract(program, group, name.replace(" ", "_"))
-    outputs = tuple(t.name for t in part.tensors if t.is_output)
-    inputs = tuple(t.name for t in part.tensors if t.is_input or t.role == "constant")
-    if any(s.external is not None for s in part.statements):
-        return Step(name, part, inputs, outputs, None, (*group.why, "computed outside of the program"))
-    loose = replace(part, tensors=tuple(replace(t, role="input") if t.role == "constant" else t for t in part.tensors))
-    canonical, old = canonical_names(loose)
-    key = str(canonical)
-    if key not in cache:
-        try:
-            cache[key] = compile_unit(canonical)
-        except (UnsupportedError, CapacityError) as error:
-            cache[key] = "not compiled: " + "; ".join(line.strip() for line in str(error).splitlines())
-    found = cache[key]
-    unit, refused = (None, (found,)) if isinstance(found, str) else (found, ())
-    return Step(
-        name, part, tuple(old[t.name] for t in canonical.inputs), tuple(old[t.name] for t in canonical.outputs),
-        unit, (*group.why, *refused),
-    )  # fmt: skip
+@dataclass
+class _Build:
+    """Steps under construction: units by canonical text, and computed constants, each made once."""
+
+    program: Program
+    given: Mapping[str, Array]
+    compile_unit: CompileUnit
+    steps: list[Step] = field(default_factory=list[Step])
+    units: dict[str, Unit | str] = field(default_factory=dict[str, "Unit | str"])
+    computed: dict[str, Array] = field(default_factory=dict[str, Array])
+    names: dict[tuple[int, tuple[str, ...]], Mapping[str, str]] = field(
+        default_factory=dict[tuple[int, tuple[str, ...]], Mapping[str, str]]
+    )
+
+    def step(self, group: Group, name: str) -> None:
+        part = extract(self.program, group, name.replace(" ", "_"))
+        outputs = tuple(t.name for t in part.tensors if t.is_output)
+        inputs = tuple(t.name for t in part.tensors if t.is_input or t.role == "constant")
+        if any(s.external is not None for s in part.statements):
+            why = (*group.why, "computed outside of the program")
+            self.steps.append(Step(name, part, inputs, outputs, None, why))
+            return
+        canonical, old = canonical_names(part)
+        key = str(canonical)
+        if key not in self.units:
+            try:
+                self.units[key] = self.compile_unit(canonical)
+            except (UnsupportedError, CapacityError) as error:
+                self.units[key] = "not compiled: " + "; ".join(line.strip() for line in str(error).splitlines())
+        found = self.units[key]
+        if isinstance(found, str):
+            self.steps.append(Step(name, part, inputs, outputs, None, (*group.why, found)))
+            return
+        names = {**old, **self.computed_names(found, old)}
+        arguments = tuple(names[a] for a in found.arguments)
+        results = tuple(old[t.name] for t in canonical.outputs)
+        self.steps.append(Step(name, part, arguments, results, found, tuple(group.why)))
+
+    def computed_names(self, unit: Unit, old: Mapping[str, str]) -> Mapping[str, str]:
+        """The unit's computed constants by their names in the engine, made of the constants in this place."""
+        if unit.compute is None:
+            return {}
+        constants = {t.name: old[t.name] for t in unit.program.with_role("constant")}
+        key = (id(unit), tuple(constants.values()))
+        if key not in self.names:
+            arrays = unit.compute({n: self.given[o] for n, o in constants.items()})
+            self.names[key] = {n: f"{n} of {' '.join(constants.values())} #{len(self.names)}" for n in unit.computed}
+            self.computed |= {self.names[key][n]: arrays[n] for n in unit.computed}
+        return self.names[key]
+
+    def constants(self) -> dict[str, Array]:
+        """Everything that steps read and nothing else, so that no weight is kept in two forms without need."""
+        used = {name for step in self.steps for name in step.inputs}
+        return {n: a for n, a in {**self.given, **self.computed}.items() if n in used}
 
 
 def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:

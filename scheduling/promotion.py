@@ -48,14 +48,16 @@ def promote(
     order: Sequence[int] | None = None,
     pad: bool = False,
     fold: Mapping[int, int] | None = None,
+    block: Mapping[int, int] | None = None,
 ) -> Schedule:
     """Keep the part of `tensor` that one iteration of loop `at` uses in a buffer in memory `space`.
 
     `at` None: the whole tensor, once. `users`: the statements that see the buffer (default: all under `at` that touch
     the tensor). `order`: the buffer's axes from slow to fast. `pad`: the buffer also holds the padding of guarded
-    reads. `fold`: axes of which every n-th element lies together, so that a walk with step n is contiguous. Elements
-    are copied in where users read what they did not write in the same tile, and copied out where somebody else needs
-    what they write. Raises `ScheduleError` where the part has no box with an affine corner.
+    reads. `fold`: axes of which every n-th element lies together, so that a walk with step n is contiguous.
+    `block`: axes cut into blocks of n elements, which vary fastest of all (in `order`), so that a tile is one piece of
+    memory. Elements are copied in where users read what they did not write in the same tile, and copied out where
+    somebody else needs what they write. Raises `ScheduleError` where the part has no box with an affine corner.
     """
     if tensor not in schedule.program.tensor:
         raise ScheduleError(
@@ -71,7 +73,7 @@ def promote(
         source.dtype,
         "temporary",
         space,
-        _layout(tile.box, order, fold or {}),
+        _layout(tile.box, order, fold or {}, block or {}),
         tile.loops,
         source.origin or tensor,
     )
@@ -99,7 +101,7 @@ def promote(
     return finish(
         schedule, result, "promote", tensor=tensor, at=at, space=space, name=buffer,
         users=tuple(users) if users is not None else None, order=tuple(order) if order is not None else None, pad=pad,
-        fold=dict(fold) if fold else None,
+        fold=dict(fold) if fold else None, block=dict(block) if block else None,
     )  # fmt: skip
 
 
@@ -169,26 +171,33 @@ def free_name(schedule: Schedule, wanted: str) -> str:
     return name
 
 
-def _layout(box: Box, order: Sequence[int] | None, fold: Mapping[int, int]) -> Layout | None:
+def _layout(
+    box: Box, order: Sequence[int] | None, fold: Mapping[int, int], block: Mapping[int, int]
+) -> Layout | None:
     plain = tuple(range(len(box.extents)))
     chosen = plain if order is None else tuple(order)
-    if chosen == plain and not fold:
+    if chosen == plain and not fold and not block:
         return None
     if sorted(chosen) != list(plain):
         raise ScheduleError(f"order {chosen} is not a permutation of the {len(plain)} axes")
-    if any(d not in plain or n < 1 for d, n in fold.items()):
-        raise ScheduleError(f"fold {dict(fold)} names an axis that is not there, or a step below 1")
+    for what, sizes in (("fold", fold), ("block", block)):
+        if any(d not in plain or n < 1 for d, n in sizes.items()):
+            raise ScheduleError(f"{what} {dict(sizes)} names an axis that is not there, or a size below 1")
+    if fold.keys() & block.keys():
+        raise ScheduleError(f"axis {min(fold.keys() & block.keys())} has both fold and block")
     index = tuple(f"a{d}" for d in plain)
-    coordinates: list[Affine] = []
-    shape: list[Affine] = []
+    slow: list[tuple[Affine, Affine]] = []
+    fast: list[tuple[Affine, Affine]] = []
     for d in chosen:
+        place, extent = var(index[d]), box.extents[d]
         if d in fold:
-            coordinates += [var(index[d]) % fold[d], var(index[d]) // fold[d]]
-            shape += [Affine((), fold[d]), (box.extents[d] + (fold[d] - 1)) // fold[d]]
+            slow += [(place % fold[d], Affine((), fold[d])), (place // fold[d], (extent + (fold[d] - 1)) // fold[d])]
+        elif d in block:
+            slow.append((place // block[d], (extent + (block[d] - 1)) // block[d]))
+            fast.append((place % block[d], Affine((), block[d])))
         else:
-            coordinates.append(var(index[d]))
-            shape.append(box.extents[d])
-    return Layout(index, tuple(coordinates), tuple(shape))
+            slow.append((place, extent))
+    return Layout(index, tuple(c for c, _ in (*slow, *fast)), tuple(e for _, e in (*slow, *fast)))
 
 
 def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> tuple[isl.Map | None, bool]:

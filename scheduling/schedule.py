@@ -287,17 +287,24 @@ class Schedule:
         order: Sequence[int] | None = None,
         pad: bool = False,
         fold: Mapping[int, int] | None = None,
+        block: Mapping[int, int] | None = None,
     ) -> Schedule:
         """Keep what an iteration of loop `at` uses of a tensor in memory `space`. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.promotion import promote
 
-        return promote(self, tensor, at, space, name=name, users=users, order=order, pad=pad, fold=fold)
+        return promote(self, tensor, at, space, name=name, users=users, order=order, pad=pad, fold=fold, block=block)
 
     def recompute(self, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
         """Compute a tensor's part anew in each iteration of loop `at`. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.recompute import recompute
 
         return recompute(self, tensor, at, space, name=name)
+
+    def rfactor(self, statement: str, loop: str, *, at: str | None = None, name: str | None = None) -> Schedule:
+        """Let a reduction have partial results, one for every value of a loop. Raises IllegalEdit/ScheduleError."""
+        from poly.scheduling.rfactor import rfactor
+
+        return rfactor(self, statement, loop, at=at, name=name)
 
     def double_buffer(self, tensor: str, loop: str, depth: int = 2) -> Schedule:
         """Let a promoted tensor rotate over `depth` slots, loaded ahead. Raises IllegalEdit/ScheduleError."""
