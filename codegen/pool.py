@@ -1,0 +1,118 @@
+"""The worker threads of this process: one pool in native code for all kernels, made when it is first needed.
+
+A job is one entry function, called by every part with its number. The caller is part 0; a worker waits at a word of its
+own, spins there for a bounded time and then sleeps in a futex. A job takes no lock that a worker could wait for and no
+Python thread: fork and join cost less than a microsecond while the workers spin, a few where they have to be woken.
+
+* Two Python threads that call at once: one gets the workers, the other runs its kernel alone. Parts share out
+  iterations and nothing else, so the results are the same bit for bit.
+* A forked child starts with no workers and makes its own; at interpreter exit they are stopped and joined, and calls
+  after that run alone. Workers block all signals but those of faults: handlers run in Python's threads.
+* More threads than cores: nobody spins, since a spinning thread would hold the core that another one needs.
+
+Settings: `Pool.configure`, or in the environment `POLYLOOM_SPIN` (microseconds) and `POLYLOOM_CORES` (`0,2,4-7`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import platform
+from collections.abc import Sequence
+from functools import cache
+from typing import Final
+
+from poly.codegen.host import core_count, host_machine
+from poly.codegen.jit import compile_object, link
+from poly.codegen.pool_ir import BOX, BOX_CORE, CORES, MAX_THREADS, SPIN, WORKERS, pool_ir
+from poly.errors import PolyError
+
+SPIN_SECONDS: Final = 100e-6  # several calls' distance in a loop over small kernels, little on a busy machine
+_FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_EXPORTS: Final = (
+    "polyloom.block", "polyloom.boxes", "polyloom.run", "polyloom.sequence", "polyloom.stop", "polyloom.forked",
+)  # fmt: skip
+
+
+class Pool:
+    """The pool of this process, see `pool()`. `run` and `sequence` are addresses of native functions.
+
+    `run` is `i64 (ptr entry, ptr args, i64 parts)`: call `entry(args, part, parts, team)` on `parts` threads and give 0
+    or the smallest status as an unsigned number. `sequence` is an entry that runs a list of entries, see
+    `pool_ir.SEQUENCE`.
+    """
+
+    def __init__(self) -> None:
+        number = _FUTEX.get(platform.machine(), 0) if platform.system() == "Linux" else 0
+        machine = host_machine()
+        self._linked = link(compile_object(pool_ir(machine.triple, number), machine), _EXPORTS)
+        at = self._linked.addresses
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._linked))  # code of running threads is never unloaded
+        self.run, self.sequence = at["polyloom.run"], at["polyloom.sequence"]
+        self._block, self._boxes = at["polyloom.block"], at["polyloom.boxes"]
+        self._stop = ctypes.CFUNCTYPE(None, ctypes.c_int32)(at["polyloom.stop"])
+        self._forked = ctypes.CFUNCTYPE(None)(at["polyloom.forked"])
+        self.spin, self.cores = SPIN_SECONDS, tuple[int, ...]()
+        self._forked()
+        self.configure(spin=_spin_setting(), cores=_core_setting())
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._stop, 1)
+
+    @property
+    def threads(self) -> int:
+        """Threads that can work now: the caller and the workers started so far."""
+        return 1 + ctypes.c_int32.from_address(self._block + WORKERS).value
+
+    def configure(self, *, spin: float | None = None, cores: Sequence[int] | None = None) -> None:
+        """Change settings; the workers are stopped and come back with the next job.
+
+        `spin`: seconds that a thread looks for work before it sleeps. `cores`: worker k runs on the k-th of these cores
+        only, counted round; () lets the system choose. Raises `PolyError` for a number that makes no sense.
+        """
+        if spin is not None and not 0 <= spin <= 10:
+            raise PolyError(f"spin is {spin!r} s", hint="seconds between 0 and 10")
+        if cores is not None and not all(isinstance(c, int) and 0 <= c < 1024 for c in cores):  # pyright: ignore
+            raise PolyError(f"cores is {tuple(cores)!r}", hint="numbers of cores, from 0 on")
+        self._stop(0)
+        self.spin = self.spin if spin is None else float(spin)
+        self.cores = self.cores if cores is None else tuple(cores)
+        ctypes.c_int64.from_address(self._block + SPIN).value = round(self.spin * 1e9)
+        ctypes.c_int32.from_address(self._block + CORES).value = core_count()
+        for worker in range(MAX_THREADS):
+            core = self.cores[worker % len(self.cores)] + 1 if self.cores else 0
+            ctypes.c_int64.from_address(self._boxes + worker * BOX + BOX_CORE).value = core
+
+    def stop(self) -> None:
+        """End the workers; the next job makes new ones. Waits for a job that is running."""
+        self._stop(0)
+
+    def __repr__(self) -> str:
+        cores = f", cores {self.cores}" if self.cores else ""
+        return f"<Pool of {self.threads} threads, spin {self.spin * 1e6:g} us{cores}>"
+
+
+@cache
+def pool() -> Pool:
+    """The worker pool of this process."""
+    return Pool()
+
+
+def _spin_setting() -> float | None:
+    text = os.environ.get("POLYLOOM_SPIN", "")
+    try:
+        return float(text) * 1e-6 if text else None
+    except ValueError as error:
+        raise PolyError(f"POLYLOOM_SPIN is {text!r}", hint="microseconds, as 50") from error
+
+
+def _core_setting() -> tuple[int, ...] | None:
+    text = os.environ.get("POLYLOOM_CORES", "")
+    try:
+        found: list[int] = []
+        for part in text.split(",") if text else ():
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+        return tuple(found) if text else None
+    except ValueError as error:
+        raise PolyError(f"POLYLOOM_CORES is {text!r}", hint="numbers of cores, as 0,2,4-7") from error

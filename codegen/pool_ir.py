@@ -1,0 +1,488 @@
+"""The worker pool's code, as IR text. See `poly.codegen.pool` for what it does.
+
+One block of memory holds the pool's state, every field that several threads write on a cache line of its own; each
+worker has a box with the word it waits at. Whoever holds `BUSY` may write the job and the boxes. Waiting is always for
+a 32-bit word to change (`wait`): looks for a bounded time, then a futex; who changes the word wakes those asleep, and
+since both sides use sequentially consistent operations on (word, asleep), one of them sees the other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_THREADS: Final = 256
+BOX: Final = 128  # bytes of a worker's box: word, asleep, thread, core + 1 (0: any), number, and the job
+BOX_CORE: Final = 16
+
+# Offsets in the block.
+BUSY, CLOSED, WORKERS, CORES, SPIN = 64, 68, 72, 76, 80
+JOB_SPIN = 128
+DONE, CALLER_ASLEEP = 256, 260
+ARRIVED = 384
+MEETING, MEETING_ASLEEP = 512, 516
+STATUS, AGREED = 640, 648
+_BYTES = 768
+
+SEQUENCE: Final = 3
+"""Words of a step of a sequence. Its args: number of steps, where the step that failed is written, then for each step
+its entry, its args, and 1 where its parts may be run by several threads."""
+
+
+def pool_ir(triple: str, futex: int) -> str:
+    """The module for a system with this number of the futex call; 0: there is none, and every job runs alone."""
+    pause, declared = "", ""
+    if triple.startswith(("x86", "i")):
+        pause, declared = "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()\n"
+    elif triple.startswith("aarch64"):
+        pause, declared = "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)\n"
+    fields = {
+        name: f"getelementptr (i8, ptr @polyloom.block, i64 {value})"
+        for name, value in globals().items()
+        if name.isupper() and isinstance(value, int)
+    }
+    text = declared + _STATE + _WAIT + _MEET + _WORKER + (_STAFF if futex else _NOBODY) + _RUN + _SEQUENCE
+    for name in sorted(fields, key=len, reverse=True):
+        text = text.replace(f"ptr ${name}", f"ptr {fields[name]}")
+    text = text.replace("$BOXBYTES", str(BOX)).replace("$BOXES", str(MAX_THREADS * BOX)).replace("$BYTES", str(_BYTES))
+    text = text.replace("$LIMIT", str(MAX_THREADS - 1)).replace("$BOXCORE", str(BOX_CORE))
+    return text.replace("$FUTEX", str(futex)).replace("$PAUSE", pause)
+
+
+_STATE = """\
+@polyloom.block = global [$BYTES x i8] zeroinitializer, align 128
+@polyloom.boxes = global [$BOXES x i8] zeroinitializer, align 128
+@signals = internal constant [16 x i64] [i64 -1273, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1,
+  i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1], align 16 ; all but ILL TRAP ABRT BUS FPE SEGV
+
+declare i64 @syscall(i64, ...)
+declare i32 @clock_gettime(i32, ptr)
+declare i32 @sched_yield()
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_join(i64, ptr)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+declare i32 @pthread_setaffinity_np(i64, i64, ptr)
+declare i64 @llvm.umin.i64(i64, i64)
+
+define void @polyloom.forked() nounwind { ; also the first initialisation
+  store ptr @meet, ptr @polyloom.block, align 8
+  store i32 0, ptr $WORKERS, align 4
+  store i32 0, ptr $DONE, align 4
+  store i32 0, ptr $CALLER_ASLEEP, align 4
+  store i32 0, ptr $ARRIVED, align 4
+  store i32 0, ptr $MEETING_ASLEEP, align 4
+  store atomic i32 0, ptr $BUSY seq_cst, align 4
+  ret void
+}
+"""
+
+_WAIT = """
+define internal i64 @now() nounwind {
+  %t = alloca [2 x i64], align 16
+  %r = call i32 @clock_gettime(i32 1, ptr %t)
+  %s = load i64, ptr %t, align 8
+  %p = getelementptr i64, ptr %t, i64 1
+  %n = load i64, ptr %p, align 8
+  %m = mul i64 %s, 1000000000
+  %a = add i64 %m, %n
+  ret i64 %a
+}
+
+define internal void @wake(ptr %word) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 $FUTEX, ptr %word, i32 129, i32 2147483647, ptr null, ptr null, i32 0)
+  ret void
+}
+
+define internal void @wait(ptr %word, i32 %seen, ptr %asleep, i64 %spin) nounwind {
+entry:
+  br label %looks
+looks:
+  %start = phi i64 [0, %entry], [%first, %enough]
+  br label %look
+look:
+  %k = phi i32 [0, %looks], [%k1, %pause]
+  %v = load atomic i32, ptr %word acquire, align 4
+  %same = icmp eq i32 %v, %seen
+  br i1 %same, label %pause, label %changed
+pause:
+  $PAUSE
+  %k1 = add i32 %k, 1
+  %more = icmp slt i32 %k1, 64
+  br i1 %more, label %look, label %clock
+clock:
+  %brief = icmp eq i64 %spin, 0
+  br i1 %brief, label %sleep, label %enough
+enough:
+  %now = call i64 @now()
+  %none = icmp eq i64 %start, 0
+  %first = select i1 %none, i64 %now, i64 %start
+  %spent = sub i64 %now, %first
+  %again = icmp slt i64 %spent, %spin
+  br i1 %again, label %looks, label %sleep
+sleep:
+  %a = atomicrmw add ptr %asleep, i32 1 seq_cst
+  %w = load atomic i32, ptr %word seq_cst, align 4
+  %still = icmp eq i32 %w, %seen
+  br i1 %still, label %futex, label %up
+futex:
+  %r = call i64 (i64, ...) @syscall(i64 $FUTEX, ptr %word, i32 128, i32 %seen, ptr null, ptr null, i32 0)
+  br label %up
+up:
+  %b = atomicrmw sub ptr %asleep, i32 1 seq_cst
+  %x = load atomic i32, ptr %word acquire, align 4
+  %spurious = icmp eq i32 %x, %seen
+  br i1 %spurious, label %sleep, label %changed
+changed:
+  ret void
+}
+"""
+
+# A part may note a status for the next meeting while others still leave this one: they read AGREED, which is written
+# by the last to arrive and so not before everybody has left.
+_MEET = """
+define internal void @note(i64 %status) nounwind {
+  %fine = icmp eq i64 %status, 0
+  br i1 %fine, label %end, label %bad
+bad:
+  %o = atomicrmw umin ptr $STATUS, i64 %status seq_cst
+  br label %end
+end:
+  ret void
+}
+
+define internal i64 @agreed(i64 %status) nounwind {
+  %fine = icmp eq i64 %status, -1
+  %r = select i1 %fine, i64 0, i64 %status
+  ret i64 %r
+}
+
+define internal i64 @meet(i64 %status, i64 %parts) nounwind {
+  call void @note(i64 %status)
+  %meeting = load atomic i32, ptr $MEETING acquire, align 4
+  %before = atomicrmw add ptr $ARRIVED, i32 1 seq_cst
+  %after = add i32 %before, 1
+  %all = trunc i64 %parts to i32
+  %last = icmp eq i32 %after, %all
+  br i1 %last, label %open, label %stay
+open:
+  store atomic i32 0, ptr $ARRIVED monotonic, align 4
+  %s = load atomic i64, ptr $STATUS seq_cst, align 8
+  store atomic i64 %s, ptr $AGREED monotonic, align 8
+  %next = add i32 %meeting, 1
+  store atomic i32 %next, ptr $MEETING seq_cst, align 4
+  %sleepers = load atomic i32, ptr $MEETING_ASLEEP seq_cst, align 4
+  %nobody = icmp eq i32 %sleepers, 0
+  br i1 %nobody, label %go, label %up
+up:
+  call void @wake(ptr $MEETING)
+  br label %go
+stay:
+  %spin = load i64, ptr $JOB_SPIN, align 8
+  call void @wait(ptr $MEETING, i32 %meeting, ptr $MEETING_ASLEEP, i64 %spin)
+  br label %go
+go:
+  %found = load atomic i64, ptr $AGREED acquire, align 8
+  %r = call i64 @agreed(i64 %found)
+  ret i64 %r
+}
+"""
+
+_WORKER = """
+define internal ptr @worker(ptr %box) nounwind {
+entry:
+  %asleep = getelementptr i8, ptr %box, i64 4
+  %numberat = getelementptr i8, ptr %box, i64 24
+  %number = load i64, ptr %numberat, align 8
+  %entryat = getelementptr i8, ptr %box, i64 32
+  %argsat = getelementptr i8, ptr %box, i64 40
+  %partsat = getelementptr i8, ptr %box, i64 48
+  %spinat = getelementptr i8, ptr %box, i64 56
+  br label %idle
+idle:
+  %seen = phi i32 [0, %entry], [%now, %next]
+  %spin = load atomic i64, ptr %spinat monotonic, align 8
+  call void @wait(ptr %box, i32 %seen, ptr %asleep, i64 %spin)
+  %now = load atomic i32, ptr %box acquire, align 4
+  %f = load ptr, ptr %entryat, align 8
+  %stop = icmp eq ptr %f, null
+  br i1 %stop, label %end, label %work
+work:
+  %args = load ptr, ptr %argsat, align 8
+  %parts = load i64, ptr %partsat, align 8
+  %status = call i64 %f(ptr %args, i64 %number, i64 %parts, ptr @polyloom.block)
+  call void @note(i64 %status)
+  %left = atomicrmw sub ptr $DONE, i32 1 seq_cst
+  %last = icmp eq i32 %left, 1
+  br i1 %last, label %tell, label %next
+tell:
+  %sleeping = load atomic i32, ptr $CALLER_ASLEEP seq_cst, align 4
+  %none = icmp eq i32 %sleeping, 0
+  br i1 %none, label %next, label %up
+up:
+  call void @wake(ptr $DONE)
+  br label %next
+next:
+  br label %idle
+end:
+  ret ptr null
+}
+
+define internal void @call_workers(i64 %count, ptr %job, ptr %args, i64 %parts, i64 %spin) nounwind { ; 0 .. count - 1
+entry:
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %end, label %post
+post:
+  %k = phi i64 [0, %entry], [%k1, %post]
+  %offset = mul i64 %k, $BOXBYTES
+  %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
+  %entryat = getelementptr i8, ptr %box, i64 32
+  store ptr %job, ptr %entryat, align 8
+  %argsat = getelementptr i8, ptr %box, i64 40
+  store ptr %args, ptr %argsat, align 8
+  %partsat = getelementptr i8, ptr %box, i64 48
+  store i64 %parts, ptr %partsat, align 8
+  %spinat = getelementptr i8, ptr %box, i64 56
+  store atomic i64 %spin, ptr %spinat monotonic, align 8
+  %old = load i32, ptr %box, align 4
+  %new = add i32 %old, 1
+  store atomic i32 %new, ptr %box release, align 4
+  %k1 = add i64 %k, 1
+  %more = icmp ult i64 %k1, %count
+  br i1 %more, label %post, label %posted
+posted:
+  fence seq_cst
+  br label %check
+check:
+  %i = phi i64 [0, %posted], [%i1, %checked]
+  %where = mul i64 %i, $BOXBYTES
+  %word = getelementptr i8, ptr @polyloom.boxes, i64 %where
+  %asleepat = getelementptr i8, ptr %word, i64 4
+  %asleep = load atomic i32, ptr %asleepat seq_cst, align 4
+  %awake = icmp eq i32 %asleep, 0
+  br i1 %awake, label %checked, label %up
+up:
+  call void @wake(ptr %word)
+  br label %checked
+checked:
+  %i1 = add i64 %i, 1
+  %on = icmp ult i64 %i1, %count
+  br i1 %on, label %check, label %end
+end:
+  ret void
+}
+"""
+
+_STAFF = """
+define internal i64 @start(i64 %k) nounwind { ; worker k, whose core is in its box already; 1 where that worked
+  %old = alloca [16 x i64], align 16
+  %cores = alloca [16 x i64], align 16
+  %offset = mul i64 %k, $BOXBYTES
+  %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
+  store i64 0, ptr %box, align 8
+  %spinat = getelementptr i8, ptr %box, i64 56
+  store i64 0, ptr %spinat, align 8
+  %thread = getelementptr i8, ptr %box, i64 8
+  %coreat = getelementptr i8, ptr %box, i64 $BOXCORE
+  %numberat = getelementptr i8, ptr %box, i64 24
+  %number = add i64 %k, 1
+  store i64 %number, ptr %numberat, align 8
+  %a = call i32 @pthread_sigmask(i32 2, ptr @signals, ptr %old)
+  %failed = call i32 @pthread_create(ptr %thread, ptr null, ptr @worker, ptr %box)
+  %b = call i32 @pthread_sigmask(i32 2, ptr %old, ptr null)
+  %works = icmp eq i32 %failed, 0
+  br i1 %works, label %pin, label %no
+pin:
+  %core1 = load i64, ptr %coreat, align 8
+  %free = icmp eq i64 %core1, 0
+  br i1 %free, label %yes, label %bind
+bind:
+  call void @llvm.memset.p0.i64(ptr align 16 %cores, i8 0, i64 128, i1 false)
+  %core = sub i64 %core1, 1
+  %wordno = lshr i64 %core, 6
+  %word = getelementptr i64, ptr %cores, i64 %wordno
+  %bitno = and i64 %core, 63
+  %bit = shl i64 1, %bitno
+  store i64 %bit, ptr %word, align 8
+  %handle = load i64, ptr %thread, align 8
+  %c = call i32 @pthread_setaffinity_np(i64 %handle, i64 128, ptr %cores)
+  br label %yes
+yes:
+  ret i64 1
+no:
+  ret i64 0
+}
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+
+define internal i64 @staff(i64 %wanted) nounwind { ; workers there are, after starting those that miss
+entry:
+  %closed = load i32, ptr $CLOSED, align 4
+  %open = icmp eq i32 %closed, 0
+  %most = call i64 @llvm.umin.i64(i64 %wanted, i64 $LIMIT)
+  br i1 %open, label %count, label %none
+count:
+  %have32 = load i32, ptr $WORKERS, align 4
+  %have = zext i32 %have32 to i64
+  %enough = icmp uge i64 %have, %most
+  br i1 %enough, label %end, label %more
+more:
+  %started = call i64 @start(i64 %have)
+  %works = icmp eq i64 %started, 1
+  br i1 %works, label %one, label %end
+one:
+  %now = add i32 %have32, 1
+  store i32 %now, ptr $WORKERS, align 4
+  br label %count
+end:
+  %n = call i64 @llvm.umin.i64(i64 %have, i64 %most)
+  ret i64 %n
+none:
+  ret i64 0
+}
+"""
+
+_NOBODY = """
+define internal i64 @staff(i64 %wanted) nounwind {
+  ret i64 0
+}
+"""
+
+_RUN = """
+define i64 @polyloom.run(ptr %entry, ptr %args, i64 %parts) nounwind {
+  %one = icmp sle i64 %parts, 1
+  br i1 %one, label %alone, label %lock
+lock:
+  %taken = cmpxchg ptr $BUSY, i32 0, i32 1 seq_cst seq_cst
+  %mine = extractvalue {i32, i1} %taken, 1
+  br i1 %mine, label %prepare, label %alone
+prepare:
+  %wanted = sub i64 %parts, 1
+  %cores32 = load i32, ptr $CORES, align 4
+  %cores = zext i32 %cores32 to i64
+  %crowded = icmp ugt i64 %parts, %cores
+  %setting = load i64, ptr $SPIN, align 8
+  %spin = select i1 %crowded, i64 0, i64 %setting
+  store atomic i64 %spin, ptr $JOB_SPIN monotonic, align 8
+  %workers = call i64 @staff(i64 %wanted)
+  %nobody = icmp eq i64 %workers, 0
+  br i1 %nobody, label %give_up, label %publish
+give_up:
+  store atomic i32 0, ptr $BUSY release, align 4
+  br label %alone
+publish:
+  %team = add i64 %workers, 1
+  store atomic i64 -1, ptr $STATUS monotonic, align 8
+  %count = trunc i64 %workers to i32
+  store atomic i32 %count, ptr $DONE monotonic, align 4
+  call void @call_workers(i64 %workers, ptr %entry, ptr %args, i64 %team, i64 %spin)
+  %own = call i64 %entry(ptr %args, i64 0, i64 %team, ptr @polyloom.block)
+  call void @note(i64 %own)
+  br label %join
+join:
+  %left = load atomic i32, ptr $DONE acquire, align 4
+  %done = icmp eq i32 %left, 0
+  br i1 %done, label %end, label %linger
+linger:
+  call void @wait(ptr $DONE, i32 %left, ptr $CALLER_ASLEEP, i64 %spin)
+  br label %join
+end:
+  %found = load atomic i64, ptr $STATUS acquire, align 8
+  store atomic i32 0, ptr $BUSY release, align 4
+  %r = call i64 @agreed(i64 %found)
+  ret i64 %r
+alone:
+  %s = call i64 %entry(ptr %args, i64 0, i64 1, ptr null)
+  ret i64 %s
+}
+
+define void @polyloom.stop(i32 %closed) nounwind {
+entry:
+  br label %try
+try:
+  %taken = cmpxchg ptr $BUSY, i32 0, i32 1 seq_cst seq_cst
+  %mine = extractvalue {i32, i1} %taken, 1
+  br i1 %mine, label %stop, label %yield
+yield:
+  %y = call i32 @sched_yield()
+  br label %try
+stop:
+  %was = load i32, ptr $CLOSED, align 4
+  %now = or i32 %was, %closed
+  store i32 %now, ptr $CLOSED, align 4
+  %count32 = load i32, ptr $WORKERS, align 4
+  %count = zext i32 %count32 to i64
+  call void @call_workers(i64 %count, ptr null, ptr null, i64 0, i64 0)
+  br label %next
+next:
+  %k = phi i64 [0, %stop], [%k1, %join]
+  %more = icmp ult i64 %k, %count
+  br i1 %more, label %join, label %end
+join:
+  %offset = mul i64 %k, $BOXBYTES
+  %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
+  %thread = getelementptr i8, ptr %box, i64 8
+  %handle = load i64, ptr %thread, align 8
+  %r = call i32 @pthread_join(i64 %handle, ptr null)
+  %k1 = add i64 %k, 1
+  br label %next
+end:
+  store i32 0, ptr $WORKERS, align 4
+  store atomic i32 0, ptr $BUSY release, align 4
+  ret void
+}
+"""
+
+# Every part walks the steps and meets the others after each; a step that is not shared is run by part 0, alone.
+_SEQUENCE = """
+define i64 @polyloom.sequence(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind {
+entry:
+  %count = load i64, ptr %args, align 8
+  %failedat = getelementptr i64, ptr %args, i64 1
+  %alone = icmp eq i64 %parts, 1
+  %first = icmp eq i64 %part, 0
+  br label %next
+next:
+  %k = phi i64 [0, %entry], [%k1, %done]
+  %more = icmp slt i64 %k, %count
+  br i1 %more, label %step, label %end
+step:
+  %words = mul i64 %k, 3
+  %offset = add i64 %words, 2
+  %at = getelementptr i64, ptr %args, i64 %offset
+  %f = load ptr, ptr %at, align 8
+  %argsat = getelementptr i64, ptr %at, i64 1
+  %fargs = load ptr, ptr %argsat, align 8
+  %sharedat = getelementptr i64, ptr %at, i64 2
+  %sharedword = load i64, ptr %sharedat, align 8
+  %shared = icmp ne i64 %sharedword, 0
+  br i1 %shared, label %together, label %single
+together:
+  %s1 = call i64 %f(ptr %fargs, i64 %part, i64 %parts, ptr %team)
+  br label %ran
+single:
+  br i1 %first, label %mine, label %ran
+mine:
+  %s2 = call i64 %f(ptr %fargs, i64 0, i64 1, ptr null)
+  br label %ran
+ran:
+  %status = phi i64 [%s1, %together], [%s2, %mine], [0, %single]
+  br i1 %alone, label %check, label %wait
+wait:
+  %met = call i64 @meet(i64 %status, i64 %parts)
+  br label %check
+check:
+  %all = phi i64 [%status, %ran], [%met, %wait]
+  %fine = icmp eq i64 %all, 0
+  br i1 %fine, label %done, label %failed
+done:
+  %k1 = add i64 %k, 1
+  br label %next
+failed:
+  br i1 %first, label %tell, label %out
+tell:
+  store i64 %k, ptr %failedat, align 8
+  br label %out
+out:
+  ret i64 %all
+end:
+  ret i64 0
+}
+"""
