@@ -205,6 +205,10 @@ class Ops:
                 return self._sign(a)
             case "pow" if is_integer(a.dtype):
                 return self._integer_power(*operands)
+            case "bit_and" | "bit_or" | "bit_xor" if not is_float(a.dtype):
+                return self.op(name.removeprefix("bit_"), a, *operands)
+            case "fmod" if is_float(a.dtype):
+                return self.op("frem", a, *operands)
             case _ if is_float(a.dtype):
                 from poly.codegen import vector_math
 

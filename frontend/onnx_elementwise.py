@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from poly.affine import var
-from poly.dtypes import is_float, is_integer
+from poly.dtypes import is_float, is_integer, numpy_dtype
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_terms import Term, Value, fn, literal, python_scalar
 
@@ -192,19 +192,33 @@ _SIMPLE_POWERS: Final[dict[float, Callable[[Term], Term]]] = {
 
 
 def modulo(b: Notation) -> None:
-    """`fmod` 1: the sign of the dividend (C); else the sign of the divisor (Python), integers only."""
+    """`fmod` 1: the sign of the dividend (C); else the sign of the divisor (Python)."""
     x, y = b.input(0), b.input(1)
     c_rule = b.int_attribute("fmod", 0) == 1
-    b.supported(is_integer(x.dtype), "on floats needs an exact remainder")
 
     def body(p: Term, q: Term) -> Term:
-        rest = p - (p / q) * q
+        rest = p - (p / q) * q if is_integer(x.dtype) else fn("fmod", p, q)
         if c_rule or x.dtype[0] == "u":
             return rest
         unlike = fn("ne", fn("lt", rest, 0), fn("lt", q, 0))
         return fn("select", fn("and", fn("ne", rest, 0), unlike), rest + q, rest)
 
     b.map(body, x, y)
+
+
+def bits(operator: str) -> Row:
+    """A row of BitwiseAnd and its like."""
+
+    def row(b: Notation) -> None:
+        b.map(lambda p, q: fn(operator, p, q), b.input(0), b.input(1))
+
+    return row
+
+
+def bitwise_not(b: Notation) -> None:
+    x = b.input(0)
+    ones = -1 if x.dtype[0] == "i" else int(np.iinfo(numpy_dtype(x.dtype)).max)  # type: ignore[type-var]
+    b.map(lambda v: fn("bit_xor", v, ones), x)
 
 
 def where(b: Notation) -> None:
@@ -403,6 +417,10 @@ ROWS: Final[dict[str, Row]] = {
     "Asinh": _wide(lambda v: fn("sign", v) * fn("log", fn("abs", v) + fn("sqrt", v * v + 1.0))),
     "Atan": inverse_tangent(lambda v: v),
     "Atanh": _wide(lambda v: fn("log", (v + 1.0) / (1.0 - v)) * 0.5),
+    "BitwiseAnd": bits("bit_and"),
+    "BitwiseNot": bitwise_not,
+    "BitwiseOr": bits("bit_or"),
+    "BitwiseXor": bits("bit_xor"),
     "Cast": cast,
     "CastLike": cast_like,
     "Ceil": unary(lambda v: fn("ceil", v)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,12 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
         model = path
     if not model.opset_import or not model.graph.output:
         raise OnnxError("not a model: it has no operator set or no output", where=f"model {model.graph.name!r}")
+    for kind, entries in (
+        ("input", model.graph.input), ("output", model.graph.output), ("initialiser", model.graph.initializer)
+    ):  # fmt: skip
+        for name, count in Counter(e.name for e in entries).most_common(1):
+            if count > 1:
+                raise OnnxError(f"{kind} {name!r} is there {count} times", where=f"model {model.graph.name!r}")
     if model.functions:
         from onnx import inliner
 

@@ -7,14 +7,17 @@ from types import MappingProxyType
 from typing import Final
 
 from poly.frontend import (
+    onnx_attention,
     onnx_elementwise,
     onnx_indexing,
     onnx_quantized,
     onnx_recurrent,
     onnx_reductions,
     onnx_resize,
+    onnx_sampling,
     onnx_selection,
     onnx_shapes,
+    onnx_spectral,
     onnx_windows,
 )
 from poly.frontend.onnx_notation import Notation
@@ -31,4 +34,7 @@ OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
     | onnx_recurrent.ROWS
     | onnx_resize.ROWS
     | onnx_selection.ROWS
+    | onnx_sampling.ROWS
+    | onnx_spectral.ROWS
+    | onnx_attention.ROWS
 )

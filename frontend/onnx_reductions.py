@@ -303,7 +303,9 @@ def batch_normalization(b: Notation) -> None:
     """Inference: x * factor[c] + offset[c]; both are constants where the statistics are."""
     x = b.input(0)
     scale, shift, mean, variance = (b.input(k) for k in range(1, 5))
-    b.require(b.int_attribute("training_mode", 0) == 0, "training mode updates its statistics", "export for inference")
+    if b.opset >= 14 and b.int_attribute("training_mode", 0) == 1:
+        _batch_statistics(b, x, scale, shift, mean, variance)
+        return
     b.require(b.opset >= 7 or b.int_attribute("is_test", 0) == 1, "training mode (is_test = 0) updates its statistics")
     b.supported(b.int_attribute("spatial", 1) == 1, "statistics for each position have no compiled form")
     channels = x.shape[1] if x.rank > 1 else 1
@@ -325,6 +327,32 @@ def batch_normalization(b: Notation) -> None:
     i = var("c")
     b.assign(factor_value, {"c": channels}, scale[i] / fn("sqrt", variance[i] + epsilon), suffix="_factor")
     b.assign(y, ranges, (x[tuple(point)] - mean[c]) * factor_value[c] + shift[c])
+
+
+def _batch_statistics(b: Notation, x: Value, scale: Value, shift: Value, mean: Value, variance: Value) -> None:
+    """Training: by the batch's own statistics; outputs 1 and 2 are the running ones, moved a little towards them."""
+    b.require(x.rank >= 2 and is_float(x.dtype) and x.size > 0, f"{x.dtype}{list(x.shape)} has no channels")
+    b.require(all(v.shape == x.shape[1:2] for v in (scale, shift, mean, variance)), f"statistics are not {x.shape[1]}")
+    y = b.output(x.shape, x.dtype)
+    axes = [k for k in range(x.rank) if k != 1]
+    ranges, over, point = _outer_inner(x, axes)
+    c, everywhere = point[1], dict(zip(map(str, point), x.shape, strict=True))
+    count = float(np.prod(list(over.values()), dtype=np.int64))
+    total, own = b.temporary("sum", x.shape[1:2], x.dtype), b.temporary("mean", x.shape[1:2], x.dtype)
+    b.reduce(total, ranges, over, x[tuple(point)], suffix="_sum")
+    b.assign(own, ranges, total[c] / count, suffix="_mean")
+    squares = b.temporary("squares", x.shape[1:2], x.dtype)
+    away = x[tuple(point)] - own[c]
+    b.reduce(squares, ranges, over, away * away, suffix="_squares")
+    factor = b.temporary("factor", x.shape[1:2], x.dtype)
+    epsilon, momentum = b.float_attribute("epsilon", 1e-5), b.float_attribute("momentum", 0.9)
+    b.assign(factor, ranges, scale[c] / fn("sqrt", squares[c] / count + epsilon), suffix="_factor")
+    b.assign(y, everywhere, (x[tuple(point)] - own[c]) * factor[c] + shift[c])
+    for position, before, now in ((1, mean, own[c]), (2, variance, squares[c] / count)):
+        if b.wants(position):
+            kept = b.output(x.shape[1:2], before.dtype, position)
+            value = before[c] * momentum + now * (1 - momentum)
+            b.assign(kept, ranges, value, suffix=f"_{position}")
 
 
 def affine_of_statistics(statistics: Sequence[Array], epsilon: float) -> tuple[FloatArray, FloatArray]:

@@ -16,7 +16,7 @@ from poly.affine import Affine, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_shapes import positions
-from poly.frontend.onnx_terms import Index, Term, Value
+from poly.frontend.onnx_terms import Index, Term, Value, fn
 
 Row = Callable[[Notation], None]
 Floats = npt.NDArray[np.float64]
@@ -34,18 +34,62 @@ def resize(b: Notation) -> None:
     if not changed:
         b.alias(x)
         return
+    if b.call.attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        _cropped(b, x, mode, shape, scales, changed)
+        return
     places = {k: _coordinates(b, x.shape[k], shape[k], scales[k]) for k in changed}
     if mode == "nearest":
-        _nearest(b, x, shape, places)
+        _nearest(b, x, b.output(shape, x.dtype), places)
         return
     b.supported(is_float(x.dtype), f"mode {mode!r} on {x.dtype} has no compiled form")
+    _interpolate(b, x, shape, changed, {k: _taps(b, mode, places[k], x.shape[k], scales[k]) for k in changed})
+
+
+def _interpolate(
+    b: Notation, x: Value, shape: Sequence[int], changed: Sequence[int], taps: dict[int, tuple[Ints, Floats]],
+    result: Value | None = None,
+) -> None:
+    """One axis after the other, into `result` or the output."""
     value = x
     for k in changed:
         now = [*value.shape[:k], shape[k], *value.shape[k + 1 :]]
         last = k == changed[-1]
-        y = b.output(now, x.dtype) if last else b.temporary(f"axis{k}", now, x.dtype)
-        _weighted(b, value, y, k, _taps(b, mode, places[k], x.shape[k], scales[k]))
+        y = (result or b.output(now, x.dtype)) if last else b.temporary(f"axis{k}", now, x.dtype)
+        _weighted(b, value, y, k, taps[k])
         value = y
+
+
+def _cropped(
+    b: Notation, x: Value, mode: str, shape: Sequence[int], scales: Sequence[float], changed: Sequence[int]
+) -> None:
+    """The region `roi` of the input (corners as fractions of it); what lies outside has one value."""
+    axes = b.axes(b.ints_attribute("axes") or range(x.rank), x.rank)
+    roi = [float(v) for v in np.asarray(b.constant(1), np.float64).reshape(-1)]
+    b.require(len(roi) == 2 * len(axes), f"roi {roi} does not fit {len(axes)} axes")
+    edges = {k: (roi[n], roi[n + len(axes)]) for n, k in enumerate(axes)}
+    changed = sorted({*changed, *(k for k, edge in edges.items() if edge != (0.0, 1.0))})
+    places: dict[int, Floats] = {}
+    for k in changed:
+        (start, end), last = edges.get(k, (0.0, 1.0)), x.shape[k] - 1
+        p = np.arange(shape[k], dtype=np.float64)
+        places[k] = start * last + (p * (end - start) * last / (shape[k] - 1) if shape[k] > 1 else
+                                    p + 0.5 * (end - start) * last)  # fmt: skip
+    inner = b.temporary("inner", shape, x.dtype)
+    if mode == "nearest":
+        _nearest(b, x, inner, places)
+    else:
+        b.supported(is_float(x.dtype), f"mode {mode!r} on {x.dtype} has no compiled form")
+        taps = {k: _taps(b, mode, np.clip(at, 0, x.shape[k] - 1), x.shape[k], scales[k]) for k, at in places.items()}
+        _interpolate(b, x, shape, changed, taps, inner)
+    y = b.output(shape, x.dtype)
+    ranges, point = positions(shape)
+    value = inner[tuple(point)]
+    beyond = b.float_attribute("extrapolation_value", 0.0)
+    for k, at in places.items():
+        outside = (at < 0) | (at > x.shape[k] - 1)
+        if outside.any():
+            value = fn("select", b.new_constant(f"outside{k}", outside)[point[k]], beyond, value)
+    b.assign(y, ranges, value, suffix="_cropped")
 
 
 def _sizes(b: Notation, x: Value) -> tuple[list[float], list[int]]:
@@ -102,14 +146,13 @@ def _coordinates(b: Notation, extent: int, size: int, scale: float) -> Floats:
             return (p + 0.5) / scale
 
 
-def _nearest(b: Notation, x: Value, shape: Sequence[int], places: dict[int, Floats]) -> None:
+def _nearest(b: Notation, x: Value, y: Value, places: dict[int, Floats]) -> None:
     rule = b.string_attribute("nearest_mode", "round_prefer_floor") if b.opset >= 11 else "floor"
     rule = "floor" if b.call.operator == "Upsample" else rule
     rounded = _ROUNDINGS.get(rule)
     if rounded is None:
         raise b.fail(f"nearest_mode {rule!r} is unknown")
-    y = b.output(shape, x.dtype)
-    ranges, point = positions(shape)
+    ranges, point = positions(y.shape)
     index: list[Index | Term] = list(point)
     for k, at in places.items():
         source = np.clip(rounded(at).astype(np.int64), 0, x.shape[k] - 1)

@@ -17,6 +17,7 @@ from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, litera
 
 Row = Callable[[Notation], None]
 _BEYOND: Final = 2**62
+_MAX_RANKED: Final = 1 << 15
 
 
 # -- extremes ------------------------------------------------------------------------------------------------------
@@ -66,6 +67,38 @@ def hardmax(b: Notation) -> None:
     _position(b, first, outer, x, axis, "max")
     y = b.output(x.shape, x.dtype)
     b.assign(y, ranges, fn("eq", index_value(point[axis]), first[tuple(outer)]).cast(x.dtype), suffix="_y")
+
+
+def top_k(b: Notation) -> None:
+    """Each element's rank is how many come before it (ties: the first one does); then they are placed by rank."""
+    x = b.input(0)
+    count = b.int_attribute("k") if b.opset < 10 else b.constant_ints(1)[0]
+    axis = b.axis(b.int_attribute("axis", -1), x.rank)
+    extent = x.shape[axis]
+    b.require(0 <= count <= extent, f"k = {count} of {extent}")
+    b.supported(extent <= _MAX_RANKED, f"the ranks of {extent} elements by comparing all pairs would be slow")
+    ranges, point = positions(x.shape)
+    other, own = [var("k") if d == axis else p for d, p in enumerate(point)], point[axis]
+    v, u = x[tuple(point)], x[tuple(other)]
+    larger = b.int_attribute("largest", 1) == 1
+    before = fn("gt" if larger else "lt", u, v)
+    earlier = fn("lt", index_value(var("k")), index_value(own))
+    equal = fn("eq", u, v)
+    if is_float(x.dtype):  # a NaN comes first, as the largest does
+        nan, other_nan = fn("ne", v, v), fn("ne", u, u)
+        before = fn("or", before, fn("and", other_nan, fn("not", nan)))
+        equal = fn("or", equal, fn("and", other_nan, nan))
+    rank = b.temporary("rank", x.shape, "i64")
+    value = fn("or", before, fn("and", equal, earlier)).cast("i64")
+    b.reduce(rank, ranges, {"k": extent}, value, suffix="_rank")
+    order = b.temporary("order", x.shape, "i64")
+    place = [rank[tuple(point)] if d == axis else p for d, p in enumerate(point)]
+    b.assign(order, ranges, index_value(own), place, suffix="_order")
+    shape = [count if d == axis else e for d, e in enumerate(x.shape)]
+    y, found = b.output(shape, x.dtype), b.output(shape, "i64", 1)
+    ranges, point = positions(shape)
+    b.assign(y, ranges, x.take(*(order[tuple(point)] if d == axis else p for d, p in enumerate(point))))
+    b.assign(found, ranges, order[tuple(point)], suffix="_places")
 
 
 # -- prefixes ------------------------------------------------------------------------------------------------------
@@ -135,6 +168,31 @@ def scatter_nd(b: Notation) -> None:
     tuples = [table[(*point[: len(lead)], k)] for k in range(depth)]
     b.assign(y, ranges, updates[tuple(point)], [*tuples, *point[len(lead) :]],
              suffix="_update", combiner=_scatter_combiner(b))  # fmt: skip
+
+
+def tensor_scatter(b: Notation) -> None:
+    """A cache with new entries along `axis`, from each sequence's own place on; `circular` wraps."""
+    cache, update, start = b.input(0), b.input(1), b.optional(2)
+    axis = b.axis(b.int_attribute("axis", -2), cache.rank)
+    mode = b.string_attribute("mode", "linear")
+    rest = [(p, q) for k, (p, q) in enumerate(zip(cache.shape, update.shape, strict=False)) if k != axis]
+    fits = update.rank == cache.rank and axis > 0 and all(p == q for p, q in rest)
+    b.require(fits, f"{list(cache.shape)} and update {list(update.shape)} do not fit along axis {axis}")
+    b.require(start is None or start.shape == cache.shape[:1], "write_indices are not one a sequence")
+    b.require(mode in ("linear", "circular"), f"mode {mode!r} is unknown")
+    extent, steps = cache.shape[axis], update.shape[axis]
+    b.require(steps <= extent, f"{steps} steps do not fit into {extent}")
+    y = _copied(b, cache)
+    table = b.temporary("place", (cache.shape[0], steps), "i64")
+    n, s = b.iterators("n", "s")
+    place = index_value(s) if start is None else start[n].cast("i64") + index_value(s)
+    if mode == "circular":
+        place = place - place / extent * extent
+        place = fn("select", fn("lt", place, 0), place + extent, place)
+    b.assign(table, {"n": cache.shape[0], "s": steps}, place, suffix="_place")
+    ranges, point = positions(update.shape)
+    index = [table[point[0], point[axis]] if k == axis else p for k, p in enumerate(point)]
+    b.assign(y, ranges, update[tuple(point)], index, suffix="_update")
 
 
 def gather_nd(b: Notation) -> None:
@@ -238,4 +296,6 @@ ROWS: Final[dict[str, Row]] = {
     "Scatter": scatter_elements,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
+    "TensorScatter": tensor_scatter,
+    "TopK": top_k,
 }

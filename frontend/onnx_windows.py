@@ -201,6 +201,29 @@ def _transposed(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> l
     return found
 
 
+def col_to_im(b: Notation) -> None:
+    """Y[n, c, s*p + d*k - before] += X[n, (c, k), p]: the columns of blocks, added where they overlap."""
+    x, image, block = b.input(0), b.constant_ints(1), b.constant_ints(2)
+    area, count = int(np.prod(block, dtype=np.int64)), len(image)
+    b.require(x.rank == 3 and len(block) == count and area > 0, f"{list(x.shape)} has no blocks of {list(block)}")
+    axes = windows(b, image, block)
+    positions = int(np.prod(sizes(axes), dtype=np.int64))
+    fits = x.shape[1] % area == 0 and x.shape[2] == positions
+    b.require(fits, f"{list(x.shape)} are not columns of {area} elements at {positions} positions")
+    channels = x.shape[1] // area
+    y = b.output((x.shape[0], channels, *image), x.dtype)
+    outer = {"n": x.shape[0], "c": channels}
+    b.assign(y, {**outer, **dict(zip((a.name for a in axes), image, strict=True))}, literal(0), suffix="_init")
+    taps, places = Affine(), Affine()
+    for k, a in enumerate(axes):
+        taps = taps + int(np.prod(block[k + 1 :], dtype=np.int64)) * Affine.of(a.tap)
+        places = places + int(np.prod(sizes(axes)[k + 1 :], dtype=np.int64)) * var(a.name)
+    value = x[(var("n"), var("c") * area + taps, places)]
+    ranges = {**outer, **{a.name: a.size for a in axes}, **_over(axes)}
+    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.extent - 1 - a.place))]
+    b.assign(y, ranges, value, (var("n"), var("c"), *(a.place for a in axes)), combiner="+", where=inside)
+
+
 def _pool_axes(b: Notation, x: Value) -> list[Window]:
     kernel = b.ints_attribute("kernel_shape")
     if kernel is None or len(kernel) != x.rank - 2:
@@ -227,11 +250,13 @@ def max_pool(b: Notation) -> None:
 
 def _max_indices(b: Notation, x: Value, y: Value, axes: Sequence[Window]) -> None:
     """The flat place in the input of each window's first maximum."""
-    b.supported(b.int_attribute("storage_order", 0) == 0, "column-major indices have no compiled form")
     found = b.output(y.shape, "i64", 1)
     ranges, place = _pool_ranges(x, axes)
     point = tuple(map(var, ranges))
-    flat = sum((p * int(np.prod(x.shape[k + 1 :], dtype=np.int64)) for k, p in enumerate(place)), Affine())
+    strides = [int(np.prod(x.shape[k + 1 :], dtype=np.int64)) for k in range(x.rank)]
+    if b.int_attribute("storage_order", 0) == 1:  # the first spatial axis counts fastest
+        strides[2:] = [int(np.prod(x.shape[2:k], dtype=np.int64)) for k in range(2, x.rank)]
+    flat = sum((p * stride for p, stride in zip(place, strides, strict=True)), Affine())
     number = fn("select", fn("eq", x[place], y[point]), index_value(flat), x.size)
     b.assign(found, ranges, literal(x.size), suffix="_indices_init")
     inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.extent - 1 - a.place))]
@@ -333,6 +358,7 @@ def local_response(b: Notation) -> None:
 
 ROWS: Final[dict[str, Row]] = {
     "AveragePool": average_pool,
+    "Col2Im": col_to_im,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
     "GlobalAveragePool": global_average_pool,

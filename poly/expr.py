@@ -135,6 +135,10 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("sin", 1, _quiet(np.sin), "float"),
     Operator("cos", 1, _quiet(np.cos), "float"),
     Operator("pow", 2, _quiet(np.power), "same"),
+    Operator("fmod", 2, _quiet(np.fmod), "float"),  # the exact remainder, with the sign of the dividend
+    Operator("bit_and", 2, np.bitwise_and),
+    Operator("bit_or", 2, np.bitwise_or),
+    Operator("bit_xor", 2, np.bitwise_xor),
     Operator("select", 3, np.where, "same"),
 )
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}

@@ -1,0 +1,148 @@
+"""Rows of the operator table that are sums with constant sines and cosines, and others of signals and matrices.
+
+A transform is a product with a matrix made while importing: n^2 products of a signal of n, one nest like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import var
+from poly.dtypes import is_float, numpy_dtype
+from poly.frontend.onnx_notation import NoCompiledForm, Notation
+from poly.frontend.onnx_shapes import positions
+from poly.frontend.onnx_terms import Index, Term, Value
+
+Row = Callable[[Notation], None]
+Floats = npt.NDArray[np.float64]
+_MAX_MATRIX: Final = 1 << 24
+
+
+def _waves(bins: int, length: int, whole: int, sign: int) -> Floats:
+    """[bins, length, 2]: cos and sin of sign * 2 pi k n / whole; the product is reduced first, so that it is exact."""
+    turns = np.outer(np.arange(bins, dtype=np.int64), np.arange(length, dtype=np.int64)) % whole
+    angle = sign * 2 * np.pi * turns / whole
+    return np.stack([np.cos(angle), np.sin(angle)], -1)
+
+
+def dft(b: Notation) -> None:
+    """y[.., k, :] = sum over n of exp(-2 pi i k n / N) x[.., n, :]; the inverse has the other sign and 1 / N."""
+    x = b.input(0)
+    b.require(x.rank >= 2 and x.shape[-1] in (1, 2) and is_float(x.dtype), f"{x.dtype}{list(x.shape)} is no signal")
+    inverse, onesided = b.int_attribute("inverse", 0) == 1, b.int_attribute("onesided", 0) == 1
+    given = b.int_attribute("axis", 1) if b.opset < 20 else -2 if b.optional(2) is None else b.constant_ints(2)[0]
+    axis = b.axis(given, x.rank)
+    b.require(axis != x.rank - 1, f"axis {given} is that of the parts")
+    default = 2 * (x.shape[axis] - 1) if inverse and onesided else x.shape[axis]
+    whole = default if b.optional(1) is None else b.constant_ints(1)[0]
+    b.require(whole > 0, f"dft_length is {whole}")
+    if inverse and onesided:
+        _real_inverse(b, x, axis, whole)
+        return
+    bins, length = whole // 2 + 1 if onesided else whole, min(whole, x.shape[axis])
+    b.supported(bins * length <= _MAX_MATRIX, f"a transform of {whole} as a product is too large")
+    waves = _waves(bins, length, whole, 1 if inverse else -1) / (whole if inverse else 1)
+    _transform(b, x, axis, waves)
+
+
+def _transform(b: Notation, x: Value, axis: int, waves: Floats) -> None:
+    bins, length, _ = waves.shape
+    y = b.output([*(bins if k == axis else e for k, e in enumerate(x.shape[:-1])), 2], x.dtype)
+    cosine, sine = (b.new_constant(n, waves[..., k].astype(numpy_dtype(x.dtype))) for k, n in ((0, "cos"), (1, "sin")))
+    ranges, point = positions(y.shape[:-1])
+    k = var("k")
+    source: list[Index] = [k if d == axis else p for d, p in enumerate(point)]
+    real = x[(*source, 0)]
+    imaginary = x[(*source, 1)] if x.shape[-1] == 2 else None
+    c, s = cosine[point[axis], k], sine[point[axis], k]
+    parts = (real * c, real * s) if imaginary is None else (real * c - imaginary * s, real * s + imaginary * c)
+    for part, value in enumerate(parts):
+        b.reduce(y, ranges, {"k": length}, value, index=(*point, part), suffix=f"_{part}")
+
+
+def _real_inverse(b: Notation, x: Value, axis: int, whole: int) -> None:
+    """The real signal of a half spectrum: inner bins count twice, for their conjugates."""
+    b.require(x.shape[-1] == 2, "the spectrum is not complex")
+    bins = min(whole // 2 + 1, x.shape[axis])
+    b.supported(bins * whole <= _MAX_MATRIX, f"a transform of {whole} as a product is too large")
+    twice = np.full(bins, 2.0)
+    twice[0] = 1.0
+    if whole % 2 == 0 and bins == whole // 2 + 1:
+        twice[-1] = 1.0
+    waves = _waves(whole, bins, whole, 1) * twice[None, :, None] / whole
+    dtype = numpy_dtype(x.dtype)
+    y = b.output([*(whole if k == axis else e for k, e in enumerate(x.shape[:-1])), 1], x.dtype)
+    cosine, sine = (b.new_constant(n, waves[..., k].astype(dtype)) for k, n in ((0, "cos"), (1, "sin")))
+    ranges, point = positions(y.shape[:-1])
+    k = var("k")
+    source: list[Index] = [k if d == axis else p for d, p in enumerate(point)]
+    value = x[(*source, 0)] * cosine[point[axis], k] - x[(*source, 1)] * sine[point[axis], k]
+    b.reduce(y, ranges, {"k": bins}, value, index=(*point, 0))
+
+
+def stft(b: Notation) -> None:
+    """Frames of the signal, each times the window, transformed: y[n, f, k] = sum of x[n, f * step + i] w[i] e(k i)."""
+    x, window = b.input(0), b.optional(2)
+    b.require(x.rank == 3 and x.shape[-1] in (1, 2) and is_float(x.dtype), f"{x.dtype}{list(x.shape)} is no signal")
+    step = b.constant_ints(1)[0]
+    length = b.constant_ints(3)[0] if b.optional(3) is not None else window.shape[0] if window else x.shape[1]
+    frames = 1 + (x.shape[1] - length) // step if step > 0 else 0
+    b.require(frames > 0 and 0 < length <= x.shape[1], f"step {step} and length {length} give no frame")
+    b.require(window is None or window.shape == (length,), f"the window is not [{length}]")
+    bins = length // 2 + 1 if b.int_attribute("onesided", 1) == 1 else length
+    b.supported(bins * length <= _MAX_MATRIX, f"a transform of {length} as a product is too large")
+    waves = _waves(bins, length, length, -1)
+    if window is not None and window.array is not None:
+        waves = waves * window.array.astype(np.float64)[None, :, None]
+        window = None
+    y = b.output((x.shape[0], frames, bins, 2), x.dtype)
+    cosine, sine = (b.new_constant(n, waves[..., k].astype(numpy_dtype(x.dtype))) for k, n in ((0, "cos"), (1, "sin")))
+    n, f, j, k = b.iterators("n", "f", "j", "k")
+    ranges = {"n": x.shape[0], "f": frames, "j": bins}
+    real: Term = x[n, f * step + k, 0]
+    imaginary = x[n, f * step + k, 1] if x.shape[-1] == 2 else None
+    c, s = cosine[j, k], sine[j, k]
+    parts = (real * c, real * s) if imaginary is None else (real * c - imaginary * s, real * s + imaginary * c)
+    for part, value in enumerate(parts):
+        value = value if window is None else value * window[k]
+        b.reduce(y, ranges, {"k": length}, value, index=(n, f, j, part), suffix=f"_{part}")
+
+
+def determinant(b: Notation) -> None:
+    """The sum over the permutations (Leibniz), for matrices up to 4 x 4."""
+    x = b.input(0)
+    b.require(x.rank >= 2 and x.shape[-1] == x.shape[-2], f"{list(x.shape)} is not square")
+    size = x.shape[-1]
+    b.supported(0 < size <= 4, f"{size} x {size} has no compiled form")
+    y = b.output(x.shape[:-2], x.dtype)
+    ranges, point = positions(y.shape)
+    total: Term | None = None
+    for order in permutations(range(size)):
+        product = x[(*point, 0, order[0])]
+        for row in range(1, size):
+            product = product * x[(*point, row, order[row])]
+        odd = sum(p > q for k, p in enumerate(order) for q in order[k + 1 :]) % 2
+        total = product if total is None else total - product if odd else total + product
+    assert total is not None
+    b.assign(y, ranges, total)
+
+
+def from_constants(b: Notation) -> None:
+    """The output's shape depends on the inputs' content: with constants the node folds before it comes here."""
+    for position in range(len(b.inputs)):
+        b.constant(position)
+    raise NoCompiledForm("the reference evaluator does not fold it")
+
+
+ROWS: Final[dict[str, Row]] = {
+    "DFT": dft,
+    "Det": determinant,
+    "MelWeightMatrix": from_constants,
+    "Range": from_constants,
+    "STFT": stft,
+}
