@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poly.affine import Affine
-from poly.dtypes import size_bytes
 from poly.program import Access, Statement
-from poly.scheduling.cpu_facts import Facts, Strides, axis_of, moving, reduction_extents, step_of
+from poly.scheduling.cpu_facts import Facts, Strides, axis_of, moving, step_of
 from poly.scheduling.cpu_plan import Pack, Piece, Plan, Strip, balanced, step_cycles
 
-PIECE_COST = 0.05  # share of a tile's work that a further kind of edge piece must save to be worth its code
+PIECE_COST = 0.01  # share of a tile's work that a further kind of edge piece must save to be worth its code
 FEW_TILES = 3  # packing pays from this many uses of a packed element outside the register tile
 MOST_VECTORS = 4  # side by side in a register tile with rows
 
@@ -32,8 +31,7 @@ def contraction_plan(facts: Facts, lanes: int) -> Plan | None:
     packs = _packs(facts, update, strides, lanes, rows, cut)
     outer = tuple(a for a in others if not packs or any(strides[k].get(a) != 0 for k in moved))
     middle = tuple(a for a in others if a not in outer)
-    strips = tuple(_blocked(facts, s, update, vector, packs, bool(outer)) for s in cut)
-    return Plan(outer, middle, rows, lanes, vector, strips, packs)
+    return Plan(outer, middle, rows, lanes, vector, tuple(cut), packs)
 
 
 def _strips(facts: Facts, lanes: int, vector: int, rows: int) -> list[Strip]:
@@ -99,33 +97,6 @@ def _order(facts: Facts, s: Statement, access: Access, lane: int) -> tuple[int, 
         return axis == lane, min((s.iterators.index(n) for n in inner), default=-1), axis
 
     return tuple(sorted(range(len(access.index)), key=depth))
-
-
-def _blocked(facts: Facts, strip: Strip, s: Statement, vector: int, packs: Sequence[Pack], outer: bool) -> Strip:
-    """As many tiles side by side as share a packed buffer in half of the second cache level."""
-    if not packs:
-        return strip
-    tiles = -(-(strip.high - strip.low) // (strip.width * vector))
-    caches = sorted(m.capacity for m in facts.machine.memories if m.kind == "cache" and m.capacity)
-    room = (caches[1] if len(caches) > 1 else 1 << 18) // 2
-    column = sum(_column(facts, s, p, strip.width * vector) for p in packs)
-    fitting = [b for b in range(1, tiles + 1) if tiles % b == 0 and b * column <= room] or [1]
-    if facts.threads > 1 and not outer:
-        shared = [b for b in fitting if tiles // b % facts.threads == 0]
-        fitting = shared or fitting
-    return Strip(strip.low, strip.high, strip.width, fitting[-1], strip.rows)
-
-
-def _column(facts: Facts, s: Statement, pack: Pack, lanes: int) -> int:
-    """Bytes that one register tile reads of a packed tensor."""
-    access = next(r for r in s.reads if r.tensor == pack.tensor)
-    ranges = reduction_extents(facts.program, s, facts.group.axes[s.name])
-    total = size_bytes(facts.program.tensor[pack.tensor].dtype)
-    for axis, subscript in enumerate(access.index):
-        assert isinstance(subscript, Affine)
-        reach = sum(abs(subscript.coefficient(n)) * (ranges[n] - 1) for n in subscript.names & ranges.keys())
-        total *= reach + (lanes * pack.step if axis == pack.lane else 1)
-    return total
 
 
 def _rows(strides: Sequence[Strides], extents: Sequence[int], lanes: int) -> int | None:

@@ -78,7 +78,7 @@ class Plan:
 
 def step_cycles(height: int, width: int) -> float:
     """Cycles of one step of a reduction on a register tile, at the least: operations, loads, latency."""
-    return max(height * width / FMA_UNITS, (height + width) / LOAD_UNITS, LATENCY) + (height + width) / 64
+    return max(height * width / FMA_UNITS, (height + width) / LOAD_UNITS, LATENCY) + (height + width) / 16
 
 
 def balanced(low: int, extent: int, tile: int) -> tuple[Piece, ...]:
