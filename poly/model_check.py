@@ -273,8 +273,8 @@ def _facts(c: ModelCheck) -> Iterator[tuple[str, str]]:
     yield "moved", f"{bytes_text(c.moved)} between groups, {c.operations / max(1, c.moved):.2f} operations a byte"
 
 
-def _by_operator(fates: Sequence[NodeFate]) -> dict[tuple[str, int], Counter[Fate]]:
-    found: dict[tuple[str, int], Counter[Fate]] = {}
+def _by_operator(fates: Sequence[NodeFate]) -> dict[tuple[str, int], Counter[str]]:
+    found: dict[tuple[str, int], Counter[str]] = {}
     for f in sorted(fates, key=lambda f: f.operator):
         found.setdefault((f.operator, f.opset), Counter())[f.fate] += 1
     return found
