@@ -20,13 +20,17 @@ from poly.sets import SET
 
 @dataclass
 class Group:
-    """`axes`: for every statement its iterator on each of the group's parallel loops (outermost first)."""
+    """`axes`: for every statement its iterator on each of the group's parallel loops (outermost first).
+
+    `parts`: the groups that a group of rows (`poly.scheduling.row_groups`) was joined from.
+    """
 
     statements: list[Statement] = field(default_factory=list)
     axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     made: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
     box: tuple[tuple[int, int], ...] | None = None
     why: list[str] = field(default_factory=list)
+    parts: tuple[Group, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -39,7 +43,7 @@ def groups_of(program: Program) -> list[Group]:
         whole = Group(list(program.statements))
         whole.why.append("statements share loops: kept in their own order")
         return [whole]
-    single = _written_once(program)
+    single = written_once(program)
     groups: list[Group] = []
     maker: dict[str, int] = {}
     for s in program.statements:
@@ -67,7 +71,7 @@ def _nests_apart(program: Program) -> bool:
     return len(set(heads)) == len(heads) and all(isinstance(h, int) for h in heads)
 
 
-def _written_once(program: Program) -> frozenset[str]:
+def written_once(program: Program) -> frozenset[str]:
     """Tensors with one writer, or with an assignment followed by one reduction; only these move between groups."""
     writers: dict[str, list[Statement]] = {}
     for s in program.statements:
@@ -118,12 +122,13 @@ def _placement(access: Access, axes: Sequence[str]) -> tuple[int | None, ...]:
     """For each subscript the parallel loop it is, or None where it is none (a constant)."""
     places: list[int | None] = []
     for subscript in access.index:
-        name = _bare(subscript) if isinstance(subscript, Affine) else None
+        name = bare(subscript) if isinstance(subscript, Affine) else None
         places.append(axes.index(name) if name in axes else None)
     return tuple(places)
 
 
-def _bare(subscript: Affine) -> str | None:
+def bare(subscript: Affine) -> str | None:
+    """The iterator that a subscript is, or None."""
     match subscript.terms:
         case ((Var(name), 1),) if subscript.constant == 0:
             return name
@@ -170,7 +175,7 @@ def _aligned(access: Access, places: Sequence[int | None], count: int) -> tuple[
     for subscript, place in zip(access.index, places, strict=True):
         if not isinstance(subscript, Affine):
             return None
-        name = _bare(subscript)
+        name = bare(subscript)
         if place is None:
             if not subscript.is_constant:
                 return None

@@ -1,0 +1,178 @@
+"""Groups of rows: reduce -> broadcast -> reduce chains that share outer parallel loops (`row_groups`).
+
+Two groups become one where, for one iteration of some loops that both have, what the later one reads of the earlier
+one is made in that same iteration (so nothing is computed twice), what such an iteration touches fits a cache, and a
+good part of what the later group moves need then not come from memory again. Below the shared loops each statement has
+loops of its own. Contractions, which use their operands again across rows, keep a group to themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from poly.affine import Affine
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
+from poly.scheduling.groups import (
+    Group,
+    bare,
+    domain_box,
+    groups_of,
+    tensors_read,
+    tensors_written,
+    written_once,
+)  # fmt: skip
+
+MOST_REUSE = 2  # uses of an element across the loops of a reduction from which it is a contraction
+LEAST_SAVED = 4  # a quarter of what the later group touches must be shared
+
+
+def groups_for(program: Program, machine: Machine) -> list[Group]:
+    """The groups that suit a machine: on a core with caches chains along rows are one, elsewhere each step is one."""
+    caches = sorted(m.capacity for m in machine.memories if m.kind == "cache" and m.capacity)
+    if machine.kind != "cpu" or not caches:
+        return groups_of(program)
+    return row_groups(program, caches[min(1, len(caches) - 1)] // 2)
+
+
+def row_groups(program: Program, room: int) -> list[Group]:
+    """The groups of a program, with those that share rows joined. `room`: bytes that one row may touch."""
+    facts = _Facts(program, room)
+    groups: list[Group] = []
+    maker: dict[str, int] = {}
+    for group in groups_of(program):
+        producers = {maker[t] for s in group.statements for t in tensors_read(s) if t in maker}
+        home = max(producers, default=None)
+        joined = facts.joined(groups[home], group) if home is not None else None
+        if home is None or joined is None:
+            groups.append(group)
+            home = len(groups) - 1
+        else:
+            groups[home] = joined
+        for s in group.statements:
+            maker |= dict.fromkeys(tensors_written(s), home)
+    return groups
+
+
+class _Facts:
+    """What is asked of the statements of one program, answered once."""
+
+    def __init__(self, program: Program, room: int) -> None:
+        self.program, self.room = program, room
+        self.single = written_once(program)
+        self.extents: dict[str, Mapping[str, int] | None] = {}
+
+    def joined(self, first: Group, second: Group) -> Group | None:
+        """One group of both, or None where that is not possible or does not pay."""
+        if not all(self.plain(s) for g in (first, second) for s in g.statements):
+            return None
+        pairs = self._shared(first, second)
+        if not pairs or first.box is None:
+            return None
+        axes = {s.name: tuple(first.axes[s.name][a] for a in pairs) for s in first.statements}
+        axes |= {s.name: tuple(second.axes[s.name][p] for p in pairs.values()) for s in second.statements}
+        made = {t: _without(places, pairs) for t, places in first.made.items()}
+        for s in second.statements:
+            made[s.write.tensor] = tuple(
+                axes[s.name].index(name) if name in axes[s.name] else None for name in map(bare, s.write.affine_index)
+            )
+        saved = self.saved(first, second, axes)
+        why = f"{second.names[0]} reads what {first.names[0]} makes in the same row: {saved} bytes less to move"
+        group = Group(
+            [*first.statements, *second.statements], axes, made, tuple(first.box[a] for a in pairs),
+            [*first.why, *second.why, why], (*(first.parts or (first,)), *(second.parts or (second,))),
+        )  # fmt: skip
+        moved = sum(self.bytes(t) for t in _touched(second))
+        return group if saved * LEAST_SAVED >= moved and self.row_bytes(group) <= self.room else None
+
+    def plain(self, s: Statement) -> bool:
+        """A statement over a box from 0, written once, whose subscripts on the left are iterators, not a contraction.
+        """
+        if s.name not in self.extents:
+            self.extents[s.name] = self._box(s)
+        extents = self.extents[s.name]
+        if extents is None or s.write.tensor not in self.single:
+            return False
+        written = [bare(i) for i in s.write.index if isinstance(i, Affine)]
+        names = [n for n in written if n is not None]
+        if len(set(names)) < len(names) or len(written) < len(s.write.index):
+            return False
+        if any(n is None and not i.is_constant for n, i in zip(written, s.write.affine_index, strict=True)):
+            return False
+        if any(r.guard or r.indirect for r in s.reads) or (s.combiner is None and set(names) != set(s.iterators)):
+            return False
+        most = max((prod(extents[n] for n in s.iterators if n in _names(a)) for a, _ in s.accesses), default=1)
+        return prod(extents.values()) <= MOST_REUSE * most
+
+    def _box(self, s: Statement) -> Mapping[str, int] | None:
+        box = domain_box(self.program, s, s.iterators) if s.external is None else None
+        if box is None or any(low for low, _ in box):
+            return None
+        return {i: high + 1 for i, (_, high) in zip(s.iterators, box, strict=True)}
+
+    def _shared(self, first: Group, second: Group) -> dict[int, int]:
+        """The parallel loops of the first group that are loops of the second, for every value that it is handed."""
+        if first.box is None or second.box is None:
+            return {}
+        makers = {s.write.tensor: s for s in first.statements}
+        pairs: dict[int, set[int | None]] = {}
+        for s in second.statements:
+            for read in s.reads:
+                if (maker := makers.get(read.tensor)) is not None:
+                    for a, axis in enumerate(first.axes[maker.name]):
+                        pairs.setdefault(a, set()).add(_place(maker.write, axis, read, second.axes[s.name]))
+        found: dict[int, int] = {}
+        for a, places in sorted(pairs.items()):
+            place = places.pop() if len(places) == 1 else None
+            if place is not None and place not in found.values() and first.box[a] == second.box[place]:
+                found[a] = place
+        return found
+
+    def saved(self, first: Group, second: Group, axes: Mapping[str, Sequence[str]]) -> int:
+        """Bytes of tensors, different ones in every row, that both groups touch."""
+        total = 0
+        for t in _touched(first) & _touched(second):
+            found = [
+                any(n in axes[s.name] for n in _names(a)) for s in second.statements for a, _ in s.accesses
+                if a.tensor == t
+            ]  # fmt: skip
+            total += self.bytes(t) if all(found) else 0
+        return total
+
+    def bytes(self, tensor: str) -> int:
+        return self.program.tensor[tensor].nbytes(self.program.binding)
+
+    def row_bytes(self, group: Group) -> int:
+        """Bytes that one iteration of a group's loops touches."""
+        most: dict[str, int] = {}
+        for s in group.statements:
+            for access, _ in s.accesses:
+                tensor = self.program.tensor[access.tensor]
+                size = self.bytes(access.tensor)
+                for subscript, extent in zip(access.affine_index, tensor.extents(self.program.binding), strict=True):
+                    size = size // extent if subscript.names <= set(group.axes[s.name]) else size
+                most[access.tensor] = max(most.get(access.tensor, 0), size)
+        return sum(most.values())
+
+
+def _without(places: tuple[int | None, ...], kept: Mapping[int, int]) -> tuple[int | None, ...]:
+    """The places of subscripts among fewer loops."""
+    order = list(kept)
+    return tuple(order.index(p) if p is not None and p in kept else None for p in places)
+
+
+def _place(write: Access, axis: str, read: Access, loops: Sequence[str]) -> int | None:
+    """Which of a reader's loops the subscript is that a maker's loop is, or None."""
+    d = next((k for k, i in enumerate(write.index) if isinstance(i, Affine) and bare(i) == axis), None)
+    subscript = read.index[d] if d is not None else None
+    name = bare(subscript) if isinstance(subscript, Affine) else None
+    return loops.index(name) if name in loops else None
+
+
+def _names(access: Access) -> frozenset[str]:
+    return frozenset(n for i in access.index if isinstance(i, Affine) for n in i.names)
+
+
+def _touched(group: Group) -> set[str]:
+    return {t for s in group.statements for t in (*tensors_read(s), *tensors_written(s))}
