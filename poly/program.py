@@ -160,7 +160,9 @@ class Statement:
     `contract`: a multiply-add of the body may be fused into one rounding. `origin`: the statement of the source program
     that this one is a part or a recomputation of ("" where it is original); its last iterators are the origin's.
     `copies`: for a copy, the tensor of the source program whose element it moves; its last iterators are the
-    subscripts. `tile_rank`: of a copy or a recomputation, how many iterators name the tile; they come first.
+    subscripts. `partial`: for a statement that clears (without combiner) or merges (with it) partial results of a
+    reduction, that reduction's statement in the source program. `tile_rank`: of a copy, a recomputation or a statement
+    of partial results, how many iterators name the tile; they come first.
     """
 
     name: str
@@ -177,6 +179,7 @@ class Statement:
     copies: str = ""
     tile_rank: int = 0
     external: External | None = None
+    partial: str = ""
 
     @property
     def accesses(self) -> tuple[tuple[Access, Literal["read", "write"]], ...]:

@@ -63,6 +63,7 @@ def print_statement(s: Statement, path: bool = False) -> str:
         "" if s.contract else "exact",
         f"origin {quote(s.origin)}" if s.origin else "",
         f"copies {quote(s.copies)}" if s.copies else "",
+        f"partial {quote(s.partial)}" if s.partial else "",
         f"tile {s.tile_rank}" if s.tile_rank else "",
         reads_clause(s.write, s.body, s.reads),
         f"path ({', '.join(_step_text(step) for step in s.path)})" if path else "",
@@ -210,6 +211,7 @@ def make_statement(
         copies=clauses["copies"].name() if "copies" in clauses else "",
         tile_rank=clauses["tile"].integer() if "tile" in clauses else 0,
         external=_external(clauses["external"]) if "external" in clauses else None,
+        partial=clauses["partial"].name() if "partial" in clauses else "",
     )  # fmt: skip
 
 

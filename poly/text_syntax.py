@@ -20,7 +20,9 @@ from poly.text_body import BodyReader, affine
 _ROLES: Final = get_args(Role)
 _START: Final = re.compile(r"([^\W\d]\w*)[ \t]+[^\W\d]")
 _TENSOR_CLAUSES: Final = ("in", "layout", "scope", "origin")
-_STATEMENT_CLAUSES: Final = ("where", "ordered", "exact", "origin", "copies", "tile", "reads", "path", "external")
+_STATEMENT_CLAUSES: Final = (
+    "where", "ordered", "exact", "origin", "copies", "partial", "tile", "reads", "path", "external",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -377,7 +377,7 @@ def _split_statements(schedule: Schedule, loop: str, at: int) -> tuple[Program, 
             if fix_sizes(cut.intersect_params(program.context), sizes).is_empty():
                 continue
             name = piece_name(schedule, s.name, piece)
-            origin = s.origin or ("" if s.copies else s.name)
+            origin = s.origin or ("" if s.copies or s.partial else s.name)
             result.append(replace(s, name=name, domain=cut.set_tuple_name(name), origin=origin))
             parts[name] = (s.name, piece)
     if len({piece for _, piece in parts.values()}) < 2:
@@ -468,4 +468,5 @@ PRIMITIVES: Mapping[str, str] = {
          "parallelise", "tensorise"), "edits",
     ),
     "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
+    "rfactor": "rfactor",
 }  # fmt: skip

@@ -1,15 +1,16 @@
 """What makes a schedule legal, decided by isl, each refusal with a pair of instances that shows it.
 
 Order: every dependence of the source program points forward in time (checked down the tree, loop by loop: Feautrier;
-isl manual, "Schedule Trees"). Marks: a parallel or vector loop carries nothing, reductions included. Values of what is
-promoted or recomputed: `poly.scheduling.values`. What needs the loops or a machine is checked when compiling: each
-instance once and every access in bounds (`poly.scheduling.instances`), memories and their size
-(`poly.scheduling.capacity`, on an accelerator the memory plan).
+isl manual, "Schedule Trees"). Marks: a parallel or vector loop carries nothing, reductions included, but for one whose
+lanes all update one element. Values of what is promoted, recomputed or a partial result: `poly.scheduling.values`.
+What needs the loops or a machine is checked when compiling: each instance once and every access in bounds
+(`poly.scheduling.instances`), memories and their size (`poly.scheduling.capacity`, on an accelerator the memory plan).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import islpy as isl
 
@@ -23,6 +24,7 @@ from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import IN, OUT, witness
 
 BUDGET = 20_000_000
+Relaxed = Literal["none", "lanes", "all"]
 _ADVICE = {
     "order": "keep the source before the sink: another loop order, a shift or a skew of the sink's loop",
     "parallel": "keep the loop serial, or promote what it carries inside it",
@@ -103,7 +105,7 @@ def parts_of(program: Program) -> Mapping[str, list[Statement]]:
     """
     parts: dict[str, list[Statement]] = {}
     for s in program.statements:
-        if not s.copies and not s.recomputed:
+        if not s.copies and not s.recomputed and not s.partial:
             parts.setdefault(s.origin or s.name, []).append(s)
     return parts
 
@@ -152,14 +154,15 @@ def violation(
 def check_marks(
     schedule: Schedule, changed: frozenset[str], previous: Schedule | None, vectors: Vectors | None = None
 ) -> None:
-    """Parallel, vector and unit loops carry nothing (a unit may carry its own reduction)."""
+    """Parallel, vector and unit loops carry nothing, but a unit its own reduction, and lanes one into one element."""
     for loop, mark in schedule.marks.items():
         if loop not in schedule.loop_statements or mark.kind not in ("parallel", "vector", "unit"):
             continue
         same = previous is not None and previous.marks.get(loop) == mark
         if same and not changed & set(schedule.under(loop)):
             continue
-        for first, second, tensor, pairs in carried(schedule, loop, reductions=mark.kind != "unit", vectors=vectors):
+        kind: Relaxed = "all" if mark.kind == "unit" else "lanes" if mark.kind == "vector" else "none"
+        for first, second, tensor, pairs in carried(schedule, loop, relaxed=kind, vectors=vectors):
             raise IllegalEdit(
                 f"{mark.kind} loop {loop} carries a dependence on {tensor} between {first.name} and {second.name}",
                 kind="parallel", witness=witness(pairs, (first.iterators, second.iterators)),
@@ -167,12 +170,24 @@ def check_marks(
             )  # fmt: skip
 
 
+def _updates(a: Touch, b: Touch, depth: int, relaxed: Relaxed, vectors: Vectors) -> bool:
+    """Whether two accesses are updates of one reduction that may meet in an iteration of the loop at `depth`."""
+    if relaxed == "none" or not (a.own and b.own and a.statement.combiner == b.statement.combiner):
+        return False
+    if relaxed == "all":
+        return True
+    element = vectors.access(a)
+    return a.statement is b.statement and bool(element.project_out(IN, depth, 1).is_single_valued())
+
+
 def carried(
-    schedule: Schedule, loop: str, *, reductions: bool = True, vectors: Vectors | None = None
+    schedule: Schedule, loop: str, *, relaxed: Relaxed = "none", vectors: Vectors | None = None
 ) -> Iterator[tuple[Statement, Statement, str, isl.Map]]:
     """Pairs of instances in different iterations of a loop, alike in the loops around it, that conflict on one element.
 
     A tensor whose scope holds the loop, or a loop inside it, has a copy for every iteration: it does not count.
+    `relaxed`: the updates of one reduction do not count ("all"), or only where all iterations update one element
+    ("lanes": a vector that is reduced to one value first).
     """
     vectors = vectors or Vectors(schedule)
     program = schedule.program
@@ -185,8 +200,7 @@ def carried(
     for tensor, group in groups.items():
         for a in group:
             for b in group:
-                relaxed = not reductions and a.own and b.own and a.statement.combiner == b.statement.combiner
-                if relaxed or not (a.write or b.write):
+                if not (a.write or b.write) or _updates(a, b, len(around), relaxed, vectors):
                     continue
                 pairs = vectors.access(a).apply_range(vectors.access(b).reverse())
                 pairs = before_in(together(pairs, range(len(around))), len(around))

@@ -39,7 +39,7 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
     consumers = tuple(
         s.name for s in program.statements if s.name in under and any(r.tensor == tensor for r in s.reads)
     )
-    if not consumers or not writers or any(s.name in under or s.tile_rank or s.external for s in writers):
+    if not consumers or not writers or any(s.name in under or s.tile_rank or s.partial or s.external for s in writers):
         raise ScheduleError(
             f"{tensor} is not computed outside loop {at!r} and read inside it", where=schedule.source.name,
             hint="name the tensor between a producer and the tiled consumer",

@@ -4,14 +4,17 @@ For each such read, isl's dataflow analysis finds the last writer in the new ord
 Copies pass values on: where the writer is a copy its own source takes its place, until a statement or an untouched
 element of an input is reached. Through the map from parts and recomputed instances to their origins the result must be
 the source program's own dataflow; a read that no write reaches, a stale tile or a short halo shows as a difference.
-A reduction's instances are may-writes: all of them together are the writer, in any order.
+A reduction's instances are may-writes: all of them together are the writer, in any order. Statements that clear and
+merge partial results (`rfactor`) pass values on like copies: a merge brings what its partial result is made of, which
+must begin with the neutral element, and no value may get a contribution twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import islpy as isl
 
@@ -27,6 +30,7 @@ from poly.sets import IN, OUT, coalesced, fix_sizes, witness
 
 _MOST_PIECES = 100
 END = "(end)"
+NEUTRAL = "(neutral)"
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ def check_values(schedule: Schedule, vectors: Vectors | None = None) -> None:
         if s.copies:
             continue
         for reader in flow.readers(s):
-            if reader.tensor in concerned:
+            if s.partial:
+                _check_partial(schedule, flow, s, reader)
+            elif reader.tensor in concerned:
                 _check_read(schedule, flow, source, s, reader)
     for tensor in schedule.program.outputs:
         if tensor.name in concerned:
@@ -59,10 +65,10 @@ def check_values(schedule: Schedule, vectors: Vectors | None = None) -> None:
 
 
 def concerned_tensors(schedule: Schedule) -> frozenset[str]:
-    """Promoted tensors, what they stand for, and those that copies or recomputed statements touch."""
+    """Promoted tensors, what they stand for, and those that copies, recomputed and partial statements touch."""
     found = {name for t in schedule.program.tensors if t.origin for name in (t.name, t.origin)}
     for s in schedule.program.statements:
-        if s.copies or s.recomputed:
+        if s.copies or s.recomputed or s.partial:
             found |= {access.tensor for access, _ in s.accesses}
     return frozenset(found)
 
@@ -96,7 +102,12 @@ class Flow:
         return Reader(END, 0, tensor, relation, None)
 
     def origin_of(self, reader: Reader) -> isl.UnionMap:
-        """{ reader[...] -> writer[...] or T[element] }: copies replaced by what they copied, as often as it takes."""
+        """{ reader[...] -> writer[...], T[element] or neutral }: copies and merges replaced by what they bring."""
+        direct, merges = self._split(self.writers_of(reader), self._is_merge)
+        return direct if merges.is_empty() else direct.union(merges.apply_range(self.merged))
+
+    def writers_of(self, reader: Reader) -> isl.UnionMap:
+        """{ reader[...] -> writer[...], T[element] or neutral }: copies replaced by what they copied, and so on."""
         key = (reader.name if reader.touch else f"{END}{reader.tensor}", reader.position)
         if key in self._found:
             return self._found[key]
@@ -106,19 +117,49 @@ class Flow:
 
     def _without_copies(self, relation: isl.UnionMap) -> isl.UnionMap:
         """Copies in the range replaced by where their values come from."""
-        direct, copied = self._split(relation)
+        direct, copied = self._split(relation, self._passes_on)
         return relation if copied.is_empty() else direct.union(copied.apply_range(self._copied))
 
-    def _split(self, relation: isl.UnionMap) -> tuple[isl.UnionMap, isl.UnionMap]:
-        """The part that ends in statements and elements, and the part that ends in copies."""
+    def _split(
+        self, relation: isl.UnionMap, through: Callable[[Statement], bool]
+    ) -> tuple[isl.UnionMap, isl.UnionMap]:
+        """The part that ends in other statements and elements, and the part that ends in those `through` holds for."""
         direct = copied = isl.UnionMap("{ }")
         for part in maps_of(relation):
             s = self.program.statement.get(part.get_tuple_name(OUT) or "")
-            if s is not None and s.copies:
+            if s is not None and through(s):
                 copied = copied.union(part.to_union_map())
             else:
                 direct = direct.union(part.to_union_map())
         return direct, copied
+
+    @staticmethod
+    def _passes_on(s: Statement) -> bool:
+        return bool(s.copies) or (bool(s.partial) and s.combiner is None)
+
+    @staticmethod
+    def _is_merge(s: Statement) -> bool:
+        return bool(s.partial) and s.combiner is not None
+
+    @cached_property
+    def merged(self) -> isl.UnionMap:
+        """{ merge[...] -> writer[...] }: the instances whose contributions a merge brings, through other merges too."""
+        step = isl.UnionMap("{ }")
+        for s in self.program.statements:
+            if self._is_merge(s):
+                (reader,) = (r for r in self.readers(s) if r.position == 0)
+                step = step.union(without_neutral(self.writers_of(reader))[0])
+        result, further = self._split(step, self._is_merge)
+        while not further.is_empty():  # each `rfactor` of one reduction adds a level
+            direct, further = self._split(further.apply_range(step), self._is_merge)
+            result = result.union(direct)
+        return result
+
+    @cached_property
+    def shared(self) -> isl.UnionMap:
+        """{ merge[...] -> merge[...] }: different ones that bring a contribution both have."""
+        pairs = self.merged.apply_range(self.merged.reverse())
+        return pairs.subtract(pairs.domain().identity())
 
     @cached_property
     def _copied(self) -> isl.UnionMap:
@@ -131,8 +172,8 @@ class Flow:
         origins: dict[str, isl.UnionMap] = {}
         steps: dict[tuple[str, str], isl.Map] = {}
         for s in self.program.statements:
-            if s.copies:
-                origins[s.name], chained = self._split(self._behind(s))
+            if self._passes_on(s):
+                origins[s.name], chained = self._split(self._behind(s), self._passes_on)
                 steps |= {(s.name, m.get_tuple_name(OUT) or ""): m for m in maps_of(chained)}
         names = list(origins)
         for k, copy in enumerate(names):
@@ -158,7 +199,9 @@ class Flow:
         return result
 
     def _behind(self, s: Statement) -> isl.UnionMap:
-        """The last writers of what a copy reads; what a padded copy fills in comes from nowhere."""
+        """The last writers of what a copy reads; what is filled in or cleared comes from nowhere."""
+        if s.partial:
+            return neutral_on(bound_domain(self.program, s))
         (reader,) = (r for r in self.readers(s) if r.position == 0)
         behind = self._last_writers(reader)
         if not s.reads[0].guard:
@@ -292,6 +335,22 @@ def maps_of(relation: isl.UnionMap) -> list[isl.Map]:
     return found
 
 
+def neutral_on(domain: isl.Set) -> isl.UnionMap:
+    """{ instance -> the neutral element of a reduction }"""
+    return isl.Map.from_domain_and_range(domain, isl.Set("{ [] }").set_tuple_name(NEUTRAL)).to_union_map()
+
+
+def without_neutral(relation: isl.UnionMap) -> tuple[isl.UnionMap, isl.UnionMap]:
+    """A relation to writers without and with the neutral element."""
+    rest = found = isl.UnionMap("{ }")
+    for part in maps_of(relation):
+        if part.get_tuple_name(OUT) == NEUTRAL:
+            found = found.union(part.to_union_map())
+        else:
+            rest = rest.union(part.to_union_map())
+    return rest, found
+
+
 def _fill(filled: isl.Map, tensor: str) -> isl.UnionMap:
     target = isl.Set(f"{{ fill_{tensor}[] }}")
     return isl.Map.from_domain_and_range(filled.domain(), target).to_union_map()
@@ -322,7 +381,38 @@ def _check_read(schedule: Schedule, flow: Flow, source: Flow, s: Statement, read
     actual = _to_origin(schedule.program, flow.origin_of(reader), skip)
     if s.reads and reader.position >= 0 and before.touch is not None:
         expected = expected.union(_padding_of(source, origin, reader, to_origin, s))
+    if skip is None:
+        _once(schedule, flow, s, reader)
+        actual, _ = without_neutral(actual)
+    else:  # a partial result instead of the target: what it becomes is judged where it is merged and read
+        _, neutral = without_neutral(actual)
+        expected = expected.subtract_domain(neutral.domain()).union(neutral)
     _compare(schedule, s, reader, expected, actual)
+
+
+def _check_partial(schedule: Schedule, flow: Flow, s: Statement, reader: Reader) -> None:
+    """What a merge reads began with the neutral element. (Its own target is judged where that is read.)"""
+    if reader.touch is None or reader.touch.own:
+        return
+    _once(schedule, flow, s, reader)
+    actual = _to_origin(schedule.program, flow.origin_of(reader), s.partial)
+    _compare(schedule, s, reader, neutral_on(bound_domain(schedule.program, s)), actual)
+
+
+def _once(schedule: Schedule, flow: Flow, s: Statement | None, reader: Reader) -> None:
+    """No contribution comes to a read through two merges."""
+    if flow.shared.is_empty():
+        return
+    merges = flow.writers_of(reader)
+    twice = merges.apply_range(flow.shared).intersect(merges)
+    if twice.is_empty():
+        return
+    pair = isl.Map.from_basic_map(maps_of(twice)[0].sample())
+    instance, merge = pair.domain().to_union_set(), pair.range().to_union_set()
+    others = instance.apply(merges).intersect(merge.apply(flow.shared))
+    brought = merge.apply(flow.merged).intersect(others.apply(flow.merged))
+    both = isl.UnionMap.from_domain_and_range(instance, brought)
+    _refuse(schedule, s, reader, maps_of(_to_origin(schedule.program, both, None))[0], "gets twice the value of")
 
 
 def _padding_of(source: Flow, origin: str, reader: Reader, to_origin: isl.Map, s: Statement) -> isl.UnionMap:
@@ -342,7 +432,9 @@ def _instances_to_origin(s: Statement, origin: str, domain: isl.Set) -> isl.Map:
 def _check_output(schedule: Schedule, flow: Flow, source: Flow, tensor: str) -> None:
     expected = _to_origin(source.program, source.origin_of(source.at_end(tensor)), None)
     reader = flow.at_end(tensor)
-    _compare(schedule, None, reader, expected, _to_origin(schedule.program, flow.origin_of(reader), None))
+    _once(schedule, flow, None, reader)
+    actual, _ = without_neutral(_to_origin(schedule.program, flow.origin_of(reader), None))
+    _compare(schedule, None, reader, expected, actual)
 
 
 def _compare(
@@ -350,20 +442,21 @@ def _compare(
 ) -> None:
     if actual.is_equal(expected):
         return
+    lost, wrong = expected.subtract(actual), actual.subtract(expected)
+    if not wrong.is_empty():
+        _refuse(schedule, s, reader, maps_of(wrong)[0], "gets a value it should not of")
+    _refuse(schedule, s, reader, maps_of(lost)[0], "does not get the value written by")
+
+
+def _refuse(schedule: Schedule, s: Statement | None, reader: Reader, pairs: isl.Map, what: str) -> NoReturn:
+    """`pairs`: { reader[...] -> source instance, element or neutral } of which one is the witness."""
     who = s.name if s is not None else "the result"
     names = s.iterators if s is not None else [f"a{d}" for d in range(reader.relation.dim(IN))]
-    lost, wrong = expected.subtract(actual), actual.subtract(expected)
-    program = schedule.program
-    if not wrong.is_empty():
-        pairs, what = maps_of(wrong)[0], "gets a value it should not"
-    else:
-        pairs, what = maps_of(lost)[0], "does not get the value"
     other = schedule.source.statement.get(pairs.get_tuple_name(OUT) or "")
     labels = other.iterators if other is not None else [f"a{d}" for d in range(pairs.dim(OUT))]
     reads, writes = witness(pairs, (names, labels))
-    action = "of" if not wrong.is_empty() else "written by"
     raise IllegalEdit(
-        f"{who} reads {reader.tensor} and {what} {action} {writes}", kind="value", witness=(writes, reads),
-        where=program.name,
+        f"{who} reads {reader.tensor} and {what} {writes}", kind="value", witness=(writes, reads),
+        where=schedule.program.name,
         hint="a copy is missing, late or short, or a buffer is overwritten before its last use",
     )  # fmt: skip

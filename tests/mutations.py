@@ -204,18 +204,30 @@ def random_double_buffer(rng: random.Random, schedule: Schedule) -> tuple[str, t
     return "double_buffer", (tensor.name, tensor.scope[-1], rng.choice([2, 2, 3]))  # type: ignore[attr-defined]
 
 
+def random_rfactor(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    reductions = [s.name for s in schedule.program.statements if s.combiner and schedule.nests[s.name].names]
+    statement = pick(rng, reductions)
+    names = schedule.nests[statement].names
+    loop = rng.randrange(len(names))
+    options: dict[str, object] = {}
+    if rng.random() < 0.5:
+        options["at"] = rng.choice(("", *names[:loop]))
+    return "rfactor", (statement, names[loop], options)
+
+
 PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tuple[object, ...]]]]] = {
     "tile": random_tile, "interchange": random_interchange, "fuse": random_fuse, "distribute": random_distribute,
     "shift": random_shift, "skew": random_skew, "split": random_split, "unroll": random_unroll,
     "vectorise": random_vectorise, "parallelise": random_parallelise, "tensorise": random_tensorise,
     "promote": random_promote, "recompute": random_recompute, "double_buffer": random_double_buffer,
+    "rfactor": random_rfactor,
 }  # fmt: skip
 
 
 def applied(schedule: Schedule, name: str, arguments: tuple[object, ...]) -> Schedule:
-    """An edit by the method of its name; a last dict of `promote` is its keywords."""
+    """An edit by the method of its name; a last dict of `promote` and `rfactor` is its keywords."""
     keywords: dict[str, object] = {}
-    if name == "promote":
+    if name in ("promote", "rfactor"):
         *positional, options = arguments
         assert isinstance(options, dict)
         arguments, keywords = tuple(positional), options
@@ -234,7 +246,7 @@ def random_legal(rng: random.Random, start: Schedule, edits: int, kinds: Sequenc
 
 
 MOVES: Final = ("tile", "tile", "interchange", "fuse", "distribute", "shift", "skew", "split", "parallelise", "unroll")
-ANY: Final = (*MOVES, "promote", "promote", "recompute", "double_buffer")
+ANY: Final = (*MOVES, "promote", "promote", "recompute", "double_buffer", "rfactor")
 
 
 def base_for(rng: random.Random, kind: str, start: Schedule) -> Schedule:
@@ -242,7 +254,7 @@ def base_for(rng: random.Random, kind: str, start: Schedule) -> Schedule:
     if kind in ("double_buffer", "early_reuse", "missing_copy", "short_halo"):
         schedule = random_legal(rng, start, rng.randint(0, 2), ("tile", "tile", "interchange", "fuse"))
         for _ in range(4):
-            kinds = ("promote", "promote", "recompute") if kind == "short_halo" else ("promote",)
+            kinds = ("promote", "promote", "rfactor", "recompute") if kind == "short_halo" else ("promote", "rfactor")
             schedule = random_legal(rng, schedule, 1, kinds)
         if kind == "early_reuse":
             schedule = random_legal(rng, schedule, 3, ("double_buffer",))
@@ -326,8 +338,8 @@ def copies_of(schedule: Schedule) -> list[Statement]:
 
 
 def missing_copy(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule]:
-    """A copy is forgotten."""
-    copy = some(rng, copies_of(schedule))
+    """A copy, or a statement of partial results, is forgotten."""
+    copy = some(rng, [s for s in schedule.program.statements if s.copies or s.partial])
     assert isinstance(copy, Statement)
     rest = tuple(s for s in schedule.program.statements if s is not copy)
     nests = {n: nest for n, nest in schedule.nests.items() if n != copy.name}
@@ -353,8 +365,9 @@ def moved_domain(s: Statement, iterator: str, by: int) -> isl.Set:
 
 
 def short_halo(rng: random.Random, schedule: Schedule) -> tuple[str, Schedule]:
-    """A copy or a recomputation is one short or one off; or a copy takes the element beside the right one."""
-    found = [s for s in schedule.program.statements if (s.copies or s.recomputed) and len(s.iterators) > s.tile_rank]
+    """A copy, a recomputation or a clear or merge is one short or one off; or one takes the element beside."""
+    derived = [s for s in schedule.program.statements if s.copies or s.recomputed or s.partial]
+    found = [s for s in derived if len(s.iterators) > s.tile_rank]
     s = some(rng, found)
     assert isinstance(s, Statement)
     iterator, by = pick(rng, s.iterators[s.tile_rank :]), rng.choice([-1, 1])

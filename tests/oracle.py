@@ -6,9 +6,10 @@ are enumerated in Python. `Oracle(program).verdict(schedule)` lists what a sched
 - `order`: two instances of the source program that touch one element, one of them writing, run the other way round
   (the updates of one reduction among themselves may);
 - `value`: a read, or an element of a result, gets another value than in the source program. A value is a token: which
-  instance wrote it, with which contributions if it is a reduction. Copies pass tokens on;
+  instance wrote it, with which contributions if it is a reduction. Copies pass tokens on, merges of partial results
+  their contributions;
 - `parallel`: two iterations of a parallel, vector or unit loop touch one cell, one of them writing (the updates of one
-  reduction may meet in a unit);
+  reduction may meet in a unit, and in lanes that all update one cell);
 - `instances`: an instance of the source program runs never, twice, or is none;
 - `bounds`: an element outside of its tensor.
 """
@@ -31,6 +32,7 @@ from poly.affine import Affine, Constraint, FloorDiv, Mod, Var
 from poly.program import Access, Program, Statement, Tensor
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.values import END
+from poly.scheduling.values import NEUTRAL as NEUTRAL_NAME
 from poly.sets import conjunctions_of
 
 Ints = npt.NDArray[np.int64]
@@ -39,6 +41,7 @@ Cell = tuple[str, tuple[int, ...], tuple[int, ...]]
 Token = tuple[object, ...]
 Range = tuple[Ints | int, Ints | int]
 FAR = 10_000
+NEUTRAL: Token = ("neutral",)
 
 
 # ---- points of a domain
@@ -342,6 +345,13 @@ def execute(program: Program, source: Program, events: Sequence[Event]) -> Trace
             for cell in event.write:
                 trace.cells[cell] = read[0]
             continue
+        if s.partial:
+            if s.combiner is not None:
+                trace.seen[event.instance] = (without_own(read[0], s.partial),)
+            for cell in event.write:
+                old = trace.cells.get(cell) or untouched(program, source, cell)
+                trace.cells[cell] = NEUTRAL if s.combiner is None else merged(old, read[0], s.partial)
+            continue
         own = load(event.write) if s.combiner else None
         if own is not None and event.own:
             own = without_own(own, event.origin[0])
@@ -360,6 +370,21 @@ def updated(old: Token, instance: Instance) -> Token:
         assert isinstance(done, frozenset)
         return ("twice", instance, old) if instance in done else ("sum", old[1], instance[0], done | {instance})
     return ("sum", old, instance[0], frozenset([instance]))
+
+
+def merged(old: Token, partial: Token, statement: str) -> Token:
+    """A reduction's target after the contributions of a partial result that began with the neutral element."""
+    if partial == NEUTRAL:
+        return old
+    if partial[:3] != ("sum", NEUTRAL, statement):
+        return ("bad", old, partial)
+    parts = partial[3]
+    assert isinstance(parts, frozenset)
+    if old[0] != "sum" or old[2] != statement:
+        return ("sum", old, statement, parts)
+    done = old[3]
+    assert isinstance(done, frozenset)
+    return ("twice", min(parts & done), old) if parts & done else ("sum", old[1], statement, done | parts)
 
 
 def without_own(token: Token, statement: str) -> Token:
@@ -382,6 +407,10 @@ def sources(token: object) -> frozenset[tuple[str, tuple[int, ...]]]:
             return sources(base) | frozenset(parts)
         case ("maybe" | "twice", first, old):
             return sources(first) | sources(old) | sources(("write", first))
+        case ("neutral",):
+            return frozenset([(NEUTRAL_NAME, ())])
+        case ("bad", old, partial):
+            return sources(old) | sources(partial)
         case ("any", frozenset(tokens)):
             return frozenset(leaf for t in tokens for leaf in sources(t))
         case _:
@@ -456,7 +485,7 @@ class Oracle:
         """Each instance of the source program runs once; all of a statement may be missing, if recomputed."""
         count: dict[Instance, int] = {}
         for event in events:
-            if not event.statement.copies and not event.statement.recomputed:
+            if not event.statement.copies and not event.statement.recomputed and not event.statement.partial:
                 count[event.origin] = count.get(event.origin, 0) + 1
         again = {s.origin for s in program.statements if s.recomputed}
         gone = again - {name for name, _ in count}
@@ -480,7 +509,7 @@ class Oracle:
         running: dict[int, Event] = {}
         for k, event in enumerate(events):
             number = self.number.get(event.origin, -1)
-            if number >= 0 and not event.statement.copies and not event.statement.recomputed:
+            if number >= 0 and not event.statement.copies and not event.statement.recomputed:  # partial: no number
                 position[number] = k
                 running[number] = event
         first, second = self.pairs
@@ -492,13 +521,18 @@ class Oracle:
         for event in events:
             if event.statement.copies:
                 continue
+            if event.statement.partial:
+                for token in trace.seen.get(event.instance, ()):
+                    if token != NEUTRAL:
+                        yield from _differing(event.instance, NEUTRAL, token)
+                continue
             expected = self.trace.seen.get(event.origin)
             if expected is None:
                 for token in trace.seen[event.instance]:
                     yield from _differing(event.instance, None, token)
                 continue
-            for a, b in zip(expected, trace.seen[event.instance], strict=True):
-                if a != b:
+            for k, (a, b) in enumerate(zip(expected, trace.seen[event.instance], strict=True)):
+                if a != b and not (k == 0 and b == NEUTRAL):  # a partial result is judged where it is merged and read
                     yield from _differing(event.instance, a, b)
         for tensor in self.program.outputs:
             for element in product(*(range(n) for n in tensor.extents(self.program.binding))):
@@ -517,8 +551,9 @@ class Oracle:
             for k, event in enumerate(events):
                 if loop in event.loops:
                     groups.setdefault(tuple(event.loops[o] for o in around), []).append((k, event))
+            reduced = lane_reductions(events, loop) if mark.kind == "vector" else frozenset[str]()
             for group in groups.values():
-                for a, b in set(conflicts(group) if mark.kind == "unit" else at_once(group)):
+                for a, b in set(conflicts(group) if mark.kind == "unit" else at_once(group, reduced)):
                     if events[a].loops[loop] != events[b].loops[loop]:
                         yield Violation("parallel", events[a].instance, events[b].instance, f"conflict in loop {loop}")
 
@@ -531,24 +566,39 @@ class Oracle:
                         yield Violation("bounds", event.instance, (tensor, element), "is outside")
 
 
-def at_once(group: Sequence[tuple[int, Event]]) -> Iterator[tuple[int, int]]:
-    """Conflicts between events where updates of a reduction conflict too."""
-    by_cell: dict[Cell, list[tuple[int, bool]]] = {}
+def lane_reductions(events: Iterable[Event], loop: str) -> frozenset[str]:
+    """Reductions whose iterations of a loop update one cell, whatever the values of their other loops."""
+    cells: dict[tuple[str, tuple[int, ...]], set[Cell]] = {}
+    for event in events:
+        if event.own and loop in event.loops:
+            others = tuple(v for name, v in event.loops.items() if name != loop)
+            cells.setdefault((event.statement.name, others), set()).update(event.write)
+    return frozenset(n for n, _ in cells) - {n for (n, _), found in cells.items() if len(found) > 1}
+
+
+def at_once(
+    group: Sequence[tuple[int, Event]], reduced: frozenset[str] = frozenset()
+) -> Iterator[tuple[int, int]]:
+    """Conflicts between events where updates of a reduction conflict too, but for those of `reduced` statements."""
+    by_cell: dict[Cell, list[tuple[int, bool, str]]] = {}
     for k, event in group:
         for cell in (c for read in event.reads for c in read or ()):
-            by_cell.setdefault(cell, []).append((k, False))
+            by_cell.setdefault(cell, []).append((k, False, ""))
         for cell in event.write:
-            by_cell.setdefault(cell, []).append((k, True))
+            name = event.statement.name
+            by_cell.setdefault(cell, []).append((k, True, name if name in reduced else ""))
     for touched in by_cell.values():
-        for n, (a, writes) in enumerate(touched):
-            for b, also in touched[n + 1 :]:
-                if a != b and (writes or also):
+        for n, (a, writes, first) in enumerate(touched):
+            for b, also, second in touched[n + 1 :]:
+                if a != b and (writes or also) and not (first and first == second):
                     yield (a, b) if a < b else (b, a)
 
 
 def _differing(reader: Instance, expected: Token | None, actual: Token | None) -> Iterator[Violation]:
     """One violation for every source that is in one of two tokens only."""
     different = sources(expected) ^ sources(actual)
+    if actual is not None and actual[0] == "twice":
+        different |= sources(("write", actual[1]))
     for source in different or {("nothing", ())}:
         yield Violation("value", source, reader, f"{expected} expected, {actual} found")
 
