@@ -21,6 +21,7 @@ from operator import index
 import islpy as isl
 
 from poly.affine import Affine, var
+from poly.arguments import checks_kinds
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import dtype_of
 from poly.frontend.notation_order import ordered_statements
@@ -34,18 +35,18 @@ from poly.text_sets import read_condition
 from poly.text_syntax import Declaration, ProgramLines, StatementLine, read_assignment, read_program_lines
 
 Extents = tuple[Affine, ...]
+Extent = tuple[int | str, ...]
 MOST_ELEMENTS = 2**48
 
 
-def parse(text: str, *, dtypes: Mapping[str, str] | None = None, **shapes: tuple[int | str, ...]) -> Program:
+@checks_kinds(ParseError)
+def parse(text: str, *, dtypes: Mapping[str, str] | None = None, **shapes: Extent) -> Program:
     """The program of a text in Einstein notation (see the module's text).
 
     `shapes`: for tensors that the text does not declare, a tuple of ints and size names or expressions ("N", "N + 2");
     `dtypes`: dtypes of such tensors by name. Raises `ParseError` with line and caret for text that is not in the
     grammar and for an index without a range, `ShapeError` for shapes and dtypes that do not fit together.
     """
-    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ParseError(f"the text of a program is a str, not {type(text).__name__}")
     lines = read_program_lines(text)
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
     dtypes = dict(dtypes or {})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from poly.arguments import shown
 from poly.errors import OnnxError
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm
@@ -33,8 +34,10 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
             raise OnnxError(f"no file {str(error.filename or path)!r}", where=str(path)) from None
         except Exception as error:  # protobuf, external data and the file system each have their own
             raise OnnxError(f"not a readable ONNX model: {error}", where=str(path)) from error
-    else:
+    elif isinstance(path, onnx.ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance]
         model = path
+    else:
+        raise OnnxError(f"a model is a path or an onnx.ModelProto, not {shown(path)}", hint='from_onnx("model.onnx")')
     if not model.opset_import or not model.graph.output:
         raise OnnxError("not a model: it has no operator set or no output", where=f"model {model.graph.name!r}")
     for kind, entries in (

@@ -14,6 +14,7 @@ import islpy as isl
 import numpy as np
 
 from poly.affine import Affine, var
+from poly.arguments import checks_kinds, shown
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
 from poly.expr import OPERATORS, evaluate
@@ -37,6 +38,7 @@ Trace = Callable[[Statement, tuple[int, ...], list[Element], Element], None]
 FEW_INSTANCES: Final = 2000
 
 
+@checks_kinds(RunError)
 def run_program(
     program: Program,
     inputs: Mapping[str, Array],
@@ -59,6 +61,8 @@ def run_program(
     for each statement a time vector, affine in its iterators, compared lexicographically. `externals`: evaluators of
     external statements by kind. Raises `RunError` on wrong arguments and on an index out of bounds.
     """
+    if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RunError(f"runs a Program, not {shown(program)}", hint="poly.compile, or graph.to_program()")
     if vectorised and (trace is not None or order is not None):
         raise RunError("trace and order need the per-instance interpreter", hint="vectorised=False")
     given = {name: np.asarray(array) for name, array in inputs.items()}

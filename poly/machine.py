@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args
 
+from poly.arguments import shown
 from poly.errors import MachineError
 
 EngineKind = Literal["core", "dma", "array", "vector"]
@@ -143,9 +144,11 @@ class Machine:
 
 def read_machine(path: str | Path) -> Machine:
     """A machine from a TOML file. Raises `MachineError` naming the table and the key."""
+    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MachineError(f"a machine is read from a path, not from {shown(path)}", hint="a TOML file")
     try:
         table = tomllib.loads(Path(path).read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, tomllib.TOMLDecodeError) as error:
         raise MachineError(f"cannot read {path}: {error}") from error
     return machine_of_table(table, str(path))
 

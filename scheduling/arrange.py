@@ -21,7 +21,11 @@ def arrange(schedule: Schedule, nests: Sequence[Place]) -> Schedule:
     Raises `ScheduleError` for what is no place of a statement and `IllegalEdit` where the order would be another one.
     """
     placed = dict(schedule.nests)
-    for name, path, loops in nests:
+    for place in nests:
+        if not _is_place(place):
+            hint = '("S", (0, "t"), (("t", "i"),))'
+            raise ScheduleError(f"{place!r:.80} is no place of a statement", where=schedule.source.name, hint=hint)
+        name, path, loops = place
         placed[name] = _nest(schedule, name, tuple(path), dict(loops))
     inside = {n for nest in placed.values() for n in nest.names}
     for tensor in schedule.program.tensors:
@@ -30,6 +34,17 @@ def arrange(schedule: Schedule, nests: Sequence[Place]) -> Schedule:
             raise ScheduleError(why, where=schedule.source.name, hint="arrange before promoting")
     marks = {loop: mark for loop, mark in schedule.marks.items() if loop in inside}
     return finish(schedule, schedule.with_nests(placed, marks=marks), "arrange", nests=tuple(nests))
+
+
+def _is_place(place: object) -> bool:
+    """True for a name, a path, and pairs of names and texts."""
+    if not isinstance(place, tuple | list) or len(place) != 3 or not isinstance(place[0], str):
+        return False
+    _, path, loops = place
+    if not isinstance(path, tuple | list) or not isinstance(loops, tuple | list):
+        return False
+    pairs = all(isinstance(p, tuple | list) and len(p) == 2 and all(isinstance(t, str) for t in p) for p in loops)
+    return pairs and all(isinstance(step, str | int) for step in path)
 
 
 def _nest(schedule: Schedule, name: str, path: tuple[PathStep, ...], loops: dict[str, str]) -> Nest:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from poly.affine import Affine, var
+from poly.arguments import checks_kinds, shown
 from poly.errors import ScheduleError
 from poly.loops import LoopKind
 from poly.program import PathStep, Program, Statement
@@ -105,6 +106,10 @@ class Schedule:
     facts: Facts = field(default=None, compare=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        for program in (self.source, self.source if self.program is None else self.program):  # type: ignore
+            if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
+                hint = "Schedule(poly.parse(...)), or the `program` of a nest"
+                raise ScheduleError(f"a schedule is of a program, not of {shown(program)}", hint=hint)
         if self.program is None:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "program", self.source)
         if not self.nests:
@@ -115,6 +120,7 @@ class Schedule:
             object.__setattr__(self, "facts", Facts(self.source))
 
     @staticmethod
+    @checks_kinds(ScheduleError)
     def parse(text: str) -> Schedule:
         """The schedule that `str(schedule)` describes: its program, with its script replayed and its tree compared.
 
@@ -138,6 +144,7 @@ class Schedule:
                 found.setdefault(loop, []).append(statement)
         return {loop: tuple(names) for loop, names in found.items()}
 
+    @checks_kinds(ScheduleError)
     def under(self, loop: str) -> tuple[str, ...]:
         """The statements under a loop. Raises `ScheduleError` where there is no such loop."""
         if loop not in self.loop_statements:
@@ -146,14 +153,17 @@ class Schedule:
             )
         return self.loop_statements[loop]
 
+    @checks_kinds(ScheduleError)
     def outer(self, loop: str) -> tuple[str, ...]:
         """The loops around a loop, and it, outermost first."""
         names = self.nests[self.under(loop)[0]].names
         return names[: names.index(loop) + 1]
 
+    @checks_kinds(ScheduleError)
     def kind(self, loop: str) -> LoopKind:
         return self.marks.get(loop, Mark()).kind
 
+    @checks_kinds(ScheduleError)
     def statement(self, name: str) -> Statement:
         """A statement of the current program. Raises `ScheduleError` where there is none."""
         if name not in self.program.statement:
@@ -204,78 +214,91 @@ class Schedule:
 
     # The primitives, so that they chain. Their meaning and checks are in the modules they come from.
 
+    @checks_kinds(ScheduleError)
     def tile(self, sizes: Mapping[str, int] | None = None, **named: int) -> Schedule:
         """Cut a band's loops into tiles: i becomes i.o over tiles, i.p inside. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import tile
 
         return tile(self, {**(sizes or {}), **named})
 
+    @checks_kinds(ScheduleError)
     def interchange(self, first: str, second: str) -> Schedule:
         """Swap two loops of one band. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import interchange
 
         return interchange(self, first, second)
 
+    @checks_kinds(ScheduleError)
     def reorder(self, *loops: str) -> Schedule:
         """Put the loops of one band in the order given, outermost first. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import reorder
 
         return reorder(self, loops)
 
+    @checks_kinds(ScheduleError)
     def fuse(self, first: str, second: str) -> Schedule:
         """Make two loops of one sequence one loop. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import fuse
 
         return fuse(self, first, second)
 
+    @checks_kinds(ScheduleError)
     def distribute(self, loop: str, at: int = 1) -> Schedule:
         """Cut a loop in two: the first `at` things inside, the rest in loop.2. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import distribute
 
         return distribute(self, loop, at)
 
+    @checks_kinds(ScheduleError)
     def shift(self, statement: str, loop: str, by: int) -> Schedule:
         """Run a statement `by` iterations of a loop later. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import shift
 
         return shift(self, statement, loop, by)
 
+    @checks_kinds(ScheduleError)
     def skew(self, loop: str, by: str, factor: int = 1) -> Schedule:
         """Add `factor` times the outer loop `by` to a loop (time skewing). Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import skew
 
         return skew(self, loop, by, factor)
 
+    @checks_kinds(ScheduleError)
     def split(self, loop: str, at: int) -> Schedule:
         """Cut a loop's range at `at`: S_lo in loop.lo, then S_hi in loop.hi. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import split
 
         return split(self, loop, at)
 
+    @checks_kinds(ScheduleError)
     def unroll(self, loop: str) -> Schedule:
         """Run a loop as literal copies of its body. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import unroll
 
         return unroll(self, loop)
 
+    @checks_kinds(ScheduleError)
     def vectorise(self, loop: str) -> Schedule:
         """Run an innermost loop that carries nothing as the lanes of one vector. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import vectorise
 
         return vectorise(self, loop)
 
+    @checks_kinds(ScheduleError)
     def parallelise(self, loop: str) -> Schedule:
         """Run a loop that carries nothing, reductions included, over threads. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import parallelise
 
         return parallelise(self, loop)
 
+    @checks_kinds(ScheduleError)
     def tensorise(self, loops: Sequence[str], engine: str) -> Schedule:
         """Give innermost loops around one statement to one command of an engine. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import tensorise
 
         return tensorise(self, tuple(loops), engine)
 
+    @checks_kinds(ScheduleError)
     def promote(
         self,
         tensor: str,
@@ -294,24 +317,28 @@ class Schedule:
 
         return promote(self, tensor, at, space, name=name, users=users, order=order, pad=pad, fold=fold, block=block)
 
+    @checks_kinds(ScheduleError)
     def recompute(self, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:
         """Compute a tensor's part anew in each iteration of loop `at`. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.recompute import recompute
 
         return recompute(self, tensor, at, space, name=name)
 
+    @checks_kinds(ScheduleError)
     def rfactor(self, statement: str, loop: str, *, at: str | None = None, name: str | None = None) -> Schedule:
         """Let a reduction have partial results, one for every value of a loop. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.rfactor import rfactor
 
         return rfactor(self, statement, loop, at=at, name=name)
 
+    @checks_kinds(ScheduleError)
     def double_buffer(self, tensor: str, loop: str, depth: int = 2) -> Schedule:
         """Let a promoted tensor rotate over `depth` slots, loaded ahead. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.buffering import double_buffer
 
         return double_buffer(self, tensor, loop, depth)
 
+    @checks_kinds(ScheduleError)
     def arrange(self, nests: Sequence[Place]) -> Schedule:
         """Give statements other nests: (statement, path, ((loop, value), ...)). Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.arrange import arrange

@@ -1,0 +1,107 @@
+"""Arguments of the wrong kind become errors of ours before they get anywhere.
+
+`checks_kinds` reads the annotations of a function, which are texts, and knows the plain ones: `str`, `int`, `float`, `bool`,
+`None`, `Sequence[...]`, `Mapping[..., ...]`, `tuple[..., ...]` and unions of these. Any other annotation takes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, signature
+from numbers import Integral, Real
+from typing import Final, ParamSpec, TypeVar
+
+from poly.errors import PolyError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Fits = Callable[[object], bool]
+_LONGEST: Final = 80
+
+
+def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: raise `error` for an argument that is not of the kind its annotation says.
+
+    `classes`: other classes that the annotations name and that are looked at too. Missing and unknown arguments stay
+    Python's own `TypeError`.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        parameters = signature(function)
+        kinds = {n: (p.annotation, fits(p.annotation, classes)) for n, p in parameters.parameters.items()
+                 if isinstance(p.annotation, str)}  # fmt: skip
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name, value in parameters.bind(*args, **kwargs).arguments.items():
+                if name in kinds:
+                    kind, test = kinds[name]
+                    many = parameters.parameters[name].kind
+                    values: Sequence[object] = (value,)
+                    if many is Parameter.VAR_POSITIONAL:
+                        values = value
+                    elif many is Parameter.VAR_KEYWORD:
+                        values = list(value.values())
+                    for v in values:
+                        if not test(v):
+                            raise error(f"{function.__name__}: {name} is {shown(v)}", hint=f"{name}: {kind}")
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def shown(value: object) -> str:
+    """A value for a message, short, with its type where the value does not tell."""
+    if value is None or isinstance(value, str | bool | int | float):
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return f"of type {type(value).__name__}"
+
+
+def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:
+    """The test of an annotation's text; of classes it knows those named, by their names."""
+    parts = _split(annotation, "|")
+    if len(parts) > 1:
+        tests = [fits(p, classes) for p in parts]
+        return lambda value: any(t(value) for t in tests)
+    head, _, rest = annotation.strip().partition("[")
+    inner = _split(rest[:-1], ",") if rest else []
+    match head.strip(), inner:
+        case "str", []:
+            return lambda value: isinstance(value, str)
+        case "int", []:
+            return lambda value: isinstance(value, Integral) and not isinstance(value, bool)
+        case "float", []:
+            return lambda value: isinstance(value, Real) and not isinstance(value, bool)
+        case "bool", []:
+            return lambda value: isinstance(value, bool)
+        case "None", []:
+            return lambda value: value is None
+        case "Sequence", [item]:
+            each = fits(item, classes)
+            return lambda v: isinstance(v, Sequence) and not isinstance(v, str | bytes) and all(map(each, v))
+        case "tuple", [item, "..."]:
+            each = fits(item, classes)
+            return lambda v: isinstance(v, tuple) and all(map(each, v))
+        case "Mapping", [key, item]:
+            of_key, of_item = fits(key, classes), fits(item, classes)
+            return lambda v: isinstance(v, Mapping) and all(of_key(k) and of_item(i) for k, i in v.items())
+        case name, [] if name in classes:
+            return lambda value: any(c.__name__ == name for c in type(value).__mro__)
+        case _:
+            return lambda value: True
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """The parts between separators that are in no brackets."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c == "[") - (c == "]")
+        if c == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [p.strip() for p in parts]
