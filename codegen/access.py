@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from poly.affine import Affine, var
+from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
 from poly.codegen.predicates import Bit, State, active, any_lane, both, enabled, lane_bit, predicate
 from poly.codegen.text import LOCAL, constant_text, memory_type, suffix, value_type
@@ -44,6 +45,10 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
         return _load_uniform(s, tensor, address, guard, fill)
     if address is not None and stride == 1:
         return _load_vector(s, tensor, address, guard, fill)
+    if address is not None and stride is not None:
+        value = _load_strided(s, tensor, address, stride, guard, fill)
+        if value is not None:
+            return value
     return _load_lanes(s, tensor, subscripts, guard, fill)
 
 
@@ -200,8 +205,15 @@ def _load_vector(s: State, tensor: Tensor, address: Address, guard: Bit, fill: C
         mask = _value(both(s, guard, Value("bool", width, mask) if mask else True)).text
     if mask is None:
         return _raw_load(s, tensor, pointer, width)
-    kind = memory_type(tensor.dtype, width)
     through = s.ops.const("u8" if tensor.dtype == "bool" else tensor.dtype, fill.value, width).text
+    return _masked_load(s, tensor, pointer, mask, through)
+
+
+def _masked_load(s: State, tensor: Tensor, pointer: str, mask: str, through: str) -> Value:
+    """Neighbouring elements where the mask is set, else those of `through`."""
+    assert s.lanes is not None
+    width = s.lanes.width
+    kind = memory_type(tensor.dtype, width)
     name = f"llvm.masked.load.{_memory_suffix(tensor.dtype, width)}.p0"
     arguments = (("ptr", pointer), ("i32", str(size_bytes(tensor.dtype))), (f"<{width} x i1>", mask), (kind, through))
     return _from_memory(s, tensor.dtype, s.writer.intrinsic(kind, name, arguments), width)
@@ -209,6 +221,27 @@ def _load_vector(s: State, tensor: Tensor, address: Address, guard: Bit, fill: C
 
 def _memory_suffix(dtype: str, lanes: int) -> str:
     return suffix("u8" if dtype == "bool" else dtype, lanes)
+
+
+def _load_strided(s: State, tensor: Tensor, address: Address, stride: int, guard: Bit, fill: Const) -> Value | None:
+    """Elements a small stride apart, by whole loads; masked where lanes are; None where that does not apply."""
+    lanes = s.lanes
+    offsets = strided.loads(lanes.width, stride, lanes.count) if lanes is not None else None
+    if lanes is None or offsets is None or tensor.dtype == "bool":
+        return None
+    mask = active(s, guard)
+    each = mask if isinstance(mask, Value) and mask.lanes else None
+    vectors: list[str] = []
+    for offset in offsets:
+        pointer = _pointer(s, tensor, address.at(0)._replace(constant=address.constant + offset))
+        if each is None:
+            pointer = _safe(s, tensor, pointer, mask, fill, lanes.width)
+            vectors.append(_raw_load(s, tensor, pointer, lanes.width).text)
+        else:
+            bits = strided.spread(s.ops, each, offset, stride, lanes.count)
+            vectors.append(_masked_load(s, tensor, pointer, bits, "zeroinitializer").text)
+    value = strided.pick(s.ops, tensor.dtype, offsets, vectors, stride, lanes.count)
+    return value if each is None else s.ops.select(each, value, s.ops.const(tensor.dtype, fill.value))
 
 
 def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: Bit, fill: Const) -> Value:
@@ -280,10 +313,26 @@ def _store_vector(s: State, tensor: Tensor, pointer: str, value: Value, combine:
         value = combine(_from_memory(s, dtype, s.writer.intrinsic(kind, name, arguments), width), value)
     if mask is None:
         return _raw_store(s, tensor, pointer, value)
+    if s.lanes.constant and not s.masked_stores:
+        return _store_prefix(s, tensor, pointer, value, s.lanes.count)
     name = f"llvm.masked.store.{_memory_suffix(dtype, width)}.p0"
     s.writer.declare(f"void @{name}({kind}, ptr, i32, <{width} x i1>)")
     text = _to_memory(s, value)
     s.writer.emit(f"call void @{name}({kind} {text}, ptr {pointer}, i32 {alignment}, <{width} x i1> {mask})")
+
+
+def _store_prefix(s: State, tensor: Tensor, pointer: str, value: Value, count: int) -> None:
+    """The first lanes in stores of 8, 4, 2, 1: where the machine masks stores slowly or not at all."""
+    kind, memory = value_type(value.dtype, value.lanes), memory_type(tensor.dtype)
+    done = 0
+    while done < count:
+        size = 1 << ((count - done).bit_length() - 1)
+        places = ", ".join(f"i32 {done + i}" for i in range(size))
+        text = f"shufflevector {kind} {value.text}, {kind} poison, <{size} x i32> <{places}>"
+        part = s.ops.lane(value, done) if size == 1 else Value(value.dtype, size, s.writer.value(text))
+        at = s.writer.value(f"getelementptr {memory}, ptr {pointer}, i64 {done}") if done else pointer
+        _raw_store(s, tensor, at, part)
+        done += size
 
 
 def _store_lanes(

@@ -181,7 +181,8 @@ class _Context:
         half = "f16c" in self.features or not self.triple.startswith(("x86", "i"))
         ops = Ops(writer, "fma" in self.features or self.triple.startswith(("aarch64", "arm64")), half)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
-        state = State(writer, ops, indices, Registers(ops), self.all, bases, self.registers, self.statements)
+        registers, masks = Registers(ops), "avx512vl" in self.features
+        state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
         for tensor in self.all.values():

@@ -33,7 +33,7 @@ class Lanes:
 
 @dataclass
 class State:
-    """What an emitter of one function carries along."""
+    """What an emitter of one function carries along. `masked_stores`: they are cheap on the target."""
 
     writer: Writer
     ops: Ops
@@ -43,6 +43,7 @@ class State:
     bases: dict[str, str]
     register_spaces: frozenset[str]
     statements: dict[str, int]
+    masked_stores: bool = False
     lanes: Lanes | None = None
 
     def in_registers(self, tensor: str) -> bool:

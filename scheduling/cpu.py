@@ -19,6 +19,7 @@ from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_choice import plan_of
 from poly.scheduling.cpu_plan import Plan
 from poly.scheduling.cpu_tile import tile_group
+from poly.scheduling.cpu_window import schedule_window, window_of
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.legality import carried
@@ -60,6 +61,13 @@ def _has_plan(group: Group) -> bool:
 
 def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
     """Fuse, split, tile, promote and mark one group inside a schedule."""
+    window = window_of(schedule.program, group, machine)
+    if window is not None:
+        try:
+            tiled = schedule_window(schedule, group, window, machine)
+            return _parallel(tiled, group, threads) if threads > 1 else tiled
+        except ScheduleError:
+            pass
     plan = plan_of(schedule.program, group, machine, threads)
     try:
         tiled = tile_group(_with_padding(schedule, group, plan), group, plan, machine)

@@ -1,0 +1,54 @@
+"""Vectors of elements a small stride apart: whole loads of what lies between, and shuffles that pick the lanes.
+
+No load reaches beyond the first and the last element that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poly.codegen.text import memory_type
+from poly.codegen.values import Ops, Value
+
+MOST_STRIDE = 4
+
+
+def loads(width: int, stride: int, count: int) -> tuple[int, ...] | None:
+    """Offsets, in elements, of the loads of `width` elements that hold the elements 0, stride .. stride*(count - 1).
+
+    None where the stride is no small one above 1, or the elements lie closer together than one load.
+    """
+    span = stride * (count - 1) + 1
+    if not 2 <= stride <= MOST_STRIDE or span < width:
+        return None
+    return tuple(sorted({min(k * width, span - width) for k in range(-(-span // width))}))
+
+
+def pick(ops: Ops, dtype: str, offsets: Sequence[int], vectors: Sequence[str], stride: int, count: int) -> Value:
+    """The elements 0, stride .. of loads at the offsets, as one vector; lanes from `count` on mean nothing."""
+    width = _width(offsets, stride, count)
+    kind = memory_type(dtype, width)
+    total, done = "poison", 0
+    for k, (offset, vector) in enumerate(zip(offsets, vectors, strict=True)):
+        inside = [i for i in range(done, count) if stride * i < offset + width]
+        places = [f"i32 {i}" if i < done else "i32 poison" for i in range(width)]
+        for i in inside:
+            places[i] = f"i32 {width + stride * i - offset}"
+        text = f"shufflevector {kind} {total}, {kind} {vector}, <{width} x i32> <{', '.join(places)}>"
+        if inside:
+            total, done = ops.writer.value(text), inside[-1] + 1
+        assert k < len(offsets) - 1 or done == count
+    return Value(dtype, width, total)
+
+
+def spread(ops: Ops, mask: Value, offset: int, stride: int, count: int) -> str:
+    """The mask of a load at an offset: the elements between lanes, and those of unset lanes, are not touched."""
+    width = mask.lanes
+    lane_at = {stride * i - offset: i for i in range(count)}
+    places = ", ".join(f"i32 {lane_at.get(p, width)}" for p in range(width))
+    kind = f"<{width} x i1>"
+    return ops.writer.value(f"shufflevector {kind} {mask.text}, {kind} zeroinitializer, <{width} x i32> <{places}>")
+
+
+def _width(offsets: Sequence[int], stride: int, count: int) -> int:
+    return stride * (count - 1) + 1 - offsets[-1]

@@ -1,0 +1,397 @@
+"""Policy for windows: reductions over a small neighbourhood in which no operand is used again along rows and lanes but
+the window itself (depthwise convolutions, pooling, filters).
+
+From access maps and domains only. Loops from the outside in: outer, strips of rows [what a strip reads, with its
+padding, in the first cache level; the other operands in registers], rows of register tiles, vectors [the sums in
+registers], columns of the window, rows read, rows written, lanes. A row of the input is loaded once and used for all
+the rows of the tile that its window reaches; a strided window reads a copy in which every n-th element lies together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from poly.affine import Affine, var
+from poly.dtypes import size_bytes
+from poly.errors import ScheduleError
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
+from poly.scheduling.edits import piece_name
+from poly.scheduling.groups import Group
+from poly.scheduling.schedule import Schedule
+from poly.sets import fix_sizes
+
+MOST_TAPS = 64  # points of a window
+MOST_ROWS = 8  # of a register tile
+FEW_VECTORS = 8  # in a row: its vectors may be unrolled
+COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
+BODY = 400  # operations of unrolled register tiles
+SPARE = 2  # registers besides sums and kept operands
+KEPT_BESIDE = 6  # registers that have to be left where operands are kept
+
+
+@dataclass(frozen=True)
+class Window:
+    """`rows`, `lanes`: positions among the group's parallel loops; `down`, `across`: the reduction iterators beside
+    them in the windowed read (`down` may be none), `step_down`, `step`: the strides of the window there, `spread`: its
+    dilation along rows; `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read
+    goes through a buffer. `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full.
+    `cuts`, `lane_cuts`: where rows and lanes are cut into pieces of their own.
+    """
+
+    statement: str
+    tensor: str
+    rows: int
+    lanes: int
+    down: str
+    across: str
+    step_down: int
+    step: int
+    spread: int
+    vector: int
+    height: int
+    strip: int
+    copied: bool
+    kept: tuple[str, ...]
+    unrolled: bool
+    cuts: tuple[int, ...]
+    lane_cuts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What the access maps say. `taps`: extents of the reduction iterators by name."""
+
+    read: Access
+    rows: int
+    lanes: int
+    down: str
+    across: str
+    taps: Mapping[str, int]
+    others: tuple[Access, ...]
+
+
+def window_of(program: Program, group: Group, machine: Machine) -> Window | None:
+    """The choices for a group whose reduction is a window; None where it is none."""
+    update = next((s for s in group.statements if s.combiner is not None), None)
+    if update is None or group.box is None or not _suits(group, update):
+        return None
+    lanes = machine.lanes(_widest(program, group))
+    shape = _shape(program, group, update)
+    if shape is None or lanes < 2:
+        return None
+    names = group.axes[update.name]
+    height, width = (group.box[a][1] + 1 for a in (shape.rows, shape.lanes))
+    row = _row_axis(shape.read, names[shape.rows])
+    last, down = shape.read.affine_index[-1], shape.read.affine_index[row]
+    step, step_down = last.coefficient(names[shape.lanes]), down.coefficient(names[shape.rows])
+    vector = min(lanes, 1 << max(0, width - 1).bit_length())
+    taps, reach = prod(shape.taps.values()), shape.taps.get(shape.down, 1)
+    registers = machine.registers.capacity or 16 if machine.registers is not None else 16
+    kept = tuple(dict.fromkeys(a.tensor for a in shape.others)) if taps <= registers - KEPT_BESIDE else ()
+    most = max(1, min(registers - SPARE - (taps if kept else 1), MOST_ROWS, height))
+    copied = bool(shape.read.guard) or (step > 1 and shape.taps[shape.across] > step)
+    fitting = height
+    if copied:
+        columns = (step * (width - 1) + shape.taps[shape.across]) * _planes(shape, row)
+        room = _first_cache(machine) // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
+        fitting = max(1, (room - reach) // step_down)
+    vectors = -(-width // vector)
+    unrolled = fitting >= height and -(-height // most) * vectors * most * taps <= BODY
+    tile = -(-height // -(-height // most)) if unrolled else _divisor(height, most)
+    whole = height if unrolled else height // tile * tile
+    strip = height
+    if fitting < height:
+        strip = max((n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting), default=tile)
+    ragged = width % vector and vectors > FEW_VECTORS
+    return Window(
+        update.name, shape.read.tensor, shape.rows, shape.lanes, shape.down, shape.across, step_down, step,
+        down.coefficient(shape.down) if shape.down else 1, vector, tile, strip, copied, kept, unrolled,
+        (whole,) if whole < height else (), (width // vector * vector,) if ragged else (),
+    )  # fmt: skip
+
+
+def _widest(program: Program, group: Group) -> int:
+    return max(size_bytes(program.tensor[a.tensor].dtype) for s in group.statements for a, _ in s.accesses)
+
+
+def _first_cache(machine: Machine) -> int:
+    return min((m.capacity for m in machine.memories if m.kind == "cache" and m.capacity), default=32768)
+
+
+def _divisor(extent: int, most: int) -> int:
+    """The largest tile that divides an extent, or the most rows where that would be small."""
+    best = max(t for t in range(1, most + 1) if extent % t == 0)
+    return best if 2 * best >= most else most
+
+
+def _planes(shape: _Shape, row: int) -> int:
+    """Rows that a window reads at once along other axes than the rows' own."""
+    planes = 1
+    for axis, subscript in enumerate(shape.read.index[:-1]):
+        if axis != row and isinstance(subscript, Affine):
+            planes *= prod(shape.taps[n] for n in subscript.names if n in shape.taps)
+    return planes
+
+
+def _row_axis(access: Access, iterator: str) -> int:
+    return next(d for d, i in enumerate(access.index) if isinstance(i, Affine) and iterator in i.names)
+
+
+def _suits(group: Group, update: Statement) -> bool:
+    """Whether loops start at 0, and every statement writes its parallel loops as they are, lanes last."""
+    assert group.box is not None
+    axes = group.axes[update.name]
+    if len(axes) < 2 or any(low != 0 for low, _ in group.box):
+        return False
+    places = [i for i in update.write.index if isinstance(i, Affine) and i.names]
+    if {str(i) for i in places} != set(axes) or update.write.indirect:
+        return False
+    last = update.write.index[-1]
+    if not isinstance(last, Affine) or last != var(str(last)):
+        return False
+    lanes = axes.index(str(last))
+    return all(s.write.index[-1] == var(group.axes[s.name][lanes]) for s in group.statements)
+
+
+def _shape(program: Program, group: Group, update: Statement) -> _Shape | None:
+    """Every reduction iterator stands beside one parallel loop in one subscript of the windowed read; the other reads
+    stand still along rows and lanes.
+    """
+    axes, box = group.axes[update.name], group.box or ()
+    lanes = axes.index(str(update.write.index[-1]))
+    moving = [a for a in update.reads if any(isinstance(i, Affine) and axes[lanes] in i.names for i in a.index)]
+    if len(moving) != 1 or moving[0].indirect or [a.tensor for a in update.reads].count(moving[0].tensor) != 1:
+        return None
+    read, every = moving[0], _extents(program, update, axes)
+    beside = _beside(read, axes, every or {})
+    taps = {n: e for n, e in (every or {}).items() if e > 1 or n in beside}
+    used = {n for i in read.affine_index for n in i.names}
+    again = any(high > 0 and a not in used for a, (_, high) in zip(axes, box, strict=True))
+    if every is None or again or prod(taps.values()) > MOST_TAPS or beside.keys() != taps.keys():
+        return None
+    across = next((n for n, a in beside.items() if a == axes[lanes] and n in read.affine_index[-1].names), "")
+    rows, down = max(((axes.index(a), n) for n, a in beside.items() if n != across), default=(-1, ""))
+    if not across or rows < 0 or box[rows][1] < 1:
+        return None
+    others = tuple(a for a in update.reads if a is not read)
+    still = {axes[lanes], axes[rows]}
+    if any(a.guard or any(not isinstance(i, Affine) or i.names & still for i in a.index) for a in others):
+        return None
+    return _Shape(read, rows, lanes, down, across, taps, others)
+
+
+def _beside(read: Access, axes: Sequence[str], taps: Mapping[str, int]) -> dict[str, str]:
+    """The parallel loop beside each reduction iterator, in subscripts of the form a*loop + b*iterator + c, a, b > 0."""
+    found: dict[str, str] = {}
+    for subscript in read.affine_index:
+        inner, outer = subscript.names & taps.keys(), subscript.names & set(axes)
+        if len(inner) == 1 and len(outer) == 1 and subscript.is_linear and len(subscript.names) == 2:
+            if all(subscript.coefficient(n) > 0 for n in subscript.names):
+                found[next(iter(inner))] = next(iter(outer))
+    return found
+
+
+def _extents(program: Program, s: Statement, axes: Sequence[str]) -> dict[str, int] | None:
+    """Extents of the reduction iterators where all start at 0."""
+    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
+    found: dict[str, int] = {}
+    for k, name in enumerate(s.iterators):
+        if name not in axes:
+            low, high = domain.dim_min_val(k), domain.dim_max_val(k)
+            if not (low.is_zero() and high.is_int()):
+                return None
+            found[name] = int(str(high)) + 1
+    return found
+
+
+# ---- composition
+
+
+def schedule_window(schedule: Schedule, group: Group, window: Window, machine: Machine) -> Schedule:
+    """Fuse, split, tile, promote and mark the statements of a window's group."""
+    return _Windows(group, window, machine).run(schedule)
+
+
+class _Windows:
+    def __init__(self, group: Group, window: Window, machine: Machine) -> None:
+        self.group, self.window, self.machine = group, window, machine
+        axes = group.axes[window.statement]
+        self.outer = [a for a in range(len(axes)) if a not in (window.rows, window.lanes)]
+
+    def run(self, schedule: Schedule) -> Schedule:
+        w, names = self.window, list(self.group.names)
+        schedule = self._ordered(schedule, names, (*self.outer, w.lanes, w.rows))
+        schedule = self._fused(schedule, names, range(len(self.outer)))
+        schedule, parts = self._split(schedule, names, w.lanes, w.lane_cuts)
+        for part in parts:
+            schedule = self._ordered(schedule, part, (*self.outer, w.rows, w.lanes))
+            schedule, pieces = self._split(schedule, part, w.rows, w.cuts)
+            for piece in pieces:
+                schedule = self._piece(schedule, piece)
+        return schedule
+
+    def _ordered(self, schedule: Schedule, names: Sequence[str], axes: Sequence[int]) -> Schedule:
+        """Parallel loops in an order, then the others."""
+        for name in names:
+            loops, first = schedule.nests[name].names, [self._loop(schedule, name, a) for a in axes]
+            order = [*first, *(n for n in loops if n not in first)]
+            common = next((k for k, (a, b) in enumerate(zip(order, loops, strict=True)) if a != b), len(loops))
+            if common < len(loops):
+                schedule = schedule.reorder(*order[common:])
+        return schedule
+
+    def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
+        s = schedule.program.statement[name]
+        return self._of(schedule, name, self.group.axes[s.origin or s.name][axis])
+
+    def _of(self, schedule: Schedule, name: str, iterator: str) -> str:
+        nest = schedule.nests[name]
+        found = [loop for loop in nest.names if (nest.loops[loop] - var(iterator)).is_constant]
+        if not found:
+            raise ScheduleError(f"no loop of {name} is {iterator}")
+        return found[0]
+
+    def _fused(self, schedule: Schedule, names: Sequence[str], depths: Sequence[int]) -> Schedule:
+        for depth in depths:
+            for name in names[1:]:
+                first, second = schedule.nests[names[0]].names[depth], schedule.nests[name].names[depth]
+                if first != second:
+                    schedule = schedule.fuse(first, second)
+        return schedule
+
+    def _split(
+        self, schedule: Schedule, names: Sequence[str], axis: int, cuts: Sequence[int]
+    ) -> tuple[Schedule, list[list[str]]]:
+        """Cut a loop of every statement in two, where there is a cut."""
+        lower, upper = list[str](), list[str]()
+        for cut in cuts:
+            for name in names:
+                lower.append(piece_name(schedule, name, "lo"))
+                upper.append(piece_name(schedule, name, "hi"))
+                schedule = schedule.split(self._loop(schedule, name, axis), cut)
+        return schedule, [lower, upper] if cuts else [list(names)]
+
+    def _range(self, schedule: Schedule, name: str, axis: int) -> tuple[int, int]:
+        """First and last value of a parallel loop's iterator in one piece of a statement."""
+        s = schedule.program.statement[name]
+        domain = fix_sizes(s.domain.intersect_params(schedule.program.context), schedule.program.binding)
+        k = s.iterators.index(self.group.axes[s.origin or s.name][axis])
+        return int(str(domain.dim_min_val(k))), int(str(domain.dim_max_val(k)))
+
+    def _piece(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
+        """Strips, register tiles and lanes of one piece; promotions from the outside in."""
+        w, depth = self.window, len(self.outer)
+        low, high = self._range(schedule, names[0], w.rows)
+        height, strip = min(w.height, high - low + 1), min(w.strip, high - low + 1)
+        if strip % height and not w.unrolled:
+            strip = height
+        first, last = self._range(schedule, names[0], w.lanes)
+        vectors = -(-(last - first + 1) // w.vector)
+        laid_out = w.unrolled or (last - first + 1) % w.vector != 0
+        for name in names:
+            schedule = self._tiled(schedule, name, (low, strip, height), first, laid_out and vectors > 1)
+        schedule = self._fused(schedule, names, range(depth, depth + 3))
+        around = schedule.nests[names[0]].names
+        update = next(n for n in names if (schedule.program.statement[n].origin or n) == w.statement)
+        if w.copied:
+            schedule = self._copied(schedule, update, around[depth])
+        for tensor in w.kept:
+            schedule = self._kept(schedule, tensor, update, around[depth])
+        return self._targets(schedule, names, around[depth + 2])
+
+    def _tiled(
+        self, schedule: Schedule, name: str, rows: tuple[int, int, int], first: int, laid_out: bool
+    ) -> Schedule:
+        """Loops: strips, register tiles of rows, vectors, [columns of the window], rows, lanes."""
+        w, (low, strip, height) = self.window, rows
+        down, lanes = self._loop(schedule, name, w.rows), self._loop(schedule, name, w.lanes)
+        for loop, start, size in ((down, low, strip), (lanes, first, w.vector)):
+            if start % size:
+                schedule = schedule.shift(name, loop, -start)
+        schedule = schedule.tile({down: strip}).tile({f"{down}.p": height}).tile({lanes: w.vector})
+        row = f"{down}.p.p"
+        order = [f"{down}.o", f"{down}.p.o", f"{lanes}.o"]
+        rest = [n for n in schedule.nests[name].names[len(self.outer) :] if n not in (*order, row, f"{lanes}.p")]
+        schedule = schedule.reorder(*order, *self._inner(schedule, name, rest, row), f"{lanes}.p")
+        for loop in (*rest, row):
+            schedule = schedule.unroll(loop)
+        if laid_out:
+            schedule = schedule.unroll(f"{lanes}.o")
+        if w.unrolled:
+            schedule = schedule.unroll(f"{down}.p.o")
+        schedule = self._by_rows(schedule, name, rest, row)
+        return schedule.vectorise(f"{lanes}.p")
+
+    def _inner(self, schedule: Schedule, name: str, reductions: Sequence[str], row: str) -> list[str]:
+        """The window's columns, the tile's rows, the window's rows; with operands that do not stay, rows last."""
+        if not self._rolls(schedule, name):
+            return [*reductions, row]
+        down = self._of(schedule, name, self.window.down)
+        return [*(n for n in reductions if n != down), row, down]
+
+    def _rolls(self, schedule: Schedule, name: str) -> bool:
+        """Whether one row read is used for all rows that it reaches before the next is read."""
+        s, w = schedule.program.statement[name], self.window
+        alone = bool(w.kept) or len(s.reads) < 2
+        return (s.origin or name) == w.statement and bool(w.down) and w.spread == 1 and alone
+
+    def _by_rows(self, schedule: Schedule, name: str, reductions: Sequence[str], row: str) -> Schedule:
+        """Count the window's rows as rows of the input, and go through these first."""
+        if not self._rolls(schedule, name):
+            return schedule
+        down = self._of(schedule, name, self.window.down)
+        band = [n for n in reductions if n != down]
+        schedule = schedule.skew(down, row, self.window.step_down)
+        return schedule.reorder(*band, down, row) if band else schedule.reorder(down, row)
+
+    def _copied(self, schedule: Schedule, update: str, at: str) -> Schedule:
+        """What a strip reads, with its padding, in the first cache level, in vectors."""
+        w = self.window
+        caches = sorted((m.capacity or 0, m.name) for m in self.machine.memories if m.kind == "cache")
+        space, buffer = caches[0][1] if caches else "dram", f"{w.tensor}_{update}_w"
+        rank = schedule.program.tensor[w.tensor].rank
+        fold = {rank - 1: w.step} if w.step > 1 else None
+        schedule = schedule.promote(w.tensor, at, space, name=buffer, users=[update], pad=True, fold=fold)
+        lane = f"ld_{buffer}.{rank - 1}"
+        extent = int(schedule.program.tensor[buffer].shape[rank - 1].evaluate(schedule.program.binding))
+        if w.step > 1:
+            schedule = schedule.tile({lane: w.step}).reorder(f"{lane}.p", f"{lane}.o").unroll(f"{lane}.p")
+            lane, extent = f"{lane}.o", -(-extent // w.step)
+        if extent > w.vector * COPIED_VECTORS:
+            schedule = schedule.split(lane, w.vector).vectorise(f"{lane}.lo")
+            whole = (extent - 1) // w.vector * w.vector
+            schedule = schedule.split(f"{lane}.hi", whole).vectorise(f"{lane}.hi.hi")
+            return schedule.tile({f"{lane}.hi.lo": w.vector}).vectorise(f"{lane}.hi.lo.p")
+        if extent <= w.vector:
+            return schedule.vectorise(lane)
+        return schedule.tile({lane: w.vector}).unroll(f"{lane}.o").vectorise(f"{lane}.p")
+
+    def _kept(self, schedule: Schedule, tensor: str, update: str, at: str) -> Schedule:
+        buffer = f"{tensor}_{update}_k"
+        schedule = schedule.promote(tensor, at, "reg", name=buffer, users=[update])
+        for loop in [n for n in schedule.nests[f"ld_{buffer}"].names if n.startswith(f"ld_{buffer}.")]:
+            schedule = schedule.unroll(loop)
+        return schedule
+
+    def _targets(self, schedule: Schedule, names: Sequence[str], at: str) -> Schedule:
+        """The sums, and what passes between the statements, in registers."""
+        made = dict.fromkeys(schedule.program.statement[n].write.tensor for n in names)
+        for tensor in made:
+            users = [n for n in names if tensor in _touched(schedule.program.statement[n])]
+            if len(users) < 2:
+                continue
+            buffer = f"{tensor}_{users[0]}_r"
+            schedule = schedule.promote(tensor, at, "reg", name=buffer)
+            for copy in (f"ld_{buffer}", f"st_{buffer}"):
+                if copy in schedule.nests:
+                    for loop in [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]:
+                        last = loop == f"{copy}.{schedule.program.tensor[tensor].rank - 1}"
+                        schedule = schedule.vectorise(loop) if last else schedule.unroll(loop)
+        return schedule
+
+
+def _touched(s: Statement) -> set[str]:
+    return {a.tensor for a, _ in s.accesses}

@@ -1,0 +1,147 @@
+"""Windows on the CPU: which groups are windows, what their schedules hold, and exact results over many shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import poly
+from poly.codegen import strided
+from poly.codegen.host import host_machine
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_window import window_of
+from poly.scheduling.groups import groups_of
+from tests.onnx_helpers import run_graph
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_CACHE", "off")
+
+
+def graph_of(
+    operator: str,
+    shape: tuple[int, ...],
+    weights: tuple[int, ...] | None = None,
+    relu: bool = False,
+    attrs: Mapping[str, object] = MappingProxyType({}),
+) -> tuple[poly.Graph, dict[str, np.ndarray]]:
+    """One operator on small integers, with a bias and a clip behind it where asked for; its graph and its inputs."""
+    random = np.random.default_rng(sum(shape))
+    arrays = {"x": random.integers(-4, 5, shape).astype(np.float32)}
+    constants: dict[str, np.ndarray] = {}
+    if weights is not None:
+        constants["w"] = random.integers(-3, 4, weights).astype(np.float32)
+        constants["b"] = random.integers(-3, 4, weights[0]).astype(np.float32)
+    nodes = [helper.make_node(operator, ["x", *constants], ["y"], name="window", **attrs)]
+    if relu:
+        nodes.append(helper.make_node("Relu", ["y"], ["z"]))
+    model = helper.make_model(
+        helper.make_graph(
+            nodes, "window", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info("z" if relu else "y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(a, n) for n, a in constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 19)],
+    )  # fmt: skip
+    model.ir_version = 9
+    return poly.from_onnx(onnx.shape_inference.infer_shapes(model)), arrays
+
+
+CASES = {
+    "3x3": ("Conv", (1, 4, 20, 24), (4, 1, 3, 3), {"pads": [1] * 4, "group": 4}),
+    "3x3 odd": ("Conv", (2, 3, 13, 19), (3, 1, 3, 3), {"pads": [1] * 4, "group": 3}),
+    "3x3 tall": ("Conv", (1, 2, 75, 20), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2}),
+    "3x3 wide": ("Conv", (1, 2, 11, 163), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2}),
+    "3x3 wide, strided": ("Conv", (1, 2, 9, 301), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2, "strides": [2, 2]}),
+    "3x3 beyond the cache": ("Conv", (1, 1, 60, 128), (1, 1, 3, 3), {"pads": [1] * 4, "group": 1}),
+    "no padding": ("Conv", (1, 3, 18, 18), (3, 1, 3, 3), {"group": 3}),
+    "strided": ("Conv", (1, 3, 21, 34), (3, 1, 3, 3), {"pads": [1] * 4, "group": 3, "strides": [2, 2]}),
+    "strided, 5x5": ("Conv", (1, 2, 27, 27), (2, 1, 5, 5), {"pads": [2] * 4, "group": 2, "strides": [2, 2]}),
+    "uneven strides": ("Conv", (1, 2, 30, 30), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2, "strides": [3, 1]}),
+    "dilated": ("Conv", (1, 2, 20, 20), (2, 1, 3, 3), {"pads": [2] * 4, "group": 2, "dilations": [2, 2]}),
+    "7x7": ("Conv", (1, 2, 14, 14), (2, 1, 7, 7), {"pads": [3] * 4, "group": 2}),
+    "7 wide": ("Conv", (1, 8, 7, 7), (8, 1, 3, 3), {"pads": [1] * 4, "group": 8}),
+    "3-d": ("Conv", (1, 2, 6, 9, 17), (2, 1, 3, 3, 3), {"pads": [1] * 6, "group": 2}),
+    "largest": ("MaxPool", (1, 3, 20, 22), None, {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 2]}),
+    "largest, stride 1": ("MaxPool", (1, 3, 13, 13), None, {"kernel_shape": [3, 3], "pads": [1] * 4}),
+    "largest of four": ("MaxPool", (1, 3, 22, 38), None, {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    "mean": ("AveragePool", (1, 3, 20, 22), None, {"kernel_shape": [3, 3], "pads": [1] * 4}),
+    "mean of four": ("AveragePool", (1, 3, 16, 16), None, {"kernel_shape": [2, 2], "strides": [2, 2]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("threads", [1, 2])
+def test_results(name: str, threads: int) -> None:
+    operator, shape, weights, attrs = CASES[name]
+    graph, arrays = graph_of(operator, shape, weights, relu=weights is not None, attrs=attrs)
+    found = poly.compile(graph, threads=threads).run(arrays)
+    (result,) = found.values()
+    np.testing.assert_array_equal(result, next(iter(run_graph(graph, arrays).values())))
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "mean"])
+def test_is_a_window(name: str) -> None:
+    operator, shape, weights, attrs = CASES[name]
+    program = graph_of(operator, shape, weights, attrs=attrs)[0].to_program()
+    machine = host_machine()
+    windows = [window_of(program, g, machine) for g in groups_of(program)]
+    assert any(w is not None for w in windows)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["C[i,k] += A[i,j]*B[j,k]", "C[i] += A[i,j]", "C[n,o,h,w] += A[n,c,h+r,w+s]*B[o,c,r,s]"],
+)
+def test_is_no_window(name: str) -> None:
+    shapes = {"A": (16, 8), "B": (8, 16)} if "n,o" not in name else {"A": (1, 4, 12, 12), "B": (4, 4, 3, 3)}
+    program = poly.parse(name, A=shapes["A"], B=shapes["B"]) if "B" in name else poly.parse(name, A=shapes["A"])
+    assert all(window_of(program, g, host_machine()) is None for g in groups_of(program))
+
+
+def test_weights_and_sums_stay_in_registers() -> None:
+    """Three promotions: what a strip reads, the weights, the sums; each row read serves all rows it reaches."""
+    graph, _ = graph_of("Conv", (1, 8, 32, 32), (8, 1, 3, 3), attrs={"pads": [1] * 4, "group": 8})
+    schedule = schedule_for_cpu(graph.to_program(), host_machine())
+    spaces = {t.origin: t.space for t in schedule.program.tensors if t.origin}
+    assert sorted(spaces.values()) == ["l1", "reg", "reg"]
+    assert any(edit.name == "skew" for edit in schedule.log)
+    assert str(poly.Schedule.parse(str(schedule))) == str(schedule)
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+@pytest.mark.parametrize("stride", [2, 3, 4])
+def test_strided_loads_stay_inside(width: int, stride: int) -> None:
+    """Every load lies between the first and the last element, and together they hold all of them."""
+    for count in range(1, width + 1):
+        offsets = strided.loads(width, stride, count)
+        span = stride * (count - 1) + 1
+        if offsets is None:
+            assert span < width
+            continue
+        assert min(offsets) == 0 and max(offsets) + width == span
+        assert all(any(o <= stride * i < o + width for o in offsets) for i in range(count))
+
+
+@pytest.mark.parametrize("stride", [2, 3, 4, 5])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i8", "bool"])
+@pytest.mark.parametrize("size", [5, 53])
+def test_strided_reads(stride: int, dtype: str, size: int) -> None:
+    program = poly.parse(f"y[i] = x[{stride}*i + 1]", dtypes={"x": dtype}, x=(stride * size,), y=(size,))
+    x = np.arange(stride * size) % 7
+    x = x.astype({"f32": "f4", "f64": "f8", "i8": "i1", "bool": "?"}[dtype])
+    np.testing.assert_array_equal(poly.compile(program)(x), x[1::stride])
+
+
+def test_padded_strided_reads() -> None:
+    """Lanes outside the tensor are masked, those inside keep their values."""
+    program = poly.parse("y[i] = (x[2*i - 3] if 2*i >= 3 and 2*i <= 46 else 9)", x=(44,), y=(26,))
+    x = np.arange(44, dtype=np.float32)
+    padded = np.concatenate([np.full(3, 9), x, np.full(8, 9)])
+    np.testing.assert_array_equal(poly.compile(program)(x), padded[:52:2])
