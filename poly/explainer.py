@@ -22,6 +22,8 @@ from poly.scheduling.explanation import (
     explain_program,
     explain_schedule,
 )
+from poly.scheduling.io_bound import Bound, io_lower_bound
+from poly.scheduling.prediction import Prediction, predict
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import compulsory_bytes, tensor_bytes, traffic
 
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelExplanation(Explanation):
-    """`seconds`: emitting, compiling and linking; `vector_bits`: of the machine's vectors."""
+    """`seconds`: emitting, compiling and linking; `vector_bits`: of the machine's vectors.
+
+    `bounds`: for every level of `prediction` the bytes that any order of the instances moves into it, at the least.
+    """
 
     schedule: ScheduleExplanation
     machine: Machine
@@ -41,16 +46,28 @@ class KernelExplanation(Explanation):
     seconds: float
     vector_bits: int
     instructions: int
+    prediction: Prediction
+    bounds: tuple[Bound | None, ...]
 
     @property
     def document(self) -> Document:
+        p = self.prediction
+        rows = [
+            (v.name, bytes_text(v.capacity), bytes_text(v.bytes), bytes_text(b.bytes if b else None),
+             _times(v.bytes, b.bytes if b else None), "-" if v.cycles is None else count_text(int(v.cycles)))
+            for v, b in zip(p.levels, self.bounds, strict=True)
+        ]  # fmt: skip
+        heads = ("into", "capacity", "bytes", "lower bound", "of bound", "cycles")
+        least = "not known" if p.seconds is None else f"{seconds_text(p.seconds)}, limited by {p.limit}"
         facts = (
             ("machine", f"{self.machine.name}, {self.machine.cores} cores, {self.threads} used"),
             ("vectors", f"{self.vector_bits} bits, {self.machine.lanes(4)} lanes of 4 bytes"),
             ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),
+            ("operations", count_text(p.operations)),
+            ("predicted", f"{least} (caches empty at first)"),
         )
         name = self.schedule.schedule.source.name
-        return Document(f"kernel {name}", facts, (self.schedule.document,))
+        return Document(f"kernel {name}", facts, (table("predicted traffic", heads, rows), self.schedule.document))
 
 
 @dataclass(frozen=True)
@@ -210,9 +227,11 @@ def explain_kernel(kernel: Kernel) -> KernelExplanation:
     """A CPU kernel: its schedule and its code."""
     assert kernel.schedule is not None
     code = [line for line in kernel.asm.splitlines() if line.startswith("\t") and line.lstrip()[:1] not in (".", "#")]
+    prediction = predict(kernel.schedule, kernel.machine, kernel.threads)
     return KernelExplanation(
         explain_schedule(kernel.schedule), kernel.machine, kernel.threads, kernel.seconds,
-        kernel.machine.lanes(4) * 32, len(code),
+        kernel.machine.lanes(4) * 32, len(code), prediction,
+        tuple(io_lower_bound(kernel.schedule.source, level.capacity) for level in prediction.levels),
     )  # fmt: skip
 
 
