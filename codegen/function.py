@@ -40,7 +40,10 @@ class Phase:
 class Module:
     """IR text and how to call it.
 
-    Each function of `entries`, one a phase, is `i64 f(ptr args, i64 part, i64 parts)`; `entry` runs them in order.
+    The function `entry` is `i64 f(ptr args, i64 part, i64 parts, ptr team)`. It is called once by each of `parts`
+    threads at once, or by one with (0, 1, null), and runs the phases in order: of a parallel one its share, of another
+    one all where it is part 0. Between phases the parts meet: the first word at `team` points to a function
+    `i64 (i64 status, i64 parts)` that gives all of them the same status. `parallel`: which phases are shared out.
     `args` points to 8-byte slots: a pointer for each tensor of `tensors`, each free size of `parameters`, then three
     for buffers: shared memory, private memory, and bytes of private memory for each part (all aligned to 64).
     Tensors must not overlap. The result is 0, or a status (see `decode_status`).
@@ -48,7 +51,6 @@ class Module:
 
     ir: str
     entry: str
-    entries: tuple[str, ...]
     parallel: tuple[bool, ...]
     tensors: tuple[str, ...]
     parameters: tuple[str, ...]
@@ -106,10 +108,10 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
         f"; {symbol(tree.name)} for {machine.name}: "
         + ", ".join(f"%t{i} = {symbol(t.name)}" for i, t in enumerate(outside))
     ]
-    text = [*header, *globals_, *parts, *functions.values(), _entry(entry, names), *sorted(declarations)]
+    text = [*header, *globals_, *parts, *functions.values(), _entry(entry, names, phases), *sorted(declarations)]
     parallel = tuple(p.parallel for p in phases)
     tensors = tuple(t.name for t in outside)
-    return Module("\n".join(text) + "\n", entry, names, parallel, tensors, tree.parameters, statements, tree, registers)
+    return Module("\n".join(text) + "\n", entry, parallel, tensors, tree.parameters, statements, tree, registers)
 
 
 def phases_of(tree: LoopTree, registers: frozenset[str]) -> tuple[tuple[Alloc, ...], tuple[Phase, ...]]:
@@ -315,7 +317,7 @@ def _need(nodes: Sequence[Node], sizes: Mapping[str, int], stacked: frozenset[in
 
 
 def _wrapper(name: str, slots: Sequence[str]) -> str:
-    lines = [f"define i64 @{name}(ptr %args, i64 %part, i64 %parts) nounwind {{"]
+    lines = [f"define internal i64 @{name}(ptr %args, i64 %part, i64 %parts) nounwind {{"]
     arguments: list[str] = []
     for i, slot in enumerate(slots):
         kind = slot.split()[0]
@@ -325,16 +327,39 @@ def _wrapper(name: str, slots: Sequence[str]) -> str:
     return "\n".join([*lines, "  ret i64 %r", "}"])
 
 
-def _entry(entry: str, names: Sequence[str]) -> str:
-    """All phases one after the other; with several phases only for one part."""
-    lines = [f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts) nounwind {{", "  br label %b0"]
-    for i, name in enumerate(names):
+def _entry(entry: str, names: Sequence[str], phases: Sequence[Phase]) -> str:
+    """All phases one after the other, the parts meeting between them, see `Module`."""
+    lines = [
+        f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind {{",
+        "  %alone = icmp eq i64 %parts, 1",
+        "  %first = icmp eq i64 %part, 0",
+        "  br label %b0",
+    ]
+    for i, (name, phase) in enumerate(zip(names, phases, strict=True)):
+        last = i == len(names) - 1
         lines += [
             f"b{i}:",
+            f"  br i1 {'true' if phase.parallel else '%first'}, label %w{i}, label %d{i}",
+            f"w{i}:",
             f"  %r{i} = call i64 @{name}(ptr %args, i64 %part, i64 %parts)",
-            f"  %c{i} = icmp eq i64 %r{i}, 0",
-            f"  br i1 %c{i}, label %b{i + 1}, label %f{i}",
-            f"f{i}:",
-            f"  ret i64 %r{i}",
+            f"  br label %d{i}",
+            f"d{i}:",
+            f"  %s{i} = phi i64 [0, %b{i}], [%r{i}, %w{i}]",
         ]
-    return "\n".join([*lines, f"b{len(names)}:", "  ret i64 0", "}"])
+        if last:
+            lines.append(f"  ret i64 %s{i}")
+            continue
+        lines += [
+            f"  br i1 %alone, label %c{i}, label %m{i}",
+            f"m{i}:",
+            f"  %f{i} = load ptr, ptr %team, align 8",
+            f"  %a{i} = call i64 %f{i}(i64 %s{i}, i64 %parts)",
+            f"  br label %c{i}",
+            f"c{i}:",
+            f"  %t{i} = phi i64 [%s{i}, %d{i}], [%a{i}, %m{i}]",
+            f"  %ok{i} = icmp eq i64 %t{i}, 0",
+            f"  br i1 %ok{i}, label %b{i + 1}, label %x{i}",
+            f"x{i}:",
+            f"  ret i64 %t{i}",
+        ]
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,178 @@
+"""The arrays of a kernel: what each must be, careful checks with clear errors, sizes that follow from shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import Affine, Var
+from poly.codegen.call import Expected
+from poly.dtypes import numpy_dtype
+from poly.errors import PolyError, RunError
+from poly.interp_arrays import pack
+from poly.program import Program, Tensor
+from poly.relations import access_map, bound_domain, box
+from poly.sets import fix_sizes
+
+Array = npt.NDArray[np.generic]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def expected_arrays(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], shapes: Shapes, zeros: frozenset[str]
+) -> list[Expected]:
+    """What native code asks of the arrays of a call. `zeros`: outputs with elements that no statement writes."""
+    position = {t.name: k for k, t in enumerate(inputs)}
+
+    def one(t: Tensor, output: bool) -> Expected:
+        dtype, shape = numpy_dtype(t.dtype), shapes[t.name]
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        source = position.get(t.name) if output else None
+        return Expected(shape, dtype, size, None, output, t.name in zeros and source is None, source)
+
+    return [*(one(t, False) for t in inputs), *(one(t, True) for t in outputs)]
+
+
+def unwritten(program: Program | None, outputs: Sequence[Tensor]) -> frozenset[str]:
+    """The outputs that may have elements which no statement writes."""
+    return frozenset(t.name for t in outputs if program is None or not _written(program, t))
+
+
+def _written(program: Program, tensor: Tensor) -> bool:
+    everything = box(tensor.name, tensor.shape, program.parameters).intersect_params(program.context)
+    left = fix_sizes(everything, program.binding)
+    try:
+        for s in program.statements:
+            if s.external is not None or s.write.tensor != tensor.name or s.write.indirect:
+                continue
+            relation = access_map(s, s.write, program.parameters)
+            relation = fix_sizes(relation, program.binding).intersect_domain(bound_domain(program, s))
+            left = left.subtract(relation.range())
+        return left.is_empty()
+    except PolyError:
+        return False
+
+
+def typed(tensor: Tensor, array: object) -> Array:
+    """A numpy array on what was given: an array of the dtype of this tensor, anything with `__dlpack__` (its memory is
+    used), or numbers and lists of them. Raises `RunError`."""
+    expected = numpy_dtype(tensor.dtype)
+    if isinstance(array, np.ndarray | np.generic):
+        found = np.asarray(array)
+    else:
+        try:
+            if hasattr(array, "__dlpack__"):
+                found = np.from_dlpack(array)  # type: ignore[arg-type]
+            else:
+                return np.asarray(array, expected)
+        except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
+            raise RunError(
+                f"input {tensor.name}: {type(array).__name__} is no array of {tensor.dtype}: {error}"
+            ) from error
+    if found.dtype != expected:
+        hint = f"{tensor.name}.astype({expected.name!r})"
+        raise RunError(f"input {tensor.name} is {found.dtype}, expected {tensor.dtype}", hint=hint)
+    return found
+
+
+def check_shape(tensor: Tensor, array: Array, expected: tuple[int, ...], what: str) -> None:
+    """Raise `RunError` where an array has another shape than its tensor."""
+    if array.shape == expected:
+        return
+    shown = ", ".join(map(str, tensor.shape))
+    text = f"{what} {tensor.name} has shape {list(array.shape)}, expected {list(expected)}"
+    raise RunError(text if all(e.is_constant for e in tensor.shape) else f"{text} from [{shown}]")
+
+
+def results_of(
+    out: object, inputs: Sequence[Tensor], given: Sequence[Array], outputs: Sequence[Tensor], shapes: Shapes, where: str
+) -> dict[str, Array]:
+    """The arrays to write to: fresh ones of zeros, or those of `out`. Raises `RunError` where one cannot be used."""
+    if out is None:
+        return {t.name: np.zeros(shapes[t.name], numpy_dtype(t.dtype)) for t in outputs}
+    if isinstance(out, np.ndarray):
+        chosen: tuple[object, ...] = (out,)
+    elif isinstance(out, tuple | list):
+        chosen = tuple(out)  # pyright: ignore[reportUnknownVariableType]
+    else:
+        hint = "a numpy array" if len(outputs) == 1 else f"a tuple of {len(outputs)} numpy arrays"
+        raise RunError(f"out is {type(out).__name__}", where=where, hint=hint)
+    if len(chosen) != len(outputs):
+        raise RunError(f"{len(outputs)} outputs, out has {len(chosen)}", where=where)
+    results: dict[str, Array] = {}
+    for tensor, array in zip(outputs, chosen, strict=True):
+        results[tensor.name] = target = _target(tensor, array, inputs, given, shapes[tensor.name], where)
+        if any(np.may_share_memory(target, other) for name, other in results.items() if name != tensor.name):
+            raise RunError(f"out for {tensor.name} overlaps another output", where=where)
+    return results
+
+
+def _target(
+    tensor: Tensor, array: object, inputs: Sequence[Tensor], given: Sequence[Array], shape: tuple[int, ...], where: str
+) -> Array:
+    if not isinstance(array, np.ndarray) or array.dtype != numpy_dtype(tensor.dtype):
+        got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise RunError(f"out for {tensor.name} is {got}, expected {tensor.dtype}", where=where)
+    check_shape(tensor, array, shape, "out for")
+    flags = array.flags
+    if not (flags.writeable and flags.c_contiguous and flags.aligned):
+        need = {"writable": flags.writeable, "C-contiguous": flags.c_contiguous, "aligned": flags.aligned}
+        missing = ", ".join(name for name, there in need.items() if not there)
+        raise RunError(f"out for {tensor.name} is not {missing}", where=where)
+    for source, other in zip(inputs, given, strict=True):
+        same = source.name == tensor.name and other is array
+        if not same and np.may_share_memory(array, other):
+            raise RunError(
+                f"out for {tensor.name} overlaps input {source.name}", where=where, hint="pass another array"
+            )
+    return array
+
+
+def plain(array: Array) -> Array:
+    """C-contiguous and aligned, copied where it is not."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
+
+
+def constant(tensor: Tensor, array: Array, sizes: Mapping[str, int]) -> Array:
+    """The memory of a constant. Raises `RunError` for an array that does not fit."""
+    found = plain(typed(tensor, array))
+    check_shape(tensor, found, tensor.extents(sizes), "constant")
+    return pack(tensor, sizes, found)
+
+
+def infer_sizes(
+    tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], known: Mapping[str, int], names: Sequence[str]
+) -> dict[str, int]:
+    """Values of the free sizes from the shapes of the inputs. Raises `RunError` where one cannot be found."""
+    sizes = dict(known)
+    equations = [
+        (extent, length)
+        for tensor, shape in zip(tensors, shapes, strict=True)
+        if len(shape) == tensor.rank
+        for extent, length in zip(tensor.shape, shape, strict=True)
+    ]
+    missing = [n for n in names if n not in sizes]
+    while missing:
+        before = len(missing)
+        for extent, length in equations:
+            solved = _solve(extent.substitute(sizes), length)
+            if solved is not None:
+                sizes.setdefault(*solved)
+        missing = [n for n in missing if n not in sizes]
+        if len(missing) == before:
+            raise RunError(
+                f"size {missing[0]} does not follow from the shapes of the inputs", hint="bind it when compiling"
+            )
+    return sizes
+
+
+def _solve(extent: Affine, length: int) -> tuple[str, int] | None:
+    """The value of the one unknown of `extent == length`, if it has one."""
+    match extent.terms:
+        case ((Var(name), c),) if (length - extent.constant) % c == 0:
+            return name, (length - extent.constant) // c
+        case _:
+            return None
