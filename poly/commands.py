@@ -23,7 +23,8 @@ from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program, Tensor
-from poly.scheduling.groups import extract, groups_of
+from poly.scheduling.groups import extract
+from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import count_points
 from poly.sets import fix_sizes
@@ -437,7 +438,7 @@ def show(work: Work, level: Level, target: str, group: int | None, threads: int)
             return str(work.graph)
         if group is None and level == "explain":
             return _explain_graph(work.graph, target, threads)
-        work = _group_of(work, group, level)
+        work = _group_of(work, group, level, machine_of(target))
     elif group is not None:
         raise UsageError("--group is for ONNX files")
     program = work.program
@@ -462,10 +463,10 @@ def _explain_graph(graph: Graph, target: str, threads: int) -> str:
     return str(explain(engine))
 
 
-def _group_of(work: Work, group: int | None, level: Level) -> Work:
+def _group_of(work: Work, group: int | None, level: Level, machine: Machine) -> Work:
     assert work.graph is not None
     program = work.graph.to_program()
-    groups = groups_of(program)
+    groups = groups_for(program, machine)
     if group is None:
         raise UsageError(f"{level} of which group?", hint=f"--group 0 to --group {len(groups) - 1}")
     if not 0 <= group < len(groups):

@@ -21,8 +21,9 @@ from poly.graph import Array, Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program, Tensor
-from poly.scheduling.groups import Group, canonical_names, extract, groups_of, tensors_read, tensors_written
+from poly.scheduling.groups import Group, canonical_names, extract, tensors_read, tensors_written
 from poly.scheduling.placement import Block, Placement, place
+from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def build_engine(
     """Compile every group of a graph. `progress(done, all)` is called after each."""
     start = time.perf_counter()
     program = graph.to_program()
-    groups = groups_of(program)
+    groups = groups_for(program, machine)
     work = _Build(program, graph.constants, compile_unit)
     for k, group in enumerate(groups):
         work.step(group, f"group {k}")

@@ -1,6 +1,7 @@
 """Capacity: what is alive at once in each memory of a machine must fit it.
 
 A buffer lives while its `Alloc` does, so buffers inside one another add up and buffers one after another share space.
+Registers hold values, not addresses: they are in use from the first to the last statement or loop that touches them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from poly.dtypes import size_bytes
 from poly.errors import CapacityError, ScheduleError
-from poly.loops import Alloc, For, If, LoopTree, Node
+from poly.loops import Alloc, Compute, For, If, LoopTree, Node, walk
 from poly.machine import Machine, Memory
 from poly.program import Tensor
 
@@ -53,6 +54,8 @@ def peak(
     nodes: Sequence[Node], memory: Memory, machine: Machine, sizes: Mapping[str, int]
 ) -> tuple[int, tuple[Tensor, ...]]:
     """The most that is alive at once below some nodes, and what it is."""
+    if memory.kind == "register":
+        return _peak_of_values(nodes, memory, machine, sizes)
     most: tuple[int, tuple[Tensor, ...]] = (0, ())
     for node in nodes:
         if isinstance(node, Alloc | For | If):
@@ -62,3 +65,41 @@ def peak(
                 tensors = (node.tensor, *tensors)
             most = max(most, (used, tensors), key=lambda m: m[0])
     return most
+
+
+def _peak_of_values(
+    nodes: Sequence[Node], memory: Memory, machine: Machine, sizes: Mapping[str, int]
+) -> tuple[int, tuple[Tensor, ...]]:
+    flat, tensors = _opened(nodes)
+    touched = [_touched(node) for node in flat]
+    spans: dict[str, tuple[Tensor, int, int]] = {}
+    for tensor in tensors:
+        users = [k for k, names in enumerate(touched) if tensor.name in names]
+        if tensor.space == memory.name and users:
+            spans[tensor.name] = (tensor, users[0], users[-1])
+    most: tuple[int, tuple[Tensor, ...]] = (0, ())
+    for k, node in enumerate(flat):
+        alive = tuple(t for t, first, last in spans.values() if first <= k <= last)
+        inside = peak(node.body, memory, machine, sizes) if isinstance(node, For | If) else (0, ())
+        used = sum(footprint(t, memory, machine, sizes) for t in alive) + inside[0]
+        most = max(most, (used, (*alive, *inside[1])), key=lambda m: m[0])
+    return most
+
+
+def _opened(nodes: Sequence[Node]) -> tuple[list[Node], list[Tensor]]:
+    """The statements and loops of a sequence, and what is allocated around some of them."""
+    flat: list[Node] = []
+    tensors: list[Tensor] = []
+    for node in nodes:
+        if isinstance(node, Alloc):
+            inner, more = _opened(node.body)
+            flat += inner
+            tensors += [node.tensor, *more]
+        else:
+            flat.append(node)
+    return flat, tensors
+
+
+def _touched(node: Node) -> frozenset[str]:
+    inside = (n for n in walk((node,)) if isinstance(n, Compute))
+    return frozenset(a.tensor for n in inside for a in (n.write, *n.reads))

@@ -18,11 +18,13 @@ from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_choice import plan_of
 from poly.scheduling.cpu_plan import Plan
+from poly.scheduling.cpu_rows import row_plan, schedule_rows
 from poly.scheduling.cpu_tile import tile_group
 from poly.scheduling.cpu_window import schedule_window, window_of
 from poly.scheduling.edits import settle, unchecked
-from poly.scheduling.groups import Group, groups_of
+from poly.scheduling.groups import Group
 from poly.scheduling.legality import carried
+from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
 
 
@@ -32,7 +34,7 @@ def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Sc
     All groups are checked together; only where that refuses is each checked alone, and those that cannot be scheduled
     keep the program's own order.
     """
-    groups = [g for g in groups_of(program) if _has_plan(g)]
+    groups = [g for g in groups_for(program, machine) if _has_plan(g)]
     try:
         schedule = unchecked(Schedule(program))
         for group in groups:
@@ -45,13 +47,15 @@ def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Sc
 def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) -> Schedule:
     """Like `schedule_for_cpu`, each group checked alone, for legality and for fitting the machine's memories."""
     schedule = Schedule(program)
-    for group in (g for g in groups_of(program) if _has_plan(g)):
+    groups = [g for g in groups_for(program, machine) if _has_plan(g)]
+    while groups:
+        group = groups.pop(0)
         try:
             candidate = settle(schedule_group(unchecked(schedule), group, machine, threads))
             check_capacity(candidate.lower(), machine)
             schedule = candidate
         except ScheduleError:
-            continue
+            groups[:0] = group.parts
     return schedule
 
 
@@ -61,6 +65,8 @@ def _has_plan(group: Group) -> bool:
 
 def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
     """Fuse, split, tile, promote and mark one group inside a schedule."""
+    if group.parts:
+        return _schedule_parts(schedule, group, machine, threads)
     window = window_of(schedule.program, group, machine)
     if window is not None:
         try:
@@ -78,6 +84,17 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
         tiled = tile_group(_with_padding(schedule, group, plan), group, plan, machine)
     tiled = keep_values(tiled, group, machine)
     return _parallel(tiled, group, threads) if threads > 1 else tiled
+
+
+def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
+    """A group of rows as one nest, or where its statements have no common way to run along rows, as its parts."""
+    rows = row_plan(schedule.program, group, machine)
+    if rows is None:
+        for part in group.parts:
+            schedule = schedule_group(schedule, part, machine, threads)
+        return schedule
+    fused = keep_values(schedule_rows(schedule, group, rows, machine), group, machine)
+    return _parallel(fused, group, threads) if threads > 1 else fused
 
 
 def _with_padding(schedule: Schedule, group: Group, plan: Plan) -> Schedule:

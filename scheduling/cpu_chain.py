@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import islpy as isl
+
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Program
+from poly.relations import expressions_map
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule, common_prefix, statements_of
+from poly.sets import fix_sizes
 
 MOST_VECTORS = 4  # that one tensor takes
 
@@ -59,9 +63,16 @@ def _fused_inward(schedule: Schedule, group: Group, first: str, second: str) -> 
         same = _by_axes(schedule, group, first, left) == _by_axes(schedule, group, second, right)
         plain = schedule.kind(left) == schedule.kind(right) in ("serial", "unroll")
         alone = schedule.under(right) == (second,) and all(_assigns(schedule, n) for n in schedule.under(left))
-        if not (same and plain and alone):
+        if not (same and plain and alone and _values(schedule, first, left).is_equal(_values(schedule, second, right))):
             return schedule
         schedule = schedule.fuse(left, right)
+
+
+def _values(schedule: Schedule, name: str, loop: str) -> isl.Set:
+    """What a loop and those around it run over for a statement."""
+    program, nest = schedule.program, schedule.nests[name]
+    loops = nest.expressions(nest.names[: nest.names.index(loop) + 1])
+    return fix_sizes(expressions_map(program.statement[name], loops, program.parameters), program.binding).range()
 
 
 def _by_axes(schedule: Schedule, group: Group, name: str, loop: str) -> Affine:

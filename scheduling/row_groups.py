@@ -72,6 +72,9 @@ class _Facts:
             return None
         axes = {s.name: tuple(first.axes[s.name][a] for a in pairs) for s in first.statements}
         axes |= {s.name: tuple(second.axes[s.name][p] for p in pairs.values()) for s in second.statements}
+        reductions = [s for g in (first, second) for s in g.statements if s.combiner is not None]
+        if any(set(axes[s.name]) != _names(s.write) for s in reductions):
+            return None
         made = {t: _without(places, pairs) for t, places in first.made.items()}
         for s in second.statements:
             made[s.write.tensor] = tuple(

@@ -1,0 +1,137 @@
+"""Groups of rows: which chains are joined, that memory sees inputs and results once, results over ragged lengths."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import poly
+from poly.interp import run_program
+from poly.loops import Alloc, Compute
+from poly.machine import Engine, Machine, Memory
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.groups import groups_of
+from poly.scheduling.row_groups import groups_for, row_groups
+from poly.scheduling.schedule import Schedule
+
+AVX2 = Machine(
+    "avx2", "cpu",
+    (
+        Memory("dram", None, "dram"), Memory("l2", 512 * 1024, "cache"), Memory("l1", 32 * 1024, "cache"),
+        Memory("reg", 16, "register"),
+    ),
+    (Engine("core", "core", lanes=8),),
+)  # fmt: skip
+SOFTMAX = "m[i] max= x[i,j]; e[i,j] = exp(x[i,j] - m[i]); s[i] += e[i,j]; y[i,j] = e[i,j] / s[i]"
+LAYERNORM = (
+    "s[i] += x[i,j]; m[i] = s[i] / 64; q[i] += (x[i,j] - m[i]) * (x[i,j] - m[i]); "
+    "r[i] = 1 / sqrt(q[i] / 64 + 0.00001); y[i,j] = (x[i,j] - m[i]) * r[i] * g[j] + b[j]"
+)
+
+
+def made_in_memory(schedule: Schedule) -> set[str]:
+    """Tensors in memory, not promoted, that the loops write."""
+    tree = schedule.lower()
+    buffers = {n.tensor.name for n in tree.nodes() if isinstance(n, Alloc)}
+    return {n.write.tensor for n in tree.nodes() if isinstance(n, Compute)} - buffers
+
+
+def agrees(program: Program, arrays: dict[str, np.ndarray], threads: int = 1) -> None:
+    """Compiled results against the interpreter's, NaN where it has NaN."""
+    expected = run_program(program, arrays)
+    kernel = poly.compile(program, threads=threads)
+    found = kernel(*[arrays[t.name] for t in program.inputs])
+    results = found if isinstance(found, tuple) else (found,)
+    for tensor, result in zip(program.outputs, results, strict=True):
+        np.testing.assert_allclose(result, expected[tensor.name], rtol=3e-6, atol=1e-6)
+
+
+def test_softmax_is_one_group_of_rows() -> None:
+    program = poly.parse(SOFTMAX, x=(12, 100))
+    assert len(groups_of(program)) == 4
+    (group,) = groups_for(program, AVX2)
+    assert len(group.parts) == 4 and group.box == ((0, 11),)
+    assert {group.axes[s.name] for s in program.statements} == {("i",)}
+
+
+def test_memory_sees_inputs_and_results_only() -> None:
+    for text, shapes in ((SOFTMAX, {"x": (12, 100)}), (LAYERNORM, {"x": (12, 64), "g": (64,), "b": (64,)})):
+        schedule = schedule_for_cpu(poly.parse(text, **shapes), AVX2)
+        assert made_in_memory(schedule) == {"y"}
+        assert all(t.role != "temporary" or t.origin for t in schedule.program.tensors)
+        assert "rfactor" in schedule.script
+
+
+def test_contractions_keep_a_group_to_themselves() -> None:
+    program = poly.parse(
+        "c[i,j] += x[i,k] * w[k,j]; m[i] max= c[i,j]; e[i,j] = c[i,j] - m[i]", x=(64, 64), w=(64, 64)
+    )
+    assert [len(g.statements) for g in groups_for(program, AVX2)] == [2, 3]
+
+
+def test_rows_that_do_not_fit_a_cache_are_not_joined() -> None:
+    program = poly.parse(SOFTMAX, x=(4, 1 << 20))
+    assert len(groups_for(program, AVX2)) == 4
+    assert len(row_groups(program, 1 << 30)) == 1
+
+
+def test_a_small_factor_is_no_reason_to_join() -> None:
+    program = poly.parse("s[n,c] = 2 * a[n,c]; y[n,c,h] = x[n,c,h] * s[n,c]", a=(2, 8), x=(2, 8, 100))
+    assert all(not g.parts for g in groups_for(program, AVX2))
+
+
+def test_an_accelerator_keeps_its_groups() -> None:
+    program = poly.parse(SOFTMAX, x=(12, 100))
+    assert len(groups_for(program, Machine("m", "accelerator", (Memory("dram", None, "dram"),), ()))) == 4
+
+
+def test_values_of_a_chain_stay_in_registers() -> None:
+    text = "a[i,j] = x[i,j] * y[i,j]; b[i,j] = a[i,j] + x[i,j]; c[i,j] = max(b[i,j], 0)"
+    program = poly.parse(text, x=(9, 37), y=(9, 37))
+    schedule = schedule_for_cpu(program, AVX2)
+    assert made_in_memory(schedule) == {"c"}
+    assert {t.space for t in schedule.program.tensors if t.origin} == {"reg"}
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 7, 8, 9, 16, 33, 64, 65, 100, 257])
+def test_softmax_over_lengths(length: int) -> None:
+    x = np.random.default_rng(length).standard_normal((5, length)).astype("f4")
+    agrees(poly.parse(SOFTMAX, x=x.shape), {"x": x}, 1 + length % 2)
+
+
+def test_infinities_and_nan_in_rows() -> None:
+    x = np.random.default_rng(0).standard_normal((6, 45)).astype("f4")
+    x[1, 7], x[2, 44], x[3, :], x[4, 0] = np.inf, np.nan, -np.inf, -np.inf
+    agrees(poly.parse("m[i] max= x[i,j]; n[i] min= x[i,j]; y[i,j] = x[i,j] - m[i] * n[i]", x=x.shape), {"x": x})
+
+
+STEPS = (
+    "{a}[i] += {r}[i,j]", "{a}[i] max= {r}[i,j]", "{a}[i] min= {r}[i,j] + {s}[i]", "{a}[i] += {r}[i,j] * {q}[i,j]",
+    "{a}[i,j] = {r}[i,j] - {s}[i]", "{a}[i,j] = {r}[i,j] + {q}[i,j]", "{a}[i] = {s}[i] + {t}[i]",
+    "{a}[i,j] = {r}[i,j] * g[j]",
+)  # fmt: skip
+
+
+@st.composite
+def row_programs(draw: st.DrawFn) -> tuple[str, int, int]:
+    """Statements over one row after another: each makes a row or a value of one from those before."""
+    rows, values, lines = ["x"], ["v"], list[str]()
+    for k in range(draw(st.integers(2, 6))):
+        step = draw(st.sampled_from(STEPS))
+        name = f"t{k}"
+        pick = {"r": rows, "q": rows, "s": values, "t": values}
+        lines.append(step.format(a=name, **{n: draw(st.sampled_from(of)) for n, of in pick.items()}))
+        (rows if step.startswith("{a}[i,j]") else values).append(name)
+    lines.append(f"y[i,j] = {rows[-1]}[i,j] + {values[-1]}[i]")
+    return "; ".join(lines), draw(st.integers(1, 5)), draw(st.integers(1, 40))
+
+
+@settings(max_examples=15, derandomize=True, deadline=None)
+@given(row_programs())
+def test_random_row_programs(case: tuple[str, int, int]) -> None:
+    text, rows, length = case
+    random = np.random.default_rng(length)
+    shapes = {"x": (rows, length), "v": (rows,), "g": (length,)}
+    used = {n: random.integers(-2, 3, s).astype("f4") for n, s in shapes.items() if f"{n}[" in text.replace("max", "")}
+    agrees(poly.parse(text, **{n: shapes[n] for n in used}), used)
