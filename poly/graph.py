@@ -6,7 +6,7 @@ compiler only looks at the one `Program` that `to_program` gives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -43,7 +43,8 @@ class Graph:
     """`tensors`: the model's edges (inputs, outputs, constants, temporaries); `constants`: arrays of the constant ones.
 
     Nodes are in execution order. Arrays are referenced, never copied, and must not be written. `labels`: the names in
-    the model's file, by tensor name (which are made to fit the text forms).
+    the model's file, by tensor name (which are made to fit the text forms). `literal`: of a graph with free sizes, the
+    graph that the front end makes for given ones.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Graph:
     context: isl.Set = field(default_factory=lambda: isl.Set("{ : }"))
     sizes: tuple[tuple[str, int], ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    literal: Callable[[Mapping[str, int]], Graph] | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def tensor(self) -> Mapping[str, Tensor]:
