@@ -64,9 +64,7 @@ def _load_registers(s: State, access: Access, statement: str) -> Value:
     elif stride == 1:
         value = s.registers.vector(access.tensor, at, s.lanes.width, s.lanes.count)
     else:
-        items = [s.registers.scalar(access.tensor, at + stride * i) for i in range(s.lanes.count)]
-        dtype = s.tensors[access.tensor].dtype
-        value = None if None in items else s.ops.gather(items, s.lanes.width, dtype)
+        value = s.registers.strided(access.tensor, at, stride, s.lanes.width, s.lanes.count)
     if value is None:
         raise UnsupportedError(
             f"register element {access.tensor}[{at}] is read before it is written", where=f"statement {statement}"
@@ -256,11 +254,20 @@ def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: B
 
 
 def store(
-    s: State, access: Access, value: Value, combine: Combine | None, values: dict[int, Value], statement: str
+    s: State,
+    access: Access,
+    value: Value,
+    combine: Combine | None,
+    neutral: Const,
+    values: dict[int, Value],
+    statement: str,
 ) -> None:
-    """Write a value, or merge it into what is there; lane after lane where lanes share an element."""
+    """Write a value, or merge it into what is there (`neutral` leaves that unchanged).
+
+    Lanes that all merge into one element are reduced first, halves by halves; others that share one go one by one.
+    """
     if s.in_registers(access.tensor):
-        return _store_registers(s, access, value, combine, statement)
+        return _store_registers(s, access, value, combine, neutral, statement)
     tensor = s.tensors[access.tensor]
     subscripts = _subscripts(s, access, values, True, statement, WRITE)
     try:
@@ -270,7 +277,7 @@ def store(
         address, stride = None, None
     if address is not None and stride == 0:
         pointer = _pointer(s, tensor, address)
-        new = _fold(s, value, combine, lambda: _raw_load(s, tensor, pointer))
+        new = _fold(s, value, combine, neutral, lambda: _raw_load(s, tensor, pointer))
         _raw_store(s, tensor, pointer, new)
     elif address is not None and stride == 1:
         _store_vector(s, tensor, _pointer(s, tensor, address.at(0)), value, combine)
@@ -283,20 +290,33 @@ def _raw_store(s: State, tensor: Tensor, pointer: str, value: Value) -> None:
     s.writer.emit(f"store {kind} {_to_memory(s, value)}, ptr {pointer}, align {size_bytes(tensor.dtype)}")
 
 
-def _fold(s: State, value: Value, combine: Combine | None, old: Callable[[], Value]) -> Value:
-    """What one element becomes when all active lanes write it, in order."""
+def _fold(s: State, value: Value, combine: Combine | None, neutral: Const, old: Callable[[], Value]) -> Value:
+    """What one element becomes when all active lanes write it: the last one's, or the lanes reduced and merged."""
     if s.lanes is None:
         return value if combine is None else combine(old(), value)
+    if combine is not None:
+        return combine(old(), _reduced(s, s.ops.splat(value, s.lanes.width), combine, neutral))
     mask = s.lanes.runtime_mask
-    if combine is None and (not value.lanes or mask is None):
+    if not value.lanes or mask is None:
         return s.ops.lane(value, s.lanes.count - 1) if value.lanes else value
-    total = s.ops.lane(value, 0) if combine is None else old()
+    total = s.ops.lane(value, 0)
     for i in range(s.lanes.count):
+        bit = lane_bit(s, Value("bool", s.lanes.width, mask), i)
         item = s.ops.lane(value, i)
-        new = item if combine is None else combine(total, item)
-        bit = lane_bit(s, Value("bool", s.lanes.width, mask), i) if mask else True
-        total = new if isinstance(bit, bool) else s.ops.select(bit, new, total)
+        total = item if isinstance(bit, bool) else s.ops.select(bit, item, total)
     return total
+
+
+def _reduced(s: State, value: Value, combine: Combine, neutral: Const) -> Value:
+    """The active lanes combined: one half with the other until one is left. (The combiner is associative.)"""
+    assert s.lanes is not None
+    if s.lanes.mask is not None:
+        rest = s.ops.const(value.dtype, neutral.value, value.lanes)
+        value = s.ops.select(Value("bool", value.lanes, s.lanes.mask), value, rest)
+    while value.lanes > 2:
+        half = value.lanes // 2
+        value = combine(s.ops.part(value, 0, half), s.ops.part(value, half, half))
+    return combine(s.ops.lane(value, 0), s.ops.lane(value, 1))
 
 
 def _store_vector(s: State, tensor: Tensor, pointer: str, value: Value, combine: Combine | None) -> None:
@@ -366,12 +386,14 @@ def _store_lanes(
         s.writer.label(end)
 
 
-def _store_registers(s: State, access: Access, value: Value, combine: Combine | None, statement: str) -> None:
+def _store_registers(
+    s: State, access: Access, value: Value, combine: Combine | None, neutral: Const, statement: str
+) -> None:
     tensor = access.tensor
     at, stride = register_place(s, access, statement)
     old = _load_registers(s, access, statement) if combine is not None else None
     if s.lanes is None or stride == 0:
-        new = _fold(s, value, combine, lambda: old if old is not None else value)
+        new = _fold(s, value, combine, neutral, lambda: old if old is not None else value)
         s.registers.set_scalar(tensor, at, new)
         return
     lanes = s.lanes

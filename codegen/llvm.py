@@ -21,7 +21,7 @@ from poly.codegen.text import Region, value_type
 from poly.codegen.values import Value
 from poly.dtypes import is_float
 from poly.errors import UnsupportedError
-from poly.expr import Apply, reads_of
+from poly.expr import Apply, Const, reads_of
 from poly.loops import Alloc, Compute, External, For, If, Node, Sync, walk
 from poly.program import ReadIndex, Tensor
 
@@ -87,7 +87,8 @@ class Walker:
             value, combine = self._update(node, values, target)
         except UnsupportedError as error:
             raise UnsupportedError(error.message, where=f"statement {node.statement}", hint=error.hint) from None
-        store(s, node.write, value, combine, values, node.statement)
+        neutral = Const(0) if node.combiner is None else node.combiner.identity(target)
+        store(s, node.write, value, combine, neutral, values, node.statement)
 
     def _update(
         self, node: Compute, values: dict[int, Value], dtype: str

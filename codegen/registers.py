@@ -5,9 +5,10 @@ An entry is a scalar for one element, or a vector for the elements `start .. sta
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from poly.codegen import transpose
 from poly.codegen.text import value_type
 from poly.codegen.values import Ops, Value
 
@@ -56,11 +57,49 @@ class Registers:
         entry = self.entries.get((tensor, at))
         if entry is not None and entry.value.lanes == lanes and entry.count >= count:
             return entry.value
-        items = [self.scalar(tensor, at + i) for i in range(count)]
+        return self._across(tensor, at, lanes, count) or self._gathered(tensor, range(at, at + count), lanes)
+
+    def strided(self, tensor: str, at: int, stride: int, lanes: int, count: int) -> Value | None:
+        """The elements at, at + stride, ... as a vector; None where one was never written.
+
+        Where they are one column of several vectors, a network of shuffles gives it that all its columns share.
+        """
+        places = range(at, at + stride * count, stride)
+        starts = [self.owner[tensor, p] for p in places if (tensor, p) in self.owner]
+        rows = [self.entries[tensor, start].value for start in starts]
+        if len(starts) == count and len(set(starts)) == 1 and rows[0].lanes:
+            return self.ops.shuffle(rows[0], None, [*(p - starts[0] for p in places), *[None] * (lanes - count)])
+        if len(set(starts)) == count > 1:
+            width, column = rows[0].lanes, at - starts[0]
+            alike = all(r.lanes == width and p - s == column for r, p, s in zip(rows, places, starts, strict=True))
+            if alike and width > 1 and width & (width - 1) == 0:
+                return transpose.column(self.ops, rows, column, lanes)
+        return self._gathered(tensor, places, lanes)
+
+    def _gathered(self, tensor: str, places: Sequence[int], lanes: int) -> Value | None:
+        items = [self.scalar(tensor, place) for place in places]
         if any(item is None for item in items):
             return None
         dtype = next(item.dtype for item in items if item is not None)
         return self.ops.gather(items, lanes, dtype)
+
+    def _across(self, tensor: str, at: int, lanes: int, count: int) -> Value | None:
+        """Elements that are part of one vector, or all of several of one width, by shuffles; None where they are not."""
+        start = self.owner.get((tensor, at))
+        if start is None or not (width := self.entries[tensor, start].value.lanes):
+            return None
+        entry = self.entries[tensor, start]
+        if at + count <= start + entry.count:
+            return self.ops.shuffle(entry.value, None, [at - start + i if i < count else None for i in range(lanes)])
+        parts = [self.entries.get((tensor, at + k)) for k in range(0, count, width)]
+        whole = [p.value for p in parts if p is not None and p.value.lanes == width and p.count == width]
+        if count % width or len(whole) < len(parts) or lanes % width:
+            return None
+        whole += [Value(whole[0].dtype, width, "poison")] * (lanes // width - len(whole))
+        while len(whole) > 1:
+            pairs = zip(whole[::2], whole[1::2], strict=True)
+            whole = [self.ops.shuffle(a, b, range(2 * a.lanes)) for a, b in pairs]
+        return whole[0]
 
     def read(self, place: Place, like: Entry) -> Value | None:
         """What lies at a place, in the form of another entry."""

@@ -80,6 +80,20 @@ class Ops:
             a.dtype, 0, self.writer.value(f"extractelement {value_type(a.dtype, a.lanes)} {a.text}, i64 {index}")
         )
 
+    def shuffle(self, a: Value, b: Value | None, places: Sequence[int | None]) -> Value:
+        """The lanes of two vectors at places (those of `b` follow those of `a`; None: any); reused where it is there."""
+        kind = value_type(a.dtype, a.lanes)
+        mask = ", ".join("i32 poison" if p is None else f"i32 {p}" for p in places)
+        other = "poison" if b is None else b.text
+        text = f"shufflevector {kind} {a.text}, {kind} {other}, <{len(places)} x i32> <{mask}>"
+        return Value(a.dtype, len(places), self.writer.cached(text))
+
+    def part(self, a: Value, start: int, count: int) -> Value:
+        """The lanes start .. start + count - 1."""
+        if a.literal is not None:
+            return self.const(a.dtype, a.literal, count)
+        return self.shuffle(a, None, range(start, start + count))
+
     def gather(self, lanes: Sequence[Value | None], width: int, dtype: str) -> Value:
         """A vector from scalars; lanes that are None or missing are 0."""
         text = "poison" if len(lanes) == width and None not in lanes else "zeroinitializer"

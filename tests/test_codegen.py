@@ -428,13 +428,65 @@ def test_layouts_are_packed_at_the_border() -> None:
 
 
 @pytest.mark.parametrize("combiner", ["+", "*", "max", "min"])
-@pytest.mark.parametrize("extent", [1, 5, 8])
-def test_reduction_over_lanes_is_ordered(combiner: str, extent: int) -> None:
-    x = np.random.default_rng(4).normal(size=extent).astype(np.float32)
-    start = compute("start", at("y", 0), [], Const(1.5))
+@pytest.mark.parametrize("extent", [1, 5, 8, 37])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i64", "i8", "u16"])
+def test_reduction_over_lanes(combiner: str, extent: int, dtype: str) -> None:
+    x = integers(extent, dtype=dtype, low=1, high=3)
+    start = compute("start", at("y", 0), [], Const(2))
     update = compute("update", at("y", 0), [at("x", "i")], Read(0), combiner)
-    shapes = (tensor("x", extent, role="input"), tensor("y", 1, role="output"))
+    if combiner == "*" and extent > 8 and dtype == "f16":
+        x[8:] = 1
+    shapes = (tensor("x", extent, dtype=dtype, role="input"), tensor("y", 1, dtype=dtype, role="output"))
     check(LoopTree("f", shapes, (start, loop("i", 0, extent, update, kind="vector"))), x)
+
+
+@pytest.mark.parametrize("combiner", ["and", "or"])
+def test_reduction_of_bools_over_lanes(combiner: str) -> None:
+    start = compute("start", at("y", 0), [], Const(combiner == "and"))
+    update = compute("update", at("y", 0), [at("x", "i")], Read(0), combiner)
+    shapes = (tensor("x", 6, dtype="bool", role="input"), tensor("y", 1, dtype="bool", role="output"))
+    tree = LoopTree("f", shapes, (start, loop("i", 0, 6, update, kind="vector")))
+    for x in (np.zeros(6, bool), np.ones(6, bool), np.arange(6) == 5):
+        check(tree, x)
+
+
+def test_reduction_over_lanes_that_are_known_when_running() -> None:
+    start = compute("start", at("y", "r"), [], Const(5))
+    update = compute("update", at("y", "r"), [at("x", "i")], Read(0), "min")
+    lanes = loop("i", 0, [var("r"), Affine.of(8)], update, kind="vector")
+    shapes = (tensor("x", 8, role="input"), tensor("y", 12, role="output"))
+    check(LoopTree("f", shapes, (loop("r", 0, 12, start, lanes),)), integers(8))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "i16", "u8", "bool"])
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (5, 8), (16, 16), (4, 16), (16, 4), (8, 24), (3, 2), (2, 8)])
+def test_registers_read_across(dtype: str, rows: int, columns: int) -> None:
+    width = next(w for w in (16, 8, 4, 2) if columns % w == 0)
+    x = integers(rows, columns, dtype=dtype, low=0, high=2 if dtype == "bool" else 100)
+    column = var("q") * width + var("v")
+    fill = loop("v", 0, width, compute("fill", at("R", "u", column), [at("x", "u", column)], Read(0)), kind="vector")
+    fill = loop("u", 0, rows, loop("q", 0, columns // width, fill, kind="unroll"), kind="unroll")
+    across = loop("v", 0, rows, compute("turn", at("y", "j", "v"), [at("R", "v", "j")], Read(0)), kind="vector")
+    across = loop("j", 0, columns, across, kind="unroll")
+    given = tensor("x", rows, columns, dtype=dtype, role="input")
+    shapes = (given, tensor("y", columns, rows, dtype=dtype, role="output"))
+    tree = LoopTree("f", shapes, (Alloc(tensor("R", rows, columns, dtype=dtype, space="reg"), (fill, across)),))
+    np.testing.assert_array_equal(check(tree, x), x.T)
+    if dtype == "f32" and rows == columns == 8:
+        assert emit(tree, HOST, "f").count("shufflevector") == 24
+        assert "insertelement" not in emit(tree, HOST, "f")
+
+
+def test_wide_lanes_are_whole_vectors_side_by_side() -> None:
+    fill = loop("v", 0, 8, compute("fill", at("R", 8 * var("q") + var("v")), [at("x", 8 * var("q") + var("v"))],
+                                   Read(0)), kind="vector")  # fmt: skip
+    start = compute("start", at("y", 0), [], Const(1))
+    total = loop("v", 0, 24, compute("total", at("y", 0), [at("R", "v")], Read(0), "+"), kind="vector")
+    body = (start, loop("q", 0, 3, fill, kind="unroll"), total)
+    shapes = (tensor("x", 24, role="input"), tensor("y", 1, role="output"))
+    tree = LoopTree("f", shapes, (Alloc(tensor("R", 24, space="reg"), body),))
+    check(tree, integers(24))
+    assert "insertelement" not in emit(tree, HOST, "f")
 
 
 def test_lanes_that_share_an_element() -> None:
