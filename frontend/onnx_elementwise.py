@@ -9,7 +9,7 @@ import numpy as np
 
 from poly.affine import var
 from poly.dtypes import is_float, is_integer, numpy_dtype
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import NoCompiledForm, Notation
 from poly.frontend.onnx_terms import Term, Value, fn, literal, python_scalar
 
 Row = Callable[[Notation], None]
@@ -86,9 +86,9 @@ def identity(b: Notation) -> None:
 def dropout(b: Notation) -> None:
     """Inference: the input itself; the mask, where it is used, is all true."""
     x = b.input(0)
-    training = b.optional(2)
-    if training is not None and (training.array is None or bool(training.array.reshape(-1)[0])):
-        raise b.fail("training mode is random", "export the model for inference")
+    training = b.optional(2) is not None and bool(b.constant_ints(2)[0])
+    if training and (b.optional(1) is None or bool(np.any(b.constant(1)))):
+        b.supported(False, "training mode is random", "export the model for inference")
     b.alias(x)
     if b.wants(1):
         mask = b.output(x.shape, "bool" if b.opset >= 10 else x.dtype, 1)
@@ -128,7 +128,7 @@ def onnx_dtype(b: Notation, number: int) -> str:
     """The dtype name of a TensorProto.DataType. Raises `OnnxError` where there is none."""
     found = ONNX_DTYPES.get(number)
     if found is None:
-        raise b.fail(f"data type {number} has no compiled form", "strings and 4-bit types are not supported")
+        raise NoCompiledForm(f"data type {number} has no compiled form", "strings are not supported")
     return found
 
 

@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine
+from poly.arguments import checks_kinds
 from poly.dtypes import dtype_name, numpy_dtype
 from poly.errors import OnnxError, PolyError
 from poly.expr import Const
 from poly.frontend.onnx_fold import Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model, tensor_array
-from poly.frontend.onnx_notation import Call, NoCompiledForm, Notation
+from poly.frontend.onnx_notation import Call, NeedsValue, NoCompiledForm, Notation
 from poly.frontend.onnx_operators import OPERATORS
 from poly.frontend.onnx_reference import make_external
 from poly.frontend.onnx_terms import Names, Shape, Value
@@ -36,22 +37,33 @@ Array = npt.NDArray[np.generic]
 Fate = Literal["compiled", "expanded", "folded", "inlined", "fallback", "refused", "not reached"]
 
 
+@checks_kinds(OnnxError)
 def from_onnx(
     path: str | Path | onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
+    ranges: Mapping[str, tuple[int, int]] | None = None,
 ) -> Graph:
-    """Read a model. Its dynamic extents must be bound.
+    """Read a model. Its dynamic extents must be bound, or stay free in `ranges`.
 
-    `shapes` maps an input's name to its shape, or the name of a dynamic dimension to its extent. `constants` fixes the
+    `ranges` maps the name of a dynamic dimension to its least and greatest extent; it becomes a size of the graph, and
+    one compilation serves them all (`poly.frontend.onnx_symbolic`). `shapes` maps an input's name to its shape, or the name of a dynamic dimension to its extent. `constants` fixes the
     content of inputs (lengths, flags), which then are inputs no longer. The graph's tensors have mangled names;
     `Graph.labels` gives the names in the file. Initialisers are referenced, not copied. Raises `OnnxError`.
     """
     model = load_model(path)
-    importer = _Importer(model)
-    importer.declare_inputs(dict(shapes or {}), dict(constants or {}))
-    importer.walk(model.graph.node)
-    return importer.graph()
+
+    def at(sizes: Mapping[str, int]) -> Graph:
+        importer = Importer(model)
+        importer.declare_inputs({**(shapes or {}), **sizes}, dict(constants or {}))
+        importer.walk(model.graph.node)
+        return importer.graph()
+
+    if not ranges:
+        return at({})
+    from poly.frontend.onnx_symbolic import symbolic_graph
+
+    return symbolic_graph(at, ranges, model.graph.name)
 
 
 @dataclass(frozen=True)
@@ -83,17 +95,30 @@ def survey_onnx(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
 ) -> Survey:
     """Import a model and go on behind nodes that are refused. Raises `OnnxError` for what is wrong with its inputs."""
-    importer = _Importer(model)
+    importer = Importer(model)
     importer.declare_inputs(shapes, constants)
     fates = importer.survey(model.graph.node)
     return Survey(importer.graph(partial=True), fates)
 
 
-class _Importer:
-    """The state of one import: values by their names in the file, nodes so far, arrays of constants."""
+class Interrupted(Exception):
+    """An import by stages stops before a node. `value`: whose content it needs; None: it has no static form at all."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, reason: str, value: Value | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.value = reason, value
+
+
+class Importer:
+    """The state of one import: values by their names in the file, nodes so far, arrays of constants.
+
+    `staged`: what only the run can tell raises `Interrupted`, instead of an error or an external statement.
+    """
+
+    def __init__(self, model: onnx.ModelProto, *, staged: bool = False) -> None:
         self._model = model
+        self._staged = staged
+        self._origins: dict[str, frozenset[str]] = {}
         self._schemas = Schemas(model.opset_import, model.ir_version)
         self._names = Names()
         self._values: dict[str, Value] = {}
@@ -111,27 +136,34 @@ class _Importer:
         graph = self._model.graph
         if graph.sparse_initializer:
             raise OnnxError("sparse initialisers have no compiled form", where=f"model {graph.name!r}")
-        initialisers = {i.name for i in graph.initializer}
+        overridden = {*shapes, *constants}
+        initialisers = {i.name for i in graph.initializer} - overridden
         wanted = [i for i in graph.input if i.name not in initialisers]
         unknown = sorted(set(constants) - {i.name for i in wanted})
         if unknown:
             raise OnnxError(f"no input {unknown[0]!r}", hint=f"inputs: {', '.join(i.name for i in wanted)}")
         for info, (shape, dtype) in zip(wanted, input_shapes(wanted, shapes, constants), strict=True):
             if info.name in constants:
-                self._constant(info.name, _checked(info.name, np.asarray(constants[info.name]), shape, dtype))
-                continue
-            value = Value(self._names.fresh(info.name), shape, dtype)
-            self._define(info.name, value)
-            self._inputs.append(Tensor(value.name, _affine(shape), dtype, "input"))
+                self.constant(info.name, _checked(info.name, np.asarray(constants[info.name]), shape, dtype))
+            else:
+                self.input(info.name, shape, dtype)
         for initialiser in graph.initializer:
-            where = f"initialiser {initialiser.name!r}"
-            self._constant(initialiser.name, tensor_array(initialiser, where))
+            if initialiser.name in initialisers:
+                self.constant(initialiser.name, tensor_array(initialiser, f"initialiser {initialiser.name!r}"))
+
+    def input(self, name: str, shape: Shape, dtype: str) -> None:
+        """Declare a tensor that comes in at run time."""
+        value = Value(self._names.fresh(name), shape, dtype)
+        self._define(name, value)
+        self._inputs.append(Tensor(value.name, _affine(shape), dtype, "input"))
+        self._origins[value.name] = frozenset({name})
 
     def _define(self, name: str, value: Value) -> None:
         self._values[name] = value
         self._labels.setdefault(value.name, name)
 
-    def _constant(self, name: str, array: Array) -> Value:
+    def constant(self, name: str, array: Array) -> Value:
+        """Declare a tensor whose content is known. Raises `OnnxError` where its dtype has no compiled form."""
         try:
             dtype = dtype_name(array.dtype)
         except PolyError as error:
@@ -147,6 +179,19 @@ class _Importer:
         for proto in nodes:
             self._node(proto)
             self._serial += 1
+
+    def node(self, proto: onnx.NodeProto) -> None:
+        """Import one node. Raises `OnnxError`; staged: `Interrupted`."""
+        self._node(proto)
+        self._serial += 1
+
+    def known(self, name: str) -> Array | None:
+        """The content of a value, where it does not depend on the run."""
+        return self._values[name].array
+
+    def origins(self, value: Value) -> frozenset[str]:
+        """The inputs of the import that a value depends on."""
+        return self._origins.get(value.name, frozenset())
 
     def survey(self, nodes: Iterable[onnx.NodeProto]) -> tuple[NodeFate, ...]:
         """As `walk`; the outputs of a refused node become inputs where their shapes are known."""
@@ -188,7 +233,9 @@ class _Importer:
     def _node(self, proto: onnx.NodeProto) -> Fate:
         call = self._call(proto)
         try:
-            return self._import(call, proto)
+            fate = self._import(call, proto)
+            self._trace(call)
+            return fate
         except OnnxError as error:
             if error.where is not None and error.where.startswith(("node ", "model ")):
                 raise
@@ -198,6 +245,15 @@ class _Importer:
             words = str(error).partition("\n")[0] or "no memory"
             hint = "onnx.checker.check_model(path, full_check=True) may say more"
             raise OnnxError(f"cannot be written down: {words}", where=call.where, hint=hint) from error
+
+    def _trace(self, call: Call) -> None:
+        """Note which inputs of the import the node's outputs depend on."""
+        sources = [self._origins.get(v.name, frozenset()) for v in call.inputs if v is not None]
+        whole = frozenset[str]().union(*sources)
+        for name in call.outputs:
+            value = self._values.get(name)
+            if value is not None and value.array is None:
+                self._origins.setdefault(value.name, whole)
 
     def _import(self, call: Call, proto: onnx.NodeProto) -> Fate:
         self._schemas.check(call)
@@ -211,7 +267,7 @@ class _Importer:
         if folded is not None:
             for name, array in zip(call.outputs, folded, strict=False):
                 if name:
-                    self._constant(name, array)
+                    self.constant(name, array)
             return "folded"
         merged = self._merged(call)
         return self._notate(call if merged is None else merged, proto)
@@ -234,15 +290,17 @@ class _Importer:
     def _inline_if(self, call: Call, proto: onnx.NodeProto) -> None:
         condition = call.inputs[0] if call.inputs else None
         if condition is None or condition.array is None:
+            if self._staged:
+                raise Interrupted("the condition is only known at run time", condition)
             raise OnnxError(
                 "the condition is only known at run time",
                 where=call.where,
-                hint="bind it: from_onnx(..., constants={...})",
+                hint="poly.compile(model) compiles at the first run; or bind it: from_onnx(..., constants={...})",
             )
         wanted = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
         branch = next(a.g for a in proto.attribute if a.name == wanted)
         for initialiser in branch.initializer:
-            self._constant(initialiser.name, tensor_array(initialiser, call.where))
+            self.constant(initialiser.name, tensor_array(initialiser, call.where))
         for inner in branch.node:
             self._node(inner)
         for name, result in zip(proto.output, branch.output, strict=True):
@@ -279,6 +337,8 @@ class _Importer:
                 raise NoCompiledForm("the operator is not in the table")
             row(notation)
         except NoCompiledForm as reason:
+            if self._staged and isinstance(reason, NeedsValue):
+                raise Interrupted(reason.message, reason.value) from None
             if self._expanded(call, proto):
                 return "expanded"
             self._external(call, proto, reason)
@@ -330,11 +390,19 @@ class _Importer:
     def _external(self, call: Call, proto: onnx.NodeProto, reason: NoCompiledForm) -> None:
         """An external statement of one instance that may touch all of its operands."""
         if any(a.HasField("g") or a.graphs for a in proto.attribute):
+            if self._staged:
+                raise Interrupted("an operator with a subgraph")
             raise OnnxError(
                 "operators with subgraphs have no compiled form", where=call.where, hint="unroll it in the exporter"
             )
         notation = Notation(call, self._names)
-        for position, (shape, dtype) in inferred_outputs(call, proto, self._schemas, reason).items():
+        try:
+            inferred = inferred_outputs(call, proto, self._schemas, reason)
+        except OnnxError as error:
+            if self._staged:
+                raise Interrupted(reason.message) from error
+            raise
+        for position, (shape, dtype) in inferred.items():
             notation.output(shape, dtype, position)
         results = notation.results
         outputs = [results[k].name if name else "" for k, name in enumerate(call.outputs)]
@@ -354,8 +422,10 @@ class _Importer:
 
     # -- what comes out ----------------------------------------------------------------------------------------------
 
-    def graph(self, *, partial: bool = False) -> Graph:
-        """The graph of all that was read; `partial`: without the outputs that nothing computes."""
+    def graph(self, *, partial: bool = False, outputs: Sequence[str] | None = None) -> Graph:
+        """The graph of all that was read; `partial`: without the outputs that nothing computes; `outputs`: other ones
+        than the model's."""
+        self._outputs = list(outputs) if outputs is not None else self._outputs
         wanted = [name for name in self._outputs if not partial or name in self._values]
         results = [self._result(name) for name in wanted]
         names = {v.name for v in results}

@@ -229,7 +229,8 @@ class Schemas:
         variables = {c.type_param_str for c in schema.type_constraints}
         for position, value in enumerate(call.inputs):
             formal = schema.inputs[min(position, len(schema.inputs) - 1)]
-            if value is None and position < schema.min_input:
+            single = formal.option == schema.FormalParameterOption.Single
+            if value is None and single and position < schema.min_input:
                 raise OnnxError(f"input {position} ({formal.name}) is missing", where=call.where)
             if value is None or not formal.is_homogeneous or formal.type_str not in variables:
                 continue

@@ -37,6 +37,14 @@ class NoCompiledForm(Exception):
         self.message, self.hint = message, hint
 
 
+class NeedsValue(NoCompiledForm):
+    """The row needs the content of an input that is only known at run time."""
+
+    def __init__(self, value: Value, message: str, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.value = value
+
+
 @dataclass(frozen=True)
 class Call:
     """One node of the file with what is known about its inputs; absent optional inputs are None, outputs ''."""
@@ -110,9 +118,10 @@ class Notation:
         """The content of an input that has to be known while importing."""
         value = self.input(position)
         if value.array is None:
-            raise NoCompiledForm(
+            raise NeedsValue(
+                value,
                 f"input {position} ({value.name}) is only known at run time, and the output's shape depends on it",
-                "make it a constant: bind more shapes, or simplify the model first",
+                "poly.compile(model) compiles at the first run; or make it a constant: from_onnx(..., constants={...})",
             )
         return value.array
 

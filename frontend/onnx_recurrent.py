@@ -224,9 +224,8 @@ def _layers(b: Notation, gates: int, default: tuple[str, ...]) -> list[_Layer]:
     _fits(b, "initial_c", b.optional(6), state)
     _fits(b, "P", b.optional(7), (count, 3 * hidden))
     b.supported(steps > 0, "a sequence without steps has no compiled form")
-    lengths = b.optional(4)
-    whole = lengths is None or (lengths.array is not None and all(int(n) == steps for n in lengths.array.reshape(-1)))
-    b.supported(whole, "sequences shorter than the input have no compiled form", "give sequence_lens as a constant")
+    whole = b.optional(4) is None or all(n == steps for n in b.constant_ints(4))
+    b.supported(whole, "sequences shorter than the input have no compiled form")
     functions = _activations(b, count, default)
     clip = b.float_attribute("clip") if b.has("clip") else None
     each, extents = len(default), (steps, batch, width, hidden)

@@ -28,6 +28,54 @@ def reference_outputs(node: onnx.NodeProto, opset: int, inputs: Mapping[str, Arr
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
+def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
+    """Names from outside that the node's subgraphs read."""
+    found: dict[str, None] = {}
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+            inner = {i.name for i in (*graph.input, *graph.initializer)}
+            for body in graph.node:
+                found.update((name, None) for name in (*body.input, *captured_names(body)) if name not in inner)
+                inner.update(body.output)
+            found.update((o.name, None) for o in graph.output if o.name not in inner)
+    return tuple(name for name in found if name)
+
+
+def evaluate_node(node: onnx.NodeProto, model: onnx.ModelProto, values: Mapping[str, object]) -> list[object]:
+    """The outputs of a node of a model, of whatever kind (sequences are lists, an absent optional is None).
+
+    `values`: what it reads, outer values of its subgraphs included. Raises `RunError` where the evaluator fails.
+    """
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    if node.op_type == "Loop" and len(node.input) > 1 and not node.input[1]:
+        node, values = _with_condition(node, values)
+    names = dict.fromkeys(name for name in (*node.input, *captured_names(node)) if name)
+    graph = helper.make_graph(
+        [node], "one", [helper.make_empty_tensor_value_info(n) for n in names],
+        [helper.make_empty_tensor_value_info(n) for n in node.output if n],
+    )  # fmt: skip
+    alone = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+    try:
+        with np.errstate(all="ignore"):
+            found = ReferenceEvaluator(alone).run(None, {name: values[name] for name in names})
+    except Exception as error:  # the evaluator has no error type of its own
+        raise RunError(f"the reference evaluator failed: {error}", where=f"{node.op_type} ({node.name})") from error
+    results = iter(found if isinstance(found, (list, tuple)) else [found])
+    return [next(results) if name else None for name in node.output]
+
+
+def _with_condition(node: onnx.NodeProto, values: Mapping[str, object]) -> tuple[onnx.NodeProto, Mapping[str, object]]:
+    """A Loop without a condition goes on; the evaluator takes an absent one for false."""
+    import onnx
+
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[1] = f"{node.name}/condition"
+    return copy, {**values, copy.input[1]: np.array(True)}
+
+
 def make_external(node: onnx.NodeProto, opset: int, inputs: Sequence[str], outputs: Sequence[str]) -> External:
     """The external form of a node; `inputs` and `outputs` are tensor names, '' where absent."""
     import onnx

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
+from poly.arguments import checks_kinds, shown
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine, Unit, build_engine
-from poly.errors import CapacityError, PolyError, ScheduleError
+from poly.errors import CapacityError, MachineError, PolyError, ScheduleError
 from poly.graph import Array, Graph
 from poly.machine import Machine
 from poly.program import Program
@@ -28,8 +30,12 @@ from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
+    import onnx
+
     from poly.accel.compiled import StreamKernel
     from poly.codegen.kernel import Kernel
+    from poly.frontend.nest import Nest
+    from poly.model_engine import ModelEngine
 
 Progress = Callable[[int, int], None]
 
@@ -38,6 +44,8 @@ def machine_of(target: str | Machine) -> Machine:
     """A machine from "cpu", a profile's name, a path to a TOML file, or itself. Raises `MachineError`."""
     if isinstance(target, Machine):
         return target
+    if not isinstance(target, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise MachineError(f"the target is {shown(target)}", hint='"cpu", a name from `poly machines`, or a TOML file')
     if target == "cpu":
         from poly.codegen.host import host_machine
 
@@ -59,7 +67,17 @@ def compile(
 ) -> Engine: ...
 @overload
 def compile(
-    what: Program | Schedule | str,
+    what: onnx.ModelProto | Path,
+    target: str | Machine = "cpu",
+    *,
+    constants: None = None,
+    threads: int | None = None,
+    schedule: None = None,
+    progress: Progress | None = None,
+) -> ModelEngine: ...
+@overload
+def compile(
+    what: Program | Schedule | Nest[..., object] | str,
     target: str | Machine = "cpu",
     *,
     constants: Mapping[str, Array] | None = None,
@@ -67,16 +85,19 @@ def compile(
     schedule: Schedule | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
+@checks_kinds(PolyError, "Schedule")
 def compile(
-    what: Program | Graph | Schedule | str,
+    what: Program | Graph | Schedule | Nest[..., object] | str | onnx.ModelProto | Path,
     target: str | Machine = "cpu",
     *,
     constants: Mapping[str, Array] | None = None,
     threads: int | None = None,
     schedule: Schedule | None = None,
     progress: Progress | None = None,
-) -> Kernel | StreamKernel | Engine:
-    """Compile a program (its text, or a schedule of it) to a kernel, or a graph to an engine.
+) -> Kernel | StreamKernel | Engine | ModelEngine:
+    """Compile a program (its text, a nest, or a schedule of it) to a kernel, or a graph to an engine.
+
+    An ONNX model, or the path of one, gives an engine that compiles at its first run, for what it then sees.
 
     Elements of an output that no statement writes are zero (on an accelerator such a program is refused).
 
@@ -94,17 +115,36 @@ def compile(
                 "a graph brings its own constants and schedules", hint="compile graph.to_program() instead"
             )
         return build_engine(what, machine, _unit_compiler(machine, threads or 1), progress=progress)
+    if isinstance(what, Path) or type(what).__name__ == "ModelProto":
+        if schedule is not None or constants:
+            raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
+        return _model_engine(what, machine, threads or 1, progress)  # type: ignore[arg-type]
     if isinstance(what, str):
         from poly.frontend.notation import parse
 
         what = parse(what)
+    if isinstance(nested := getattr(what, "program", None), Program) and not isinstance(what, Schedule):
+        what = nested  # a nest, or something compiled before
     if isinstance(what, Schedule):
         what, schedule = what.source, schedule or what
     if not isinstance(what, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PolyError(f"cannot compile {type(what).__name__}", hint="a Program, its text, a Schedule or a Graph")
+        hint = "a Program, its text, a nest, a Schedule, a Graph or an ONNX model"
+        raise PolyError(f"cannot compile {type(what).__name__}", hint=hint)
     if schedule is not None and str(schedule.source) != str(what):
         raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
     return compile_program(what, machine, dict(constants or {}), threads or 1, schedule)
+
+
+def _model_engine(
+    what: onnx.ModelProto | Path, machine: Machine, threads: int, progress: Progress | None
+) -> ModelEngine:
+    from poly.frontend.onnx_model import load_model
+    from poly.frontend.onnx_stages import StagedModel
+    from poly.model_engine import ModelEngine
+
+    unit = _unit_compiler(machine, threads)
+    build = partial(build_engine, machine=machine, compile_unit=unit, progress=progress)
+    return ModelEngine(StagedModel(load_model(what)), build)
 
 
 def compile_program(

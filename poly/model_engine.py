@@ -1,0 +1,202 @@
+"""`ModelEngine`: a model that is compiled while it runs, for what only the run can tell.
+
+The first run with new shapes (or with new content of an input that decides shapes or branches) compiles; the next one
+finds its stages in a cache. What has no static form runs by the reference evaluator, with a `FallbackWarning`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from poly.engine import Engine
+from poly.errors import FallbackWarning
+from poly.frontend.onnx_reference import evaluate_node
+from poly.frontend.onnx_stages import Stage, StagedModel
+from poly.graph import Array, Graph
+
+_MAX_STAGES: Final = 64
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A stage with its engine, and how its graph's inputs are called."""
+
+    stage: Stage
+    engine: Engine | None
+
+
+@dataclass(frozen=True)
+class Share:
+    """Seconds of the last run in compiled code and in nodes that the reference evaluator ran, by name and reason."""
+
+    compiled: float
+    fallbacks: Mapping[str, float]
+    reasons: Mapping[str, str]
+
+    @property
+    def fraction(self) -> float:
+        """The share of the fallbacks in the time."""
+        slow = sum(self.fallbacks.values())
+        return slow / (slow + self.compiled) if slow else 0.0
+
+
+@dataclass
+class ModelEngine:
+    """`run({name: value}) -> {name: value}`, by the model's own names. Safe to call from several threads.
+
+    Values are arrays; sequences are lists, strings are arrays of objects, an absent optional is None. Inputs with a
+    default may be left out. At most 64 stages are kept, the least recently used go first.
+    """
+
+    model: StagedModel
+    build: Callable[[Graph], Engine] = field(repr=False)
+    share: Share | None = None
+    compiled: int = 0
+    _cache: OrderedDict[Key, _Compiled] = field(default_factory=OrderedDict[Key, _Compiled], repr=False)
+    _decided: dict[Key, frozenset[str]] = field(default_factory=dict[Key, "frozenset[str]"], repr=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _warned: set[str] = field(default_factory=set[str], repr=False)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The model's input names."""
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The model's output names."""
+        return self.model.outputs
+
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """Values whose content has been specialised on, so far."""
+        return tuple(sorted(frozenset[str]().union(*self._decided.values())))
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The compiled stages in the cache."""
+        with self._lock:
+            return tuple(c.engine for c in self._cache.values() if c.engine is not None)
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Nodes that the reference evaluator ran in the last run, or has to run in a compiled stage."""
+        inner = [name for engine in self.engines for name in engine.fallbacks]
+        return tuple(dict.fromkeys([*(self.share.fallbacks if self.share else ()), *inner]))
+
+    def run(self, inputs: Mapping[str, object]) -> dict[str, object]:
+        """The outputs. Raises `RunError` for inputs that the model does not take, `OnnxError` where a node is wrong."""
+        given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
+        self.model.check_inputs(given)
+        values: dict[str, object] = {name: given[name] for name in given}
+        known: dict[str, Array] = {}
+        fallbacks: dict[str, float] = {}
+        reasons: dict[str, str] = {}
+        position, history, seconds = 0, (), 0.0
+        with self._lock:
+            while position < len(self.model.nodes):
+                key, found = self._stage(position, history, values, known)
+                start = time.perf_counter()
+                if found.engine is not None:
+                    engine = found.engine
+                    values |= engine.run({name: values[name] for name in engine.inputs})  # type: ignore[arg-type]
+                seconds += time.perf_counter() - start
+                known |= found.stage.known
+                position, history = found.stage.end, key
+                if found.stage.alone:
+                    self._alone(position, found.stage, values, known, fallbacks, reasons)
+                    position += 1
+            self.share = Share(seconds, fallbacks, reasons)
+        missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
+        return {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
+
+    def _default(self, name: str) -> object:
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(self.model.defaults[name])
+
+    def _stage(
+        self, position: int, history: Key, values: Mapping[str, object], known: Mapping[str, Array]
+    ) -> tuple[Key, _Compiled]:
+        """The stage at a node for the values at hand, from the cache or compiled now."""
+        here = (position, history, self._signature(position, values))
+        while True:
+            decided = sorted(self._decided.get(here, frozenset()))
+            content = {name: np.asarray(values[name]) for name in decided}
+            key: Key = (*here, *((name, a.tobytes()) for name, a in content.items()))
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return key, self._cache[key]
+            found = self.model.stage(position, values, {**known, **content})
+            if isinstance(found, frozenset):
+                self._decided[here] = self._decided.get(here, frozenset()) | found
+                continue
+            engine = None if found.graph is None else self.build(found.graph)
+            self.compiled += engine is not None
+            self._cache[key] = _Compiled(found, engine)
+            while len(self._cache) > _MAX_STAGES:
+                self._cache.popitem(last=False)
+            return key, self._cache[key]
+
+    def _signature(self, position: int, values: Mapping[str, object]) -> Key:
+        """Shapes and dtypes of what is read from here on."""
+        needed = self.model.needed_from(position)
+        return tuple(
+            (name, v.shape, str(v.dtype)) if isinstance(v, np.ndarray) else (name, type(v).__name__)
+            for name, v in sorted(values.items()) if name in needed
+        )  # fmt: skip
+
+    def _alone(
+        self, position: int, stage: Stage, values: dict[str, object], known: Mapping[str, Array],
+        fallbacks: dict[str, float], reasons: dict[str, str],
+    ) -> None:  # fmt: skip
+        """Run one node by the reference evaluator."""
+        node = self.model.nodes[position]
+        name = node.name or next(iter(node.output), node.op_type)
+        label = f"{name} ({node.op_type})"
+        if label not in self._warned:
+            self._warned.add(label)
+            message = f"node {label} runs by the reference evaluator: {stage.reason}"
+            warnings.warn(message, FallbackWarning, stacklevel=4)
+        reads: dict[str, object] = {}
+        for read in self.model.reads[position]:
+            if read in known or read in values:
+                reads[read] = known[read] if read in known else values[read]
+            elif read in self.model.defaults:
+                reads[read] = self._default(read)
+        start = time.perf_counter()
+        results = evaluate_node(node, self.model.model, reads)
+        fallbacks[label] = fallbacks.get(label, 0.0) + time.perf_counter() - start
+        reasons[label] = stage.reason
+        for output, value in zip(node.output, results, strict=True):
+            if output:
+                values[output] = np.asarray(value) if isinstance(value, np.generic) else value
+
+    def __repr__(self) -> str:
+        if self.share is None:
+            return f"<ModelEngine {self.model.model.graph.name}: compiles at the first run>"
+        return (
+            f"<ModelEngine {self.model.model.graph.name}: {len(self._cache)} stages, {self.compiled} compiled, "
+            f"{len(self.fallbacks)} fallbacks taking {self.share.fraction:.0%} of the last run>"
+        )
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        if self.deciding:
+            lines.append(f"  specialised on the content of {', '.join(self.deciding)}")
+        for found in self._cache.values():
+            stage = found.stage
+            lines.append(f"  nodes {stage.first} to {stage.end - 1}: {found.engine or 'known from the shapes'!r}")
+            if stage.alone:
+                node = self.model.nodes[stage.end]
+                lines.append(f"  node {node.name or node.op_type}: reference evaluator: {stage.reason}")
+        return "\n".join(lines)

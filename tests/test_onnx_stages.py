@@ -1,0 +1,190 @@
+"""Models that are compiled while they run: deciding inputs, branches, loops, sequences, strings."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import poly
+from poly.errors import FallbackWarning, OnnxError, RunError
+from poly.model_engine import ModelEngine
+from tests.onnx_helpers import assert_close, chain_model, node_model, reference
+from tests.test_onnx import f32
+
+
+def engine_of(model: onnx.ModelProto) -> ModelEngine:
+    engine = poly.compile(model)
+    assert "first run" in str(engine)
+    return engine
+
+
+def test_an_input_that_decides_a_shape_is_specialised_on_and_cached() -> None:
+    x = f32(2, 6)
+    model, _ = node_model("Reshape", [x, np.array([3, 4])])
+    engine = engine_of(model)
+    for shape in ((3, 4), (4, 3), (3, 4)):
+        found = engine.run({"x0": x, "x1": np.array(shape)})
+        np.testing.assert_array_equal(found["y0"], x.reshape(shape))  # type: ignore[arg-type]
+    assert engine.fallbacks == () and engine.deciding == ("x1",)
+    assert "specialised on the content of x1" in str(engine)
+
+
+def test_content_that_was_seen_is_not_compiled_again() -> None:
+    x = f32(2, 6)
+    model, _ = node_model("Slice", [x, np.array([1]), np.array([4]), np.array([1])])
+    engine = engine_of(model)
+    for start, end in ((1, 4), (0, 6), (1, 4), (2, 5), (0, 6)):
+        found = engine.run({"x0": x, "x1": np.array([start]), "x2": np.array([end]), "x3": np.array([1])})
+        np.testing.assert_array_equal(found["y0"], x[:, start:end])  # type: ignore[arg-type]
+    assert engine.compiled == 3
+
+
+def test_shapes_need_not_be_given_before() -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=-1)
+    model, _ = chain_model([node], {"x": f32(2, 3)}, ["y"], dims={"x": ["n", None]})
+    engine = engine_of(model)
+    for shape in ((2, 3), (5, 4), (2, 3)):
+        x = f32(*shape)
+        assert_close(engine.run({"x": x}), reference(model, {"x": x}))  # type: ignore[arg-type]
+    assert engine.compiled == 2
+
+
+def test_computed_values_that_decide_end_a_stage() -> None:
+    """The shape comes from data: what lies before is compiled, and what lies behind, for this shape."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("ReduceMax", ["r"], ["m"], keepdims=0),
+        helper.make_node("Cast", ["m"], ["k"], to=TensorProto.INT64),
+        helper.make_node("Reshape", ["k", "one"], ["shape"]),
+        helper.make_node("Expand", ["c", "shape"], ["y"]),
+    ]
+    x = np.full((40, 40), 3, np.float32)
+    constants = {"c": np.ones(1, np.float32), "one": np.array([1])}
+    model, _ = chain_model(nodes, {"x": x}, ["y"], constants=constants)
+    engine = engine_of(model)
+    assert engine.run({"x": x})["y"].shape == (3,)  # type: ignore[union-attr]
+    assert engine.run({"x": x + 2})["y"].shape == (5,)  # type: ignore[union-attr]
+    assert engine.fallbacks == ()
+
+
+def branching() -> onnx.ModelProto:
+    def branch(operator: str, name: str) -> onnx.GraphProto:
+        node = helper.make_node(operator, ["x"], [name])
+        return helper.make_graph([node], name, [], [helper.make_empty_tensor_value_info(name)])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+        helper.make_node("Greater", ["s", "zero"], ["c"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=branch("Exp", "a"), else_branch=branch("Neg", "b")),
+        helper.make_node("Relu", ["y"], ["z"]),
+    ]
+    return chain_model(nodes, {"x": f32(100)}, ["z"], constants={"zero": np.array(0, np.float32)})[0]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_branch_is_chosen_at_run_time_and_compiled(sign: int) -> None:
+    x = np.abs(f32(100)) * sign
+    engine = engine_of(branching())
+    assert_close(engine.run({"x": x}), {"z": np.exp(x) if sign > 0 else -x})  # type: ignore[arg-type]
+    assert engine.fallbacks == ()
+
+
+def looping() -> onnx.ModelProto:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["v", "step"], ["w"]), helper.make_node("Identity", ["go"], ["on"])], "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("go", 9, []),
+         helper.make_tensor_value_info("v", 1, [3])],
+        [helper.make_tensor_value_info("on", 9, []), helper.make_tensor_value_info("w", 1, [3])],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Relu", ["x"], ["v0"]),
+        helper.make_node("Loop", ["count", "", "v0"], ["last"], name="turns", body=body),
+        helper.make_node("Neg", ["last"], ["y"]),
+    ]
+    constants = {"count": np.array(4), "step": np.ones(3, np.float32)}
+    return chain_model(nodes, {"x": f32(3)}, ["y"], constants=constants)[0]
+
+
+def test_a_loop_runs_by_the_reference_evaluator_with_a_warning_and_its_share_of_the_time() -> None:
+    x = f32(3)
+    engine = engine_of(looping())
+    with pytest.warns(FallbackWarning, match="turns.*subgraph"):
+        assert_close(engine.run({"x": x}), {"y": -(np.maximum(x, 0) + 4)})  # type: ignore[arg-type]
+    assert engine.fallbacks == ("turns (Loop)",)
+    assert engine.share is not None and 0 < engine.share.fraction < 1
+    assert "reference evaluator" in str(engine)
+
+
+def test_sequences_and_strings_pass_through() -> None:
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
+        helper.make_node("ConcatFromSequence", ["s"], ["c"], axis=0),
+        helper.make_node("Exp", ["c"], ["y"]),
+        helper.make_node("SequenceLength", ["s"], ["n"]),
+    ]
+    model, arrays = chain_model(nodes, {"x": f32(2, 3)}, ["y", "n"])
+    with pytest.warns(FallbackWarning):
+        found = engine_of(model).run(arrays)
+    assert_close(found, {"y": np.exp(np.concatenate([arrays["x"]] * 2)), "n": np.array(2)})  # type: ignore[arg-type]
+    words = np.array(["a", "b"], object)
+    graph = helper.make_graph(
+        [helper.make_node("StringConcat", ["p", "p"], ["q"])], "words",
+        [helper.make_tensor_value_info("p", TensorProto.STRING, [2])], [helper.make_empty_tensor_value_info("q")],
+    )  # fmt: skip
+    with pytest.warns(FallbackWarning):
+        assert list(engine_of(helper.make_model(graph)).run({"p": words})["q"]) == ["aa", "bb"]  # type: ignore[call-overload]
+
+
+def test_a_default_can_be_overridden() -> None:
+    node = helper.make_node("Add", ["x", "weight"], ["y"])
+    model, _ = chain_model([node], {"x": f32(3)}, ["y"], constants={"weight": np.ones(3, np.float32)})
+    model.graph.input.append(helper.make_tensor_value_info("weight", 1, [3]))
+    x, w = f32(3), f32(3)
+    engine = engine_of(model)
+    assert_close(engine.run({"x": x}), {"y": x + 1})  # type: ignore[arg-type]
+    assert_close(engine.run({"x": x, "weight": w}), {"y": x + w})  # type: ignore[arg-type]
+    assert [t.name for t in poly.from_onnx(model).inputs] == ["x"]
+    assert [t.name for t in poly.from_onnx(model, {"weight": (3,)}).inputs] == ["x", "weight"]
+    fixed = poly.compile(poly.from_onnx(model, constants={"weight": w}))
+    assert_close(fixed.run({"x": x}), {"y": x + w})
+
+
+def test_wrong_inputs_and_wrong_nodes_are_errors() -> None:
+    model, _ = node_model("Relu", [f32(2, 3)])
+    engine = engine_of(model)
+    with pytest.raises(RunError, match="no input 'z'"):
+        engine.run({"z": f32(2)})
+    with pytest.raises(RunError, match="'x0' is missing"):
+        engine.run({})
+    with pytest.raises(RunError, match="axis 1 is 3"):
+        engine.run({"x0": f32(2, 4)})
+    with pytest.raises(RunError, match="float64"):
+        engine.run({"x0": f32(2, 3).astype(np.float64)})
+    wrong, arrays = node_model("Add", [f32(2, 3), f32(4)])
+    with pytest.raises(OnnxError, match="do not broadcast"):
+        engine_of(wrong).run(arrays)
+
+
+def test_threads_share_the_cache(tmp_path: Path) -> None:
+    model, _ = node_model("Reshape", [f32(2, 6), np.array([3, 4])])
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    engine = poly.compile(tmp_path / "m.onnx")
+    x, wrong = f32(2, 6), list[str]()
+
+    def work(shape: tuple[int, int]) -> None:
+        for _ in range(5):
+            found = engine.run({"x0": x, "x1": np.array(shape)})["y0"]
+            if not np.array_equal(found, x.reshape(shape)):  # type: ignore[arg-type]
+                wrong.append(str(shape))
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in ((3, 4), (4, 3), (6, 2), (12, 1))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and engine.compiled == 4
