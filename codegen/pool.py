@@ -8,9 +8,11 @@ Python thread: fork and join cost less than a microsecond while the workers spin
   iterations and nothing else, so the results are the same bit for bit.
 * A forked child starts with no workers and makes its own; at interpreter exit they are stopped and joined, and calls
   after that run alone. Workers block all signals but those of faults: handlers run in Python's threads.
+* As many threads as cores: each worker stays on a core of its own, or the system would now and then put two on one.
 * More threads than cores: nobody spins, since a spinning thread would hold the core that another one needs.
 
-Settings: `Pool.configure`, or in the environment `POLYLOOM_SPIN` (microseconds) and `POLYLOOM_CORES` (`0,2,4-7`).
+Settings: `Pool.configure`, or in the environment `POLYLOOM_SPIN` (microseconds) and `POLYLOOM_CORES` (`0,2,4-7`, or
+`any`).
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from poly.codegen.host import core_count, host_machine
+from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object, link
-from poly.codegen.pool_ir import BOX, BOX_CORE, CORES, MAX_THREADS, SPIN, WORKERS, pool_ir
+from poly.codegen.pool_ir import BOX, BOX_AUTO, BOX_CORE, CORES, LAST_CORE, MAX_THREADS, SPIN, WORKERS, pool_ir
 from poly.errors import PolyError
 
 SPIN_SECONDS: Final = 100e-6  # several calls' distance in a loop over small kernels, little on a busy machine
@@ -53,9 +55,12 @@ class Pool:
         self._block, self._boxes = at["polyloom.block"], at["polyloom.boxes"]
         self._stop = ctypes.CFUNCTYPE(None, ctypes.c_int32)(at["polyloom.stop"])
         self._forked = ctypes.CFUNCTYPE(None)(at["polyloom.forked"])
-        self.spin, self.cores = SPIN_SECONDS, tuple[int, ...]()
+        self.spin = SPIN_SECONDS
+        self.cores: tuple[int, ...] | None = None
         self._forked()
-        self.configure(spin=_spin_setting(), cores=_core_setting())
+        self.configure(spin=_spin_setting())
+        if (cores := os.environ.get("POLYLOOM_CORES")) is not None:
+            self.configure(cores=_core_setting(cores))
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._stop, 1)
 
@@ -77,11 +82,15 @@ class Pool:
         self._stop(0)
         self.spin = self.spin if spin is None else float(spin)
         self.cores = self.cores if cores is None else tuple(cores)
-        ctypes.c_int64.from_address(self._block + SPIN).value = round(self.spin * 1e9)
-        ctypes.c_int32.from_address(self._block + CORES).value = core_count()
+        word, allowed = ctypes.c_int64.from_address, sorted(os.sched_getaffinity(0))
+        word(self._block + SPIN).value = round(self.spin * 1e9)
+        word(self._block + LAST_CORE).value = allowed[-1] + 1
+        ctypes.c_int32.from_address(self._block + CORES).value = len(allowed)
         for worker in range(MAX_THREADS):
-            core = self.cores[worker % len(self.cores)] + 1 if self.cores else 0
-            ctypes.c_int64.from_address(self._boxes + worker * BOX + BOX_CORE).value = core
+            box = self._boxes + worker * BOX
+            chosen = -1 if self.cores is None else self.cores[worker % len(self.cores)] + 1 if self.cores else 0
+            word(box + BOX_CORE).value = chosen
+            word(box + BOX_AUTO).value = allowed[worker % len(allowed)] + 1
 
     def stop(self) -> None:
         """End the workers; the next job makes new ones. Waits for a job that is running."""
@@ -106,13 +115,12 @@ def _spin_setting() -> float | None:
         raise PolyError(f"POLYLOOM_SPIN is {text!r}", hint="microseconds, as 50") from error
 
 
-def _core_setting() -> tuple[int, ...] | None:
-    text = os.environ.get("POLYLOOM_CORES", "")
+def _core_setting(text: str) -> tuple[int, ...]:
     try:
         found: list[int] = []
-        for part in text.split(",") if text else ():
+        for part in text.split(",") if text != "any" else ():
             first, _, last = part.partition("-")
             found += range(int(first), int(last or first) + 1)
-        return tuple(found) if text else None
+        return tuple(found)
     except ValueError as error:
-        raise PolyError(f"POLYLOOM_CORES is {text!r}", hint="numbers of cores, as 0,2,4-7") from error
+        raise PolyError(f"POLYLOOM_CORES is {text!r}", hint="numbers of cores, as 0,2,4-7, or any") from error

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Final
 
 MAX_THREADS: Final = 256
-BOX: Final = 128  # bytes of a worker's box: word, asleep, thread, core + 1 (0: any), number, and the job
-BOX_CORE: Final = 16
+BOX: Final = 128  # bytes of a worker's box: word, asleep, thread, core + 1 (0: any), number, the job, core + 1 by itself
+BOX_CORE, BOX_AUTO = 16, 64
 
 # Offsets in the block.
-BUSY, CLOSED, WORKERS, CORES, SPIN = 64, 68, 72, 76, 80
+BUSY, CLOSED, WORKERS, CORES, SPIN, LAST_CORE = 64, 68, 72, 76, 80, 88
 JOB_SPIN = 128
 DONE, CALLER_ASLEEP = 256, 260
 ARRIVED = 384
@@ -45,6 +45,7 @@ def pool_ir(triple: str, futex: int) -> str:
         text = text.replace(f"ptr ${name}", f"ptr {fields[name]}")
     text = text.replace("$BOXBYTES", str(BOX)).replace("$BOXES", str(MAX_THREADS * BOX)).replace("$BYTES", str(_BYTES))
     text = text.replace("$LIMIT", str(MAX_THREADS - 1)).replace("$BOXCORE", str(BOX_CORE))
+    text = text.replace("$BOXAUTO", str(BOX_AUTO))
     return text.replace("$FUTEX", str(futex)).replace("$PAUSE", pause)
 
 
@@ -57,6 +58,7 @@ _STATE = """\
 declare i64 @syscall(i64, ...)
 declare i32 @clock_gettime(i32, ptr)
 declare i32 @sched_yield()
+declare i32 @sched_getcpu()
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(i64, ptr)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
@@ -272,7 +274,34 @@ end:
 """
 
 _STAFF = """
-define internal i64 @start(i64 %k) nounwind { ; worker k, whose core is in its box already; 1 where that worked
+define internal i64 @core_of(ptr %box, i64 %wanted) nounwind { ; core + 1, 0: any
+  %setat = getelementptr i8, ptr %box, i64 $BOXCORE
+  %set = load i64, ptr %setat, align 8
+  %unset = icmp eq i64 %set, -1
+  br i1 %unset, label %auto, label %given
+given:
+  ret i64 %set
+auto: ; one thread a core: each worker has its own, and none the one of the caller
+  %cores32 = load i32, ptr $CORES, align 4
+  %cores = zext i32 %cores32 to i64
+  %threads = add i64 %wanted, 1
+  %full = icmp eq i64 %threads, %cores
+  br i1 %full, label %choose, label %any
+choose:
+  %ownat = getelementptr i8, ptr %box, i64 $BOXAUTO
+  %own = load i64, ptr %ownat, align 8
+  %callers = call i32 @sched_getcpu()
+  %callers1 = add i32 %callers, 1
+  %taken = zext i32 %callers1 to i64
+  %clash = icmp eq i64 %own, %taken
+  %last = load i64, ptr $LAST_CORE, align 8
+  %core = select i1 %clash, i64 %last, i64 %own
+  ret i64 %core
+any:
+  ret i64 0
+}
+
+define internal i64 @start(i64 %k, i64 %wanted) nounwind { ; worker k; 1 where that worked
   %old = alloca [16 x i64], align 16
   %cores = alloca [16 x i64], align 16
   %offset = mul i64 %k, $BOXBYTES
@@ -281,7 +310,6 @@ define internal i64 @start(i64 %k) nounwind { ; worker k, whose core is in its b
   %spinat = getelementptr i8, ptr %box, i64 56
   store i64 0, ptr %spinat, align 8
   %thread = getelementptr i8, ptr %box, i64 8
-  %coreat = getelementptr i8, ptr %box, i64 $BOXCORE
   %numberat = getelementptr i8, ptr %box, i64 24
   %number = add i64 %k, 1
   store i64 %number, ptr %numberat, align 8
@@ -291,7 +319,7 @@ define internal i64 @start(i64 %k) nounwind { ; worker k, whose core is in its b
   %works = icmp eq i32 %failed, 0
   br i1 %works, label %pin, label %no
 pin:
-  %core1 = load i64, ptr %coreat, align 8
+  %core1 = call i64 @core_of(ptr %box, i64 %wanted)
   %free = icmp eq i64 %core1, 0
   br i1 %free, label %yes, label %bind
 bind:
@@ -324,7 +352,7 @@ count:
   %enough = icmp uge i64 %have, %most
   br i1 %enough, label %end, label %more
 more:
-  %started = call i64 @start(i64 %have)
+  %started = call i64 @start(i64 %have, i64 %most)
   %works = icmp eq i64 %started, 1
   br i1 %works, label %one, label %end
 one:
