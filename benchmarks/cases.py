@@ -1,10 +1,14 @@
-"""What is measured. A case is one line: an einsum equation, or a builder of an ONNX model, and the operands' shapes."""
+"""What is measured. A case is one line of `CASES`: an equation, or a kind of `benchmarks.graphs`, and shapes.
+
+To add a row, add a line. All operands are float32, seeded, the same in every process.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +21,10 @@ RESULT = "result"
 
 @dataclass(frozen=True)
 class Case:
-    """`inputs` are given at run time, `consts` are known when compiling. All operands are float32.
+    """`inputs` are given at run time, `consts` are known when compiling, to ours and to peers.
 
-    `flops`: useful operations; `traffic`: bytes if every operand and the result are touched once.
+    `flops`: useful operations, taps in the padding left out; `reads` and `writes`: bytes if every operand and the
+    result are touched once; `calls`: mathematical functions called, by name. `kind` "model": `path` is an ONNX file.
     """
 
     name: str
@@ -31,7 +36,15 @@ class Case:
     pad: int = 0
     groups: int = 1
     flops: int = 0
-    traffic: int = 0
+    reads: int = 0
+    writes: int = 0
+    calls: Mapping[str, int] = field(default_factory=dict[str, int])
+    path: str = ""
+
+    @property
+    def traffic(self) -> int:
+        """Bytes read and written."""
+        return self.reads + self.writes
 
     def operands(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """Arrays for inputs and consts, the same in every process."""
@@ -43,155 +56,166 @@ class Case:
         return made[0], made[1]
 
 
-def einsum(spec: str, *shapes: Shape, name: str = "") -> Case:
-    """A case from an equation and shapes."""
+def einsum(name: str, spec: str, *shapes: Shape, flops: int | None = None) -> Case:
+    """An equation. `flops`: where another order of its sums than all at once needs fewer operations."""
     terms, result = spec.split("->")
     sizes = {i: e for t, s in zip(terms.split(","), shapes, strict=True) for i, e in zip(t, s, strict=True)}
-    flops = (2 if len(shapes) > 1 else 1) * int(np.prod([*sizes.values()]))
-    moved = sum(int(np.prod(s)) for s in shapes) + int(np.prod([sizes[i] for i in result]))
+    moves = len(shapes) == 1 and len(terms) == len(result)
+    every = 0 if moves else prod(sizes.values()) * (1 if len(shapes) == 1 or len(sizes) == len(result) else 2)
     inputs = {f"x{k}": s for k, s in enumerate(shapes)}
+    reads, writes = 4 * sum(map(prod, shapes)), 4 * prod(sizes[i] for i in result)
     return Case(
-        name or f"{spec}:{'x'.join(map(str, sizes.values()))}",
-        "einsum",
-        inputs,
-        {},
-        spec,
-        flops=flops,
-        traffic=4 * moved,
+        name, "einsum", inputs, {}, spec, flops=every if flops is None else flops, reads=reads, writes=writes
     )
 
 
 def gemm(m: int, n: int, k: int) -> Case:
-    return einsum("ik,kj->ij", (m, k), (k, n), name=f"gemm_{m}x{n}x{k}")
+    """Row-major matrices, C = A B."""
+    return einsum(f"gemm_{m}" if m == n == k else f"gemm_{m}x{n}x{k}", "ik,kj->ij", (m, k), (k, n))
 
 
 def conv(name: str, x: Shape, w: Shape, stride: int = 1, pad: int = 0, groups: int = 1) -> Case:
     """A convolution, NCHW, square stride and padding."""
-    out = (x[0], w[0], *((x[d] + 2 * pad - w[d]) // stride + 1 for d in (2, 3)))
-    flops = 2 * int(np.prod(out)) * w[1] * w[2] * w[3]
-    traffic = 4 * sum(int(np.prod(s)) for s in (x, w, out))
-    return Case(name, "conv", {"x": x}, {"w": w}, "", stride, pad, groups, flops, traffic)
+    out = tuple((x[d] + 2 * pad - w[d]) // stride + 1 for d in (2, 3))
+    taps = prod(
+        sum(0 <= o * stride + r - pad < x[d] for o in range(out[d - 2]) for r in range(w[d])) for d in (2, 3)
+    )
+    return Case(
+        name, "conv", {"x": x}, {"w": w}, "", stride, pad, groups, 2 * x[0] * w[0] * w[1] * taps,
+        4 * (prod(x) + prod(w)), 4 * x[0] * w[0] * prod(out),
+    )  # fmt: skip
 
 
-BUILT_IN: tuple[Case, ...] = (
-    gemm(64, 64, 64),
-    gemm(512, 512, 512),
-    gemm(1000, 1000, 1000),
+def dense(name: str, rows: int, inner: int, columns: int) -> Case:
+    """relu(x w + b) with constant w and b."""
+    reads = 4 * (rows * inner + inner * columns + columns)
+    return Case(
+        name, "linear", {"x": (rows, inner)}, {"w": (inner, columns), "b": (columns,)},
+        flops=2 * rows * inner * columns + 2 * rows * columns, reads=reads, writes=4 * rows * columns,
+    )  # fmt: skip
+
+
+def pointwise(
+    name: str, kind: str, inputs: Mapping[str, Shape], consts: Mapping[str, Shape], flops: int, **calls: int
+) -> Case:
+    """Operations on the elements or rows of the first input, `flops` an element and `calls` functions an element."""
+    shape = next(iter(inputs.values()))
+    reads = 4 * sum(map(prod, (*inputs.values(), *consts.values())))
+    return Case(
+        name, kind, inputs, consts, flops=flops * prod(shape), reads=reads, writes=4 * prod(shape),
+        calls={n: c * prod(shape) for n, c in calls.items()},
+    )  # fmt: skip
+
+
+def attention(heads: int, length: int, width: int) -> Case:
+    """softmax(q k^T / sqrt(width)) v."""
+    shape, scores = (heads, length, width), heads * length * length
+    return Case(
+        f"attention_{heads}x{length}x{width}", "attention", {"q": shape, "k": shape, "v": shape},
+        flops=4 * scores * width + 6 * scores, reads=12 * prod(shape), writes=4 * prod(shape), calls={"exp": scores},
+    )  # fmt: skip
+
+
+N = 2048
+CASES: tuple[Case, ...] = (
+    *(gemm(n, n, n) for n in (64, 128, 256, 512, 1024, 2048)),
+    gemm(128, 3072, 768),
+    gemm(16, 2048, 2048),
+    gemm(2048, 16, 2048),
+    gemm(64, 64, 4096),
+    gemm(2048, 2048, 16),
+    gemm(1, 4096, 4096),
     gemm(127, 255, 513),
-    gemm(8, 1024, 1024),
-    einsum("ki,kj->ij", (512, 512), (512, 512), name="gemm_tn"),
-    einsum("ik,jk->ij", (512, 512), (512, 512), name="gemm_nt"),
-    einsum("ij,j->i", (1024, 1024), (1024,), name="gemv"),
-    einsum("ij,i->j", (1024, 1024), (1024,), name="gemv_t"),
-    einsum("bij,bjk->bik", (12, 128, 128), (12, 128, 64), name="bmm"),
-    einsum("ijk,jl->ilk", (64, 128, 128), (128, 32), name="ttm"),
-    einsum("ij->i", (1024, 1024), name="reduce_row"),
-    einsum("ij->j", (1024, 1024), name="reduce_col"),
-    einsum("ij->ji", (1024, 1024), name="transpose"),
+    einsum("gemm_tn_512", "ki,kj->ij", (512, 512), (512, 512)),
+    einsum("gemm_nt_512", "ik,jk->ij", (512, 512), (512, 512)),
+    einsum("gemm_tt_512", "ki,jk->ij", (512, 512), (512, 512)),
+    einsum("gemv_4096", "ij,j->i", (4096, 4096), (4096,)),
+    einsum("gemv_t_4096", "ij,i->j", (4096, 4096), (4096,)),
+    einsum("gemv_512", "ij,j->i", (512, 512), (512,)),
+    einsum("outer_2048", "i,j->ij", (N,), (N,)),
+    einsum("bmm_qk_12x128x64", "bid,bjd->bij", (12, 128, 64), (12, 128, 64)),
+    einsum("bmm_pv_12x128x64", "bij,bjk->bik", (12, 128, 128), (12, 128, 64)),
+    einsum("bmm_qk_12x512x64", "bid,bjd->bij", (12, 512, 64), (12, 512, 64)),
+    einsum("bmm_pv_12x512x64", "bij,bjk->bik", (12, 512, 512), (12, 512, 64)),
+    einsum("bmm_4096x8x8x8", "bij,bjk->bik", (4096, 8, 8), (4096, 8, 8)),
+    einsum("abcd,dcef->abef", "abcd,dcef->abef", (32, 32, 16, 16), (16, 16, 32, 32)),
+    einsum("tccg_abcd-aebf-dfce", "aebf,dfce->abcd", (24, 24, 24, 24), (24, 24, 24, 24)),
+    einsum("tccg_abcdef-gdab-efgc", "gdab,efgc->abcdef", (24, 16, 16, 16), (16, 16, 24, 16)),
+    einsum("tccg_abc-bda-dc", "bda,dc->abc", (96, 96, 96), (96, 96)),
+    einsum("ttm_ijk,kl->ijl", "ijk,kl->ijl", (128, 128, 128), (128, 32)),
+    einsum("ttm_ijk,jl->ilk", "ijk,jl->ilk", (128, 128, 128), (128, 32)),
+    einsum("mttkrp_128x32", "ijk,jl,kl->il", (128, 128, 128), (128, 32), (128, 32)),
+    einsum("bilinear_64x128", "bi,oij,bj->bo", (64, 128), (64, 128, 128), (64, 128)),
+    einsum("chain_ij,jk,kl->il", "ij,jk,kl->il", (512, 16), (16, 512), (512, 512), flops=4 * 16 * 512 * 512),
+    conv("conv7x7s2_3-64_224", (1, 3, 224, 224), (64, 3, 7, 7), stride=2, pad=3),
     conv("conv3x3_64_56", (1, 64, 56, 56), (64, 64, 3, 3), pad=1),
+    conv("conv3x3_128_28", (1, 128, 28, 28), (128, 128, 3, 3), pad=1),
+    conv("conv3x3_256_14", (1, 256, 14, 14), (256, 256, 3, 3), pad=1),
+    conv("conv3x3_512_7", (1, 512, 7, 7), (512, 512, 3, 3), pad=1),
     conv("conv3x3s2_128_56", (1, 128, 56, 56), (128, 128, 3, 3), stride=2, pad=1),
     conv("conv1x1_64-256_56", (1, 64, 56, 56), (256, 64, 1, 1)),
+    conv("conv1x1_1024-256_14", (1, 1024, 14, 14), (256, 1024, 1, 1)),
+    conv("conv1x1s2_256-512_56", (1, 256, 56, 56), (512, 256, 1, 1), stride=2),
     conv("dw3x3_32_112", (1, 32, 112, 112), (32, 1, 3, 3), pad=1, groups=32),
-    Case("linear_relu", "linear", {"x": (128, 768)}, {"w": (768, 512), "b": (512,)}, flops=2 * 128 * 768 * 512),
-    Case("softmax", "softmax", {"x": (12, 256, 256)}, traffic=8 * 12 * 256 * 256),
+    conv("dw3x3s2_96_112", (1, 96, 112, 112), (96, 1, 3, 3), stride=2, pad=1, groups=96),
+    conv("dw3x3_576_14", (1, 576, 14, 14), (576, 1, 3, 3), pad=1, groups=576),
+    dense("linear_relu_1x3072x200", 1, 3072, 200),
+    dense("linear_relu_128x768x3072", 128, 768, 3072),
+    pointwise("muladdrelu_2048", "muladdrelu", {"x": (N, N), "y": (N, N), "z": (N, N)}, {}, 3),
+    pointwise("bias_gelu_512x3072", "bias_gelu", {"x": (512, 3072)}, {"b": (3072,)}, 5, erf=1),
+    pointwise("softmax_12x512x512", "softmax", {"x": (12, 512, 512)}, {}, 4, exp=1),
+    pointwise("layernorm_512x768", "layernorm", {"x": (512, 768)}, {"g": (768,), "b": (768,)}, 8),
+    attention(12, 512, 64),
+    einsum("reduce_row_2048", "ij->i", (N, N)),
+    einsum("reduce_col_2048", "ij->j", (N, N)),
+    einsum("transpose_2048", "ij->ji", (N, N)),
+    einsum("permute_abcd->acbd", "abcd->acbd", (32, 128, 12, 64)),
+    einsum("permute_abcd->dcba", "abcd->dcba", (48, 48, 48, 48)),
+    einsum("nchw->nhwc_256x56", "nchw->nhwc", (1, 256, 56, 56)),
+    pointwise("noop_add16", "noop", {"x": (16,)}, {}, 1),
+)
+
+MORE: tuple[Case, ...] = (
+    gemm(1000, 1000, 1000),
+    gemm(8, 1024, 1024),
+    einsum("gemv_1024", "ij,j->i", (1024, 1024), (1024,)),
+    einsum("gemv_t_1024", "ij,i->j", (1024, 1024), (1024,)),
+    einsum("reduce_row_1024", "ij->i", (1024, 1024)),
+    einsum("transpose_1024", "ij->ji", (1024, 1024)),
+    einsum("transpose_1000", "ij->ji", (1000, 1000)),
+    pointwise("softmax_12x256x256", "softmax", {"x": (12, 256, 256)}, {}, 4, exp=1),
+)
+
+MODELS: tuple[tuple[str, bool], ...] = (  # name, whether its file carries constant weights and is randomised first
+    ("resnet50", True),
+    ("squeezenet", True),
+    ("pplcnet_orient", False),
+    ("espcn_subpixel", False),
+    ("mtcnn_pnet", False),
 )
 
 
-def load_cases(path: Path | None) -> tuple[Case, ...]:
-    """The built-in list, and the cases of a JSON file (a list of name, kind, inputs, consts, spec or attributes)."""
-    if path is None or not path.exists():
-        return BUILT_IN
-    extra = tuple(_case(entry) for entry in json.loads(path.read_text()))
-    known = {c.name for c in extra}
-    return (*extra, *(c for c in BUILT_IN if c.name not in known))
+def load_cases(path: Path | None, models: Sequence[Case] = ()) -> tuple[Case, ...]:
+    """The lists above, the models, and the new names of a JSON file: each of name, kind, inputs, consts, ..."""
+    known = (*CASES, *MORE, *models)
+    if path is None:
+        return known
+    names = {c.name for c in known}
+    return (*known, *(_case(entry) for entry in json.loads(path.read_text()) if entry["name"] not in names))
 
 
 def _case(entry: Mapping[str, object]) -> Case:
     def shapes(key: str) -> dict[str, Shape]:
-        return {n: tuple(s) for n, s in entry.get(key, {}).items()}  # type: ignore[attr-defined]
+        found = entry.get(key) or {}
+        assert isinstance(found, dict)
+        return {str(n): tuple(map(int, s)) for n, s in found.items()}
 
-    numbers = {k: int(entry[k]) for k in ("stride", "pad", "groups", "flops") if k in entry}  # type: ignore[call-overload]
+    def number(key: str, default: int) -> int:
+        return int(str(entry.get(key, default)))
+
+    inputs, consts, out = shapes("inputs"), shapes("consts"), entry.get("out")
+    writes = 4 * prod(map(int, out)) if isinstance(out, list) else 0
     return Case(
-        str(entry["name"]), str(entry["kind"]), shapes("inputs"), shapes("consts"), str(entry.get("spec") or ""),
-        traffic=int(entry.get("bytes", 0)), **numbers,  # type: ignore[call-overload]
+        str(entry["name"]), str(entry["kind"]), inputs, consts, str(entry.get("spec") or ""), number("stride", 1),
+        number("pad", 0), number("groups", 1), number("flops", 0), number("bytes", 0) - writes, writes,
     )  # fmt: skip
-
-
-# ---- ONNX models of the cases: what ours and ONNX runtimes compile where there is no equation
-
-Builder = Callable[
-    [Case], tuple[list[tuple[str, list[str], str, dict[str, object]]], dict[str, npt.NDArray[np.generic]]]
-]
-
-
-def model_of(case: Case):  # noqa: ANN201 - onnx is imported lazily
-    """The case as an ONNX model with inputs and initialisers named like its operands and the output `result`."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    nodes, extra = NODES[case.kind](case)
-    _, consts = case.operands()
-    graph = helper.make_graph(
-        [helper.make_node(op, ins, [out], name=f"n{k}", **attrs) for k, (op, ins, out, attrs) in enumerate(nodes)],
-        case.name.replace(">", ""),
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in case.inputs.items()],
-        [helper.make_tensor_value_info(RESULT, TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(a, n) for n, a in {**consts, **extra}.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    model.ir_version = 9
-    return onnx.shape_inference.infer_shapes(model, strict_mode=True)
-
-
-def _einsum(case: Case):  # noqa: ANN202
-    names = list(case.inputs)
-    terms, result = case.spec.split("->")
-    first, *rest = terms.split(",")
-    if not rest and sorted(first) == sorted(result):
-        return [("Transpose", names, RESULT, {"perm": [first.index(i) for i in result]})], {}
-    if not rest:
-        axes = np.array([k for k, i in enumerate(first) if i not in result], np.int64)
-        return [("ReduceSum", [*names, "axes"], RESULT, {"keepdims": 0})], {"axes": axes}
-    if (first, rest, result) == ("ik", ["kj"], "ij"):
-        return [("MatMul", names, RESULT, {})], {}
-    return [("Einsum", names, RESULT, {"equation": case.spec})], {}
-
-
-def _conv(case: Case):  # noqa: ANN202
-    attrs = {"strides": [case.stride] * 2, "pads": [case.pad] * 4, "group": case.groups}
-    return [("Conv", ["x", "w"], RESULT, attrs)], {}
-
-
-def _gelu(case: Case):  # noqa: ANN202
-    return [("Add", ["x", "b"], "a", {}), ("Gelu", ["a"], RESULT, {"approximate": "none"})], {}
-
-
-def _attention(case: Case):  # noqa: ANN202
-    scale = np.float32(1 / np.sqrt(case.inputs["q"][-1]))
-    nodes: list[tuple[str, list[str], str, dict[str, object]]] = [
-        ("Transpose", ["k"], "kt", {"perm": [0, 2, 1]}),
-        ("MatMul", ["q", "kt"], "s", {}),
-        ("Mul", ["s", "scale"], "t", {}),
-        ("Softmax", ["t"], "p", {"axis": -1}),
-        ("MatMul", ["p", "v"], RESULT, {}),
-    ]
-    return nodes, {"scale": np.array(scale)}
-
-
-NODES: Mapping[str, Builder] = {
-    "einsum": _einsum,
-    "conv": _conv,
-    "linear": lambda c: (
-        [("MatMul", ["x", "w"], "m", {}), ("Add", ["m", "b"], "a", {}), ("Relu", ["a"], RESULT, {})],
-        {},
-    ),
-    "muladdrelu": lambda c: (
-        [("Mul", ["x", "y"], "m", {}), ("Add", ["m", "z"], "a", {}), ("Relu", ["a"], RESULT, {})],
-        {},
-    ),
-    "bias_gelu": _gelu,
-    "softmax": lambda c: ([("Softmax", ["x"], RESULT, {"axis": -1})], {}),
-    "layernorm": lambda c: ([("LayerNormalization", ["x", "g", "b"], RESULT, {"axis": -1})], {}),
-    "attention": _attention,
-    "noop": lambda c: ([("Add", ["x", "x"], RESULT, {})], {}),
-}

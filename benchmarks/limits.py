@@ -1,70 +1,202 @@
-"""What the machine can do at most, measured in the same run: multiply-adds a second and bytes copied a second."""
+"""What the machine allows, measured beside every case: multiply-adds, bandwidth by pattern and working set, functions.
+
+Loops are written as IR, one vector a machine instruction; functions are our own kernels on operands that fit the L1
+cache.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 
 import numpy as np
 
-CHAINS, TRIPS = 12, 20_000
+from benchmarks.cases import Case
+
+CHAINS = 12  # independent multiply-adds, enough for latency times units
+TRIPS = 100_000
+UNROLL = 8
+SECONDS = 0.002  # of one measurement
+Loop = Callable[[int, int, int, int], float]
+_LOOP = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
 
-def fma_peak() -> tuple[Callable[[], float], int]:
-    """A call that returns seconds for independent vector multiply-adds in registers, and their operations."""
+@dataclass(frozen=True)
+class Limits:
+    """Of one case. `flops` and `bandwidth` a second, all threads together; `calls`: seconds of one, one thread."""
+
+    pattern: str
+    flops: float
+    bandwidth: float
+    calls: Mapping[str, float]
+
+    def seconds(self, case: Case, threads: int) -> float:
+        """The least time of a case: the greatest of operations, bytes and functions."""
+        functions = sum(n * self.calls[f] for f, n in case.calls.items()) / threads
+        return max(case.flops / self.flops, case.traffic / self.bandwidth, functions)
+
+
+def pattern_of(case: Case) -> str:
+    """Mostly reading, mostly writing, or both."""
+    if case.writes * 4 <= case.reads:
+        return "read"
+    return "write" if case.reads * 4 <= case.writes else "copy"
+
+
+def measure(case: Case, threads: int) -> Limits:
+    """The limits of a case now: the best of a few tries each."""
+    pattern = pattern_of(case)
+    bandwidth = max(_bandwidth(pattern, max(4096, case.traffic), threads) for _ in range(3))
+    flops = max(_peak(threads) for _ in range(3))
+    return Limits(pattern, flops, bandwidth, {f: min(_function(f) for _ in range(5)) for f in case.calls})
+
+
+# ---- loops
+
+
+def _together(work: Callable[[int], None], threads: int) -> float:
+    """Seconds until all threads are through."""
+    if threads == 1:
+        start = perf_counter()
+        work(0)
+        return perf_counter() - start
+    pool = _pool(threads - 1)
+    start = perf_counter()
+    waiting = [pool.submit(work, k) for k in range(1, threads)]
+    work(0)
+    for w in waiting:
+        w.result()
+    return perf_counter() - start
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers)
+
+
+def _peak(threads: int) -> float:
+    loop, lanes = _loops()["peak"], _lanes()
+    times = 5
+
+    def work(_: int) -> None:
+        loop(0, 0, 0, TRIPS)
+
+    return 2 * lanes * CHAINS * TRIPS * threads / min(_together(work, threads) for _ in range(times))
+
+
+def _bandwidth(pattern: str, size: int, threads: int) -> float:
+    """Bytes a second over a working set of `size` bytes, each thread on a part of its own."""
+    loop, step = _loops()[pattern], 4 * _lanes() * UNROLL
+    arrays = 2 if pattern == "copy" else 1
+    part = max(step, size // arrays // threads // step * step)
+    memory = [_memory(part * arrays + 64 * arrays, k) for k in range(threads)]
+    starts = [-(-m.ctypes.data // 64) * 64 for m in memory]
+    times = max(1, int(SECONDS * 2e10 / (part * arrays)))
+
+    def work(k: int) -> None:
+        loop(starts[k], starts[k] + (part if arrays == 2 else 0), part // 4, times)
+
+    return part * arrays * times * threads / min(_together(work, threads) for _ in range(3))
+
+
+@cache
+def _memory(size: int, _part: int) -> np.ndarray:
+    return np.ones(size, np.uint8)
+
+
+@cache
+def _lanes() -> int:
+    from poly.codegen.host import host_machine
+
+    return host_machine().lanes(4)
+
+
+@cache
+def _loops() -> Mapping[str, Loop]:
     from poly.codegen.host import host_machine
     from poly.codegen.jit import compile_object, link
 
-    machine = host_machine()
-    lanes = machine.lanes(4)
-    code = link(compile_object(_chains(lanes), machine), ["peak"])
-    function = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_float)(code.addresses["peak"])
-
-    def run() -> float:
-        start = perf_counter()
-        function(0.5)
-        del start  # the first call warms up
-        start = perf_counter()
-        function(0.5)
-        return perf_counter() - start
-
-    run.keep = code  # type: ignore[attr-defined] - the code lives as long as the call
-    return run, 2 * lanes * CHAINS * TRIPS
+    names = ("peak", "read", "write", "copy")
+    text = "\n".join([_peak_text(_lanes()), *(_stream_text(n, _lanes()) for n in names[1:])])
+    kind = f"<{_lanes()} x float>"
+    text += f"\ndeclare {kind} @llvm.fma.v{_lanes()}f32({kind}, {kind}, {kind})\n"
+    linked = link(compile_object(text, host_machine()), names)
+    found = {n: _LOOP(linked.addresses[n]) for n in names}
+    for function in found.values():
+        function.code = linked  # type: ignore[attr-defined] - the code lives as long as the function
+    return found
 
 
-def _chains(lanes: int) -> str:
-    """IR of a loop with CHAINS independent vector multiply-adds."""
-    kind = f"<{lanes} x float>"
-    suffix = f"v{lanes}f32"
-    names = range(CHAINS)
-    lines = ["define float @peak(float %x) {", "entry:", f"  %s = insertelement {kind} poison, float %x, i64 0"]
-    lines += [
-        f"  %v = shufflevector {kind} %s, {kind} poison, <{lanes} x i32> zeroinitializer",
-        "  br label %loop",
-        "loop:",
-    ]
-    lines.append("  %i = phi i64 [0, %entry], [%n, %loop]")
-    lines += [f"  %a{k} = phi {kind} [%v, %entry], [%b{k}, %loop]" for k in names]
-    lines += [f"  %b{k} = call {kind} @llvm.fma.{suffix}({kind} %a{k}, {kind} %v, {kind} %v)" for k in names]
-    lines += ["  %n = add i64 %i, 1", f"  %c = icmp slt i64 %n, {TRIPS}", "  br i1 %c, label %loop, label %end", "end:"]
-    lines += ["  %t0 = fadd " + f"{kind} %b0, %b1"]
-    lines += [f"  %t{k} = fadd {kind} %t{k - 1}, %b{k + 1}" for k in range(1, CHAINS - 1)]
-    lines += [f"  %r = extractelement {kind} %t{CHAINS - 2}, i64 0", "  ret float %r", "}"]
-    lines.append(f"declare {kind} @llvm.fma.{suffix}({kind}, {kind}, {kind})")
-    return "\n".join(lines) + "\n"
+def _peak_text(lanes: int) -> str:
+    """Independent chains of vector multiply-adds."""
+    kind, chains = f"<{lanes} x float>", range(CHAINS)
+    return "\n".join([
+        "define float @peak(ptr %a, ptr %b, i64 %n, i64 %times) {", "entry:", "  br label %loop", "loop:",
+        "  %i = phi i64 [0, %entry], [%j, %loop]",
+        *(f"  %a{k} = phi {kind} [zeroinitializer, %entry], [%b{k}, %loop]" for k in chains),
+        *(f"  %b{k} = call {kind} @llvm.fma.v{lanes}f32({kind} %a{k}, {kind} %a{k}, {kind} %a{k})" for k in chains),
+        "  %j = add i64 %i, 1", "  %c = icmp slt i64 %j, %times", "  br i1 %c, label %loop, label %end", "end:",
+        *_summed(kind, "b", CHAINS), "}",
+    ])  # fmt: skip
 
 
-def copy_bandwidth(size: int) -> tuple[Callable[[], float], int]:
-    """A call that returns seconds for copying between two arrays that take `size` bytes together, and those bytes."""
-    count = max(64, size // 8)
-    source, target = np.ones(count, np.float32), np.empty(count, np.float32)
-    repeat = max(1, (1 << 22) // size)
+def _stream_text(name: str, lanes: int) -> str:
+    """`times` passes over n floats: read a, write a, or copy a to b."""
+    kind, unrolled = f"<{lanes} x float>", range(UNROLL)
+    body: list[str] = []
+    sums = UNROLL if name == "read" else 2  # the others return something, too
+    for k in unrolled:
+        body += [f"  %p{k} = add i64 %i, {k * lanes}", f"  %q{k} = getelementptr float, ptr %a, i64 %p{k}"]
+        if name == "write":
+            body.append(f"  store {kind} splat (float 1.0), ptr %q{k}, align 4")
+        else:
+            body.append(f"  %v{k} = load {kind}, ptr %q{k}, align 4")
+        if name == "copy":
+            body += [f"  %r{k} = getelementptr float, ptr %b, i64 %p{k}", f"  store {kind} %v{k}, ptr %r{k}, align 4"]
+        if k < sums:
+            body.append(f"  %t{k} = fadd {kind} %s{k}, {f'%v{k}' if name == 'read' else 'zeroinitializer'}")
+    return "\n".join([
+        f"define float @{name}(ptr %a, ptr %b, i64 %n, i64 %times) {{", "entry:", "  br label %pass", "pass:",
+        "  %x = phi i64 [0, %entry], [%y, %next]", "  br label %loop", "loop:",
+        "  %i = phi i64 [0, %pass], [%j, %loop]",
+        *(f"  %s{k} = phi {kind} [zeroinitializer, %pass], [%t{k}, %loop]" for k in range(sums)), *body,
+        f"  %j = add i64 %i, {lanes * UNROLL}", "  %c = icmp slt i64 %j, %n", "  br i1 %c, label %loop, label %next",
+        "next:", "  %y = add i64 %x, 1", "  %d = icmp slt i64 %y, %times", "  br i1 %d, label %pass, label %end",
+        "end:", *_summed(kind, "t", sums), "}",
+    ])  # fmt: skip
 
-    def run() -> float:
-        start = perf_counter()
-        for _ in range(repeat):
-            np.copyto(target, source)
-        return (perf_counter() - start) / repeat
 
-    return run, 8 * count
+def _summed(kind: str, name: str, count: int) -> list[str]:
+    lines = [f"  %z1 = fadd {kind} %{name}0, %{name}1"]
+    lines += [f"  %z{k} = fadd {kind} %z{k - 1}, %{name}{k}" for k in range(2, count)]
+    return [*lines, f"  %r = extractelement {kind} %z{count - 1}, i64 0", "  ret float %r"]
+
+
+# ---- functions
+
+_WIDTH, _PASSES = 1024, 2000
+
+
+@cache
+def _kernel(function: str) -> Callable[[], object]:
+    import poly
+
+    kernel = poly.compile(
+        poly.parse(f"Y[i] += {function}(X[i] + C[r])", X=(_WIDTH,), C=(_PASSES,)), threads=1
+    )
+    arrays = np.linspace(-3, 3, _WIDTH, dtype=np.float32), np.linspace(-1, 1, _PASSES, dtype=np.float32)
+    out = np.zeros(_WIDTH, np.float32)
+    return lambda: kernel(*arrays, out=out)
+
+
+def _function(function: str) -> float:
+    """Seconds of one call on operands in the L1 cache; two additions are with it."""
+    call = _kernel(function)
+    call()
+    start = perf_counter()
+    call()
+    return (perf_counter() - start) / (_WIDTH * _PASSES)

@@ -1,102 +1,123 @@
 """One peer in a process of its own: reads requests as JSON lines, answers with JSON lines.
 
-`{"case": k}` makes case k ready: {"error": relative error against float64 or None, "compile": seconds};
-`{"time": seconds}` measures it for about that long: {"seconds": median of one call}.
+`{"case": k}` makes case k ready: {"error", "compile": seconds, "cached": seconds or null, "memory": greatest resident
+bytes}; `{"time": seconds}` measures it for about that long: {"seconds": of one call}; `limits`, which is a worker like
+the peers, answers `{"limits": k}` with what the machine allows.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from time import perf_counter
-from typing import TextIO
 
 import numpy as np
 
-from benchmarks.cases import Array, Case, load_cases, model_of
-from benchmarks.limits import copy_bandwidth, fma_peak
-from benchmarks.peers import PEERS, Call
+from benchmarks.cases import Case
+from benchmarks.limits import measure
+from benchmarks.peers import PEERS, Call, pin
+from benchmarks.reference import error_of
+
+WARM = 3
+SAMPLE = 2e-5  # seconds at least of what the clock measures at once
+Answer = dict[str, float | str | None]
 
 
 def main() -> None:
-    name, threads, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    name, threads, cases_file = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print does not mix with the answers
-    cases = {c.name: c for c in load_cases(Path(path))}
-    if name == "limits":
-        return _limits(answers)
+    pin(threads)
+    cases: dict[str, Case] = {c.name: c for c in pickle.loads(cases_file.read_bytes())}
     call: Call | None = None
     for line in sys.stdin:
         request = json.loads(line)
-        if "case" in request:
-            call, answer = _prepare(name, cases[request["case"]], threads)
+        answer: Answer
+        if "limits" in request:
+            found = measure(cases[request["limits"]], threads)
+            answer = {
+                "pattern": found.pattern, "flops": found.flops, "bandwidth": found.bandwidth,
+                "seconds": found.seconds(cases[request["limits"]], threads),
+            }  # fmt: skip
+        elif "case" in request:
+            call = None  # the last case's memory goes first
+            call, answer = _prepare(name, cases[request["case"]], threads, cases_file.parent)
         else:
             assert call is not None
             answer = {"seconds": _measure(call, request["time"])}
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _prepare(name: str, case: Case, threads: int) -> tuple[Call | None, dict[str, object]]:
-    start = perf_counter()
+def _prepare(name: str, case: Case, threads: int, folder: Path) -> tuple[Call | None, Answer]:
+    prepare = PEERS[name].prepare
+    assert prepare is not None
     try:
-        call = PEERS[name][1](case, threads)
+        if name == "ours":
+            _initialise()
+        seconds, call = _timed(lambda: prepare(case, threads))
         if call is None:
             return None, {"absent": "no way to express it"}
-        took = perf_counter() - start
-        return call, {"error": _error(case, call()), "compile": took}
+        cached = _timed(lambda: prepare(case, threads))[0] if name == "ours" else None
+        results = [*call()]
+        memory = _most_memory()
+        expected: list[np.ndarray] = pickle.loads((folder / f"{_file_name(case)}.expected").read_bytes())
+        return call, {
+            "error": error_of(results, expected), "compile": seconds, "cached": cached, "memory": memory,
+        }  # fmt: skip
     except Exception as error:  # a peer that fails is shown as absent, with its reason
-        return None, {"absent": f"{type(error).__name__}: {str(error)[:200]}"}
+        return None, {"absent": f"{type(error).__name__}: {str(error)[:300]}"}
 
 
-def _error(case: Case, result: Array) -> float:
-    """The greatest error relative to the greatest result. The reference is float64 numpy or ONNX's evaluator."""
-    expected = reference(case)
-    return float(np.abs(result - expected).max() / max(1e-30, np.abs(expected).max()))
+def _most_memory() -> float:
+    """The greatest resident size of this process so far in bytes (what getrusage says survives an exec)."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
 
 
-def reference(case: Case) -> np.ndarray:
-    inputs, consts = case.operands()
-    if case.kind == "einsum":
-        return np.einsum(case.spec, *(a.astype(np.float64) for a in inputs.values()), optimize=True)
-    if case.kind == "conv":
-        return _conv_reference(inputs["x"], consts["w"], case)
-    import onnx.reference
-
-    return onnx.reference.ReferenceEvaluator(model_of(case)).run(None, inputs)[0]
+def _file_name(case: Case) -> str:
+    return "".join(c if c.isalnum() else "_" for c in case.name)
 
 
-def _conv_reference(x: Array, w: Array, case: Case) -> np.ndarray:
-    padded = np.pad(x, ((0, 0), (0, 0), (case.pad, case.pad), (case.pad, case.pad)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))[
-        :, :, :: case.stride, :: case.stride
-    ]
-    n, c, h, v = windows.shape[:4]
-    grouped = windows.reshape(n, case.groups, c // case.groups, h, v, *w.shape[2:])
-    weights = w.reshape(case.groups, -1, *w.shape[1:])
-    return np.einsum("ngchvrs,gocrs->ngohv", grouped, weights, optimize=True).reshape(n, -1, h, v)
+def _initialise() -> None:
+    """Imports and the target, which are no part of a case's compile time."""
+    import poly
+
+    poly.compile(poly.parse("Y[i] = X[i] + 1", X=(5,)))
+
+
+def _timed(work: Callable[[], Call | None]) -> tuple[float, Call | None]:
+    start = perf_counter()
+    found = work()
+    return perf_counter() - start, found
 
 
 def _measure(call: Call, budget: float) -> float:
+    """Seconds of one call: the median of samples, each of as many calls as the clock needs."""
+    once = 0.0
+    for _ in range(WARM):
+        start = perf_counter()
+        call()
+        once = perf_counter() - start
+        if once > budget:
+            break
+    count = max(1, int(SAMPLE / max(once, 1e-8)))
     samples: list[float] = []
     end = perf_counter() + budget
     while len(samples) < 3 or (perf_counter() < end and len(samples) < 10_000):
         start = perf_counter()
-        call()
-        samples.append(perf_counter() - start)
-    return median(samples)
-
-
-def _limits(answers: TextIO) -> None:
-    """`{"size": bytes}`: {"flops": per second, "bytes": per second} of a working set of that size."""
-    peak, operations = fma_peak()
-    for line in sys.stdin:
-        copy, moved = copy_bandwidth(json.loads(line)["size"])
-        best = min(peak() for _ in range(5))
-        fastest = min(copy() for _ in range(5))
-        print(json.dumps({"flops": operations / best, "bytes": moved / fastest}), file=answers, flush=True)
+        for _ in range(count):
+            call()
+        samples.append((perf_counter() - start) / count)
+        if samples[-1] > 2 * budget:
+            break
+    return float(np.median(samples))
 
 
 if __name__ == "__main__":

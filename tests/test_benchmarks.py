@@ -1,0 +1,83 @@
+"""The benchmarks measure the right thing: every kind of case has a model and a reference that agree, rows add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
+from benchmarks.driver import Row
+from benchmarks.graphs import NODES
+from benchmarks.peers import numpy_peer, ours
+from benchmarks.reference import ROUNDING, error_of, reference
+from benchmarks.report import draw, line, summary, write_json
+
+SMALL = (
+    einsum("product", "ik,kj->ij", (5, 7), (7, 6)),
+    einsum("turned", "ki,jk->ij", (7, 5), (6, 7)),
+    einsum("sum", "ij->j", (5, 7)),
+    einsum("permuted", "abc->cba", (2, 3, 4)),
+    conv("convolution", (1, 4, 6, 6), (8, 2, 3, 3), stride=2, pad=1, groups=2),
+    dense("dense", 3, 8, 5),
+    pointwise("muladdrelu", "muladdrelu", {"x": (4, 8), "y": (4, 8), "z": (4, 8)}, {}, 3),
+    pointwise("gelu", "bias_gelu", {"x": (4, 8)}, {"b": (8,)}, 5, erf=1),
+    pointwise("softmax", "softmax", {"x": (2, 3, 8)}, {}, 4, exp=1),
+    pointwise("layernorm", "layernorm", {"x": (3, 8)}, {"g": (8,), "b": (8,)}, 8),
+    attention(2, 6, 4),
+    pointwise("noop", "noop", {"x": (5,)}, {}, 1),
+)
+
+
+def test_there_are_sixty_cases_of_known_kinds() -> None:
+    assert len({c.name for c in CASES}) == len(CASES) == 60
+    assert {c.kind for c in CASES} <= NODES.keys() == {c.kind for c in SMALL}
+
+
+@pytest.mark.parametrize("case", SMALL, ids=[c.name for c in SMALL])
+def test_ours_and_numpy_agree_with_the_reference(case: Case) -> None:
+    expected = reference(case)
+    for prepare in (ours, numpy_peer):
+        call = prepare(case, 1)
+        assert call is not None or prepare is numpy_peer
+        if call is not None:
+            assert error_of(call(), expected) < ROUNDING
+
+
+def test_a_wrong_result_is_an_error() -> None:
+    expected = reference(SMALL[0])
+    wrong = expected[0].astype(np.float32)
+    wrong[0, 0] += 1
+    assert error_of([wrong], expected) > 0.01
+    assert error_of([np.full_like(wrong, np.nan)], expected) == np.inf
+
+
+def test_operations_leave_out_the_padding() -> None:
+    assert conv("c", (1, 1, 3, 3), (1, 1, 3, 3), pad=1).flops == 2 * 49
+
+
+def row(name: str, ours: float, peer: float, wrong: tuple[str, ...] = ()) -> Row:
+    return Row(name, 1, {"ours": ours, "numpy": peer}, {}, {}, wrong, {"tvm": "?"}, 0.5e-6, {}, {"ours": 0.1}, 0.01)
+
+
+def test_rows_give_ratios_only_where_both_are_right(tmp_path: Path) -> None:
+    rows = [row("a", 1e-6, 2e-6), row("b", 4e-6, 2e-6)]
+    rows += [row("c", 1e-6, 2e-6, ("numpy",)), row("d", 1e-6, 2e-6, ("ours",))]
+    assert [r.ratio for r in rows] == [0.5, 2.0, None, None] and rows[0].share == 0.5
+    text = summary(rows)
+    assert "geometric mean of 2: 1.000" in text and "b 2.00" in text
+    assert "50%" in line(rows[0], ["ours", "numpy"]) and "2.0!" in line(rows[2], ["ours", "numpy"])
+    write_json(tmp_path / "out.json", rows, {"processor": "p"})
+    assert [r["ratio"] for r in json.loads((tmp_path / "out.json").read_text())["rows"]] == [0.5, 2.0, None, None]
+    draw(tmp_path / "out.svg", rows, {"processor": "p"})
+    assert "time of the best peer" in (tmp_path / "out.svg").read_text()
+
+
+def test_a_file_adds_cases(tmp_path: Path) -> None:
+    entry = {"name": "mine", "kind": "einsum", "spec": "ij->i", "inputs": {"x0": [3, 4]}, "out": [3], "bytes": 60}
+    (tmp_path / "cases.json").write_text(json.dumps([entry, {"name": "gemm_64", "kind": "einsum"}]))
+    found = load_cases(tmp_path / "cases.json")
+    assert [c.name for c in found].count("gemm_64") == 1
+    assert (found[-1].name, found[-1].reads, found[-1].writes) == ("mine", 48, 12)
