@@ -264,7 +264,7 @@ def softmax_axes(b: Notation, x: Value) -> tuple[int, ...]:
 
 
 def softmax(b: Notation) -> None:
-    """max, exp, sum, division."""
+    """max, exp, sum, and a division: one by the sum for each row, whose inverse is exact to the last bit or two."""
     x = b.input(0)
     axes = softmax_axes(b, x)
     y = b.output(x.shape, x.dtype)
@@ -274,7 +274,13 @@ def softmax(b: Notation) -> None:
     exps = b.temporary("exp", x.shape, x.dtype)
     _, total = _max_and_sum(b, x, axes, exps)
     everywhere = dict(zip(map(str, point), x.shape, strict=True))
-    b.assign(y, everywhere, exps[tuple(point)] / total[tuple(map(var, ranges))])
+    outer = tuple(map(var, ranges))
+    if x.dtype not in ("f32", "f64"):
+        b.assign(y, everywhere, exps[tuple(point)] / total[outer])
+        return
+    inverse = b.temporary("inverse", total.shape, x.dtype)
+    b.assign(inverse, ranges, 1.0 / total[outer], suffix="_inverse")
+    b.assign(y, everywhere, exps[tuple(point)] * inverse[outer])
 
 
 def log_softmax(b: Notation) -> None:
