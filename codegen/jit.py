@@ -1,23 +1,16 @@
-"""IR text to object code to addresses, with object code kept on disk.
-
-The cache lies in `$POLYLOOM_CACHE` (`off` for none), else in the user's cache directory. An entry's name is a hash of
-everything that its content depends on; entries are written atomically and carry a checksum, so that a damaged one is
-found and compiled again.
-"""
+"""IR text to object code to addresses, with object code kept on disk (`poly.disk_cache`)."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poly.disk_cache import cache_entry, read_entry, write_entry
 from poly.errors import Bug, MachineError
 from poly.machine import Machine
 
@@ -25,17 +18,19 @@ if TYPE_CHECKING:
     from llvmlite.binding import LLJIT, ModuleRef, ResourceTracker, TargetMachine
 
 OPT_LEVEL = 2  # of instruction selection; no passes run over the IR
-_MAGIC = b"polyloom object 1\n"
 
 
 def compile_object(ir: str, machine: Machine) -> bytes:
     """Object code of a module, from the disk cache where it is there. Raises `Bug` for IR that is not valid."""
-    path = _cache_path(ir, machine)
-    if path is not None and (found := _read(path)) is not None:
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    parts = (ir, *_target(machine), str(OPT_LEVEL), str(llvm.llvm_version_info), llvmlite.__version__)
+    path = cache_entry("objects", parts, ".o")
+    if (found := read_entry(path)) is not None:
         return found
     code = target_machine(*_target(machine)).emit_object(_parse(ir))
-    if path is not None:
-        _write(path, code)
+    write_entry(path, code)
     return code
 
 
@@ -128,56 +123,3 @@ def _session() -> _Session:
     _initialise(True)
     machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small", jit=True)
     return _Session(llvm.create_lljit_compiler(machine, use_jit_link=os.name == "posix"), count())
-
-
-def cache_directory() -> Path | None:
-    """Where object code is kept; None where it is not."""
-    chosen = os.environ.get("POLYLOOM_CACHE")
-    if chosen == "off":
-        return None
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "polyloom"
-
-
-def _cache_path(ir: str, machine: Machine) -> Path | None:
-    import llvmlite
-    import llvmlite.binding as llvm
-
-    try:
-        directory = cache_directory()
-    except RuntimeError:  # no home directory
-        return None
-    if directory is None:
-        return None
-    parts = (ir, *_target(machine), str(OPT_LEVEL), str(llvm.llvm_version_info), llvmlite.__version__)
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return directory / "objects" / key[:2] / f"{key}.o"
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    start = len(_MAGIC)
-    if not content.startswith(_MAGIC) or len(content) < start + 32:
-        return None
-    code = content[start + 32 :]
-    return code if hashlib.sha256(code).digest() == content[start : start + 32] else None
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Atomic; a cache that cannot be written is no error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + hashlib.sha256(code).digest() + code)
-            os.replace(name, path)
-        except OSError:
-            os.unlink(name)
-    except OSError:
-        return

@@ -48,8 +48,9 @@ class Kernel(NativeCall):
     C-contiguous is copied, one whose tensor has a layout is packed; arrays of other libraries come in through DLPack,
     where they are. `out`: an array (a tuple for several outputs) to write to, C-contiguous and apart from the inputs.
     An inout tensor is an input and an output: the caller's array is only modified where it is passed as `out`.
-    `stored`: constants that are in memory as their layouts say. Calls may run at the same time: one of them has the
-    worker threads, the others run alone, with the same results. Raises `RunError`.
+    `stored`: constants that are in memory as their layouts say; `module`: the loops' IR, where it is there. Calls may
+    run at the same time: one of them has the worker threads, the others run alone, with the same results. Raises
+    `RunError`.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Kernel(NativeCall):
         threads: int = 1,
         schedule: Schedule | None = None,
         stored: Mapping[str, Array] | None = None,
+        module: Module | None = None,
     ) -> None:
         start = perf_counter()
         self.loops, self.machine, self.threads = tree, machine, min(max(1, threads), MAX_THREADS)
         self.schedule = schedule
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.module: Module = lower(tree, machine, f"poly.{tree.name}")
+        self.module: Module = module if module is not None else lower(tree, machine, f"poly.{tree.name}")
         self._sizes = sizes = dict(tree.sizes)
         known = {t.name: t for t in (*tree.tensors, *inputs, *outputs)}
         self._tensors = [known[name] for name in self.module.tensors]
@@ -84,7 +86,7 @@ class Kernel(NativeCall):
         self._linked = link(compile_object(self.module.ir, machine), [self.module.entry])
         work = work_of(tree)
         self._long = work is None or work > BRIEF
-        self._zeros = unwritten(schedule.source if schedule is not None else None, outputs)
+        self.partial = unwritten(schedule.source if schedule is not None else None, outputs)
         arrays = (*inputs, *outputs)
         self._plain = len(arrays) <= MAX_GIVEN and all(known[t.name].layout is None for t in arrays)
         self._records: dict[tuple[int, ...], Record] = {}
@@ -174,7 +176,7 @@ class Kernel(NativeCall):
         if len(self._records) >= MAX_RECORDS:
             self._records = {}
         names = [t.name for t in (*self.inputs, *self.outputs)]
-        arrays = expected_arrays(self.inputs, self.outputs, self._shapes(sizes), self._zeros)
+        arrays = expected_arrays(self.inputs, self.outputs, self._shapes(sizes), self.partial)
         record = Record(self.entry(names, sizes), arrays, len(self.outputs), release=self._long, keep=self.constants)
         if self._records.setdefault(key, record) is record and self._plain and len(self._native) < NATIVE_RECORDS:
             self._native.append(record.before(self._native[-1] if self._native else None))

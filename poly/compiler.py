@@ -19,14 +19,11 @@ import numpy as np
 from poly.arguments import checks_kinds, shown
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine, Unit, build_engine
-from poly.errors import CapacityError, MachineError, PolyError, ScheduleError
+from poly.errors import MachineError, PolyError, ScheduleError
 from poly.graph import Array, Graph
 from poly.machine import Machine
+from poly.prepared import Prepared, prepare, settled
 from poly.program import Program
-from poly.scheduling.capacity import check_capacity
-from poly.scheduling.constants import Split, split_constants
-from poly.scheduling.edits import settle
-from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -165,38 +162,27 @@ def compile_program(
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
     from poly.codegen.kernel import Kernel
 
-    chosen, split = loops_for_cpu(program, machine, threads, schedule)
-    computed = constant_kernel(split, machine)(constants) if split.before is not None else {}
-    return Kernel(split.after, machine, program.inputs, program.outputs, constants, threads, chosen, computed)
+    made = prepare(program, machine, threads, schedule)
+    compute = constant_kernel(made, machine)
+    computed = compute(constants) if compute is not None else {}
+    return Kernel(
+        made.split.after, machine, program.inputs, program.outputs, constants, threads, made.schedule, computed,
+        made.after,
+    )  # fmt: skip
 
 
-def loops_for_cpu(
-    program: Program, machine: Machine, threads: int, schedule: Schedule | None
-) -> tuple[Schedule, Split]:
-    """A checked schedule (the one given or the policy's), and its loops: those for compiling and those for calls."""
-    from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
-
-    chosen = settled(schedule) if schedule is not None else schedule_for_cpu(program, machine, threads)
-    tree = chosen.lower()
-    try:
-        check_capacity(tree, machine)
-    except CapacityError:
-        if schedule is not None:
-            raise
-        chosen = schedule_one_by_one(program, machine, threads)
-        tree = chosen.lower()
-    check_instances(tree, chosen.program)
-    return chosen, split_constants(tree, machine)
-
-
-def constant_kernel(split: Split, machine: Machine) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+def constant_kernel(
+    made: Prepared, machine: Machine
+) -> Callable[[Mapping[str, Array]], dict[str, Array]] | None:
     """The function from constants to those computed of them, in memory as their layouts say; zero where none lies."""
     from poly.codegen.kernel import Kernel, memory_shape
 
-    assert split.before is not None
+    split = made.split
+    if split.before is None:
+        return None
     inputs = [t for t in split.before.tensors if t.role == "constant"]
     outputs = [t for t in split.before.tensors if t.is_output]
-    kernel = Kernel(split.before, machine, inputs, outputs)
+    kernel = Kernel(split.before, machine, inputs, outputs, module=made.before)
     sizes = dict(split.before.sizes)
 
     def compute(constants: Mapping[str, Array]) -> dict[str, Array]:
@@ -206,11 +192,6 @@ def constant_kernel(split: Split, machine: Machine) -> Callable[[Mapping[str, Ar
         return results
 
     return compute
-
-
-def settled(schedule: Schedule) -> Schedule:
-    """The schedule, checked where its edits were not. Raises `IllegalEdit`."""
-    return schedule if schedule.checked else settle(schedule)
 
 
 def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
@@ -240,10 +221,12 @@ def _cpu_unit(machine: Machine, threads: int, program: Program) -> Unit:
     from poly.codegen.kernel import Kernel
 
     start = perf_counter()
-    schedule, split = loops_for_cpu(program, machine, threads, None)
-    compute = constant_kernel(split, machine) if split.before is not None else None
-    computed = tuple(t.name for t in split.computed)
-    constants = tuple(t for t in split.after.tensors if t.role == "constant")
-    kernel = Kernel(split.after, machine, (*program.inputs, *constants), program.outputs, {}, threads, schedule)
+    made = prepare(program, machine, threads)
+    loops = made.split.after
+    compute = constant_kernel(made, machine)
+    computed = tuple(t.name for t in made.split.computed)
+    constants = tuple(t for t in loops.tensors if t.role == "constant")
+    inputs = (*program.inputs, *constants)
+    kernel = Kernel(loops, machine, inputs, program.outputs, {}, threads, made.schedule, module=made.after)
     arguments = tuple(t.name for t in kernel.inputs)
-    return Unit(program, schedule, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)
+    return Unit(program, made.schedule, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)

@@ -1,0 +1,111 @@
+"""A program made ready for a core: schedule, loops and IR, from the disk cache where they are there.
+
+Planning and proofs take most of the time of a compile. Their results depend on the program's text, the machine, the
+number of threads and on this package alone, so they are kept under a hash of these: a program that was compiled before
+is neither planned nor proven again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poly.disk_cache import cache_entry, read_entry, write_entry
+from poly.errors import CapacityError
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.capacity import check_capacity
+from poly.scheduling.constants import Split, split_constants
+from poly.scheduling.edits import settle
+from poly.scheduling.instances import check_instances
+from poly.scheduling.schedule import Schedule
+
+if TYPE_CHECKING:
+    from poly.codegen.function import Module
+
+_FOLDERS = ("", "frontend", "scheduling", "codegen", "accel")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked schedule with its loops, those for compiling apart from those for calls, and the IR of both."""
+
+    schedule: Schedule
+    split: Split
+    after: Module
+    before: Module | None
+
+
+def prepare(program: Program, machine: Machine, threads: int, schedule: Schedule | None = None) -> Prepared:
+    """A program under a schedule, the policy's where none is given. Raises `PolyError` kinds of `compile`."""
+    if schedule is not None:
+        return _prepared(program, machine, threads, settled(schedule), given=True)
+    path = cache_entry("prepared", (str(program), machine.hash, str(threads), package_hash()), ".pickle")
+    if (found := _read(path)) is not None:
+        return found
+    made = _prepared(program, machine, threads, None, given=False)
+    if path is not None:
+        write_entry(path, pickle.dumps(replace(made, schedule=_bare(made.schedule))))
+    return made
+
+
+def settled(schedule: Schedule) -> Schedule:
+    """The schedule, checked where its edits were not. Raises `IllegalEdit`."""
+    return schedule if schedule.checked else settle(schedule)
+
+
+def _prepared(program: Program, machine: Machine, threads: int, schedule: Schedule | None, *, given: bool) -> Prepared:
+    from poly.codegen.function import lower
+    from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
+
+    chosen = schedule if schedule is not None else schedule_for_cpu(program, machine, threads)
+    tree = chosen.lower()
+    try:
+        check_capacity(tree, machine)
+    except CapacityError:
+        if given:
+            raise
+        chosen = schedule_one_by_one(program, machine, threads)
+        tree = chosen.lower()
+    check_instances(tree, chosen.program)
+    split = split_constants(tree, machine)
+    first = lower(split.before, machine, f"poly.{split.before.name}") if split.before is not None else None
+    return Prepared(chosen, split, lower(split.after, machine, f"poly.{split.after.name}"), first)
+
+
+def _bare(schedule: Schedule) -> Schedule:
+    """Without what is derived from the source program."""
+    bare = replace(schedule)
+    object.__setattr__(bare, "facts", None)
+    return bare
+
+
+def _read(path: Path | None) -> Prepared | None:
+    """An entry; None where there is none that can be read."""
+    content = read_entry(path)
+    if content is None:
+        return None
+    try:
+        found = pickle.loads(content)
+    except Exception:  # written under another Python, say: as good as none
+        return None
+    return replace(found, schedule=replace(found.schedule)) if isinstance(found, Prepared) else None
+
+
+@cache
+def package_hash() -> str:
+    """A hash of the package's source and of the versions of what it stands on."""
+    import islpy
+    import llvmlite
+
+    found = hashlib.sha256(repr((sys.version, islpy.version.VERSION_TEXT, llvmlite.__version__)).encode())
+    for folder in _FOLDERS:
+        for path in sorted((Path(__file__).parent / folder).glob("*.py")):
+            found.update(path.name.encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()
