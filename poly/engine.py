@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph
 from poly.interp import run_program
 from poly.machine import Machine
+from poly.pointers import address
 from poly.program import Program, Tensor
 from poly.scheduling.groups import Group, canonical_names, extract, tensors_read, tensors_written
 from poly.scheduling.placement import Block, Placement, place
@@ -29,6 +31,7 @@ from poly.scheduling.schedule import Schedule
 if TYPE_CHECKING:
     from poly.accel.compiled import StreamKernel
     from poly.codegen.kernel import Kernel
+    from poly.codegen.sequence import KernelSequence
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,29 @@ class Step:
     outputs: tuple[str, ...]
     unit: Unit | None
     why: tuple[str, ...] = ()
+
+
+_Dtype = np.dtype[np.generic]
+_Result = tuple[str, Callable[[tuple[int, ...], _Dtype], Array], tuple[int, ...], _Dtype]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Steps from number `first` on: several compiled ones, or one that is run from Python."""
+
+    first: int
+    run: KernelSequence | Step
+
+
+@dataclass(frozen=True)
+class _Run:
+    """How an engine runs: its steps in as few `pieces` as there can be, or in `single` ones; memory that stays; outputs
+    with the function that makes them."""
+
+    pieces: tuple[_Piece, ...]
+    single: tuple[_Piece, ...]
+    memory: Mapping[str, Array]
+    results: tuple[_Result, ...]
 
 
 @dataclass
@@ -117,22 +143,24 @@ class Engine:
 
         `observe(step, seconds)` is called after each step.
         """
-        values: dict[str, Array] = dict(self.constants)
-        values |= self._checked(inputs)
+        given = self._checked(inputs)
         with self._lock:
-            for t in self._tensors.values():
-                if t.name in self.plan.offsets:
-                    values[t.name] = self._view(t)
-            for t in self.graph.outputs:
-                values.setdefault(t.name, np.zeros(t.extents({}), numpy_dtype(t.dtype)))
-            for step in self.steps:
+            plan = self._plan_of_run
+            fresh = {name: make(shape, dtype) for name, make, shape, dtype in plan.results}
+            for name in fresh.keys() & (given.keys() | plan.memory.keys()):  # an output that is an input or a constant
+                fresh[name][...] = given[name] if name in given else plan.memory[name]
+            named = {name: address(array) for name, array in (given | fresh).items()}
+            for piece in plan.pieces if observe is None else plan.single:
                 start = time.perf_counter()
-                self._step(step, values)
+                if isinstance(piece.run, Step):
+                    self._step(piece.run, {**plan.memory, **given, **fresh})
+                else:
+                    piece.run.run(named)
                 if observe is not None:
-                    observe(step, time.perf_counter() - start)
-        return {self._label(t.name): values[t.name] for t in self.graph.outputs}
+                    observe(self.steps[piece.first], time.perf_counter() - start)
+        return {self._label(name): array for name, array in fresh.items()}
 
-    def _step(self, step: Step, values: dict[str, Array]) -> None:
+    def _step(self, step: Step, values: Mapping[str, Array]) -> None:
         if step.unit is not None:
             step.unit.run([values[n] for n in step.inputs], [values[n] for n in step.outputs])
             return
@@ -140,31 +168,68 @@ class Engine:
         for name in step.outputs:
             values[name][...] = results[name]
 
+    @cached_property
+    def _plan_of_run(self) -> _Run:
+        """What is the same in every run: steps in native sequences, with the addresses of all that stays."""
+        from poly.codegen.kernel import Kernel
+        from poly.codegen.sequence import KernelSequence, partly_written
+
+        arena = {t.name: self._view(t) for t in self._tensors.values() if t.name in self.plan.offsets}
+        memory = {n: np.require(a, requirements=["C", "A"]) for n, a in self.constants.items()} | arena
+        places: dict[str, int | str] = {name: address(array) for name, array in memory.items()}
+        places |= {t.name: t.name for t in (*self.graph.inputs, *self.graph.outputs)}
+
+        def native(first: int, last: int) -> _Piece:
+            parts = [(s.unit.kernel, (*s.inputs, *s.outputs)) for s in self.steps[first:last] if s.unit is not None]
+            calls = [(k, [places[n] for n in names]) for k, names in parts if isinstance(k, Kernel)]
+            return _Piece(first, KernelSequence(calls))
+
+        single: list[_Piece] = []
+        runs: list[tuple[int, int]] = []
+        for k, step in enumerate(self.steps):
+            compiled = step.unit is not None and isinstance(step.unit.kernel, Kernel)
+            single.append(native(k, k + 1) if compiled else _Piece(k, step))
+            follows = compiled and bool(runs) and runs[-1][1] == k and not isinstance(single[k - 1].run, Step)
+            runs[-1:] = [(runs[-1][0], k + 1)] if follows else [*runs[-1:], (k, k + 1)]
+        pieces = [native(a, b) if b - a > 1 else single[a] for a, b in runs]
+        units = [(s.unit.kernel, s.outputs) for s in self.steps if s.unit is not None]
+        written = {n for s in self.steps for n in s.outputs}
+        partial = partly_written([(k, names) for k, names in units if isinstance(k, Kernel)])
+        whole = {n for k, names in units if isinstance(k, Kernel) for n in names} & written - partial
+        results = tuple(
+            (t.name, np.empty if t.name in whole else np.zeros, t.extents({}), numpy_dtype(t.dtype))
+            for t in self.graph.outputs
+        )
+        return _Run(tuple(pieces), tuple(single), memory, results)
+
     def _view(self, t: Tensor) -> Array:
         extents, dtype = t.extents({}), numpy_dtype(t.dtype)
         start = self.plan.offsets[t.name]
         count = int(np.prod(extents, dtype=np.int64))
         return self._arena[start : start + count * dtype.itemsize].view(dtype).reshape(extents)
 
+    @cached_property
+    def _known(self) -> Mapping[str, tuple[str, tuple[int, ...], _Dtype]]:
+        return {self._label(t.name): (t.name, t.extents({}), numpy_dtype(t.dtype)) for t in self.graph.inputs}
+
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        known = {self._label(t.name): t for t in self.graph.inputs}
+        known = self._known
         if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=self.graph.name)
         for name in inputs:
             if name not in known:
                 raise RunError(f"no input {name!r}", where=self.graph.name, hint=f"inputs: {', '.join(known)}")
         found: dict[str, Array] = {}
-        for label, t in known.items():
+        for label, (name, shape, dtype) in known.items():
             if label not in inputs:
                 raise RunError(f"input {label!r} is missing", where=self.graph.name)
             array = np.asarray(inputs[label])
-            expected = (t.extents({}), numpy_dtype(t.dtype))
-            if (array.shape, array.dtype) != expected:
+            if array.shape != shape or array.dtype != dtype:
                 raise RunError(
-                    f"input {label!r} is {array.dtype}{list(array.shape)}, expected {expected[1]}{list(expected[0])}",
+                    f"input {label!r} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}",
                     where=self.graph.name, hint="compile for other shapes with from_onnx(path, shapes=...)",
                 )  # fmt: skip
-            found[t.name] = np.asarray(array, order="C")
+            found[name] = np.require(array, requirements=["C", "A"])
         return found
 
     def __repr__(self) -> str:

@@ -1,0 +1,68 @@
+"""Several kernels in a row as one native call: for engines."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+
+from poly.codegen.call import Record, aligned
+from poly.codegen.kernel import Kernel
+from poly.codegen.pool import pool
+from poly.codegen.pool_ir import SEQUENCE
+
+Pointer = int | str
+"""An address that stays, or the name of one that each call gives."""
+
+
+class KernelSequence:
+    """Kernels with the pointers of their inputs and outputs, run one after the other.
+
+    `run` gives the addresses of what is named; nothing about memory is checked. Buffers of the kernels are shared, so
+    only one call may run at a time; whoever calls sees to that, and keeps the memory.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Kernel, Sequence[Pointer]]]) -> None:
+        self.kernels = [kernel for kernel, _ in calls]
+        records = [Record(k.entry([t.name for t in (*k.inputs, *k.outputs)])) for k in self.kernels]
+        self._memory, scratch = aligned(max((r.entry.scratch for r in records), default=0))
+        words: list[int] = [len(calls), -1]
+        blocks: list[list[int]] = []
+        self._named: list[tuple[int, str]] = []
+        start = 2 + SEQUENCE * len(calls)
+        for record, (kernel, pointers) in zip(records, calls, strict=True):
+            block = record.block([p if isinstance(p, int) else 0 for p in pointers], scratch)
+            positions = zip(record.entry.positions, pointers, strict=True)
+            self._named += [(start + slot, p) for slot, p in positions if isinstance(p, str) and slot >= 0]
+            words += [record.entry.entry, 8 * start, int(kernel.parallel)]
+            blocks.append(block)
+            start += len(block)
+        self._words = (ctypes.c_int64 * start)(*words, *(w for block in blocks for w in block))
+        at = ctypes.addressof(self._words)
+        for k in range(len(calls)):
+            self._words[2 + SEQUENCE * k + 1] += at
+        self._parts = max((k.threads for k in self.kernels if k.parallel), default=1)
+        native = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(pool().run)
+        self._enter = native
+        self._arguments = (pool().sequence, at, self._parts)
+
+    def run(self, named: Mapping[str, int]) -> None:
+        """Run all of them. Raises `RunError` as the kernels do."""
+        words = self._words
+        for slot, name in self._named:
+            words[slot] = named[name]
+        if status := self._enter(*self._arguments):
+            raise self.kernels[words[1]].failure(status, {})
+
+
+def partly_written(calls: Iterable[tuple[Kernel, Sequence[str]]]) -> frozenset[str]:
+    """Of what kernels write, by the names of their outputs: tensors whose first writer leaves elements out."""
+    seen: set[str] = set()
+    found: set[str] = set()
+    for kernel, names in calls:
+        for tensor, name in zip(kernel.outputs, names, strict=True):
+            if name not in seen and (tensor.name in kernel.partial or tensor.is_input):
+                found.add(name)
+            seen.add(name)
+    return frozenset(found)
+
+
