@@ -1,127 +1,355 @@
-"""Choices for groups with rows: contractions and convolutions in a register tile, what is packed and where.
+"""Choices for groups with rows: contractions and convolutions in a register tile, blocked and packed by a model.
 
-The register tile is Goto's (TOMS 2008), its shape follows from the operations, loads and latency of one step of the
-reduction (Low et al., TOMS 2016).
+Which loop is rows, what is packed and where, and the order of the tile loops are listed; sizes of the tile and of the
+blocks are a grid that is rated at once (`poly.scheduling.cpu_cost`). Nothing is measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+import numpy as np
 
 from poly.affine import Affine
+from poly.dtypes import size_bytes
 from poly.program import Access, Statement
-from poly.scheduling.cpu_facts import Facts, Strides, axis_of, moving, step_of
-from poly.scheduling.cpu_plan import Pack, Piece, Plan, Strip, balanced, step_cycles
+from poly.scheduling.cpu_cost import (
+    Copy,
+    Core,
+    Loop,
+    Numbers,
+    Operand,
+    core_of,
+    cycles_of_memory,
+    tile_cycles,
+    together,
+)
+from poly.scheduling.cpu_facts import Facts, axis_of, reduction_extents, step_of
+from poly.scheduling.cpu_plan import Pack, Piece, Plan, Site, Strip, balanced
 
-PIECE_COST = 0.01  # share of a tile's work that a further kind of edge piece must save to be worth its code
-FEW_TILES = 3  # packing pays from this many uses of a packed element outside the register tile
-MOST_VECTORS = 4  # side by side in a register tile with rows
+PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
+MOST_VECTORS = 4  # side by side in a register tile
+TILES = 4  # shapes of register tiles that are rated with all blocks
+PANELS, ROW_BLOCKS, DEPTHS = (1, 4, 8, 16, 64), (4, 16, 64), (16, 128, 512)
+ACROSS, SCALAR = 1.5, 0.7  # elements a cycle of copies through squares in registers, and one by one
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is no number: the loop of rows, the site of every packed operand, the order of the tile loops."""
+
+    rows: int
+    packs: tuple[tuple[int, Site], ...]
+    lanes_inside: bool
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A plan and the cycles that the model gives it."""
+
+    cycles: float
+    plan: Plan
 
 
 def contraction_plan(facts: Facts, lanes: int) -> Plan | None:
     """Lanes along one loop and rows along another; None where no loop's neighbours use anything again."""
+    best = min(rated_plans(facts, lanes), key=lambda r: r.cycles, default=None)
+    return None if best is None else best.plan
+
+
+def rated_plans(facts: Facts, lanes: int, each: int = 1) -> Iterator[Rated]:
+    """The best `each` plans of every way to do it."""
     update = facts.update
-    strides = facts.strides(update) if update is not None else []
-    rows = _rows(strides, facts.extents, lanes)
-    if update is None or rows is None:
+    if update is None:
+        return
+    choice = Choice(facts, update, lanes)
+    for way in choice.ways():
+        yield from choice.rated(way, each)
+
+
+def _written(s: Statement) -> set[str]:
+    return {n for i in s.write.index if isinstance(i, Affine) for n in i.names}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What can be chosen for one reduction with given lanes."""
+
+    facts: Facts
+    update: Statement
+    lanes: int
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The iterators of the parallel loops."""
+        return self.facts.group.axes[self.update.name]
+
+    @cached_property
+    def ranges(self) -> dict[str, int]:
+        """Extents of the reduction's loops, outermost first."""
+        return reduction_extents(self.facts.program, self.update, self.names)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return {**dict(zip(self.names, self.facts.extents, strict=True)), **self.ranges}
+
+    @cached_property
+    def vector(self) -> int:
+        return self.facts.vector(self.lanes)
+
+    @cached_property
+    def vectors(self) -> int:
+        """Vectors of the lanes' loop."""
+        return -(-self.facts.extents[self.lanes] // self.vector)
+
+    @cached_property
+    def core(self) -> Core:
+        return core_of(self.facts.machine, self.facts.widest())
+
+    @cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        """The reads, then what is written."""
+        return tuple(self._operand(a, kind == "write") for a, kind in self.update.accesses)
+
+    def _operand(self, access: Access, write: bool) -> Operand:
+        tensor = self.facts.program.tensor[access.tensor]
+        shape = tensor.extents(self.facts.program.binding)
+        element = size_bytes(tensor.dtype)
+        strides = [element * int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
+        axes = tuple(
+            {n: i.coefficient(n) for n in i.names if n in self.extents} if isinstance(i, Affine) else {}
+            for i in access.index
+        )
+        return Operand(access.tensor, axes, shape, tuple(strides), element, write)
+
+    @cached_property
+    def deep(self) -> str:
+        """The reduction loop that may be cut in blocks: the longest."""
+        found = [n for n in self.ranges if n not in _written(self.update)]
+        return max(found, key=lambda n: self.ranges[n], default="")
+
+    # ---- ways
+
+    def ways(self) -> Iterator[Way]:
+        lanes = self.names[self.lanes]
+        for rows, name in enumerate(self.names):
+            reads = self.operands[:-1]
+            if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
+                continue
+            sites = [self._sites(k, o, name, o.depends(lanes)) for k, o in enumerate(reads)]
+            for chosen in product(*sites):
+                packs: tuple[tuple[int, Site], ...] = tuple((k, site) for k, site in enumerate(chosen) if site)
+                for inside in (False, True):
+                    yield Way(rows, packs, inside)
+
+    def _sites(self, k: int, operand: Operand, rows: str, moving: bool) -> tuple[Site | None, ...]:
+        """Where an operand can be packed (None: used as it lies)."""
+        access = self.update.accesses[k][0]
+        iterator = self.names[self.lanes] if moving else rows
+        axis = axis_of(access, iterator)
+        tensors = [a.tensor for a, _ in self.update.accesses]
+        tensor = self.facts.program.tensor[access.tensor]
+        if axis is None or tensors.count(access.tensor) > 1 or len(access.index) < 2 or not operand.depends(iterator):
+            return (None,)
+        if not moving:
+            plain = not access.guard and self._simple(k, axis, iterator)
+            if not plain:
+                return (None,)
+            return (None, "whole") if tensor.role == "constant" else (None, "rows")
+        if access.guard or operand.stride(iterator) != operand.element:
+            return ("lanes",)
+        apart = any(not operand.depends(n) for n in self.names if n != rows) and self._simple(k, axis, iterator)
+        return (None, "lanes", "whole") if apart else (None, "lanes")
+
+    def _simple(self, k: int, axis: int, iterator: str) -> bool:
+        """Whether the subscript is the iterator alone, so that blocks of it are blocks of the tensor."""
+        return self.operands[k].axes[axis] == {iterator: 1} and self.update.accesses[k][0].index[axis] == Affine.of(
+            iterator
+        )
+
+    # ---- one way
+
+    def rated(self, way: Way, each: int) -> Iterator[Rated]:
+        """The best sizes for one way."""
+        grid = self._grid(way)
+        if not len(grid):
+            return
+        height, width, panels, blocks, depth = (grid[:, k] for k in range(5))
+        cycles = self._cycles(way, height, width, panels, blocks, depth)
+        for k in np.argsort(cycles, kind="stable")[:each]:
+            yield Rated(float(cycles[k]), self.plan(way, *(int(v) for v in grid[k])))
+
+    def _grid(self, way: Way) -> Numbers:
+        """Rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
+        rows, whole = self.extents[self.names[way.rows]], dict(way.packs)
+        registers, heights = self.core.registers, range(1, self.core.registers)
+        even = any(site == "whole" and not self.operands[k].depends(self.names[self.lanes]) for k, site in way.packs)
+        shapes = [
+            (h, w)
+            for w in range(1, min(self.vectors, MOST_VECTORS) + 1)
+            for h in heights
+            if h <= rows and h * w + w + 1 <= registers and h == -(-rows // -(-rows // h)) and not (even and rows % h)
+        ]
+        if not shapes:
+            return np.empty((0, 5))
+        table = np.array(shapes, float)
+        order = np.argsort(self._work(way, table[:, 0], table[:, 1], np.zeros(()))[0], kind="stable")
+        deep = [0, *(d for d in DEPTHS if self.deep and 2 * d <= self.ranges[self.deep])]
+        deep = deep if len(self.facts.group.statements) <= 2 else [0]
+        packs_rows, packs_lanes = "rows" in whole.values(), "lanes" in whole.values()
+        found: list[tuple[int, ...]] = []
+        for h, w in (shapes[k] for k in order[:TILES]):
+            tiles, count = -(-self.vectors // w), -(-rows // h)
+            panels = sorted({min(p, tiles) for p in (*PANELS, tiles)}) if packs_lanes or way.lanes_inside else [1]
+            blocks = sorted({min(b, count) for b in (*ROW_BLOCKS, count)})
+            if not packs_rows:
+                blocks = [0] if way.lanes_inside else [0, *blocks[:-1]]
+            found += [(h, w, p, b, d) for p in panels for b in blocks for d in deep if self._shares(p, tiles)]
+        return np.array(found, float).reshape(len(found), 5)
+
+    def _shares(self, panels: int, tiles: int) -> bool:
+        """Whether there are blocks for every thread where nothing lies around them."""
+        around = prod(e for k, e in enumerate(self.facts.extents) if k != self.lanes)
+        return self.facts.threads == 1 or around >= self.facts.threads or -(-tiles // panels) >= self.facts.threads
+
+    def _work(self, way: Way, height: Numbers, width: Numbers, depth: Numbers) -> tuple[Numbers, Numbers]:
+        """Cycles of the operations over all tiles with their edges, and the number of tiles."""
+        rows = self.extents[self.names[way.rows]]
+        count = np.ceil(rows / height)
+        whole, rest = np.floor(self.vectors / width), self.vectors % width
+        steps = float(np.prod([*self.ranges.values(), 1]))
+        again = (depth > 0).astype(float)
+        blocks = np.where(depth > 0, np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1)), 1.0)
+        total: Numbers = np.zeros(())
+        for w, number in ((width, whole), (rest, np.minimum(rest, 1))):
+            step, other = tile_cycles(self.core, rows / count, np.maximum(w, 1), again)
+            total = total + count * number * (step * steps + other * blocks)
+        kinds = 1 + (rows % count > 0) + (rest > 0)
+        around = float(np.prod([e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes)]))
+        return total * (1 + PIECE_COST * (kinds - 1)) * around, count
+
+    def _cycles(
+        self, way: Way, height: Numbers, width: Numbers, panels: Numbers, blocks: Numbers, depth: Numbers
+    ) -> Numbers:
+        work, count = self._work(way, height, width, depth)
+        loops, sites = self._loops(way, width, panels, blocks, depth, count)
+        copies: dict[int, Copy] = {}
+        for k, site in way.packs:
+            rate = self._rate(way, k, height)
+            if not np.all(np.isinf(rate)):
+                copies[k] = Copy(sites[site], rate)
+        moved, copying = cycles_of_memory(self.core, self.operands, loops, copies, self.extents)
+        return together([work, *moved]) + copying + np.zeros(len(height))
+
+    def _loops(
+        self, way: Way, width: Numbers, panels: Numbers, blocks: Numbers, depth: Numbers, count: Numbers
+    ) -> tuple[list[Loop], dict[Site, int]]:
+        """The nest from the outside in, and at which depth things are packed."""
+        one = np.ones(())
+        full = {n: np.full((), float(e)) for n, e in self.extents.items()}
+        lanes, rows = self.names[self.lanes], self.names[way.rows]
+        outer, middle = self.around(way)
+        loops = [Loop(self.names[a], full[self.names[a]], one) for a in outer]
+        if self.deep:
+            loops.append(Loop(self.deep, full[self.deep], np.where(depth > 0, depth, full[self.deep])))
+        sites: dict[Site, int] = {"whole": 0, "outer": len(loops)}
+        panel = np.minimum(full[lanes], width * self.vector)
+        block = np.minimum(full[lanes], panel * panels)
+        loops.append(Loop(lanes, full[lanes], block))
+        sites["lanes"] = len(loops)
+        loops += [Loop(self.names[a], full[self.names[a]], one) for a in middle]
+        tile = full[rows] / count
+        high = np.where(blocks > 0, np.minimum(full[rows], tile * blocks), full[rows])
+        loops.append(Loop(rows, full[rows], high))
+        sites["rows"] = len(loops)
+        tiles = [Loop(lanes, block, panel), Loop(rows, high, tile)]
+        return [*loops, *(reversed(tiles) if way.lanes_inside else tiles)], sites
+
+    def around(self, way: Way) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The other parallel loops: those outside of the blocks, and those that use again what is packed for lanes."""
+        others = [a for a in range(len(self.names)) if a not in (way.rows, self.lanes) and self.facts.extents[a] >= 1]
+        packed = [self.operands[k] for k, site in way.packs if site == "lanes"]
+        outer = tuple(a for a in others if not packed or any(o.depends(self.names[a]) for o in packed))
+        return outer, tuple(a for a in others if a not in outer)
+
+    def _rate(self, way: Way, k: int, height: Numbers) -> Numbers:
+        """Elements a cycle of a copy; without end for what is copied when compiling."""
+        operand, access = self.operands[k], self.update.accesses[k][0]
+        if self.facts.program.tensor[access.tensor].role == "constant" and dict(way.packs)[k] == "whole":
+            return np.full((), 1e9)
+        moving = operand.depends(self.names[self.lanes])
+        iterator = self.names[self.lanes if moving else way.rows]
+        if operand.stride(iterator) == operand.element:
+            if moving:
+                return np.full((), self.vector / 2)
+            whole = height.astype(int)
+            return np.minimum(self.vector, whole & -whole) / 1.5
+        across = moving and self._across(k) is not None
+        return np.full((), ACROSS if across else SCALAR)
+
+    def _across(self, k: int) -> int | None:
+        """The axis of an operand that is contiguous in memory and long enough for squares in registers."""
+        axis = len(self.operands[k].axes) - 1
+        names = self.operands[k].axes[axis]
+        if len(names) == 1 and all(c == 1 and self.ranges.get(n, 0) % self.vector == 0 for n, c in names.items()):
+            return axis if self.ranges.keys() & names.keys() else None
         return None
-    vector, others = facts.vector(lanes), [a for a in range(len(facts.extents)) if a not in (rows, lanes)]
-    cut = _strips(facts, lanes, vector, rows)
-    moved = moving(strides, lanes)
-    packs = _packs(facts, update, strides, lanes, rows, cut)
-    outer = tuple(a for a in others if not packs or any(strides[k].get(a) != 0 for k in moved))
-    middle = tuple(a for a in others if a not in outer)
-    return Plan(outer, middle, rows, lanes, vector, tuple(cut), packs)
+
+    # ---- the plan
+
+    def plan(self, way: Way, height: int, width: int, panels: int, blocks: int, depth: int) -> Plan:
+        outer, middle = self.around(way)
+        start, extent = self.facts.group_low(way.rows), self.facts.extents[way.rows]
+        strips = self._strips(width, panels, balanced(start, extent, height))
+        packs = tuple(self._pack(k, site, way, height, width) for k, site in way.packs)
+        return Plan(
+            outer, middle, way.rows, self.lanes, self.vector, strips, packs, (), True,
+            (self.deep, depth) if depth else None, blocks, way.lanes_inside,
+        )  # fmt: skip
+
+    def _strips(self, width: int, panels: int, rows: tuple[Piece, ...]) -> tuple[Strip, ...]:
+        """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""
+        low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
+        whole, rest = divmod(self.vectors, width)
+        if not rest and extent % self.vector and whole > 1:
+            whole, rest = whole - 1, width
+        cut = low + min(extent, whole * width * self.vector)
+        strips = (Strip(low, cut, width, min(panels, whole), rows), Strip(cut, low + extent, rest, 1, rows))
+        return tuple(s for s in strips if s.low < s.high)
+
+    def _pack(self, k: int, site: Site, way: Way, height: int, width: int) -> Pack:
+        operand, access = self.operands[k], self.update.accesses[k][0]
+        moving = operand.depends(self.names[self.lanes])
+        iterator = self.names[self.lanes if moving else way.rows]
+        axis = axis_of(access, iterator)
+        assert axis is not None
+        block = (width * self.vector if moving else height) if self._simple(k, axis, iterator) else 0
+        if moving and access.guard:
+            block = 0
+        return Pack(
+            self.update.name, access.tensor, self._order(access, axis, first=block > 0), axis, bool(access.guard),
+            step_of(access, axis, iterator), block, site, self._across(k) if moving and block else None,
+        )  # fmt: skip
+
+    def _order(self, access: Access, lane: int, first: bool) -> tuple[int, ...]:
+        """Axes in the order of the loops, the lanes' axis outside of the reduction (in blocks) or last."""
+
+        def depth(axis: int) -> tuple[int, int, int]:
+            subscript = access.index[axis]
+            names = subscript.names if isinstance(subscript, Affine) else frozenset[str]()
+            inner = [n for n in names if n in self.ranges]
+            place = min((self.update.iterators.index(n) for n in inner), default=-1)
+            if axis == lane:
+                return (1 if first else 3), place, axis
+            return (2 if inner else 0), place, axis
+
+        return tuple(sorted(range(len(access.index)), key=depth))
 
 
-def _strips(facts: Facts, lanes: int, vector: int, rows: int) -> list[Strip]:
-    """The cheapest cover of lanes x rows by register tiles: one width, and what is left over in a narrower one."""
-    low, extent = facts.group_low(lanes), facts.extents[lanes]
-    registers, vectors = facts.registers(), -(-extent // vector)
-    start, height = facts.group_low(rows), facts.extents[rows]
-    best: tuple[float, list[Strip]] | None = None
-    for width in range(1, min(vectors, MOST_VECTORS) + 1):
-        whole, rest = divmod(vectors, width)
-        cost, pieces = _best_rows(start, height, width, registers)
-        total = cost * whole
-        strips = [Strip(low, low + min(extent, whole * width * vector), width, 1, pieces)]
-        if rest:
-            cost, pieces = _best_rows(start, height, rest, registers)
-            total = total * (1 + PIECE_COST / 2) + cost
-            strips.append(Strip(strips[0].high, low + extent, rest, 1, pieces))
-        elif extent % vector and whole > 1:  # the masked vector is a tile of its own
-            cut = low + (whole - 1) * width * vector
-            strips = [Strip(low, cut, width, 1, pieces), Strip(cut, low + extent, width, 1, pieces)]
-            total *= 1 + PIECE_COST / 2
-        if best is None or total < best[0]:
-            best = total, strips
-    assert best is not None
-    return best[1]
-
-
-def _packs(
-    facts: Facts, s: Statement, strides: Sequence[Strides], lanes: int, rows: int, strips: Sequence[Strip]
-) -> tuple[Pack, ...]:
-    """The reads that move along the lanes and are hostile as they lie, used often enough to be copied."""
-    tiles = sum(-(-(p.high - p.low) // p.tile) for p in strips[0].rows)
-    found: dict[str, Pack] = {}
-    for k in moving(strides, lanes):
-        access = s.accesses[k][0]
-        again = [a for a in range(len(facts.extents)) if a not in (rows, lanes) and strides[k].get(a) == 0]
-        uses = tiles if strides[k].get(rows) == 0 else 1
-        for a in again:
-            uses *= facts.extents[a]
-        axis = axis_of(access, facts.group.axes[s.name][lanes])
-        if axis is not None and uses >= FEW_TILES and _hostile(facts, access, strides[k].get(lanes)):
-            order = _order(facts, s, access, axis)
-            step = step_of(access, axis, facts.group.axes[s.name][lanes])
-            found[access.tensor] = Pack(s.name, access.tensor, order, axis, bool(access.guard), step)
-    reads = [a.tensor for a, kind in s.accesses if kind == "read"]
-    return tuple(p for p in found.values() if reads.count(p.tensor) == 1 and p.tensor != s.write.tensor)
-
-
-def _hostile(facts: Facts, access: Access, stride: int | None) -> bool:
-    """Strided or padded, or so large that its rows lie far apart."""
-    tensor = facts.program.tensor[access.tensor]
-    first = min((m.capacity for m in facts.machine.memories if m.kind == "cache" and m.capacity), default=32768)
-    return stride != 1 or bool(access.guard) or tensor.nbytes(facts.program.binding) > 2 * first
-
-
-def _order(facts: Facts, s: Statement, access: Access, lane: int) -> tuple[int, ...]:
-    """Axes in the order of the reduction's loops, the lanes' axis last."""
-
-    def depth(axis: int) -> tuple[bool, int, int]:
-        subscript = access.index[axis]
-        names = subscript.names if isinstance(subscript, Affine) else frozenset[str]()
-        inner = [n for n in names if n not in facts.group.axes[s.name]]
-        return axis == lane, min((s.iterators.index(n) for n in inner), default=-1), axis
-
-    return tuple(sorted(range(len(access.index)), key=depth))
-
-
-def _rows(strides: Sequence[Strides], extents: Sequence[int], lanes: int) -> int | None:
-    """A second parallel loop along which reads are used again, those that move along the lanes before all."""
-
-    def reuse(axis: int) -> tuple[int, int]:
-        still = [access.get(lanes) != 0 for access in strides[:-1] if access.get(axis) == 0]
-        return sum(still), len(still)
-
-    found = [a for a in range(len(extents)) if a != lanes and extents[a] > 1 and reuse(a)[1] > 0]
-    return max(found, key=lambda a: (reuse(a)[0], extents[a], a), default=None)
-
-
-# ---- register tiles
-
-
-def _best_rows(low: int, extent: int, width: int, registers: int) -> tuple[float, tuple[Piece, ...]]:
-    """Cycles and pieces of the best height of tiles that are `width` vectors wide."""
-    highest = max(1, min(extent, (registers - 1 - width) // width))
-    best: tuple[float, tuple[Piece, ...]] | None = None
-    for height in range(1, highest + 1):
-        pieces = balanced(low, extent, height)
-        cycles = sum((p.high - p.low) // p.tile * step_cycles(p.tile, width) for p in pieces)
-        cost = cycles * (1 + PIECE_COST * (len(pieces) - 1))
-        if best is None or cost <= best[0]:
-            best = cost, pieces
-    assert best is not None
-    return best
+def best_plans(facts: Facts, lanes: int, count: int) -> Sequence[Rated]:
+    """The plans that the model likes best, best first: what a search measures."""
+    return sorted(rated_plans(facts, lanes, count), key=lambda r: r.cycles)[:count]

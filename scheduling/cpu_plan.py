@@ -6,10 +6,14 @@ Made by `poly.scheduling.cpu_choice`, composed of primitives by `poly.scheduling
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 FMA_UNITS, LOAD_UNITS, LATENCY = 2, 2, 4  # of a core: vector operations and loads a cycle, cycles of a multiply-add
 UNROLLED = 96  # multiply-adds in the body of the innermost loop that stays
 MOST_PANEL_COPIES = 8
+
+
+Site = Literal["whole", "outer", "lanes", "rows"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,10 @@ class Strip:
 class Pack:
     """A read that goes through a packed buffer.
 
-    `order`: its axes from slow to fast; `lane`: the axis of the lanes; `step`: of neighbouring lanes along it.
+    `order`: its axes from slow to fast; `lane`: the axis that moves along the lanes (or the rows); `step`: of
+    neighbouring lanes along it. `block`: elements of that axis that lie together, fastest of all (0: all). `site`:
+    where it is made: once, outside of the blocks, per block of lanes or per block of rows. `across`: the axis that is
+    contiguous in the source where that is another one: copied through squares in registers.
     """
 
     statement: str
@@ -47,6 +54,9 @@ class Pack:
     lane: int
     pad: bool
     step: int = 1
+    block: int = 0
+    site: Site = "lanes"
+    across: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,9 @@ class Turn:
 @dataclass(frozen=True)
 class Plan:
     """`outer`, `middle`, `rows`, `lanes`: positions among the group's parallel loops; the loops of `middle` use
-    again what is packed. `vector`: elements of one vector, 1 where no loop suits lanes.
+    again what is packed. `vector`: elements of one vector, 1 where no loop suits lanes. `blocked`: composed by
+    `poly.scheduling.cpu_block`, there `depth` names a reduction loop and its iterations per block (partial sums go
+    through memory), `row_block` counts tiles of rows per block, `lanes_inside` is the order of the tile loops.
     """
 
     outer: tuple[int, ...]
@@ -74,6 +86,10 @@ class Plan:
     strips: tuple[Strip, ...]
     packs: tuple[Pack, ...] = ()
     turns: tuple[Turn, ...] = ()
+    blocked: bool = False
+    depth: tuple[str, int] | None = None
+    row_block: int = 0
+    lanes_inside: bool = False
 
 
 def step_cycles(height: int, width: int) -> float:

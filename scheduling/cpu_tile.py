@@ -32,10 +32,16 @@ def loop_of(schedule: Schedule, statement: str, iterator: str) -> str:
 
 def tile_group(schedule: Schedule, group: Group, plan: Plan, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a group."""
-    return _Tiling(group, plan, machine).run(schedule)
+    if plan.blocked:
+        from poly.scheduling.cpu_block import block_group
+
+        return block_group(schedule, group, plan, machine)
+    return Tiling(group, plan, machine).run(schedule)
 
 
-class _Tiling:
+class Tiling:
+    """The composition for one group."""
+
     def __init__(self, group: Group, plan: Plan, machine: Machine) -> None:
         self.group, self.plan, self.machine = group, plan, machine
         self.extra: tuple[str, ...] = ()

@@ -1,0 +1,210 @@
+"""Blocked contractions of one group, composed of primitives as a plan says (`poly.scheduling.cpu_plan`).
+
+Loops from the outside in: outer, blocks of the reduction, [packed here], blocks of lanes [packed], middle, blocks of
+rows [packed], tiles of lanes and of rows in either order [targets in registers], the reduction, rows, vectors, lanes.
+Goto and van de Geijn's order (TOMS 2008) is one of those that these make. With blocks of the reduction, partial sums
+go through memory, and what initialises or uses them are nests of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from poly.machine import Machine
+from poly.scheduling.cpu_plan import Pack, Piece, Plan, Site, Strip
+from poly.scheduling.cpu_tile import Tiling, loop_of
+from poly.scheduling.groups import Group
+from poly.scheduling.schedule import Schedule
+
+
+def block_group(schedule: Schedule, group: Group, plan: Plan, machine: Machine) -> Schedule:
+    """Fuse, split, tile, promote and mark the statements of a group with rows."""
+    return _Blocking(group, plan, machine).run(schedule)
+
+
+class _Blocking(Tiling):
+    def run(self, schedule: Schedule) -> Schedule:
+        plan, names = self.plan, list(self.group.names)
+        assert plan.lanes is not None and plan.rows is not None
+        for name in names:
+            self.extra = self._others(schedule.program.statement[name])
+            schedule = self._ordered(schedule, name, [*plan.outer, plan.lanes, *plan.middle, plan.rows])
+        update = next(n for n in names if schedule.program.statement[n].combiner is not None)
+        schedule = self._packed_at(schedule, [update], "whole", None)
+        schedule = self._fused(schedule, names, plan.outer)
+        schedule = self._deep(schedule, update)
+        around = schedule.nests[update].names[: self._outside(True)]
+        schedule = self._packed_at(schedule, [update], "outer", around[-1] if around else None)
+        schedule, parts = self._split(schedule, names, plan.lanes, [s.low for s in plan.strips[1:]])
+        for strip, part in zip(plan.strips, parts, strict=True):
+            for together in self._together(schedule, part):
+                schedule = self._lanes(schedule, strip, together)
+        return schedule
+
+    def _outside(self, update: bool) -> int:
+        """Loops outside of the blocks of lanes."""
+        return len(self.extra) + len(self.plan.outer) + (update and self.plan.depth is not None)
+
+    def _together(self, schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
+        """The statements that share a nest: all, but where sums are partial the reduction is alone."""
+        if self.plan.depth is None:
+            return [list(names)]
+        return [[name] for name in names]
+
+    def _deep(self, schedule: Schedule, update: str) -> Schedule:
+        """Blocks of a reduction loop around the blocks of lanes."""
+        if self.plan.depth is None:
+            return schedule
+        iterator, size = self.plan.depth
+        loop = loop_of(schedule, update, iterator)
+        schedule = schedule.tile({loop: size})
+        inner = schedule.nests[update].names[self._outside(False) :]
+        return schedule.reorder(f"{loop}.o", *(n for n in inner if n != f"{loop}.o"))
+
+    def _is_update(self, schedule: Schedule, name: str) -> bool:
+        return schedule.program.statement[name].combiner is not None
+
+    def _packed_at(
+        self, schedule: Schedule, names: Sequence[str], site: Site, at: str | None, block: int = 0
+    ) -> Schedule:
+        """What is packed at a site; `block`: what lies together there where that is not the plan's."""
+        for pack in self.plan.packs:
+            if pack.site == site:
+                here = replace(pack, block=block) if pack.block and block else pack
+                schedule = self._pack(schedule, names, here, at)
+        return schedule
+
+    def _pack(self, schedule: Schedule, names: Sequence[str], pack: Pack, at: str | None) -> Schedule:
+        """One operand in a buffer of its own for an iteration of a loop, copied by vectors."""
+        users = [n for n in names if (schedule.program.statement[n].origin or n) == pack.statement]
+        buffer = f"{pack.tensor}_{users[0]}_p"
+        schedule = schedule.promote(
+            pack.tensor, at, self._space(), name=buffer, users=users, order=pack.order, pad=pack.pad,
+            fold={pack.lane: pack.step} if pack.step > 1 else None,
+            block={pack.lane: pack.block} if pack.block else None,
+        )  # fmt: skip
+        if not pack.block:
+            return self._copied(schedule, pack, buffer)
+        extents = [self._extent(schedule, buffer, axis) for axis in range(len(pack.order))]
+        if pack.across is None or pack.lane == pack.across:
+            return self._copied_blocks(schedule, pack, buffer, extents)
+        return self._copied_across(schedule, pack, buffer, extents)
+
+    def _copied_blocks(self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int]) -> Schedule:
+        """Block after block, the elements of a block innermost, where they are contiguous in the source in vectors."""
+        copy = f"ld_{buffer}"
+        lane = f"{copy}.{pack.lane}"
+        schedule, lane = self._blocks_first(schedule, copy, lane, pack, extents)
+        if pack.lane != len(pack.order) - 1 or not lane:
+            return schedule
+        width, extent = min(self.plan.vector, pack.block & -pack.block), min(extents[pack.lane], pack.block)
+        if extents[pack.lane] > pack.block and extents[pack.lane] % pack.block or width < 2:
+            return schedule
+        if extent <= width:
+            return schedule.vectorise(lane)
+        return schedule.tile({lane: width}).unroll(f"{lane}.o").vectorise(f"{lane}.p")
+
+    def _blocks_first(
+        self, schedule: Schedule, copy: str, lane: str, pack: Pack, extents: Sequence[int]
+    ) -> tuple[Schedule, str]:
+        """A copy's loops: blocks of an axis, the other axes in the buffer's order, inside of a block; and that one."""
+        own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
+        if lane not in own:
+            return schedule, ""
+        first = [f"{copy}.{axis}" for axis in pack.order if f"{copy}.{axis}" in own and axis != pack.lane]
+        if extents[pack.lane] > pack.block:
+            schedule = schedule.tile({lane: pack.block})
+            order, lane = [f"{lane}.o", *first, f"{lane}.p"], f"{lane}.p"
+        else:
+            order = [*first, lane]
+        now = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
+        return (schedule.reorder(*order) if order != now else schedule), lane
+
+    def _copied_across(self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int]) -> Schedule:
+        """Squares of a source that is contiguous along another axis: into registers as they lie, out across."""
+        assert pack.across is not None
+        copy, vector = f"ld_{buffer}", self.plan.vector
+        schedule, lane = self._blocks_first(schedule, copy, f"{copy}.{pack.lane}", pack, extents)
+        fast = f"{copy}.{pack.across}"
+        own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
+        whole = extents[pack.across] % vector == 0 and extents[pack.lane] % pack.block == 0
+        if fast not in own or not lane or not whole or pack.block % vector:
+            return schedule
+        schedule = schedule.tile({fast: vector})
+        blocks = [n for n in own if n not in (fast, lane)]
+        if pack.block > vector:
+            schedule = schedule.tile({lane: vector})
+            blocks, lane = [*blocks, f"{lane}.o"], f"{lane}.p"
+        schedule = schedule.reorder(*blocks, f"{fast}.o", f"{fast}.p", lane)
+        square = f"{buffer}_t"
+        schedule = schedule.unroll(f"{fast}.p").vectorise(lane)
+        schedule = schedule.promote(pack.tensor, f"{fast}.o", "reg", name=square, users=[copy])
+        rows = [n for n in schedule.nests[f"ld_{square}"].names if n.startswith(f"ld_{square}.")]
+        for row in rows[:-1]:
+            schedule = schedule.unroll(row)
+        return schedule.vectorise(rows[-1])
+
+    # ---- the nest of a strip of lanes
+
+    def _lanes(self, schedule: Schedule, strip: Strip, names: Sequence[str]) -> Schedule:
+        """Blocks of lanes, what is packed for them, middle loops, pieces of rows."""
+        plan = self.plan
+        assert plan.lanes is not None and plan.rows is not None
+        update = any(self._is_update(schedule, n) for n in names)
+        depth = self._outside(update)
+        for name in names:
+            loop = self._loop(schedule, name, plan.lanes)
+            schedule = self._tiled(schedule, name, loop, strip.low, plan.vector * strip.width * strip.block)
+            inner = [self._loop(schedule, name, a) for a in (*plan.middle, plan.rows)]
+            schedule = schedule.reorder(*inner, f"{loop}.p")
+        schedule = self._fused_at(schedule, names, depth)
+        if update:
+            schedule = self._packed_at(
+                schedule, names, "lanes", schedule.nests[names[0]].names[depth], plan.vector * strip.width
+            )
+        for k in range(depth + 1, depth + 1 + len(plan.middle)):
+            schedule = self._fused_at(schedule, names, k)
+        schedule, parts = self._split(schedule, names, plan.rows, [p.low for p in strip.rows[1:]])
+        for piece, part in zip(strip.rows, parts, strict=True):
+            schedule = self._rows(schedule, strip, piece, part, depth + 1 + len(plan.middle))
+        return schedule
+
+    def _rows(self, schedule: Schedule, strip: Strip, piece: Piece, names: Sequence[str], depth: int) -> Schedule:
+        """Blocks of rows, what is packed for them, the tile loops, the tile."""
+        plan = self.plan
+        blocks = int(plan.row_block > 0)
+        for name in names:
+            rows, lanes = schedule.nests[name].names[depth : depth + 2]
+            schedule = self._tiled(schedule, name, rows, piece.low, piece.tile)
+            schedule = schedule.tile({lanes: plan.vector * strip.width})
+            tiles, points = [f"{rows}.o", f"{lanes}.o"], [f"{rows}.p", f"{lanes}.p"]
+            if blocks:
+                schedule = schedule.tile({tiles[0]: plan.row_block})
+                first, tiles[0] = f"{tiles[0]}.o", f"{tiles[0]}.p"
+            if not plan.lanes_inside:
+                tiles.reverse()
+            if strip.width > 1:
+                schedule = schedule.tile({points[1]: plan.vector})
+                points[1:] = [f"{points[1]}.o", f"{points[1]}.p"]
+            band = schedule.nests[name].names[depth:]
+            order = [first] * blocks + tiles if blocks else tiles
+            order = [*order, *(n for n in band if n not in order and n not in points), *points]
+            schedule = schedule.reorder(*order) if tuple(order) != tuple(band) else schedule
+            schedule = self._short(schedule, name, order[blocks + 2 : -len(points)], strip.width * piece.tile)
+            for point in points[:-1]:
+                schedule = schedule.unroll(point)
+            schedule = schedule.vectorise(points[-1])
+        return self._tile(schedule, names, depth, blocks, piece.tile)
+
+    def _tile(self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int, height: int) -> Schedule:
+        """What the statements of a register tile share; its target in registers."""
+        for k in range(depth, depth + blocks + 2):
+            schedule = self._fused_at(schedule, names, k)
+        loops = schedule.nests[names[0]].names
+        updates = [n for n in names if self._is_update(schedule, n)]
+        if not updates:
+            return schedule
+        if blocks:
+            schedule = self._packed_at(schedule, names, "rows", loops[depth], height)
+        return self._target(schedule, schedule.program.statement[updates[0]], loops[depth + blocks + 1])

@@ -1,0 +1,203 @@
+"""Cycles of a blocked contraction on a core, in closed form, for many candidates in one call of numpy.
+
+Loops are a list from the outside in; what an iteration touches of an operand is a box, its corners affine in the tile
+sizes. An operand comes into a cache once for every iteration of the loops around the part that stays there (the reuse
+of Low et al., TOMS 2016, for any order of loops); operations, traffic of each level and copies are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.machine import Machine
+
+Numbers = npt.NDArray[np.float64]
+TILE_CYCLES = 24.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
+SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
+SHORT, SHORT_RUNS = 256, 2.0  # pieces of fewer bytes come in slower by this factor, no prefetcher follows them
+
+
+@dataclass(frozen=True)
+class Core:
+    """What a core does in a cycle; `caches`: (bytes, bytes a cycle from behind it, ways), the first level first."""
+
+    lanes: int
+    registers: int
+    fma_units: int
+    load_units: int
+    store_units: int
+    latency: int
+    caches: tuple[tuple[int, float, int], ...]
+
+
+def core_of(machine: Machine, element: int) -> Core:
+    """The numbers of a machine's core, usual ones where its description has none; `element`: bytes."""
+    engine = next((e for e in machine.engines if e.kind == "core"), None)
+    cost = engine.cost if engine is not None else {}
+    memory = machine.registers
+    levels = sorted((m for m in machine.memories if m.kind == "cache" and m.capacity), key=lambda m: m.capacity or 0)
+    behind = [*levels[1:], *(m for m in machine.memories if m.kind == "dram")]
+    usual = (28, 14, 6)
+    caches = tuple(
+        (m.capacity or 0, float(b.bytes_per_cycle or usual[min(k, 2)]), 8)
+        for k, (m, b) in enumerate(zip(levels, behind, strict=False))
+    )
+    return Core(
+        machine.lanes(element), memory.capacity if memory is not None and memory.capacity else 16,
+        cost.get("fma", 2), cost.get("load", 2), cost.get("store", 1), cost.get("latency", 4),
+        caches or ((32768, 24.0, 8), (1 << 20, 5.0, 8)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One access. `axes`: factors of the iterators in every subscript; `strides`: bytes along every axis."""
+
+    tensor: str
+    axes: tuple[Mapping[str, int], ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    element: int
+    write: bool = False
+
+    def depends(self, iterator: str) -> bool:
+        return any(iterator in axis for axis in self.axes)
+
+    def stride(self, iterator: str) -> int:
+        """Bytes between neighbours along a loop."""
+        return sum(axis.get(iterator, 0) * step for axis, step in zip(self.axes, self.strides, strict=True))
+
+    def extents(self, sizes: Mapping[str, Numbers]) -> list[Numbers]:
+        """Elements along every axis that a box of iterations touches."""
+        return [
+            np.minimum(1.0 + sum((abs(c) * (sizes[i] - 1.0) for i, c in axis.items()), np.zeros(())), float(extent))
+            for axis, extent in zip(self.axes, self.shape, strict=True)
+        ]
+
+    def elements(self, sizes: Mapping[str, Numbers]) -> Numbers:
+        total: Numbers = np.ones(())
+        for extent in self.extents(sizes):
+            total = total * extent
+        return total
+
+    def lines(self, sizes: Mapping[str, Numbers], line: int = 64) -> tuple[Numbers, Numbers]:
+        """Bytes of the cache lines that a box touches, and how much of a cache they need where they fall together."""
+        run, count = np.ones(()), np.ones(())
+        crowd = np.ones(())
+        whole = np.ones((), bool)
+        for extent, size, stride in zip(
+            reversed(self.extents(sizes)), reversed(self.shape), reversed(self.strides), strict=True
+        ):
+            joined = whole & (stride == self.element * run)
+            count = np.where(joined, count, count * extent)
+            crowd = np.where(joined | (extent < 2), crowd, np.maximum(crowd, _crowding(stride, line)))
+            run = np.where(joined, run * extent, run)
+            whole = joined & (extent >= size)
+        length = run * self.element
+        touched = count * (np.ceil(length / line) + np.where(length % line > 0, 0.5, 0.0)) * line
+        needed = touched * np.where(length >= 8 * line, 1.0, crowd)
+        return touched * np.where((length < SHORT) & (count > 4), SHORT_RUNS, 1.0), needed
+
+
+def _crowding(stride: int, line: int) -> float:
+    """Of 64 sets, how many a walk with a stride leaves out: 64 where every step meets the same one."""
+    step = max(1, stride // line)
+    return float(min(64, step & -step))
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of the blocked nest: the iterations of its iterator that it is given, and those that one step takes."""
+
+    iterator: str
+    outside: Numbers
+    inside: Numbers
+
+    @property
+    def trips(self) -> Numbers:
+        return np.ceil(self.outside / self.inside)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A packed operand: copied at a depth of the nest, `rate` elements a cycle; from there inwards it lies densely."""
+
+    depth: int
+    rate: Numbers
+
+
+def cycles_of_memory(
+    core: Core,
+    operands: Sequence[Operand],
+    loops: Sequence[Loop],
+    copies: Mapping[int, Copy],
+    extents: Mapping[str, int],
+) -> tuple[list[Numbers], Numbers]:
+    """Cycles that each level's traffic takes, the first level first, and those of the copies of packed operands.
+
+    The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
+    on the loops directly around it is there already.
+    """
+    boxes = [dict[str, Numbers]({i: np.full((), float(e)) for i, e in extents.items()})]
+    entered: list[Numbers] = [np.ones(())]
+    for loop in loops:
+        boxes.append({**boxes[-1], loop.iterator: loop.inside})
+        entered.append(entered[-1] * loop.trips)
+    shown = [_footprints(o, boxes, loops, copies.get(k)) for k, o in enumerate(operands)]
+    levels: list[Numbers] = []
+    for n, (capacity, rate, _) in enumerate(core.caches):
+        share = capacity * (SHARE if n < 2 else SHARED)
+        room = [sum((needed[d] for _, needed in shown), np.zeros(())) <= share for d in range(len(boxes))]
+        total: Numbers = np.zeros(())
+        for operand, (touched, _) in zip(operands, shown, strict=True):
+            moved = touched[-1] * entered[-1]
+            for d in range(len(loops), -1, -1):
+                around = d
+                while around and not operand.depends(loops[around - 1].iterator):
+                    around -= 1
+                moved = np.where(room[d], touched[d] * entered[around], moved)
+            total = total + moved * (2.0 if operand.write else 1.0)
+        levels.append(total / rate)
+    copying: Numbers = np.zeros(())
+    for k, copy in copies.items():
+        copying = copying + operands[k].elements(boxes[copy.depth]) * entered[copy.depth] / copy.rate
+    return levels, copying
+
+
+def _footprints(
+    operand: Operand, boxes: Sequence[Mapping[str, Numbers]], loops: Sequence[Loop], copy: Copy | None
+) -> tuple[list[Numbers], list[Numbers]]:
+    """By depth the bytes that a box touches, and the room that they need."""
+    touched: list[Numbers] = []
+    needed: list[Numbers] = []
+    for depth, box in enumerate(boxes):
+        packed = copy is not None and depth >= copy.depth
+        changed = depth == 0 or operand.depends(loops[depth - 1].iterator) or (copy is not None and depth == copy.depth)
+        if not changed:
+            touched.append(touched[-1])
+            needed.append(needed[-1])
+        elif packed:
+            dense = operand.elements(box) * operand.element
+            touched.append(dense)
+            needed.append(dense)
+        else:
+            lines, crowded = operand.lines(box)
+            touched.append(lines)
+            needed.append(crowded)
+    return touched, needed
+
+
+def tile_cycles(core: Core, height: Numbers, width: Numbers, again: Numbers) -> tuple[Numbers, Numbers]:
+    """Of a register tile: cycles of one step of the reduction, and of all the rest (`again`: sums come from memory)."""
+    work = height * width
+    step = np.maximum(np.maximum(work / core.fma_units, (height + width) / core.load_units), core.latency)
+    return step, TILE_CYCLES + work / core.store_units + again * work / core.load_units
+
+
+def together(parts: Sequence[Numbers]) -> Numbers:
+    """Cycles of things that overlap, the longest hides most of the others."""
+    return sum((p**4 for p in parts), np.zeros(())) ** 0.25
