@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,19 @@ from poly.frontend.onnx_fold import Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model, tensor_array
 from poly.frontend.onnx_notation import Call, NeedsValue, NoCompiledForm, Notation
-from poly.frontend.onnx_operators import OPERATORS
+from poly.frontend.onnx_operators import MOVES, OPERATORS
 from poly.frontend.onnx_reference import make_external
-from poly.frontend.onnx_terms import Names, Shape, Value
-from poly.graph import Graph, Node
+from poly.frontend.onnx_terms import (
+    Names,
+    Shape,
+    Value,
+    format_dtype,
+    is_format,
+    logical_dtype,
+    storage,
+    stored,
+)
+from poly.graph import Graph, Node, SizedGraph
 from poly.program import Access, Statement, Tensor, box_domain
 
 if TYPE_CHECKING:
@@ -37,6 +46,21 @@ Array = npt.NDArray[np.generic]
 Fate = Literal["compiled", "expanded", "folded", "inlined", "fallback", "refused", "not reached"]
 
 
+@overload
+def from_onnx(
+    path: str | Path | onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...] | int] | None = None,
+    constants: Mapping[str, Array] | None = None,
+    ranges: None = None,
+) -> Graph: ...
+@overload
+def from_onnx(
+    path: str | Path | onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...] | int] | None = None,
+    constants: Mapping[str, Array] | None = None,
+    *,
+    ranges: Mapping[str, tuple[int, int]],
+) -> SizedGraph: ...
 @checks_kinds(OnnxError)
 def from_onnx(
     path: str | Path | onnx.ModelProto,
@@ -46,10 +70,11 @@ def from_onnx(
 ) -> Graph:
     """Read a model. Its dynamic extents must be bound, or stay free in `ranges`.
 
-    `ranges` maps the name of a dynamic dimension to its least and greatest extent; it becomes a size of the graph, and
-    one compilation serves them all (`poly.frontend.onnx_symbolic`). `shapes` maps an input's name to its shape, or the name of a dynamic dimension to its extent. `constants` fixes the
-    content of inputs (lengths, flags), which then are inputs no longer. The graph's tensors have mangled names;
-    `Graph.labels` gives the names in the file. Initialisers are referenced, not copied. Raises `OnnxError`.
+    `shapes` maps an input's name to its shape, or the name of a dynamic dimension to its extent. `ranges` maps the name
+    of a dynamic dimension to its least and greatest extent; it becomes a size of the graph, and one compilation serves
+    them all (`poly.frontend.onnx_symbolic`). `constants` fixes the content of inputs (lengths, flags), which then are
+    inputs no longer. The graph's tensors have mangled names; `Graph.labels` gives the names in the file. Initialisers
+    are referenced, not copied. Raises `OnnxError`.
     """
     model = load_model(path)
 
@@ -136,7 +161,7 @@ class Importer:
         graph = self._model.graph
         if graph.sparse_initializer:
             raise OnnxError("sparse initialisers have no compiled form", where=f"model {graph.name!r}")
-        overridden = {*shapes, *constants}
+        overridden = {n for n in (*shapes, *constants) if n in constants or not isinstance(shapes[n], int)}
         initialisers = {i.name for i in graph.initializer} - overridden
         wanted = [i for i in graph.input if i.name not in initialisers]
         unknown = sorted(set(constants) - {i.name for i in wanted})
@@ -155,7 +180,7 @@ class Importer:
         """Declare a tensor that comes in at run time."""
         value = Value(self._names.fresh(name), shape, dtype)
         self._define(name, value)
-        self._inputs.append(Tensor(value.name, _affine(shape), dtype, "input"))
+        self._inputs.append(Tensor(value.name, _affine(shape), storage(dtype), "input"))
         self._origins[value.name] = frozenset({name})
 
     def _define(self, name: str, value: Value) -> None:
@@ -165,11 +190,11 @@ class Importer:
     def constant(self, name: str, array: Array) -> Value:
         """Declare a tensor whose content is known. Raises `OnnxError` where its dtype has no compiled form."""
         try:
-            dtype = dtype_name(array.dtype)
+            dtype = logical_dtype(array.dtype)
         except PolyError as error:
             raise OnnxError(error.message, where=f"constant {name!r}", hint=error.hint) from None
         value = Value(self._names.fresh(name), array.shape, dtype, array)
-        self._arrays[value.name] = array
+        self._arrays[value.name] = stored(array)
         self._define(name, value)
         return value
 
@@ -227,7 +252,7 @@ class Importer:
         for position, (shape, dtype) in outputs.items():
             value = Value(self._names.fresh(proto.output[position]), shape, dtype)
             self._define(proto.output[position], value)
-            self._inputs.append(Tensor(value.name, _affine(shape), dtype, "input"))
+            self._inputs.append(Tensor(value.name, _affine(shape), storage(dtype), "input"))
         return tuple(name for k, name in enumerate(proto.output) if k not in outputs)
 
     def _node(self, proto: onnx.NodeProto) -> Fate:
@@ -335,6 +360,8 @@ class Importer:
         try:
             if row is None:
                 raise NoCompiledForm("the operator is not in the table")
+            if call.operator not in MOVES and any(v is not None and is_format(v.dtype) for v in call.inputs):
+                raise NoCompiledForm("only casts and moves of a format below 8 bits have a compiled form")
             row(notation)
         except NoCompiledForm as reason:
             if self._staged and isinstance(reason, NeedsValue):
@@ -395,6 +422,10 @@ class Importer:
             raise OnnxError(
                 "operators with subgraphs have no compiled form", where=call.where, hint="unroll it in the exporter"
             )
+        if any(v is not None and is_format(v.dtype) for v in call.inputs):
+            if self._staged:
+                raise Interrupted(reason.message)
+            raise OnnxError(reason.message, where=call.where, hint="poly.compile(model) leaves it to the evaluator")
         notation = Notation(call, self._names)
         try:
             inferred = inferred_outputs(call, proto, self._schemas, reason)
@@ -440,14 +471,16 @@ class Importer:
                 for n, a in self._arrays.items()
                 if n in used
             ),
-            *(Tensor(v.name, _affine(v.shape), v.dtype) for v in inner),
-            *(Tensor(v.name, _affine(v.shape), v.dtype, "output") for v in results),
+            *(Tensor(v.name, _affine(v.shape), storage(v.dtype)) for v in inner),
+            *(Tensor(v.name, _affine(v.shape), storage(v.dtype), "output") for v in results),
         )
         constants = {n: a for n, a in self._arrays.items() if n in used}
         kept = {t.name for t in tensors}
         labels = {n: label for n, label in self._labels.items() if n in kept}
         name = Names().fresh(self._model.graph.name or "model")
-        return Graph(name, tensors, tuple(n.node for n in nodes), constants, labels=labels)
+        border = {self._labels[t.name]: t.name for t in self._inputs} | {self._labels[v.name]: v.name for v in results}
+        formats = {name: v.dtype for label, name in border.items() if is_format((v := self._values[label]).dtype)}
+        return Graph(name, tensors, tuple(n.node for n in nodes), constants, labels=labels, formats=formats)
 
     def _result(self, name: str) -> Value:
         """The tensor of a model output: the one computed, or a copy of an input, a constant or another output."""
@@ -471,8 +504,9 @@ def _told(error: OnnxError) -> tuple[str, str]:
 
 
 def _checked(name: str, array: Array, shape: Shape, dtype: str) -> Array:
-    if array.shape != shape or array.dtype != numpy_dtype(dtype):
-        have, want = f"{array.dtype}{list(array.shape)}", f"{numpy_dtype(dtype)}{list(shape)}"
+    wanted = format_dtype(dtype) if is_format(dtype) else numpy_dtype(dtype)
+    if array.shape != shape or array.dtype != wanted:
+        have, want = f"{array.dtype}{list(array.shape)}", f"{wanted}{list(shape)}"
         raise OnnxError(f"the constant given is {have}, the model wants {want}", where=f"input {name!r}")
     return array
 

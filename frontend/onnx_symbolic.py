@@ -20,7 +20,7 @@ import numpy as np
 from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
 from poly.errors import OnnxError
 from poly.expr import Apply, Cast, Const, Expr, IndexValue, rewrite
-from poly.graph import Array, Graph, Node
+from poly.graph import Array, Graph, Node, SizedGraph
 from poly.program import Access, ReadIndex, Statement, Tensor
 from poly.sets import SET
 
@@ -33,7 +33,7 @@ class NotAffine(Exception):
     """The graphs differ in more than affine functions of the sizes; the text says where."""
 
 
-def symbolic_graph(at: Import, ranges: Mapping[str, tuple[int, int]], name: str) -> Graph:
+def symbolic_graph(at: Import, ranges: Mapping[str, tuple[int, int]], name: str) -> SizedGraph:
     """The graph with the dimensions in `ranges` (inclusive) as sizes. Raises `OnnxError` where it is not affine."""
     for size, (low, high) in ranges.items():
         if not 0 <= low <= high:
@@ -82,7 +82,7 @@ class _Overlay:
         self._matrix = np.array(rows, dtype=np.float64)
         self._parameters = _names_of(ranges, self._graphs[0])
 
-    def graph(self) -> Graph:
+    def graph(self) -> SizedGraph:
         first = self._graphs[0]
         for other in self._graphs[1:]:
             self._same([n.name for n in first.nodes], [n.name for n in other.nodes], "nodes")
@@ -96,7 +96,7 @@ class _Overlay:
         names = self._parameters
         bounds = [f"{low} <= {names[n]} <= {high}" for n, (low, high) in self._ranges.items()]
         context = isl.Set(f"[{', '.join(names.values())}] -> {{ : {' and '.join(bounds)} }}")
-        return Graph(
+        return SizedGraph(
             first.name, tensors, nodes, first.constants, tuple(names.values()), context, labels=first.labels,
             literal=_Literal(self._at, names),
         )  # fmt: skip
@@ -187,10 +187,8 @@ class _Overlay:
     def _statement(self, *statements: Statement) -> Statement:
         first = statements[0]
         for s in statements[1:]:
-            self._same(
-                (s.iterators, s.combiner, s.reorder, s.path), (first.iterators, first.combiner, first.reorder, first.path),
-                "loops",
-            )  # fmt: skip
+            ours, theirs = ((x.iterators, x.combiner, x.reorder, x.path) for x in (s, first))
+            self._same(ours, theirs, "loops")
             self._same(len(s.reads), len(first.reads), "reads")
         reads = tuple(self._access(*rs) for rs in zip(*(s.reads for s in statements), strict=True))
         return replace(

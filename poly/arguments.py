@@ -1,7 +1,7 @@
 """Arguments of the wrong kind become errors of ours before they get anywhere.
 
-`checks_kinds` reads the annotations of a function, which are texts, and knows the plain ones: `str`, `int`, `float`, `bool`,
-`None`, `Sequence[...]`, `Mapping[..., ...]`, `tuple[..., ...]` and unions of these. Any other annotation takes anything.
+`checks_kinds` reads the annotations of a function, which are texts, and knows the plain ones: `str`, `int`, `float`,
+`bool`, `None`, `Sequence[...]`, `Mapping[..., ...]`, `tuple[..., ...]` and unions of these. Any other takes anything.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:
         case "str", []:
             return lambda value: isinstance(value, str)
         case "int", []:
-            return lambda value: isinstance(value, Integral) and not isinstance(value, bool)
+            return lambda value: isinstance(value, Integral) and type(value) is not bool
         case "float", []:
-            return lambda value: isinstance(value, Real) and not isinstance(value, bool)
+            return lambda value: isinstance(value, Real) and type(value) is not bool
         case "bool", []:
             return lambda value: isinstance(value, bool)
         case "None", []:
@@ -86,6 +86,11 @@ def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:
         case "tuple", [item, "..."]:
             each = fits(item, classes)
             return lambda v: isinstance(v, tuple) and all(map(each, v))
+        case "tuple", [_, *_]:
+            each_of = [fits(item, classes) for item in inner]
+            return lambda v: (
+                isinstance(v, tuple) and len(v) == len(each_of) and all(t(i) for t, i in zip(each_of, v, strict=True))
+            )
         case "Mapping", [key, item]:
             of_key, of_item = fits(key, classes), fits(item, classes)
             return lambda v: isinstance(v, Mapping) and all(of_key(k) and of_item(i) for k, i in v.items())

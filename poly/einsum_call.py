@@ -17,16 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from poly.arguments import shown
 from poly.einsum_plan import Plan, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError
 from poly.frontend.einsum import spec_of
 
+MOST_THREADS: Final = 1024
 Array = npt.NDArray[np.generic]
 Optimize: TypeAlias = bool | str | Sequence[object]
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -66,7 +68,10 @@ def einsum(
             given = tuple([as_array(o) for o in given])
             break
     arrays = cast("tuple[Array, ...]", given)
-    plain = optimize is False and dtype is None and order == "K" and casting == "safe" and threads == 1
+    try:
+        plain = optimize is False and dtype is None and order == "K" and casting == "safe" and threads == 1
+    except ValueError:  # an array is not equal to anything
+        plain = False
     options = None if plain else _options(optimize, dtype, order, casting, threads)
     signature = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
     if out is None:
@@ -149,7 +154,13 @@ def _options(
     optimize: Optimize | None, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: int
 ) -> Options:
     """The keywords, checked and hashable."""
-    order = (order or "K").upper()
+    order = "K" if order is None else order
+    for name, value in (("order", order), ("casting", casting)):
+        if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentTypeError(f"{name} is {shown(value)}", hint=f"{name} is a str")
+    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:  # pyright: ignore
+        raise ArgumentError(f"threads is {shown(threads)}", hint=f"a number from 1 to {MOST_THREADS}")
+    order = order.upper()
     if order not in ("C", "F", "A", "K"):
         raise ArgumentError(f"order {order!r}", hint="C, F, A or K")
     if casting not in ("no", "equiv", "safe", "same_kind", "unsafe"):
@@ -158,8 +169,6 @@ def _options(
         wanted = None if dtype is None else np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(f"dtype {dtype!r}: {error}") from error
-    if threads < 1:
-        raise ArgumentError(f"threads={threads!r}", hint="a number from 1 on")
     return Options(_path(optimize), wanted, order, casting, threads)
 
 

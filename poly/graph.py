@@ -43,8 +43,8 @@ class Graph:
     """`tensors`: the model's edges (inputs, outputs, constants, temporaries); `constants`: arrays of the constant ones.
 
     Nodes are in execution order. Arrays are referenced, never copied, and must not be written. `labels`: the names in
-    the model's file, by tensor name (which are made to fit the text forms). `literal`: of a graph with free sizes, the
-    graph that the front end makes for given ones.
+    the model's file, by tensor name (which are made to fit the text forms). `formats`: inputs and outputs that hold
+    codes of a type of ml_dtypes (int4, 8-bit floats), by tensor name.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Graph:
     context: isl.Set = field(default_factory=lambda: isl.Set("{ : }"))
     sizes: tuple[tuple[str, int], ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    literal: Callable[[Mapping[str, int]], Graph] | None = field(default=None, compare=False, repr=False)
+    formats: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def tensor(self) -> Mapping[str, Tensor]:
@@ -95,3 +95,17 @@ class Graph:
         from poly.pictures import graph_html
 
         return graph_html(self)
+
+
+@dataclass(frozen=True)
+class SizedGraph(Graph):
+    """A graph with free sizes: `parameters`, in the ranges of `context`.
+
+    `literal`: the graph that the front end makes for given sizes, where there is a front end; a program that was fitted
+    (`poly.frontend.onnx_symbolic`) is compared with it.
+    """
+
+    literal: Callable[[Mapping[str, int]], Graph] | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}({', '.join(self.parameters)}): {len(self.nodes)} nodes>"

@@ -1,0 +1,273 @@
+"""`SizedEngine`: a model with free sizes, compiled once for all of them.
+
+The sizes of a call follow from the shapes of its inputs. Before a size is used for the first time the graph is compared
+with what the front end makes for it (see `poly.frontend.onnx_symbolic`); where it is not the same, and on machines that
+need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and slower
+than code for one: `specialise(batch=8)` compiles for a size that matters, and calls of that size take it from then on.
+A bounded number of sizes is remembered. (`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from poly.dtypes import numpy_dtype
+from poly.engine import CompileUnit, Engine, Unit
+from poly.errors import CapacityError, RunError, UnsupportedError
+from poly.graph import Array, Graph, SizedGraph
+from poly.interp_arrays import bind_sizes
+from poly.machine import Machine
+from poly.program import Program, Tensor
+from poly.scheduling.groups import canonical_names, extract, groups_of
+from poly.scheduling.placement import Block, place
+from poly.sets import fix_sizes
+
+if TYPE_CHECKING:
+    from poly.codegen.kernel import Kernel
+
+MOST_SIZES: Final = 64
+MOST_ENGINES: Final = 8
+Key = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SizedStep:
+    """One group of the model: its kernel, and the tensors it takes and fills, by the graph's names."""
+
+    name: str
+    kernel: Kernel
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        return (*self.inputs, *self.outputs)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What a size needs: where tensors between steps lie, and the steps ready to be entered."""
+
+    offsets: Mapping[str, int]
+    arena: int
+    calls: tuple[Callable[[Sequence[int]], None], ...]
+
+
+@dataclass
+class SizedEngine:
+    """`run({name: array}) -> {name: array}` for inputs of any shape in the ranges. Safe to call from several threads.
+
+    `steps` are empty where every size is compiled for itself. At most 64 sizes are remembered, and 8 engines of sizes
+    that are compiled for themselves; the least recently used go first.
+    """
+
+    graph: SizedGraph
+    machine: Machine
+    steps: tuple[SizedStep, ...]
+    literal: Callable[[Graph], Engine] = field(repr=False)
+    seconds: float = 0.0
+    _prepared: OrderedDict[Key, _Prepared | None] = field(
+        default_factory=OrderedDict[Key, "_Prepared | None"], repr=False
+    )
+    _engines: OrderedDict[Key, Engine] = field(default_factory=OrderedDict[Key, Engine], repr=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return {t.name: t for t in (*self.graph.tensors, *(t for n in self.graph.nodes for t in n.temporaries))}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The model's input names."""
+        return tuple(self._label(t.name) for t in self.graph.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The model's output names."""
+        return tuple(self._label(t.name) for t in self.graph.outputs)
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engines of sizes that were compiled for themselves, the last used last."""
+        with self._lock:
+            return tuple(self._engines.values())
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """Nodes that the reference evaluator runs."""
+        return tuple(dict.fromkeys(name for engine in self.engines for name in engine.fallbacks))
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs for a set of inputs, whose shapes give the sizes. Raises `RunError` for what does not fit."""
+        given = self._given(inputs)
+        sizes = self.sizes_of(given)
+        with self._lock:
+            key = self._key(sizes)
+            prepared = None if key in self._engines else self._at(key, sizes)
+            if prepared is None:
+                return self._specialised(key, sizes).run(inputs)
+            values: dict[str, Array] = {**self.graph.constants, **given}
+            arena = np.empty(prepared.arena + 64, np.uint8)
+            start = -arena.ctypes.data % 64
+            for t in self.graph.outputs:
+                values.setdefault(t.name, np.zeros(t.extents(sizes), numpy_dtype(t.dtype)))
+            first = arena.ctypes.data + start
+            places = {name: first + offset for name, offset in prepared.offsets.items()}
+            places |= {name: a.ctypes.data for name, a in values.items()}
+            for step, call in zip(self.steps, prepared.calls, strict=True):
+                call([places[name] for name in step.arrays])
+        return {self._label(t.name): values[t.name] for t in self.graph.outputs}
+
+    def specialise(self, **sizes: int) -> Engine:
+        """Compile for one size, given by the names of `graph.parameters`; calls of that size use it from then on.
+
+        Raises `RunError` for sizes that are unknown, missing or out of range, and what compiling raises.
+        """
+        found = bind_sizes((), self.graph.parameters, dict(self.graph.sizes) | sizes, {})
+        self._require_range(found)
+        with self._lock:
+            return self._specialised(self._key(found), found)
+
+    def _key(self, sizes: Mapping[str, int]) -> Key:
+        return tuple(sizes[p] for p in self.graph.parameters)
+
+    def sizes_of(self, given: Mapping[str, Array]) -> dict[str, int]:
+        """The sizes that arrays of the inputs imply. Raises `RunError` outside of the graph's ranges."""
+        sizes = bind_sizes(self.graph.inputs, self.graph.parameters, dict(self.graph.sizes), given)
+        for t in self.graph.inputs:
+            if given[t.name].shape != t.extents(sizes):
+                expected = ", ".join(map(str, t.shape))
+                shown = ", ".join(f"{n}={v}" for n, v in sizes.items())
+                message = f"input {self._label(t.name)!r} is {list(given[t.name].shape)}, expected [{expected}]"
+                raise RunError(f"{message} at {shown}", where=self.graph.name)
+        self._require_range(sizes)
+        return sizes
+
+    def _require_range(self, sizes: Mapping[str, int]) -> None:
+        if fix_sizes(self.graph.context, sizes).is_empty():
+            shown = ", ".join(f"{n}={v}" for n, v in sizes.items())
+            hint = f"from_onnx(..., ranges=...) gave {self.graph.context}"
+            raise RunError(f"{shown} is outside of the ranges", where=self.graph.name, hint=hint)
+
+    def _at(self, key: Key, sizes: Mapping[str, int]) -> _Prepared | None:
+        """The size made ready; None where it has to be compiled for itself."""
+        if key in self._prepared:
+            self._prepared.move_to_end(key)
+            return self._prepared[key]
+        found = self._prepare(sizes) if self.steps and self._holds(sizes) else None
+        self._prepared[key] = found
+        while len(self._prepared) > MOST_SIZES:
+            self._prepared.popitem(last=False)
+        return found
+
+    def _holds(self, sizes: Mapping[str, int]) -> bool:
+        from poly.frontend.onnx_symbolic import agrees
+
+        return self.graph.literal is None or agrees(self.graph, self.graph.literal(sizes), sizes)
+
+    def _prepare(self, sizes: Mapping[str, int]) -> _Prepared:
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for k, step in enumerate(self.steps):
+            for name in step.arrays:
+                if self._tensors[name].role == "temporary":
+                    first.setdefault(name, k)
+                    last[name] = k
+        blocks = [Block(n, self._tensors[n].nbytes(sizes), first[n], last[n]) for n in first]
+        plan = place(blocks, align=64)
+        calls = tuple(step.kernel.runner(_own_names(step.kernel), sizes) for step in self.steps)
+        return _Prepared(plan.offsets, plan.size, calls)
+
+    def _specialised(self, key: Key, sizes: Mapping[str, int]) -> Engine:
+        if key not in self._engines:
+            if self.graph.literal is None:
+                raise UnsupportedError("this graph has no form for single sizes", where=self.graph.name)
+            self._engines[key] = self.literal(self.graph.literal(sizes))
+            while len(self._engines) > MOST_ENGINES:
+                self._engines.popitem(last=False)
+        self._engines.move_to_end(key)
+        return self._engines[key]
+
+    def _label(self, name: str) -> str:
+        return self.graph.labels.get(name, name)
+
+    def _given(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        known = {self._label(t.name): t for t in self.graph.inputs}
+        if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=self.graph.name)
+        for name in inputs:
+            if name not in known:
+                raise RunError(f"no input {name!r}", where=self.graph.name, hint=f"inputs: {', '.join(known)}")
+        found: dict[str, Array] = {}
+        for label, t in known.items():
+            if label not in inputs:
+                raise RunError(f"input {label!r} is missing", where=self.graph.name)
+            array = np.asarray(inputs[label])
+            if array.dtype != numpy_dtype(t.dtype) or array.ndim != t.rank:
+                expected = f"{numpy_dtype(t.dtype)} of rank {t.rank}"
+                message = f"input {label!r} is {array.dtype}{list(array.shape)}, expected {expected}"
+                raise RunError(message, where=self.graph.name)
+            found[t.name] = np.require(array, requirements=["C", "A"])
+        return found
+
+    def __repr__(self) -> str:
+        how = f"{len(self.steps)} groups for all sizes" if self.steps else "compiled for each size"
+        name = f"{self.graph.name}({', '.join(self.graph.parameters)})"
+        return f"<SizedEngine {name} on {self.machine.name}: {how}, {len(self._engines)} specialised>"
+
+
+def _own_names(kernel: Kernel) -> list[str]:
+    return [t.name for t in (*kernel.inputs, *kernel.outputs)]
+
+
+def build_sized_engine(
+    graph: SizedGraph, machine: Machine, compile_unit: CompileUnit, literal: Callable[[Graph], Engine], *,
+    progress: Callable[[int, int], None] | None = None,
+) -> SizedEngine:  # fmt: skip
+    """An engine for all sizes of a graph; `literal` compiles it for one."""
+    start = time.perf_counter()
+    steps: tuple[SizedStep, ...] = ()
+    if machine.kind == "cpu":
+        try:
+            steps = tuple(_steps(graph.to_program(), compile_unit, progress))
+        except (UnsupportedError, CapacityError):
+            if graph.literal is None:
+                raise
+    return SizedEngine(graph, machine, steps, literal, time.perf_counter() - start)
+
+
+def _steps(
+    program: Program, compile_unit: CompileUnit, progress: Callable[[int, int], None] | None
+) -> list[SizedStep]:
+    from poly.codegen.kernel import Kernel
+
+    groups = groups_of(program)
+    units: dict[str, Unit] = {}
+    steps: list[SizedStep] = []
+    for k, group in enumerate(groups):
+        part = extract(program, group, f"group_{k}")
+        canonical, old = canonical_names(replace(part, tensors=tuple(_as_input(t) for t in part.tensors)))
+        key = str(canonical)
+        if key not in units:
+            units[key] = compile_unit(canonical)
+        kernel = units[key].kernel
+        if not isinstance(kernel, Kernel):
+            raise UnsupportedError("only kernels of a CPU have free sizes", where=f"group {k}")
+        steps.append(SizedStep(
+            f"group {k}", kernel, tuple(old[t.name] for t in kernel.inputs), tuple(old[t.name] for t in kernel.outputs)
+        ))  # fmt: skip
+        if progress is not None:
+            progress(k + 1, len(groups))
+    return steps
+
+
+def _as_input(t: Tensor) -> Tensor:
+    return replace(t, role="input") if t.role == "constant" else t
