@@ -14,6 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from poly.arguments import checks_kinds
 from poly.document import Document, Table, bytes_text, count_text
 from poly.errors import OnnxError
 from poly.expr import Apply, walk
@@ -119,6 +120,7 @@ class ModelCheck:
         return "compiles"
 
 
+@checks_kinds(OnnxError)
 def check_model(
     path: str | Path | onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...] | int] | None = None,

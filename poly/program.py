@@ -254,7 +254,7 @@ class Program:
                 raise PolyError(
                     f"{name!r} is not a size of {self.name}", hint=f"sizes: {', '.join(self.parameters) or 'none'}"
                 )
-            if not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(value, int) or isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise PolyError(f"{name} is {value!r}", where=f"program {self.name}", hint="a size is an int")
             context = context.intersect_params(isl.Set(f"[{name}] -> {{ : {name} = {value} }}"))
             if context.is_empty():
