@@ -20,7 +20,7 @@ from poly.arguments import checks_kinds, shown
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine, Unit, build_engine
 from poly.errors import MachineError, PolyError, ScheduleError
-from poly.graph import Array, Graph
+from poly.graph import Array, Graph, SizedGraph
 from poly.machine import Machine
 from poly.prepared import Prepared, prepare, settled
 from poly.program import Program
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from poly.accel.compiled import StreamKernel
     from poly.codegen.kernel import Kernel
     from poly.frontend.nest import Nest
+    from poly.sized_engine import SizedEngine
     from poly.model_engine import ModelEngine
 
 Progress = Callable[[int, int], None]
@@ -52,6 +53,16 @@ def machine_of(target: str | Machine) -> Machine:
     return profile(target)
 
 
+@overload
+def compile(
+    what: SizedGraph,
+    target: str | Machine = "cpu",
+    *,
+    constants: Mapping[str, Array] | None = None,
+    threads: int | None = None,
+    schedule: None = None,
+    progress: Progress | None = None,
+) -> SizedEngine: ...
 @overload
 def compile(
     what: Graph,
@@ -91,10 +102,11 @@ def compile(
     threads: int | None = None,
     schedule: Schedule | None = None,
     progress: Progress | None = None,
-) -> Kernel | StreamKernel | Engine | ModelEngine:
+) -> Kernel | StreamKernel | Engine | ModelEngine | SizedEngine:
     """Compile a program (its text, a nest, or a schedule of it) to a kernel, or a graph to an engine.
 
-    An ONNX model, or the path of one, gives an engine that compiles at its first run, for what it then sees.
+    An ONNX model, or the path of one, gives an engine that compiles at its first run, for what it then sees. A graph
+    with free sizes (`from_onnx(..., ranges=...)`) is compiled once for all of them; see `poly.sized_engine`.
 
     Elements of an output that no statement writes are zero (on an accelerator such a program is refused).
 
@@ -111,7 +123,12 @@ def compile(
             raise ScheduleError(
                 "a graph brings its own constants and schedules", hint="compile graph.to_program() instead"
             )
-        return build_engine(what, machine, _unit_compiler(machine, threads or 1), progress=progress)
+        unit = _unit_compiler(machine, threads or 1)
+        if isinstance(what, SizedGraph):
+            from poly.sized_engine import build_sized_engine
+
+            return build_sized_engine(what, machine, unit, lambda g: build_engine(g, machine, unit), progress=progress)
+        return build_engine(what, machine, unit, progress=progress)
     if isinstance(what, Path) or type(what).__name__ == "ModelProto":
         if schedule is not None or constants:
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
