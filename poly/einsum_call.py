@@ -69,7 +69,7 @@ def einsum(
             break
     arrays = cast("tuple[Array, ...]", given)
     try:
-        plain = optimize is False and dtype is None and order == "K" and casting == "safe" and threads == 1
+        plain = threads == 1 and optimize is False and dtype is None and order == "K" and bool(casting == "safe")
     except ValueError:  # an array is not equal to anything
         plain = False
     options = None if plain else _options(optimize, dtype, order, casting, threads)
