@@ -1,0 +1,131 @@
+"""Wrong arguments at every public function: only `PolyError` comes out (`TypeError` where one is missing), and soon."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poly
+from poly.errors import Bug, PolyError
+from poly.model_check import check_model
+
+TEXT = "C[i,k] += A[i,j] * B[j,k]"
+PROGRAM = poly.parse(TEXT, A=(8, 6), B=(6, 4))
+FREE = poly.parse(TEXT, A=("N", 6), B=(6, 4))
+SCHEDULE = poly.Schedule(PROGRAM)
+WRONG: dict[str, Any] = {
+    "None": None, "int": 5, "negative": -3, "zero": 0, "huge": 2**70, "near 2**63": 2**63 - 1, "empty": "",
+    "word": "no such thing", "zero byte": "\0", "nan": float("nan"), "list": [], "tuple": (), "dict": {},
+    "object": object(), "bytes": b"\xff", "array": np.zeros(3), "bool": True, "dict of None": {None: None},
+    "list of None": [None], "function": print, "class": int, "set": {1}, "complex": 1j,
+}  # fmt: skip
+
+
+@cache
+def kernel() -> Any:
+    return poly.compile(PROGRAM)
+
+
+# what is called, with arguments that are right
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
+    "einsum": (poly.einsum, ("ij,jk->ik", np.ones((2, 3)), np.ones((3, 2))), {
+        "out": None, "optimize": False, "dtype": None, "order": "K", "casting": "safe", "threads": 1}),
+    "einsum of lists": (poly.einsum, (np.ones((2, 3)), [0, 1], [0]), {}),
+    "parse": (poly.parse, (TEXT,), {"A": (8, 6), "B": (6, 4), "dtypes": {"A": "f32"}}),
+    "compile": (poly.compile, (PROGRAM,), {
+        "target": "cpu", "constants": None, "threads": 1, "schedule": None, "progress": None}),
+    "explain": (poly.explain, (SCHEDULE,), {}),
+    "from_onnx": (poly.from_onnx, ("none.onnx",), {"shapes": None, "constants": None}),
+    "check_model": (check_model, ("none.onnx",), {"shapes": None, "constants": None}),
+    "nest": (poly.nest, (), {}),
+    "read_machine": (poly.read_machine, ("none.toml",), {}),
+    "run_program": (poly.run_program, (PROGRAM, {"A": np.ones((8, 6), "f4"), "B": np.ones((6, 4), "f4")}), {}),
+    "Schedule": (poly.Schedule, (PROGRAM,), {}),
+    "Schedule.parse": (poly.Schedule.parse, (str(SCHEDULE),), {}),
+    "bind": (FREE.bind, (), {"N": 4}),
+    "kernel": (lambda *given: kernel()(*given), (np.ones((8, 6), "f4"), np.ones((6, 4), "f4")), {}),
+    "tile": (SCHEDULE.tile, ({"j": 2},), {}),
+    "tile by name": (SCHEDULE.tile, (), {"j": 2}),
+    "interchange": (SCHEDULE.interchange, ("C_update.i", "C_update.k"), {}),
+    "reorder": (SCHEDULE.reorder, ("C_update.i", "C_update.k"), {}),
+    "fuse": (SCHEDULE.fuse, ("C_init.i", "C_update.i"), {}),
+    "distribute": (SCHEDULE.distribute, ("j",), {"at": 1}),
+    "shift": (SCHEDULE.shift, ("C_update", "j", 1), {}),
+    "skew": (SCHEDULE.skew, ("j", "C_update.i"), {"factor": 1}),
+    "split": (SCHEDULE.split, ("j", 3), {}),
+    "unroll": (SCHEDULE.unroll, ("j",), {}),
+    "vectorise": (SCHEDULE.vectorise, ("C_init.k",), {}),
+    "parallelise": (SCHEDULE.parallelise, ("C_init.i",), {}),
+    "tensorise": (SCHEDULE.tensorise, (("j",), "matrix"), {}),
+    "promote": (SCHEDULE.promote, ("A", "C_update.i", "l1"), {
+        "name": None, "users": None, "order": None, "pad": False, "fold": None, "block": None}),
+    "recompute": (SCHEDULE.recompute, ("A", "C_update.i"), {"space": "dram", "name": None}),
+    "rfactor": (SCHEDULE.rfactor, ("C_update", "j"), {"at": None, "name": None}),
+    "double_buffer": (SCHEDULE.double_buffer, ("A", "j"), {"depth": 2}),
+    "arrange": (SCHEDULE.arrange, ([],), {}),
+    "under": (SCHEDULE.under, ("j",), {}),
+    "outer": (SCHEDULE.outer, ("j",), {}),
+    "kind": (SCHEDULE.kind, ("j",), {}),
+    "statement": (SCHEDULE.statement, ("C_init",), {}),
+}  # fmt: skip
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    def stop(_signal: int, _frame: object) -> None:
+        raise AssertionError(f"still busy after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def variants(name: str) -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """Calls with one argument replaced, with one too few and one too many."""
+    _, arguments, keywords = CALLS[name]
+    for word, wrong in WRONG.items():
+        for k in range(len(arguments)):
+            yield f"{k}: {word}", (*arguments[:k], wrong, *arguments[k + 1 :]), keywords
+        for keyword in keywords:
+            yield f"{keyword}: {word}", arguments, {**keywords, keyword: wrong}
+        yield f"one more: {word}", (*arguments, wrong), keywords
+    yield "none", (), {}
+    if arguments:
+        yield "one less", arguments[:-1], keywords
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_arguments(name: str) -> None:
+    function, _, _ = CALLS[name]
+    escaped: list[str] = []
+    for what, arguments, keywords in variants(name):
+        try:
+            with time_limit(20):
+                function(*arguments, **keywords)
+        except PolyError as error:
+            assert str(error), what
+        except TypeError as error:
+            if not any(w in str(error) for w in ("argument", "keyword")) or "one" not in what and what != "none":
+                escaped.append(f"{what}: {error!r}")
+        except (Exception, Bug) as error:
+            escaped.append(f"{what}: {error!r}"[:200])
+    assert not escaped, "\n".join(escaped)
+
+
+def test_every_public_name_is_tried() -> None:
+    edits = {n for n, m in inspect.getmembers(poly.Schedule, inspect.isfunction) if not n.startswith("_")}
+    plain = {"lower", "isl_tree", "check", "with_nests", "parse"}
+    assert edits - plain <= set(CALLS)
+    functions = {n for n in poly.__all__ if inspect.isfunction(getattr(poly, n))}
+    assert functions <= set(CALLS)
