@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import islpy as isl
 
-from poly.affine import Affine, Var
+from poly.affine import Affine, Var, var
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import bound_domain
 from poly.sets import SET
@@ -27,7 +27,7 @@ class Group:
 
     statements: list[Statement] = field(default_factory=list)
     axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    made: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
+    made: dict[str, tuple[Affine, ...]] = field(default_factory=dict)
     box: tuple[tuple[int, int], ...] | None = None
     why: list[str] = field(default_factory=list)
     parts: tuple[Group, ...] = ()
@@ -106,7 +106,7 @@ def _home(
 def _anchor(program: Program, s: Statement) -> Group:
     group = Group([s])
     if s.external is None:
-        axes = tuple(i for i in s.iterators if _used_bare(s.write, i))
+        axes = _parallel(program, s)
         rest = [i for i in s.iterators if i not in axes]
         group.axes[s.name] = axes
         group.box = domain_box(program, s, axes) if not rest or s.combiner is not None else None
@@ -114,17 +114,39 @@ def _anchor(program: Program, s: Statement) -> Group:
     return group
 
 
-def _used_bare(access: Access, iterator: str) -> bool:
-    return any(isinstance(i, Affine) and i == Affine.of(iterator) for i in access.index)
+def _parallel(program: Program, s: Statement) -> tuple[str, ...]:
+    """The iterators that say which element is written, each by itself: `i`, or the digits of a subscript `8*g + o`."""
+    names = [n for i in s.write.index if isinstance(i, Affine) for n in i.names]
+    alone = {n for n in names if names.count(n) == 1}
+    found: set[str] = set()
+    for subscript in s.write.index:
+        if not isinstance(subscript, Affine):
+            continue
+        if (name := bare(subscript)) is not None:
+            found.add(name)
+        elif subscript.names and subscript.names <= alone and _digits(program, s, subscript):
+            found |= subscript.names
+    return tuple(i for i in s.iterators if i in found)
 
 
-def _placement(access: Access, axes: Sequence[str]) -> tuple[int | None, ...]:
-    """For each subscript the parallel loop it is, or None where it is none (a constant)."""
-    places: list[int | None] = []
-    for subscript in access.index:
-        name = bare(subscript) if isinstance(subscript, Affine) else None
-        places.append(axes.index(name) if name in axes else None)
-    return tuple(places)
+def _digits(program: Program, s: Statement, subscript: Affine) -> bool:
+    """Whether different values of a subscript's iterators give different sums."""
+    box = domain_box(program, s, s.iterators)
+    if box is None or not subscript.is_linear:
+        return False
+    extents = {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
+    reach = 0
+    for factor, name in sorted((subscript.coefficient(n), n) for n in subscript.names):
+        if factor <= reach:
+            return False
+        reach += factor * (extents[name] - 1)
+    return True
+
+
+def _placement(access: Access, axes: Sequence[str]) -> tuple[Affine, ...]:
+    """The subscripts, with `#k` for the k-th parallel loop."""
+    names = {name: var(f"#{k}") for k, name in enumerate(axes)}
+    return tuple(i.substitute(names) if isinstance(i, Affine) else var("?") for i in access.index)
 
 
 def bare(subscript: Affine) -> str | None:
@@ -156,11 +178,6 @@ def domain_box(program: Program, s: Statement, iterators: Sequence[str]) -> tupl
 def _add_update(program: Program, group: Group, s: Statement) -> bool:
     """Take the reduction that the group's only statement initialises."""
     first = group.statements[0]
-    axes = tuple(i for i in s.iterators if _used_bare(s.write, i))
-    if _placement(s.write, axes) != tuple(group.made[s.write.tensor]) and sorted(axes) != sorted(
-        group.axes[first.name]
-    ):
-        return False
     aligned = _aligned(s.write, group.made[s.write.tensor], len(group.axes[first.name]))
     if aligned is None or group.box is None or domain_box(program, s, aligned) != group.box:
         return False
@@ -169,21 +186,21 @@ def _add_update(program: Program, group: Group, s: Statement) -> bool:
     return True
 
 
-def _aligned(access: Access, places: Sequence[int | None], count: int) -> tuple[str, ...] | None:
+def _aligned(access: Access, places: Sequence[Affine], count: int) -> tuple[str, ...] | None:
     """The iterators that an access puts on the group's loops, by the places of the tensor's subscripts."""
-    axes: list[str | None] = [None] * count
+    axes: dict[str, str] = {}
     for subscript, place in zip(access.index, places, strict=True):
-        if not isinstance(subscript, Affine):
+        if not isinstance(subscript, Affine) or not subscript.is_linear or not place.is_linear:
             return None
-        name = bare(subscript)
-        if place is None:
-            if not subscript.is_constant:
-                return None
-        elif name is None or (axes[place] not in (None, name)):
+        factors = {subscript.coefficient(n): n for n in subscript.names}
+        wanted = {place.coefficient(n): n for n in place.names}
+        if factors.keys() != wanted.keys() or len(factors) < len(subscript.names) or "?" in place.names:
             return None
-        else:
-            axes[place] = name
-    known = [a for a in axes if a is not None]
+        if place.names and subscript.constant != place.constant:
+            return None
+        if any(axes.setdefault(wanted[f], n) != n for f, n in factors.items()):
+            return None
+    known = [axes[f"#{k}"] for k in range(count) if f"#{k}" in axes]
     return tuple(known) if len(known) == count and len(set(known)) == count else None
 
 

@@ -73,17 +73,12 @@ class _Facts:
         axes = {s.name: tuple(first.axes[s.name][a] for a in pairs) for s in first.statements}
         axes |= {s.name: tuple(second.axes[s.name][p] for p in pairs.values()) for s in second.statements}
         reductions = [s for g in (first, second) for s in g.statements if s.combiner is not None]
-        if any(set(axes[s.name]) != _names(s.write) for s in reductions):
+        if any(frozenset(axes[s.name]) != _names(s.write) for s in reductions):
             return None
-        made = {t: _without(places, pairs) for t, places in first.made.items()}
-        for s in second.statements:
-            made[s.write.tensor] = tuple(
-                axes[s.name].index(name) if name in axes[s.name] else None for name in map(bare, s.write.affine_index)
-            )
         saved = self.saved(first, second, axes)
         why = f"{second.names[0]} reads what {first.names[0]} makes in the same row: {saved} bytes less to move"
         group = Group(
-            [*first.statements, *second.statements], axes, made, tuple(first.box[a] for a in pairs),
+            [*first.statements, *second.statements], axes, {}, tuple(first.box[a] for a in pairs),
             [*first.why, *second.why, why], (*(first.parts or (first,)), *(second.parts or (second,))),
         )  # fmt: skip
         moved = sum(self.bytes(t) for t in _touched(second))
@@ -157,12 +152,6 @@ class _Facts:
                     size = size // extent if subscript.names <= set(group.axes[s.name]) else size
                 most[access.tensor] = max(most.get(access.tensor, 0), size)
         return sum(most.values())
-
-
-def _without(places: tuple[int | None, ...], kept: Mapping[int, int]) -> tuple[int | None, ...]:
-    """The places of subscripts among fewer loops."""
-    order = list(kept)
-    return tuple(order.index(p) if p is not None and p in kept else None for p in places)
 
 
 def _place(write: Access, axis: str, read: Access, loops: Sequence[str]) -> int | None:

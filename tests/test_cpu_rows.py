@@ -86,6 +86,15 @@ def test_an_accelerator_keeps_its_groups() -> None:
     assert len(groups_for(program, Machine("m", "accelerator", (Memory("dram", None, "dram"),), ()))) == 4
 
 
+def test_digits_of_a_subscript_are_parallel_loops() -> None:
+    text = "y[8*g+o,h] += x[g,c,h] * w[8*g+o,c] where 0 <= o < 8"
+    program = poly.parse(text, x=(4, 3, 9), w=(32, 3), y=(32, 9))
+    (group,) = groups_of(program)
+    assert {group.axes[s.name] for s in program.statements} == {("g", "o", "h")}
+    random = np.random.default_rng(0)
+    agrees(program, {n: random.integers(-3, 4, s).astype("f4") for n, s in (("x", (4, 3, 9)), ("w", (32, 3)))})
+
+
 def test_values_of_a_chain_stay_in_registers() -> None:
     text = "a[i,j] = x[i,j] * y[i,j]; b[i,j] = a[i,j] + x[i,j]; c[i,j] = max(b[i,j], 0)"
     program = poly.parse(text, x=(9, 37), y=(9, 37))
