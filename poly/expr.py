@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final, Literal
 
 import numpy as np
 
 from poly.affine import Affine
-from poly.dtypes import is_float, numpy_dtype
+from poly.dtypes import is_float, is_integer, numpy_dtype
 from poly.errors import ShapeError
 
 
@@ -219,7 +220,8 @@ def reads_of(body: Expr) -> list[int]:
 def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
     """The dtype of a body whose reads have the dtypes `reads`; None where it is made of free literals only.
 
-    Raises `ShapeError` where operands disagree: conversions are always written (`Cast`).
+    Raises `ShapeError` where operands disagree (conversions are always written: `Cast`), and for a literal that the
+    integers it is combined with do not have.
     """
     match body:
         case Const(_, dtype):
@@ -240,11 +242,29 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
                 )
             operator = OPERATORS[name]
             dtype = next(iter(known), None)
+            for argument in arguments if dtype is not None else ():
+                require_literals(argument, dtype or "", name)
             if operator.result == "float" and dtype is not None and not is_float(dtype) and dtype[0] != "c":
                 raise ShapeError(
                     f"{name}: takes floating operands, not {dtype}", hint=f"f32(x) or f64(x) inside {name}"
                 )
             return "bool" if operator.result == "bool" else dtype
+
+
+def require_literals(body: Expr, dtype: str, where: str) -> None:
+    """Raise `ShapeError` where free literals of a body are no numbers of the integers `dtype` (NEP 50 refuses them)."""
+    if not is_integer(dtype) or not is_free(body):
+        return
+    limits = np.iinfo(numpy_dtype(dtype))  # type: ignore[type-var]
+    for node in walk(body):
+        if isinstance(node, Const):
+            if not isfinite(node.value) or node.value != int(node.value):
+                hint = f"convert the other operand: f32(x), or write {dtype}({node.value})"
+                raise ShapeError(f"{where}: the literal {node.value} is no {dtype}", hint=hint)
+            if not limits.min <= int(node.value) <= limits.max:
+                hint = "convert the other operand to a wider dtype, e.g. i64(x)"
+                values = f"{limits.min} .. {limits.max}"
+                raise ShapeError(f"{where}: the literal {node.value} does not fit {dtype} ({values})", hint=hint)
 
 
 def evaluate(

@@ -23,7 +23,7 @@ import islpy as isl
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import DTYPES, size_bytes
 from poly.errors import PolyError, ShapeError
-from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, walk
+from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, require_literals, walk
 
 Role = Literal["input", "output", "inout", "constant", "temporary", "state"]
 PathStep = int | str
@@ -329,6 +329,8 @@ def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: s
     except ShapeError as error:
         raise ShapeError(error.message, where=where, hint=error.hint) from None
     target = tensors[s.write.tensor].dtype
+    if found is None:
+        require_literals(s.body, target, where)
     if found is not None and found != target:
         raise ShapeError(f"body is {found}, {s.write.tensor} is {target}", where=where, hint=f"write {target}(...)")
 
