@@ -63,6 +63,8 @@ def typed(tensor: Tensor, array: object) -> Array:
         found = np.asarray(array)
     else:
         try:
+            if array is None or isinstance(array, str | bytes):  # numpy would make numbers of them
+                raise TypeError("no numbers")
             if hasattr(array, "__dlpack__"):
                 found = np.from_dlpack(array)  # type: ignore[arg-type]
             else:

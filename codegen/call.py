@@ -72,7 +72,7 @@ class Entry:
 
 
 class Record:
-    """A record in memory; `address` is valid as long as this object lives. It owns `keep`, too."""
+    """A record in memory; `address` is valid as long as this object lives. `key` is for whoever made it."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class Record:
         *,
         release: bool = True,
         scalar: bool = False,
-        keep: object = None,
+        key: tuple[int, ...] = (),
     ) -> None:
-        self.entry, self.arrays, self.keep = entry, tuple(arrays), keep
+        self.entry, self.arrays, self.key = entry, tuple(arrays), key
         given = len(entry.positions)
         moved = [word for move in entry.moves for word in move]
         lengths = [w for a in arrays for w in (*a.shape, *(a.strides or a.shape))]

@@ -14,7 +14,8 @@ NO_MEMORY: Final = -2  # a status
 MAX_GIVEN: Final = 64
 
 # Words of a record. POSITIONS: for each given pointer its slot, -1: unused. MOVED: pairs (slot, offset in scratch).
-(NEXT, INPUTS, OUTPUTS, ENTRY, PARTS, RELEASE, SLOTS, TEMPLATE, POSITIONS, MOVES, MOVED, SCRATCH, RUN, ARRAYS, SCALAR) = range(15)
+NEXT, INPUTS, OUTPUTS, ENTRY, PARTS, RELEASE, SLOTS, TEMPLATE, POSITIONS, MOVES, MOVED, SCRATCH = range(12)
+RUN, ARRAYS, SCALAR = range(12, 15)
 RECORD: Final = 15
 # Words of an array in a record. STRIDES 0: not asked. BYTES: from the first to behind the last element. ZERO: 1 where
 # a fresh one has to be cleared. SOURCE: 1 + the input that it starts from, 0: none.
@@ -533,7 +534,8 @@ unpack:
 failed:
   call void @Py_DecRef(ptr %found)
   %which = ptrtoint ptr %rec to i64
-  %r = call ptr (ptr, ptr, ptr, ...) @PyObject_CallMethod(ptr %self, ptr @fail.name, ptr @fail.kinds, i64 %which, i64 %status)
+  %r = call ptr (ptr, ptr, ptr, ...) @PyObject_CallMethod(
+    ptr %self, ptr @fail.name, ptr @fail.kinds, i64 %which, i64 %status)
   ret ptr %r
 error:
   ret ptr null

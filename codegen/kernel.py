@@ -177,7 +177,7 @@ class Kernel(NativeCall):
             self._records = {}
         names = [t.name for t in (*self.inputs, *self.outputs)]
         arrays = expected_arrays(self.inputs, self.outputs, self._shapes(sizes), self.partial)
-        record = Record(self.entry(names, sizes), arrays, len(self.outputs), release=self._long, keep=self.constants)
+        record = Record(self.entry(names, sizes), arrays, len(self.outputs), release=self._long, key=key)
         if self._records.setdefault(key, record) is record and self._plain and len(self._native) < NATIVE_RECORDS:
             self._native.append(record.before(self._native[-1] if self._native else None))
             attach(self, record)
@@ -206,7 +206,7 @@ class Kernel(NativeCall):
         of the free sizes. The function raises `RunError` as `run` does.
         """
         known = self._sizes | dict(sizes or {})
-        record = Record(self.entry(names, known), keep=self)
+        record = Record(self.entry(names, known))
 
         def run(addresses: Sequence[int]) -> None:
             if status := record.run(addresses):
@@ -218,8 +218,8 @@ class Kernel(NativeCall):
 
     def _failed(self, at: int, status: int) -> None:
         """Called by native code."""
-        key = next((k for k, r in self._records.items() if r.address == at), ())
-        raise self.failure(status, dict(zip(self.module.parameters, key, strict=False)))
+        record = next(r for r in self._native if r.address == at)
+        raise self.failure(status, dict(zip(self.module.parameters, record.key, strict=True)))
 
     def _check(self, status: int, sizes: Mapping[str, int]) -> None:
         if status:

@@ -58,8 +58,9 @@ def _laid_out(array: Array) -> bool:
 
 def _tuple_laid_out() -> bool:
     pair = (object(), "out")
-    found = (ctypes.c_uint64 * 4).from_address(id(pair) + 8)
-    return list(found) == [id(tuple), 2, id(pair[0]), id(pair[1])]
+    word = ctypes.c_uint64.from_address
+    places = (ir.ND_TYPE, ir.TUPLE_SIZE, ir.TUPLE_ITEMS, ir.TUPLE_ITEMS + 8)
+    return [word(id(pair) + at).value for at in places] == [id(tuple), 2, id(pair[0]), id(pair[1])]
 
 
 @cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 MAX_THREADS: Final = 256
-BOX: Final = 128  # bytes of a worker's box: word, asleep, thread, core + 1 (0: any), number, the job, core + 1 by itself
+BOX: Final = 128  # bytes of a worker's box: word, asleep, thread, core + 1 (0: any, -1: BOX_AUTO), number, the job
 BOX_CORE, BOX_AUTO = 16, 64
 
 # Offsets in the block.

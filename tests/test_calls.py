@@ -1,0 +1,349 @@
+"""Calls of kernels from Python: what goes through native code and what does not, with the same results and errors."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poly.affine import var
+from poly.codegen.call import NATIVE
+from poly.codegen.host import host_machine
+from poly.codegen.kernel import MAX_RECORDS, Kernel
+from poly.errors import RunError
+from poly.expr import Const, IndexValue, Read, apply
+from poly.loops import LoopTree
+from poly.program import ReadIndex
+from tests.loop_trees import at, compute, loop, tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST = host_machine()
+native = pytest.mark.skipif(not NATIVE, reason="objects are not laid out as in CPython")
+Array = np.ndarray
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
+
+
+def kernel_of(tree: LoopTree, threads: int = 1) -> Kernel:
+    inputs = [t for t in tree.tensors if t.is_input]
+    return Kernel(tree, HOST, inputs, [t for t in tree.tensors if t.is_output], threads=threads)
+
+
+def plus() -> Kernel:
+    """C[i, j] = A[i, j] + B[i, j]"""
+    add = compute("add", at("C", "i", "j"), [at("A", "i", "j"), at("B", "i", "j")], apply("add", Read(0), Read(1)))
+    shapes = (tensor("A", 3, 4, role="input"), tensor("B", 3, 4, role="input"), tensor("C", 3, 4, role="output"))
+    return kernel_of(LoopTree("plus", shapes, (loop("i", 0, 3, loop("j", 0, 4, add)),)))
+
+
+def doubled() -> Kernel:
+    """y[i] = 2 * x[i] of a free size"""
+    double = compute("double", at("y", "i"), [at("x", "i")], apply("mul", Read(0), Const(2)))
+    shapes = (tensor("x", "N", role="input"), tensor("y", "N", role="output"))
+    return kernel_of(LoopTree("doubled", shapes, (loop("i", 0, "N", double),), ("N",)))
+
+
+def operands() -> tuple[Array, Array, Array]:
+    a = np.arange(12, dtype=np.float32).reshape(3, 4)
+    return a, 2 * a + 1, np.full((3, 4), -1, np.float32)
+
+
+@pytest.fixture
+def careful(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A list that gets an entry for each call that is not native."""
+    calls: list[int] = []
+    own = Kernel._careful  # pyright: ignore[reportPrivateUsage]
+
+    def counted(self: Kernel, *args: object, **keywords: object) -> object:
+        calls.append(1)
+        return own(self, *args, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Kernel, "_careful", counted)
+    yield calls
+
+
+@native
+def test_plain_calls_do_not_enter_python(careful: list[int]) -> None:
+    kernel, (a, b, c) = plus(), operands()
+    assert kernel(a, b, out=c) is c
+    np.testing.assert_array_equal(c, a + b)
+    fresh = kernel(a, b)
+    assert isinstance(fresh, np.ndarray) and fresh.flags.owndata and fresh.flags.c_contiguous
+    np.testing.assert_array_equal(fresh, a + b)
+    np.testing.assert_array_equal(kernel(a, b, out=None), a + b)
+    np.testing.assert_array_equal(kernel(a, a), a + a)
+    assert kernel(a, b, out=(c,)) is c or careful == [1]
+    careful.clear()
+    kernel(*[a, b], **{"out": c})
+    assert not careful
+
+
+class Own(np.ndarray):
+    """A class that may mean something else by its elements."""
+
+
+def _misaligned(a: Array) -> Array:
+    moved = np.zeros(a.nbytes + 1, np.uint8)[1:].view(a.dtype).reshape(a.shape)
+    moved[...] = a
+    return moved
+
+
+ODD: dict[str, Callable[[Array], object]] = {
+    "columns": lambda a: np.asfortranarray(a),
+    "every other": lambda a: np.repeat(a, 2, 1)[:, ::2],
+    "backwards": lambda a: a[::-1].copy()[::-1],
+    "misaligned": _misaligned,
+    "read-only": lambda a: np.broadcast_to(a, a.shape),
+    "of a class": lambda a: a.view(Own),
+    "a list": lambda a: a.tolist(),
+    "other dtype object": lambda a: a.astype(np.dtype(np.float32, metadata={"a": 1})),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_inputs_of_any_kind(kind: str) -> None:
+    kernel, (a, b, c) = plus(), operands()
+    odd = ODD[kind](b)
+    for _ in range(2):
+        np.testing.assert_array_equal(kernel(a, odd), a + b)  # type: ignore[arg-type]
+        assert kernel(a, odd, out=c) is c  # type: ignore[arg-type]
+        np.testing.assert_array_equal(c, a + b)
+
+
+def test_wrong_arguments() -> None:
+    kernel, (a, b, c) = plus(), operands()
+    fixed = c.copy()
+    fixed.flags.writeable = False
+    one = np.zeros(28, np.float32)
+    for args, out, message in [
+        ((a,), None, "takes 2 arrays"),
+        ((a, b, c), None, "takes 2 arrays"),
+        ((a, b.T), None, r"input B has shape \[4, 3\]"),
+        ((a, b.astype(np.float64)), None, "input B is float64"),
+        ((a, b.astype(">f4")), None, "input B is >f4"),
+        ((a, None), None, "input B: NoneType is no array"),
+        ((a, b), 5, "out is int"),
+        ((a, b), "c", "out is str"),
+        ((a, b), [[1.0]], "out for C is list"),
+        ((a, b), (c, c), "1 outputs, out has 2"),
+        ((a, b), fixed, "not writable"),
+        ((a, b), c.T, "out for C has shape"),
+        ((a, b), np.zeros((4, 3), np.float32).T, "not C-contiguous"),
+        ((a, b), _misaligned(c), "not aligned"),
+        ((a, b), c.astype(np.float64), "out for C is float64"),
+        ((a, b), a, "overlaps input A"),
+        ((one[:12].reshape(3, 4), b), one[11:23].reshape(3, 4), "overlaps input A"),
+    ]:
+        with pytest.raises(RunError, match=message):
+            kernel(*args, out=out)  # type: ignore[arg-type]
+    kernel(one[:12].reshape(3, 4), b, out=one[12:24].reshape(3, 4))
+    with pytest.raises(TypeError):
+        kernel(a, b, into=c)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        kernel(a, b, **{"out": c, "x": 1})  # type: ignore[arg-type]
+
+
+def test_references_are_kept_in_balance() -> None:
+    kernel, (a, b, c) = plus(), operands()
+    gc.collect()
+    objects = (a, b, c, a.dtype, np.ndarray, kernel)
+    before = [sys.getrefcount(o) for o in objects]
+    for _ in range(50):
+        kernel(a, b, out=c)
+        kernel(a, b)
+        kernel(a, b.tolist(), out=c)
+        with pytest.raises(RunError):
+            kernel(a, b, out=a)
+    gc.collect()
+    assert all(abs(x - sys.getrefcount(o)) < 10 for x, o in zip(before, objects, strict=True))
+
+
+def test_a_kernel_is_freed() -> None:
+    import weakref
+
+    kernel, (a, b, _) = plus(), operands()
+    kernel(a, b)
+    gone = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert gone() is None
+
+
+def test_several_outputs() -> None:
+    halves = [
+        compute("low", at("L", "i"), [at("x", "i")], apply("min", Read(0), Const(0.0))),
+        compute("high", at("H", "i"), [at("x", "i")], apply("max", Read(0), Const(0.0))),
+    ]
+    shapes = (tensor("x", 6, role="input"), tensor("L", 6, role="output"), tensor("H", 6, role="output"))
+    kernel = kernel_of(LoopTree("halves", shapes, (loop("i", 0, 6, *halves),)))
+    x = np.arange(-3, 3, dtype=np.float32)
+    for out in (None, (np.empty(6, np.float32), np.empty(6, np.float32)), [np.empty(6, np.float32)] * 2):
+        if isinstance(out, list):
+            with pytest.raises(RunError, match="overlaps another output"):
+                kernel(x, out=out)
+            out = [np.empty(6, np.float32), np.empty(6, np.float32)]
+        found = kernel(x, out=out)
+        assert isinstance(found, tuple) and len(found) == 2
+        np.testing.assert_array_equal(found[0], np.minimum(x, 0))
+        np.testing.assert_array_equal(found[1], np.maximum(x, 0))
+        assert out is None or (found[0] is out[0] and found[1] is out[1])
+    one = np.empty(6, np.float32)
+    for bad in ((one, one), (one,), one, (one, 3)):
+        with pytest.raises(RunError):
+            kernel(x, out=bad)  # type: ignore[arg-type]
+
+
+def test_inout() -> None:
+    update = compute("update", at("x", "i"), [at("d", "i")], Read(0), "+")
+    shapes = (tensor("d", 4, role="input"), tensor("x", 4, role="inout"))
+    kernel = kernel_of(LoopTree("add", shapes, (loop("i", 0, 4, update),)))
+    x, d, y = np.arange(4, dtype=np.float32), np.ones(4, np.float32), np.full(4, 9, np.float32)
+    np.testing.assert_array_equal(kernel(d, x), x + 1)
+    assert kernel(d, x, out=y) is y
+    np.testing.assert_array_equal(y, x + 1)
+    np.testing.assert_array_equal(x, np.arange(4))
+    assert kernel(d, x, out=x) is x
+    np.testing.assert_array_equal(x, np.arange(4) + 1)
+    with pytest.raises(RunError, match="overlaps input d"):
+        kernel(d, x, out=d)
+
+
+@native
+def test_sizes_from_shapes(careful: list[int]) -> None:
+    kernel = doubled()
+    sizes = [5, 6, 5, 0, 1, 6, *range(10, 10 + MAX_RECORDS + 3), 5, 6]
+    for n in sizes:
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(kernel(x), 2 * x)
+        out = np.empty_like(x)
+        assert kernel(x, out=out) is out
+        np.testing.assert_array_equal(out, 2 * x)
+    careful.clear()
+    kernel(np.ones(5, np.float32))
+    assert not careful
+
+
+def test_what_is_not_written_is_zero() -> None:
+    some = compute("some", at("y", 2 * var("i")), [at("x", "i")], Read(0))
+    shapes = (tensor("x", 500, role="input"), tensor("y", 1000, role="output"))
+    kernel = kernel_of(LoopTree("some", shapes, (loop("i", 0, 500, some),)))
+    x = np.ones(500, np.float32)
+    for _ in range(20):
+        np.full(1000, 7, np.float32)  # leaves its elements in memory that is used again
+        np.testing.assert_array_equal(kernel(x), np.arange(1000) % 2 == 0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_indices_out_of_range(threads: int) -> None:
+    gather = compute("gather", at("y", "i"), [at("p", "i"), at("x", ReadIndex(0))], Read(1))
+    shapes = (tensor("p", 64, dtype="i64", role="input"), tensor("x", 8, role="input"), tensor("y", 64, role="output"))
+    kernel = kernel_of(LoopTree("gather", shapes, (loop("i", 0, 64, gather, kind="parallel"),)), threads)
+    p, x = np.arange(64) % 8, np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(kernel(p, x), p)
+    p[50] = 9
+    p[5] = 11  # each part meets one
+    found: set[str] = set()
+    for _ in range(10):
+        with pytest.raises(RunError, match="of dimension 0 of x is outside 0 .. 7") as caught:
+            kernel(p, x)
+        found.add(str(caught.value))
+    assert len(found) == 1
+    p[[5, 50]] = 0
+    np.testing.assert_array_equal(kernel(p, x), p)
+
+
+class Exporter:
+    """An array of some other library."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack__(self, **keywords: object) -> object:
+        return self.array.__dlpack__(**keywords)  # type: ignore[arg-type]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def test_arrays_of_other_libraries() -> None:
+    kernel, (a, b, _) = plus(), operands()
+    np.testing.assert_array_equal(kernel(Exporter(a), b), a + b)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="input A is float64"):
+        kernel(Exporter(a.astype(np.float64)), b)  # type: ignore[arg-type]
+
+    class Refusing(Exporter):
+        def __dlpack__(self, **keywords: object) -> object:
+            raise BufferError("on another device")
+
+    with pytest.raises(RunError, match="input A: Refusing is no array of f32: on another device"):
+        kernel(Refusing(a), b)  # type: ignore[arg-type]
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    kernel, (a, b, _) = plus(), operands()
+    np.testing.assert_array_equal(kernel(torch.from_numpy(a), torch.from_numpy(b).T.contiguous().T), a + b)
+    with pytest.raises(RunError, match="is no array"):
+        kernel(torch.from_numpy(a).requires_grad_(), b)
+
+
+def test_long_calls_let_other_threads_run() -> None:
+    count = compute("count", at("y", 0), [], IndexValue(var("i")), "+")
+    shapes = (tensor("x", 1, dtype="i64", role="input"), tensor("y", 1, dtype="i64", role="output"))
+    kernel = kernel_of(LoopTree("count", shapes, (loop("k", 0, 40, loop("i", 0, 1_000_000, count)),)))
+    x = np.zeros(1, np.int64)
+    kernel(x)
+    calls: list[tuple[float, float]] = []
+    seen: list[float] = []
+
+    def work() -> None:
+        for _ in range(30):
+            start = time.monotonic()
+            kernel(x)
+            calls.append((start, time.monotonic()))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    while worker.is_alive():
+        seen.append(time.monotonic())
+        time.sleep(0)
+    assert any(start < moment < end for start, end in calls for moment in seen)
+
+
+def run(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+CHANGES = ["ND_DESCR = 48", "ND_FLAGS = 68", "TUPLE_ITEMS = 16"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_layouts_of_objects_take_the_careful_way(change: str) -> None:
+    """As on another interpreter or another numpy."""
+    run(f"""
+import poly.codegen.call_ir as ir
+ir.{change}
+import numpy as np, poly
+from poly.codegen.call import NATIVE
+assert not NATIVE
+kernel = poly.compile(poly.parse("C[i] = A[i] + B[i]", A=(8,), B=(8,)))
+a, c = np.ones(8, "f4"), np.zeros(8, "f4")
+assert kernel(a, a, out=c) is c and (c == 2).all() and (kernel(a, a) == 2).all()
+try:
+    kernel(a, a, out=5)
+    raise SystemExit("accepted")
+except poly.PolyError:
+    pass
+""")
