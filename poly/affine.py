@@ -18,6 +18,7 @@ from poly.errors import ParseError
 from poly.lexical import decode, encode, is_scalar, quote
 
 IntValue = int | npt.NDArray[np.int64]
+_MOST = 2**60
 
 
 @dataclass(frozen=True, order=True)
@@ -255,6 +256,8 @@ def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
 
     match node:
         case ast.Constant(value=int(value)) if not isinstance(node.value, bool):
+            if value > _MOST:
+                raise fail(f"a subscript has numbers up to {_MOST}")
             return Affine((), value)
         case ast.Name(id=name) if not is_scalar(name):
             return var(decode(name))

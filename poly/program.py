@@ -27,6 +27,7 @@ from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, req
 
 Role = Literal["input", "output", "inout", "constant", "temporary", "state"]
 PathStep = int | str
+MOST_SIZE = 2**48
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,8 @@ class Program:
                 )
             if not isinstance(value, int) or isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise PolyError(f"{name} is {value!r}", where=f"program {self.name}", hint="a size is an int")
+            if abs(value) > MOST_SIZE:
+                raise ShapeError(f"{name} = {value} is more than {MOST_SIZE}", where=f"program {self.name}")
             context = context.intersect_params(isl.Set(f"[{name}] -> {{ : {name} = {value} }}"))
             if context.is_empty():
                 raise ShapeError(f"{name} = {value} is outside {self.context}", where=f"program {self.name}")

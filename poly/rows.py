@@ -12,11 +12,13 @@ from contextlib import contextmanager
 import islpy as isl
 
 from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
-from poly.errors import Bug, UnsupportedError
+from poly.errors import Bug, ShapeError, UnsupportedError
 from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, operation_budget
 
 _CST = isl.dim_type.cst
 Row = dict[int, int]
+
+MOST = 2**62  # no coefficient or constant of a set is larger
 
 
 @contextmanager
@@ -85,6 +87,8 @@ def _matrix(rows: Sequence[Row], width: int) -> isl.Mat:
     matrix = isl.Mat.alloc(isl.DEFAULT_CONTEXT, 0, 0).add_zero_cols(width).add_zero_rows(len(rows))
     for r, row in enumerate(rows):
         for c, value in row.items():
+            if not -MOST <= value <= MOST:
+                raise ShapeError(f"the number {value} is beyond {MOST}", hint="subscripts and sizes are smaller")
             matrix = matrix.set_element_val(r, c, isl.Val(value))
     return matrix
 
