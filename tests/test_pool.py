@@ -1,0 +1,342 @@
+"""The worker pool: parts, meetings, statuses, and what processes do to it: forks, exits, signals, few cores."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poly.affine import var
+from poly.codegen.host import host_machine
+from poly.codegen.jit import Linked, compile_object, link
+from poly.codegen.kernel import Kernel
+from poly.codegen.pool import pool
+from poly.codegen.pool_ir import MAX_THREADS, pool_ir
+from poly.errors import PolyError
+from poly.expr import Const, Read, apply
+from poly.loops import LoopTree
+from tests.loop_trees import at, compute, loop, tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST = host_machine()
+RUN = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads need futexes")
+
+ENTRIES = """
+define i64 @count(ptr %args, i64 %part, i64 %parts, ptr %team) { ; args[part] += 1
+  %at = getelementptr i64, ptr %args, i64 %part
+  %old = load i64, ptr %at
+  %new = add i64 %old, 1
+  store i64 %new, ptr %at
+  ret i64 0
+}
+define i64 @fail(ptr %args, i64 %part, i64 %parts, ptr %team) { ; 100 - part
+  %status = sub i64 100, %part
+  ret i64 %status
+}
+define i64 @rounds(ptr %args, i64 %part, i64 %parts, ptr %team) { ; each part adds to what the one before has, in turn
+entry:
+  %alone = icmp eq i64 %parts, 1
+  br label %next
+next:
+  %k = phi i64 [0, %entry], [%k1, %met]
+  %turn = urem i64 %k, %parts
+  %mine = icmp eq i64 %turn, %part
+  br i1 %mine, label %add, label %done
+add:
+  %old = load i64, ptr %args
+  %new = add i64 %old, 1
+  store i64 %new, ptr %args
+  br label %done
+done:
+  br i1 %alone, label %met, label %meet
+meet:
+  %f = load ptr, ptr %team
+  %s = call i64 %f(i64 0, i64 %parts)
+  br label %met
+met:
+  %k1 = add i64 %k, 1
+  %more = icmp slt i64 %k1, 600
+  br i1 %more, label %next, label %end
+end:
+  ret i64 0
+}
+define i64 @early(ptr %args, i64 %part, i64 %parts, ptr %team) { ; the last part fails in round 3, all stop there
+entry:
+  %last = sub i64 %parts, 1
+  %bad = icmp eq i64 %part, %last
+  br label %next
+next:
+  %k = phi i64 [0, %entry], [%k1, %fine]
+  %third = icmp eq i64 %k, 3
+  %now = and i1 %bad, %third
+  %status = select i1 %now, i64 7, i64 0
+  %f = load ptr, ptr %team
+  %s = call i64 %f(i64 %status, i64 %parts)
+  %ok = icmp eq i64 %s, 0
+  br i1 %ok, label %fine, label %stop
+fine:
+  %k1 = add i64 %k, 1
+  br label %next
+stop:
+  %at = getelementptr i64, ptr %args, i64 %part
+  store i64 %k, ptr %at
+  ret i64 %s
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def code() -> Linked:
+    return link(compile_object(ENTRIES, HOST), ["count", "fail", "rounds", "early"])
+
+
+def enter(code: Linked, name: str, words: ctypes.Array[ctypes.c_int64], parts: int, run: int = 0) -> int:
+    return RUN(run or pool().run)(code.addresses[name], ctypes.addressof(words), parts)
+
+
+def words() -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * 64)()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_every_part_runs_once(code: Linked, parts: int) -> None:
+    counts = words()
+    for _ in range(200):
+        assert enter(code, "count", counts, parts) == 0
+    assert list(counts) == [200] * parts + [0] * (64 - parts)
+    assert pool().threads >= parts and str(pool().threads) in repr(pool())
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_parts_meet(code: Linked, parts: int) -> None:
+    total = words()
+    assert enter(code, "rounds", total, parts) == 0
+    assert total[0] == 600
+
+
+def test_statuses(code: Linked) -> None:
+    assert [enter(code, "fail", words(), parts) for parts in (1, 2, 3)] == [100, 99, 98]
+    for parts in (2, 3):
+        rounds = words()
+        assert enter(code, "early", rounds, parts) == 7
+        assert list(rounds)[: parts + 1] == [3] * parts + [0]
+    assert enter(code, "count", words(), 3) == 0
+
+
+def test_stop_and_settings(code: Linked) -> None:
+    mine = pool()
+    spin, cores = mine.spin, mine.cores
+    allowed = sorted(os.sched_getaffinity(0))
+    try:
+        for settings in ({"spin": 0.0}, {"spin": 20e-6}, {"cores": ()}, {"cores": allowed[:1]}, {"cores": allowed}):
+            mine.configure(**settings)  # type: ignore[arg-type]
+            assert mine.threads == 1
+            counts = words()
+            for _ in range(20):
+                enter(code, "count", counts, 3)
+            assert list(counts)[:4] == [20, 20, 20, 0] and mine.threads == 3
+        mine.stop()
+        assert mine.threads == 1
+        for bad in ({"spin": -1}, {"spin": 11}, {"cores": (-1,)}, {"cores": (5000,)}, {"cores": "ab"}):
+            with pytest.raises(PolyError):
+                mine.configure(**bad)  # type: ignore[arg-type]
+    finally:
+        mine.configure(spin=spin)
+        mine.cores = cores
+        mine.configure()
+
+
+def test_a_system_without_futexes_runs_alone(code: Linked) -> None:
+    text = pool_ir(HOST.triple, 0)
+    alone = link(compile_object(text, HOST), ["polyloom.run"])
+    counts = words()
+    assert enter(code, "count", counts, 4, alone.addresses["polyloom.run"]) == 0
+    assert list(counts)[:2] == [1, 0]
+    arm = pool_ir("aarch64-unknown-linux-gnu", 98)
+    assert "llvm.aarch64.hint" in arm and "$" not in arm
+
+
+def shifted(n: int, threads: int) -> Kernel:
+    """P = 2 x, then y[i] = P[n - 1 - i]: two phases on all threads, one between them on one."""
+    double = compute("double", at("P", "i"), [at("x", "i")], apply("mul", Read(0), Const(2)))
+    one = compute("one", at("Q", 0), [], Const(1))
+    turn = compute("turn", at("y", "i"), [at("P", n - 1 - var("i")), at("Q", 0)], apply("add", Read(0), Read(1)))
+    shapes = (tensor("x", n, role="input"), tensor("y", n, role="output"), tensor("P", n), tensor("Q", 1))
+    body = (loop("i", 0, n, double, kind="parallel"), one, loop("i", 0, n, turn, kind="parallel"))
+    return Kernel(LoopTree("shifted", shapes, body), HOST, shapes[:1], shapes[1:2], threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5, 10_000])
+def test_phases(threads: int) -> None:
+    kernel = shifted(1000, threads)
+    assert kernel.threads == min(threads, MAX_THREADS)
+    if threads > MAX_THREADS:
+        return
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    for _ in range(20):
+        np.testing.assert_array_equal(kernel(x), 2 * x[::-1] + 1)
+
+
+def test_python_threads_at_once() -> None:
+    kernels = [shifted(n, threads) for n, threads in ((1000, 2), (30, 2), (200, 3), (30, 1))]
+    failures: list[str] = []
+
+    def work(kernel: Kernel) -> None:
+        n = kernel.inputs[0].extents({})[0]
+        x = np.arange(n, dtype=np.float32)
+        for _ in range(200):
+            if not np.array_equal(kernel(x), 2 * x[::-1] + 1):  # type: ignore[arg-type]
+                failures.append(str(n))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in (*kernels, *kernels)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+START = """
+import os, sys, signal, threading, time, atexit
+import numpy as np, poly
+from poly.codegen.pool import pool
+a, b = np.ones((64, 64), "f4"), np.ones((64, 64), "f4")
+kernel = poly.compile(poly.parse("C[i,k] += A[i,j] * B[j,k]", A=(64, 64), B=(64, 64)), threads=THREADS)
+assert any(kernel.module.parallel), kernel.loops
+def check():
+    assert (kernel(a, b) == 64).all()
+check()
+"""
+
+
+def run(script: str, threads: int = 2, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", START.replace("THREADS", str(threads)) + script],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0 and not done.stderr, (done.returncode, done.stderr)
+    return done.stdout
+
+
+def test_exit_with_spinning_workers() -> None:
+    assert "3 threads, spin 5e+06 us" in run("check(); print(pool())", threads=3, POLYLOOM_SPIN="5000000")
+
+
+def test_calls_while_the_interpreter_exits() -> None:
+    out = run("""
+atexit.register(lambda: (check(), print("at exit", pool().threads)))
+class Late:
+    def __del__(self):
+        check()
+        print("late")
+keep = Late()
+def work():
+    while True:
+        check()
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.05)
+""")
+    assert "at exit" in out
+
+
+def test_forks() -> None:
+    out = run("""
+import multiprocessing
+def child():
+    assert pool().threads == 1
+    for _ in range(20):
+        check()
+    assert pool().threads == 2
+    poly.compile(poly.parse("C[i] = 2 * A[i]", A=(9,)), threads=2)(np.ones(9, "f4"))
+stop = False
+def busy():
+    while not stop:
+        check()
+threads = [threading.Thread(target=busy) for _ in range(2)]
+for t in threads:
+    t.start()
+for _ in range(5):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        child()
+        os._exit(0)
+    check()
+    assert os.waitpid(pid, 0)[1] == 0
+stop = True
+for t in threads:
+    t.join()
+processes = [multiprocessing.get_context("fork").Process(target=child) for _ in range(2)]
+for p in processes:
+    p.start()
+for p in processes:
+    p.join()
+    assert p.exitcode == 0
+check()
+print("done", pool().threads)
+""")
+    assert out.strip() == "done 2"
+
+
+def test_signals() -> None:
+    out = run("""
+seen = []
+signal.signal(signal.SIGALRM, lambda *_: seen.append(threading.current_thread()))
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+end = time.monotonic() + 0.5
+while time.monotonic() < end or len(seen) < 20:
+    check()
+    pool().configure(spin=0)  # so that all wait in the kernel's futex
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert set(seen) == {threading.main_thread()}
+print("done")
+""")
+    assert out.strip() == "done"
+
+
+def test_one_core_and_more_threads_than_cores() -> None:
+    for threads in (2, 5):
+        out = run("""
+for _ in range(30):
+    check()
+print(len(os.sched_getaffinity(0)), pool().threads)
+""", threads)
+        assert out.split()[1] == str(threads)
+    alone = START.replace("import numpy", "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nimport numpy", 1)
+    script = alone.replace("THREADS", "3") + "\nfor _ in range(30):\n    check()\nprint(pool().threads)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "3", done.stderr
+
+
+def test_settings_from_the_environment() -> None:
+    core = min(os.sched_getaffinity(0))
+    out = run("print(pool().spin, pool().cores)", POLYLOOM_SPIN="7", POLYLOOM_CORES=f"{core},{core}-{core}")
+    assert out.split() == ["7e-06", f"({core},", f"{core})"]
+    assert run("print(pool().cores)", POLYLOOM_CORES="any").strip() == "()"
+    for name, text in (("POLYLOOM_SPIN", "soon"), ("POLYLOOM_CORES", "1;2"), ("POLYLOOM_SPIN", "-3")):
+        done = subprocess.run(
+            [sys.executable, "-c", "from poly.codegen.pool import pool; pool()"],
+            cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, name: text},
+        )  # fmt: skip
+        assert "PolyError" in done.stderr
+
+
+def test_same_bits_from_run_to_run() -> None:
+    import poly
+
+    random = np.random.default_rng(3)
+    a, b = random.standard_normal((37, 65)).astype(np.float32), random.standard_normal((65, 41)).astype(np.float32)
+    program = poly.parse("C[i,k] += A[i,j] * B[j,k]", A=a.shape, B=b.shape)
+    for threads in (1, 2, 3):
+        kernel = poly.compile(program, threads=threads)
+        first = np.array(kernel(a, b))  # type: ignore[arg-type]
+        for _ in range(20):
+            np.testing.assert_array_equal(kernel(a, b), first)  # type: ignore[arg-type]
