@@ -10,7 +10,7 @@ import numpy as np
 from poly.affine import var
 from poly.dtypes import is_float, is_integer, numpy_dtype
 from poly.frontend.onnx_notation import NoCompiledForm, Notation
-from poly.frontend.onnx_terms import Term, Value, fn, literal, python_scalar
+from poly.frontend.onnx_terms import FORMATS, Term, Value, fn, literal, python_scalar
 
 Row = Callable[[Notation], None]
 
@@ -95,32 +95,9 @@ def dropout(b: Notation) -> None:
         b.assign(mask, {f"i{k}": e for k, e in enumerate(x.shape)}, literal(True if b.opset >= 10 else 1.0))
 
 
-def cast(b: Notation) -> None:
-    x = b.input(0)
-    to = b.call.attributes.get("to")
-    cast_to(b, x, _LEGACY_TYPES.get(to, "") if isinstance(to, str) else onnx_dtype(b, b.int_attribute("to")))
-
-
-def cast_like(b: Notation) -> None:
-    cast_to(b, b.input(0), b.input(1).dtype)
-
-
-def cast_to(b: Notation, x: Value, dtype: str) -> None:
-    b.supported(dtype != "", "the target type has no compiled form")
-    if dtype == x.dtype:
-        b.alias(x)
-        return
-    b.supported("8e" not in dtype + x.dtype, f"a cast from {x.dtype} to {dtype} saturates")
-    b.map(lambda v: v.cast(dtype), x, dtype=dtype)
-
-
 ONNX_DTYPES: Final[dict[int, str]] = {
     1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool", 10: "f16", 11: "f64",
-    12: "u32", 13: "u64", 14: "c64", 15: "c128", 16: "bf16", 17: "f8e4m3", 19: "f8e5m2",
-}  # fmt: skip
-_LEGACY_TYPES: Final = {
-    "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "INT64": "i64", "INT32": "i32", "INT16": "i16", "INT8": "i8",
-    "UINT8": "u8", "UINT16": "u16", "UINT32": "u32", "UINT64": "u64", "BOOL": "bool",
+    12: "u32", 13: "u64", 14: "c64", 15: "c128", 16: "bf16", **FORMATS,
 }  # fmt: skip
 
 
@@ -310,60 +287,6 @@ def is_inf(b: Notation) -> None:
     b.map(body, b.input(0), dtype="bool")
 
 
-def quantize_linear(b: Notation) -> None:
-    """saturate(round(x / scale) + zero point), half to even; scale per tensor or along `axis`."""
-    x, scale = b.input(0), _along_axis(b, b.input(1), "scale")
-    zero = b.optional(2)
-    number = b.int_attribute("output_dtype", 0)
-    dtype = zero.dtype if zero is not None else onnx_dtype(b, number) if number else "u8"
-    b.supported(
-        is_integer(dtype) and x.dtype == "f32" and scale.dtype == "f32", f"{x.dtype} to {dtype} has no compiled form"
-    )
-    b.supported(b.int_attribute("block_size", 0) == 0, "blocked quantisation has no compiled form")
-    limits = np.iinfo({"u8": "uint8", "i8": "int8", "u16": "uint16", "i16": "int16"}.get(dtype, "int32"))
-    b.supported(limits.bits <= 16, f"{x.dtype} to {dtype} has no compiled form")
-    operands = [x, scale] if zero is None else [x, scale, _along_axis(b, zero, "zero")]
-
-    def body(v: Term, s: Term, *z: Term) -> Term:
-        rounded = fn("round", v / s)
-        shifted = rounded + z[0].cast("f32") if z else rounded
-        return fn("max", fn("min", shifted, float(limits.max)), float(limits.min)).cast(dtype)
-
-    b.map(body, *operands, dtype=dtype)
-
-
-def dequantize_linear(b: Notation) -> None:
-    """(x - zero point) * scale; scale per tensor or along `axis`."""
-    x, scale = b.input(0), _along_axis(b, b.input(1), "scale")
-    zero = b.optional(2)
-    b.supported(is_integer(x.dtype) and scale.dtype == "f32", f"{x.dtype} to {scale.dtype} has no compiled form")
-    b.supported(b.int_attribute("block_size", 0) == 0, "blocked quantisation has no compiled form")
-    operands = [x, scale] if zero is None else [x, scale, _along_axis(b, zero, "zero")]
-
-    def body(v: Term, s: Term, *z: Term) -> Term:
-        if not z:
-            return v.cast("f32") * s
-        return (v.cast("i32") - z[0].cast("i32")).cast("f32") * s
-
-    b.map(body, *operands, dtype="f32")
-
-
-def _along_axis(b: Notation, v: Value, suffix: str) -> Value:
-    """A per-axis vector shaped so that it broadcasts against the first input."""
-    x = b.input(0)
-    if v.rank == 0 or (v.rank == 1 and v.size == 1):
-        return v
-    axis = b.axis(b.int_attribute("axis", 1), x.rank)
-    b.require(v.shape == (x.shape[axis],), f"{suffix} {list(v.shape)} is not one value along axis {axis}")
-    shape = v.shape + (1,) * (x.rank - axis - 1)
-    if v.array is not None:
-        return b.new_constant(suffix, v.array.reshape(shape))
-    aligned = b.temporary(suffix, shape, v.dtype)
-    i = var("i")
-    b.assign(aligned, {"i": v.size}, v[i], (i, *(0,) * (len(shape) - 1)), suffix=f"_{suffix}")
-    return aligned
-
-
 def _wide(function: Callable[[Term], Term]) -> Row:
     """A row whose formula cancels: computed in f64 and rounded, for narrower floats."""
 
@@ -421,14 +344,11 @@ ROWS: Final[dict[str, Row]] = {
     "BitwiseNot": bitwise_not,
     "BitwiseOr": bits("bit_or"),
     "BitwiseXor": bits("bit_xor"),
-    "Cast": cast,
-    "CastLike": cast_like,
     "Ceil": unary(lambda v: fn("ceil", v)),
     "Celu": celu,
     "Clip": clip,
     "Cos": unary(lambda v: fn("cos", v)),
     "Cosh": unary(_cosh),
-    "DequantizeLinear": dequantize_linear,
     "Div": binary("div"),
     "Dropout": dropout,
     "Elu": elu,
@@ -459,7 +379,6 @@ ROWS: Final[dict[str, Row]] = {
     "Or": binary("or", "bool"),
     "PRelu": prelu,
     "Pow": power,
-    "QuantizeLinear": quantize_linear,
     "Reciprocal": unary(lambda v: 1.0 / v),
     "Relu": unary(lambda v: fn("max", v, 0)),
     "Round": unary(lambda v: fn("round", v)),

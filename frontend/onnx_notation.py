@@ -20,10 +20,21 @@ import islpy as isl
 import numpy as np
 
 from poly.affine import Affine, Constraint, var
-from poly.dtypes import dtype_name
 from poly.errors import Bug, OnnxError, PolyError, ShapeError
 from poly.expr import COMBINERS, Const, Read, dtype_of
-from poly.frontend.onnx_terms import Array, Index, Names, Shape, Term, Value, interval, literal
+from poly.frontend.onnx_terms import (
+    Array,
+    Index,
+    Names,
+    Shape,
+    Term,
+    Value,
+    interval,
+    literal,
+    logical_dtype,
+    storage,
+    stored,
+)
 from poly.program import Access, PathStep, ReadIndex, Statement, Tensor, box_domain, default_path
 
 Attribute = int | float | str | Array | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | bytes | None
@@ -191,14 +202,14 @@ class Notation:
     def temporary(self, suffix: str, shape: Sequence[int], dtype: str) -> Value:
         """A tensor that only this node uses."""
         value = self._declare(Value(self._names.fresh(f"{suffix}_of_{self._label}"), tuple(shape), dtype))
-        self.temporaries.append(Tensor(value.name, tuple(Affine.of(e) for e in shape), dtype))
+        self.temporaries.append(Tensor(value.name, tuple(Affine.of(e) for e in shape), storage(dtype)))
         return value
 
     def new_constant(self, suffix: str, array: Array) -> Value:
         """A constant that is computed while importing."""
         name = self._names.fresh(f"{suffix}_of_{self._label}")
-        self.constants[name] = array
-        return self._declare(Value(name, array.shape, dtype_name(array.dtype), array))
+        self.constants[name] = stored(array)
+        return self._declare(Value(name, array.shape, logical_dtype(array.dtype), array))
 
     def _declare(self, value: Value) -> Value:
         self._known[value.name] = value
@@ -314,8 +325,8 @@ class Notation:
     def _check(self, s: Statement, target: Value, ranges: Mapping[str, int], *, cut: bool) -> None:
         """dtypes agree, and every access without a guard stays inside its tensor."""
         try:
-            found = dtype_of(s.body, [self._known[r.tensor].dtype for r in s.reads])
-            if found is not None and found != target.dtype:
+            found = dtype_of(s.body, [storage(self._known[r.tensor].dtype) for r in s.reads])
+            if found is not None and found != storage(target.dtype):
                 raise ShapeError(f"computes {found}, the output is {target.dtype}")
         except PolyError as error:
             raise self.fail(error.message, error.hint) from None

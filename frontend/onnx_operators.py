@@ -9,6 +9,7 @@ from typing import Final
 from poly.frontend import (
     onnx_attention,
     onnx_elementwise,
+    onnx_formats,
     onnx_indexing,
     onnx_quantized,
     onnx_recurrent,
@@ -26,6 +27,7 @@ Row = Callable[[Notation], None]
 
 OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
     onnx_elementwise.ROWS
+    | onnx_formats.ROWS
     | onnx_shapes.ROWS
     | onnx_indexing.ROWS
     | onnx_windows.ROWS
@@ -37,4 +39,10 @@ OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
     | onnx_sampling.ROWS
     | onnx_spectral.ROWS
     | onnx_attention.ROWS
+)
+
+# Rows that only move elements, so that codes of a format may go through them.
+MOVES: Final = frozenset(
+    """Cast CastLike QuantizeLinear DequantizeLinear Identity Reshape Flatten Squeeze Unsqueeze Transpose Concat Split
+    Slice Gather GatherElements GatherND Expand Tile DepthToSpace SpaceToDepth Where""".split()
 )

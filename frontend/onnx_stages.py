@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from poly.dtypes import dtype_name
 from poly.errors import OnnxError, PolyError, RunError
 from poly.frontend.onnx_import import Importer, Interrupted
 from poly.frontend.onnx_model import input_shapes, tensor_array
 from poly.frontend.onnx_operators import OPERATORS
 from poly.frontend.onnx_reference import captured_names
-from poly.frontend.onnx_terms import Value
+from poly.frontend.onnx_terms import Value, logical_dtype
 from poly.graph import Graph
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class StagedModel:
         try:
             found = input_shapes(tensors, {n: a.shape for n, a in arrays.items()}, {})
             for info, (_, dtype) in zip(tensors, found, strict=True):
-                if dtype_name(arrays[info.name].dtype) != dtype:
+                if logical_dtype(arrays[info.name].dtype) != dtype:
                     raise RunError(f"input {info.name!r} is {arrays[info.name].dtype}, expected {dtype}", where=where)
         except OnnxError as error:
             raise RunError(error.message, where=error.where, hint=error.hint) from None
@@ -141,7 +140,7 @@ class StagedModel:
                     if array is None:
                         foreign.add(name)
                     else:
-                        importer.input(name, array.shape, dtype_name(array.dtype))
+                        importer.input(name, array.shape, logical_dtype(array.dtype))
                 except PolyError:
                     foreign.add(name)
             elif name in self.defaults:

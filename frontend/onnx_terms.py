@@ -29,6 +29,41 @@ _TAKEN: Final = frozenset(
 _ITERATOR: Final = re.compile(r"[ikb]\d+")
 
 
+# Formats that a tensor holds as codes of u8, one an element, by the number that ONNX gives them.
+FORMATS: Final = {
+    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4",
+    23: "float4_e2m1fn", 24: "float8_e8m0fnu", 25: "uint2", 26: "int2",
+}  # fmt: skip
+INTEGER_BITS: Final = {"uint4": 4, "int4": 4, "uint2": 2, "int2": 2}
+
+
+def is_format(dtype: str) -> bool:
+    """True for a format that is held as codes."""
+    return dtype in FORMATS.values()
+
+
+def format_dtype(name: str) -> np.dtype[np.generic]:
+    """The type of ml_dtypes for a format."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+def storage(dtype: str) -> str:
+    """The dtype that a tensor has in the program."""
+    return "u8" if is_format(dtype) else dtype
+
+
+def logical_dtype(dtype: np.dtype[np.generic]) -> str:
+    """The name of an array's dtype, formats included. Raises `PolyError` where it has none."""
+    return dtype.name if is_format(dtype.name) else dtype_name(dtype)
+
+
+def stored(array: Array) -> Array:
+    """The array as the program has it: codes, where it is of a format."""
+    return array.view(np.uint8) if is_format(array.dtype.name) else array
+
+
 class Names:
     """Hands out identifiers that isl and the text grammar take, each once."""
 
@@ -159,7 +194,7 @@ class Value:
         """A read. A constant of one element becomes a literal, so that no tensor is needed for it."""
         subscripts = index if isinstance(index, tuple) else (index,)
         if self.array is not None and self.array.size == 1:
-            return Term(Const(python_scalar(self.array)))
+            return Term(Const(python_scalar(stored(self.array))))
         return Term(Read(0), (Access(self.name, tuple(Affine.of(s) for s in subscripts)),))
 
     def take(self, *index: Index | Term) -> Term:

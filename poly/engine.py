@@ -158,7 +158,9 @@ class Engine:
                     piece.run.run(named)
                 if observe is not None:
                     observe(self.steps[piece.first], time.perf_counter() - start)
-        return {self._label(name): array for name, array in fresh.items()}
+        formats = self.graph.formats
+        kinds = {t.name: self.graph.border_dtype(t) for t in self.graph.outputs} if formats else {}
+        return {self._label(n): a.view(kinds[n]) if n in formats else a for n, a in fresh.items()}
 
     def _step(self, step: Step, values: Mapping[str, Array]) -> None:
         if step.unit is not None:
@@ -210,7 +212,7 @@ class Engine:
 
     @cached_property
     def _known(self) -> Mapping[str, tuple[str, tuple[int, ...], _Dtype]]:
-        return {self._label(t.name): (t.name, t.extents({}), numpy_dtype(t.dtype)) for t in self.graph.inputs}
+        return {self._label(t.name): (t.name, t.extents({}), self.graph.border_dtype(t)) for t in self.graph.inputs}
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         known = self._known
@@ -229,7 +231,8 @@ class Engine:
                     f"input {label!r} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}",
                     where=self.graph.name, hint="compile for other shapes with from_onnx(path, shapes=...)",
                 )  # fmt: skip
-            found[name] = np.require(array, requirements=["C", "A"])
+            whole = np.require(array, requirements=["C", "A"])
+            found[name] = whole.view(np.uint8) if name in self.graph.formats else whole
         return found
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ import islpy as isl
 import numpy as np
 import numpy.typing as npt
 
+from poly.dtypes import numpy_dtype
 from poly.program import Program, Statement, Tensor
 
 Array = npt.NDArray[np.generic]
@@ -68,6 +69,14 @@ class Graph:
     @property
     def outputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.is_output)
+
+    def border_dtype(self, t: Tensor) -> np.dtype[np.generic]:
+        """The numpy type of the caller's array of an input or output."""
+        if t.name not in self.formats:
+            return numpy_dtype(t.dtype)
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, self.formats[t.name]))
 
     def to_program(self) -> Program:
         """One program: every node's statements in order, one nest each."""

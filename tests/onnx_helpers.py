@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from poly.frontend.onnx_import import from_onnx
+from poly.frontend.onnx_terms import stored
 from poly.graph import Graph
 from poly.interp import run_program
 
@@ -63,9 +64,9 @@ def chain_model(
 
 def run_graph(graph: Graph, inputs: Mapping[str, np.ndarray]) -> Arrays:
     """The outputs of a graph by the interpreter; names are those of the model's file."""
-    arrays = {t.name: inputs[graph.labels[t.name]] for t in graph.inputs}
+    arrays = {t.name: stored(inputs[graph.labels[t.name]]) for t in graph.inputs}
     found = run_program(graph.to_program(), {**arrays, **graph.constants})
-    return {graph.labels[name]: array for name, array in found.items()}
+    return {graph.labels[t.name]: found[t.name].view(graph.border_dtype(t)) for t in graph.outputs}
 
 
 def run_model(model: onnx.ModelProto, inputs: Mapping[str, np.ndarray]) -> Arrays:
