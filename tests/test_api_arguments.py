@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 import poly
 from poly.errors import Bug, PolyError
+from poly.frontend.nest import Array, f64
 from poly.model_check import check_model
 
 TEXT = "C[i,k] += A[i,j] * B[j,k]"
@@ -129,3 +130,51 @@ def test_every_public_name_is_tried() -> None:
     assert edits - plain <= set(CALLS)
     functions = {n for n in poly.__all__ if inspect.isfunction(getattr(poly, n))}
     assert functions <= set(CALLS)
+
+
+@pytest.mark.parametrize(("text", "dtype", "message"), [
+    ("b[i] = a[i] + 300", "i8", "300 does not fit i8"), ("b[i] = a[i] * 1.5", "i8", "1.5 is no i8"),
+    ("b[i] = a[i] + 1.5", "i64", "1.5 is no i64"), ("b[i] = a[i] + (-1)", "u8", "-1 does not fit u8"),
+    ("b[i] = max(a[i], 300)", "i8", "does not fit"), ("b[i] = a[i] < 300", "i8", "does not fit"),
+    ("b[i] = select(a[i] > 0, 300, a[i])", "i8", "does not fit"), ("b[i] = a[i] + 2147483648", "i32", "does not fit"),
+    ("b[i] = a[i] + 99999999999999999999", "i64", "does not fit"),
+])  # fmt: skip
+def test_literals_that_integers_do_not_have(text: str, dtype: str, message: str) -> None:
+    with pytest.raises(PolyError, match=message):
+        poly.parse(text, a=(4,), dtypes={"a": dtype})
+
+
+@pytest.mark.parametrize(("text", "dtype", "value"), [
+    ("b[i] = a[i] + 126", "i8", 127), ("b[i] = a[i] - 127", "i8", -126), ("b[i] = a[i] * 2.0", "i32", 2),
+    ("b[i] = a[i] + 255 - 1", "u8", 255), ("b[i] = a[i] + 300", "f32", 301),
+])  # fmt: skip
+def test_literals_that_fit(text: str, dtype: str, value: float) -> None:
+    program = poly.parse(text, a=(4,), dtypes={"a": dtype})
+    ones = np.ones(4, {"i8": "i1", "i32": "i4", "u8": "u1", "f32": "f4"}[dtype])
+    assert (poly.run_program(program, {"a": ones})["b"] == value).all()
+    assert (poly.compile(program)(ones) == value).all()
+
+
+@pytest.mark.parametrize("size", [2**48 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 2**100])
+def test_sizes_near_the_end_of_integers(size: int) -> None:
+    for text in ("b[i] = a[i]", "s[] += a[i]", "c[i,j] = a[i]*a[j]"):
+        with pytest.raises(PolyError, match="is more than"):
+            poly.parse(text, a=(size,))
+    with pytest.raises(PolyError, match="is more than"):
+        FREE.bind(N=size)
+    with pytest.raises(PolyError):
+        SCHEDULE.tile({"j": size})
+    for text in (f"b[i] = a[i + {size}]", f"b[i + {size}] = a[i]", f"b[i] = a[i // {size}]", f"b[{size}*i] = a[i]"):
+        with time_limit(20), suppress(PolyError):
+            poly.compile(poly.parse(text, a=(4,)))
+
+
+@poly.nest
+def doubled(N: int, A: f64[Array, "N"]) -> None:  # noqa: F821, UP037
+    for i in range(N):
+        A[i] = A[i] * 2
+
+
+def test_a_nest_is_compiled_as_it_is() -> None:
+    found = poly.compile(doubled)(np.arange(5.0))
+    assert isinstance(found, np.ndarray) and found.tolist() == [0, 2, 4, 6, 8]
