@@ -8,6 +8,7 @@ goes to the object's method `_careful`, with the same arguments.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 NO_MEMORY: Final = -2  # a status
@@ -37,7 +38,19 @@ def call_ir() -> str:
     numbers = {f"${n}": str(v) for n, v in globals().items() if n.isupper() and isinstance(v, int)}
     for name in sorted(numbers, key=len, reverse=True):
         text = text.replace(name, numbers[name])
-    return text
+    return _ACCESS.sub(_access, text)
+
+
+_ACCESS: Final = re.compile(r"  (%\w+) = call (i64|ptr) @(word|link|field)\(ptr (\S+), i64 (\S+)\)")
+
+
+def _access(found: re.Match[str]) -> str:
+    """The instructions for `@word` (a number), `@link` (a pointer; both by number) and `@field` (by offset)."""
+    result, kind, way, base, index = found.groups()
+    element = "i8" if way == "field" else "i64"
+    return f"""\
+  {result}.at = getelementptr {element}, ptr {base}, i64 {index}
+  {result} = load {kind}, ptr {result}.at, align 8"""
 
 
 _ENTER = """\
@@ -45,18 +58,6 @@ declare ptr @malloc(i64)
 declare void @free(ptr)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-
-define internal i64 @word(ptr %at, i64 %number) nounwind {
-  %p = getelementptr i64, ptr %at, i64 %number
-  %v = load i64, ptr %p, align 8
-  ret i64 %v
-}
-
-define internal ptr @link(ptr %at, i64 %number) nounwind {
-  %p = getelementptr ptr, ptr %at, i64 %number
-  %v = load ptr, ptr %p, align 8
-  ret ptr %v
-}
 
 define i64 @polyloom.enter(ptr %rec, ptr %given) nounwind {
 entry:
@@ -160,12 +161,6 @@ declare ptr @PyObject_GetAttr(ptr, ptr)
 declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
 declare ptr @PyObject_CallMethod(ptr, ptr, ptr, ...)
 declare ptr @PyDict_GetItemWithError(ptr, ptr)
-
-define internal ptr @field(ptr %object, i64 %offset) nounwind {
-  %p = getelementptr i8, ptr %object, i64 %offset
-  %v = load ptr, ptr %p, align 8
-  ret ptr %v
-}
 
 define internal i1 @same(ptr %a, ptr %b, i64 %count) nounwind {
 entry:
