@@ -115,7 +115,7 @@ class Floats:
         return self.sub(shifted, self.c(MAGIC[self.dtype])), self.bits(shifted)
 
     def scaled(self, p: Value, shifted: Value) -> Value:
-        """p * 2^n, rounded once, with n from `round`; in two factors, so that denormals and overflow come out right."""
+        """(1 + p) * 2^n with n from `round`; in two factors, so that denormals and overflow come out right."""
         # the integer sits below the constant's bits: of the low bits a biased, hence positive half is taken
         mantissa, bias = self.i(MANTISSA[self.dtype]), BIAS[self.dtype]
         width = 32 if self.dtype == "f32" else 64
@@ -123,9 +123,8 @@ class Floats:
         biased = self.int_op("add", shifted, self.i((2 * bias - magic) & ((1 << width) - 1)))
         first = self.int_op("lshr", biased, self.i(1))
         second = self.int_op("sub", biased, first)
-        for half in (first, second):
-            p = self.mul(p, self.floating(self.int_op("shl", half, mantissa)))
-        return p
+        low, high = (self.floating(self.int_op("shl", half, mantissa)) for half in (first, second))
+        return self.mul(self.fma(p, low, low), high)
 
     def rare(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
         """`usual`, but what `otherwise` computes in the lanes where the condition holds; costs little where it does

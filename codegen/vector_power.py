@@ -43,8 +43,7 @@ def power(f: Floats, x: Value, y: Value) -> Value:
     if low is not None:
         rest = d.fma(exponent, low, d.fma(exponent, high, f.ops.negate(product)))
         rest = d.when(d.less(d.abs(product), d.c(_MOST)), rest, d.c(0.0))
-    result = _exp2(d, product, rest)
-    return f.ops.cast(_cases(d, base, exponent, result), f.dtype)
+    return _cases(f, x, y, f.ops.cast(_exp2(d, product, rest), f.dtype))
 
 
 def _known_power(f: Floats, x: Value, y: Value) -> Value | None:
@@ -62,29 +61,29 @@ def _known_power(f: Floats, x: Value, y: Value) -> Value | None:
             return None
 
 
-def _cases(d: Floats, base: Value, exponent: Value, result: Value) -> Value:
+def _cases(f: Floats, base: Value, exponent: Value, result: Value) -> Value:
     """The sign of odd powers, what has no real value, and what is 1 whatever the other operand is."""
-    ops = d.ops
-    result = d.when(d.equal(d.abs(base), d.c(1.0)), d.c(1.0), result)
-    whole = d.equal(ops.call("rint", exponent), exponent)
-    half = d.mul(exponent, d.c(0.5))
-    even = d.equal(ops.call("rint", half), half)
+    ops = f.ops
+    result = f.when(f.equal(f.abs(base), f.c(1.0)), f.c(1.0), result)
+    whole = f.equal(ops.call("rint", exponent), exponent)
+    half = f.mul(exponent, f.c(0.5))
+    even = f.equal(ops.call("rint", half), half)
     odd = ops.op("and", base, whole, ops.apply("not", (even,)), dtype="bool")
-    result = d.when(odd, d.sign_of(result, base), result)
-    finite = d.less(d.c(float("-inf")), base)
-    negative = ops.op("and", base, finite, d.less(base, d.c(0.0)), dtype="bool")
-    endless = d.equal(d.abs(exponent), d.c(float("inf")))
+    result = f.when(odd, f.sign_of(result, base), result)
+    finite = f.less(f.c(float("-inf")), base)
+    negative = ops.op("and", base, finite, f.less(base, f.c(0.0)), dtype="bool")
+    endless = f.equal(f.abs(exponent), f.c(float("inf")))
     real = ops.op("or", base, whole, endless, dtype="bool")
     complex_ = ops.op("and", base, negative, ops.apply("not", (real,)), dtype="bool")
-    undefined = ops.op("or", base, complex_, d.unordered(base, exponent), dtype="bool")
-    result = d.when(undefined, d.c(float("nan")), result)
-    one = ops.op("or", base, d.equal(exponent, d.c(0.0)), d.equal(base, d.c(1.0)), dtype="bool")
-    return d.when(one, d.c(1.0), result)
+    undefined = ops.op("or", base, complex_, f.unordered(base, exponent), dtype="bool")
+    result = f.when(undefined, f.c(float("nan")), result)
+    one = ops.op("or", base, f.equal(exponent, f.c(0.0)), f.equal(base, f.c(1.0)), dtype="bool")
+    return f.when(one, f.c(1.0), result)
 
 
 def _short_log2(d: Floats, x: Value) -> Value:
-    """log2 of positive numbers, to 1e-15."""
-    m, e = _split(d, x)
+    """log2 of positive f32 numbers, to 1e-15."""
+    m, e = _split(d, x, normal=True)
     s = d.div(d.sub(m, d.c(1.0)), d.add(m, d.c(1.0)))
     u = d.mul(s, s)
     log = d.mul(s, d.fma(u, d.poly(u, _ATANH[:8]), d.c(2.0)))
@@ -122,10 +121,10 @@ def _product(d: Floats, a: tuple[Value, Value], b: tuple[Value, Value]) -> tuple
     return high, d.fma(a[1], b[0], d.fma(a[0], b[1], rest))
 
 
-def _split(d: Floats, x: Value) -> tuple[Value, Value]:
+def _split(d: Floats, x: Value, normal: bool = False) -> tuple[Value, Value]:
     from poly.codegen.vector_math import split
 
-    return split(d, x)
+    return split(d, x, normal)
 
 
 def _exp2(d: Floats, x: Value, rest: Value | None) -> Value:
@@ -133,7 +132,8 @@ def _exp2(d: Floats, x: Value, rest: Value | None) -> Value:
     x = d.at_most(d.at_least(x, -_MOST), _MOST)
     n, shifted = d.round(x, 1.0)
     r = d.sub(x, n)
-    p = d.fma(r, d.poly(r, _EXP2 if rest is not None else _EXP2[:10]), d.c(1.0))
+    p = d.mul(r, d.poly(r, _EXP2 if rest is not None else _EXP2[:10]))
     if rest is not None:
-        p = d.fma(p, d.mul(rest, d.c(_EXP2[0])), p)
+        rest = d.mul(rest, d.c(_EXP2[0]))
+        p = d.add(p, d.fma(p, rest, rest))
     return d.scaled(p, shifted)
