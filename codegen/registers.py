@@ -84,7 +84,7 @@ class Registers:
         return self.ops.gather(items, lanes, dtype)
 
     def _across(self, tensor: str, at: int, lanes: int, count: int) -> Value | None:
-        """Elements that are part of one vector, or all of several of one width, by shuffles; None where they are not."""
+        """Elements that are part of one vector, or all of several of one width, by shuffles; else None."""
         start = self.owner.get((tensor, at))
         if start is None or not (width := self.entries[tensor, start].value.lanes):
             return None

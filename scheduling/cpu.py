@@ -17,6 +17,7 @@ from poly.program import Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_choice import plan_of
+from poly.scheduling.cpu_permute import permutation_of, schedule_permutation
 from poly.scheduling.cpu_plan import Plan
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
 from poly.scheduling.cpu_tile import tile_group
@@ -71,6 +72,13 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     if window is not None:
         try:
             tiled = schedule_window(schedule, group, window, machine)
+            return _parallel(tiled, group, threads) if threads > 1 else tiled
+        except ScheduleError:
+            pass
+    turned = permutation_of(schedule.program, group, machine)
+    if turned is not None:
+        try:
+            tiled = schedule_permutation(schedule, group, turned, machine)
             return _parallel(tiled, group, threads) if threads > 1 else tiled
         except ScheduleError:
             pass

@@ -1,0 +1,180 @@
+"""Policy for permutations: assignments whose target is contiguous along one loop and a read along another one.
+
+Square blocks go through registers: rows as they lie in the read tensor, read across them by the lanes, which is a
+network of shuffles (`poly.codegen.transpose`). A block takes whole cache lines of the read tensor; blocks make tiles of
+few enough pages and lines that both sides' lines are used whole before they are evicted. Edges are index-set splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poly.affine import Affine
+from poly.dtypes import size_bytes
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
+from poly.scheduling.cpu_facts import Facts, axis_of
+from poly.scheduling.cpu_tile import loop_of
+from poly.scheduling.edits import piece_name
+from poly.scheduling.groups import Group
+from poly.scheduling.schedule import Schedule
+
+FEWEST = 5  # iterations along either side: below, strided loads and stores do
+PAGE = 4096
+MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """`outer`: positions of the other parallel loops, outermost first; `lanes`, `across`: of those along which the
+    target and the turned reads are contiguous; `turned`: the tensors of these reads. A block is `rows` iterations of
+    `lanes` times `columns` of `across`, a tile `tile` of each (None: no tiles, and lanes inside).
+    """
+
+    statement: str
+    outer: tuple[int, ...]
+    lanes: int
+    across: int
+    turned: tuple[str, ...]
+    vector: int
+    rows: int
+    columns: int
+    tile: int | None
+
+
+def permutation_of(program: Program, group: Group, machine: Machine) -> Permutation | None:
+    """The choices for a group that is one permuting assignment; None where it is something else."""
+    if len(group.statements) != 1 or group.box is None:
+        return None
+    (s,) = group.statements
+    axes = group.axes[s.name]
+    if s.combiner is not None or s.external is not None or set(axes) != set(s.iterators) or s.write.indirect:
+        return None
+    extents = [high - low + 1 for low, high in group.box]
+    facts = Facts(program, group, machine, extents, 1)
+    strides = facts.strides(s)
+    lanes = next((a for a, n in enumerate(extents) if strides[-1][a] == 1 and n >= FEWEST), None)
+    if lanes is None:
+        return None
+    turned = [k for k, step in enumerate(strides[:-1]) if step[lanes] not in (0, 1)]
+    sides = {next((a for a in strides[k] if strides[k][a] == 1 and extents[a] >= FEWEST), None) for k in turned}
+    across = sides.pop() if len(sides) == 1 else None
+    if across is None or not all(_turns(s, s.reads[k], axes[lanes], axes[across]) for k in turned):
+        return None
+    tensors = tuple(s.reads[k].tensor for k in turned)
+    if len(set(tensors)) < len(turned) or any(strides[k][across] != 1 for k in turned):
+        return None
+    size = max(size_bytes(program.tensor[t].dtype) for t in (s.write.tensor, *tensors))
+    registers = facts.registers() // len(turned)
+    machine_lanes = machine.lanes(size)
+    vector = min(machine_lanes, 1 << (registers.bit_length() - 1))
+    if vector < 2:
+        return None
+    room, line = registers * machine_lanes // vector**2, _line(machine) // (vector * size)  # in squares, in vectors
+    wide = max(1, min(line, room))
+    rows, columns = vector * max(1, min(line, room // wide)), vector * wide
+    others = [a for a in range(len(axes)) if a not in (lanes, across)]
+    outer = tuple(sorted(others, key=lambda a: -(strides[-1][a] or 0)))
+    tile = _tile(extents[lanes], strides[turned[0]][lanes], size, columns)
+    return Permutation(s.name, outer, lanes, across, tensors, vector, rows, columns, tile)
+
+
+def _line(machine: Machine) -> int:
+    return max((m.line for m in machine.memories), default=64)
+
+
+def _turns(s: Statement, read: Access, lanes: str, across: str) -> bool:
+    """Whether a square of a read is a square of its tensor: each loop moves one subscript, by ones."""
+    if read.guard or read.indirect:
+        return False
+    places = [axis_of(read, lanes), axis_of(read, across)]
+    if None in places or places[0] == places[1]:
+        return False
+    steps = [_step(read, d, i) for d, i in zip(places, (lanes, across), strict=True)]
+    return steps == [1, 1] and [a.tensor for a, _ in s.accesses].count(read.tensor) == 1
+
+
+def _step(read: Access, axis: int | None, iterator: str) -> int:
+    subscript = read.index[axis or 0]
+    return subscript.coefficient(iterator) if isinstance(subscript, Affine) else 0
+
+
+def _tile(extent: int, step: int | None, size: int, columns: int) -> int | None:
+    """Where the rows of the target are short, blocks along them write one run after the other: no tiles."""
+    pages = extent * min(1.0, (step or PAGE) * size / PAGE)
+    return None if extent * size <= PAGE and pages <= 8 * MOST_PAGES else max(MOST_PAGES, columns)
+
+
+def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, machine: Machine) -> Schedule:
+    """Split, tile, promote and mark the group's statement."""
+    assert group.box is not None and machine.registers is not None
+    axes, name = group.axes[plan.statement], plan.statement
+    order = [loop_of(schedule, name, axes[a]) for a in (*plan.outer, plan.across, plan.lanes)]
+    for loop, a in zip(order, (*plan.outer, plan.across, plan.lanes), strict=True):
+        if group.box[a][0]:
+            schedule = schedule.shift(name, loop, -group.box[a][0])
+    if tuple(order) != schedule.nests[name].names:
+        schedule = schedule.reorder(*order)
+    extents = [high - low + 1 for low, high in group.box]
+    schedule, strips = _cut(schedule, plan, name, extents[plan.across], plan.columns)
+    for strip, columns in strips:
+        schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))  # so that a cut parts all of the nest
+        schedule, parts = _cut(schedule, plan, strip, extents[plan.lanes], plan.rows)
+        for part, rows in parts:
+            schedule = _blocks(schedule, plan, part, rows, columns)
+            for tensor in plan.turned:
+                (read,) = (r for r in schedule.program.statement[part].reads if r.tensor == tensor)
+                inner = axis_of(read, axes[plan.across])
+                schedule = _square(schedule, plan, part, tensor, inner, columns, machine.registers.name)
+    return schedule
+
+
+def _cut(
+    schedule: Schedule, plan: Permutation, name: str, extent: int, block: int
+) -> tuple[Schedule, list[tuple[str, int]]]:
+    """The outer one of a statement's two last loops in pieces of whole blocks: statements with their blocks' sizes."""
+    whole, rest = divmod(extent, block)
+    if not whole or not rest:
+        return schedule, [(name, rest or block)]
+    lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+    schedule = schedule.split(schedule.nests[name].names[len(plan.outer)], whole * block)
+    schedule = schedule.shift(upper, schedule.nests[upper].names[len(plan.outer)], -whole * block)
+    return schedule, [(lower, block), (upper, rest)]
+
+
+def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns: int) -> Schedule:
+    """One piece in blocks, all of them whole."""
+    lanes, across = schedule.nests[name].names[len(plan.outer) :]
+    tiles: list[str] = []
+    if plan.tile is not None:
+        height, width = (max(1, plan.tile // n) * n for n in (rows, columns))
+        schedule = schedule.tile({lanes: height, across: width})
+        tiles = [f"{lanes}.o", f"{across}.o"]
+        lanes, across = f"{lanes}.p", f"{across}.p"
+    schedule = schedule.tile({lanes: rows, across: columns})
+    blocks = [f"{lanes}.o", f"{across}.o"] if tiles else [f"{across}.o", f"{lanes}.o"]
+    schedule = schedule.reorder(*tiles, *blocks, f"{across}.p", f"{lanes}.p")
+    schedule = schedule.unroll(f"{across}.p")
+    return _vectors(schedule, f"{lanes}.p", rows, plan.vector)
+
+
+def _square(
+    schedule: Schedule, plan: Permutation, name: str, tensor: str, inner: int | None, columns: int, space: str
+) -> Schedule:
+    """The rows of a block in registers, along axis `inner`."""
+    buffer = f"{tensor}_{name}_t"
+    kinds = [(n, schedule.kind(n)) for n in schedule.nests[name].names]
+    at = [n for n, kind in kinds if kind == "serial"][-1]
+    schedule = schedule.promote(tensor, at, space, name=buffer, users=[name])
+    for loop in [n for n in schedule.nests[f"ld_{buffer}"].names if n.startswith(f"ld_{buffer}.")]:
+        if loop == f"ld_{buffer}.{inner}":
+            schedule = _vectors(schedule, loop, columns, plan.vector)
+        else:
+            schedule = schedule.unroll(loop)
+    return schedule
+
+
+def _vectors(schedule: Schedule, loop: str, extent: int, vector: int) -> Schedule:
+    if extent <= vector:
+        return schedule.vectorise(loop)
+    return schedule.tile({loop: vector}).unroll(f"{loop}.o").vectorise(f"{loop}.p")

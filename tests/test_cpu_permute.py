@@ -1,0 +1,108 @@
+"""Permutations on a core: which groups are one, what the blocks are, results for every type and ragged size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import poly
+from poly.codegen.host import machine_of_features
+from poly.dtypes import numpy_dtype
+from poly.frontend.einsum import einsum_program
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_permute import Permutation, permutation_of
+from poly.scheduling.groups import groups_of
+from poly.scheduling.schedule import Schedule
+from poly.text import parse_program
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+AVX2 = ("avx", "avx2", "fma", "f16c")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+
+
+def machine(features: tuple[str, ...]) -> Machine:
+    caches = {1: 32 << 10, 2: 512 << 10, 3: 32 << 20}
+    return machine_of_features("x86-64", features, "x86_64-unknown-linux-gnu", caches, 2, 3000)
+
+
+def plan_of(program: Program, on: Machine) -> Permutation | None:
+    (group,) = groups_of(program)
+    return permutation_of(program, group, on)
+
+
+def permuted(spec: str, *shape: int, dtype: str = "f32") -> Program:
+    return einsum_program(spec, [shape], [dtype])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "features", "rows", "columns"),
+    [("f32", AVX2, 8, 16), ("f64", AVX2, 8, 8), ("i16", AVX2, 16, 16), ("f32", AVX512, 16, 16)],
+)
+def test_blocks_fill_registers_and_lines(dtype: str, features: tuple[str, ...], rows: int, columns: int) -> None:
+    found = plan_of(permuted("ij->ji", 512, 512, dtype=dtype), machine(features))
+    assert found is not None and (found.rows, found.columns) == (rows, columns)
+
+
+def test_short_rows_of_the_target_are_written_one_after_the_other() -> None:
+    avx2 = machine(AVX2)
+    long, short = plan_of(permuted("ij->ji", 2048, 2048), avx2), plan_of(permuted("ij->ji", 256, 3136), avx2)
+    assert long is not None and long.tile and short is not None and short.tile is None
+
+
+@pytest.mark.parametrize("spec", ["abc->bac", "ab->ab", "ab->a"])
+def test_what_keeps_its_fast_axis_is_no_permutation(spec: str) -> None:
+    program = permuted(spec, *([12] * (spec.index("-"))))
+    assert all(permutation_of(program, g, machine(AVX2)) is None for g in groups_of(program))
+
+
+def test_guarded_and_diagonal_reads_are_left_to_others() -> None:
+    diagonal = parse_program(
+        "program p\ninput A: f32[40, 40]\noutput B: f32[30, 8]\n"
+        "S[i, j]: B[i, j] = A[i + j, i] where 0 <= i < 30 and 0 <= j < 8"
+    )
+    assert plan_of(diagonal, machine(AVX2)) is None
+
+
+FLAT = [("ij->ji", s) for s in ((64, 64), (37, 53), (5, 200), (130, 7), (1100, 40))]
+DEEP = [("abcd->dcba", (6, 5, 9, 18)), ("nchw->nhwc", (2, 19, 5, 8)), ("abc->cab", (3, 21, 34))]
+TYPES = ("f32", "f64", "i8", "u16", "f16", "i64", "bool")
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "dtype"),
+    [(*case, dtype) for dtype in TYPES for case in (*FLAT, *(DEEP if dtype in ("f32", "i8") else ()))],
+)
+def test_results(spec: str, shape: tuple[int, ...], dtype: str) -> None:
+    x = np.random.default_rng(1).integers(0, 2 if dtype == "bool" else 100, shape).astype(numpy_dtype(dtype))
+    source, target = spec.split("->")
+    expected = x.transpose([source.index(c) for c in target])
+    np.testing.assert_array_equal(poly.einsum(spec, x), expected)
+
+
+def test_with_other_operands() -> None:
+    program = parse_program(
+        "program p\ninput A: f32[45, 70]\ninput C: f32[70]\ninput D: f32[45, 70]\noutput B: f32[70, 45]\n"
+        "S[i, j]: B[i, j] = max(A[j, i] + C[i], D[j, i]) where 0 <= i < 70 and 0 <= j < 45"
+    )
+    found = plan_of(program, machine(AVX2))
+    assert found is not None and found.turned == ("A", "D")
+    rng = np.random.default_rng(2)
+    a, c, d = (rng.integers(-9, 9, s).astype(np.float32) for s in ((45, 70), (70,), (45, 70)))
+    np.testing.assert_array_equal(poly.compile(program)(a, c, d), np.maximum(a.T + c[:, None], d.T))
+
+
+def test_its_schedule_is_a_checked_script() -> None:
+    schedule = schedule_for_cpu(permuted("ij->ji", 100, 150), machine(AVX2), threads=2)
+    assert any(t.space == "reg" for t in schedule.program.tensors)
+    schedule.check()
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
