@@ -132,6 +132,12 @@ def _target(
     return array
 
 
+def overlap(out: object, given: Sequence[Array]) -> bool:
+    """Whether something in `out` may share memory with an input."""
+    targets = out if isinstance(out, tuple | list) else (out,)  # pyright: ignore[reportUnknownVariableType]
+    return any(isinstance(t, np.ndarray) and any(np.may_share_memory(t, a) for a in given) for t in targets)
+
+
 def plain(array: Array) -> Array:
     """C-contiguous and aligned, copied where it is not."""
     flags = array.flags

@@ -15,6 +15,7 @@ from poly.codegen.arguments import (
     constant,
     expected_arrays,
     infer_sizes,
+    overlap,
     plain,
     results_of,
     typed,
@@ -115,10 +116,15 @@ class Kernel(NativeCall):
             names = ", ".join(t.name for t in self.inputs)
             raise RunError(f"{self.loops.name} takes {len(self.inputs)} arrays ({names}), got {len(inputs)}")
         given = [typed(t, a) for t, a in zip(self.inputs, inputs, strict=True)]
+        if self._plain and not overlap(out, given):
+            ready = [plain(a) for a in given]
+            if any(a is not i for a, i in zip(ready, inputs, strict=True)):
+                return self(*ready, out=out)
         sizes = self._sizes
         if self.module.parameters:
             sizes = infer_sizes(self.inputs, [a.shape for a in given], self._sizes, self.loops.parameters)
-        shapes = self._shapes(sizes)
+        record = self._prepare(sizes)
+        shapes = {t.name: e.shape for t, e in zip((*self.inputs, *self.outputs), record.arrays, strict=True)}
         for tensor, array in zip(self.inputs, given, strict=True):
             check_shape(tensor, array, shapes[tensor.name], "input")
         results = results_of(out, self.inputs, given, self.outputs, shapes, self.loops.name)
@@ -129,15 +135,11 @@ class Kernel(NativeCall):
         arrays = {t.name: plain(a) for t, a in zip(self.inputs, given, strict=True)} | results
         packed = {t.name: t for t in self._tensors if t.layout is not None and t.name in arrays}
         memory = arrays | {n: pack(t, sizes, arrays[n]) for n, t in packed.items()}
-        record = self._prepare(sizes)
         self._check(record.run([address(memory[t.name]) for t in (*self.inputs, *self.outputs)]), sizes)
         for name in packed.keys() & results.keys():
             np.copyto(results[name], unpack(packed[name], sizes, memory[name]))
         found = tuple(results[t.name] for t in self.outputs)
         return found[0] if len(found) == 1 else found
-
-    def _shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        return {t.name: t.extents(sizes) for t in (*self.inputs, *self.outputs)}
 
     # ---- ways to enter
 
@@ -176,7 +178,8 @@ class Kernel(NativeCall):
         if len(self._records) >= MAX_RECORDS:
             self._records = {}
         names = [t.name for t in (*self.inputs, *self.outputs)]
-        arrays = expected_arrays(self.inputs, self.outputs, self._shapes(sizes), self.partial)
+        shapes = {t.name: t.extents(sizes) for t in (*self.inputs, *self.outputs)}
+        arrays = expected_arrays(self.inputs, self.outputs, shapes, self.partial)
         record = Record(self.entry(names, sizes), arrays, len(self.outputs), release=self._long, key=key)
         if self._records.setdefault(key, record) is record and self._plain and len(self._native) < NATIVE_RECORDS:
             self._native.append(record.before(self._native[-1] if self._native else None))
