@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from poly.accel.compiled import StreamKernel
     from poly.codegen.kernel import Kernel
     from poly.codegen.sequence import KernelSequence
+    from poly.profiler import Profile
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,25 @@ class Engine:
         formats = self.graph.formats
         kinds = {t.name: self.graph.border_dtype(t) for t in self.graph.outputs} if formats else {}
         return {self._label(n): a.view(kinds[n]) if n in formats else a for n, a in fresh.items()}
+
+    def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
+        """Where the time goes, group by group: seconds, operations and bytes a second. Prints as a table."""
+        from poly.profiler import Part, profile
+
+        parts = [
+            Part(
+                step.name, tuple(s.name for s in step.program.statements),
+                step.program if step.unit is None else step.unit.program, step.unit is not None,
+            )
+            for step in self.steps
+        ]  # fmt: skip
+
+        def split() -> list[float]:
+            times: list[float] = []
+            self.run(inputs, observe=lambda _, seconds: times.append(seconds))
+            return times
+
+        return profile(self.graph.name, parts, lambda: self.run(inputs), split, runs)
 
     def _step(self, step: Step, values: Mapping[str, Array]) -> None:
         if step.unit is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+import poly
 from poly.codegen.host import host_machine
 from poly.engine import Unit, build_engine
-from poly.errors import UnsupportedError
+from poly.errors import RunError, UnsupportedError
 from poly.explainer import explain
 from poly.frontend.notation import parse
 from poly.graph import Graph, Node
@@ -26,3 +28,16 @@ def test_the_reason_of_a_fallback_is_kept() -> None:
     for shown in (str(engine), engine._repr_html_(), str(explain(engine))):  # pyright: ignore[reportPrivateUsage]
         assert "has no compiled form" in shown
     np.testing.assert_array_equal(engine.run({"X": np.zeros(4, np.float32)})["Y"], np.ones(4, np.float32))
+
+
+def test_a_profile_counts_operations_and_bytes() -> None:
+    program = parse("C[i,k] += A[i,j] * B[j,k]; D[i,k] = max(C[i,k] + 1, 0)", A=(8, 16), B=(16, 4))
+    engine = poly.compile(Graph("g", program.tensors, (Node("n", "Op", (), (), program.statements),)))
+    inputs = {"A": np.ones((8, 16), np.float32), "B": np.ones((16, 4), np.float32)}
+    found = engine.profile(inputs, runs=2)
+    assert [g.operations for g in found.groups] == [2 * 8 * 16 * 4 + 2 * 8 * 4]
+    assert [g.bytes for g in found.groups] == [4 * (8 * 16 + 16 * 4 + 8 * 4)]
+    assert found.slowest[0].seconds > 0 and found.seconds > 0
+    assert "C_update" in str(found) and "C_update" in found._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(RunError, match="runs"):
+        engine.profile(inputs, runs=0)
