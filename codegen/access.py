@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from poly.affine import Affine, var
 from poly.codegen import strided
@@ -13,7 +14,7 @@ from poly.codegen.values import Value
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
 from poly.expr import Const
-from poly.program import Access, Tensor
+from poly.program import Access, Layout, Tensor
 
 WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
 MAX_DIMENSIONS = 255
@@ -90,8 +91,14 @@ def register_place(s: State, access: Access, statement: str) -> tuple[int, int]:
 
 
 def _address(s: State, tensor: Tensor, subscripts: Sequence[Affine], lane: int | None = None) -> Address:
-    coordinates = subscripts if tensor.layout is None else tensor.layout.place(subscripts)
+    coordinates = subscripts if tensor.layout is None else _placed(tensor.layout, tuple(subscripts))
     return s.indices.address(tensor.name, [s.indices.linear(c, lane) for c in coordinates])
+
+
+@lru_cache(maxsize=1024)
+def _placed(layout: Layout, subscripts: tuple[Affine, ...]) -> tuple[Affine, ...]:
+    """`Layout.place`, once for all unrolled copies of an access."""
+    return layout.place(subscripts)
 
 
 def _pointer(s: State, tensor: Tensor, address: Address) -> str:
