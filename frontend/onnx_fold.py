@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -29,6 +30,11 @@ _RANDOM: Final = frozenset(
 # old versions of them.
 _NOT_TRUSTED: Final = frozenset({"BatchNormalization", "LogSoftmax", "DequantizeLinear", "Dropout"})
 _MAX_UNPACKED: Final = 1 << 20
+_MAX_SMALL: Final = 4096
+_MAX_FOLDED: Final = 1 << 27
+_GROWING: Final = frozenset(
+    "Expand Tile Range Pad Resize Upsample OneHot HannWindow HammingWindow BlackmanWindow MaxUnpool Col2Im".split()
+)
 
 
 def fold(call: Call, node: onnx.NodeProto) -> list[Array] | None:
@@ -46,7 +52,26 @@ def fold(call: Call, node: onnx.NodeProto) -> list[Array] | None:
         return None
     if call.operator == "Expand" and max(v.size for v in call.inputs if v is not None) > _MAX_UNPACKED:
         return None
-    return _evaluate(call, node)
+    return _evaluate(call, node) if _fits(call, node) else None
+
+
+def _fits(call: Call, node: onnx.NodeProto) -> bool:
+    """True where the node's outputs are of a size to keep; only what can make much of little is looked at."""
+    if call.operator not in _GROWING and sum(v.size for v in call.inputs if v is not None) <= _MAX_SMALL:
+        return True
+    from onnx import defs, numpy_helper, shape_inference
+
+    from poly.frontend.onnx_model import tensor_type
+
+    given = [(n, v) for n, v in zip(node.input, call.inputs, strict=False) if v is not None and v.array is not None]
+    small = {n: numpy_helper.from_array(np.asarray(v.array, order="C"), n) for n, v in given if v.size <= _MAX_SMALL}
+    try:
+        schema = defs.get_schema(call.operator, call.opset, call.domain)
+        found = shape_inference.infer_node_outputs(schema, node, {n: tensor_type(v) for n, v in given}, small)
+    except Exception:  # the evaluator will say what is wrong
+        return call.operator not in _GROWING
+    shapes = [[d.dim_value for d in t.tensor_type.shape.dim] for t in found.values()]
+    return all(prod(max(1, e) for e in s) <= _MAX_FOLDED for s in shapes)
 
 
 def _evaluate(call: Call, node: onnx.NodeProto) -> list[Array] | None:
@@ -85,6 +110,8 @@ def _constant_of_shape(call: Call) -> Array | None:
     shape = call.inputs[0]
     if shape is None or shape.array is None:
         return None
+    if prod(int(e) for e in shape.array.reshape(-1)) > _MAX_FOLDED:
+        raise OnnxError(f"a constant of more than {_MAX_FOLDED} elements: {shape.array.tolist()}", where=call.where)
     value = call.attributes.get("value")
     fill = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
     if any(int(e) < 0 for e in shape.array.reshape(-1)):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import onnx
 
 Array = npt.NDArray[np.generic]
+MOST_ELEMENTS: Final = 2**36
 Fate = Literal["compiled", "expanded", "folded", "inlined", "fallback", "refused", "not reached"]
 
 
@@ -184,6 +186,10 @@ class Importer:
         self._origins[value.name] = frozenset({name})
 
     def _define(self, name: str, value: Value) -> None:
+        if prod(value.shape) > MOST_ELEMENTS:
+            hint = "bind smaller extents, or look for a wrong shape before this"
+            where = f"tensor {name!r} of shape {list(value.shape)}"
+            raise OnnxError(f"more than {MOST_ELEMENTS} elements", where=where, hint=hint)
         self._values[name] = value
         self._labels.setdefault(value.name, name)
 
@@ -262,12 +268,15 @@ class Importer:
             self._trace(call)
             return fate
         except OnnxError as error:
-            if error.where is not None and error.where.startswith(("node ", "model ")):
+            told = error.where is not None and error.where.startswith(("node ", "model ", "tensor "))
+            if told and error.hint is not None:
                 raise
-            raise OnnxError(error.message, where=call.where, hint=error.hint) from error
-        except (ValueError, TypeError, ArithmeticError, LookupError, MemoryError) as error:
+            known = f"{call.operator!r}, {call.opset}, {call.domain!r}"
+            hint = error.hint or f"what it takes is in onnx.defs.get_schema({known}).doc"
+            raise OnnxError(error.message, where=error.where if told else call.where, hint=hint) from error
+        except (ValueError, TypeError, ArithmeticError, LookupError, MemoryError, AssertionError) as error:
             # what a row did not foresee is an error of this node all the same
-            words = str(error).partition("\n")[0] or "no memory"
+            words = str(error).partition("\n")[0] or ("no memory" if isinstance(error, MemoryError) else "operands")
             hint = "onnx.checker.check_model(path, full_check=True) may say more"
             raise OnnxError(f"cannot be written down: {words}", where=call.where, hint=hint) from error
 
@@ -300,7 +309,7 @@ class Importer:
     def _call(self, proto: onnx.NodeProto) -> Call:
         name = proto.name or (proto.output[0] if proto.output else f"#{self._serial}")
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        where = f"node {name!r} ({proto.op_type})"
+        where = f"node {name!r} ({proto.op_type}, opset {self._schemas.versions.get(domain, 'unknown')})"
         inputs: list[Value | None] = []
         for wanted in proto.input:
             if wanted and wanted not in self._values:
@@ -381,6 +390,8 @@ class Importer:
             return False
         body, imports = found
         known = {name: self._values.get(name) for name in proto.output}
+        own = {o.domain for o in imports}
+        imports = [*imports, *(o for o in outer.imports if o.domain not in own)]
         self._schemas = Schemas(imports, outer.ir_version)
         try:
             for node in body:

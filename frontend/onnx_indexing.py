@@ -10,11 +10,13 @@ import numpy as np
 
 from poly.affine import Constraint, var
 from poly.expr import Const
+from poly.frontend.onnx_elementwise import onnx_dtype
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Shape, Term, Value, fn, index_value, literal, python_scalar
 
 Row = Callable[[Notation], None]
+MOST_PLACES: Final = 1 << 22  # of an axis that is looked at place by place
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------
@@ -245,6 +247,7 @@ def _pad_copied(b: Notation, x: Value, y: Value, before: Sequence[int], mode: st
 def _runs(b: Notation, extent: int, before: int, total: int, mode: str) -> list[tuple[int, int, int, int]]:
     """(first place, length, first source, step): maximal runs of an axis with a constant step."""
     b.require(extent > 0 or total == 0, f"mode {mode!r} cannot pad an empty axis")
+    b.supported(total <= MOST_PLACES, f"mode {mode!r} on an axis of {total}")
     period = max(2 * (extent - 1), 1)
     found: list[tuple[int, int, int, int]] = []
     for place in range(total):
@@ -278,12 +281,39 @@ def trilu(b: Notation) -> None:
     b.assign(y, ranges, fn("select", keep, x[tuple(point)], zero))
 
 
+def eye_like(b: Notation) -> None:
+    """1 on the diagonal number k of a matrix, 0 elsewhere."""
+    x, number, shift = b.input(0), b.int_attribute("dtype", 0), b.int_attribute("k", 0)
+    b.require(x.rank == 2, f"{list(x.shape)} is no matrix")
+    y = b.output(x.shape, onnx_dtype(b, number) if number else x.dtype)
+    ranges, (row, column) = positions(x.shape)
+    b.assign(y, ranges, fn("eq", index_value(column), index_value(row + shift)).cast(y.dtype))
+
+
+def range_(b: Notation) -> None:
+    """start + i * delta, as long as that is before the limit; the number of elements has to be known."""
+    start, limit, delta = (np.asarray(b.constant(k)).astype(np.float64).reshape(-1)[0] for k in range(3))
+    b.require(delta != 0, "delta is 0")
+    dtype = b.input(0).dtype
+    y = b.output((max(int(np.ceil((limit - start) / delta)), 0),), dtype)
+    i = index_value(var("i"))
+    b.assign(y, {"i": y.size}, b.input(0)[()] + (i if dtype == "i64" else i.cast(dtype)) * b.input(2)[()])
+
+
+def constant_of_shape(b: Notation) -> None:
+    """It folds where the shape is known, which it has to be."""
+    b.constant(0)
+
+
 ROWS: Final[dict[str, Row]] = {
     "Concat": concat,
+    "ConstantOfShape": constant_of_shape,
     "Expand": expand,
+    "EyeLike": eye_like,
     "Gather": gather,
     "GatherElements": gather_elements,
     "Pad": pad,
+    "Range": range_,
     "Slice": slice_,
     "Split": split,
     "Tile": tile,

@@ -189,6 +189,9 @@ class Schemas:
         from onnx import defs
 
         opset = self.opset(domain, where)
+        if domain == "" and opset > defs.onnx_opset_version():
+            hint = f"this onnx package knows opsets up to {defs.onnx_opset_version()}: install a newer one"
+            raise OnnxError(f"opset {opset} is not known", where=where, hint=hint)
         try:
             return defs.get_schema(operator, opset, domain)
         except Exception:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from poly.affine import Affine, var
 from poly.dtypes import is_float, numpy_dtype
+from poly.frontend.onnx_indexing import MOST_PLACES
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Index, Term, Value, fn
@@ -128,6 +129,7 @@ def _coordinates(b: Notation, extent: int, size: int, scale: float) -> Floats:
     """Where each output element lies on the input's axis."""
     rule = b.string_attribute("coordinate_transformation_mode", "half_pixel") if b.opset >= 11 else "asymmetric"
     rule = "asymmetric" if b.call.operator == "Upsample" else rule
+    b.supported(size <= MOST_PLACES, f"an axis of {size} is more than {MOST_PLACES}")
     p = np.arange(size, dtype=np.float64)
     length = scale * extent
     match rule:
