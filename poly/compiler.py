@@ -22,6 +22,7 @@ from poly.engine import Engine, Unit, build_engine
 from poly.errors import MachineError, PolyError, ScheduleError
 from poly.graph import Array, Graph, SizedGraph
 from poly.machine import Machine
+from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, settled
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
@@ -188,9 +189,7 @@ def compile_program(
     )  # fmt: skip
 
 
-def constant_kernel(
-    made: Prepared, machine: Machine
-) -> Callable[[Mapping[str, Array]], dict[str, Array]] | None:
+def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, Array]], dict[str, Array]] | None:
     """The function from constants to those computed of them, in memory as their layouts say; zero where none lies."""
     from poly.codegen.kernel import Kernel, memory_shape
 
@@ -203,7 +202,7 @@ def constant_kernel(
     sizes = dict(split.before.sizes)
 
     def compute(constants: Mapping[str, Array]) -> dict[str, Array]:
-        results = {t.name: np.zeros(memory_shape(t, sizes), numpy_dtype(t.dtype)) for t in outputs}
+        results = {t.name: aligned_zeros(memory_shape(t, sizes), numpy_dtype(t.dtype)) for t in outputs}
         given = [np.require(constants[t.name], numpy_dtype(t.dtype), ["C", "A"]) for t in inputs]
         kernel.run_into(given, [*results.values()])
         return results

@@ -34,3 +34,11 @@ def _choose() -> Callable[[Array], int]:
 _at: Final = ctypes.c_size_t.from_address
 address: Final = _choose()
 """The address of an array's first element. The array must stay alive for as long as the address is used."""
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic], align: int = 64) -> Array:
+    """A C-contiguous array of zeros whose memory starts at a multiple of `align` bytes."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.zeros(size + align, np.uint8)
+    start = -address(raw) % align
+    return raw[start : start + size].view(dtype).reshape(shape)

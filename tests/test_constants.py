@@ -49,7 +49,7 @@ def test_blocks_lie_together() -> None:
     schedule = Schedule(program).promote("B", None, "l2", order=(1, 0), block={1: 4})
     b = np.arange(24, dtype=np.float32).reshape(4, 6)
     packed = poly.compile(schedule, constants={"B": b}).constants["B_l2"]
-    assert packed.shape == (2, 4, 4)
+    assert packed.shape == (2, 4, 4) and packed.ctypes.data % 64 == 0
     np.testing.assert_array_equal(packed[0], b[:, :4])
     np.testing.assert_array_equal(packed[1, :, :2], b[:, 4:])
 
