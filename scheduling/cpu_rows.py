@@ -9,7 +9,8 @@ values and partial results to registers, the rest to a buffer that fits the near
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
@@ -21,10 +22,14 @@ from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_facts import reduction_extents, stride
 from poly.scheduling.cpu_plan import FMA_UNITS, LATENCY
 from poly.scheduling.cpu_tile import loop_of
+from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 4  # iterations of a loop along which lanes pay
+INTERLEAVED = 2  # vectors of a long chain of operations, done as one wide vector
+HEIGHTS = ((2, 8), (16, 4), (128, 2))  # up to so many vectors in a row: rows side by side
+FEWEST_REGISTERS = 16
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 
@@ -33,21 +38,22 @@ LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "sele
 class Pass:
     """Statements that share their loops inside a row: `inner` (iterators by statement, the lanes last).
 
-    `width`: vectors side by side.
+    `lanes`: elements of one vector operation; `width`: such vectors side by side.
     """
 
     extents: tuple[int, ...]
     statements: list[str] = field(default_factory=list)
+    lanes: int = 1
     width: int = 1
 
 
 @dataclass(frozen=True)
 class RowPlan:
-    """`inner`: for every statement its loops inside the row, the lanes last; `vector`: elements of one vector."""
+    """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side."""
 
     passes: tuple[Pass, ...]
     inner: Mapping[str, tuple[str, ...]]
-    vector: int
+    height: int = 1
 
 
 def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None:
@@ -64,10 +70,28 @@ def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None
     widest = max(size_bytes(program.tensor[a.tensor].dtype) for s in group.statements for a, _ in s.accesses)
     passes = _passes(group, inner, extents)
     vector = machine.lanes(widest)
-    for part in passes:
-        if part.extents:
-            _set_width(program, part, vector)
-    return RowPlan(tuple(passes), inner, vector)
+    registers = machine.registers.capacity if machine.registers is not None else None
+    single = sum(not extents[n] for n in extents)
+    height = _height(program, group, passes, vector, (registers or FEWEST_REGISTERS) - single)
+    return RowPlan(tuple(_sized(program, p, vector, height) for p in passes), inner, height)
+
+
+def _height(program: Program, group: Group, passes: Sequence[Pass], vector: int, registers: int) -> int:
+    """Rows side by side, so that what each adds up and divides at its end overlaps with another one's."""
+    assert group.box is not None
+    rows = group.box[-1][1] + 1
+    vectors = max(-(-prod(part.extents) // vector) for part in passes)
+    most = next((h for limit, h in HEIGHTS if vectors <= limit), 1)
+    fitting = [h for h in range(1, most + 1) if rows % h == 0]
+    return max(
+        (h for h in fitting if all(_held(program, p, vector, h) <= registers for p in passes)), default=1
+    )
+
+
+def _held(program: Program, part: Pass, vector: int, height: int) -> int:
+    """Registers for the partial results of a pass, and for those of one of them by whole vectors."""
+    sized = _sized(program, part, vector, height)
+    return height * sized.lanes // vector * (_reductions(program, part) * sized.width + 1)
 
 
 def _lanes(program: Program, s: Statement, extents: Mapping[str, int]) -> str | None:
@@ -117,12 +141,20 @@ def _in_place(group: Group, maker: Statement, user: Statement, inner: Mapping[st
     return all(by_loops(user, r.affine_index) == made for r in user.reads if r.tensor == maker.write.tensor)
 
 
-def _set_width(program: Program, part: Pass, vector: int) -> None:
-    statements = [program.statement[n] for n in part.statements]
-    heavy = any(isinstance(e, Apply) and e.operator not in LIGHT for s in statements for e in walk(s.body))
-    reductions = sum(s.combiner is not None for s in statements)
-    most = FMA_UNITS * LATENCY // reductions if reductions else SIDE_BY_SIDE
-    part.width = max(1, min(1 if heavy else most, part.extents[-1] // vector))
+def _reductions(program: Program, part: Pass) -> int:
+    return sum(program.statement[n].combiner is not None for n in part.statements)
+
+
+def _sized(program: Program, part: Pass, vector: int, height: int) -> Pass:
+    """A pass with its vectors: several side by side hide the latency of an operation, or two as one wide one."""
+    if not part.extents:
+        return part
+    bodies = [program.statement[n].body for n in part.statements]
+    heavy = any(isinstance(e, Apply) and e.operator not in LIGHT for body in bodies for e in walk(body))
+    lanes = vector * (INTERLEAVED if heavy and part.extents[-1] >= INTERLEAVED * vector else 1)
+    reductions = _reductions(program, part)
+    most = 1 if heavy else FMA_UNITS * LATENCY // (reductions * height) if reductions else SIDE_BY_SIDE // height
+    return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))
 
 
 def schedule_rows(schedule: Schedule, group: Group, plan: RowPlan, machine: Machine) -> Schedule:
@@ -134,51 +166,35 @@ class _Rows:
     def __init__(self, group: Group, plan: RowPlan, machine: Machine) -> None:
         self.group, self.plan, self.machine = group, plan, machine
         self.depth = len(group.box or ())
+        self.high = int(plan.height > 1)  # loops over rows side by side, unrolled
+        self.row = ""
         self.partial: list[str] = []  # tensors of partial results
 
     def run(self, schedule: Schedule) -> Schedule:
         order = [n for part in self.plan.passes for n in part.statements]
         for name in order:
             schedule = self._ordered(schedule, name)
-        for k in range(self.depth):
-            for name in order[1:]:
-                schedule = schedule.fuse(schedule.nests[order[0]].names[k], schedule.nests[name].names[k])
-        row = schedule.nests[order[0]].names[self.depth - 1]
+        schedule = self._fused(schedule, order, range(self.depth))
+        self.row = schedule.nests[order[0]].names[self.depth - 1]
         for part in self.plan.passes:
             if part.extents:
                 schedule = self._pass(schedule, part)
-        return self._promoted(schedule, row)
+            elif self.high:
+                schedule = self._fused(schedule, part.statements, [self.depth])
+        return self._promoted(schedule)
 
     def _ordered(self, schedule: Schedule, name: str) -> Schedule:
-        """The shared loops outside, the lanes inside."""
-        wanted = [loop_of(schedule, name, i) for i in (*self.group.axes[name], *self.plan.inner[name])]
-        return schedule if tuple(wanted) == schedule.nests[name].names else schedule.reorder(*wanted)
-
-    # ---- one pass over a row
-
-    def _pass(self, schedule: Schedule, part: Pass) -> Schedule:
-        step, extent = self.plan.vector * part.width, part.extents[-1]
-        several = extent > step
-        if several:
-            for name in part.statements:
-                schedule = schedule.tile({schedule.nests[name].names[-1]: step})
-        shared = self.depth + len(part.extents) - 1 + several
-        schedule = self._fused(schedule, part.statements, range(self.depth, shared))
-        merges: list[str] = []
-        for name in part.statements:
-            s = schedule.program.statement[name]
-            if s.combiner is not None and (extent > self.plan.vector or len(part.extents) > 1):
-                merges.append(f"{s.write.tensor}_{name}_part")
-                schedule = schedule.rfactor(name, schedule.nests[name].names[-1], name=merges[-1])
-        pieces = [part.statements]
-        if several and extent % step:
-            loop = schedule.nests[part.statements[0]].names[shared - 1]
-            schedule, pieces = self._split(schedule, part.statements, loop, extent // step)
-        for names in pieces:
-            schedule = self._vectors(schedule, names, min(step, extent), shared)
-        for buffer in merges:
-            schedule = self._merged(schedule, buffer, min(step, extent))
-        return schedule
+        """The shared loops outside, rows side by side around the lanes."""
+        rows = [loop_of(schedule, name, i) for i in self.group.axes[name]]
+        inner = [loop_of(schedule, name, i) for i in self.plan.inner[name]]
+        nest = schedule.nests[name].names
+        schedule = schedule if nest == (*rows, *inner) else schedule.reorder(*rows, *inner)
+        if not self.high:
+            return schedule
+        outer, side = f"{rows[-1]}.o", f"{rows[-1]}.p"
+        schedule = schedule.tile({rows[-1]: self.plan.height}).unroll(side)
+        order = [outer, *inner[:-1], side, *inner[-1:]]
+        return schedule.reorder(*order) if len(inner) > 1 else schedule
 
     def _fused(self, schedule: Schedule, names: Sequence[str], depths: Sequence[int]) -> Schedule:
         for k in depths:
@@ -186,70 +202,87 @@ class _Rows:
                 schedule = schedule.fuse(schedule.nests[names[0]].names[k], schedule.nests[name].names[k])
         return schedule
 
-    def _split(
-        self, schedule: Schedule, names: Sequence[str], loop: str, at: int
-    ) -> tuple[Schedule, list[list[str]]]:
-        """The whole tiles, and what is left over."""
-        before = schedule.program.statement.keys()
-        schedule = schedule.split(loop, at)
-        new = [s for s in schedule.program.statements if s.name not in before]
-        origins = {n: self._origin(schedule, n) for n in names}
-        lower = [s.name for n in names for s in new if s.origin == origins[n] and "_lo" in s.name]
-        upper = [s.name for n in names for s in new if s.origin == origins[n] and "_hi" in s.name]
-        return schedule, [lower, upper]
+    # ---- one pass over a row
 
-    def _origin(self, schedule: Schedule, name: str) -> str:
-        s = schedule.program.statement.get(name)
-        return (s.origin or s.name) if s is not None else name
+    def _pass(self, schedule: Schedule, part: Pass) -> Schedule:
+        step, extent = part.lanes * part.width, part.extents[-1]
+        several = extent > step
+        for name in part.statements if several else ():
+            loop = schedule.nests[name].names[-1]
+            side = schedule.nests[name].names[-1 - self.high : -1]
+            schedule = schedule.tile({loop: step})
+            schedule = schedule.reorder(f"{loop}.o", *side) if side else schedule
+        shared = self.depth + len(part.extents) - 1 + several
+        schedule = self._fused(schedule, part.statements, range(self.depth, shared))
+        merges: list[str] = []
+        for name in part.statements:
+            s = schedule.program.statement[name]
+            if s.combiner is not None and (extent > part.lanes or len(part.extents) > 1):
+                merges.append(f"{s.write.tensor}_{name}_part")
+                schedule = schedule.rfactor(name, schedule.nests[name].names[-1], at=self.row, name=merges[-1])
+        pieces = [part.statements]
+        if several and extent % step:
+            loop = schedule.nests[part.statements[0]].names[shared - 1]
+            pieces = [[piece_name(schedule, n, piece) for n in part.statements] for piece in ("lo", "hi")]
+            schedule = schedule.split(loop, extent // step)
+        for names in pieces:
+            schedule = self._vectors(schedule, names, part.lanes, min(step, extent), shared)
+        for buffer in merges:
+            schedule = self._merged(schedule, buffer, part.lanes, min(step, extent))
+        return schedule
 
-    def _vectors(self, schedule: Schedule, names: Sequence[str], extent: int, depth: int) -> Schedule:
-        """Vectors side by side shared by the statements, then the lanes of each."""
-        if extent > self.plan.vector:
-            for name in names:
-                loop = schedule.nests[name].names[-1]
-                schedule = schedule.tile({loop: self.plan.vector}).unroll(f"{loop}.o")
-            schedule = self._fused(schedule, names, [depth])
+    def _vectors(self, schedule: Schedule, names: Sequence[str], vector: int, extent: int, depth: int) -> Schedule:
+        """Rows and vectors side by side shared by the statements, then the lanes of each."""
+        for name in names:
+            schedule = self._lanes(schedule, name, vector, extent, vectorise=False)
+        schedule = self._fused(schedule, names, range(depth, depth + self.high + (extent > vector)))
         for name in names:
             schedule = schedule.vectorise(schedule.nests[name].names[-1])
         return schedule
 
-    def _merged(self, schedule: Schedule, buffer: str, extent: int) -> Schedule:
+    def _lanes(self, schedule: Schedule, name: str, vector: int, extent: int, *, vectorise: bool = True) -> Schedule:
+        """The innermost loop of a statement in vectors, unrolled."""
+        loop = schedule.nests[name].names[-1]
+        if extent > vector:
+            schedule = schedule.tile({loop: vector}).unroll(f"{loop}.o")
+            loop = f"{loop}.p"
+        return schedule.vectorise(loop) if vectorise else schedule
+
+    def _merged(self, schedule: Schedule, buffer: str, vector: int, extent: int) -> Schedule:
         """Partial results in vectors: added up by whole vectors first, then the lanes of one."""
         self.partial.append(buffer)
-        schedule = self._by_vectors(schedule, f"clear_{buffer}", extent)
-        merge = f"merge_{buffer}"
+        clear, merge = f"clear_{buffer}", f"merge_{buffer}"
+        for name in (clear, merge):
+            schedule = self._unrolled(schedule, name, schedule.nests[name].names[self.depth : -1])
+        schedule = self._lanes(schedule, clear, vector, extent)
+        if extent <= vector:
+            return schedule.vectorise(schedule.nests[merge].names[-1])
+        schedule = self._lanes(schedule, merge, vector, extent, vectorise=False)
         loop = schedule.nests[merge].names[-1]
-        if extent > self.plan.vector:
-            schedule = schedule.tile({loop: self.plan.vector}).unroll(f"{loop}.o")
-            last = f"{buffer}_1"
-            schedule = schedule.rfactor(merge, f"{loop}.p", name=last)
-            schedule = schedule.vectorise(f"{loop}.p")
-            schedule = self._by_vectors(schedule, f"clear_{last}", self.plan.vector)
-            self.partial.append(last)
-            merge = f"merge_{last}"
-        return schedule.vectorise(schedule.nests[merge].names[-1])
+        schedule = schedule.rfactor(merge, loop, at=self.row, name=f"{buffer}_1").vectorise(loop)
+        return self._merged(schedule, f"{buffer}_1", vector, vector)
 
-    def _by_vectors(self, schedule: Schedule, name: str, extent: int) -> Schedule:
-        loop = schedule.nests[name].names[-1]
-        if extent > self.plan.vector:
-            schedule = schedule.tile({loop: self.plan.vector}).unroll(f"{loop}.o")
-            loop = f"{loop}.p"
-        return schedule.vectorise(loop)
+    def _unrolled(self, schedule: Schedule, name: str, loops: Sequence[str]) -> Schedule:
+        for loop in loops:
+            schedule = schedule.unroll(loop)
+        return schedule
 
     # ---- what lives in a row
 
-    def _promoted(self, schedule: Schedule, row: str) -> Schedule:
+    def _promoted(self, schedule: Schedule) -> Schedule:
         assert self.machine.registers is not None
         registers = self.machine.registers.name
         inside = set(parts_of(schedule, self.group)) | {s.name for s in schedule.program.statements if s.partial}
         for tensor, users in self._users(schedule).items():
-            single = not any(self._moves(s, tensor) for s in self.group.statements)
-            if single:
-                schedule = schedule.promote(tensor, row, registers, name=f"{tensor}_row")
+            buffer = f"{tensor}_row"
+            if not any(self._moves(s, tensor) for s in self.group.statements):
+                schedule = schedule.promote(tensor, self.row, registers, name=buffer)
+                for copy in {f"ld_{buffer}", f"st_{buffer}"} & schedule.nests.keys():
+                    schedule = self._unrolled(schedule, copy, schedule.nests[copy].names[self.depth :])
             elif users <= inside and schedule.program.tensor[tensor].role == "temporary":
-                schedule = schedule.promote(tensor, row, self._space(), name=f"{tensor}_row")
+                schedule = schedule.promote(tensor, self.row, self._space(), name=buffer)
         for tensor in self.partial:  # last, so that they are allocated inside of the others
-            schedule = schedule.promote(tensor, row, registers, name=f"{tensor}_r")
+            schedule = schedule.promote(tensor, self.row, registers, name=f"{tensor}_r")
         return schedule
 
     def _users(self, schedule: Schedule) -> dict[str, set[str]]:
