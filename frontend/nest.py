@@ -66,21 +66,21 @@ __all__ = ["Array", "Nest", "bf16", "boolean", "f16", "f32", "f64", "i8", "i16",
 
 Array = npt.NDArray[np.generic]
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 _BUDGET = 2_000_000
 
 
-class Nest(Generic[P, R]):
+class Nest(Generic[P, R_co]):
     """A function that is a program too. `program`: in the original order. `python`: the function itself."""
 
     __name__: str
 
-    def __init__(self, function: Callable[P, R], exact: bool = False) -> None:
+    def __init__(self, function: Callable[P, R_co], exact: bool = False) -> None:
         self.python = function
         self.program = read_nest(function, exact=exact)
         update_wrapper(self, function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function as Python."""
         return self.python(*args, **kwargs)
 
@@ -89,12 +89,12 @@ class Nest(Generic[P, R]):
 
 
 @overload
-def nest(function: Callable[P, R], /, *, exact: bool = False) -> Nest[P, R]: ...
+def nest(function: Callable[P, R_co], /, *, exact: bool = False) -> Nest[P, R_co]: ...
 @overload
-def nest(function: None = None, /, *, exact: bool = False) -> Callable[[Callable[P, R]], Nest[P, R]]: ...
+def nest(function: None = None, /, *, exact: bool = False) -> Callable[[Callable[P, R_co]], Nest[P, R_co]]: ...
 def nest(
-    function: Callable[P, R] | None = None, /, *, exact: bool = False
-) -> Nest[P, R] | Callable[[Callable[P, R]], Nest[P, R]]:
+    function: Callable[P, R_co] | None = None, /, *, exact: bool = False
+) -> Nest[P, R_co] | Callable[[Callable[P, R_co]], Nest[P, R_co]]:
     """Decorate a loop nest, see the module text. `exact`: updates of floats keep their order and their roundings.
 
     Raises `ParseError`, which points into the file, for what is not affine or not in the language of nests, and for a

@@ -55,7 +55,7 @@ def machine_of(target: str | Machine) -> Machine:
 
 
 @overload
-def compile(
+def compile(  # pyright: ignore[reportOverlappingOverload]  # every other graph has an Engine
     what: SizedGraph,
     target: str | Machine = "cpu",
     *,
