@@ -27,6 +27,7 @@ MOST_TAPS = 64  # points of a window
 MOST_ROWS = 8  # of a register tile
 FEW_VECTORS = 8  # in a row: its vectors may be unrolled
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
+ROLLED = 48  # operations of one register tile where a row read serves all rows written at once
 BODY = 400  # operations of unrolled register tiles
 SPARE = 2  # registers besides sums and kept operands
 KEPT_BESIDE = 6  # registers that have to be left where operands are kept
@@ -91,13 +92,15 @@ def window_of(program: Program, group: Group, machine: Machine) -> Window | None
     taps, reach = prod(shape.taps.values()), shape.taps.get(shape.down, 1)
     registers = machine.registers.capacity or 16 if machine.registers is not None else 16
     kept = tuple(dict.fromkeys(a.tensor for a in shape.others)) if taps <= registers - KEPT_BESIDE else ()
-    most = max(1, min(registers - SPARE - (taps if kept else 1), MOST_ROWS, height))
+    rolling = bool(kept) or not shape.others
+    room = registers - SPARE - (taps if kept else 1)
+    most = max(1, min(room, max(2, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS, height))
     copied = bool(shape.read.guard) or (step > 1 and shape.taps[shape.across] > step)
     fitting = height
     if copied:
         columns = (step * (width - 1) + shape.taps[shape.across]) * _planes(shape, row)
-        room = _first_cache(machine) // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
-        fitting = max(1, (room - reach) // step_down)
+        lines = _first_cache(machine) // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
+        fitting = max(1, (lines - reach) // step_down)
     vectors = -(-width // vector)
     unrolled = fitting >= height and -(-height // most) * vectors * most * taps <= BODY
     tile = -(-height // -(-height // most)) if unrolled else _divisor(height, most)
