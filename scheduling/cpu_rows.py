@@ -29,6 +29,7 @@ from poly.scheduling.schedule import Schedule
 FEWEST = 4  # iterations of a loop along which lanes pay
 INTERLEAVED = 2  # vectors of a long chain of operations, done as one wide vector
 HEIGHTS = ((2, 8), (16, 4), (128, 2))  # up to so many vectors in a row: rows side by side
+CHAIN = 4  # vectors that take as long as one with a long chain of operations
 FEWEST_REGISTERS = 16
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
@@ -80,7 +81,7 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], vector: int,
     """Rows side by side, so that what each adds up and divides at its end overlaps with another one's."""
     assert group.box is not None
     rows = group.box[-1][1] + 1
-    vectors = max(-(-prod(part.extents) // vector) for part in passes)
+    vectors = max(-(-prod(p.extents) // vector) * (CHAIN if _heavy(program, p) else 1) for p in passes)
     most = next((h for limit, h in HEIGHTS if vectors <= limit), 1)
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max(
@@ -145,12 +146,17 @@ def _reductions(program: Program, part: Pass) -> int:
     return sum(program.statement[n].combiner is not None for n in part.statements)
 
 
+def _heavy(program: Program, part: Pass) -> bool:
+    """Whether some statement takes a long chain of operations for an element."""
+    bodies = [program.statement[n].body for n in part.statements]
+    return any(isinstance(e, Apply) and e.operator not in LIGHT for body in bodies for e in walk(body))
+
+
 def _sized(program: Program, part: Pass, vector: int, height: int) -> Pass:
     """A pass with its vectors: several side by side hide the latency of an operation, or two as one wide one."""
     if not part.extents:
         return part
-    bodies = [program.statement[n].body for n in part.statements]
-    heavy = any(isinstance(e, Apply) and e.operator not in LIGHT for body in bodies for e in walk(body))
+    heavy = _heavy(program, part)
     lanes = vector * (INTERLEAVED if heavy and part.extents[-1] >= INTERLEAVED * vector else 1)
     reductions = _reductions(program, part)
     most = 1 if heavy else FMA_UNITS * LATENCY // (reductions * height) if reductions else SIDE_BY_SIDE // height
