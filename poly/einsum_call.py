@@ -15,27 +15,30 @@ decides dtype, casting and the memory layout of the result, as in numpy; `poly.e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Final, Literal, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from functools import lru_cache, update_wrapper
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from poly.arguments import shown
-from poly.einsum_plan import Plan, make_plan
+from poly.codegen.call import NATIVE, NativeCall, Record, attach
+from poly.einsum_plan import Compiled, Plan, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
-from poly.errors import ArgumentError, ArgumentTypeError, ParseError
+from poly.errors import ArgumentError, ArgumentTypeError, ParseError, RunError
 from poly.frontend.einsum import spec_of
 
 MOST_THREADS: Final = 1024
+MOST_SPECS: Final = 4096  # strings, and signatures of one, whose calls are native
+MOST_RECORDS: Final = 32
 Array = npt.NDArray[np.generic]
 Optimize: TypeAlias = bool | str | Sequence[object]
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 Order = Literal["C", "F", "A", "K"]
 
 
-def einsum(
+def _einsum(
     *operands: object,
     out: Array | None = None,
     optimize: Optimize | None = False,
@@ -75,9 +78,68 @@ def einsum(
     options = None if plain else _options(optimize, dtype, order, casting, threads)
     signature = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
     if out is None:
-        return _plan(spec, signature, options, None)(arrays, None)
+        plan = _plan(spec, signature, options, None)
+        if plain and isinstance(plan, Compiled) and plan.record is not None:
+            _native_from_now_on(spec, signature, plan.record)
+        return plan(arrays, None)
     target = _checked(out)
     return _plan(spec, signature, options, (target.shape, target.strides, target.dtype))(arrays, target)
+
+
+# ---- calls that native code makes by itself
+
+
+class _OfSpec(NativeCall):
+    """What `einsum` does for one string: records of its last plans, everything else in Python."""
+
+    def __init__(self, spec: str) -> None:
+        self.spec = spec
+        self.records: dict[object, Record] = {}
+        attach(self, None)
+
+    def _careful(self, *operands: object, **keywords: object) -> object:
+        return _einsum(self.spec, *operands, **keywords)  # type: ignore[arg-type]
+
+    def _failed(self, at: int, status: int) -> None:
+        raise RunError("no memory for the buffers", where=f"einsum {self.spec!r}")
+
+
+class _Einsum(NativeCall):
+    """`einsum` as it is called: by the string to an `_OfSpec`, everything else in Python."""
+
+    def __init__(self) -> None:
+        update_wrapper(self, _einsum)
+        self.__name__ = self.__qualname__ = "einsum"
+        self.specs: dict[str, _OfSpec] = {}
+        attach(self, None, id(self.specs))
+
+    def _careful(self, *operands: object, **keywords: object) -> object:
+        return _einsum(*operands, **keywords)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> str:
+        return "einsum"
+
+    def __repr__(self) -> str:
+        return "<einsum>"
+
+
+def _native_from_now_on(spec: str, signature: object, make: Callable[[], Record]) -> None:
+    """Give native code the record of a plan, as far as there is room. Records live on: a call may be in one of them."""
+    if not NATIVE or (spec not in _calls.specs and len(_calls.specs) >= MOST_SPECS):
+        return
+    own = _calls.specs.setdefault(spec, _OfSpec(spec))
+    if signature not in own.records and len(own.records) < MOST_RECORDS:
+        following = next(reversed(own.records.values()), None)
+        own.records[signature] = make().before(following)
+        attach(own, own.records[signature])
+
+
+def forget() -> None:
+    """Drop all plans, so that calls make new ones. No other thread may be in a call."""
+    _plan.cache_clear()
+    for own in _calls.specs.values():
+        attach(own, None)
+        own.records.clear()
 
 
 @lru_cache(maxsize=8192)
@@ -159,7 +221,7 @@ def _options(
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentTypeError(f"{name} is {shown(value)}", hint=f"{name} is a str")
     if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:  # pyright: ignore
-        raise ArgumentError(f"threads is {shown(threads)}", hint=f"a number from 1 to {MOST_THREADS}")
+        raise ArgumentError(f"threads={shown(threads)}", hint=f"a number from 1 to {MOST_THREADS}")
     order = order.upper()
     if order not in ("C", "F", "A", "K"):
         raise ArgumentError(f"order {order!r}", hint="C, F, A or K")
@@ -192,3 +254,10 @@ def _checked(out: object) -> Array:
     if not out.flags.writeable:
         raise ArgumentError("out is read-only")
     return out
+
+
+_calls: Final = _Einsum()
+if TYPE_CHECKING:
+    einsum = _einsum
+else:
+    einsum = _calls
