@@ -81,7 +81,7 @@ class Ops:
         )
 
     def shuffle(self, a: Value, b: Value | None, places: Sequence[int | None]) -> Value:
-        """The lanes of two vectors at places (those of `b` follow those of `a`; None: any); reused where it is there."""
+        """The lanes of two vectors at places (those of `b` come after those of `a`; None: any); each once."""
         kind = value_type(a.dtype, a.lanes)
         mask = ", ".join("i32 poison" if p is None else f"i32 {p}" for p in places)
         other = "poison" if b is None else b.text
@@ -221,6 +221,8 @@ class Ops:
                 return self._integer_power(*operands)
             case "bit_and" | "bit_or" | "bit_xor" if not is_float(a.dtype):
                 return self.op(name.removeprefix("bit_"), a, *operands)
+            case "shift_left" | "shift_right" if is_integer(a.dtype):
+                return self._shift(name, *operands)
             case "fmod" if is_float(a.dtype):
                 return self.op("frem", a, *operands)
             case _ if is_float(a.dtype):
@@ -286,6 +288,19 @@ class Ops:
         if is_float(a.dtype):
             rest = self.select(self.op("fcmp uno", a, a, a, dtype="bool"), a, rest)
         return self.select(positive, one, rest)
+
+    def _shift(self, name: str, a: Value, count: Value) -> Value:
+        """Counts that are not below the width shift everything out."""
+        signed, zero = a.dtype[0] == "i", self.const(a.dtype, 0, a.lanes)
+        width = 8 * size_bytes(a.dtype)
+        inside = self.compare("lt", count, self.const(a.dtype, width, a.lanes))
+        if signed:
+            inside = self.op("and", a, inside, self.compare("ge", count, zero), dtype="bool")
+        safe = self.select(inside, count, zero)
+        if name == "shift_left":
+            return self.select(inside, self.op("shl", a, a, safe), zero)
+        beyond = self.op("ashr", a, a, self.const(a.dtype, width - 1, a.lanes)) if signed else zero
+        return self.select(inside, self.op("ashr" if signed else "lshr", a, a, safe), beyond)
 
     def _integer_power(self, a: Value, b: Value) -> Value:
         """Square and multiply over the exponent's bits, 64 at most; known exponents take only their own bits."""

@@ -198,6 +198,12 @@ def bitwise_not(b: Notation) -> None:
     b.map(lambda v: fn("bit_xor", v, ones), x)
 
 
+def bit_shift(b: Notation) -> None:
+    direction = b.string_attribute("direction")
+    b.require(direction in ("LEFT", "RIGHT"), f"direction {direction!r} is unknown")
+    b.map(lambda p, q: fn(f"shift_{direction.lower()}", p, q), b.input(0), b.input(1))
+
+
 def where(b: Notation) -> None:
     b.map(lambda c, p, q: fn("select", c, p, q), b.input(0), b.input(1), b.input(2), dtype=b.input(1).dtype)
 
@@ -340,6 +346,7 @@ ROWS: Final[dict[str, Row]] = {
     "Asinh": _wide(lambda v: fn("sign", v) * fn("log", fn("abs", v) + fn("sqrt", v * v + 1.0))),
     "Atan": inverse_tangent(lambda v: v),
     "Atanh": _wide(lambda v: fn("log", (v + 1.0) / (1.0 - v)) * 0.5),
+    "BitShift": bit_shift,
     "BitwiseAnd": bits("bit_and"),
     "BitwiseNot": bitwise_not,
     "BitwiseOr": bits("bit_or"),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 MOST_ELEMENTS: Final = 2**36
+_CHECKER: Final = "onnx.checker.check_model(path, full_check=True) may say more"
 Fate = Literal["compiled", "expanded", "folded", "inlined", "fallback", "refused", "not reached"]
 
 
@@ -262,7 +263,10 @@ class Importer:
         return tuple(name for k, name in enumerate(proto.output) if k not in outputs)
 
     def _node(self, proto: onnx.NodeProto) -> Fate:
-        call = self._call(proto)
+        try:
+            call = self._call(proto)
+        except OnnxError as error:
+            raise OnnxError(error.message, where=error.where, hint=error.hint or _CHECKER) from error
         try:
             fate = self._import(call, proto)
             self._trace(call)
@@ -277,8 +281,7 @@ class Importer:
         except (ValueError, TypeError, ArithmeticError, LookupError, MemoryError, AssertionError) as error:
             # what a row did not foresee is an error of this node all the same
             words = str(error).partition("\n")[0] or ("no memory" if isinstance(error, MemoryError) else "operands")
-            hint = "onnx.checker.check_model(path, full_check=True) may say more"
-            raise OnnxError(f"cannot be written down: {words}", where=call.where, hint=hint) from error
+            raise OnnxError(f"cannot be written down: {words}", where=call.where, hint=_CHECKER) from error
 
     def _trace(self, call: Call) -> None:
         """Note which inputs of the import the node's outputs depend on."""

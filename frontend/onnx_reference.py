@@ -49,8 +49,6 @@ def evaluate_node(node: onnx.NodeProto, model: onnx.ModelProto, values: Mapping[
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
-    if node.op_type == "Loop" and len(node.input) > 1 and not node.input[1]:
-        node, values = _with_condition(node, values)
     names = dict.fromkeys(name for name in (*node.input, *captured_names(node)) if name)
     graph = helper.make_graph(
         [node], "one", [helper.make_empty_tensor_value_info(n) for n in names],
@@ -64,16 +62,6 @@ def evaluate_node(node: onnx.NodeProto, model: onnx.ModelProto, values: Mapping[
         raise RunError(f"the reference evaluator failed: {error}", where=f"{node.op_type} ({node.name})") from error
     results = iter(found if isinstance(found, (list, tuple)) else [found])
     return [next(results) if name else None for name in node.output]
-
-
-def _with_condition(node: onnx.NodeProto, values: Mapping[str, object]) -> tuple[onnx.NodeProto, Mapping[str, object]]:
-    """A Loop without a condition goes on; the evaluator takes an absent one for false."""
-    import onnx
-
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    copy.input[1] = f"{node.name}/condition"
-    return copy, {**values, copy.input[1]: np.array(True)}
 
 
 def make_external(node: onnx.NodeProto, opset: int, inputs: Sequence[str], outputs: Sequence[str]) -> External:

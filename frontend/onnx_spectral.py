@@ -143,6 +143,5 @@ ROWS: Final[dict[str, Row]] = {
     "DFT": dft,
     "Det": determinant,
     "MelWeightMatrix": from_constants,
-    "Range": from_constants,
     "STFT": stft,
 }

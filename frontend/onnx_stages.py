@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.errors import OnnxError, PolyError, RunError
+from poly.frontend.onnx_control import body_model
 from poly.frontend.onnx_import import Importer, Interrupted
 from poly.frontend.onnx_model import input_shapes, tensor_array
 from poly.frontend.onnx_operators import OPERATORS
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 # An input larger than this is never specialised on its content.
-_MAX_DECIDING: Final = {"i": 4096, "u": 4096, "b": 4096, "f": 64}
+_MAX_DECIDING: Final = {"i": 4096, "u": 4096, "b": 4096, "f": 64, "V": 64}
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class StagedModel:
             if info.name not in values:
                 if info.name not in self.defaults:
                     raise RunError(f"input {info.name!r} is missing", where=where)
-            elif info.type.HasField("tensor_type") and info.type.tensor_type.elem_type != 8:
+            elif info.type.tensor_type.elem_type not in (0, 8):
                 tensors.append(info)
         arrays = {i.name: np.asarray(values[i.name]) for i in tensors}
         try:
@@ -90,6 +91,10 @@ class StagedModel:
                     raise RunError(f"input {info.name!r} is {arrays[info.name].dtype}, expected {dtype}", where=where)
         except OnnxError as error:
             raise RunError(error.message, where=error.where, hint=error.hint) from None
+
+    def body(self, position: int, name: str) -> StagedModel:
+        """A graph inside of a node."""
+        return StagedModel(body_model(self.nodes[position], self.model, name))
 
     def stage(
         self, first: int, values: Mapping[str, object], constants: Mapping[str, Array]

@@ -105,6 +105,20 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
 
 
+def _shift_left(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """0 where the count is not below the width (as a negative one is not)."""
+    a, b = np.asarray(a), np.asarray(b)
+    inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
+    return np.where(inside, np.left_shift(a, np.where(inside, b, 0)), 0).astype(a.dtype)
+
+
+def _shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The sign (0 or -1) where the count is not below the width."""
+    a, b = np.asarray(a), np.asarray(b)
+    inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
+    return np.where(inside, np.right_shift(a, np.where(inside, b, 0)), np.where(a < 0, -1, 0)).astype(a.dtype)
+
+
 _TABLE: Final[Sequence[Operator]] = (
     Operator("or", 2, np.logical_or, "bool", "or", 1),
     Operator("and", 2, np.logical_and, "bool", "and", 2),
@@ -140,6 +154,8 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("bit_and", 2, np.bitwise_and),
     Operator("bit_or", 2, np.bitwise_or),
     Operator("bit_xor", 2, np.bitwise_xor),
+    Operator("shift_left", 2, _shift_left),
+    Operator("shift_right", 2, _shift_right),  # of signed integers: copies of the sign come in
     Operator("select", 3, np.where, "same"),
 )
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}

@@ -18,6 +18,7 @@ import numpy as np
 
 from poly.engine import Engine
 from poly.errors import FallbackWarning
+from poly.frontend.onnx_control import body_name, run_control
 from poly.frontend.onnx_reference import evaluate_node
 from poly.frontend.onnx_stages import Stage, StagedModel
 from poly.graph import Array, Graph
@@ -64,6 +65,9 @@ class ModelEngine:
     _cache: OrderedDict[Key, _Compiled] = field(default_factory=OrderedDict[Key, _Compiled], repr=False)
     _decided: dict[Key, frozenset[str]] = field(default_factory=dict[Key, "frozenset[str]"], repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _bodies: dict[tuple[int, str], ModelEngine] = field(
+        default_factory=dict[tuple[int, str], "ModelEngine"], repr=False
+    )
     _warned: set[str] = field(default_factory=set[str], repr=False)
 
     @property
@@ -159,27 +163,43 @@ class ModelEngine:
         self, position: int, stage: Stage, values: dict[str, object], known: Mapping[str, Array],
         fallbacks: dict[str, float], reasons: dict[str, str],
     ) -> None:  # fmt: skip
-        """Run one node by the reference evaluator."""
+        """Run one node: If, Loop and Scan by compiled graphs, another by the reference evaluator."""
         node = self.model.nodes[position]
-        name = node.name or next(iter(node.output), node.op_type)
-        label = f"{name} ({node.op_type})"
-        if label not in self._warned:
-            self._warned.add(label)
-            message = f"node {label} runs by the reference evaluator: {stage.reason}"
-            warnings.warn(message, FallbackWarning, stacklevel=4)
+        label = f"{node.name or next(iter(node.output), node.op_type)} ({node.op_type})"
         reads: dict[str, object] = {}
         for read in self.model.reads[position]:
             if read in known or read in values:
                 reads[read] = known[read] if read in known else values[read]
             elif read in self.model.defaults:
                 reads[read] = self._default(read)
-        start = time.perf_counter()
-        results = evaluate_node(node, self.model.model, reads)
-        fallbacks[label] = fallbacks.get(label, 0.0) + time.perf_counter() - start
-        reasons[label] = stage.reason
+        name = body_name(node, reads)
+        if name is not None:
+            body = self._body(position, name)
+            results = run_control(node, reads, name, body.run)
+            if body.share is not None:
+                fallbacks |= {f"{label}: {one}": seconds for one, seconds in body.share.fallbacks.items()}
+                reasons |= {f"{label}: {one}": why for one, why in body.share.reasons.items()}
+        else:
+            self._warn(label, stage.reason)
+            start = time.perf_counter()
+            results = evaluate_node(node, self.model.model, reads)
+            fallbacks[label] = fallbacks.get(label, 0.0) + time.perf_counter() - start
+            reasons[label] = stage.reason
         for output, value in zip(node.output, results, strict=True):
             if output:
                 values[output] = np.asarray(value) if isinstance(value, np.generic) else value
+
+    def _warn(self, label: str, reason: str) -> None:
+        if label not in self._warned:
+            self._warned.add(label)
+            message = f"node {label} runs by the reference evaluator: {reason}"
+            warnings.warn(message, FallbackWarning, stacklevel=5)
+
+    def _body(self, position: int, name: str) -> ModelEngine:
+        """A graph inside of a node, compiled as a model of its own; the control runs here."""
+        if (position, name) not in self._bodies:
+            self._bodies[position, name] = ModelEngine(self.model.body(position, name), self.build)
+        return self._bodies[position, name]
 
     def __repr__(self) -> str:
         if self.share is None:
@@ -198,5 +218,7 @@ class ModelEngine:
             lines.append(f"  nodes {stage.first} to {stage.end - 1}: {found.engine or 'known from the shapes'!r}")
             if stage.alone:
                 node = self.model.nodes[stage.end]
-                lines.append(f"  node {node.name or node.op_type}: reference evaluator: {stage.reason}")
+                inside = any(position == stage.end for position, _ in self._bodies)
+                how = "control here, its body compiled" if inside else "reference evaluator"
+                lines.append(f"  node {node.name or node.op_type}: {how}: {stage.reason}")
         return "\n".join(lines)

@@ -110,12 +110,61 @@ def looping() -> onnx.ModelProto:
     return chain_model(nodes, {"x": f32(3)}, ["y"], constants=constants)[0]
 
 
-def test_a_loop_runs_by_the_reference_evaluator_with_a_warning_and_its_share_of_the_time() -> None:
+def test_the_body_of_a_loop_is_compiled() -> None:
     x = f32(3)
     engine = engine_of(looping())
-    with pytest.warns(FallbackWarning, match="turns.*subgraph"):
+    for _ in range(2):
         assert_close(engine.run({"x": x}), {"y": -(np.maximum(x, 0) + 4)})  # type: ignore[arg-type]
-    assert engine.fallbacks == ("turns (Loop)",)
+    assert engine.fallbacks == () and "its body compiled" in str(engine)
+
+
+def test_what_a_loop_makes_in_its_turns_is_stacked() -> None:
+    """The evaluator gives scalars a second axis, and takes an absent condition for false: the oracle is written out."""
+    body = helper.make_graph(
+        [helper.make_node("Mul", ["v", "two"], ["w"]), helper.make_node("Identity", ["w"], ["out"]),
+         helper.make_node("Less", ["w", "limit"], ["on"])], "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("go", 9, []),
+         helper.make_tensor_value_info("v", 1, [])],
+        [helper.make_tensor_value_info(n, t, []) for n, t in (("on", 9), ("w", 1), ("out", 1))],
+    )  # fmt: skip
+    node = helper.make_node("Loop", ["count", "go", "x"], ["last", "all"], body=body)
+    x = np.array(3, np.float32)
+    constants = {"count": np.array(9), "go": np.array(True), "two": np.float32(2), "limit": np.float32(40)}
+    arrays = {n: np.asarray(a) for n, a in constants.items()}
+    model, _ = chain_model([node], {"x": x}, ["last", "all"], constants=arrays)
+    want = {"last": np.float32(48), "all": np.array([6, 12, 24, 48], np.float32)}
+    assert_close(engine_of(model).run({"x": x}), want)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_a_scan_goes_both_ways(backwards: int) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "v"], ["t"]), helper.make_node("Identity", ["t"], ["out"])], "body",
+        [helper.make_tensor_value_info(n, 1, [2]) for n in ("s", "v")],
+        [helper.make_tensor_value_info(n, 1, [2]) for n in ("t", "out")],
+    )  # fmt: skip
+    node = helper.make_node(
+        "Scan", ["start", "x"], ["last", "all"], body=body, num_scan_inputs=1, scan_input_axes=[1],
+        scan_input_directions=[backwards], scan_output_directions=[backwards], scan_output_axes=[1],
+    )  # fmt: skip
+    x = f32(2, 5)
+    model, _ = chain_model([node], {"x": x}, ["last", "all"], constants={"start": np.zeros(2, np.float32)})
+    sums = np.cumsum(x[:, ::-1], 1)[:, ::-1] if backwards else np.cumsum(x, 1)
+    want = {"last": x.sum(1), "all": sums}
+    assert_close(engine_of(model).run({"x": x}), want)  # type: ignore[arg-type]
+
+
+def test_a_fallback_is_told_with_its_share_of_the_time() -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("NonZero", ["r"], ["places"], name="which"),
+        helper.make_node("Neg", ["r"], ["y"]),
+    ]
+    model, arrays = chain_model(nodes, {"x": f32(3)}, ["places", "y"])
+    engine = engine_of(model)
+    with pytest.warns(FallbackWarning, match="which.*not in the table"):
+        assert_close(engine.run(arrays), reference(model, arrays))  # type: ignore[arg-type]
+    assert engine.fallbacks == ("which (NonZero)",)
     assert engine.share is not None and 0 < engine.share.fraction < 1
     assert "reference evaluator" in str(engine)
 
