@@ -33,12 +33,14 @@ def groups_for(program: Program, machine: Machine) -> list[Group]:
     caches = sorted(m.capacity for m in machine.memories if m.kind == "cache" and m.capacity)
     if machine.kind != "cpu" or not caches:
         return groups_of(program)
-    return row_groups(program, caches[min(1, len(caches) - 1)] // 2)
+    return row_groups(program, caches[min(1, len(caches) - 1)] // 2, (caches[-1] // (4 * machine.cores), machine.cores))
 
 
-def row_groups(program: Program, room: int) -> list[Group]:
-    """The groups of a program, with those that share rows joined. `room`: bytes that one row may touch."""
-    facts = _Facts(program, room)
+def row_groups(program: Program, room: int, far: tuple[int, int] = (0, 0)) -> list[Group]:
+    """The groups of a program, with those that share rows joined. `room`: bytes that one row may touch; `far`: bytes
+    where there are rows enough to share out, and how many rows that are.
+    """
+    facts = _Facts(program, room, far)
     groups: list[Group] = []
     maker: dict[str, int] = {}
     for group in groups_of(program):
@@ -58,8 +60,8 @@ def row_groups(program: Program, room: int) -> list[Group]:
 class _Facts:
     """What is asked of the statements of one program, answered once."""
 
-    def __init__(self, program: Program, room: int) -> None:
-        self.program, self.room = program, room
+    def __init__(self, program: Program, room: int, far: tuple[int, int]) -> None:
+        self.program, self.room, self.far = program, room, far
         self.single = written_once(program)
         self.extents: dict[str, Mapping[str, int] | None] = {}
 
@@ -82,7 +84,7 @@ class _Facts:
             [*first.why, *second.why, why], (*(first.parts or (first,)), *(second.parts or (second,))),
         )  # fmt: skip
         moved = sum(self.bytes(t) for t in _touched(second))
-        return group if saved * LEAST_SAVED >= moved and self.row_bytes(group) <= self.room else None
+        return group if saved * LEAST_SAVED >= moved and self.fits(group) else None
 
     def plain(self, s: Statement) -> bool:
         """A statement over a box from 0, written once, whose subscripts on the left are iterators, not a contraction.
@@ -140,6 +142,12 @@ class _Facts:
 
     def bytes(self, tensor: str) -> int:
         return self.program.tensor[tensor].nbytes(self.program.binding)
+
+    def fits(self, group: Group) -> bool:
+        """Whether what a row touches stays in a cache."""
+        assert group.box is not None
+        rows = prod(high - low + 1 for low, high in group.box)
+        return self.row_bytes(group) <= (max(self.room, self.far[0]) if rows >= self.far[1] else self.room)
 
     def row_bytes(self, group: Group) -> int:
         """Bytes that one iteration of a group's loops touches."""
