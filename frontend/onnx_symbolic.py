@@ -96,8 +96,9 @@ class _Overlay:
         names = self._parameters
         bounds = [f"{low} <= {names[n]} <= {high}" for n, (low, high) in self._ranges.items()]
         context = isl.Set(f"[{', '.join(names.values())}] -> {{ : {' and '.join(bounds)} }}")
+        labels = {**first.labels, **{parameter: size for size, parameter in names.items()}}
         return SizedGraph(
-            first.name, tensors, nodes, first.constants, tuple(names.values()), context, labels=first.labels,
+            first.name, tensors, nodes, first.constants, tuple(names.values()), context, labels=labels,
             literal=_Literal(self._at, names),
         )  # fmt: skip
 

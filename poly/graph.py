@@ -108,7 +108,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class SizedGraph(Graph):
-    """A graph with free sizes: `parameters`, in the ranges of `context`.
+    """A graph with free sizes: `parameters`, in the ranges of `context`; `labels` has their names in the file too.
 
     `literal`: the graph that the front end makes for given sizes, where there is a front end; a program that was fitted
     (`poly.frontend.onnx_symbolic`) is compared with it.

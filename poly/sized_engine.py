@@ -127,11 +127,16 @@ class SizedEngine:
         return {self._label(t.name): values[t.name] for t in self.graph.outputs}
 
     def specialise(self, **sizes: int) -> Engine:
-        """Compile for one size, given by the names of `graph.parameters`; calls of that size use it from then on.
+        """Compile for one size, given by the names of the dimensions; calls of that size use it from then on.
 
         Raises `RunError` for sizes that are unknown, missing or out of range, and what compiling raises.
         """
-        found = bind_sizes((), self.graph.parameters, dict(self.graph.sizes) | sizes, {})
+        names = {self._label(p): p for p in self.graph.parameters}
+        given = {names.get(name, name): value for name, value in sizes.items()}
+        if given.keys() != set(self.graph.parameters) or not all(isinstance(v, int) for v in given.values()):
+            hint = f"specialise({', '.join(f'{n}=1' for n in names)})"
+            raise RunError(f"sizes are {', '.join(sizes) or 'not given'}", where=self.graph.name, hint=hint)
+        found = bind_sizes((), self.graph.parameters, dict(self.graph.sizes) | given, {})
         self._require_range(found)
         with self._lock:
             return self._specialised(self._key(found), found)

@@ -28,7 +28,7 @@ def complaint(model: onnx.ModelProto, error: OnnxError) -> str:
         return ""
     if not error.hint or "\n  try: " not in text:
         return "what to try"
-    if not others and node.op_type not in text:
+    if not others and not re.search(rf"\({node.op_type}|\((\w+\.)*[A-Z]\w+, opset", text):  # or one inside its body
         return "the operator"
     if "opset" not in text:
         return "the opset"

@@ -196,7 +196,7 @@ def test_what_is_remembered_is_bounded() -> None:
     for n in range(1, MOST_SIZES + 10):
         assert engine.run({"x": np.arange(n, dtype="f4") - 3})["y"].sum() == sum(max(k - 3, 0) for k in range(n))
     for n in range(1, MOST_ENGINES + 3):
-        engine.specialise(**{graph.parameters[0]: n})
+        engine.specialise(n=n)
     assert len(engine.engines) == MOST_ENGINES and len(engine._prepared) <= MOST_SIZES
 
 
