@@ -23,6 +23,7 @@ from poly.interp import run_program
 from poly.machine import Machine
 from poly.pointers import address
 from poly.program import Program, Tensor
+from poly.scheduling.aliases import Alias, aliases_of, place_of
 from poly.scheduling.groups import Group, canonical_names, extract, tensors_read, tensors_written
 from poly.scheduling.placement import Block, Placement, place
 from poly.scheduling.row_groups import groups_for
@@ -293,13 +294,15 @@ def build_engine(
     start = time.perf_counter()
     program = graph.to_program()
     groups = groups_for(program, machine)
+    aliases, idle = aliases_of(program, groups)
     work = _Build(program, graph.constants, compile_unit)
     for k, group in enumerate(groups):
-        work.step(group, f"group {k}")
+        if k not in idle:
+            work.step(group, f"group {k}")
         if progress is not None:
             progress(k + 1, len(groups))
     steps = tuple(work.steps)
-    plan = arena_plan(program, steps)
+    plan = arena_plan(program, steps, aliases)
     return Engine(
         replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
         time.perf_counter() - start, work.constants(), _aligned_bytes(plan.size), program.tensor,
@@ -368,18 +371,25 @@ def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:
     return tuple(node.name for node in graph.nodes if any(s.name in slow for s in node.statements))
 
 
-def arena_plan(program: Program, steps: Sequence[Step]) -> Placement:
-    """Offsets of the tensors that live between groups: from the step that writes them to the last that reads them."""
+def arena_plan(program: Program, steps: Sequence[Step], aliases: Mapping[str, Alias] | None = None) -> Placement:
+    """Offsets of the tensors that live between groups: from the step that writes them to the last that reads them.
+
+    Aliases lie in the memory of others, which is alive as long as one of them is.
+    """
+    known = aliases or {}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
+    inside: dict[str, tuple[str, int]] = {}
     for k, step in enumerate(steps):
         for s in step.program.statements:
             for name in (*tensors_written(s), *tensors_read(s)):
                 if program.tensor[name].role == "temporary" and name in (*step.inputs, *step.outputs):
-                    first.setdefault(name, k)
-                    last[name] = k
+                    root, _ = inside.setdefault(name, place_of(name, known))
+                    first.setdefault(root, k)
+                    last[root] = k
     blocks = [Block(n, program.tensor[n].nbytes(program.binding), first[n], last[n]) for n in first]
-    return place(blocks, align=64)
+    found = place(blocks, align=64)
+    return replace(found, offsets={name: found.offsets[root] + shift for name, (root, shift) in inside.items()})
 
 
 def _aligned_bytes(size: int) -> np.ndarray:

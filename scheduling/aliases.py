@@ -1,0 +1,147 @@
+"""Copies that need no copying: one tensor lies inside the other, and the statement has nothing to do.
+
+A group of plain copies `C[f(x)] = T[g(x)]` is dropped where every element of the smaller tensor has its address in the
+larger one's memory, all by the same distance: joining along the outermost axis that is longer than 1, a part of it, a
+change of shape. Addresses decide, not operators. It is sound where nobody else writes the shared part: the copy is the
+only writer of its elements of `C`, and `T` is not written after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine
+from poly.dtypes import size_bytes
+from poly.expr import Read
+from poly.program import Access, Program, Statement, Tensor
+from poly.relations import access_map, box, expressions_map
+from poly.scheduling.groups import Group, tensors_read, tensors_written
+from poly.sets import fix_sizes
+
+
+@dataclass(frozen=True)
+class Alias:
+    """`tensor` starts `shift` bytes behind the start of `inside`."""
+
+    tensor: str
+    inside: str
+    shift: int
+
+
+def aliases_of(program: Program, groups: Sequence[Group]) -> tuple[dict[str, Alias], frozenset[int]]:
+    """Tensors that can lie inside others, by name, and the positions of the groups that then have nothing to do."""
+    found: dict[str, Alias] = {}
+    dropped: set[int] = set()
+    if program.parameters and set(program.parameters) - program.binding.keys():
+        return found, frozenset()
+    users = _Users.of(program)
+    position = {s.name: k for k, s in enumerate(program.statements)}
+    for k, group in enumerate(groups):
+        wanted: dict[str, Alias] = {}
+        for s in group.statements:
+            alias = _alias(program, users, position[s.name], s)
+            known = found | wanted
+            if alias is None or alias.tensor in known or place_of(alias.inside, known)[0] == alias.tensor:
+                break
+            wanted[alias.tensor] = alias
+        else:
+            found |= wanted
+            dropped.add(k)
+    return found, frozenset(dropped)
+
+
+def place_of(tensor: str, aliases: Mapping[str, Alias]) -> tuple[str, int]:
+    """The tensor that has memory of its own, and the bytes from its start."""
+    shift = 0
+    while tensor in aliases:
+        shift += aliases[tensor].shift
+        tensor = aliases[tensor].inside
+    return tensor, shift
+
+
+def _alias(program: Program, users: _Users, position: int, s: Statement) -> Alias | None:
+    """How the tensors of a plain copy can share memory, if they can."""
+    if s.external is not None or s.combiner is not None or s.body != Read(0) or len(s.reads) != 1:
+        return None
+    (read,) = s.reads
+    source, target = program.tensor[read.tensor], program.tensor[s.write.tensor]
+    if read.guard or read.indirect or s.write.indirect or not _can_share(source, target):
+        return None
+    distance = _distance(program, s, _linear(program, s.write) - _linear(program, read))
+    if distance is None or not _alone(program, users, position, s, read.tensor):
+        return None
+    shift = distance * size_bytes(source.dtype)
+    if _covers(program, s, read, source):
+        return Alias(source.name, target.name, shift)
+    if _covers(program, s, s.write, target):
+        return Alias(target.name, source.name, -shift)
+    return None
+
+
+def _can_share(source: Tensor, target: Tensor) -> bool:
+    plain = all(t.role == "temporary" and t.layout is None and t.space == "dram" for t in (source, target))
+    return plain and source.dtype == target.dtype and source.name != target.name
+
+
+def _linear(program: Program, access: Access) -> Affine:
+    """The element's number in row-major order; axes of extent 1 count nothing."""
+    total, step = Affine((), 0), 1
+    shape = program.tensor[access.tensor].extents(program.binding)
+    for subscript, extent in zip(reversed(access.affine_index), reversed(shape), strict=True):
+        if extent > 1:
+            total = total + subscript * step
+        step *= extent
+    return total
+
+
+def _distance(program: Program, s: Statement, difference: Affine) -> int | None:
+    """The value of an expression where it is the same in all instances."""
+    values = fix_sizes(
+        expressions_map(s, (difference,), program.parameters).intersect_params(program.context), program.binding
+    ).range()
+    if values.is_empty() or not values.is_singleton():
+        return None
+    return int(str(values.dim_min_val(0)))
+
+
+def _covers(program: Program, s: Statement, access: Access, tensor: Tensor) -> bool:
+    touched = fix_sizes(access_map(s, access, program.parameters).range(), program.binding)
+    whole = fix_sizes(box(tensor.name, tensor.shape, program.parameters), program.binding)
+    return whole.is_subset(touched)
+
+
+@dataclass(frozen=True)
+class _Users:
+    """Who writes and who reads each tensor, with their positions in the program."""
+
+    writers: Mapping[str, Sequence[tuple[int, Statement]]]
+    readers: Mapping[str, Sequence[tuple[int, Statement]]]
+
+    @staticmethod
+    def of(program: Program) -> _Users:
+        writers: dict[str, list[tuple[int, Statement]]] = {}
+        readers: dict[str, list[tuple[int, Statement]]] = {}
+        for k, s in enumerate(program.statements):
+            for table, names in ((writers, tensors_written(s)), (readers, tensors_read(s))):
+                for name in dict.fromkeys(names):
+                    table.setdefault(name, []).append((k, s))
+        return _Users(writers, readers)
+
+
+def _alone(program: Program, users: _Users, position: int, s: Statement, source: str) -> bool:
+    """Nobody but the copy writes its elements of the target or reads it before, nobody writes the source after it."""
+    target = s.write.tensor
+    if any(k > position for k, _ in users.writers.get(source, ())):
+        return False
+    if any(k < position for k, _ in users.readers.get(target, ())):
+        return False
+    others = [other for _, other in users.writers[target] if other is not s]
+    if any(other.external is not None or other.write.indirect for other in others):
+        return False
+    mine = access_map(s, s.write, program.parameters).range()
+    for other in others:
+        theirs = access_map(other, other.write, program.parameters).range()
+        if not fix_sizes(mine.intersect(theirs), program.binding).is_empty():
+            return False
+    return True

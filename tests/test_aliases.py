@@ -1,0 +1,95 @@
+"""Copies that need no copying: found by addresses, refused where somebody else writes, and results do not change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import poly
+from poly.engine import Engine
+from poly.graph import Graph, Node
+from poly.program import Program
+from poly.scheduling.aliases import Alias, aliases_of, place_of
+from poly.scheduling.groups import groups_of
+
+
+def engine_of(program: Program) -> Engine:
+    return poly.compile(Graph("g", program.tensors, (Node("n", "Op", (), (), program.statements),)))
+
+
+def found(text: str, **shapes: tuple[int, ...]) -> tuple[dict[str, tuple[str, int]], int]:
+    program = poly.parse(text, **shapes)
+    aliases, idle = aliases_of(program, groups_of(program))
+    return {n: (a.inside, a.shift) for n, a in aliases.items()}, len(idle)
+
+
+JOIN = (
+    "A[n,c,i] = X[n,c,i] * 2; B[n,c,i] = max(X[n,c,i], 0) + 1; "
+    "C[n,c,i] = A[n,c,i] where 0 <= n < {n} and 0 <= c < 3 and 0 <= i < 4; "
+    "C[n,c+3,i] = B[n,c,i] where 0 <= n < {n} and 0 <= c < 3 and 0 <= i < 4; "
+    "D[n,c,i] = C[n,c,i] * C[n,5-c,i] where 0 <= n < {n} and 0 <= c < 6 and 0 <= i < 4"
+)
+
+
+def test_what_is_joined_lies_in_the_joint() -> None:
+    assert found(JOIN.format(n=1), X=(1, 3, 4)) == ({"A": ("C", 0), "B": ("C", 48)}, 2)
+
+
+def test_parts_that_do_not_lie_together_are_copied() -> None:
+    assert found(JOIN.format(n=2), X=(2, 3, 4)) == ({}, 0)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_results_do_not_change(n: int) -> None:
+    program = poly.parse(JOIN.format(n=n), X=(n, 3, 4))
+    engine = engine_of(program)
+    x = np.random.default_rng(0).standard_normal((n, 3, 4), "f4")
+    c = np.concatenate([x * 2, np.maximum(x, 0) + 1], 1)
+    np.testing.assert_allclose(engine.run({"X": x})["D"], c * c[:, ::-1], rtol=1e-6)
+    assert len(engine.steps) == (3 if n == 1 else 5)
+
+
+TAIL = "; Y[i] = P[i] + Q[i]"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # a part, and a change of shape
+        ("T[j] = X[j] * 2 where 0 <= j < 8; Z[j] = T[j] + T[7-j]; P[i] = T[i+2] where 0 <= i < 4; Q[i] = P[3-i]",
+         {"P": ("T", 8)}),
+        # every other element, and the reverse
+        ("T[j] = X[j] * 2 where 0 <= j < 8; Z[j] = T[j] + T[7-j]; P[i] = T[2*i] where 0 <= i < 4; Q[i] = P[3-i]", {}),
+        ("T[j] = X[j] * 2 where 0 <= j < 8; Z[j] = T[j] + T[7-j]; P[i] = T[7-i] where 0 <= i < 4; Q[i] = P[3-i]", {}),
+    ],
+)  # fmt: skip
+def test_addresses_decide(text: str, expected: dict[str, tuple[str, int]]) -> None:
+    assert found(text + TAIL, X=(8,))[0] == expected
+    program = poly.parse(text + TAIL, X=(8,))
+    x = np.arange(8, dtype=np.float32)
+    got, want = engine_of(program).run({"X": x}), poly.compile(poly.Schedule(program))(x)
+    assert isinstance(want, tuple)
+    for t, array in zip(program.outputs, want, strict=True):
+        np.testing.assert_array_equal(got[t.name], array)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # the target is written again where the copy lies; the source is written after the copy
+        "T[i] = X[i] * 2; Z[i] = T[3-i]; P[i] = T[i]; P[i] = X[i] where i < 2; Y[i] = P[i] + P[3-i] + T[i]",
+        "T[i] = X[i] * 2; Z[i] = T[3-i]; P[i] = T[i]; T[i] = X[i] where i < 2; Y[i] = P[i] + P[3-i] + T[i]",
+    ],
+)
+def test_tensors_that_others_write_are_copied(text: str) -> None:
+    assert found(text, X=(4,))[0] == {}
+
+
+def test_inputs_and_outputs_keep_their_memory() -> None:
+    assert found("P[i] = X[i]; Y[i] = P[3-i]", X=(4,))[0] == {}
+    assert found("T[i] = X[i] * 2; Z[i] = T[3-i]; Y[i] = T[i]", X=(4,))[0] == {}
+
+
+def test_aliases_of_aliases_add_up() -> None:
+    aliases = {"A": Alias("A", "B", 8), "B": Alias("B", "C", 16)}
+    assert [place_of(n, aliases) for n in "ABC"] == [("C", 24), ("C", 16), ("C", 0)]
