@@ -19,6 +19,7 @@ from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_choice import plan_of
 from poly.scheduling.cpu_permute import permutation_of, schedule_permutation
 from poly.scheduling.cpu_plan import Plan
+from poly.scheduling.cpu_reduce import schedule_stream, stream_of
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
 from poly.scheduling.cpu_tile import tile_group
 from poly.scheduling.cpu_window import schedule_window, window_of
@@ -79,6 +80,13 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     if turned is not None:
         try:
             tiled = schedule_permutation(schedule, group, turned, machine)
+            return _parallel(tiled, group, threads) if threads > 1 else tiled
+        except ScheduleError:
+            pass
+    stream = stream_of(schedule.program, group, machine, threads)
+    if stream is not None:
+        try:
+            tiled = schedule_stream(schedule, group, stream, machine)
             return _parallel(tiled, group, threads) if threads > 1 else tiled
         except ScheduleError:
             pass

@@ -120,9 +120,9 @@ def test_step_is_bound_by_operations_in_large_tiles_and_by_latency_in_small_ones
     assert 6 <= step_cycles(6, 2) < 7 and 4 <= step_cycles(1, 1) < 4.5
 
 
-def test_reduction_along_the_contiguous_axis_turns_square_tiles_in_registers() -> None:
+def test_reduction_along_the_contiguous_axis_has_partial_results_in_registers() -> None:
     schedule = schedule_for_cpu(program_of("ij,j->i", (64, 64), (64,)), AVX2)
-    assert spaces(schedule) == {"x0": "reg", "out": "reg"}
+    assert spaces(schedule) == {"out": "reg"} and any(s.partial for s in schedule.program.statements)
     assert strided(schedule.lower()) == []
 
 

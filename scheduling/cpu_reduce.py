@@ -1,0 +1,291 @@
+"""Policy for reductions that use nothing twice: sums by row or column, of everything, matrix by vector.
+
+The largest operand is touched by every loop, so its memory is walked in order, once. Contiguous along a reduction loop:
+lanes there, with partial results (`rfactor`) in as many registers as hide the latency of an operation; several rows at
+once where these share an operand. Contiguous along a parallel loop: lanes there, several rows of the operand at once on
+a strip of the result that stays in the nearest cache, so that rows are read along their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poly.dtypes import size_bytes
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
+from poly.relations import bound_domain
+from poly.scheduling.cpu_facts import reduction_extents, stride
+from poly.scheduling.cpu_plan import FMA_UNITS, LATENCY
+from poly.scheduling.cpu_tile import loop_of
+from poly.scheduling.edits import piece_name
+from poly.scheduling.groups import Group
+from poly.scheduling.schedule import Schedule
+
+MOST_LANES = 128  # of a vector loop, see `poly.loops`
+ROWS = 4  # walked side by side
+DEEP_ROWS = 8  # of the operand, on one strip of the result
+FEWEST = 4  # iterations along which lanes pay
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`outer`, `rows`, `inner`, `lanes`: iterators of the reduction `statement`, from the outside in; `rows` "" where
+    there are none. `folded`: the lanes are reduced. Of a tile: `height` rows and `width` vectors. `strip`: lanes of a
+    strip. `kept`: operands that the lanes do not move.
+    """
+
+    statement: str
+    outer: tuple[str, ...]
+    rows: str
+    inner: tuple[str, ...]
+    lanes: str
+    folded: bool
+    vector: int
+    height: int
+    width: int
+    strip: int
+    kept: tuple[str, ...]
+
+
+def stream_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Stream | None:
+    """The choices for a group around one reduction that uses its largest operand once; else None."""
+    update = [s for s in group.statements if s.combiner is not None]
+    if len(update) != 1 or group.box is None or machine.registers is None:
+        return None
+    (s,) = update
+    axes = group.axes[s.name]
+    if not s.reorder or s.external is not None or set(axes) - set(s.iterators) or not _plain(program, s):
+        return None
+    extents = {i: high - low + 1 for i, (low, high) in zip(axes, group.box, strict=True)}
+    extents |= reduction_extents(program, s, axes)
+    long = [i for i in s.iterators if extents[i] > 1]
+    reduced = [i for i in long if i not in axes]
+    large = next((r for r in s.reads if all(_moves(r, i) for i in long)), None)
+    if large is None or not reduced or any(len(c.names & set(long)) > 1 for c in large.affine_index):
+        return None
+    vector = machine.lanes(max(size_bytes(program.tensor[a.tensor].dtype) for a, _ in s.accesses))
+    lanes = next((i for i in long if _step(program, large, i) == 1), None)
+    if vector < 2 or lanes is None or extents[lanes] < FEWEST:
+        return None
+    if any(_step(program, a, lanes) not in (0, 1) for a, _ in s.accesses):
+        return None
+    others = sorted((i for i in long if i != lanes), key=lambda i: -(_step(program, large, i) or 0))
+    if lanes in reduced:
+        return _folded(s, axes, extents, others, lanes, vector)
+    return _spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
+
+
+def _plain(program: Program, s: Statement) -> bool:
+    return bool(bound_domain(program, s).is_box()) and not any(a.indirect or a.guard for a, _ in s.accesses)
+
+
+def _moves(access: Access, iterator: str) -> bool:
+    return any(iterator in c.names for c in access.affine_index)
+
+
+def _step(program: Program, access: Access, iterator: str) -> int | None:
+    return stride(access, program.tensor[access.tensor], iterator, program.binding)
+
+
+def _folded(
+    s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str, vector: int
+) -> Stream:
+    """Rows that share an operand go side by side, others where they are short."""
+    parallel = [i for i in others if i in axes]
+    shared = [i for i in parallel if any(_moves(r, lanes) and not _moves(r, i) for r in s.reads)]
+    most = FMA_UNITS * LATENCY
+    rows = shared[-1] if shared else parallel[-1] if parallel and extents[lanes] < most * vector * 4 else ""
+    height = _height(extents[rows], (ROWS, ROWS + 1, ROWS - 1)) if rows else 1
+    width = max(1, min(most // height, extents[lanes] // vector, MOST_LANES // vector))
+    outer, inner = (i for i in parallel if i != rows), (i for i in others if i not in axes)
+    return Stream(s.name, tuple(outer), rows, tuple(inner), lanes, True, vector, height, width, 0, ())
+
+
+def _height(extent: int, wanted: Sequence[int]) -> int:
+    """The first of the heights that leaves no rest, or the first."""
+    return min(extent, next((n for n in wanted if extent % n == 0), wanted[0]))
+
+
+def _spread(
+    program: Program, machine: Machine, s: Statement, reduced: list[str], extents: dict[str, int],
+    others: list[str], lanes: str, vector: int, threads: int,
+) -> Stream | None:  # fmt: skip
+    """Where one tile of registers holds a whole row of the result there is no strip to walk."""
+    assert machine.registers is not None
+    registers = machine.registers.capacity or 16
+    rows = next(i for i in reversed(others) if i in reduced)
+    if extents[lanes] <= vector * registers // 2 or extents[rows] < ROWS:
+        return None
+    kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not _moves(r, lanes) and _moves(r, rows)))
+    height = _height(extents[rows], range(DEEP_ROWS, DEEP_ROWS // 2, -1))
+    caches = [m.capacity for m in machine.memories if m.kind == "cache" and m.capacity]
+    size = size_bytes(program.tensor[s.write.tensor].dtype)
+    strip = min(caches, default=1 << 15) // 2 // size
+    if threads > 1:
+        strip = min(strip, -(-extents[lanes] // threads))
+    width = 2
+    strip = max(1, strip // (width * vector)) * width * vector
+    outer = [i for i in others if i != rows]
+    return Stream(s.name, tuple(outer), rows, (), lanes, False, vector, height, width, strip, kept)
+
+
+def schedule_stream(schedule: Schedule, group: Group, plan: Stream, machine: Machine) -> Schedule:
+    """Split, tile, promote and mark the reduction; the group's other statements run before and after it in vectors."""
+    return _Stream(group, plan, machine).run(schedule)
+
+
+class _Stream:
+    def __init__(self, group: Group, plan: Stream, machine: Machine) -> None:
+        assert machine.registers is not None
+        self.group, self.plan, self.space = group, plan, machine.registers.name
+        self.vector = plan.vector
+
+    def run(self, schedule: Schedule) -> Schedule:
+        plan = self.plan
+        for s in self.group.statements:
+            if s.name != plan.statement:
+                schedule = self._beside(schedule, s)
+        name = plan.statement
+        s = schedule.program.statement[name]
+        wanted = [*plan.outer, *([plan.rows] if plan.rows else []), *plan.inner, plan.lanes]
+        order = [loop_of(schedule, name, i) for i in (*(i for i in s.iterators if i not in wanted), *wanted)]
+        schedule = self._from_zero(schedule, name, order)
+        if tuple(order) != schedule.nests[name].names:
+            schedule = schedule.reorder(*order)
+        return self._fold(schedule, name) if plan.folded else self._spread(schedule, name)
+
+    def _from_zero(self, schedule: Schedule, name: str, loops: Sequence[str]) -> Schedule:
+        """Every loop from 0, so that tiles are whole."""
+        s = schedule.program.statement[name]
+        domain = bound_domain(schedule.program, s)
+        for loop in loops:
+            (iterator,) = schedule.nests[name].loops[loop].names
+            low = domain.dim_min_val(s.iterators.index(iterator)).to_python()
+            if low:
+                schedule = schedule.shift(name, loop, -low)
+        return schedule
+
+    def _beside(self, schedule: Schedule, s: Statement) -> Schedule:
+        """Another statement of the group, in vectors along the last loop that its target is contiguous along."""
+        program = schedule.program
+        steps = {i: [_step(program, a, i) for a, _ in s.accesses] for i in s.iterators}
+        found = [i for i, each in steps.items() if each[-1] == 1 and set(each) <= {0, 1}]
+        if not found or s.external is not None:
+            return schedule
+        loop = loop_of(schedule, s.name, found[-1])
+        rest = [n for n in schedule.nests[s.name].names if n != loop]
+        if rest:
+            schedule = schedule.reorder(*rest, loop)
+        return schedule.tile({loop: self.vector}).vectorise(f"{loop}.p")
+
+    def _extent(self, schedule: Schedule, name: str, iterator: str) -> int:
+        domain = bound_domain(schedule.program, schedule.program.statement[name])
+        k = schedule.program.statement[name].iterators.index(iterator)
+        return domain.dim_max_val(k).to_python() - domain.dim_min_val(k).to_python() + 1
+
+    def _cut(self, schedule: Schedule, name: str, iterator: str, block: int) -> tuple[Schedule, list[tuple[str, int]]]:
+        """The loop of an iterator in pieces of whole blocks: statements with their blocks' sizes, each from 0."""
+        extent = self._extent(schedule, name, iterator)
+        whole, rest = divmod(extent, block)
+        if not whole or not rest:
+            return schedule, [(name, rest or block)]
+        loop = loop_of(schedule, name, iterator)
+        lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+        schedule = schedule.split(loop, whole * block)
+        schedule = schedule.shift(upper, loop_of(schedule, upper, iterator), -whole * block)
+        return schedule, [(lower, block), (upper, rest)]
+
+    # ---- lanes that are reduced
+
+    def _fold(self, schedule: Schedule, name: str) -> Schedule:
+        if not self.plan.rows:
+            return self._folded(schedule, name, 1)
+        schedule, parts = self._cut(schedule, name, self.plan.rows, self.plan.height)
+        for part, height in parts:
+            schedule = self._folded(schedule, part, height)
+        return schedule
+
+    def _folded(self, schedule: Schedule, name: str, height: int) -> Schedule:
+        plan, step = self.plan, self.vector * self.plan.width
+        lanes, extent = loop_of(schedule, name, plan.lanes), self._extent(schedule, name, plan.lanes)
+        schedule = schedule.tile({lanes: step})
+        if plan.rows:
+            rows = loop_of(schedule, name, plan.rows)
+            inside = [n for n in schedule.nests[name].names if n in [loop_of(schedule, name, i) for i in plan.inner]]
+            schedule = schedule.tile({rows: height})
+            schedule = schedule.reorder(f"{rows}.o", *inside, f"{lanes}.o", f"{rows}.p", f"{lanes}.p")
+        buffer = f"{schedule.program.statement[name].write.tensor}_{name}_part"
+        schedule = schedule.rfactor(name, f"{lanes}.p", name=buffer)
+        scope = schedule.program.tensor[buffer].scope
+        pieces = [name]
+        if extent % step and extent > step:
+            pieces = [piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")]
+            schedule = schedule.split(f"{lanes}.o", extent // step)
+        for piece in pieces:
+            *_, rows, lanes = ("", *schedule.nests[piece].names)
+            schedule = schedule.unroll(rows) if plan.rows else schedule
+            schedule = self._vectors(schedule, lanes, min(step, extent))
+        schedule = self._cleared(schedule, buffer, min(step, extent))
+        return schedule.promote(buffer, scope[-1] if scope else None, self.space, name=f"{buffer}_r")
+
+    def _vectors(self, schedule: Schedule, loop: str, extent: int) -> Schedule:
+        if extent <= self.vector:
+            return schedule.vectorise(loop)
+        return schedule.tile({loop: self.vector}).unroll(f"{loop}.o").vectorise(f"{loop}.p")
+
+    def _cleared(self, schedule: Schedule, buffer: str, extent: int) -> Schedule:
+        """The neutral element by vectors; the merge of each row's lanes by halves."""
+        for name in (f"clear_{buffer}", f"merge_{buffer}"):
+            own = [n for n in schedule.nests[name].names if n.startswith(f"{name}.")]
+            for loop in own[:-1]:
+                schedule = schedule.unroll(loop)
+            if own:
+                schedule = schedule.vectorise(own[-1]) if name.startswith("merge") else self._vectors(
+                    schedule, own[-1], extent
+                )
+        return schedule
+
+    # ---- lanes along the result
+
+    def _spread(self, schedule: Schedule, name: str) -> Schedule:
+        plan = self.plan
+        rows, lanes = loop_of(schedule, name, plan.rows), loop_of(schedule, name, plan.lanes)
+        schedule = schedule.reorder(lanes, rows) if schedule.nests[name].names[-1] == lanes else schedule
+        schedule, strips = self._cut(schedule, name, plan.lanes, plan.vector * plan.width)
+        for strip, columns in strips:
+            own = schedule.nests[strip].names[-2:]
+            schedule = schedule.reorder(*reversed(own))
+            schedule, parts = self._cut(schedule, strip, plan.rows, plan.height)
+            for part, height in parts:
+                schedule = self._strip(schedule, part, height, columns)
+        return schedule
+
+    def _strip(self, schedule: Schedule, name: str, height: int, columns: int) -> Schedule:
+        """Strips, blocks of rows, tiles of vectors, then rows and vectors laid out."""
+        plan = self.plan
+        rows, lanes = schedule.nests[name].names[-2:]
+        schedule = schedule.tile({rows: height, lanes: max(plan.strip // columns, 1) * columns})
+        schedule = schedule.tile({f"{lanes}.p": columns})
+        tile, point = f"{lanes}.p.o", f"{lanes}.p.p"
+        schedule = schedule.reorder(f"{lanes}.o", f"{rows}.o", tile, f"{rows}.p", point)
+        schedule = self._vectors(schedule.unroll(f"{rows}.p"), point, columns)
+        for tensor in plan.kept:
+            buffer = f"{tensor}_{name}_k"
+            schedule = schedule.promote(tensor, f"{rows}.o", self.space, name=buffer, users=[name])
+            schedule = self._laid_out(schedule, f"ld_{buffer}")
+        target = schedule.program.statement[name].write.tensor
+        buffer = f"{target}_{name}_r"
+        schedule = schedule.promote(target, tile, self.space, name=buffer, users=[name])
+        for copy in (f"ld_{buffer}", f"st_{buffer}"):
+            own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
+            for loop in own[:-1]:
+                schedule = schedule.unroll(loop)
+            schedule = self._vectors(schedule, own[-1], columns) if own else schedule
+        return schedule
+
+    def _laid_out(self, schedule: Schedule, name: str) -> Schedule:
+        for loop in schedule.nests[name].names:
+            if loop.startswith(f"{name}."):
+                schedule = schedule.unroll(loop)
+        return schedule

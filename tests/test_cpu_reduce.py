@@ -1,0 +1,138 @@
+"""Reductions that use nothing twice, on a core: which loops become lanes and rows, and results for types and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import poly
+from poly.codegen.host import host_machine, machine_of_features
+from poly.dtypes import numpy_dtype
+from poly.frontend.einsum import einsum_program
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_reduce import Stream, stream_of
+from poly.scheduling.groups import groups_of
+from poly.scheduling.schedule import Schedule
+from poly.text import parse_program
+
+CACHES = {1: 32 << 10, 2: 512 << 10, 3: 32 << 20}
+AVX2 = machine_of_features("x86-64", ("avx", "avx2", "fma", "f16c"), "x86_64-unknown-linux-gnu", CACHES, 2, 3000)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def plan_of(program: Program, threads: int = 1) -> Stream | None:
+    (group,) = groups_of(program)
+    return stream_of(program, group, AVX2, threads)
+
+
+def einsum(spec: str, *shapes: tuple[int, ...], dtype: str = "f32") -> Program:
+    return einsum_program(spec, shapes, [dtype] * len(shapes))
+
+
+def test_rows_that_share_an_operand_go_side_by_side() -> None:
+    found = plan_of(einsum("ij,j->i", (512, 512), (512,)))
+    assert found is not None and found.folded
+    assert (found.rows, found.lanes, found.height, found.width) == ("i", "j", 4, 2)
+
+
+def test_long_rows_alone_have_many_accumulators() -> None:
+    found = plan_of(einsum("ij->i", (64, 4096)))
+    assert found is not None and (found.rows, found.height, found.width) == ("", 1, 8)
+
+
+def test_rows_of_the_operand_go_over_a_strip_in_the_first_cache() -> None:
+    found = plan_of(einsum("ij,i->j", (4096, 8192), (4096,)))
+    assert found is not None and not found.folded
+    assert (found.rows, found.lanes, found.strip, found.kept) == ("i", "j", 4096, ("x1",))
+    threads = plan_of(einsum("ij,i->j", (4096, 2048), (4096,)), threads=2)
+    assert threads is not None and threads.strip == 1024
+
+
+@pytest.mark.parametrize(
+    ("spec", "shapes"), [("ij,jk->ik", [(64, 64), (64, 64)]), ("ij->ji", [(64, 64)]), ("ij,kj->ik", [(9, 64), (8, 64)])]
+)
+def test_what_uses_operands_again_is_left_to_others(spec: str, shapes: list[tuple[int, ...]]) -> None:
+    assert plan_of(einsum(spec, *shapes)) is None
+
+
+def test_windows_and_triangles_are_left_to_others() -> None:
+    window = "program p\ninput A: f32[70]\noutput B: f32[64]\nS[i, j]: B[i] += A[i + j] where 0 <= i < 64"
+    window += " and 0 <= j < 7"
+    triangle = "program p\ninput A: f32[64, 64]\noutput B: f32[64]\nS[i, j]: B[i] += A[i, j] where 0 <= i < 64"
+    triangle += " and 0 <= j <= i"
+    assert plan_of(parse_program(window)) is None and plan_of(parse_program(triangle)) is None
+
+
+CASES: Sequence[tuple[str, list[tuple[int, ...]]]] = [
+    ("ij->i", [(37, 53)]), ("ij->i", [(5, 300)]), ("ij->i", [(33, 9)]), ("ij->j", [(37, 301)]), ("ij->j", [(9, 2000)]),
+    ("ij->", [(21, 67)]), ("i,i->", [(333,), (333,)]), ("ij,j->i", [(23, 130)] + [(130,)]),
+    ("ij,i->j", [(45, 211), (45,)]), ("ij,jk->ik", [(1, 60), (60, 333)]), ("bij,bj->bi", [(3, 10, 50), (3, 50)]),
+    ("ijk->j", [(5, 9, 40)]), ("ijk->ik", [(4, 19, 170)]), ("bij,bi->bj", [(3, 18, 150), (3, 18)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "shapes"), CASES)
+@pytest.mark.parametrize(("dtype", "threads"), [("f32", 1), ("f64", 2)])
+def test_results(spec: str, shapes: list[tuple[int, ...]], dtype: str, threads: int) -> None:
+    rng = np.random.default_rng(3)
+    arrays = [rng.integers(-3, 4, s).astype(numpy_dtype(dtype)) for s in shapes]
+    program = einsum(spec, *shapes, dtype=dtype)
+    np.testing.assert_array_equal(poly.compile(program, threads=threads)(*arrays), np.einsum(spec, *arrays))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "combiner"), [("f16", "+"), ("i8", "+"), ("u8", "max"), ("f32", "max"), ("f64", "min"), ("i64", "*"),
+                            ("bool", "or"), ("bool", "and")],
+)  # fmt: skip
+@pytest.mark.parametrize("target", ["i", "j", ""])
+def test_combiners(dtype: str, combiner: str, target: str) -> None:
+    extent = {"i": "[11]", "j": "[290]", "": "[]"}[target]
+    start = {"+": "0", "*": "1", "max": "0", "min": "9", "or": "False", "and": "True"}[combiner]
+    where = {"i": "where 0 <= i < 11", "j": "where 0 <= j < 290", "": ""}[target]
+    program = parse_program(
+        f"program p\ninput A: {dtype}[11, 290]\noutput B: {dtype}{extent}\n"
+        f"I[{target}]: B[{target}] = {start} {where}\n"
+        f"S[i, j]: B[{target}] {combiner}= A[i, j] where 0 <= i < 11 and 0 <= j < 290"
+    )
+    a = np.random.default_rng(4).integers(0, 2, (11, 290)).astype(numpy_dtype(dtype))
+    axes = {"i": 1, "j": 0, "": None}[target]
+    reduce = {"+": np.sum, "*": np.prod, "max": np.max, "min": np.min, "or": np.any, "and": np.all}[combiner]
+    expected = reduce(a.astype(np.float64) if dtype == "f16" else a, axis=axes).astype(a.dtype)
+    np.testing.assert_array_equal(poly.compile(program)(a), expected)
+
+
+def test_nan_comes_through() -> None:
+    x = np.ones((3, 100), np.float32)
+    x[1, 70] = np.nan
+    np.testing.assert_array_equal(poly.compile(poly.parse(
+        "program p\ninput A: f32[3, 100]\noutput B: f32[3]\nI[i]: B[i] = 0 where 0 <= i < 3\n"
+        "S[i, j]: B[i] max= A[i, j] where 0 <= i < 3 and 0 <= j < 100"))(x), x.max(axis=1))  # fmt: skip
+
+
+def test_ordered_sums_keep_their_order() -> None:
+    program = parse_program(
+        "program p\ninput A: f32[3, 500]\noutput B: f32[3]\nI[i]: B[i] = 0 where 0 <= i < 3\n"
+        "S[i, j]: B[i] += A[i, j] where 0 <= i < 3 and 0 <= j < 500 ordered"
+    )
+    a = np.random.default_rng(5).normal(size=(3, 500)).astype(np.float32)
+    expected = np.zeros(3, np.float32)
+    for j in range(500):
+        expected += a[:, j]
+    np.testing.assert_array_equal(poly.compile(program)(a), expected)
+
+
+@pytest.mark.parametrize("spec", ["ij,j->i", "ij,i->j"])
+def test_its_schedule_is_a_checked_script(spec: str) -> None:
+    shapes = [(100, 300), (300 if spec == "ij,j->i" else 100,)]
+    schedule = schedule_for_cpu(einsum(spec, *shapes), host_machine(), threads=2)
+    schedule.check()
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
