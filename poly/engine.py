@@ -138,17 +138,25 @@ class Engine:
         return self.graph.labels.get(name, name)
 
     def run(
-        self, inputs: Mapping[str, Array], *, observe: Callable[[Step, float], None] | None = None
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        out: Mapping[str, Array] | None = None,
+        observe: Callable[[Step, float], None] | None = None,
     ) -> dict[str, Array]:
         """The outputs for a set of inputs. Arrays are checked (`RunError`); outputs are new arrays, owned by the
-        caller.
+        caller, or those of `out`, by name: C-contiguous and apart from the inputs and from one another.
 
         `observe(step, seconds)` is called after each step.
         """
         given = self._checked(inputs)
+        wanted = self._targets(out, given) if out else {}
         with self._lock:
             plan = self._plan_of_run
-            fresh = {name: make(shape, dtype) for name, make, shape, dtype in plan.results}
+            fresh = {n: wanted[n] if n in wanted else make(shape, dtype) for n, make, shape, dtype in plan.results}
+            for name, make, *_ in plan.results if wanted else ():
+                if make is np.zeros and name in wanted:
+                    wanted[name][...] = 0
             for name in fresh.keys() & (given.keys() | plan.memory.keys()):  # an output that is an input or a constant
                 fresh[name][...] = given[name] if name in given else plan.memory[name]
             named = {name: address(array) for name, array in (given | fresh).items()}
@@ -230,6 +238,29 @@ class Engine:
         start = self.plan.offsets[t.name]
         count = int(np.prod(extents, dtype=np.int64))
         return self._arena[start : start + count * dtype.itemsize].view(dtype).reshape(extents)
+
+    def _targets(self, out: Mapping[str, Array], given: Mapping[str, Array]) -> dict[str, Array]:
+        """The arrays of `out` by tensor. Raises `RunError` where one cannot be written to."""
+        where, known = self.graph.name, {self._label(n): (n, shape, dtype) for n, _, shape, dtype in self._results}
+        found: dict[str, Array] = {}
+        for label, array in out.items():
+            if label not in known:
+                raise RunError(f"no output {label!r}", where=where, hint=f"outputs: {', '.join(known)}")
+            name, shape, dtype = known[label]
+            kind = self.graph.border_dtype(self._tensors[name]) if name in self.graph.formats else dtype
+            if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, kind):  # pyright: ignore
+                raise RunError(f"out for {label!r} is not {kind}{list(shape)}", where=where)
+            flags = array.flags
+            if not (flags.writeable and flags.c_contiguous and flags.aligned):
+                raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where)
+            if any(np.may_share_memory(array, other) for other in (*given.values(), *found.values())):
+                raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
+            found[name] = array.view(dtype)
+        return found
+
+    @property
+    def _results(self) -> tuple[_Result, ...]:
+        return self._plan_of_run.results
 
     @cached_property
     def _known(self) -> Mapping[str, tuple[str, tuple[int, ...], _Dtype]]:

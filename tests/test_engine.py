@@ -41,3 +41,16 @@ def test_a_profile_counts_operations_and_bytes() -> None:
     assert "C_update" in str(found) and "C_update" in found._repr_html_()  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(RunError, match="runs"):
         engine.profile(inputs, runs=0)
+
+
+def test_outputs_go_where_they_are_wanted() -> None:
+    program = parse("Y[i] = X[i] + 1; Z[i] = X[i] * 2 where 1 <= i < 4", X=(4,))
+    engine = poly.compile(Graph("g", program.tensors, (Node("n", "Op", (), (), program.statements),)))
+    x, y, z = (np.full(4, v, np.float32) for v in (1, 7, 7))
+    assert engine.run({"X": x}, out={"Y": y, "Z": z})["Y"] is not None
+    np.testing.assert_array_equal(y, [2, 2, 2, 2])
+    np.testing.assert_array_equal(z, [0, 2, 2, 2])
+    wrong = [{"W": y}, {"Y": y[:3]}, {"Y": y.astype("f8")}, {"Y": x}, {"Y": y, "Z": y}, {"Y": np.zeros(8, "f4")[::2]}]
+    for out in wrong:
+        with pytest.raises(RunError, match="out"):
+            engine.run({"X": x}, out=out)
