@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from poly.affine import Affine
 from poly.machine import Machine
 from poly.scheduling.cpu_plan import Pack, Piece, Plan, Site, Strip
 from poly.scheduling.cpu_tile import Tiling, loop_of
@@ -108,14 +109,14 @@ class _Blocking(Tiling):
     def _blocks_first(
         self, schedule: Schedule, copy: str, lane: str, pack: Pack, extents: Sequence[int]
     ) -> tuple[Schedule, str]:
-        """A copy's loops: blocks of an axis, the other axes in the buffer's order, inside of a block; and that one."""
+        """A copy's loops: the other axes in the buffer's order, blocks of an axis, inside of a block; and that one."""
         own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
         if lane not in own:
             return schedule, ""
         first = [f"{copy}.{axis}" for axis in pack.order if f"{copy}.{axis}" in own and axis != pack.lane]
         if extents[pack.lane] > pack.block:
             schedule = schedule.tile({lane: pack.block})
-            order, lane = [f"{lane}.o", *first, f"{lane}.p"], f"{lane}.p"
+            order, lane = [*first, f"{lane}.o", f"{lane}.p"], f"{lane}.p"
         else:
             order = [*first, lane]
         now = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
@@ -178,6 +179,7 @@ class _Blocking(Tiling):
             rows, lanes = schedule.nests[name].names[depth : depth + 2]
             schedule = self._tiled(schedule, name, rows, piece.low, piece.tile)
             schedule = schedule.tile({lanes: plan.vector * strip.width})
+            first = ""
             tiles, points = [f"{rows}.o", f"{lanes}.o"], [f"{rows}.p", f"{lanes}.p"]
             if blocks:
                 schedule = schedule.tile({tiles[0]: plan.row_block})
@@ -191,11 +193,21 @@ class _Blocking(Tiling):
             order = [first] * blocks + tiles if blocks else tiles
             order = [*order, *(n for n in band if n not in order and n not in points), *points]
             schedule = schedule.reorder(*order) if tuple(order) != tuple(band) else schedule
-            schedule = self._short(schedule, name, order[blocks + 2 : -len(points)], strip.width * piece.tile)
+            inner = [n for n in order[blocks + 2 : -len(points)] if not self._slides(schedule, name, n)]
+            schedule = self._short(schedule, name, inner, strip.width * piece.tile)
             for point in points[:-1]:
                 schedule = schedule.unroll(point)
             schedule = schedule.vectorise(points[-1])
         return self._tile(schedule, names, depth, blocks, piece.tile)
+
+    def _slides(self, schedule: Schedule, name: str, loop: str) -> bool:
+        """Whether neighbouring rows meet the same elements one after another along a loop: unrolled, they would be
+        kept in registers that are needed for the tile.
+        """
+        s, plan = schedule.program.statement[name], self.plan
+        assert plan.rows is not None
+        rows, own = self._iterator(schedule, name, plan.rows), schedule.nests[name].loops[loop].names
+        return any(isinstance(i, Affine) and rows in i.names and own & i.names for r in s.reads for i in r.index)
 
     def _tile(self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int, height: int) -> Schedule:
         """What the statements of a register tile share; its target in registers."""

@@ -18,6 +18,8 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.program import Access, Statement
 from poly.scheduling.cpu_cost import (
+    FREE,
+    SHORT,
     Copy,
     Core,
     Loop,
@@ -32,10 +34,13 @@ from poly.scheduling.cpu_facts import Facts, axis_of, reduction_extents, step_of
 from poly.scheduling.cpu_plan import Pack, Piece, Plan, Site, Strip, balanced
 
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
+MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
+GOOD = 1.2  # of the least cycles: where the contiguous loop as lanes takes more, others are tried
+TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
 MOST_VECTORS = 4  # side by side in a register tile
-TILES = 4  # shapes of register tiles that are rated with all blocks
+TILES = 2  # shapes of register tiles that are rated with all blocks
 PANELS, ROW_BLOCKS, DEPTHS = (1, 4, 8, 16, 64), (4, 16, 64), (16, 128, 512)
-ACROSS, SCALAR = 1.5, 0.7  # elements a cycle of copies through squares in registers, and one by one
+ACROSS, GUARDED, SCALAR = 1.5, 1.0, 0.7  # elements a cycle of copies: register squares, with padding, one by one
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,36 @@ class Rated:
 
 
 def contraction_plan(facts: Facts, lanes: int) -> Plan | None:
-    """Lanes along one loop and rows along another; None where no loop's neighbours use anything again."""
+    """Lanes along one loop and rows along another; None where no loop's neighbours use anything again.
+
+    `lanes`: a loop along which all writes are contiguous; others are tried where one register tile is all that is
+    written, so that it can be turned in registers.
+    """
     best = min(rated_plans(facts, lanes), key=lambda r: r.cycles, default=None)
-    return None if best is None else best.plan
+    if best is None:
+        return None
+    if best.cycles > GOOD * least_cycles(facts):
+        others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, a)]
+        others = sorted(others, key=lambda a: -facts.extents[a])[:MOST_OTHERS]
+        best = min((best, *(r for a in others for r in rated_plans(facts, a))), key=lambda r: r.cycles)
+    return best.plan
+
+
+def least_cycles(facts: Facts) -> float:
+    """Cycles of a group's multiply-adds alone."""
+    s, core = facts.update, core_of(facts.machine, facts.widest())
+    assert s is not None
+    steps = prod(reduction_extents(facts.program, s, facts.group.axes[s.name]).values())
+    return prod(facts.extents) * steps / core.lanes / core.fma_units
+
+
+def _turned(facts: Facts, axis: int) -> bool:
+    """Whether a loop can be lanes though the reduction's target is not contiguous along it."""
+    s = facts.update
+    if s is None or any(o.combiner is None and o.reads for o in facts.group.statements):
+        return False
+    at = axis_of(s.write, facts.group.axes[s.name][axis])
+    return at is not None and at < len(s.write.index) - 1 and facts.extents[axis] >= facts.vector(axis)
 
 
 def rated_plans(facts: Facts, lanes: int, each: int = 1) -> Iterator[Rated]:
@@ -113,7 +145,8 @@ class Choice:
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """The reads, then what is written."""
-        return tuple(self._operand(a, kind == "write") for a, kind in self.update.accesses)
+        reads = tuple(self._operand(a, False) for a in self.update.reads)
+        return (*reads, self._operand(self.update.write, True))
 
     def _operand(self, access: Access, write: bool) -> Operand:
         tensor = self.facts.program.tensor[access.tensor]
@@ -132,6 +165,11 @@ class Choice:
         found = [n for n in self.ranges if n not in _written(self.update)]
         return max(found, key=lambda n: self.ranges[n], default="")
 
+    @cached_property
+    def across(self) -> bool:
+        """Whether a register tile is turned before it is stored."""
+        return self.operands[-1].stride(self.names[self.lanes]) != self.operands[-1].element
+
     # ---- ways
 
     def ways(self) -> Iterator[Way]:
@@ -139,6 +177,8 @@ class Choice:
         for rows, name in enumerate(self.names):
             reads = self.operands[:-1]
             if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
+                continue
+            if self.across and self.operands[-1].stride(name) != self.operands[-1].element:
                 continue
             sites = [self._sites(k, o, name, o.depends(lanes)) for k, o in enumerate(reads)]
             for chosen in product(*sites):
@@ -160,8 +200,10 @@ class Choice:
             if not plain:
                 return (None,)
             return (None, "whole") if tensor.role == "constant" else (None, "rows")
+        if tensor.role == "constant" and self._simple(k, axis, iterator):
+            return ("whole",)
         if access.guard or operand.stride(iterator) != operand.element:
-            return ("lanes",)
+            return ("lanes", "whole") if access.guard or axis == len(access.index) - 1 else ("lanes",)
         apart = any(not operand.depends(n) for n in self.names if n != rows) and self._simple(k, axis, iterator)
         return (None, "lanes", "whole") if apart else (None, "lanes")
 
@@ -199,7 +241,7 @@ class Choice:
         table = np.array(shapes, float)
         order = np.argsort(self._work(way, table[:, 0], table[:, 1], np.zeros(()))[0], kind="stable")
         deep = [0, *(d for d in DEPTHS if self.deep and 2 * d <= self.ranges[self.deep])]
-        deep = deep if len(self.facts.group.statements) <= 2 else [0]
+        deep = deep if len(self.facts.group.statements) <= 2 and not self.across else [0]
         packs_rows, packs_lanes = "rows" in whole.values(), "lanes" in whole.values()
         found: list[tuple[int, ...]] = []
         for h, w in (shapes[k] for k in order[:TILES]):
@@ -226,11 +268,21 @@ class Choice:
         blocks = np.where(depth > 0, np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1)), 1.0)
         total: Numbers = np.zeros(())
         for w, number in ((width, whole), (rest, np.minimum(rest, 1))):
-            step, other = tile_cycles(self.core, rows / count, np.maximum(w, 1), again)
-            total = total + count * number * (step * steps + other * blocks)
-        kinds = 1 + (rows % count > 0) + (rest > 0)
+            high, wide = rows / count, np.maximum(w, 1)
+            step, other = tile_cycles(self.core, high * wide, self._loads(way, high, wide), again)
+            turning = high * wide * TURNING if self.across else 0.0
+            total = total + count * number * (step * steps + (other + turning) * blocks)
+        kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
         around = float(np.prod([e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes)]))
         return total * (1 + PIECE_COST * (kinds - 1)) * around, count
+
+    def _loads(self, way: Way, height: Numbers, width: Numbers) -> Numbers:
+        """Loads for one step of the reduction on a register tile."""
+        lanes, rows = self.names[self.lanes], self.names[way.rows]
+        total: Numbers = np.zeros(())
+        for o in self.operands[:-1]:
+            total = total + np.where(o.depends(rows), height, 1.0) * np.where(o.depends(lanes), width, 1.0)
+        return total
 
     def _cycles(
         self, way: Way, height: Numbers, width: Numbers, panels: Numbers, blocks: Numbers, depth: Numbers
@@ -239,10 +291,11 @@ class Choice:
         loops, sites = self._loops(way, width, panels, blocks, depth, count)
         copies: dict[int, Copy] = {}
         for k, site in way.packs:
-            rate = self._rate(way, k, height)
-            if not np.all(np.isinf(rate)):
-                copies[k] = Copy(sites[site], rate)
+            copies[k] = Copy(sites[site], self._rate(way, k, height, width * panels))
         moved, copying = cycles_of_memory(self.core, self.operands, loops, copies, self.extents)
+        packed = {k for k, _ in way.packs}
+        padded = [o for k, o in enumerate(self.operands) if self.update.accesses[k][0].guard and k not in packed]
+        copying = copying + sum(prod(o.shape) for o in padded) / GUARDED
         return together([work, *moved]) + copying + np.zeros(len(height))
 
     def _loops(
@@ -272,24 +325,34 @@ class Choice:
     def around(self, way: Way) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The other parallel loops: those outside of the blocks, and those that use again what is packed for lanes."""
         others = [a for a in range(len(self.names)) if a not in (way.rows, self.lanes) and self.facts.extents[a] >= 1]
-        packed = [self.operands[k] for k, site in way.packs if site == "lanes"]
+        packed = [self.operands[k] for k, site in way.packs if site == "lanes" or self._reused(k, site)]
         outer = tuple(a for a in others if not packed or any(o.depends(self.names[a]) for o in packed))
         return outer, tuple(a for a in others if a not in outer)
 
-    def _rate(self, way: Way, k: int, height: Numbers) -> Numbers:
+    def _reused(self, k: int, site: Site) -> bool:
+        """Whether a wholly packed operand says which loops are outside: where the target is turned, rows are short."""
+        return self.across and site == "whole" and self.operands[k].depends(self.names[self.lanes])
+
+    def _rate(self, way: Way, k: int, height: Numbers, vectors: Numbers) -> Numbers:
         """Elements a cycle of a copy; without end for what is copied when compiling."""
         operand, access = self.operands[k], self.update.accesses[k][0]
+        if access.guard or self._strided(k):
+            return np.full((), GUARDED)
         if self.facts.program.tensor[access.tensor].role == "constant" and dict(way.packs)[k] == "whole":
-            return np.full((), 1e9)
+            return np.full((), FREE)
         moving = operand.depends(self.names[self.lanes])
         iterator = self.names[self.lanes if moving else way.rows]
         if operand.stride(iterator) == operand.element:
             if moving:
-                return np.full((), self.vector / 2)
+                return np.where(vectors * self.vector * operand.element >= SHORT, self.vector / 2, self.vector / 4)
             whole = height.astype(int)
             return np.minimum(self.vector, whole & -whole) / 1.5
         across = moving and self._across(k) is not None
         return np.full((), ACROSS if across else SCALAR)
+
+    def _strided(self, k: int) -> bool:
+        """Whether the lanes walk along the contiguous axis in steps."""
+        return self.operands[k].axes[-1].get(self.names[self.lanes], 0) > 1
 
     def _across(self, k: int) -> int | None:
         """The axis of an operand that is contiguous in memory and long enough for squares in registers."""

@@ -17,8 +17,10 @@ from poly.machine import Machine
 
 Numbers = npt.NDArray[np.float64]
 TILE_CYCLES = 24.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
+FREE = 1e9  # elements a cycle of what is copied when compiling
 SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
-SHORT, SHORT_RUNS = 256, 2.0  # pieces of fewer bytes come in slower by this factor, no prefetcher follows them
+SHORT, SHORT_RUNS, PAGE_RUNS = 256, 2.0, 5.0  # pieces of fewer bytes come in slower by these factors, no prefetcher
+PAGE = 4096  # follows them; by the second one where each lies in a page of its own
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Operand:
         """Bytes of the cache lines that a box touches, and how much of a cache they need where they fall together."""
         run, count = np.ones(()), np.ones(())
         crowd = np.ones(())
+        far = np.zeros((), bool)
         whole = np.ones((), bool)
         for extent, size, stride in zip(
             reversed(self.extents(sizes)), reversed(self.shape), reversed(self.strides), strict=True
@@ -95,12 +98,14 @@ class Operand:
             joined = whole & (stride == self.element * run)
             count = np.where(joined, count, count * extent)
             crowd = np.where(joined | (extent < 2), crowd, np.maximum(crowd, _crowding(stride, line)))
+            far = far | (~joined & (extent * stride > 64 * PAGE) & (stride >= PAGE))
             run = np.where(joined, run * extent, run)
             whole = joined & (extent >= size)
         length = run * self.element
         touched = count * (np.ceil(length / line) + np.where(length % line > 0, 0.5, 0.0)) * line
         needed = touched * np.where(length >= 8 * line, 1.0, crowd)
-        return touched * np.where((length < SHORT) & (count > 4), SHORT_RUNS, 1.0), needed
+        slower = np.where(far, PAGE_RUNS, SHORT_RUNS)
+        return touched * np.where((length < SHORT) & (count > 4), slower, 1.0), needed
 
 
 def _crowding(stride: int, line: int) -> float:
@@ -164,8 +169,19 @@ def cycles_of_memory(
         levels.append(total / rate)
     copying: Numbers = np.zeros(())
     for k, copy in copies.items():
-        copying = copying + operands[k].elements(boxes[copy.depth]) * entered[copy.depth] / copy.rate
+        if np.all(copy.rate >= FREE):
+            continue
+        elements, element = operands[k].elements(boxes[copy.depth]), operands[k].element
+        each = 1 / copy.rate + _spilled(core, elements * element, element)
+        copying = copying + elements * entered[copy.depth] * each
     return levels, copying
+
+
+def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
+    """Cycles an element of a packed buffer that leaves the core's own caches, on its way out and back."""
+    own = core.caches[: max(1, len(core.caches) - 1)]
+    capacity, rate, _ = own[-1]
+    return np.where(size > SHARE * capacity, 2 * element / rate, 0.0)
 
 
 def _footprints(
@@ -191,10 +207,11 @@ def _footprints(
     return touched, needed
 
 
-def tile_cycles(core: Core, height: Numbers, width: Numbers, again: Numbers) -> tuple[Numbers, Numbers]:
-    """Of a register tile: cycles of one step of the reduction, and of all the rest (`again`: sums come from memory)."""
-    work = height * width
-    step = np.maximum(np.maximum(work / core.fma_units, (height + width) / core.load_units), core.latency)
+def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tuple[Numbers, Numbers]:
+    """Of a register tile with `work` sums, `loads` a step: cycles of one step of the reduction, and of all the rest
+    (`again`: sums come from memory).
+    """
+    step = np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency)
     return step, TILE_CYCLES + work / core.store_units + again * work / core.load_units
 
 

@@ -325,13 +325,20 @@ class Tiling:
         vector = next((n for n in nest.names if schedule.kind(n) == "vector"), None)
         names = nest.loops[vector].names if vector is not None else frozenset[str]()
         axis = next((d for d, i in enumerate(s.write.index) if isinstance(i, Affine) and names & i.names), None)
-        schedule = schedule.promote(s.write.tensor, anchor, "reg", name=buffer)
+        last = len(s.write.index) - 1
+        across = axis is not None and axis != last
+        order = (*(d for d in range(last + 1) if d != axis), axis) if across and axis is not None else None
+        schedule = schedule.promote(s.write.tensor, anchor, "reg", name=buffer, order=order)
         for copy in (f"ld_{buffer}", f"st_{buffer}"):
             if copy not in schedule.nests:
                 continue
-            for loop in [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]:
-                if axis is not None and loop == f"{copy}.{axis}":
-                    schedule = _vectors(schedule, loop, self.plan.vector, self._extent(schedule, buffer, axis))
+            own = {d: f"{copy}.{d}" for d in range(last + 1) if f"{copy}.{d}" in schedule.nests[copy].names}
+            lanes = last if across else axis
+            if lanes in own and own[lanes] != schedule.nests[copy].names[-1]:
+                schedule = schedule.reorder(*(n for d, n in own.items() if d != lanes), own[lanes])
+            for d, loop in own.items():
+                if d == lanes:
+                    schedule = _vectors(schedule, loop, self.plan.vector, self._extent(schedule, buffer, d))
                 else:
                     schedule = schedule.unroll(loop)
         return schedule
