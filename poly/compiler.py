@@ -128,7 +128,8 @@ def compile(
         if isinstance(what, SizedGraph):
             from poly.sized_engine import build_sized_engine
 
-            return build_sized_engine(what, machine, unit, lambda g: build_engine(g, machine, unit), progress=progress)
+            kernel = partial(_sized_kernel, machine, threads or 1)
+            return build_sized_engine(what, machine, kernel, lambda g: build_engine(g, machine, unit), progress=progress)
         return build_engine(what, machine, unit, progress=progress)
     if isinstance(what, Path) or type(what).__name__ == "ModelProto":
         if schedule is not None or constants:
@@ -208,6 +209,19 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
         return results
 
     return compute
+
+
+def _sized_kernel(machine: Machine, threads: int, program: Program) -> Kernel:
+    """A group with free sizes; in its own order where lanes have no code."""
+    from poly.codegen.kernel import Kernel
+    from poly.scheduling.cpu_free import schedule_free
+
+    try:
+        kernel = compile_program(program, machine, {}, threads, schedule_free(program, machine, threads))
+    except PolyError:
+        kernel = compile_program(program, machine, {}, threads, Schedule(program))
+    assert isinstance(kernel, Kernel)
+    return kernel
 
 
 def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:

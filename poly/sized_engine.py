@@ -2,8 +2,8 @@
 
 The sizes of a call follow from the shapes of its inputs. Before a size is used for the first time the graph is compared
 with what the front end makes for it (see `poly.frontend.onnx_symbolic`); where it is not the same, and on machines that
-need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and slower
-than code for one: `specialise(batch=8)` compiles for a size that matters, and calls of that size take it from then on.
+need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and has
+lanes where a known extent allows (`poly.scheduling.cpu_free`), but is slower than code for one: `specialise(batch=8)` compiles for a size that matters, and calls of that size take it from then on.
 A bounded number of sizes is remembered. (`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poly.dtypes import numpy_dtype
-from poly.engine import CompileUnit, Engine, Unit
+from poly.engine import Engine
 from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MOST_SIZES: Final = 64
 MOST_ENGINES: Final = 8
 Key = tuple[int, ...]
+CompileKernel = Callable[[Program], "Kernel"]
 
 
 @dataclass(frozen=True)
@@ -234,15 +235,15 @@ def _own_names(kernel: Kernel) -> list[str]:
 
 
 def build_sized_engine(
-    graph: SizedGraph, machine: Machine, compile_unit: CompileUnit, literal: Callable[[Graph], Engine], *,
+    graph: SizedGraph, machine: Machine, compile_kernel: CompileKernel, literal: Callable[[Graph], Engine], *,
     progress: Callable[[int, int], None] | None = None,
 ) -> SizedEngine:  # fmt: skip
-    """An engine for all sizes of a graph; `literal` compiles it for one."""
+    """An engine for all sizes of a graph: `compile_kernel` is for one group, sizes free; `literal` for one size."""
     start = time.perf_counter()
     steps: tuple[SizedStep, ...] = ()
     if machine.kind == "cpu":
         try:
-            steps = tuple(_steps(graph.to_program(), compile_unit, progress))
+            steps = tuple(_steps(graph.to_program(), compile_kernel, progress))
         except (UnsupportedError, CapacityError):
             if graph.literal is None:
                 raise
@@ -250,22 +251,18 @@ def build_sized_engine(
 
 
 def _steps(
-    program: Program, compile_unit: CompileUnit, progress: Callable[[int, int], None] | None
+    program: Program, compile_kernel: CompileKernel, progress: Callable[[int, int], None] | None
 ) -> list[SizedStep]:
-    from poly.codegen.kernel import Kernel
-
     groups = groups_of(program)
-    units: dict[str, Unit] = {}
+    kernels: dict[str, Kernel] = {}
     steps: list[SizedStep] = []
     for k, group in enumerate(groups):
         part = extract(program, group, f"group_{k}")
         canonical, old = canonical_names(replace(part, tensors=tuple(_as_input(t) for t in part.tensors)))
         key = str(canonical)
-        if key not in units:
-            units[key] = compile_unit(canonical)
-        kernel = units[key].kernel
-        if not isinstance(kernel, Kernel):
-            raise UnsupportedError("only kernels of a CPU have free sizes", where=f"group {k}")
+        if key not in kernels:
+            kernels[key] = compile_kernel(canonical)
+        kernel = kernels[key]
         steps.append(SizedStep(
             f"group {k}", kernel, tuple(old[t.name] for t in kernel.inputs), tuple(old[t.name] for t in kernel.outputs)
         ))  # fmt: skip
