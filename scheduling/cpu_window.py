@@ -28,7 +28,8 @@ MOST_ROWS = 8  # of a register tile
 FEW_VECTORS = 8  # in a row: its vectors may be unrolled
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
 ROLLED = 48  # operations of one register tile where a row read serves all rows written at once
-BODY = 400  # operations of unrolled register tiles
+COPIES = 40  # vectors of a copy that may be laid out
+BODY = 300  # operations of unrolled register tiles
 SPARE = 2  # registers besides sums and kept operands
 KEPT_BESIDE = 6  # registers that have to be left where operands are kept
 
@@ -37,7 +38,8 @@ KEPT_BESIDE = 6  # registers that have to be left where operands are kept
 class Window:
     """`rows`, `lanes`: positions among the group's parallel loops; `down`, `across`: the reduction iterators beside
     them in the windowed read (`down` may be none), `step_down`, `step`: the strides of the window there, `spread`: its
-    dilation along rows; `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read
+    dilation along rows, `reach`: the rows it covers; `axis`: of the tensor's rows, `offset`: of the first one read.
+    `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read
     goes through a buffer. `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full.
     `cuts`, `lane_cuts`: where rows and lanes are cut into pieces of their own.
     """
@@ -51,6 +53,9 @@ class Window:
     step_down: int
     step: int
     spread: int
+    reach: int
+    axis: int
+    offset: int
     vector: int
     height: int
     strip: int
@@ -90,6 +95,7 @@ def window_of(program: Program, group: Group, machine: Machine) -> Window | None
     step, step_down = last.coefficient(names[shape.lanes]), down.coefficient(names[shape.rows])
     vector = min(lanes, 1 << max(0, width - 1).bit_length())
     taps, reach = prod(shape.taps.values()), shape.taps.get(shape.down, 1)
+    spread = down.coefficient(shape.down) if shape.down else 1
     registers = machine.registers.capacity or 16 if machine.registers is not None else 16
     kept = tuple(dict.fromkeys(a.tensor for a in shape.others)) if taps <= registers - KEPT_BESIDE else ()
     rolling = bool(kept) or not shape.others
@@ -100,7 +106,7 @@ def window_of(program: Program, group: Group, machine: Machine) -> Window | None
     if copied:
         columns = (step * (width - 1) + shape.taps[shape.across]) * _planes(shape, row)
         lines = _first_cache(machine) // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
-        fitting = max(1, (lines - reach) // step_down)
+        fitting = max(1, (lines - spread * (reach - 1)) // step_down)
     vectors = -(-width // vector)
     unrolled = fitting >= height and -(-height // most) * vectors * most * taps <= BODY
     tile = -(-height // -(-height // most)) if unrolled else _divisor(height, most)
@@ -111,7 +117,7 @@ def window_of(program: Program, group: Group, machine: Machine) -> Window | None
     ragged = width % vector and vectors > FEW_VECTORS
     return Window(
         update.name, shape.read.tensor, shape.rows, shape.lanes, shape.down, shape.across, step_down, step,
-        down.coefficient(shape.down) if shape.down else 1, vector, tile, strip, copied, kept, unrolled,
+        spread, spread * (reach - 1) + 1, row, down.constant, vector, tile, strip, copied, kept, unrolled,
         (whole,) if whole < height else (), (width // vector * vector,) if ragged else (),
     )  # fmt: skip
 
@@ -125,9 +131,9 @@ def _first_cache(machine: Machine) -> int:
 
 
 def _divisor(extent: int, most: int) -> int:
-    """The largest tile that divides an extent, or the most rows where that would be small."""
+    """The largest tile that divides an extent, or the most rows where none does."""
     best = max(t for t in range(1, most + 1) if extent % t == 0)
-    return best if 2 * best >= most else most
+    return best if best > 1 else most
 
 
 def _planes(shape: _Shape, row: int) -> int:
@@ -300,7 +306,7 @@ class _Windows:
         around = schedule.nests[names[0]].names
         update = next(n for n in names if (schedule.program.statement[n].origin or n) == w.statement)
         if w.copied:
-            schedule = self._copied(schedule, update, around[depth])
+            schedule = self._copied(schedule, update, around[depth], (low, high, strip))
         for tensor in w.kept:
             schedule = self._kept(schedule, tensor, update, around[depth])
         return self._targets(schedule, names, around[depth + 2])
@@ -350,7 +356,7 @@ class _Windows:
         schedule = schedule.skew(down, row, self.window.step_down)
         return schedule.reorder(*band, down, row) if band else schedule.reorder(down, row)
 
-    def _copied(self, schedule: Schedule, update: str, at: str) -> Schedule:
+    def _copied(self, schedule: Schedule, update: str, at: str, rows: tuple[int, int, int]) -> Schedule:
         """What a strip reads, with its padding, in the first cache level, in vectors."""
         w = self.window
         caches = sorted((m.capacity or 0, m.name) for m in self.machine.memories if m.kind == "cache")
@@ -358,8 +364,39 @@ class _Windows:
         rank = schedule.program.tensor[w.tensor].rank
         fold = {rank - 1: w.step} if w.step > 1 else None
         schedule = schedule.promote(w.tensor, at, space, name=buffer, users=[update], pad=True, fold=fold)
-        lane = f"ld_{buffer}.{rank - 1}"
-        extent = int(schedule.program.tensor[buffer].shape[rank - 1].evaluate(schedule.program.binding))
+        shape = [int(e.evaluate(schedule.program.binding)) for e in schedule.program.tensor[buffer].shape]
+        row, pieces = f"ld_{buffer}.{w.axis}", [""]
+        if row in schedule.nests[f"ld_{buffer}"].names and schedule.program.statement[f"ld_{buffer}"].reads[0].guard:
+            if shape[w.axis] * -(-shape[-1] // w.vector) <= COPIES:
+                schedule = schedule.unroll(row)
+            else:
+                schedule, pieces = self._edges(schedule, row, at, rows)
+        for piece in pieces:
+            schedule = self._in_vectors(schedule, f"ld_{buffer}.{rank - 1}{piece}", shape[-1])
+        return schedule
+
+    def _edges(
+        self, schedule: Schedule, row: str, at: str, rows: tuple[int, int, int]
+    ) -> tuple[Schedule, list[str]]:
+        """Count the rows of a copy as rows of the tensor, and cut off those outside: the pieces' suffixes."""
+        w, (low, high, strip) = self.window, rows
+        first, last = (w.step_down * h + w.offset for h in (low, high))
+        extent = int(schedule.program.tensor[w.tensor].shape[w.axis].evaluate(schedule.program.binding))
+        if high - low >= strip:
+            schedule = schedule.skew(row, at, w.step_down * strip)
+        pieces, rest = list[str](), ""
+        if first < 0:
+            schedule = schedule.split(row, -first)
+            pieces, rest = [".lo"], ".hi"
+        if last + w.reach > extent:
+            schedule = schedule.split(f"{row}{rest}", extent - first)
+            pieces.append(f"{rest}.lo")
+            rest = f"{rest}.hi"
+        return schedule, [*pieces, rest]
+
+    def _in_vectors(self, schedule: Schedule, lane: str, extent: int) -> Schedule:
+        """A row of a copy: short ones laid out, of long ones the first and the last vector apart."""
+        w = self.window
         if w.step > 1:
             schedule = schedule.tile({lane: w.step}).reorder(f"{lane}.p", f"{lane}.o").unroll(f"{lane}.p")
             lane, extent = f"{lane}.o", -(-extent // w.step)
