@@ -20,7 +20,7 @@ from benchmarks.cases import MORE, Case, load_cases
 from benchmarks.driver import ROOT, Progress, Row, Session
 from benchmarks.peers import absent, installed, versions
 from benchmarks.reference import model_cases
-from benchmarks.report import draw, heading, line, notes, summary, write_json
+from benchmarks.report import draw, heading, line, notes, read_json, summary, write_json
 
 EXAMPLES = """examples:
   python -m benchmarks                                the 60 cases and the models, 1 and 2 threads
@@ -42,7 +42,8 @@ def main() -> None:
             return
         names = ["ours", *(n for n in installed() if n != "ours" and n in (options.peers or installed()))]
         facts = _facts(options)
-        rows = _run(chosen, names, options, facts)
+        kept = read_json(options.json) if options.add and options.json is not None else []
+        rows = _run(chosen, names, options, facts, kept)
     if options.json is not None:
         write_json(options.json, rows, facts)
     if options.picture is not None:
@@ -50,28 +51,32 @@ def main() -> None:
 
 
 def _run(
-    chosen: Sequence[Case], names: Sequence[str], options: argparse.Namespace, facts: dict[str, object]
+    chosen: Sequence[Case],
+    names: Sequence[str],
+    options: argparse.Namespace,
+    facts: dict[str, object],
+    kept: Sequence[Row],
 ) -> list[Row]:
-    rows: list[Row] = []
+    """All rows, those of an earlier run that are `kept` first; they are not measured again."""
+    rows = list(kept)
+    there = {(row.case, row.threads) for row in kept}
     for name, why in absent().items():
         print(f"{name}: {why}, so there is no ratio against it")
     for threads in options.threads:
         _warn_of_cores(threads)
-        mine: list[Row] = []
         print(f"\n{threads} thread{'s' * (threads > 1)}; microseconds (!: wrong result), ratio: ours / best peer")
         print("limit: what the machine allows / ours; compile time of ours cold and cached")
         print(heading(names))
         with _bar(len(chosen)) as (step, told):
             session = Session(names, threads, chosen, options.rounds, options.seconds, told)
             with session:
-                for case in chosen:
+                for case in (c for c in chosen if (c.name, threads) not in there):
                     row = session.row(case)
-                    mine.append(row)
                     rows.append(row)
                     step("\n".join([line(row, names), *notes(row)]))
                     if options.json is not None:
                         write_json(options.json, rows, facts)  # so that a run that is stopped leaves what it has
-        print(summary(mine))
+        print(summary([r for r in rows if r.threads == threads]))
     return rows
 
 
@@ -146,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cases", type=Path, metavar="FILE", help="more cases, a JSON list (see load_cases)")
     parser.add_argument("--models", type=Path, default=models, metavar="FOLDER", help="default: $POLYLOOM_MODELS")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    parser.add_argument("--add", action="store_true", help="go on with the run whose figures are in the --json file")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the ratios and limits (.png or .svg)")
     parser.add_argument("--list", action="store_true", help="only list the cases")
     return parser

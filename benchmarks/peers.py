@@ -47,27 +47,38 @@ def ours(case: Case, threads: int) -> Call | None:
     from poly.frontend.einsum import einsum_program
 
     inputs = model_inputs(case)
+    if case.kind == "model":
+        return _our_engine(case, inputs, threads)
     if case.kind == "einsum":
-        arrays = [*inputs.values()]
-        program = einsum_program(case.spec, [a.shape for a in arrays], ["f32"] * len(arrays))
+        program = einsum_program(case.spec, [a.shape for a in inputs.values()], ["f32"] * len(inputs))
         kernel = poly.compile(program, threads=threads)
-        out = np.empty(program.outputs[0].extents(program.binding), np.float32)
+    else:
+        graph = poly.from_onnx(model_of(case))
+        program = graph.to_program()
+        kernel = poly.compile(program, constants=graph.constants, threads=threads)
+    arrays = [*inputs.values()]
+    out = np.empty(program.outputs[0].extents(program.binding), np.float32)
 
-        def call() -> Sequence[Array]:
-            kernel(*arrays, out=out)
-            return (out,)
+    def call() -> Sequence[Array]:
+        kernel(*arrays, out=out)
+        return (out,)
 
-        return call
-    graph = poly.from_onnx(case.path or model_of(case), shapes={n: a.shape for n, a in inputs.items()})
+    return call
+
+
+def _our_engine(case: Case, inputs: Mapping[str, Array], threads: int) -> Call:
+    import poly
+
+    graph = poly.from_onnx(case.path, shapes={n: a.shape for n, a in inputs.items()})
     engine = poly.compile(graph, threads=threads)
     shapes = {n: t.extents({}) for n, t in zip(engine.outputs, graph.outputs, strict=True)}
     out = {n: np.empty(shape, np.float32) for n, shape in shapes.items()}
 
-    def run() -> Sequence[Array]:
+    def call() -> Sequence[Array]:
         engine.run(inputs, out=out)
         return [*out.values()]
 
-    return run
+    return call
 
 
 # ---- numpy

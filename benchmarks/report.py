@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from math import exp, log
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +81,15 @@ def write_json(path: Path, rows: Sequence[Row], facts: Mapping[str, object]) -> 
     extra = [{"ratio": r.ratio, "limit_share": r.share, "best": r.best[0] if r.best else None} for r in rows]
     entries = [asdict(r) | e for r, e in zip(rows, extra, strict=True)]
     path.write_text(json.dumps({"facts": facts, "rows": entries}, indent=1) + "\n")
+
+
+def read_json(path: Path) -> list[Row]:
+    """The rows that `write_json` wrote; none where there is no such file."""
+    if not path.exists():
+        return []
+    names = {f.name for f in fields(Row)}
+    entries = json.loads(path.read_text())["rows"]
+    return [Row(**{n: tuple(v) if n == "wrong" else v for n, v in e.items() if n in names}) for e in entries]
 
 
 def draw(path: Path, rows: Sequence[Row], facts: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from benchmarks.driver import Row
 from benchmarks.graphs import NODES
 from benchmarks.peers import numpy_peer, ours
 from benchmarks.reference import ROUNDING, error_of, reference
-from benchmarks.report import draw, line, summary, write_json
+from benchmarks.report import draw, line, read_json, summary, write_json
 
 SMALL = (
     einsum("product", "ik,kj->ij", (5, 7), (7, 6)),
@@ -71,6 +71,7 @@ def test_rows_give_ratios_only_where_both_are_right(tmp_path: Path) -> None:
     assert "50%" in line(rows[0], ["ours", "numpy"]) and "2.0!" in line(rows[2], ["ours", "numpy"])
     write_json(tmp_path / "out.json", rows, {"processor": "p"})
     assert [r["ratio"] for r in json.loads((tmp_path / "out.json").read_text())["rows"]] == [0.5, 2.0, None, None]
+    assert read_json(tmp_path / "out.json") == rows and read_json(tmp_path / "none.json") == []
     draw(tmp_path / "out.svg", rows, {"processor": "p"})
     assert "time of the best peer" in (tmp_path / "out.svg").read_text()
 
