@@ -43,13 +43,18 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     for kind, entries in (
         ("input", model.graph.input), ("output", model.graph.output), ("initialiser", model.graph.initializer)
     ):  # fmt: skip
-        for name, count in Counter(e.name for e in entries).most_common(1):
+        for name, count in Counter(e.name for e in entries).items():
+            if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # so protobuf says
+                raise OnnxError(f"{kind} {name!r} has no name in UTF-8", where=f"model {model.graph.name!r}")
             if count > 1:
                 raise OnnxError(f"{kind} {name!r} is there {count} times", where=f"model {model.graph.name!r}")
     if model.functions:
         from onnx import inliner
 
-        model = inliner.inline_local_functions(model)
+        try:
+            model = inliner.inline_local_functions(model)
+        except Exception as error:  # it has no error type of its own
+            raise OnnxError(f"its functions cannot be inlined: {error}", where=f"model {model.graph.name!r}") from error
     return model
 
 
@@ -73,11 +78,10 @@ def input_shapes(
     """Literal shape and dtype of each input, dynamic extents bound by `shapes`. Raises `OnnxError`."""
     symbols = {i.name: [d.dim_param for d in i.type.tensor_type.shape.dim] for i in inputs}
     known = {*symbols, *(s for row in symbols.values() for s in row if s)}
-    unknown = sorted(set(shapes) - known)
+    unknown = sorted(set(shapes) - known, key=str)
     if unknown:
-        raise OnnxError(
-            f"shapes: {unknown[0]!r} is no input and no dynamic dimension", hint=f"one of {', '.join(sorted(known))}"
-        )
+        hint = f"one of {', '.join(sorted(map(str, known)))}"
+        raise OnnxError(f"shapes: {unknown[0]!r} is no input and no dynamic dimension", hint=hint)
     bound: dict[str, tuple[int, str]] = {}
     for name, value in shapes.items():
         if isinstance(value, int):

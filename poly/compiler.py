@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from poly.accel.compiled import StreamKernel
     from poly.codegen.kernel import Kernel
     from poly.frontend.nest import Nest
-    from poly.sized_engine import SizedEngine
     from poly.model_engine import ModelEngine
+    from poly.sized_engine import SizedEngine
 
 Progress = Callable[[int, int], None]
 
@@ -128,8 +128,8 @@ def compile(
         if isinstance(what, SizedGraph):
             from poly.sized_engine import build_sized_engine
 
-            kernel = partial(_sized_kernel, machine, threads or 1)
-            return build_sized_engine(what, machine, kernel, lambda g: build_engine(g, machine, unit), progress=progress)
+            kernel, literal = partial(_sized_kernel, machine, threads or 1), partial(_literal_engine, machine, unit)
+            return build_sized_engine(what, machine, kernel, literal, progress=progress)
         return build_engine(what, machine, unit, progress=progress)
     if isinstance(what, Path) or type(what).__name__ == "ModelProto":
         if schedule is not None or constants:
@@ -209,6 +209,10 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
         return results
 
     return compute
+
+
+def _literal_engine(machine: Machine, unit: Callable[[Program], Unit], graph: Graph) -> Engine:
+    return build_engine(graph, machine, unit)
 
 
 def _sized_kernel(machine: Machine, threads: int, program: Program) -> Kernel:

@@ -2,9 +2,10 @@
 
 The sizes of a call follow from the shapes of its inputs. Before a size is used for the first time the graph is compared
 with what the front end makes for it (see `poly.frontend.onnx_symbolic`); where it is not the same, and on machines that
-need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and has
-lanes where a known extent allows (`poly.scheduling.cpu_free`), but is slower than code for one: `specialise(batch=8)` compiles for a size that matters, and calls of that size take it from then on.
-A bounded number of sizes is remembered. (`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
+need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and has lanes
+where a known extent allows (`poly.scheduling.cpu_free`), but is slower than code for one: `specialise(batch=8)`
+compiles for a size that matters, and calls of that size take it from then on. A bounded number of sizes is remembered.
+(`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class SizedEngine:
         """
         names = {self._label(p): p for p in self.graph.parameters}
         given = {names.get(name, name): value for name, value in sizes.items()}
-        if given.keys() != set(self.graph.parameters) or not all(isinstance(v, int) for v in given.values()):
+        if given.keys() != set(self.graph.parameters) or not all(type(v) is int for v in given.values()):
             hint = f"specialise({', '.join(f'{n}=1' for n in names)})"
             raise RunError(f"sizes are {', '.join(sizes) or 'not given'}", where=self.graph.name, hint=hint)
         found = bind_sizes((), self.graph.parameters, dict(self.graph.sizes) | given, {})
