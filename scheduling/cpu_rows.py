@@ -63,6 +63,8 @@ def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None
     extents: dict[str, tuple[int, ...]] = {}
     for s in group.statements:
         known = reduction_extents(program, s, group.axes[s.name])
+        if max(known.values(), default=1) == 1:  # one value a row
+            known = {}
         lanes = _lanes(program, s, known)
         if known and lanes is None:
             return None
@@ -70,6 +72,8 @@ def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None
         extents[s.name] = tuple(known[i] for i in inner[s.name])
     widest = max(size_bytes(program.tensor[a.tensor].dtype) for s in group.statements for a, _ in s.accesses)
     passes = _passes(group, inner, extents)
+    if not any(p.extents for p in passes):
+        return None
     vector = machine.lanes(widest)
     registers = machine.registers.capacity if machine.registers is not None else None
     single = sum(not extents[n] for n in extents)
@@ -194,13 +198,14 @@ class _Rows:
         rows = [loop_of(schedule, name, i) for i in self.group.axes[name]]
         inner = [loop_of(schedule, name, i) for i in self.plan.inner[name]]
         nest = schedule.nests[name].names
+        inner = inner or [n for n in nest if n not in rows]
         schedule = schedule if nest == (*rows, *inner) else schedule.reorder(*rows, *inner)
         if not self.high:
             return schedule
         outer, side = f"{rows[-1]}.o", f"{rows[-1]}.p"
         schedule = schedule.tile({rows[-1]: self.plan.height}).unroll(side)
         order = [outer, *inner[:-1], side, *inner[-1:]]
-        return schedule.reorder(*order) if len(inner) > 1 else schedule
+        return schedule.reorder(*order) if len(self.plan.inner[name]) > 1 else schedule
 
     def _fused(self, schedule: Schedule, names: Sequence[str], depths: Sequence[int]) -> Schedule:
         for k in depths:

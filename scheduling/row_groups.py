@@ -45,13 +45,12 @@ def row_groups(program: Program, room: int, far: tuple[int, int] = (0, 0)) -> li
     maker: dict[str, int] = {}
     for group in groups_of(program):
         producers = {maker[t] for s in group.statements for t in tensors_read(s) if t in maker}
-        home = max(producers, default=None)
-        joined = facts.joined(groups[home], group) if home is not None else None
-        if home is None or joined is None:
-            groups.append(group)
-            home = len(groups) - 1
-        else:
-            groups[home] = joined
+        home, joined = len(groups), None
+        for k in range(max(producers, default=0), len(groups)):  # behind all that it reads
+            if (joined := facts.joined(groups[k], group)) is not None:
+                home = k
+                break
+        groups[home : home + 1] = [joined or group]
         for s in group.statements:
             maker |= dict.fromkeys(tensors_written(s), home)
     return groups
@@ -67,6 +66,8 @@ class _Facts:
 
     def joined(self, first: Group, second: Group) -> Group | None:
         """One group of both, or None where that is not possible or does not pay."""
+        if not _touched(first) & _touched(second):
+            return None
         if not all(self.plain(s) for g in (first, second) for s in g.statements):
             return None
         pairs = self._shared(first, second)
@@ -77,8 +78,10 @@ class _Facts:
         reductions = [s for g in (first, second) for s in g.statements if s.combiner is not None]
         if any(frozenset(axes[s.name]) != _names(s.write) for s in reductions):
             return None
+        if all(set(axes[s.name]) == set(s.iterators) for s in (*first.statements, *second.statements)):
+            return None
         saved = self.saved(first, second, axes)
-        why = f"{second.names[0]} reads what {first.names[0]} makes in the same row: {saved} bytes less to move"
+        why = f"{second.names[0]} uses what {first.names[0]} makes or reads in the same row: {saved} bytes less to move"
         group = Group(
             [*first.statements, *second.statements], axes, {}, tuple(first.box[a] for a in pairs),
             [*first.why, *second.why, why], (*(first.parts or (first,)), *(second.parts or (second,))),
@@ -112,16 +115,19 @@ class _Facts:
         return {i: high + 1 for i, (_, high) in zip(s.iterators, box, strict=True)}
 
     def _shared(self, first: Group, second: Group) -> dict[int, int]:
-        """The parallel loops of the first group that are loops of the second, for every value that it is handed."""
+        """The parallel loops of the first group that are loops of the second, for every value that it is handed, or
+        where it is handed none, for some tensor that both read.
+        """
         if first.box is None or second.box is None:
             return {}
-        makers = {s.write.tensor: s for s in first.statements}
-        pairs: dict[int, set[int | None]] = {}
-        for s in second.statements:
-            for read in s.reads:
-                if (maker := makers.get(read.tensor)) is not None:
-                    for a, axis in enumerate(first.axes[maker.name]):
-                        pairs.setdefault(a, set()).add(_place(maker.write, axis, read, second.axes[s.name]))
+        made = {s.write.tensor: [(s, s.write)] for s in first.statements}
+        pairs = _pairs(first, second, made)
+        if not pairs:
+            read: dict[str, list[tuple[Statement, Access]]] = {}
+            for s in first.statements:
+                for access in s.reads:
+                    read.setdefault(access.tensor, [(s, access)])
+            pairs = {a: {p for p in places if p is not None} for a, places in _pairs(first, second, read).items()}
         found: dict[int, int] = {}
         for a, places in sorted(pairs.items()):
             place = places.pop() if len(places) == 1 else None
@@ -160,6 +166,19 @@ class _Facts:
                     size = size // extent if subscript.names <= set(group.axes[s.name]) else size
                 most[access.tensor] = max(most.get(access.tensor, 0), size)
         return sum(most.values())
+
+
+def _pairs(
+    first: Group, second: Group, handed: Mapping[str, Sequence[tuple[Statement, Access]]]
+) -> dict[int, set[int | None]]:
+    """For every loop of the first group those of the second that are the same subscript of what is handed on."""
+    pairs: dict[int, set[int | None]] = {}
+    for s in second.statements:
+        for read in s.reads:
+            for maker, access in handed.get(read.tensor, ()):
+                for a, axis in enumerate(first.axes[maker.name]):
+                    pairs.setdefault(a, set()).add(_place(access, axis, read, second.axes[s.name]))
+    return pairs
 
 
 def _place(write: Access, axis: str, read: Access, loops: Sequence[str]) -> int | None:

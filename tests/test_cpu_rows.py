@@ -11,6 +11,7 @@ from poly.loops import Alloc, Compute
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_rows import row_plan
 from poly.scheduling.groups import groups_of
 from poly.scheduling.row_groups import groups_for, row_groups
 from poly.scheduling.schedule import Schedule
@@ -74,6 +75,35 @@ def test_rows_that_do_not_fit_a_cache_are_not_joined() -> None:
     program = poly.parse(SOFTMAX, x=(4, 1 << 20))
     assert len(groups_for(program, AVX2)) == 4
     assert len(row_groups(program, 1 << 30)) == 1
+
+
+def test_sums_over_the_same_rows_are_one_group() -> None:
+    text = "m[i] += x[i,j]; q[i] += x[i,j] * x[i,j]; y[i,j] = x[i,j] * (q[i] - m[i] * m[i])"
+    (group,) = groups_for(program := poly.parse(text, x=(9, 37)), AVX2)
+    assert len(group.parts) == 3
+    agrees(program, {"x": np.random.default_rng(0).integers(-2, 3, (9, 37)).astype("f4")})
+
+
+def test_elementwise_groups_that_read_the_same_stay_apart() -> None:
+    program = poly.parse("a[i,j] = x[i,j] + 1; b[i,j] = x[i,j] * 2", x=(9, 37))
+    assert all(not g.parts for g in groups_for(program, AVX2))
+
+
+def test_axes_of_extent_one_are_values_of_a_row() -> None:
+    text = "s[i] += x[i,j]; m[i,u] = s[i] / 8 where 0 <= u < 1; y[i,j] = x[i,j] - m[i,0]"
+    program = poly.parse(text, x=(6, 50))
+    assert made_in_memory(schedule_for_cpu(program, AVX2)) == {"y"}
+    agrees(program, {"x": np.random.default_rng(0).integers(-2, 3, (6, 50)).astype("f4")})
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 9])
+def test_rows_side_by_side(rows: int) -> None:
+    x = np.random.default_rng(rows).standard_normal((rows, 13)).astype("f4")
+    program = poly.parse(SOFTMAX, x=x.shape)
+    (group,) = groups_for(program, AVX2)
+    plan = row_plan(program, group, AVX2)
+    assert plan is not None and plan.height == {1: 1, 2: 2, 3: 3, 4: 4, 8: 4, 9: 3}[rows]
+    agrees(program, {"x": x})
 
 
 def test_a_small_factor_is_no_reason_to_join() -> None:
