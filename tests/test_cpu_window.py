@@ -13,9 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 import poly
 from poly.codegen import strided
 from poly.codegen.host import host_machine
+from poly.loops import For
+from poly.machine import Engine, Machine, Memory
+from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_window import window_of
 from poly.scheduling.groups import groups_of
+from poly.scheduling.instances import check_instances
 from tests.onnx_helpers import run_graph
 
 
@@ -145,3 +149,36 @@ def test_padded_strided_reads() -> None:
     x = np.arange(44, dtype=np.float32)
     padded = np.concatenate([np.full(3, 9), x, np.full(8, 9)])
     np.testing.assert_array_equal(poly.compile(program)(x), padded[:52:2])
+
+
+WIDE = Machine(
+    "wide", "cpu",
+    (Memory("dram", None, "dram"), Memory("l1", 48 * 1024, "cache"), Memory("reg", 32, "register")),
+    (Engine("core", "core", lanes=16),),
+)  # fmt: skip
+FEW = Memory("reg", 16, "register")
+NARROW = Machine("narrow", "cpu", (*WIDE.memories[:2], FEW), (Engine("core", "core", lanes=4),))
+
+
+@pytest.mark.parametrize("machine", [WIDE, NARROW])
+@pytest.mark.parametrize("name", ["3x3", "3x3 wide, strided", "strided, 5x5", "7x7", "largest"])
+def test_other_machines(machine: Machine, name: str) -> None:
+    """Widths and registers come from the description; what comes out is checked like everything else."""
+    operator, shape, weights, attrs = CASES[name]
+    program = graph_of(operator, shape, weights, attrs=attrs)[0].to_program()
+    schedule = schedule_for_cpu(program, machine)
+    lanes = {n.upper[0].constant for n in schedule.lower().nodes() if isinstance(n, For) and n.kind == "vector"}
+    assert machine.lanes(4) / 2 < max(lanes) <= machine.lanes(4)
+    check_instances(schedule.lower(), schedule.program)
+    check_capacity(schedule.lower(), machine)
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16", "i32", "u8"])
+def test_other_dtypes(dtype: str) -> None:
+    program = poly.parse("y[c,i,j] max= x[c,2*i + r,2*j + q] * k[r,q]", dtypes=dict.fromkeys("xky", dtype),
+                         x=(3, 29, 43), k=(3, 3), y=(3, 14, 21))  # fmt: skip
+    kind = {"f64": "f8", "f16": "f2", "i32": "i4", "u8": "u1"}[dtype]
+    random = np.random.default_rng(0)
+    x, k = (random.integers(0, 9, shape).astype(kind) for shape in ((3, 29, 43), (3, 3)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, ::2]
+    np.testing.assert_array_equal(poly.compile(program)(x, k), (windows * k).max((-1, -2)))
