@@ -9,6 +9,10 @@ from pathlib import Path
 
 from poly.machine import Engine, Machine, Memory
 
+# What a model of time starts from, for a server core of today: sustained bytes a cycle out of each cache level, vector
+# operations a cycle of each kind and the cycles of a multiply-add.
+_BYTES_PER_CYCLE = {1: 64, 2: 28, 3: 14}
+_CORE = {"fma": 2, "load": 2, "store": 1, "latency": 4}
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 
 
@@ -37,9 +41,13 @@ def machine_of_features(
 ) -> Machine:
     """A CPU from its feature names; `caches`: bytes by level. Vector width and registers follow from the features."""
     lanes, registers = _vectors(frozenset(features), triple)
-    levels = tuple(Memory(f"l{k}", caches[k], "cache", align=64, line=64) for k in sorted(caches, reverse=True))
-    memories = (Memory("dram", None, "dram", align=64, line=64), *levels, Memory("reg", registers, "register"))
-    engine = Engine("core", "core", lanes=lanes, features=features)
+    levels = tuple(
+        Memory(f"l{k}", caches[k], "cache", align=64, line=64, bytes_per_cycle=_BYTES_PER_CYCLE.get(k, 6))
+        for k in sorted(caches, reverse=True)
+    )
+    dram = Memory("dram", None, "dram", align=64, line=64, bytes_per_cycle=6)
+    memories = (dram, *levels, Memory("reg", registers, "register"))
+    engine = Engine("core", "core", lanes=lanes, features=features, cost=_CORE)
     return Machine(f"cpu-{cpu}", "cpu", memories, (engine,), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu)
 
 

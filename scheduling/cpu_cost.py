@@ -16,7 +16,8 @@ import numpy.typing as npt
 from poly.machine import Machine
 
 Numbers = npt.NDArray[np.float64]
-TILE_CYCLES = 24.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
+TILE_CYCLES = 60.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
+AGAIN_CYCLES = 80.0  # until partial sums come back from memory
 FREE = 1e9  # elements a cycle of what is copied when compiling
 SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
 SHORT, SHORT_RUNS, PAGE_RUNS = 256, 2.0, 5.0  # pieces of fewer bytes come in slower by these factors, no prefetcher
@@ -212,7 +213,7 @@ def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tu
     (`again`: sums come from memory).
     """
     step = np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency)
-    return step, TILE_CYCLES + work / core.store_units + again * work / core.load_units
+    return step, TILE_CYCLES + work / core.store_units + again * (AGAIN_CYCLES + work / core.load_units)
 
 
 def together(parts: Sequence[Numbers]) -> Numbers:
