@@ -72,7 +72,8 @@ class Entry:
 
 
 class Record:
-    """A record in memory; `address` is valid as long as this object lives. `key` is for whoever made it."""
+    """A record in memory; `address` is valid as long as this object lives. `key` is for whoever made it, `keep` stays
+    as long as it does."""
 
     def __init__(
         self,
@@ -83,8 +84,9 @@ class Record:
         release: bool = True,
         scalar: bool = False,
         key: tuple[int, ...] = (),
+        keep: object = None,
     ) -> None:
-        self.entry, self.arrays, self.key = entry, tuple(arrays), key
+        self.entry, self.arrays, self.key, self.keep = entry, tuple(arrays), key, keep
         given = len(entry.positions)
         moved = [word for move in entry.moves for word in move]
         lengths = [w for a in arrays for w in (*a.shape, *(a.strides or a.shape))]

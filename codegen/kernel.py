@@ -21,7 +21,7 @@ from poly.codegen.arguments import (
     typed,
     unwritten,
 )
-from poly.codegen.call import Entry, NativeCall, Record, attach
+from poly.codegen.call import Entry, Expected, NativeCall, Record, attach
 from poly.codegen.call_ir import MAX_GIVEN, NO_MEMORY
 from poly.codegen.function import ALIGN, Module, decode_status, lower
 from poly.codegen.jit import assembly, compile_object, link
@@ -185,6 +185,19 @@ class Kernel(NativeCall):
             self._native.append(record.before(self._native[-1] if self._native else None))
             attach(self, record)
         return record
+
+    def record(
+        self,
+        names: Sequence[str],
+        arrays: Sequence[Expected],
+        outputs: int = 1,
+        *,
+        sizes: Mapping[str, int],
+        release: bool,
+        scalar: bool = False,
+    ) -> Record:
+        """A record for other callers, who see to it that `arrays` fit the kernel; it keeps the kernel."""
+        return Record(self.entry(names, sizes), arrays, outputs, release=release, scalar=scalar, keep=self)
 
     def run_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Run on arrays that are known to fit (shapes, dtypes, C-contiguous), sizes all bound; for engines."""

@@ -108,7 +108,7 @@ class _Einsum(NativeCall):
     """`einsum` as it is called: by the string to an `_OfSpec`, everything else in Python."""
 
     def __init__(self) -> None:
-        update_wrapper(self, _einsum)
+        update_wrapper(self, _einsum)  # pyright: ignore[reportArgumentType]
         self.__name__ = self.__qualname__ = "einsum"
         self.specs: dict[str, _OfSpec] = {}
         attach(self, None, id(self.specs))

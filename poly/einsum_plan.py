@@ -7,14 +7,16 @@ worth a kernel for its own extents and strides, tiled by the policy.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from math import prod
 from typing import Final
 
 import numpy as np
 
+from poly.codegen.call import Expected, Record
+from poly.codegen.call_ir import MAX_GIVEN
 from poly.codegen.kernel import Kernel
 from poly.compiler import compile_program, machine_of
 from poly.dtypes import dtype_name, numpy_dtype, size_bytes
@@ -61,13 +63,15 @@ class Fallback:
 class Compiled:
     """A kernel between arrays.
 
-    `run` takes the addresses of the operands and of the result; None: nothing is summed, the result is zeros. `casts`:
+    `run` takes the addresses of the operands and of the result; None: nothing is summed, the result is zeros. `record`:
+    the same for native code, None where a call has more to do than to enter the kernel. `casts`:
     for each operand the dtype it is copied to first, or None. `strides`: of a fresh result, where it is not in the
     order C. `direct`: `out` may be written in place. `factor`: what the result is multiplied by. `misaligned`: bits
     that are zero in the addresses of aligned operands.
     """
 
     run: Callable[[Sequence[int]], None] | None
+    record: Callable[[], Record] | None
     shape: tuple[int, ...]
     dtype: Dtype
     strides: tuple[int, ...] | None
@@ -176,18 +180,28 @@ def _compiled(
         written = dimensions_of(shape, strides, dtype.itemsize, equation.result)
         assert written is not None
     memory = Memory([m for _, m in read], names, [i for i, _ in written], equation.sizes)
+    run = record = None
+    changed = None if strides == dense_strides(shape, dtype.itemsize) else strides
+    as_they_are = all(cast is None for cast in casts)
+    factor = _factor(equation, memory, dtype)
+    if 0 not in equation.sizes.values():
+        kernel, values = _kernel(memory, _name(dtype), steps, None if free else (planar, threads))
+        order = [*(f"x{n}" for n in range(len(operands))), "out"]
+        run = kernel.runner(order, values)
+        if as_they_are and factor is None and len(operands) < MAX_GIVEN:
+            expected = [*(_expected(*o) for o in operands), replace(_expected(shape, changed, dtype), writable=True)]
+            record = partial(kernel.record, order, expected, sizes=values, release=not free, scalar=not shape)
     return Compiled(
-        None
-        if 0 in equation.sizes.values()
-        else _runner(memory, _name(dtype), steps, None if free else (planar, threads)),
-        shape,
-        dtype,
-        None if strides == dense_strides(shape, dtype.itemsize) else strides,
-        casts if any(cast is not None for cast in casts) else None,
-        direct,
-        _factor(equation, memory, dtype),
+        run, record, shape, dtype, changed, None if as_they_are else casts, direct, factor,
         max(numpy_dtype(n).alignment for n in names) - 1,
-    )
+    )  # fmt: skip
+
+
+def _expected(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: Dtype) -> Expected:
+    """An array for native calls: an operand or (strides None: in the order C) the result."""
+    steps = dense_strides(shape, dtype.itemsize) if strides is None else strides
+    size = sum((n - 1) * s for n, s in zip(shape, steps, strict=True)) + dtype.itemsize
+    return Expected(shape, dtype, size, strides)
 
 
 def _read(operand: Signature, indices: Sequence[str], dtype: Dtype, free: bool) -> tuple[Dtype | None, Dimensions]:
@@ -220,18 +234,17 @@ def _factor(equation: Equation, memory: Memory, dtype: Dtype) -> Array | None:
 # ---- kernels
 
 
-def _runner(
+def _kernel(
     memory: Memory, dtype: str, steps: Steps, tuned: tuple[bool, int] | None
-) -> Callable[[Sequence[int]], None]:
-    """A kernel with free sizes, or (`tuned`: planar, threads) one for these."""
-    names = [*(f"x{n}" for n in range(len(memory.operands))), "out"]
+) -> tuple[Kernel, Mapping[str, int]]:
+    """A kernel with free sizes and their values, or (`tuned`: planar, threads) one for these."""
     if tuned is None:
         form, values = form_of(memory, dtype, steps)
-        return _free_kernel(form).runner(names, dict(zip(form.parameters, values, strict=True)))
+        return _free_kernel(form), dict(zip(form.parameters, values, strict=True))
     planar, threads = tuned
     lanes = 4 * machine_of("cpu").lanes(max(map(size_bytes, [dtype, *memory.dtypes])))
     form, values = form_of(memory, dtype, steps, planar, lanes)
-    return _bound_kernel(form, values, threads).runner(names)
+    return _bound_kernel(form, values, threads), {}
 
 
 @lru_cache(maxsize=4096)
