@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 MOST_ELEMENTS: Final = 2**36
 _CHECKER: Final = "onnx.checker.check_model(path, full_check=True) may say more"
-Fate = Literal["compiled", "expanded", "folded", "inlined", "fallback", "refused", "not reached"]
+Fate = Literal["compiled", "expanded", "folded", "inlined", "at first run", "fallback", "refused", "not reached"]
 
 
 @overload
@@ -99,8 +99,9 @@ class NodeFate:
     """What became of a node of the file.
 
     `fate`: "compiled", "expanded" (by its function body), "folded" (known while importing), "inlined" (an If),
+    "at first run" (it waits for a value that decides its shape or branch; `poly.compile(Path(...))` compiles it then),
     "fallback" (the reference evaluator runs it), "refused", or "not reached" (it reads what was refused). `why` and
-    `hint`: for the last three.
+    `hint`: for the last four.
     """
 
     name: str
@@ -123,7 +124,7 @@ def survey_onnx(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
 ) -> Survey:
     """Import a model and go on behind nodes that are refused. Raises `OnnxError` for what is wrong with its inputs."""
-    importer = Importer(model)
+    importer = Importer(model, staged=True)
     importer.declare_inputs(shapes, constants)
     fates = importer.survey(model.graph.node)
     return Survey(importer.graph(partial=True), fates)
@@ -228,20 +229,29 @@ class Importer:
     def survey(self, nodes: Iterable[onnx.NodeProto]) -> tuple[NodeFate, ...]:
         """As `walk`; the outputs of a refused node become inputs where their shapes are known."""
         found: list[NodeFate] = []
-        lost: set[str] = set()
+        lost: dict[str, Fate] = {}
         for proto in nodes:
             name, domain = proto.name or next(iter(proto.output), ""), "" if proto.domain == "ai.onnx" else proto.domain
             opset = self._schemas.versions.get(domain, 0)
             if missing := next((i for i in proto.input if i in lost), None):
-                lost.update(proto.output)
-                found.append(NodeFate(name, proto.op_type, opset, "not reached", f"it reads {missing!r}"))
+                fate: Fate = lost[missing]
+                lost |= dict.fromkeys(proto.output, fate)
+                found.append(NodeFate(name, proto.op_type, opset, fate, f"it reads {missing!r}"))
                 continue
+            count = len(self._nodes)
             try:
                 fate = self._node(proto)
                 found.append(NodeFate(name, proto.op_type, opset, fate, *self._reason(proto, fate)))
+            except Interrupted as later:
+                fate = "fallback" if later.value is None else "at first run"
+                names = "" if later.value is None else ", ".join(sorted(self.origins(later.value)))
+                hint = f"fix it: constants={{...}} of {names}" if names else ""
+                found.append(NodeFate(name, proto.op_type, opset, fate, later.reason, hint))
+                self._nodes = self._nodes[:count]
+                lost |= dict.fromkeys(self._given_up(proto), "at first run")
             except OnnxError as error:
                 found.append(NodeFate(name, proto.op_type, opset, "refused", *_told(error)))
-                lost.update(self._given_up(proto))
+                lost |= dict.fromkeys(self._given_up(proto), "not reached")
             self._serial += 1
         return tuple(found)
 

@@ -89,6 +89,11 @@ class ModelCheck:
         return tuple(f for f in self.fates if f.fate == "refused")
 
     @property
+    def waiting(self) -> tuple[NodeFate, ...]:
+        """Nodes that are compiled at the first run, when values are known that decide their shapes or branches."""
+        return tuple(f for f in self.fates if f.fate == "at first run")
+
+    @property
     def ok(self) -> bool:
         """True where the model can be compiled, fallbacks included."""
         return not self.problem and not self.refused
@@ -96,7 +101,7 @@ class ModelCheck:
     def as_dict(self) -> dict[str, object]:
         """Plain data for JSON."""
         fields = asdict(self)
-        fields["fates"] = [asdict(f) for f in self.fates if f.fate in ("fallback", "refused", "not reached")]
+        fields["fates"] = [asdict(f) for f in self.fates if f.why]
         fields["operators"] = {f"{o}-{v}": dict(c) for (o, v), c in _by_operator(self.fates).items()}
         return {"ok": self.ok, "coverage": dict(self.coverage), **fields}
 
@@ -115,6 +120,8 @@ class ModelCheck:
             return "cannot be read"
         if self.refused:
             return f"cannot be compiled: {len(self.refused)} nodes are refused"
+        if self.waiting:
+            return f"compiles at its first run: {len(self.waiting)} nodes wait for values (poly.compile of its path)"
         if self.fallbacks:
             return f"compiles, but for {len(self.fallbacks)} nodes that the reference evaluator runs"
         return "compiles"
@@ -266,6 +273,8 @@ def _facts(c: ModelCheck) -> Iterator[tuple[str, str]]:
     yield "nodes", ", ".join(f"{count} {fate}" for fate, count in c.coverage.items()) or "none"
     if not c.ok:
         return
+    if c.waiting:
+        yield "counts", "of what is known before the first run"
     yield "program", f"{c.statements} statements in {c.groups} groups"
     yield "weights", bytes_text(c.weights)
     yield "activations", f"{bytes_text(c.peak)} at most at a time, lower bound {bytes_text(c.bound)}"
@@ -283,12 +292,14 @@ def _by_operator(fates: Sequence[NodeFate]) -> dict[tuple[str, int], Counter[str
 
 
 def _tables(c: ModelCheck) -> Iterator[Table]:
-    order: tuple[Fate, ...] = ("compiled", "expanded", "folded", "inlined", "fallback", "refused", "not reached")
+    order: tuple[Fate, ...] = ("compiled", "expanded", "folded", "inlined", "at first run", "fallback", "refused",
+                               "not reached")  # fmt: skip
     kinds = [k for k in order if k in c.coverage]
     rows = [(o, str(v), *(str(n[k]) if n[k] else "-" for k in kinds)) for (o, v), n in _by_operator(c.fates).items()]
     if rows:
         yield Table("operators", ("operator", "opset", *kinds), tuple(rows))
-    for title, found in (("by the reference evaluator", c.fallbacks), ("refused", c.refused)):
+    tables = (("compiled at the first run", c.waiting), ("by the reference evaluator", c.fallbacks))
+    for title, found in (*tables, ("refused", c.refused)):
         if found:
             lines = tuple((f.name, f"{f.operator}-{f.opset}", f.why, f.hint or "-") for f in found)
             yield Table(title, ("node", "operator", "why", "try"), lines)
