@@ -115,3 +115,27 @@ def test_small_sizes(kernel: Kernel) -> None:
     schedule = schedule_by_isl(kernel.program(sizes), timeout=20)
     wanted = kernel.select(kernel.run_compiled(sizes, Schedule(kernel.program(sizes))))
     agree(kernel, kernel.select(kernel.run_compiled(sizes, schedule)), wanted)
+
+
+# Those whose loops take seconds at LARGE. The others (n^3 and more at n = 2000, without a schedule for speed) run too,
+# for minutes: 2mm, 3mm, adi, cholesky, correlation, covariance, floyd-warshall, gramschmidt, lu, ludcmp, nussinov,
+# seidel-2d, symm, syr2k, syrk, trmm.
+AT_LARGE = ("atax", "bicg", "deriche", "durbin", "fdtd-2d", "gemver", "gesummv", "jacobi-1d", "jacobi-2d", "mvt")
+
+
+@SLOW
+@every_kernel
+def test_medium_sizes(kernel: Kernel) -> None:
+    sizes = kernel.binding("MEDIUM")
+    schedule = schedule_by_isl(kernel.program(sizes), timeout=20)
+    wanted = kernel.select(kernel.run_compiled(sizes, Schedule(kernel.program(sizes))))
+    agree(kernel, kernel.select(kernel.run_compiled(sizes, schedule)), wanted)
+
+
+@SLOW
+@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.name in AT_LARGE], ids=lambda k: k.name)
+def test_large_sizes(kernel: Kernel) -> None:
+    sizes = kernel.binding("LARGE")
+    schedule = schedule_by_isl(kernel.program(sizes), timeout=20)
+    wanted = kernel.select(kernel.run_compiled(sizes, Schedule(kernel.program(sizes))))
+    agree(kernel, kernel.select(kernel.run_compiled(sizes, schedule)), wanted)
