@@ -13,8 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 import poly
 from poly.codegen import strided
 from poly.codegen.host import host_machine
+from poly.codegen.kernel import Kernel
 from poly.loops import For
 from poly.machine import Engine, Machine, Memory
+from poly.program import Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_window import window_of
@@ -80,6 +82,12 @@ CASES = {
 }  # fmt: skip
 
 
+def compiled(program: Program) -> Kernel:
+    kernel = poly.compile(program)
+    assert isinstance(kernel, Kernel)
+    return kernel
+
+
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("threads", [1, 2])
 def test_results(name: str, threads: int) -> None:
@@ -140,7 +148,7 @@ def test_strided_reads(stride: int, dtype: str, size: int) -> None:
     program = poly.parse(f"y[i] = x[{stride}*i + 1]", dtypes={"x": dtype}, x=(stride * size,), y=(size,))
     x = np.arange(stride * size) % 7
     x = x.astype({"f32": "f4", "f64": "f8", "i8": "i1", "bool": "?"}[dtype])
-    np.testing.assert_array_equal(poly.compile(program)(x), x[1::stride])
+    np.testing.assert_array_equal(compiled(program)(x), x[1::stride])
 
 
 def test_padded_strided_reads() -> None:
@@ -148,7 +156,7 @@ def test_padded_strided_reads() -> None:
     program = poly.parse("y[i] = (x[2*i - 3] if 2*i >= 3 and 2*i <= 46 else 9)", x=(44,), y=(26,))
     x = np.arange(44, dtype=np.float32)
     padded = np.concatenate([np.full(3, 9), x, np.full(8, 9)])
-    np.testing.assert_array_equal(poly.compile(program)(x), padded[:52:2])
+    np.testing.assert_array_equal(compiled(program)(x), padded[:52:2])
 
 
 WIDE = Machine(
@@ -181,4 +189,4 @@ def test_other_dtypes(dtype: str) -> None:
     random = np.random.default_rng(0)
     x, k = (random.integers(0, 9, shape).astype(kind) for shape in ((3, 29, 43), (3, 3)))
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, ::2]
-    np.testing.assert_array_equal(poly.compile(program)(x, k), (windows * k).max((-1, -2)))
+    np.testing.assert_array_equal(compiled(program)(x, k), (windows * k).max((-1, -2)))
