@@ -49,6 +49,9 @@ def evaluate_node(node: onnx.NodeProto, model: onnx.ModelProto, values: Mapping[
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
+    if node.op_type in ("Optional", "OptionalGetElement", "OptionalHasElement"):  # the evaluator's optional is a list
+        value = values[node.input[0]] if node.input and node.input[0] else None
+        return [np.array(value is not None)] if node.op_type == "OptionalHasElement" else [value]
     names = dict.fromkeys(name for name in (*node.input, *captured_names(node)) if name)
     graph = helper.make_graph(
         [node], "one", [helper.make_empty_tensor_value_info(n) for n in names],

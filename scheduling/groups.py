@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import islpy as isl
 
@@ -39,19 +40,28 @@ class Group:
 
 def groups_of(program: Program) -> list[Group]:
     """Partition a program's statements, in an order in which the groups can run."""
-    if not _nests_apart(program):
+    heads = [s.path[0] for s in program.statements]
+    runs = [head for head, _ in groupby(heads)]
+    if len(set(runs)) < len(runs) or not all(isinstance(head, int) for head in heads):
         whole = Group(list(program.statements))
         whole.why.append("statements share loops: kept in their own order")
         return [whole]
     single = written_once(program)
     groups: list[Group] = []
     maker: dict[str, int] = {}
-    for s in program.statements:
+    nests: dict[object, int] = {}  # nests of several statements: groups of their own
+    for s, head in zip(program.statements, heads, strict=True):
         producers = {maker[t] for t in tensors_read(s) if t in maker}
-        home = _home(program, groups, producers, s, single)
-        if home is None:
-            groups.append(_anchor(program, s))
-            home = len(groups) - 1
+        if heads.count(head) > 1:
+            home = nests.setdefault(head, len(groups))
+            if home == len(groups):
+                groups.append(Group(why=["statements share loops: kept in their own order"]))
+            groups[home].statements.append(s)
+        else:
+            home = None if producers and max(producers) in nests.values() else _home(program, groups, producers, s, single)
+            if home is None:
+                groups.append(_anchor(program, s))
+                home = len(groups) - 1
         for t in tensors_written(s):
             maker[t] = home
     return groups
@@ -64,11 +74,6 @@ def tensors_read(s: Statement) -> tuple[str, ...]:
 
 def tensors_written(s: Statement) -> tuple[str, ...]:
     return s.external.writes if s.external is not None else (s.write.tensor,)
-
-
-def _nests_apart(program: Program) -> bool:
-    heads = [s.path[0] for s in program.statements]
-    return len(set(heads)) == len(heads) and all(isinstance(h, int) for h in heads)
 
 
 def written_once(program: Program) -> frozenset[str]:
@@ -248,8 +253,9 @@ def extract(program: Program, group: Group, name: str) -> Program:
         if t.name in used:
             tensors.append(replace(t, role=_role(t, t.name in written, t.name in needed, t.name in shared, group)))
     keep_order = len(group.statements) > 1 and not _nests_apart_in(group)
+    order = list(dict.fromkeys(s.path[0] for s in group.statements))
     statements = tuple(
-        s if keep_order else replace(s, path=(k, *s.path[1:]))
+        replace(s, path=(order.index(s.path[0]) if keep_order else k, *s.path[1:]))
         for k, s in enumerate(group.statements)
     )
     return Program(name, tuple(tensors), statements, program.parameters, program.context, program.sizes)

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import poly
 from poly.frontend.onnx_import import from_onnx
-from tests.onnx_helpers import Arrays, Operand, assert_close, node_model, reference, run_model
+from tests.onnx_helpers import Arrays, Operand, assert_close, chain_model, node_model, reference, run_model
 from tests.test_onnx import f32, i64, ints, positive
 
 
@@ -172,3 +173,18 @@ def test_qlinear_conv(group: int, constant: tuple[int, ...]) -> None:
     want = {"y0": np.clip(np.rint(total.astype(np.float32) * factor) + 100, 0, 255).astype(U8)}
     assert_close(run_model(model, arrays), want)
     assert_close(compiled(model, arrays), want)
+
+
+def test_a_loop_over_time_is_a_group_of_its_own() -> None:
+    """What lies before and behind is grouped, and scheduled, as in any model."""
+    w, r, bias = weights(1)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("RNN", ["a", "w", "r", "b"], ["y", "last"], hidden_size=4),
+        helper.make_node("Exp", ["y"], ["z"]),
+    ]
+    model, arrays = chain_model(nodes, {"x": X}, ["z"], constants={"w": w, "r": r, "b": bias})
+    engine = poly.compile(from_onnx(model))
+    shared = [s for s in engine.steps if "statements share loops" in " ".join(s.why)]
+    assert len(shared) == 1 and len(engine.steps) > 3
+    assert_close(engine.run(arrays), reference(model, arrays), rtol=2e-5)
