@@ -101,12 +101,27 @@ def target_machine(triple: str, cpu: str, features: str) -> TargetMachine:
 def _initialise(native: bool) -> None:
     import llvmlite.binding as llvm
 
+    _guard_forks()
     if native:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
     else:
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
+
+
+@cache
+def _guard_forks() -> None:
+    """Fork only while no thread is inside LLVM: a child would wait for ever for a lock that was held then."""
+    from llvmlite.binding import ffi
+
+    lock = getattr(ffi.lib, "_lock", None)  # the one lock around all calls of the library
+    if lock is not None and hasattr(os, "register_at_fork"):
+
+        def release() -> None:
+            lock.__exit__(None, None, None)
+
+        os.register_at_fork(before=lock.__enter__, after_in_parent=release, after_in_child=release)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from poly.codegen.pool import pool
     from poly.compiler import compile
     from poly.einsum_call import einsum
     from poly.engine import Engine
@@ -36,12 +37,13 @@ _HOMES: Final = {
     "Engine": "engine", "Graph": "graph", "LoopTree": "loops", "Machine": "machine", "PolyError": "errors",
     "Program": "program", "Schedule": "scheduling.schedule", "compile": "compiler", "einsum": "einsum_call",
     "explain": "explainer", "from_onnx": "frontend.onnx_import", "nest": "frontend.nest", "parse": "frontend.notation",
+    "pool": "codegen.pool",
     "read_machine": "machine", "run_program": "interp",
 }  # fmt: skip
 
 __all__ = [
     "Engine", "Graph", "LoopTree", "Machine", "PolyError", "Program", "Schedule", "compile", "einsum", "explain",
-    "from_onnx", "nest", "parse", "read_machine", "run_program",
+    "from_onnx", "nest", "parse", "pool", "read_machine", "run_program",
 ]  # fmt: skip
 
 

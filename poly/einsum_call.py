@@ -95,6 +95,7 @@ class _OfSpec(NativeCall):
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self.records: dict[object, Record] = {}
+        self.last: Record | None = None
         attach(self, None)
 
     def _careful(self, *operands: object, **keywords: object) -> object:
@@ -128,10 +129,12 @@ def _native_from_now_on(spec: str, signature: object, make: Callable[[], Record]
     if not NATIVE or (spec not in _calls.specs and len(_calls.specs) >= MOST_SPECS):
         return
     own = _calls.specs.setdefault(spec, _OfSpec(spec))
-    if signature not in own.records and len(own.records) < MOST_RECORDS:
-        following = next(reversed(own.records.values()), None)
-        own.records[signature] = make().before(following)
-        attach(own, own.records[signature])
+    if signature in own.records or len(own.records) >= MOST_RECORDS:
+        return
+    record = make()
+    if own.records.setdefault(signature, record) is record:  # no other thread was faster: what is linked is never freed
+        own.last = record.before(own.last)
+        attach(own, record)
 
 
 def forget() -> None:
@@ -139,6 +142,7 @@ def forget() -> None:
     _plan.cache_clear()
     for own in _calls.specs.values():
         attach(own, None)
+        own.last = None
         own.records.clear()
 
 
