@@ -249,39 +249,51 @@ class _Stream:
     # ---- lanes along the result
 
     def _spread(self, schedule: Schedule, name: str) -> Schedule:
+        """Whole strips and what is left over, then whole blocks of rows and what is left over: nests of their own."""
         plan = self.plan
         rows, lanes = loop_of(schedule, name, plan.rows), loop_of(schedule, name, plan.lanes)
-        schedule = schedule.reorder(lanes, rows) if schedule.nests[name].names[-1] == lanes else schedule
-        schedule, strips = self._cut(schedule, name, plan.lanes, plan.vector * plan.width)
+        schedule = schedule.reorder(lanes, rows)
+        schedule, strips = self._cut(schedule, name, plan.lanes, plan.strip)
         for strip, columns in strips:
-            own = schedule.nests[strip].names[-2:]
-            schedule = schedule.reorder(*reversed(own))
+            schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))
             schedule, parts = self._cut(schedule, strip, plan.rows, plan.height)
             for part, height in parts:
                 schedule = self._strip(schedule, part, height, columns)
         return schedule
 
     def _strip(self, schedule: Schedule, name: str, height: int, columns: int) -> Schedule:
-        """Strips, blocks of rows, tiles of vectors, then rows and vectors laid out."""
-        plan = self.plan
+        """Strips, blocks of rows with what the lanes do not move in registers, tiles of vectors."""
         rows, lanes = schedule.nests[name].names[-2:]
-        schedule = schedule.tile({rows: height, lanes: max(plan.strip // columns, 1) * columns})
-        schedule = schedule.tile({f"{lanes}.p": columns})
-        tile, point = f"{lanes}.p.o", f"{lanes}.p.p"
-        schedule = schedule.reorder(f"{lanes}.o", f"{rows}.o", tile, f"{rows}.p", point)
-        schedule = self._vectors(schedule.unroll(f"{rows}.p"), point, columns)
-        for tensor in plan.kept:
-            buffer = f"{tensor}_{name}_k"
-            schedule = schedule.promote(tensor, f"{rows}.o", self.space, name=buffer, users=[name])
+        schedule = schedule.tile({rows: height, lanes: columns})
+        schedule = schedule.reorder(f"{lanes}.o", f"{rows}.o", f"{lanes}.p", f"{rows}.p")
+        step = self.vector * self.plan.width
+        pieces = [(name, min(step, columns))]
+        if columns % step and columns > step:
+            pieces = [(piece_name(schedule, name, "lo"), step), (piece_name(schedule, name, "hi"), columns % step)]
+            schedule = schedule.split(f"{lanes}.p", columns // step * step)
+            upper = pieces[1][0]
+            schedule = schedule.shift(upper, schedule.nests[upper].names[-2], -(columns // step * step))
+        for tensor in self.plan.kept:
+            buffer, users = f"{tensor}_{name}_k", [piece for piece, _ in pieces]
+            schedule = schedule.promote(tensor, f"{rows}.o", self.space, name=buffer, users=users)
             schedule = self._laid_out(schedule, f"ld_{buffer}")
+        for piece, width in pieces:
+            schedule = self._tile(schedule, piece, width)
+        return schedule
+
+    def _tile(self, schedule: Schedule, name: str, width: int) -> Schedule:
+        """Some vectors of the target in registers while the rows of a block are added."""
+        lanes, rows = schedule.nests[name].names[-2:]
+        schedule = schedule.tile({lanes: width}).reorder(f"{lanes}.o", rows, f"{lanes}.p").unroll(rows)
+        schedule = self._vectors(schedule, f"{lanes}.p", width)
         target = schedule.program.statement[name].write.tensor
         buffer = f"{target}_{name}_r"
-        schedule = schedule.promote(target, tile, self.space, name=buffer, users=[name])
+        schedule = schedule.promote(target, f"{lanes}.o", self.space, name=buffer, users=[name])
         for copy in (f"ld_{buffer}", f"st_{buffer}"):
             own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
             for loop in own[:-1]:
                 schedule = schedule.unroll(loop)
-            schedule = self._vectors(schedule, own[-1], columns) if own else schedule
+            schedule = self._vectors(schedule, own[-1], width) if own else schedule
         return schedule
 
     def _laid_out(self, schedule: Schedule, name: str) -> Schedule:
