@@ -58,7 +58,8 @@ def groups_of(program: Program) -> list[Group]:
                 groups.append(Group(why=["statements share loops: kept in their own order"]))
             groups[home].statements.append(s)
         else:
-            home = None if producers and max(producers) in nests.values() else _home(program, groups, producers, s, single)
+            apart = bool(producers) and max(producers) in nests.values()
+            home = None if apart else _home(program, groups, producers, s, single)
             if home is None:
                 groups.append(_anchor(program, s))
                 home = len(groups) - 1
