@@ -286,6 +286,30 @@ print("done", pool().threads)
     assert out.strip() == "done 2"
 
 
+def test_forks_while_others_compile() -> None:
+    out = run("""
+stop = False
+def compiling():
+    k = 0
+    while not stop:
+        k += 1
+        poly.compile(poly.parse(f"C[i] = {k} * A[i]", A=(9,)))
+thread = threading.Thread(target=compiling)
+thread.start()
+for k in range(6):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        assert (poly.compile(poly.parse("C[i] = A[i] - 3", A=(7,)))(np.zeros(7, "f4")) == -3).all()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+stop = True
+thread.join()
+print("done")
+""", POLYLOOM_CACHE="off")
+    assert out.strip() == "done"
+
+
 def test_signals() -> None:
     out = run("""
 seen = []
