@@ -4,7 +4,9 @@ For each fusion group: parallel loops outside and shared by all its statements; 
 reductions a second one rows of a register tile; the target of a reduction is promoted to registers for the length of
 its reduction loops, and what lies hostile to the lanes is promoted to a cache space (packed) where it is used often.
 Edges are index-set splits, so every register tile is whole. The choices are in `poly.scheduling.cpu_choice`, their
-composition in `poly.scheduling.cpu_tile`. Zhao et al. call the first step a conservative start-up fusion.
+composition in `poly.scheduling.cpu_tile`. Groups of rows (`poly.scheduling.row_groups`) share only outer loops and run
+one pass over a cache-resident row after another (`poly.scheduling.cpu_rows`). Zhao et al. call the first step a
+conservative start-up fusion.
 """
 
 from __future__ import annotations

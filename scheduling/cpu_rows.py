@@ -58,7 +58,9 @@ class RowPlan:
 
 
 def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None:
-    """The choices for a group of rows; None where some statement has no contiguous loop inside the row."""
+    """The choices for a group of rows; None where some statement has no contiguous loop inside the row, or the machine
+    no vectors.
+    """
     inner: dict[str, tuple[str, ...]] = {}
     extents: dict[str, tuple[int, ...]] = {}
     for s in group.statements:
@@ -75,9 +77,10 @@ def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None
     if not any(p.extents for p in passes):
         return None
     vector = machine.lanes(widest)
-    registers = machine.registers.capacity if machine.registers is not None else None
+    if vector == 1 or machine.registers is None:
+        return None
     single = sum(not extents[n] for n in extents)
-    height = _height(program, group, passes, vector, (registers or FEWEST_REGISTERS) - single)
+    height = _height(program, group, passes, vector, (machine.registers.capacity or FEWEST_REGISTERS) - single)
     return RowPlan(tuple(_sized(program, p, vector, height) for p in passes), inner, height)
 
 
