@@ -112,7 +112,7 @@ def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads:
             schedule = schedule_group(schedule, part, machine, threads)
         return schedule
     fused = keep_values(schedule_rows(schedule, group, rows, machine), group, machine)
-    return _parallel(fused, group, threads) if threads > 1 else fused
+    return _parallel(fused, group, threads, len(group.box or ())) if threads > 1 else fused
 
 
 def _with_padding(schedule: Schedule, group: Group, plan: Plan) -> Schedule:
@@ -130,11 +130,13 @@ def _with_padding(schedule: Schedule, group: Group, plan: Plan) -> Schedule:
     return schedule
 
 
-def _parallel(schedule: Schedule, group: Group, threads: int) -> Schedule:
-    """Split over threads, in every nest of the group, the outermost loop that has work for all of them."""
+def _parallel(schedule: Schedule, group: Group, threads: int, depth: int | None = None) -> Schedule:
+    """Split over threads, in every nest of the group, the outermost loop that has work for all of them (one of the
+    outermost `depth`).
+    """
     done: set[str] = set()
     for name in parts_of(schedule, group):
-        for loop in schedule.nests[name].names:
+        for loop in schedule.nests[name].names[:depth]:
             if loop in done or schedule.kind(loop) != "serial":
                 break
             if _extent(schedule, loop) >= threads and not any(True for _ in carried(schedule, loop)):

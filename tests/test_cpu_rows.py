@@ -106,6 +106,13 @@ def test_rows_side_by_side(rows: int) -> None:
     agrees(program, {"x": x})
 
 
+def test_threads_share_rows_not_what_is_inside() -> None:
+    for rows, shared in ((6, True), (1, False)):
+        program = poly.parse(SOFTMAX, x=(rows, 1000))
+        assert ("parallelise(loop='i" in schedule_for_cpu(program, AVX2, 2).script) == shared
+        agrees(program, {"x": np.random.default_rng(0).standard_normal((rows, 1000)).astype("f4")}, threads=2)
+
+
 def test_a_small_factor_is_no_reason_to_join() -> None:
     program = poly.parse("s[n,c] = 2 * a[n,c]; y[n,c,h] = x[n,c,h] * s[n,c]", a=(2, 8), x=(2, 8, 100))
     assert all(not g.parts for g in groups_for(program, AVX2))
