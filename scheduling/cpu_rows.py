@@ -58,9 +58,11 @@ class RowPlan:
 
 
 def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None:
-    """The choices for a group of rows; None where some statement has no contiguous loop inside the row, or the machine
-    no vectors.
+    """The choices for a group of rows; None where some statement has no contiguous loop inside the row or a reduction
+    keeps its order, or where the machine has no vectors.
     """
+    if any(s.combiner is not None and not s.reorder for s in group.statements):
+        return None
     inner: dict[str, tuple[str, ...]] = {}
     extents: dict[str, tuple[int, ...]] = {}
     for s in group.statements:
