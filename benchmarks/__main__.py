@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def _warn_of_cores(threads: int) -> None:
 
 
 @contextmanager
-def _bar(count: int) -> Iterator[tuple[Progress, Progress]]:
+def _bar(count: int) -> Generator[tuple[Progress, Progress]]:
     """Two functions: one prints a finished row, one tells what goes on; a bar below where there is a terminal."""
     if not sys.stderr.isatty():
         yield lambda text: print(text, flush=True), lambda _: None

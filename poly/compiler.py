@@ -8,6 +8,7 @@ and in bounds, the stream by the verifier.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -130,7 +131,7 @@ def compile(
 
             kernel, literal = partial(_sized_kernel, machine, threads or 1), partial(_literal_engine, machine, unit)
             return build_sized_engine(what, machine, kernel, literal, progress=progress)
-        return build_engine(what, machine, unit, progress=progress)
+        return build_engine(what, machine, unit, progress=progress, ahead=_ahead(machine, threads or 1))
     if isinstance(what, Path) or type(what).__name__ == "ModelProto":
         if schedule is not None or constants:
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
@@ -159,7 +160,8 @@ def _model_engine(
     from poly.model_engine import ModelEngine
 
     unit = _unit_compiler(machine, threads)
-    build = partial(build_engine, machine=machine, compile_unit=unit, progress=progress)
+    ahead = _ahead(machine, threads)
+    build = partial(build_engine, machine=machine, compile_unit=unit, progress=progress, ahead=ahead)
     return ModelEngine(StagedModel(load_model(what)), build)
 
 
@@ -226,6 +228,13 @@ def _sized_kernel(machine: Machine, threads: int, program: Program) -> Kernel:
         kernel = compile_program(program, machine, {}, threads, Schedule(program))
     assert isinstance(kernel, Kernel)
     return kernel
+
+
+def _ahead(machine: Machine, threads: int) -> Callable[[Sequence[Program]], AbstractContextManager[None]] | None:
+    """Other cores prepare a model's programs, too."""
+    from poly.ahead import prepared_ahead
+
+    return partial(prepared_ahead, machine=machine, threads=threads) if machine.kind == "cpu" else None
 
 
 def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -319,25 +320,55 @@ class Engine:
 
 
 def build_engine(
-    graph: Graph, machine: Machine, compile_unit: CompileUnit, *, progress: Callable[[int, int], None] | None = None
+    graph: Graph,
+    machine: Machine,
+    compile_unit: CompileUnit,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    ahead: Callable[[Sequence[Program]], AbstractContextManager[None]] | None = None,
 ) -> Engine:
-    """Compile every group of a graph. `progress(done, all)` is called after each."""
+    """Compile every group of a graph. `progress(done, all)` is called after each.
+
+    `ahead`: entered while the groups are compiled, with the different programs that will be.
+    """
     start = time.perf_counter()
     program = graph.to_program()
     groups = groups_for(program, machine)
     aliases, idle = aliases_of(program, groups)
     work = _Build(program, graph.constants, compile_unit)
-    for k, group in enumerate(groups):
-        if k not in idle:
-            work.step(group, f"group {k}")
-        if progress is not None:
-            progress(k + 1, len(groups))
+    cuts = [_Cut.of(program, group, f"group {k}") for k, group in enumerate(groups) if k not in idle]
+    different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
+    with ahead([*different.values()]) if ahead is not None else nullcontext():
+        for k, cut in enumerate(cuts):
+            work.step(cut)
+            if progress is not None:
+                progress(k + 1, len(cuts))
     steps = tuple(work.steps)
     plan = arena_plan(program, steps, aliases)
     return Engine(
         replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
         time.perf_counter() - start, work.constants(), _aligned_bytes(plan.size), program.tensor,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A group as a program, and with canonical names (None where it is computed outside); `old`: names before."""
+
+    group: Group
+    name: str
+    part: Program
+    canonical: Program | None
+    old: Mapping[str, str]
+    key: str
+
+    @staticmethod
+    def of(program: Program, group: Group, name: str) -> _Cut:
+        part = extract(program, group, name.replace(" ", "_"))
+        if any(s.external is not None for s in part.statements):
+            return _Cut(group, name, part, None, {}, "")
+        canonical, old = canonical_names(part)
+        return _Cut(group, name, part, canonical, old, str(canonical))
 
 
 @dataclass
@@ -354,16 +385,14 @@ class _Build:
         default_factory=dict[tuple[int, tuple[str, ...]], Mapping[str, str]]
     )
 
-    def step(self, group: Group, name: str) -> None:
-        part = extract(self.program, group, name.replace(" ", "_"))
+    def step(self, cut: _Cut) -> None:
+        group, name, part, canonical, old, key = cut.group, cut.name, cut.part, cut.canonical, cut.old, cut.key
         outputs = tuple(t.name for t in part.tensors if t.is_output)
         inputs = tuple(t.name for t in part.tensors if t.is_input or t.role == "constant")
-        if any(s.external is not None for s in part.statements):
+        if canonical is None:
             why = (*group.why, "computed outside of the program")
             self.steps.append(Step(name, part, inputs, outputs, None, why))
             return
-        canonical, old = canonical_names(part)
-        key = str(canonical)
         if key not in self.units:
             try:
                 self.units[key] = self.compile_unit(canonical)

@@ -40,18 +40,36 @@ class Prepared:
     after: Module
     before: Module | None
 
+    def compile(self, machine: Machine) -> None:
+        """Have the object code in the disk cache."""
+        from poly.codegen.jit import compile_object
+
+        for module in (self.after, self.before):
+            if module is not None:
+                compile_object(module.ir, machine)
+
 
 def prepare(program: Program, machine: Machine, threads: int, schedule: Schedule | None = None) -> Prepared:
     """A program under a schedule, the policy's where none is given. Raises `PolyError` kinds of `compile`."""
     if schedule is not None:
         return _prepared(program, machine, threads, settled(schedule), given=True)
-    path = cache_entry("prepared", (str(program), machine.hash, str(threads), package_hash()), ".pickle")
+    path = _path(program, machine, threads)
     if (found := _read(path)) is not None:
         return found
     made = _prepared(program, machine, threads, None, given=False)
     if path is not None:
         write_entry(path, pickle.dumps(replace(made, schedule=_bare(made.schedule))))
     return made
+
+
+def is_prepared(program: Program, machine: Machine, threads: int) -> bool:
+    """Whether the disk cache has an entry for a program."""
+    path = _path(program, machine, threads)
+    return path is not None and path.exists()
+
+
+def _path(program: Program, machine: Machine, threads: int) -> Path | None:
+    return cache_entry("prepared", (str(program), machine.hash, str(threads), package_hash()), ".pickle")
 
 
 def settled(schedule: Schedule) -> Schedule:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
 
 import poly
+from poly.ahead import FEWEST, prepared_ahead
 from poly.codegen.host import host_machine
 from poly.disk_cache import cache_entry, read_entry, write_entry
-from poly.prepared import prepare
+from poly.prepared import is_prepared, prepare
+from poly.program import Program
 
 MACHINE = host_machine()
 TEXT = "C[i,k] += A[i,j] * B[j,k]; D[i,k] = max(C[i,k] + bias[k], 0)"
@@ -89,3 +92,38 @@ def test_a_cache_that_cannot_be_written_is_no_error(own_cache: Path, monkeypatch
 def test_a_given_schedule_is_not_kept(own_cache: Path) -> None:
     poly.compile(poly.Schedule(PROGRAM))
     assert not entries(own_cache)
+
+
+def programs(count: int) -> list[Program]:
+    return [poly.parse("Y[i] = X[i] + 1", X=(n + 1,)) for n in range(count)]
+
+
+def test_another_process_fills_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_JOBS", "2")
+    wanted = programs(FEWEST)
+    with prepared_ahead(wanted, MACHINE, 1):
+        deadline = monotonic() + 60
+        while not all(is_prepared(p, MACHINE, 1) for p in wanted) and monotonic() < deadline:
+            sleep(0.05)
+    assert all(is_prepared(p, MACHINE, 1) for p in wanted)
+    made = [prepare(p, MACHINE, 1) for p in wanted]
+    assert [sorted(m.after.tensors) for m in made] == [["X", "Y"]] * FEWEST
+
+
+@pytest.mark.parametrize(("jobs", "count", "cache"), [("1", 50, True), ("8", FEWEST - 1, True), ("8", 50, False)])
+def test_no_process_starts_where_it_does_not_pay(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, jobs: str, count: int, cache: bool
+) -> None:
+    monkeypatch.setenv("POLYLOOM_JOBS", jobs)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process started"))
+    if not cache:
+        monkeypatch.setenv("POLYLOOM_CACHE", "off")
+    with prepared_ahead(programs(count), MACHINE, 1):
+        pass
+
+
+def test_a_process_that_cannot_start_is_no_error(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_JOBS", "2")
+    monkeypatch.setattr("sys.executable", str(own_cache / "nothing"))
+    with prepared_ahead(programs(FEWEST), MACHINE, 1):
+        pass

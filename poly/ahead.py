@@ -1,0 +1,114 @@
+"""Compiling on the other cores: processes that fill the disk cache with what this one will need.
+
+A model has dozens of different groups, and planning, proofs and emission keep one core busy for seconds. So processes
+of their own prepare the programs from the other end of the list, each into the disk cache, where the process that
+compiles the model finds them. Nothing depends on them: what is not there yet is made here, and one that ends early, or
+cannot be started, only costs time. Without a disk cache there are none.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+from poly.disk_cache import cache_directory
+from poly.errors import PolyError
+from poly.machine import Machine
+from poly.prepared import is_prepared, prepare
+from poly.program import Program
+
+FEWEST: Final = 6  # programs that are worth a process: it starts in about a second
+MOST: Final = 7  # processes beside this one
+_ROOT: Final = Path(__file__).resolve().parent.parent
+
+
+@contextmanager
+def prepared_ahead(programs: Sequence[Program], machine: Machine, threads: int) -> Generator[None]:
+    """While the body runs, others prepare what the cache does not hold yet, the last programs first.
+
+    As many processes as there are other cores; `POLYLOOM_JOBS`, where it is set, is the number in all.
+    """
+    missing = [p for p in programs if not is_prepared(p, machine, threads)] if cache_directory() is not None else []
+    count = min(_jobs() - 1, MOST, len(missing) // FEWEST)
+    started = [_start(_share(missing, k, count), machine, threads) for k in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            if process is not None:
+                _end(process)
+
+
+def _jobs() -> int:
+    chosen = os.environ.get("POLYLOOM_JOBS", "")
+    return int(chosen) if chosen.isdigit() else len(os.sched_getaffinity(0))
+
+
+def _share(programs: Sequence[Program], k: int, count: int) -> list[Program]:
+    """All programs, backwards, each process from a place of its own."""
+    backwards = list(reversed(programs))
+    start = len(backwards) * k // (count + 1)
+    return backwards[start:] + backwards[:start]
+
+
+def _start(programs: Sequence[Program], machine: Machine, threads: int) -> subprocess.Popen[bytes] | None:
+    # -P: a script's folder is not searched for modules; a package that is not installed is found where it is
+    code = f"import sys; sys.path.append({str(_ROOT)!r}); from poly.ahead import main; main()"
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError:
+        return None
+    work = pickle.dumps((tuple(programs), machine, threads))
+    Thread(target=_feed, args=(process, work), daemon=True).start()
+    return process
+
+
+def _feed(process: subprocess.Popen[bytes], work: bytes) -> None:
+    """The work goes in; the pipe stays open, its end is the sign to stop."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(len(work).to_bytes(8, "little") + work)
+        process.stdin.flush()
+    except (OSError, ValueError):  # it has ended, or was ended
+        return
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # entries are written whole or not at all
+    process.wait()
+    try:
+        if process.stdin is not None:
+            process.stdin.close()
+    except OSError:
+        return
+
+
+def main() -> None:
+    """Prepare what comes in, until it is done or the process that wants it is gone."""
+    source = sys.stdin.buffer
+    size = int.from_bytes(source.read(8), "little")
+    programs: tuple[Program, ...]
+    programs, machine, threads = pickle.loads(source.read(size))
+    Thread(target=_stop_with_pipe, daemon=True).start()
+    for program in programs:
+        if is_prepared(program, machine, threads):
+            continue
+        try:
+            prepare(program, machine, threads).compile(machine)
+        except PolyError:  # the process that needs it will say so
+            continue
+
+
+def _stop_with_pipe() -> None:
+    sys.stdin.buffer.read(1)
+    os._exit(0)
