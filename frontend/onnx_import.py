@@ -148,6 +148,7 @@ class Importer:
         self._model = model
         self._staged = staged
         self._origins: dict[str, frozenset[str]] = {}
+        self._seen: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._schemas = Schemas(model.opset_import, model.ir_version)
         self._names = Names()
         self._values: dict[str, Value] = {}
@@ -316,8 +317,28 @@ class Importer:
                 if name:
                     self.constant(name, array)
             return "folded"
+        key = self._key(call, proto)
+        if (first := self._seen.get(key)) is not None:
+            return self._repeated(call, first)
         merged = self._merged(call)
-        return self._notate(call if merged is None else merged, proto)
+        fate = self._notate(call if merged is None else merged, proto)
+        if fate != "fallback":  # a random one is not the same twice
+            self._seen[key] = call.outputs
+        return fate
+
+    def _key(self, call: Call, proto: onnx.NodeProto) -> tuple[object, ...]:
+        """What two nodes have in common that compute the same."""
+        attributes = sorted(a.SerializeToString(deterministic=True) for a in proto.attribute)
+        inputs = tuple("" if v is None else v.name for v in call.inputs)
+        return (call.operator, call.domain, call.opset, inputs, *attributes, *(bool(name) for name in call.outputs))
+
+    def _repeated(self, call: Call, first: tuple[str, ...]) -> Fate:
+        """A common subexpression: the outputs are those of the node that was first."""
+        for name, known in zip(call.outputs, first, strict=True):
+            if name:
+                self._values[name] = self._values[known]
+                self._uses[known] += 1
+        return "folded"
 
     def _call(self, proto: onnx.NodeProto) -> Call:
         name = proto.name or (proto.output[0] if proto.output else f"#{self._serial}")
@@ -369,6 +390,7 @@ class Importer:
         if merged is not None:
             self._names.release(s.name for s in conv.node.statements)
             del self._nodes[position]
+            self._seen = {key: outputs for key, outputs in self._seen.items() if outputs != conv.call.outputs}
         return merged
 
     def _fresh_constant(self, name: str, array: Array) -> Value:

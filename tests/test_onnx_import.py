@@ -11,6 +11,8 @@ import islpy as isl
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from poly.errors import OnnxError
@@ -318,3 +320,58 @@ def test_random_weights_depend_on_the_seed_only() -> None:
     assert first.SerializeToString(deterministic=True) != other.SerializeToString(deterministic=True)
     with pytest.raises(OnnxError, match="no light net 'lenet'(.|\n)*squeezenet"):
         light_model_path("lenet")
+
+
+# -- every rewrite keeps the values ----------------------------------------------------------------------------------
+
+
+def test_common_subexpressions_are_computed_once() -> None:
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("Exp", ["x"], ["b"]),
+        helper.make_node("Softmax", ["a"], ["c"], axis=0),
+        helper.make_node("Softmax", ["b"], ["d"], axis=0),
+        helper.make_node("Softmax", ["b"], ["e"], axis=1),
+        helper.make_node("Sum", ["c", "d", "e"], ["y"]),
+    ]
+    model, arrays = chain_model(nodes, {"x": f32(3, 4)}, ["y", "b", "d"])
+    graph = from_onnx(model)
+    assert [n.operator for n in graph.nodes if n.operator != "Identity"] == ["Exp", "Softmax", "Softmax", "Sum"]
+    assert_close(run_graph(graph, arrays), reference(model, arrays))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_convolution_with_two_names_is_not_swallowed_by_a_normalisation(late: bool) -> None:
+    constants = {"w": f32(4, 3, 1, 1), **{n: np.abs(f32(4)) + np.float32(0.1) for n in "sbmv"}}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["p"]),
+        helper.make_node("Conv", ["x", "w"], ["q"]),
+        helper.make_node("BatchNormalization", ["p", *"sbmv"], ["r"]),
+        helper.make_node("Add", ["q", "r"], ["y"]),
+    ]
+    nodes = [nodes[0], nodes[2], nodes[1], nodes[3]] if late else nodes
+    model, arrays = chain_model(nodes, {"x": f32(1, 3, 5, 5)}, ["y"], constants=constants)
+    assert_close(run_model(model, arrays), reference(model, arrays), rtol=1e-4)
+
+
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(st.data())
+def test_random_chains_mean_the_same_after_simplification(data: st.DataObject) -> None:
+    """Shape subgraphs, identities, repeated and dead nodes, constants: in any mixture, against onnx.reference."""
+    names, nodes = ["x", "k"], list[onnx.NodeProto]()
+    for k in range(data.draw(st.integers(3, 12))):
+        operator = data.draw(st.sampled_from(["Identity", "Relu", "Add", "Mul", "Shaped", "Transposed", "Dropout"]))
+        p, q, y = data.draw(st.sampled_from(names)), data.draw(st.sampled_from(names)), f"t{k}"
+        match operator:
+            case "Add" | "Mul":
+                nodes.append(helper.make_node(operator, [p, q], [y]))
+            case "Shaped":
+                nodes += [helper.make_node("Shape", [p], [f"s{k}"]), helper.make_node("Reshape", [q, f"s{k}"], [y])]
+            case "Transposed":
+                nodes += [helper.make_node("Transpose", [p], [f"s{k}"]), helper.make_node("Transpose", [f"s{k}"], [y])]
+            case _:
+                nodes.append(helper.make_node(operator, [p], [y]))
+        names.append(y)
+    wanted = list(dict.fromkeys([names[-1], data.draw(st.sampled_from(names[2:]))]))
+    model, arrays = chain_model(nodes, {"x": f32(2, 3)}, wanted, constants={"k": f32(2, 3)})
+    assert_close(run_model(model, arrays), reference(model, arrays), rtol=1e-4)
