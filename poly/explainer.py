@@ -38,6 +38,7 @@ class KernelExplanation(Explanation):
     """`seconds`: emitting, compiling and linking; `vector_bits`: of the machine's vectors.
 
     `bounds`: for every level of `prediction` the bytes that any order of the instances moves into it, at the least.
+    `computed`: constants that were made of the program's when compiling, with their bytes (packed weights, say).
     """
 
     schedule: ScheduleExplanation
@@ -48,6 +49,7 @@ class KernelExplanation(Explanation):
     instructions: int
     prediction: Prediction
     bounds: tuple[Bound | None, ...]
+    computed: Mapping[str, int | None]
 
     @property
     def document(self) -> Document:
@@ -65,6 +67,7 @@ class KernelExplanation(Explanation):
             ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),
             ("operations", count_text(p.operations)),
             ("predicted", f"{least} (caches empty at first)"),
+            *((f"constant {n}", f"{bytes_text(b)}, computed when compiling") for n, b in self.computed.items()),
         )
         name = self.schedule.schedule.source.name
         return Document(f"kernel {name}", facts, (table("predicted traffic", heads, rows), self.schedule.document))
@@ -228,10 +231,13 @@ def explain_kernel(kernel: Kernel) -> KernelExplanation:
     assert kernel.schedule is not None
     code = [line for line in kernel.asm.splitlines() if line.startswith("\t") and line.lstrip()[:1] not in (".", "#")]
     prediction = predict(kernel.schedule, kernel.machine, kernel.threads)
+    program = kernel.schedule.source
+    made = [t for t in kernel.loops.tensors if t.role == "constant" and t not in program.tensors]
     return KernelExplanation(
         explain_schedule(kernel.schedule), kernel.machine, kernel.threads, kernel.seconds,
         kernel.machine.lanes(4) * 32, len(code), prediction,
         tuple(io_lower_bound(kernel.schedule.source, level.capacity) for level in prediction.levels),
+        {t.name: tensor_bytes(program, t) for t in made},
     )  # fmt: skip
 
 

@@ -48,7 +48,9 @@ def test_blocks_lie_together() -> None:
     program = program_of(GEMM, "B", A=(8, 4), B=(4, 6))
     schedule = Schedule(program).promote("B", None, "l2", order=(1, 0), block={1: 4})
     b = np.arange(24, dtype=np.float32).reshape(4, 6)
-    packed = poly.compile(schedule, constants={"B": b}).constants["B_l2"]
+    kernel = poly.compile(schedule, constants={"B": b})
+    packed = kernel.constants["B_l2"]
+    assert "B_l2" in str(poly.explain(kernel)) and "128 B, computed when compiling" in str(poly.explain(kernel))
     assert packed.shape == (2, 4, 4) and packed.ctypes.data % 64 == 0
     np.testing.assert_array_equal(packed[0], b[:, :4])
     np.testing.assert_array_equal(packed[1, :, :2], b[:, 4:])
