@@ -118,7 +118,7 @@ def test_small_sizes(kernel: Kernel) -> None:
 
 
 # Those whose loops take seconds at LARGE. doitgen, gemm, heat-3d, syr2k, syrk and trmm agree too, after tens of
-# seconds. The others (n^3 and more at n = 2000, without a schedule for speed) were stopped after 45 s, the machine busy:
+# seconds. The others (n^3 and more at n = 2000, without a schedule for speed) were stopped after 45 s, machine busy:
 # 2mm, 3mm, adi, cholesky, correlation, covariance, floyd-warshall, gramschmidt, lu, ludcmp, nussinov, seidel-2d, symm.
 AT_LARGE = ("atax", "bicg", "deriche", "durbin", "fdtd-2d", "gemver", "gesummv", "jacobi-1d", "jacobi-2d", "mvt")
 
