@@ -179,6 +179,8 @@ class Tiling:
         """Lanes along the axis that is contiguous on both sides; else short runs of the source's fast axis inside."""
         rank, copy = len(pack.order), f"ld_{buffer}"
         lane, fast = f"{copy}.{pack.lane}", f"{copy}.{rank - 1}"
+        if copy not in schedule.nests:  # only padding is read, so that there is nothing to copy
+            return schedule
         names = schedule.nests[copy].names
         if pack.lane == rank - 1 and pack.step > 1:
             return self._folded(schedule, lane, -(-self._extent(schedule, buffer, pack.lane) // pack.step), pack.step)

@@ -80,6 +80,7 @@ SELECTION: dict[str, tuple[str, list[Operand], dict[str, Any]]] = {
     "dequantise by axis at run time": ("DequantizeLinear", [ints(0, 9, 2, 3, 2, dtype=U8), positive(3)],
                                        {"opset": 19}),
     "atan": ("Atan", [np.array([0, 1e-4, -0.3, 1, -7, 1e9, np.inf], np.float32)], {}),
+    "atan of f64": ("Atan", [np.array([0, 1e-4, -0.3, 1, -7, 1e9])], {}),
     "asin": ("Asin", [f32(9) * 0.5], {}),
     "acos": ("Acos", [f32(9) * 0.5], {}),
     "sinh": ("Sinh", [f32(9) * 1e-3], {}),
@@ -188,3 +189,9 @@ def test_a_loop_over_time_is_a_group_of_its_own() -> None:
     shared = [s for s in engine.steps if "statements share loops" in " ".join(s.why)]
     assert len(shared) == 1 and len(engine.steps) > 3
     assert_close(engine.run(arrays), reference(model, arrays), rtol=2e-5)
+
+
+def test_a_convolution_that_reads_padding_only_along_an_axis() -> None:
+    inputs = [f32(1, 1, 1, 49), f32(2, 1, 1, 1), f32(2)]
+    model, arrays = node_model("Conv", inputs, pads=[1, 1, 2, 2], strides=[2, 2], constant=[1, 2])
+    assert_close(compiled(model, arrays), reference(model, arrays))
