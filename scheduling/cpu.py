@@ -12,6 +12,8 @@ conservative start-up fusion.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from typing import Final
 
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
@@ -30,6 +32,8 @@ from poly.scheduling.groups import Group
 from poly.scheduling.legality import carried
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
+
+LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
 
 
 def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Schedule:
@@ -132,10 +136,13 @@ def _with_padding(schedule: Schedule, group: Group, plan: Plan) -> Schedule:
 
 def _parallel(schedule: Schedule, group: Group, threads: int, depth: int | None = None) -> Schedule:
     """Split over threads, in every nest of the group, the outermost loop that has work for all of them (one of the
-    outermost `depth`).
+    outermost `depth`). A nest that is over before a second thread could help stays on one.
     """
     done: set[str] = set()
     for name in parts_of(schedule, group):
+        extents = [_extent(schedule, loop) for loop in schedule.nests[name].names]
+        if all(extents) and prod(extents) < LEAST_SHARED:
+            continue
         for loop in schedule.nests[name].names[:depth]:
             if loop in done or schedule.kind(loop) != "serial":
                 break
