@@ -68,7 +68,7 @@ def _run(
         print("limit: what the machine allows / ours; compile time of ours cold and cached")
         print(heading(names))
         with _bar(len(chosen)) as (step, told):
-            session = Session(names, threads, chosen, options.rounds, options.seconds, told)
+            session = Session(names, threads, chosen, options.rounds, options.seconds, options.least, told)
             with session:
                 for case in (c for c in chosen if (c.name, threads) not in there):
                     row = session.row(case)
@@ -122,7 +122,7 @@ def _facts(options: argparse.Namespace) -> dict[str, object]:
     return {
         "processor": _processor(), "cores": os.cpu_count(), "machine": str(host_machine()),
         "python": platform.python_version(), "versions": versions(), "absent": absent(),
-        "rounds": options.rounds, "seconds": options.seconds,
+        "rounds": options.rounds, "least": options.least, "seconds": options.seconds,
     }  # fmt: skip
 
 
@@ -147,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="interleaved rounds (default: 5)")
     parser.add_argument("--seconds", type=float, default=0.05, metavar="S", help="of a peer in a round (default: 0.05)")
+    parser.add_argument("--least", action="store_true", help="least times, not medians: where others use the machine")
     parser.add_argument("--peers", nargs="+", metavar="PEER", help=f"of {', '.join(installed()[1:])} (default: all)")
     parser.add_argument("--cases", type=Path, metavar="FILE", help="more cases, a JSON list (see load_cases)")
     parser.add_argument("--models", type=Path, default=models, metavar="FOLDER", help="default: $POLYLOOM_MODELS")

@@ -102,13 +102,17 @@ class Worker:
 
 @dataclass
 class Session:
-    """Workers for one number of threads. A model gets processes of its own, whose memory is then the model's."""
+    """Workers for one number of threads. A model gets processes of its own, whose memory is then the model's.
+
+    `least`: the least times count, not the medians; for machines that others use at the same time.
+    """
 
     names: Sequence[str]
     threads: int
     cases: Sequence[Case]
     rounds: int
     seconds: float
+    least: bool = False
     progress: Progress = print
 
     def __enter__(self) -> Session:
@@ -151,7 +155,7 @@ class Session:
             if case.kind != "model":
                 bounds.append(self._limits.ask(limits=case.name))
             for w in live[k % len(live) :] + live[: k % len(live)] if live else ():
-                answer = w.ask(time=self.seconds)
+                answer = w.ask(time=self.seconds, least=self.least)
                 if "seconds" in answer:
                     times[w.name].append(_number(answer["seconds"]))
         return self._row(case, ready, times, [b for b in bounds if "seconds" in b])
@@ -173,7 +177,7 @@ class Session:
             bound["pattern"] = str(bounds[0]["pattern"])
         cached = made.get("ours", {}).get("cached")
         return Row(
-            case.name, self.threads, {n: median(t) for n, t in times.items() if t},
+            case.name, self.threads, {n: (min if self.least else median)(t) for n, t in times.items() if t},
             {n: (max(t) - min(t)) / median(t) for n, t in times.items() if t}, errors,
             tuple(n for n, e in errors.items() if not e < most), absent,
             min(_number(b["seconds"]) for b in bounds) if bounds else None, bound,
