@@ -21,7 +21,7 @@ from poly.program import Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_choice import plan_of
-from poly.scheduling.cpu_permute import permutation_of, schedule_permutation
+from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
 from poly.scheduling.cpu_plan import Plan
 from poly.scheduling.cpu_reduce import schedule_stream, stream_of
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
@@ -89,6 +89,10 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
             return _parallel(tiled, group, threads) if threads > 1 else tiled
         except ScheduleError:
             pass
+    runs = runs_of(schedule.program, group, machine)
+    if runs is not None:
+        tiled = schedule_runs(schedule, group, runs)
+        return _parallel(tiled, group, threads) if threads > 1 else tiled
     stream = stream_of(schedule.program, group, machine, threads)
     if stream is not None:
         try:

@@ -3,6 +3,8 @@
 Square blocks go through registers: rows as they lie in the read tensor, read across them by the lanes, which is a
 network of shuffles (`poly.codegen.transpose`). A block takes whole cache lines of the read tensor; blocks make tiles of
 few enough pages and lines that both sides' lines are used whole before they are evicted. Edges are index-set splits.
+Where both are contiguous along one loop only the order of the others matters: that of the read, so that memory is read
+in few streams, and written in runs.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 5  # iterations along either side: below, strided loads and stores do
+MOST_VECTORS = 8  # laid out one after the other
+RUN = 4  # iterations that write one after the other before the order of the read goes on
 PAGE = 4096
 MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds
 
@@ -40,6 +44,61 @@ class Permutation:
     rows: int
     columns: int
     tile: int | None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """An assignment in the order of what it reads. `outer`, `lanes`: positions among the group's parallel loops;
+    `run`: the one of `outer` along which the target is closest, some iterations of it inside.
+    """
+
+    statement: str
+    outer: tuple[int, ...]
+    run: int
+    lanes: int
+    vector: int
+
+
+def runs_of(program: Program, group: Group, machine: Machine) -> Runs | None:
+    """The choices for a group that is one assignment with another order of its loops than its largest read's."""
+    if len(group.statements) != 1 or group.box is None:
+        return None
+    (s,) = group.statements
+    axes = group.axes[s.name]
+    if s.combiner is not None or s.external is not None or set(axes) != set(s.iterators):
+        return None
+    if any(a.indirect or a.guard for a, _ in s.accesses):
+        return None
+    extents = [high - low + 1 for low, high in group.box]
+    facts = Facts(program, group, machine, extents, 1)
+    strides, lanes = facts.strides(s), facts.lanes()
+    long = [a for a, n in enumerate(extents) if n > 1]
+    large = next((step for step in strides[:-1] if all(step[a] for a in long)), None)
+    if lanes is None or large is None or any(step[lanes] not in (0, 1) for step in strides) or large[lanes] != 1:
+        return None
+    target = sorted((a for a in long if a != lanes), key=lambda a: -(strides[-1][a] or 0))
+    outer = sorted(target, key=lambda a: -(large[a] or 0))
+    rest = [a for a in range(len(axes)) if a not in long and a != lanes]
+    return None if outer == target else Runs(s.name, (*rest, *outer), target[-1], lanes, facts.vector(lanes))
+
+
+def schedule_runs(schedule: Schedule, group: Group, plan: Runs) -> Schedule:
+    """Order, tile and mark the group's statement."""
+    assert group.box is not None
+    axes, name = group.axes[plan.statement], plan.statement
+    order = [loop_of(schedule, name, axes[a]) for a in (*plan.outer, plan.lanes)]
+    low, high = group.box[plan.lanes]
+    if low:
+        schedule = schedule.shift(name, order[-1], -low)
+    if tuple(order) != schedule.nests[name].names:
+        schedule = schedule.reorder(*order)
+    run = loop_of(schedule, name, axes[plan.run])
+    schedule = schedule.tile({run: RUN})
+    schedule = schedule.reorder(*(f"{n}.o" if n == run else n for n in order[:-1]), f"{run}.p", order[-1])
+    schedule, parts = _cut(schedule, len(plan.outer) + 1, name, high - low + 1, plan.vector)
+    for part, _ in parts:
+        schedule = _vectors(schedule, schedule.nests[part].names[-1], high - low + 1, plan.vector)
+    return schedule
 
 
 def permutation_of(program: Program, group: Group, machine: Machine) -> Permutation | None:
@@ -116,10 +175,11 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
     if tuple(order) != schedule.nests[name].names:
         schedule = schedule.reorder(*order)
     extents = [high - low + 1 for low, high in group.box]
-    schedule, strips = _cut(schedule, plan, name, extents[plan.across], plan.columns)
+    depth = len(plan.outer)
+    schedule, strips = _cut(schedule, depth, name, extents[plan.across], plan.columns)
     for strip, columns in strips:
         schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))  # so that a cut parts all of the nest
-        schedule, parts = _cut(schedule, plan, strip, extents[plan.lanes], plan.rows)
+        schedule, parts = _cut(schedule, depth, strip, extents[plan.lanes], plan.rows)
         for part, rows in parts:
             schedule = _blocks(schedule, plan, part, rows, columns)
             for tensor in plan.turned:
@@ -130,15 +190,15 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
 
 
 def _cut(
-    schedule: Schedule, plan: Permutation, name: str, extent: int, block: int
+    schedule: Schedule, depth: int, name: str, extent: int, block: int
 ) -> tuple[Schedule, list[tuple[str, int]]]:
-    """The outer one of a statement's two last loops in pieces of whole blocks: statements with their blocks' sizes."""
+    """A statement's loop at a depth in pieces of whole blocks: statements with their blocks' sizes, each from 0."""
     whole, rest = divmod(extent, block)
     if not whole or not rest:
         return schedule, [(name, rest or block)]
     lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
-    schedule = schedule.split(schedule.nests[name].names[len(plan.outer)], whole * block)
-    schedule = schedule.shift(upper, schedule.nests[upper].names[len(plan.outer)], -whole * block)
+    schedule = schedule.split(schedule.nests[name].names[depth], whole * block)
+    schedule = schedule.shift(upper, schedule.nests[upper].names[depth], -whole * block)
     return schedule, [(lower, block), (upper, rest)]
 
 
@@ -177,4 +237,5 @@ def _square(
 def _vectors(schedule: Schedule, loop: str, extent: int, vector: int) -> Schedule:
     if extent <= vector:
         return schedule.vectorise(loop)
-    return schedule.tile({loop: vector}).unroll(f"{loop}.o").vectorise(f"{loop}.p")
+    schedule = schedule.tile({loop: vector}).vectorise(f"{loop}.p")
+    return schedule.unroll(f"{loop}.o") if extent <= MOST_VECTORS * vector else schedule

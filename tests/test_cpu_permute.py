@@ -14,7 +14,7 @@ from poly.frontend.einsum import einsum_program
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_permute import Permutation, permutation_of
+from poly.scheduling.cpu_permute import Permutation, permutation_of, runs_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
@@ -87,6 +87,22 @@ def test_results(spec: str, shape: tuple[int, ...], dtype: str) -> None:
     source, target = spec.split("->")
     expected = x.transpose([source.index(c) for c in target])
     np.testing.assert_array_equal(poly.einsum(spec, x), expected)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [("abcd->acbd", (3, 10, 4, 64)), ("abc->bac", (5, 7, 13)), ("abc->bac", (6, 9, 100)), ("abcd->cabd", (2, 3, 5, 8))],
+)  # fmt: skip
+def test_other_orders_of_rows(spec: str, shape: tuple[int, ...]) -> None:
+    program = permuted(spec, *shape)
+    (group,) = groups_of(program)
+    assert runs_of(program, group, machine(AVX2)) is not None
+    x = np.random.default_rng(3).integers(0, 100, shape).astype(np.float32)
+    source, target = spec.split("->")
+    np.testing.assert_array_equal(poly.einsum(spec, x), x.transpose([source.index(c) for c in target]))
+    schedule = schedule_for_cpu(program, machine(AVX2), threads=2)
+    schedule.check()
+    np.testing.assert_array_equal(poly.einsum(spec, x, threads=2), x.transpose([source.index(c) for c in target]))
 
 
 def test_with_other_operands() -> None:
