@@ -1,0 +1,90 @@
+"""Blocked contractions: every way that the model lists gives the exact result, not only the one that it likes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import poly
+from poly.codegen.host import host_machine
+from poly.program import Program
+from poly.scheduling.cpu_block import block_group
+from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
+from poly.scheduling.cpu_facts import Facts
+from poly.scheduling.cpu_plan import Plan
+from poly.scheduling.edits import settle, unchecked
+from poly.scheduling.groups import groups_of
+from poly.scheduling.schedule import Schedule
+
+GEMM = "C[i,j] += A[i,k] * B[k,j]"
+TRANSPOSED = "C[i,j] += A[k,i] * B[j,k]"
+WINDOW = "Y[o,x] += W[o,c,r] * X[c,2*x + r]"
+
+
+def facts_of(program: Program) -> Facts:
+    (group,) = groups_of(program)
+    assert group.box is not None
+    return Facts(program, group, host_machine(), [high - low + 1 for low, high in group.box], 1)
+
+
+def run(program: Program, plan: Plan) -> None:
+    """Compile as planned and compare with the interpreter of programs, exactly, on small whole numbers."""
+    facts = facts_of(program)
+    schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
+    kernel = poly.compile(program, schedule=schedule)
+    random = np.random.default_rng(3)
+    arrays = [random.integers(-3, 4, t.extents(program.binding)).astype(np.float32) for t in kernel.inputs]
+    plain = poly.compile(program, schedule=Schedule(program))
+    assert np.array_equal(kernel(*arrays), plain(*arrays))
+
+
+@pytest.mark.parametrize("text", [GEMM, TRANSPOSED])
+def test_every_way_of_a_product_is_exact(text: str) -> None:
+    a, b = ((21, 40), (40, 35)) if text == GEMM else ((40, 21), (35, 40))
+    program = poly.parse(text, A=a, B=b)
+    facts = facts_of(program)
+    choice = Choice(facts, facts.update, 1)  # type: ignore[arg-type]
+    for k, way in enumerate(choice.ways()):
+        run(program, choice.plan(way, 4, 2, 2, 2 if dict(way.packs).get(0) == "rows" else 0, 16 * (k % 3 == 2)))
+
+
+def test_partial_sums_go_through_memory() -> None:
+    program = poly.parse(GEMM, A=(13, 50), B=(50, 24))
+    facts = facts_of(program)
+    choice = Choice(facts, facts.update, 1)  # type: ignore[arg-type]
+    way = next(w for w in choice.ways() if not w.packs)
+    plan = choice.plan(way, 6, 2, 1, 0, 16)
+    assert plan.depth == ("k", 16)
+    run(program, plan)
+
+
+def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> None:
+    program = poly.parse(WINDOW, W=(32, 5, 3), X=(5, 27), Y=(32, 13))
+    plans = [r.plan for r in best_plans(facts_of(program), 0, 8)]
+    assert plans and all(p.lanes == 0 and p.rows == 1 and p.depth is None for p in plans)
+    for plan in plans[:3]:
+        run(program, plan)
+
+
+def test_a_blocked_schedule_prints_as_a_script_that_replays() -> None:
+    program = poly.parse(GEMM, A=(12, 300), B=(300, 32))
+    facts = facts_of(program)
+    plan = contraction_plan(facts, 1)
+    assert plan is not None and plan.blocked
+    schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
+
+
+def test_the_choice_is_among_the_best_of_the_model() -> None:
+    facts = facts_of(poly.parse(GEMM, A=(96, 200), B=(200, 96)))
+    chosen, best = contraction_plan(facts, 1), best_plans(facts, 1, 5)
+    assert chosen == best[0].plan and [r.cycles for r in best] == sorted(r.cycles for r in best)
+
+
+def test_power_of_two_strides_are_packed_and_small_operands_are_not() -> None:
+    def packed(n: int) -> set[str]:
+        plan = contraction_plan(facts_of(poly.parse(GEMM, A=(n, n), B=(n, n))), 1)
+        assert plan is not None
+        return {p.tensor for p in plan.packs}
+
+    assert packed(512) == {"B"} and packed(32) == set()
