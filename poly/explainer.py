@@ -14,6 +14,7 @@ from poly.engine import Engine, Step, Unit
 from poly.errors import PolyError
 from poly.graph import Graph
 from poly.machine import Machine
+from poly.model_engine import ModelEngine
 from poly.program import Program
 from poly.scheduling.explanation import (
     ProgramExplanation,
@@ -186,8 +187,15 @@ class EngineExplanation(Explanation):
 
 
 def explain(
-    what: Program | Schedule | Kernel | StreamKernel | Engine | Graph, **sizes: int
-) -> ProgramExplanation | ScheduleExplanation | KernelExplanation | StreamExplanation | EngineExplanation:
+    what: Program | Schedule | Kernel | StreamKernel | Engine | ModelEngine | Graph, **sizes: int
+) -> (
+    ProgramExplanation
+    | ScheduleExplanation
+    | KernelExplanation
+    | StreamExplanation
+    | EngineExplanation
+    | ModelExplanation
+):
     """Explain a program, schedule, compiled kernel, command stream or engine; a graph as its one program.
 
     `sizes` bind free sizes of a program or a schedule first, so that everything can be counted. Raises `PolyError` for
@@ -210,10 +218,40 @@ def _rebound(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
     return replay(schedule.source.bind(**sizes), schedule.log)
 
 
-def explain_compiled(what: Kernel | StreamKernel | Engine) -> KernelExplanation | StreamExplanation | EngineExplanation:
+@dataclass(frozen=True)
+class ModelExplanation(Explanation):
+    """A model that is compiled while it runs: its stages so far, and what the reference evaluator ran in the last run.
+
+    `engines`: the compiled stages. Before the first run there are none.
+    """
+
+    engine: ModelEngine
+    engines: tuple[EngineExplanation, ...]
+
+    @property
+    def document(self) -> Document:
+        share = self.engine.share
+        if share is None:
+            how = "at the first run: shapes, and the content of inputs that decide them, are only known then"
+            return Document(repr(self.engine).strip("<>"), (("compiles", how),), ())
+        rows = [(name, seconds_text(s), share.reasons.get(name, "")) for name, s in share.fallbacks.items()]
+        facts = (
+            ("specialised on", ", ".join(self.engine.deciding) or "shapes only"),
+            ("compiled code took", seconds_text(share.compiled)),
+            ("fallbacks took", f"{share.fraction:.0%} of the last run"),
+        )
+        parts = (table("by the reference evaluator", ("node", "took", "because"), rows),) if rows else ()
+        return Document(repr(self.engine).strip("<>"), facts, (*parts, *(e.document for e in self.engines)))
+
+
+def explain_compiled(
+    what: Kernel | StreamKernel | Engine | ModelEngine,
+) -> KernelExplanation | StreamExplanation | EngineExplanation | ModelExplanation:
     """See `poly.explain.explain`. Raises `PolyError` for what is not compiled."""
     if isinstance(what, Engine):
         return explain_engine(what)
+    if isinstance(what, ModelEngine):
+        return ModelExplanation(what, tuple(explain_engine(engine) for engine in what.engines))
     from poly.accel.compiled import StreamKernel
     from poly.codegen.kernel import Kernel
 

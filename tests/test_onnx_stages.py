@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.test_onnx import f32
 
 def engine_of(model: onnx.ModelProto) -> ModelEngine:
     engine = poly.compile(model)
-    assert "first run" in str(engine)
+    assert "first run" in str(engine) and "first run" in str(poly.explain(engine))
     return engine
 
 
@@ -31,6 +32,7 @@ def test_an_input_that_decides_a_shape_is_specialised_on_and_cached() -> None:
         found = engine.run({"x0": x, "x1": np.array(shape)})
         np.testing.assert_array_equal(found["y0"], x.reshape(shape))  # type: ignore[arg-type]
     assert engine.fallbacks == () and engine.deciding == ("x1",)
+    assert re.search("specialised on +x1", str(poly.explain(engine)))
     assert "specialised on the content of x1" in str(engine)
 
 
@@ -167,6 +169,8 @@ def test_a_fallback_is_told_with_its_share_of_the_time() -> None:
     assert engine.fallbacks == ("which (NonZero)",)
     assert engine.share is not None and 0 < engine.share.fraction < 1
     assert "reference evaluator" in str(engine)
+    told = str(poly.explain(engine))
+    assert "which (NonZero)" in told and "of the last run" in told
 
 
 def test_sequences_and_strings_pass_through() -> None:
