@@ -114,7 +114,8 @@ def compile(
 
     `target`: "cpu", the name of an accelerator profile, a path to a machine's TOML file, or a `Machine`. `constants`:
     arrays of the program's constant tensors. `threads`: for the CPU, 1 unless given; all kernels of a process
-    share one pool, whose settings `poly.pool()` has. `schedule`: a schedule of this program to use instead of the policy's. `progress(done, all)` is called while a graph is compiled.
+    share one pool, whose settings `poly.pool()` has. `schedule`: a schedule of this program to use instead of the
+    policy's. `progress(done, all)` is called while a graph is compiled.
     Raises `PolyError` kinds: `ParseError`, `ScheduleError`, `UnsupportedError`, `CapacityError`, `MachineError`.
     """
     machine = machine_of(target)
