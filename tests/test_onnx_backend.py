@@ -14,7 +14,7 @@ import pytest
 
 from tests.onnx_coverage import KINDS, REPORT, cases, judged, read_table, report
 
-_PARTS: Final = 10
+_PARTS: Final = 15
 _PLAIN: Final = ("affine", "loops", "indirect")
 SLOW: Final = "POLYLOOM_SLOW" in os.environ
 TABLE: Final = read_table()
