@@ -105,16 +105,23 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
 
 
+def _integers(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
+    found = tuple(np.asarray(a) for a in operands)
+    if any(a.dtype.kind not in "iu" for a in found):
+        raise TypeError("only integers are shifted")
+    return found
+
+
 def _shift_left(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """0 where the count is not below the width (as a negative one is not)."""
-    a, b = np.asarray(a), np.asarray(b)
+    a, b = _integers(a, b)
     inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
     return np.where(inside, np.left_shift(a, np.where(inside, b, 0)), 0).astype(a.dtype)
 
 
 def _shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The sign (0 or -1) where the count is not below the width."""
-    a, b = np.asarray(a), np.asarray(b)
+    a, b = _integers(a, b)
     inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
     return np.where(inside, np.right_shift(a, np.where(inside, b, 0)), np.where(a < 0, -1, 0)).astype(a.dtype)
 
