@@ -35,7 +35,7 @@ from poly.scheduling.cpu_plan import Pack, Piece, Plan, Site, Strip, balanced
 
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
 MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
-GOOD = 1.2  # of the least cycles: where the contiguous loop as lanes takes more, others are tried
+GOOD = 1.05  # of the least cycles: where the contiguous loop as lanes takes more, others are tried
 TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 2  # shapes of register tiles that are rated with all blocks
@@ -281,7 +281,9 @@ class Choice:
         lanes, rows = self.names[self.lanes], self.names[way.rows]
         total: Numbers = np.zeros(())
         for o in self.operands[:-1]:
-            total = total + np.where(o.depends(rows), height, 1.0) * np.where(o.depends(lanes), width, 1.0)
+            slides = any(lanes in axis and len(axis) > 1 for axis in o.axes)  # loads that cross lines
+            vectors = width * (1.5 if slides else 1.0) if o.depends(lanes) else 1.0
+            total = total + np.where(o.depends(rows), height, 1.0) * vectors
         return total
 
     def _cycles(

@@ -16,12 +16,13 @@ import numpy.typing as npt
 from poly.machine import Machine
 
 Numbers = npt.NDArray[np.float64]
-TILE_CYCLES = 60.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
+TILE_CYCLES = 40.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
 AGAIN_CYCLES = 80.0  # until partial sums come back from memory
 FREE = 1e9  # elements a cycle of what is copied when compiling
 SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
-SHORT, SHORT_RUNS, PAGE_RUNS = 256, 2.0, 5.0  # pieces of fewer bytes come in slower by these factors, no prefetcher
-PAGE = 4096  # follows them; by the second one where each lies in a page of its own
+# Pieces of fewer bytes come in slower, no prefetcher follows them; by the second factor where each has a page of its
+# own. From the second level that is so where they meet in few sets.
+SHORT, SHORT_RUNS, PAGE_RUNS, PAGE, CROWDED = 256, 2.0, 5.0, 4096, 8.0
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,10 @@ class Operand:
             total = total * extent
         return total
 
-    def lines(self, sizes: Mapping[str, Numbers], line: int = 64) -> tuple[Numbers, Numbers]:
-        """Bytes of the cache lines that a box touches, and how much of a cache they need where they fall together."""
+    def lines(self, sizes: Mapping[str, Numbers], line: int = 64) -> tuple[Numbers, Numbers, Numbers]:
+        """Bytes of the cache lines that a box touches, the same as they count where they come from beyond the core's
+        own caches, and how much of a cache they need where they fall together.
+        """
         run, count = np.ones(()), np.ones(())
         crowd = np.ones(())
         far = np.zeros((), bool)
@@ -106,7 +109,8 @@ class Operand:
         touched = count * (np.ceil(length / line) + np.where(length % line > 0, 0.5, 0.0)) * line
         needed = touched * np.where(length >= 8 * line, 1.0, crowd)
         slower = np.where(far, PAGE_RUNS, SHORT_RUNS)
-        return touched * np.where((length < SHORT) & (count > 4), slower, 1.0), needed
+        slower = np.where((length < SHORT) & (count > 4), slower, 1.0)
+        return touched * np.where(crowd >= CROWDED, slower, 1.0), touched * slower, needed
 
 
 def _crowding(stride: int, line: int) -> float:
@@ -157,9 +161,10 @@ def cycles_of_memory(
     levels: list[Numbers] = []
     for n, (capacity, rate, _) in enumerate(core.caches):
         share = capacity * (SHARE if n < 2 else SHARED)
-        room = [sum((needed[d] for _, needed in shown), np.zeros(())) <= share for d in range(len(boxes))]
+        room = [sum((needed[d] for _, _, needed in shown), np.zeros(())) <= share for d in range(len(boxes))]
         total: Numbers = np.zeros(())
-        for operand, (touched, _) in zip(operands, shown, strict=True):
+        for operand, (near, far, _) in zip(operands, shown, strict=True):
+            touched = far if n else near
             moved = touched[-1] * entered[-1]
             for d in range(len(loops), -1, -1):
                 around = d
@@ -187,25 +192,24 @@ def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
 
 def _footprints(
     operand: Operand, boxes: Sequence[Mapping[str, Numbers]], loops: Sequence[Loop], copy: Copy | None
-) -> tuple[list[Numbers], list[Numbers]]:
-    """By depth the bytes that a box touches, and the room that they need."""
-    touched: list[Numbers] = []
+) -> tuple[list[Numbers], list[Numbers], list[Numbers]]:
+    """By depth what `Operand.lines` tells of a box."""
+    near: list[Numbers] = []
+    far: list[Numbers] = []
     needed: list[Numbers] = []
     for depth, box in enumerate(boxes):
         packed = copy is not None and depth >= copy.depth
         changed = depth == 0 or operand.depends(loops[depth - 1].iterator) or (copy is not None and depth == copy.depth)
         if not changed:
-            touched.append(touched[-1])
-            needed.append(needed[-1])
+            found = near[-1], far[-1], needed[-1]
         elif packed:
             dense = operand.elements(box) * operand.element
-            touched.append(dense)
-            needed.append(dense)
+            found = dense, dense, dense
         else:
-            lines, crowded = operand.lines(box)
-            touched.append(lines)
-            needed.append(crowded)
-    return touched, needed
+            found = operand.lines(box)
+        for values, value in zip((near, far, needed), found, strict=True):
+            values.append(value)
+    return near, far, needed
 
 
 def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tuple[Numbers, Numbers]:
@@ -213,7 +217,7 @@ def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tu
     (`again`: sums come from memory).
     """
     step = np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency)
-    return step, TILE_CYCLES + work / core.store_units + again * (AGAIN_CYCLES + work / core.load_units)
+    return step + loads / 12, TILE_CYCLES + work / core.store_units + again * (AGAIN_CYCLES + work / core.load_units)
 
 
 def together(parts: Sequence[Numbers]) -> Numbers:

@@ -65,7 +65,7 @@ def strided(tree: LoopTree) -> list[str]:
 def test_product_packs_what_moves_along_the_lanes(spec: str) -> None:
     schedule = schedule_for_cpu(program_of(spec, (256, 256), (256, 256)), AVX2)
     found = {(t.origin, t.space) for t in schedule.program.tensors if t.origin}
-    assert {("x1", "l2"), ("out", "reg")} <= found
+    assert ("out", "reg") in found and found & {("x0", "l2"), ("x1", "l2")}  # lanes may be along either operand
     assert not [f for f in strided(schedule.lower()) if "update" in f.split(":")[0] and not f.startswith("ld_")]
     marks = {mark.kind for mark in schedule.marks.values()}
     assert {"vector", "unroll"} <= marks
