@@ -186,7 +186,12 @@ class _Blocking(Tiling):
                 first, tiles[0] = f"{tiles[0]}.o", f"{tiles[0]}.p"
             if not plan.lanes_inside:
                 tiles.reverse()
-            if strip.width > 1:
+            if self._is_turned(schedule, name):
+                points.reverse()
+                if piece.tile > plan.vector:
+                    schedule = schedule.tile({points[1]: plan.vector})
+                    points[1:] = [f"{points[1]}.o", f"{points[1]}.p"]
+            elif strip.width > 1:
                 schedule = schedule.tile({points[1]: plan.vector})
                 points[1:] = [f"{points[1]}.o", f"{points[1]}.p"]
             band = schedule.nests[name].names[depth:]
@@ -199,6 +204,15 @@ class _Blocking(Tiling):
                 schedule = schedule.unroll(point)
             schedule = schedule.vectorise(points[-1])
         return self._tile(schedule, names, depth, blocks, piece.tile)
+
+    def _is_turned(self, schedule: Schedule, name: str) -> bool:
+        """Whether a statement that uses a register tile runs along its rows: what it writes is contiguous there."""
+        assert self.plan.lanes is not None
+        s = schedule.program.statement[name]
+        update = next(u for u in self.group.statements if u.combiner is not None)
+        last, lanes = s.write.index[-1], self._iterator(schedule, name, self.plan.lanes)
+        across = not isinstance(last, Affine) or lanes not in last.names
+        return across and s.write.tensor != update.write.tensor
 
     def _slides(self, schedule: Schedule, name: str, loop: str) -> bool:
         """Whether neighbouring rows meet the same elements one after another along a loop: unrolled, they would be

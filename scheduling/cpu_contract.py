@@ -87,10 +87,13 @@ def least_cycles(facts: Facts) -> float:
 def _turned(facts: Facts, axis: int) -> bool:
     """Whether a loop can be lanes though the reduction's target is not contiguous along it."""
     s = facts.update
-    if s is None or any(o.combiner is None and o.reads for o in facts.group.statements):
+    if s is None:
         return False
     at = axis_of(s.write, facts.group.axes[s.name][axis])
-    return at is not None and at < len(s.write.index) - 1 and facts.extents[axis] >= facts.vector(axis)
+    if at is None or at == len(s.write.index) - 1 or facts.extents[axis] < facts.vector(axis):
+        return False
+    before = [o for o in facts.group.statements if o is not s and o.write.tensor == s.write.tensor]
+    return all(o.combiner is None and facts.regular(o, axis) for o in before)
 
 
 def rated_plans(facts: Facts, lanes: int, each: int = 1) -> Iterator[Rated]:
@@ -170,6 +173,16 @@ class Choice:
         """Whether a register tile is turned before it is stored."""
         return self.operands[-1].stride(self.names[self.lanes]) != self.operands[-1].element
 
+    def _turns(self, rows: int) -> bool:
+        """Whether a loop can be rows where a register tile is turned: what is written after the reduction, or from the
+        tile itself, is contiguous along it.
+        """
+        target = self.update.write.tensor
+        after = [s for s in self.facts.group.statements if s.write.tensor != target]
+        if self.operands[-1].stride(self.names[rows]) != self.operands[-1].element:
+            return False
+        return all(self.facts.strides(s)[-1].get(rows) == 1 and self.facts.regular(s, rows) for s in after)
+
     # ---- ways
 
     def ways(self) -> Iterator[Way]:
@@ -178,7 +191,7 @@ class Choice:
             reads = self.operands[:-1]
             if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
                 continue
-            if self.across and self.operands[-1].stride(name) != self.operands[-1].element:
+            if self.across and not self._turns(rows):
                 continue
             sites = [self._sites(k, o, name, o.depends(lanes)) for k, o in enumerate(reads)]
             for chosen in product(*sites):

@@ -39,6 +39,10 @@ class Facts:
         axes = list(enumerate(self.group.axes[s.name]))
         return [{a: stride(access, tensors[access.tensor], i, sizes) for a, i in axes} for access, _ in s.accesses]
 
+    def regular(self, s: Statement, axis: int) -> bool:
+        """Whether all reads of a statement are contiguous or constant along a loop."""
+        return all(access.get(axis) in (0, 1) for access in self.strides(s)[:-1])
+
     def lanes(self) -> int | None:
         """The loop along which all writes are contiguous, and most reads contiguous or constant."""
         strides = [self.strides(s) for s in self.group.statements]

@@ -15,9 +15,23 @@ from poly.scheduling.cpu_plan import Plan
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
+from poly.text import parse_program
 
 GEMM = "C[i,j] += A[i,k] * B[k,j]"
 TRANSPOSED = "C[i,j] += A[k,i] * B[j,k]"
+WITH_BIAS_AND_SUM = """program tile
+input W: f32[40, 5, 3]
+input X: f32[5, 37]
+input bias: f32[40]
+input S: f32[40, 18]
+temporary T: f32[40, 18]
+temporary Z: f32[40, 18]
+output Y: f32[40, 18]
+s0[o, x]: T[o, x] = bias[o] where 0 <= o <= 39 and 0 <= x <= 17
+s1[o, x, c, r]: T[o, x] += W[o, c, r]*X[c, 2*x + r] where 0 <= o <= 39 and 0 <= x <= 17 and 0 <= c <= 4 and 0 <= r <= 2
+s2[o, x]: Z[o, x] = T[o, x] + S[o, x] where 0 <= o <= 39 and 0 <= x <= 17
+s3[o, x]: Y[o, x] = max(Z[o, x], 0) where 0 <= o <= 39 and 0 <= x <= 17
+"""
 WINDOW = "Y[o,x] += W[o,c,r] * X[c,2*x + r]"
 
 
@@ -64,6 +78,23 @@ def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> N
     assert plans and all(p.lanes == 0 and p.rows == 1 and p.depth is None for p in plans)
     for plan in plans[:3]:
         run(program, plan)
+
+
+@pytest.mark.parametrize(("height", "width"), [(3, 2), (5, 2), (9, 1)])
+def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int) -> None:
+    program = parse_program(WITH_BIAS_AND_SUM)
+    facts = facts_of(program)
+    choice = Choice(facts, facts.update, 0)  # type: ignore[arg-type]
+    ways = [*choice.ways()]
+    assert {w.rows for w in ways} == {1}
+    for way in ways[:2]:
+        run(program, choice.plan(way, height, width, 1, 0, 0))
+
+
+def test_a_tile_is_not_turned_for_what_follows_in_another_order() -> None:
+    text = WITH_BIAS_AND_SUM.replace("S: f32[40, 18]", "S: f32[18, 40]").replace("S[o, x]", "S[x, o]")
+    facts = facts_of(parse_program(text))
+    assert not [*Choice(facts, facts.update, 0).ways()]  # type: ignore[arg-type]
 
 
 def test_a_blocked_schedule_prints_as_a_script_that_replays() -> None:
