@@ -23,6 +23,7 @@ class Floats:
     def __init__(self, ops: Ops, dtype: str, lanes: int) -> None:
         self.ops, self.dtype, self.lanes = ops, dtype, lanes
         self.bits_type = "i32" if dtype == "f32" else "i64"
+        self.width = 32 if dtype == "f32" else 64
 
     def c(self, value: float) -> Value:
         return self.ops.const(self.dtype, value, self.lanes)
@@ -109,22 +110,23 @@ class Floats:
             total = self.fma(total, x, self.c(c))
         return total
 
-    def round(self, x: Value, factor: float) -> tuple[Value, Value]:
-        """round(x * factor) as a float, and the same plus a constant as bits (its low bits are the integer)."""
-        shifted = self.fma(x, self.c(factor), self.c(MAGIC[self.dtype]))
-        return self.sub(shifted, self.c(MAGIC[self.dtype])), self.bits(shifted)
+    def round(self, x: Value, factor: float, offset: int = 0) -> tuple[Value, Value]:
+        """round(x * factor) as a float, and bits whose lowest ones are that integer plus the offset."""
+        magic = self.c(MAGIC[self.dtype] + offset)
+        shifted = self.fma(x, self.c(factor), magic)
+        return self.sub(shifted, magic), self.bits(shifted)
 
     def scaled(self, p: Value, shifted: Value) -> Value:
-        """(1 + p) * 2^n with n from `round`; in two factors, so that denormals and overflow come out right."""
-        # the integer sits below the constant's bits: of the low bits a biased, hence positive half is taken
-        mantissa, bias = self.i(MANTISSA[self.dtype]), BIAS[self.dtype]
-        width = 32 if self.dtype == "f32" else 64
-        magic = 0x4B400000 if self.dtype == "f32" else 0x4338000000000000
-        biased = self.int_op("add", shifted, self.i((2 * bias - magic) & ((1 << width) - 1)))
-        first = self.int_op("lshr", biased, self.i(1))
-        second = self.int_op("sub", biased, first)
-        low, high = (self.floating(self.int_op("shl", half, mantissa)) for half in (first, second))
-        return self.mul(self.fma(p, low, low), high)
+        """(1 + p) * 2^n with n and an offset of twice the bias from `round`; in two factors, so that denormals and
+        overflow come out right.
+        """
+        mantissa = MANTISSA[self.dtype]
+        # half of the integer, rounded down, is the exponent of the one factor: the constant's bits are shifted out
+        doubled = self.int_op("shl", shifted, self.i(mantissa - 1))
+        low = self.int_op("and", doubled, self.i(((1 << (self.width - 1 - mantissa)) - 1) << mantissa))
+        high = self.int_op("sub", self.int_op("shl", shifted, self.i(mantissa)), low)
+        first = self.floating(low)
+        return self.mul(self.fma(p, first, first), self.floating(high))
 
     def rare(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
         """`usual`, but what `otherwise` computes in the lanes where the condition holds; costs little where it does

@@ -119,7 +119,7 @@ def exp(f: Floats, x: Value) -> Value:
     """2^n * e^r with n = round(x / ln 2)."""
     low, high = (-105.0, 90.0) if f.dtype == "f32" else (-750.0, 715.0)
     x = f.at_most(f.at_least(x, low), high)
-    n, shifted = f.round(x, LOG2E)
+    n, shifted = f.round(x, LOG2E, 2 * BIAS[f.dtype])
     hi, lo = _LN2[f.dtype]
     r = f.fma(n, f.c(-lo), f.fma(n, f.c(-hi), x))
     powers = f.powers(r, 9)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from poly.codegen.floats import LOG2E, Floats
+from poly.codegen.floats import BIAS, LOG2E, Floats
 from poly.codegen.values import Value
 
 # (2 atanh(s) - 2 s) / s^3 as a function of s^2, |s| <= 0.1716; the first coefficient in two parts
@@ -130,7 +130,7 @@ def _split(d: Floats, x: Value, normal: bool = False) -> tuple[Value, Value]:
 def _exp2(d: Floats, x: Value, rest: Value | None) -> Value:
     """2^(x + rest)."""
     x = d.at_most(d.at_least(x, -_MOST), _MOST)
-    n, shifted = d.round(x, 1.0)
+    n, shifted = d.round(x, 1.0, 2 * BIAS[d.dtype])
     r = d.sub(x, n)
     p = d.mul(r, d.poly(r, _EXP2 if rest is not None else _EXP2[:10]))
     if rest is not None:

@@ -27,9 +27,9 @@ from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 4  # iterations of a loop along which lanes pay
-INTERLEAVED = 2  # vectors of a long chain of operations, done as one wide vector
+INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 HEIGHTS = ((2, 8), (16, 4), (128, 2))  # up to so many vectors in a row: rows side by side
-CHAIN = 4  # vectors that take as long as one with a long chain of operations
+HEIGHTS_HEAVY = ((8, 4), (16, 2))  # the same where some element takes a long chain of operations
 FEWEST_REGISTERS = 16
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
@@ -90,8 +90,9 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], vector: int,
     """Rows side by side, so that what each adds up and divides at its end overlaps with another one's."""
     assert group.box is not None
     rows = group.box[-1][1] + 1
-    vectors = max(-(-prod(p.extents) // vector) * (CHAIN if _heavy(program, p) else 1) for p in passes)
-    most = next((h for limit, h in HEIGHTS if vectors <= limit), 1)
+    vectors = max(-(-prod(p.extents) // vector) for p in passes)
+    heights = HEIGHTS_HEAVY if any(_heavy(program, p) for p in passes) else HEIGHTS
+    most = next((h for limit, h in heights if vectors <= limit), 1)
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max(
         (h for h in fitting if all(_held(program, p, vector, h) <= registers for p in passes)), default=1
@@ -161,12 +162,18 @@ def _heavy(program: Program, part: Pass) -> bool:
     return any(isinstance(e, Apply) and e.operator not in LIGHT for body in bodies for e in walk(body))
 
 
+def _interleaved(vectors: int, height: int) -> int:
+    """How many vectors of a row to take together, where the last ones of them may be empty."""
+    possible = [k for k in INTERLEAVED if k == 1 or (k <= vectors and k * height <= max(INTERLEAVED))]
+    return min(possible, key=lambda k: -(-vectors // k) * k * INTERLEAVED[k])
+
+
 def _sized(program: Program, part: Pass, vector: int, height: int) -> Pass:
     """A pass with its vectors: several side by side hide the latency of an operation, or two as one wide one."""
     if not part.extents:
         return part
     heavy = _heavy(program, part)
-    lanes = vector * (INTERLEAVED if heavy and part.extents[-1] >= INTERLEAVED * vector else 1)
+    lanes = vector * (_interleaved(-(-part.extents[-1] // vector), height) if heavy else 1)
     reductions = _reductions(program, part)
     most = 1 if heavy else FMA_UNITS * LATENCY // (reductions * height) if reductions else SIDE_BY_SIDE // height
     return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))
