@@ -73,9 +73,9 @@ def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:
         case "str", []:
             return lambda value: isinstance(value, str)
         case "int", []:
-            return lambda value: isinstance(value, Integral) and type(value) is not bool
+            return lambda value: isinstance(value, Integral) and value is not True and value is not False
         case "float", []:
-            return lambda value: isinstance(value, Real) and type(value) is not bool
+            return lambda value: isinstance(value, Real) and value is not True and value is not False
         case "bool", []:
             return lambda value: isinstance(value, bool)
         case "None", []:

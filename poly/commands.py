@@ -134,7 +134,7 @@ def bindings(
         if name is None or not text.isdigit():
             raise UsageError(f"--bind {text}: no extent of a dimension", hint="--bind batch=1")
         given[name] = int(text)
-    return given, {name: _fixed(file, name, text) for name, text in constants}
+    return given, {name or "": _fixed(file, name, text) for name, text in constants}
 
 
 def _fixed(file: str, name: str | None, text: str) -> Array:

@@ -9,6 +9,7 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine
+from poly.codegen.kernel import Kernel
 from poly.engine import Engine
 from poly.graph import Graph, Node
 from poly.loops import Compute, LoopTree
@@ -20,7 +21,7 @@ MACHINE = host_machine()
 
 
 def program_of(text: str, constants: str = "", **shapes: tuple[int, ...]) -> Program:
-    program = poly.parse(text, **shapes)
+    program = poly.parse(text, dtypes=None, **shapes)
     tensors = tuple(replace(t, role="constant") if t.name in constants.split() else t for t in program.tensors)
     return replace(program, tensors=tensors)
 
@@ -40,8 +41,9 @@ def test_a_packed_weight_is_packed_once(order: tuple[int, int] | None, block: di
     random = np.random.default_rng(0)
     a, b = random.standard_normal((8, 16), "f4"), random.standard_normal((16, 30), "f4")
     kernel = poly.compile(schedule, constants={"B": b})
+    assert isinstance(kernel, Kernel)
     assert "ld_B_l2" not in statements(kernel.loops) and list(kernel.constants) == ["B_l2"]
-    np.testing.assert_allclose(kernel(a), a @ b, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(kernel(a), "f4"), a @ b, rtol=1e-5, atol=1e-5)
 
 
 def test_blocks_lie_together() -> None:
@@ -49,6 +51,7 @@ def test_blocks_lie_together() -> None:
     schedule = Schedule(program).promote("B", None, "l2", order=(1, 0), block={1: 4})
     b = np.arange(24, dtype=np.float32).reshape(4, 6)
     kernel = poly.compile(schedule, constants={"B": b})
+    assert isinstance(kernel, Kernel)
     packed = kernel.constants["B_l2"]
     assert "B_l2" in str(poly.explain(kernel)) and "128 B, computed when compiling" in str(poly.explain(kernel))
     assert packed.shape == (2, 4, 4) and packed.ctypes.data % 64 == 0
@@ -77,7 +80,8 @@ def test_data_flow_decides(text: str, constants: str, known: list[str]) -> None:
     kernel = poly.compile(Schedule(program), constants={n: values[n] for n in constants.split()})
     loose = program_of(text, "", **shapes)
     expected = poly.compile(Schedule(loose))(*(values[t.name] for t in loose.inputs))
-    np.testing.assert_allclose(kernel(*(values[t.name] for t in program.inputs)), expected, rtol=1e-6)
+    found = kernel(*(values[t.name] for t in program.inputs))
+    np.testing.assert_allclose(np.asarray(found, "f4"), np.asarray(expected, "f4"), rtol=1e-6)
 
 
 def test_a_tensor_that_is_written_again_after_a_use_stays() -> None:
@@ -109,7 +113,7 @@ def test_an_engine_shares_code_and_constants() -> None:
     b, c = (random.standard_normal((12, 12), "f4") for _ in range(2))
     engine = engine_of(program, {"B": b, "C": c})
     a = random.standard_normal((4, 12), "f4")
-    np.testing.assert_allclose(engine.run({"A": a})["R"], a @ b @ c @ b, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(engine.run({"A": a})["R"], "f4"), a @ b @ c @ b, rtol=1e-4, atol=1e-4)
     assert len(engine.constants) == 2 and not engine.graph.constants
 
 

@@ -45,7 +45,8 @@ def agrees(program: Program, arrays: dict[str, np.ndarray], threads: int = 1) ->
     found = kernel(*[arrays[t.name] for t in program.inputs])
     results = found if isinstance(found, tuple) else (found,)
     for tensor, result in zip(program.outputs, results, strict=True):
-        np.testing.assert_allclose(np.asarray(result, "f8"), np.asarray(expected[tensor.name], "f8"), rtol=3e-6, atol=1e-6)
+        wanted = np.asarray(expected[tensor.name], "f8")
+        np.testing.assert_allclose(np.asarray(result, "f8"), wanted, rtol=3e-6, atol=1e-6)
 
 
 def test_softmax_is_one_group_of_rows() -> None:

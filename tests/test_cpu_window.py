@@ -44,7 +44,7 @@ def graph_of(
     if weights is not None:
         constants["w"] = random.integers(-3, 4, weights).astype(np.float32)
         constants["b"] = random.integers(-3, 4, weights[0]).astype(np.float32)
-    nodes = [helper.make_node(operator, ["x", *constants], ["y"], name="window", **attrs)]
+    nodes = [helper.make_node(operator, ["x", *constants], ["y"], name="window", **attrs)]  # type: ignore[arg-type]
     if relu:
         nodes.append(helper.make_node("Relu", ["y"], ["z"]))
     model = helper.make_model(

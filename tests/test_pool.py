@@ -294,6 +294,7 @@ def compiling():
     while not stop:
         k += 1
         poly.compile(poly.parse(f"C[i] = {k} * A[i]", A=(9,)))
+poly.compile(poly.parse("C[i] = A[i] - 3", A=(7,)))  # modules that are being imported would be locked in the child
 thread = threading.Thread(target=compiling)
 thread.start()
 for k in range(6):

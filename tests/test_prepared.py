@@ -40,7 +40,8 @@ def test_what_comes_from_the_cache_is_what_was_made(own_cache: Path) -> None:
     assert str(found.schedule) == str(made.schedule) and found.split == made.split and found.after == made.after
     found.schedule.check()
     a, b, bias = (np.random.default_rng(0).standard_normal(s, "f4") for s in ((9, 17), (17, 21), (21,)))
-    np.testing.assert_allclose(poly.compile(PROGRAM)(a, b, bias), np.maximum(a @ b + bias, 0), rtol=1e-5, atol=1e-5)
+    found = np.asarray(poly.compile(PROGRAM)(a, b, bias), "f4")
+    np.testing.assert_allclose(found, np.maximum(a @ b + bias, 0), rtol=1e-5, atol=1e-5)
 
 
 def test_everything_that_decides_is_in_the_key(own_cache: Path) -> None:
