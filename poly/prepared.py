@@ -118,10 +118,9 @@ def _read(path: Path | None) -> Prepared | None:
 @cache
 def package_hash() -> str:
     """A hash of the package's source and of the versions of what it stands on."""
-    import islpy
-    import llvmlite
+    from importlib import metadata
 
-    found = hashlib.sha256(repr((sys.version, islpy.version.VERSION_TEXT, llvmlite.__version__)).encode())
+    found = hashlib.sha256(repr((sys.version, metadata.version("islpy"), metadata.version("llvmlite"))).encode())
     for folder in _FOLDERS:
         for path in sorted((Path(__file__).parent / folder).glob("*.py")):
             found.update(path.name.encode())
