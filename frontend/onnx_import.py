@@ -7,7 +7,8 @@ external statement. Shapes are literal from the inputs on, so shape subgraphs fo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -239,7 +240,6 @@ class Importer:
                 lost |= dict.fromkeys(proto.output, fate)
                 found.append(NodeFate(name, proto.op_type, opset, fate, f"it reads {missing!r}"))
                 continue
-            count = len(self._nodes)
             try:
                 fate = self._node(proto)
                 found.append(NodeFate(name, proto.op_type, opset, fate, *self._reason(proto, fate)))
@@ -248,7 +248,6 @@ class Importer:
                 names = "" if later.value is None else ", ".join(sorted(self.origins(later.value)))
                 hint = f"fix it: constants={{...}} of {names}" if names else ""
                 found.append(NodeFate(name, proto.op_type, opset, fate, later.reason, hint))
-                self._nodes = self._nodes[:count]
                 lost |= dict.fromkeys(self._given_up(proto), "at first run")
             except OnnxError as error:
                 found.append(NodeFate(name, proto.op_type, opset, "refused", *_told(error)))
@@ -367,12 +366,31 @@ class Importer:
             )
         wanted = "then_branch" if bool(condition.array.reshape(-1)[0]) else "else_branch"
         branch = next(a.g for a in proto.attribute if a.name == wanted)
-        for initialiser in branch.initializer:
-            self.constant(initialiser.name, tensor_array(initialiser, call.where))
-        for inner in branch.node:
-            self._node(inner)
+        with self._all_or_none():
+            for initialiser in branch.initializer:
+                self.constant(initialiser.name, tensor_array(initialiser, call.where))
+            for inner in branch.node:
+                self._node(inner)
         for name, result in zip(proto.output, branch.output, strict=True):
             self._values[name] = self._values[result.name]
+
+    @contextmanager
+    def _all_or_none(self) -> Generator[None]:
+        """Several nodes in the place of one: where this raises, none of them was there.
+
+        Their names stay taken and keep their origins: the reason of an `Interrupted` is asked for them.
+        """
+        nodes, seen, values, uses = self._nodes.copy(), self._seen.copy(), self._values.copy(), self._uses.copy()
+        try:
+            yield
+        except (OnnxError, Interrupted):
+            self._nodes, self._seen, self._values, self._uses = nodes, seen, values, uses
+            raise
+
+    def _readers(self, value: Value) -> int:
+        """How often a tensor is read, by any of its names; what only gives it another name does not count."""
+        names = [name for name, known in self._values.items() if known.name == value.name]
+        return sum(self._uses[name] for name in names) - (len(names) - 1)
 
     def _merged(self, call: Call) -> Call | None:
         """A convolution with this batch normalisation inside it, where that is what the node comes down to."""
@@ -384,8 +402,7 @@ class Importer:
                 break
         else:
             return None
-        name = conv.call.outputs[0]
-        only = conv.call.operator == "Conv" and self._uses[name] == 1 and self._values.get(name) == call.inputs[0]
+        only = conv.call.operator == "Conv" and self._readers(call.inputs[0]) == 1
         merged = fold_batch_norm(call, conv.call, self._fresh_constant) if only else None
         if merged is not None:
             self._names.release(s.name for s in conv.node.statements)
@@ -419,7 +436,7 @@ class Importer:
 
     def _expanded(self, call: Call, proto: onnx.NodeProto) -> bool:
         """Import the operator's function body in its place, where ONNX has one and all of it has a compiled form."""
-        outer, before = self._schemas, list(self._nodes)
+        outer = self._schemas
         found = function_body(call, proto, outer.schema(call.operator, call.domain, call.where))
         if found is None:
             return False
@@ -429,17 +446,20 @@ class Importer:
         imports = [*imports, *(o for o in outer.imports if o.domain not in own)]
         self._schemas = Schemas(imports, outer.ir_version)
         try:
-            for node in body:
-                self._node(node)
-            compiled = not any(n.node.external for n in self._nodes[len(before) :])
-            compiled = compiled and all(self._values.get(name) is not known[name] for name in proto.output if name)
+            with self._all_or_none():
+                before = {id(n) for n in self._nodes}
+                self._uses.update(_uses_of(body))
+                for node in body:
+                    self._node(node)
+                if any(n.node.external for n in self._nodes if id(n) not in before):
+                    raise OnnxError("a part is left to the reference evaluator", where=call.where)
+                if any(self._values.get(name) is known[name] for name in proto.output if name):
+                    raise OnnxError("an output is computed by no part", where=call.where)
         except OnnxError:
-            compiled = False
+            return False
         finally:
             self._schemas = outer
-        if not compiled:
-            self._nodes = before
-        return compiled
+        return True
 
     def _add(self, call: Call, notation: Notation) -> None:
         self._arrays.update(notation.constants)
@@ -563,8 +583,13 @@ def _affine(shape: Sequence[int]) -> tuple[Affine, ...]:
 
 def _uses(graph: onnx.GraphProto) -> list[str]:
     """Every use of a name, subgraphs and outputs included."""
-    found = [name for node in graph.node for name in node.input] + [o.name for o in graph.output]
-    for node in graph.node:
+    return [*_uses_of(graph.node), *(o.name for o in graph.output)]
+
+
+def _uses_of(nodes: Iterable[onnx.NodeProto]) -> list[str]:
+    found: list[str] = []
+    for node in nodes:
+        found += node.input
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 found += _uses(attribute.g)

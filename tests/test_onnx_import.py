@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from poly.errors import OnnxError
-from poly.frontend.onnx_import import from_onnx
+from poly.frontend.onnx_import import from_onnx, survey_onnx
+from poly.frontend.onnx_notation import Call
 from poly.frontend.weights import light_model_path, random_weights
 from tests.onnx_helpers import assert_close, chain_model, node_model, reference, run_graph, run_model
 
@@ -375,3 +376,62 @@ def test_random_chains_mean_the_same_after_simplification(data: st.DataObject) -
     wanted = list(dict.fromkeys([names[-1], data.draw(st.sampled_from(names[2:]))]))
     model, arrays = chain_model(nodes, {"x": f32(2, 3)}, wanted, constants={"k": f32(2, 3)})
     assert_close(run_model(model, arrays), reference(model, arrays), rtol=1e-4)
+
+
+# -- several nodes in the place of one, all or none --------------------------------------------------------------------
+
+
+def test_what_a_refused_function_body_left_behind_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import poly.frontend.onnx_import as module
+
+    def body(call: Call, *_: object) -> object:
+        inner = [helper.make_node("Mul", ["x", "x"], ["a"]), helper.make_node("NonZero", ["a"], ["d"])]
+        return (inner, [helper.make_opsetid("", 17)]) if call.operator == "Det" else None
+
+    monkeypatch.setattr(module, "function_body", body)
+    nodes = [
+        helper.make_node("Det", ["x"], ["d"]),
+        helper.make_node("Mul", ["x", "x"], ["p"]),
+        helper.make_node("Add", ["p", "d"], ["y"]),
+    ]
+    model, arrays = chain_model(nodes, {"x": f32(5, 5)}, ["y"])
+    graph = from_onnx(model)
+    assert [n.operator for n in graph.nodes] == ["Det", "Mul", "Add"]
+    assert_close(run_graph(graph, arrays), reference(model, arrays))
+
+
+def branch(nodes: list[onnx.NodeProto], output: str) -> onnx.GraphProto:
+    return helper.make_graph(nodes, "branch", [], [helper.make_empty_tensor_value_info(output)])
+
+
+def test_what_an_interrupted_branch_left_behind_is_not_used_again() -> None:
+    waits = branch([helper.make_node("Mul", ["x", "x"], ["a"]), helper.make_node("NonZero", ["a"], ["z"])], "z")
+    other = branch([helper.make_node("Identity", ["x"], ["o"])], "o")
+    nodes = [
+        helper.make_node("If", ["c"], ["q"], then_branch=waits, else_branch=other),
+        helper.make_node("Mul", ["x", "x"], ["p"]),
+        helper.make_node("Relu", ["p"], ["y"]),
+    ]
+    model, _ = chain_model(nodes, {"x": f32(4, 5)}, ["y"], constants={"c": np.array(True)})
+    survey = survey_onnx(model, {}, {})
+    assert [f.fate for f in survey.fates][1:] == ["compiled", "compiled"]
+    assert [s.name for s in survey.graph.to_program().statements]
+
+
+@pytest.mark.parametrize("how", ["Identity", "If"])
+def test_a_convolution_that_is_read_by_another_name_is_not_swallowed(how: str) -> None:
+    conv = helper.make_node("Conv", ["x", "w"], ["c"])
+    other = branch([helper.make_node("Identity", ["x"], ["o"])], "o")
+    renamed = [conv, helper.make_node("Identity", ["c"], ["i"])]
+    inside = [helper.make_node("If", ["t"], ["i"], then_branch=branch([conv], "c"), else_branch=other)]
+    nodes = [
+        *(renamed if how == "Identity" else inside),
+        helper.make_node("BatchNormalization", ["i", "s", "s", "s", "s"], ["n"]),
+        helper.make_node("Relu", ["i"], ["y"]),
+    ]
+    constants = {"w": f32(3, 2, 3, 3), "s": np.ones(3, np.float32), "t": np.array(True)}
+    model, arrays = chain_model(nodes, {"x": f32(1, 2, 8, 8)}, ["n", "y"], constants=constants)
+    assert_close(run_model(model, arrays), reference(model, arrays), rtol=1e-4)
+    model.graph.node.pop()
+    del model.graph.output[1]
+    assert [n.operator for n in from_onnx(model).nodes] == ["Conv"]
