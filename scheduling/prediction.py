@@ -17,13 +17,13 @@ from poly.dtypes import size_bytes
 from poly.expr import Apply, walk
 from poly.machine import Machine, Memory
 from poly.program import Statement, Tensor
+from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode, statements_of
 from poly.scheduling.traffic import count_points
 from poly.scheduling.vectors import Vectors
 from poly.sets import SET, within_budget
 
 _OPERATIONS = 400_000
-UNITS = 2  # vector operations a cycle
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,18 @@ class Prediction:
 
 
 def predict(schedule: Schedule, machine: Machine, threads: int = 1) -> Prediction:
-    """The cost of a schedule on a machine with caches, see the module text. Free sizes leave figures unknown (None)."""
+    """The cost of a schedule on a machine with caches, see the module text. Free sizes leave figures unknown (None).
+
+    `threads` share the operations and the traffic of all caches but the last, which they share.
+    """
     work = _Model(schedule, machine)
     caches = sorted((m for m in machine.memories if m.kind == "cache" and m.capacity), key=lambda m: m.capacity or 0)
     levels: list[Level] = []
     for cache, supply in zip(caches, [*caches[1:], _dram(machine)], strict=True):
         moved = work.entering(cache.capacity or 0, cache.line or 64)
         rate = supply.bytes_per_cycle
-        cycles = moved / rate if moved is not None and rate else None
+        own = threads if cache is not caches[-1] else 1
+        cycles = moved / rate / own if moved is not None and rate else None
         levels.append(Level(cache.name, cache.capacity or 0, moved, cycles))
     operations, compute = work.operations(), work.compute_cycles()
     resources = {f"bytes into {v.name}": v.cycles for v in levels if v.cycles is not None}
@@ -211,7 +215,7 @@ class _Model:
     def _lanes(self, s: Statement) -> float:
         widest = max(size_bytes(self.program.tensor[a.tensor].dtype) for a, _ in s.accesses)
         vector = any(self.schedule.kind(n) == "vector" for n in self.schedule.nests[s.name].names)
-        return UNITS * (self.machine.lanes(widest) if vector else 1)
+        return core_of(self.machine, widest).fma_units * (self.machine.lanes(widest) if vector else 1)
 
 
 def _total(counts: Iterable[float | None]) -> int | None:

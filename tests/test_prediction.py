@@ -166,5 +166,8 @@ def test_time_is_that_of_the_busiest_resource() -> None:
     assert found.operations == 2 * M * N * K and found.compute_cycles == M * N * K / 2
     slowest = max(float(found.compute_cycles or 0), *(v.cycles or 0.0 for v in found.levels))
     assert found.cycles == slowest and found.seconds == pytest.approx(slowest / 1e9)
+    shared = predict(Schedule(product()), machine(1024, 1 << 20), threads=2)
+    assert [2 * (a.cycles or 0) for a in shared.levels[:1]] == [b.cycles for b in found.levels[:1]]
+    assert shared.levels[1] == found.levels[1]  # all threads share the last cache
     free = predict(Schedule(poly.parse("C[i] = A[i]", A=("n",))), machine(1024))
     assert free.levels[0].bytes is None and free.seconds is None
