@@ -29,7 +29,7 @@ from poly.scheduling.schedule import Schedule
 FEWEST = 4  # iterations of a loop along which lanes pay
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 HEIGHTS = ((2, 8), (16, 4), (128, 2))  # up to so many vectors in a row: rows side by side
-HEIGHTS_HEAVY = ((8, 4), (16, 2))  # the same where some element takes a long chain of operations
+HEIGHTS_HEAVY = ((8, 4), (32, 2))  # the same where some element takes a long chain of operations
 FEWEST_REGISTERS = 16
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
@@ -296,6 +296,8 @@ class _Rows:
         assert self.machine.registers is not None
         registers = self.machine.registers.name
         inside = set(parts_of(schedule, self.group)) | {s.name for s in schedule.program.statements if s.partial}
+        for tensor, place in self._in_results(schedule).items():
+            schedule = schedule.overlay(tensor, place)
         for tensor, users in self._users(schedule).items():
             buffer = f"{tensor}_row"
             if not any(self._moves(s, tensor) for s in self.group.statements):
@@ -310,11 +312,38 @@ class _Rows:
 
     def _users(self, schedule: Schedule) -> dict[str, set[str]]:
         """What the group makes, with all statements that touch it."""
-        made = dict.fromkeys(s.write.tensor for s in self.group.statements)
+        made = dict.fromkeys(s.write.tensor for s in self.group.statements if s.write.tensor in schedule.program.tensor)
         return {
             t: {s.name for s in schedule.program.statements if t in (*tensors_read(s), *tensors_written(s))}
             for t in made
         }
+
+    def _in_results(self, schedule: Schedule) -> dict[str, str]:
+        """Temporaries whose rows lie where their last user will write a row of a result, element by element: so memory
+        fetches that row while there is something to compute.
+        """
+        found: dict[str, str] = {}
+        for s in self.group.statements:
+            free = [t for t in dict.fromkeys(tensors_read(s)) if self._ends_in(schedule.source, t, s)]
+            found |= dict.fromkeys(free[:1], s.write.tensor)
+        return found
+
+    def _ends_in(self, program: Program, name: str, s: Statement) -> bool:
+        """Whether a statement that alone touches a result is the last one to touch a temporary of the same form, and
+        reads of it the element that it writes.
+        """
+        tensor, target = program.tensor[name], program.tensor[s.write.tensor]
+        form = (tensor.role, target.role, tensor.shape, tensor.dtype)
+        if form != ("temporary", "output", target.shape, target.dtype) or not self._moves(s, name):
+            return False
+        touched = {o.name: (*tensors_read(o), *tensors_written(o)) for o in program.statements}
+        if any(target.name in tensors for o, tensors in touched.items() if o != s.name):
+            return False
+        passes = {n: k for k, part in enumerate(self.plan.passes) for n in part.statements}
+        users = [o for o, tensors in touched.items() if name in tensors and o != s.name]
+        if not all(o in passes and passes[o] < passes[s.name] for o in users):
+            return False
+        return all(r.index == s.write.index and not r.guard for r in s.reads if r.tensor == name)
 
     def _moves(self, s: Statement, tensor: str) -> bool:
         """Whether a statement touches different elements of a tensor inside a row."""

@@ -468,5 +468,5 @@ PRIMITIVES: Mapping[str, str] = {
          "parallelise", "tensorise"), "edits",
     ),
     "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
-    "rfactor": "rfactor",
+    "rfactor": "rfactor", "overlay": "overlay",
 }  # fmt: skip

@@ -325,6 +325,13 @@ class Schedule:
         return recompute(self, tensor, at, space, name=name)
 
     @checks_kinds(ScheduleError)
+    def overlay(self, tensor: str, inside: str) -> Schedule:
+        """Keep a temporary in the memory of another tensor of its form. Raises IllegalEdit/ScheduleError."""
+        from poly.scheduling.overlay import overlay
+
+        return overlay(self, tensor, inside)
+
+    @checks_kinds(ScheduleError)
     def rfactor(self, statement: str, loop: str, *, at: str | None = None, name: str | None = None) -> Schedule:
         """Let a reduction have partial results, one for every value of a loop. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.rfactor import rfactor

@@ -65,11 +65,16 @@ def check_values(schedule: Schedule, vectors: Vectors | None = None) -> None:
 
 
 def concerned_tensors(schedule: Schedule) -> frozenset[str]:
-    """Promoted tensors, what they stand for, and those that copies, recomputed and partial statements touch."""
+    """Promoted tensors, what they stand for, those that copies, recomputed and partial statements touch, and those that
+    hold another tensor's elements.
+    """
     found = {name for t in schedule.program.tensors if t.origin for name in (t.name, t.origin)}
     for s in schedule.program.statements:
         if s.copies or s.recomputed or s.partial:
             found |= {access.tensor for access, _ in s.accesses}
+        elif (source := schedule.source.statement.get(s.origin or s.name)) is not None and source is not s:
+            pairs = zip((s.write, *s.reads), (source.write, *source.reads), strict=True)
+            found |= {now.tensor for now, before in pairs if now.tensor != before.tensor}
     return frozenset(found)
 
 

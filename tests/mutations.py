@@ -215,12 +215,23 @@ def random_rfactor(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[o
     return "rfactor", (statement, names[loop], options)
 
 
+def random_overlay(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    tensors = schedule.program.tensors
+    pairs = [
+        (a.name, b.name) for a in tensors for b in tensors
+        if a.role == "temporary" and not a.origin and a is not b and a.shape == b.shape
+    ]  # fmt: skip
+    pair = some(rng, pairs)
+    assert isinstance(pair, tuple)
+    return "overlay", pair
+
+
 PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tuple[object, ...]]]]] = {
     "tile": random_tile, "interchange": random_interchange, "fuse": random_fuse, "distribute": random_distribute,
     "shift": random_shift, "skew": random_skew, "split": random_split, "unroll": random_unroll,
     "vectorise": random_vectorise, "parallelise": random_parallelise, "tensorise": random_tensorise,
     "promote": random_promote, "recompute": random_recompute, "double_buffer": random_double_buffer,
-    "rfactor": random_rfactor,
+    "rfactor": random_rfactor, "overlay": random_overlay,
 }  # fmt: skip
 
 

@@ -68,6 +68,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "promote": (SCHEDULE.promote, ("A", "C_update.i", "l1"), {
         "name": None, "users": None, "order": None, "pad": False, "fold": None, "block": None}),
     "recompute": (SCHEDULE.recompute, ("A", "C_update.i"), {"space": "dram", "name": None}),
+    "overlay": (SCHEDULE.overlay, ("C", "A"), {}),
     "rfactor": (SCHEDULE.rfactor, ("C_update", "j"), {"at": None, "name": None}),
     "double_buffer": (SCHEDULE.double_buffer, ("A", "j"), {"depth": 2}),
     "arrange": (SCHEDULE.arrange, ([],), {}),
