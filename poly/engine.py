@@ -24,10 +24,9 @@ from poly.interp import run_program
 from poly.machine import Machine
 from poly.pointers import address
 from poly.program import Program, Tensor
-from poly.scheduling.aliases import Alias, aliases_of, place_of
-from poly.scheduling.groups import Group, canonical_names, extract, tensors_read, tensors_written
-from poly.scheduling.placement import Block, Placement, place
-from poly.scheduling.row_groups import groups_for
+from poly.scheduling.grouping import group_program
+from poly.scheduling.groups import Group, canonical_names
+from poly.scheduling.placement import Placement
 from poly.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -333,10 +332,9 @@ def build_engine(
     """
     start = time.perf_counter()
     program = graph.to_program()
-    groups = groups_for(program, machine)
-    aliases, idle = aliases_of(program, groups)
+    grouping = group_program(program, machine)
     work = _Build(program, graph.constants, compile_unit)
-    cuts = [_Cut.of(program, group, f"group {k}") for k, group in enumerate(groups) if k not in idle]
+    cuts = [_Cut.of(grouping.parts[k], group, f"group {k}") for k, group in grouping.groups.items()]
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
     with ahead([*different.values()]) if ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
@@ -344,7 +342,7 @@ def build_engine(
             if progress is not None:
                 progress(k + 1, len(cuts))
     steps = tuple(work.steps)
-    plan = arena_plan(program, steps, aliases)
+    plan = grouping.arena()
     return Engine(
         replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
         time.perf_counter() - start, work.constants(), _aligned_bytes(plan.size), program.tensor,
@@ -363,8 +361,7 @@ class _Cut:
     key: str
 
     @staticmethod
-    def of(program: Program, group: Group, name: str) -> _Cut:
-        part = extract(program, group, name.replace(" ", "_"))
+    def of(part: Program, group: Group, name: str) -> _Cut:
         if any(s.external is not None for s in part.statements):
             return _Cut(group, name, part, None, {}, "")
         canonical, old = canonical_names(part)
@@ -429,27 +426,6 @@ def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:
     """The model's nodes with a statement that no unit runs."""
     slow = {s.name for step in steps if step.unit is None for s in step.program.statements}
     return tuple(node.name for node in graph.nodes if any(s.name in slow for s in node.statements))
-
-
-def arena_plan(program: Program, steps: Sequence[Step], aliases: Mapping[str, Alias] | None = None) -> Placement:
-    """Offsets of the tensors that live between groups: from the step that writes them to the last that reads them.
-
-    Aliases lie in the memory of others, which is alive as long as one of them is.
-    """
-    known = aliases or {}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    inside: dict[str, tuple[str, int]] = {}
-    for k, step in enumerate(steps):
-        for s in step.program.statements:
-            for name in (*tensors_written(s), *tensors_read(s)):
-                if program.tensor[name].role == "temporary" and name in (*step.inputs, *step.outputs):
-                    root, _ = inside.setdefault(name, place_of(name, known))
-                    first.setdefault(root, k)
-                    last[root] = k
-    blocks = [Block(n, program.tensor[n].nbytes(program.binding), first[n], last[n]) for n in first]
-    found = place(blocks, align=64)
-    return replace(found, offsets={name: found.offsets[root] + shift for name, (root, shift) in inside.items()})
 
 
 def _aligned_bytes(size: int) -> np.ndarray:

@@ -21,10 +21,11 @@ from poly.expr import Apply, walk
 from poly.frontend.onnx_import import Fate, NodeFate, survey_onnx
 from poly.frontend.onnx_model import dynamic_dimensions, load_model
 from poly.graph import Array, Graph
+from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.relations import bound_domain
-from poly.scheduling.groups import Group, domain_box, groups_of, tensors_read, tensors_written
-from poly.scheduling.placement import Block, place
+from poly.scheduling.grouping import group_program
+from poly.scheduling.groups import Group, domain_box, tensors_read, tensors_written
 from poly.scheduling.traffic import count_points
 from poly.sets import within_budget
 
@@ -132,12 +133,14 @@ def check_model(
     path: str | Path | onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
+    machine: Machine | None = None,
 ) -> ModelCheck:
-    """Check a model without compiling it; arguments as those of `from_onnx`.
+    """Check a model without compiling it for a machine, this one's CPU unless given; other arguments as `from_onnx`.
 
     Dynamic extents that are not given are assumed, and `assumed` names them. Raises `OnnxError` for what is no model.
     """
     model = load_model(path)
+    machine = machine or _host()
     name = Path(path).stem if isinstance(path, (str, Path)) else str(model.graph.name or "model")
     given, fixed = dict(shapes or {}), dict(constants or {})
     opsets = {(o.domain or "ai.onnx"): int(o.version) for o in model.opset_import}
@@ -149,11 +152,17 @@ def check_model(
             first = first or ModelCheck(name, opsets, {}, {}, sizes, tuple(sizes), (), problem=str(error))
             continue
         if not sizes or not any(f.fate == "refused" for f in survey.fates):
-            return _report(name, opsets, survey.graph, survey.fates, given, sizes)
+            return _report(name, opsets, survey.graph, survey.fates, given, sizes, machine)
         if first is None or first.problem:
-            first = _report(name, opsets, survey.graph, survey.fates, given, sizes)
+            first = _report(name, opsets, survey.graph, survey.fates, given, sizes, machine)
     assert first is not None
     return first
+
+
+def _host() -> Machine:
+    from poly.codegen.host import host_machine
+
+    return host_machine()
 
 
 def _assumptions(
@@ -177,11 +186,11 @@ def _assumptions(
 
 def _report(
     name: str, opsets: Mapping[str, int], graph: Graph, fates: tuple[NodeFate, ...],
-    given: Mapping[str, tuple[int, ...] | int], assumed: Mapping[str, int],
+    given: Mapping[str, tuple[int, ...] | int], assumed: Mapping[str, int], machine: Machine,
 ) -> ModelCheck:  # fmt: skip
     program = graph.to_program()
-    groups = groups_of(program)
-    peak, bound = _arena(program, groups)
+    grouping = group_program(program, machine)
+    arena = grouping.arena()
     work = [_work(program, n.name, n.operator, n.statements) for n in graph.nodes]
     counted = [w for w in work if w.operations]
     return ModelCheck(
@@ -189,12 +198,12 @@ def _report(
         {graph.labels.get(t.name, t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.inputs},
         {graph.labels.get(t.name, t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.outputs},
         {k: v for k, v in given.items() if isinstance(v, int)} | dict(assumed), tuple(assumed), fates,
-        statements=len(program.statements), groups=len(groups),
+        statements=len(program.statements), groups=len(grouping.groups),
         weights=sum(t.nbytes({}) for t in program.with_role("constant")),
-        io=sum(t.nbytes({}) for t in (*graph.inputs, *graph.outputs)), peak=peak, bound=bound,
+        io=sum(t.nbytes({}) for t in (*graph.inputs, *graph.outputs)), peak=arena.size, bound=arena.bound,
         operations=sum(w.operations or 0 for w in work),
         uncounted=tuple(w.name for w in work if w.operations is None),
-        moved=sum(_moved(program, g) for g in groups),
+        moved=sum(_moved(program, g) for g in grouping.groups.values()),
         heaviest=tuple(sorted(counted, key=lambda w: -(w.operations or 0))[:_SHOWN]),
     )  # fmt: skip
 
@@ -219,29 +228,6 @@ def instances(program: Program, s: Statement) -> int | None:
     if box is not None:
         return prod(high - low + 1 for low, high in box)
     return within_budget(_OPERATIONS, lambda: count_points(bound_domain(program, s)), lambda: None)
-
-
-def _edges(program: Program, groups: Sequence[Group]) -> Iterator[tuple[int, str]]:
-    """(group, tensor) of every temporary that more than one group touches, and of what comes from outside."""
-    homes: dict[str, set[int]] = {}
-    for k, group in enumerate(groups):
-        for s in group.statements:
-            for name in (*tensors_written(s), *tensors_read(s)):
-                homes.setdefault(name, set()).add(k)
-    for name, users in homes.items():
-        if program.tensor[name].role != "temporary" or len(users) > 1:
-            yield from ((k, name) for k in users)
-
-
-def _arena(program: Program, groups: Sequence[Group]) -> tuple[int, int]:
-    """Bytes for the tensors between groups: placed, and the least."""
-    alive: dict[str, list[int]] = {}
-    for k, name in _edges(program, groups):
-        if program.tensor[name].role == "temporary":
-            alive.setdefault(name, []).append(k)
-    blocks = [Block(n, program.tensor[n].nbytes({}), min(steps), max(steps)) for n, steps in alive.items()]
-    placed = place(blocks, align=64)
-    return placed.size, placed.bound
 
 
 def _moved(program: Program, group: Group) -> int:

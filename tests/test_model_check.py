@@ -10,7 +10,9 @@ import onnx
 import pytest
 from onnx import helper
 
+import poly
 from poly.cli import main
+from poly.engine import Engine
 from poly.errors import OnnxError
 from poly.frontend.onnx_import import from_onnx
 from poly.model_check import check_model
@@ -137,3 +139,21 @@ def test_real_models(name: str) -> None:
 def test_what_is_no_model_raises() -> None:
     with pytest.raises(OnnxError):
         check_model(onnx.ModelProto())
+
+
+@pytest.mark.parametrize("softmax", [True, False])
+def test_groups_and_memory_are_those_of_the_engine(softmax: bool) -> None:
+    """Rows that become one group, and parts that lie inside of what they are joined to."""
+    rows = [helper.make_node("Softmax", ["x"], ["s"]), helper.make_node("Relu", ["s"], ["y"])]
+    joined = [
+        helper.make_node("MaxPool", ["x"], ["a"], kernel_shape=[2, 2]),
+        helper.make_node("AveragePool", ["x"], ["b"], kernel_shape=[2, 2]),
+        helper.make_node("Concat", ["a", "b"], ["c"], axis=1),
+        helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[2, 2]),
+    ]
+    x = f32(64, 256) if softmax else f32(1, 2, 9, 9)
+    model, _ = chain_model(rows if softmax else joined, {"x": x}, ["y"])
+    found, engine = check_model(model), poly.compile(from_onnx(model))
+    assert isinstance(engine, Engine)
+    assert (found.groups, found.peak, found.bound) == (len(engine.steps), engine.plan.size, engine.plan.bound)
+    assert found.groups == (1 if softmax else 3)

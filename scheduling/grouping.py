@@ -1,0 +1,52 @@
+"""How a program becomes the steps of an engine: its groups, tensors that lie inside others, and the memory plan.
+
+`build_engine` compiles what is found here and `check_model` reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.aliases import Alias, aliases_of, place_of
+from poly.scheduling.groups import Group, extract
+from poly.scheduling.placement import Block, Placement, place
+from poly.scheduling.row_groups import groups_for
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The groups that have something to do, by number, each with its `parts` entry: the group as a program."""
+
+    program: Program
+    groups: Mapping[int, Group]
+    parts: Mapping[int, Program]
+    aliases: Mapping[str, Alias]
+
+    def arena(self) -> Placement:
+        """Offsets in bytes of the tensors that live between groups, from the step that writes them to the last that
+        reads them. Aliases lie in the memory of others, which is alive as long as one of them is.
+        """
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        inside: dict[str, tuple[str, int]] = {}
+        for k, part in enumerate(self.parts.values()):
+            for t in part.tensors:
+                if t.role != "temporary" and self.program.tensor[t.name].role == "temporary":
+                    root, _ = inside.setdefault(t.name, place_of(t.name, self.aliases))
+                    first.setdefault(root, k)
+                    last[root] = k
+        binding = self.program.binding
+        blocks = [Block(n, self.program.tensor[n].nbytes(binding), first[n], last[n]) for n in first]
+        found = place(blocks, align=64)
+        return replace(found, offsets={name: found.offsets[root] + shift for name, (root, shift) in inside.items()})
+
+
+def group_program(program: Program, machine: Machine) -> Grouping:
+    """The groups of a program that suit a machine; copies that need no copying are none of them."""
+    groups = groups_for(program, machine)
+    aliases, idle = aliases_of(program, groups)
+    busy = {k: group for k, group in enumerate(groups) if k not in idle}
+    return Grouping(program, busy, {k: extract(program, g, f"group_{k}") for k, g in busy.items()}, aliases)
