@@ -26,6 +26,7 @@ from poly.machine import Machine
 from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, settled
 from poly.program import Program
+from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -235,7 +236,10 @@ def _ahead(machine: Machine, threads: int) -> Callable[[Sequence[Program]], Abst
     """Other cores prepare a model's programs, too."""
     from poly.ahead import prepared_ahead
 
-    return partial(prepared_ahead, machine=machine, threads=threads) if machine.kind == "cpu" else None
+    def ahead(programs: Sequence[Program]) -> AbstractContextManager[None]:
+        return prepared_ahead([join_axes(p) for p in programs], machine, threads)
+
+    return ahead if machine.kind == "cpu" else None
 
 
 def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
@@ -265,6 +269,7 @@ def _cpu_unit(machine: Machine, threads: int, program: Program) -> Unit:
     from poly.codegen.kernel import Kernel
 
     start = perf_counter()
+    program = join_axes(program)
     made = prepare(program, machine, threads)
     loops = made.split.after
     compute = constant_kernel(made, machine)

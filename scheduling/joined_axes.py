@@ -1,0 +1,166 @@
+"""Two adjacent axes that every access walks together become one: `T[y, x]` is `T[l]` of the same memory.
+
+A bijection of iterations and of elements, so nothing changes but the extents: a pointwise loop nest over a map of
+14 x 14 has one loop of 196 iterations, which vectors and register tiles divide with less left over. Arrays keep their
+shapes for callers; row-major memory is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from poly.affine import Affine, var
+from poly.expr import IndexValue, walk
+from poly.program import Access, Program, Statement, box_domain, default_path
+from poly.scheduling.groups import bare, domain_box
+
+Axis = tuple[str, int]  # a tensor, and the first of two axes
+Pair = tuple[str, str]  # two iterators, the second one faster
+
+
+@dataclass(frozen=True)
+class _Joins:
+    """What is joined: an iterator pair a statement, and tensors' axes."""
+
+    pairs: dict[str, Pair]
+    axes: frozenset[Axis]
+
+
+def join_axes(program: Program) -> Program:
+    """The program of one contraction, and of what is element by element, with as few axes as possible."""
+    if not _is_contraction(program):
+        return program
+    while (joins := _joins(program)) is not None:
+        program = _joined(program, joins)
+    return program
+
+
+def _is_contraction(program: Program) -> bool:
+    """Whether sizes are known, and one reduction has several operands."""
+    updates = [s for s in program.statements if s.combiner is not None]
+    plain = all(t.layout is None and not t.scope and all(e.is_constant for e in t.shape) for t in program.tensors)
+    ordered = all(
+        s.external is None and s.path == default_path(k, s.iterators) for k, s in enumerate(program.statements)
+    )
+    return plain and ordered and not program.parameters and len(updates) == 1 and len(updates[0].reads) > 1
+
+
+def _joins(program: Program) -> _Joins | None:
+    """Pairs of one kind: those of all statements that meet the same axes."""
+    boxes = {s.name: domain_box(program, s, s.iterators) for s in program.statements}
+    if any(box is None for box in boxes.values()):
+        return None
+    for s in program.statements:
+        for pair in zip(s.iterators, s.iterators[1:], strict=False):
+            joins = _spread(program, s, pair)
+            if joins is not None and _are_whole(program, joins, {n: box or () for n, box in boxes.items()}):
+                return joins
+    return None
+
+
+def _spread(program: Program, first: Statement, pair: Pair) -> _Joins | None:
+    """The axes that a pair of iterators walks, the pairs that walk them in other statements, and so on; None where
+    something walks one without the other.
+    """
+    pairs = {first.name: pair}
+    axes: set[Axis] = set()
+    waiting = [first]
+    while waiting:
+        s = waiting.pop()
+        found = _axes(s, pairs[s.name])
+        if found is None:
+            return None
+        for axis in found - axes:
+            axes.add(axis)
+            for other, access in _uses(program, axis[0]):
+                walked = _walked(access, axis[1])
+                if walked is None or pairs.setdefault(other.name, walked) != walked:
+                    return None
+                waiting.append(other)
+    return _Joins(pairs, frozenset(axes)) if axes else None
+
+
+def _uses(program: Program, tensor: str) -> Iterator[tuple[Statement, Access]]:
+    for s in program.statements:
+        for access in (s.write, *s.reads):
+            if access.tensor == tensor:
+                yield s, access
+
+
+def _walked(access: Access, axis: int) -> Pair | None:
+    """The iterators that are two subscripts."""
+    found = [bare(i) if isinstance(i, Affine) else None for i in access.index[axis : axis + 2]]
+    slow, fast = (*found, None, None)[:2]
+    return (slow, fast) if slow is not None and fast is not None else None
+
+
+def _axes(s: Statement, pair: Pair) -> set[Axis] | None:
+    """Where a statement's accesses walk a pair; None where they use either in another way."""
+    slow, fast = pair
+    neighbours = slow in s.iterators and s.iterators[s.iterators.index(slow) + 1 :][:1] == (fast,)
+    if not neighbours or any(isinstance(e, IndexValue) and e.index.names & {slow, fast} for e in walk(s.body)):
+        return None
+    found: set[Axis] = set()
+    for access in (s.write, *s.reads):
+        names = [i.names if isinstance(i, Affine) else frozenset[str]() for i in access.index]
+        held = [d for d, n in enumerate(names) if n & {slow, fast}]
+        guarded = any(c.expr.names & {slow, fast} for c in access.guard)
+        if guarded or access.indirect or (held and (len(held) != 2 or _walked(access, held[0]) != pair)):
+            return None
+        if held:
+            found.add((access.tensor, held[0]))
+    return found
+
+
+def _are_whole(program: Program, joins: _Joins, boxes: dict[str, tuple[tuple[int, int], ...]]) -> bool:
+    """Whether the fast iterators run over whole axes of more than one element, and the slow ones from zero."""
+    lengths = {int(program.tensor[t].shape[d + 1].constant) for t, d in joins.axes}
+    sizes: set[int] = set()
+    for name, (slow, fast) in joins.pairs.items():
+        at = program.statement[name].iterators.index(slow)
+        (low, high), (start, end) = boxes[name][at], boxes[name][at + 1]
+        assert program.statement[name].iterators[at + 1] == fast
+        if low or start or not high:
+            return False
+        sizes.add(end + 1)
+    return len(sizes) == 1 and sizes == lengths and sizes != {1}
+
+
+def _joined(program: Program, joins: _Joins) -> Program:
+    """The slow iterators become the joined ones."""
+    tensors = tuple(
+        replace(t, shape=tuple(_merged([*t.shape], {d for name, d in joins.axes if name == t.name})))
+        for t in program.tensors
+    )
+    statements = tuple(_rewritten(program, s, joins, position) for position, s in enumerate(program.statements))
+    return replace(program, tensors=tensors, statements=statements)
+
+
+def _merged(shape: list[Affine], axes: set[int]) -> Iterator[Affine]:
+    for d, extent in enumerate(shape):
+        if d in axes:
+            yield Affine.of(extent.constant * shape[d + 1].constant)
+        elif d - 1 not in axes:
+            yield extent
+
+
+def _rewritten(program: Program, s: Statement, joins: _Joins, position: int) -> Statement:
+    if s.name not in joins.pairs:
+        return s
+    slow, fast = joins.pairs[s.name]
+    box = domain_box(program, s, s.iterators)
+    assert box is not None
+    ranges = dict(zip(s.iterators, box, strict=True))
+    ranges[slow] = (0, (ranges[slow][1] + 1) * (ranges.pop(fast)[1] + 1) - 1)
+    iterators = tuple(i for i in s.iterators if i != fast)
+
+    def moved(access: Access) -> Access:
+        kept = [i for i in access.index if not (isinstance(i, Affine) and i == var(fast))]
+        return replace(access, index=tuple(kept))
+
+    domain = box_domain(s.name, [(i, low, high + 1) for i, (low, high) in ranges.items()])
+    return replace(
+        s, iterators=iterators, domain=domain, write=moved(s.write),
+        reads=tuple(moved(r) for r in s.reads), path=default_path(position, iterators),
+    )  # fmt: skip

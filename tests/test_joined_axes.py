@@ -1,0 +1,84 @@
+"""Axes that every access walks together: joined, and only those; the same elements of the same memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import poly
+from poly.interp import run_program
+from poly.program import Program
+from poly.scheduling.joined_axes import join_axes
+from poly.text import parse_program
+
+BOX = "where 0 <= m <= 4 and 0 <= y <= 5 and 0 <= x <= 6"
+POINTWISE = f"""program maps
+input X: f32[3, 6, 7]
+input W: f32[5, 3]
+input R: f32[5, 6, 7]
+temporary T: f32[5, 6, 7]
+output Y: f32[5, 6, 7]
+s0[m, y, x]: T[m, y, x] = 0 {BOX}
+s1[m, y, x, c]: T[m, y, x] += X[c, y, x]*W[m, c] {BOX} and 0 <= c <= 2
+s2[m, y, x]: Y[m, y, x] = max(T[m, y, x] + R[m, y, x], 0) {BOX}
+"""
+
+
+def shapes(program: Program) -> dict[str, tuple[int, ...]]:
+    return {t.name: t.extents(program.binding) for t in program.tensors}
+
+
+def check_same(program: Program, joined: Program) -> None:
+    """The same results, exactly, on small whole numbers; compiled too."""
+    random = np.random.default_rng(1)
+    arrays = {t.name: random.integers(-3, 4, t.extents({})).astype(np.float32) for t in program.inputs}
+    moved = {t.name: arrays[t.name].reshape(t.extents({})) for t in joined.inputs}
+    expected, found = run_program(program, arrays), run_program(joined, moved)
+    (name,) = expected
+    assert np.array_equal(found[name].ravel(), expected[name].ravel())
+    assert np.array_equal(poly.compile(joined)(*moved.values()).ravel(), expected[name].ravel())
+
+
+def test_a_map_becomes_one_axis_of_every_tensor_and_statement() -> None:
+    program = parse_program(POINTWISE)
+    joined = join_axes(program)
+    assert shapes(joined) == {"X": (3, 42), "W": (5, 3), "R": (5, 42), "T": (5, 42), "Y": (5, 42)}
+    assert [s.iterators for s in joined.statements] == [("m", "y"), ("m", "y", "c"), ("m", "y")]
+    check_same(program, joined)
+
+
+def test_several_axes_and_those_of_a_reduction() -> None:
+    program = poly.parse("C[i,j,m] += A[i,j,a,b] * B[a,b,m]", A=(2, 3, 4, 5), B=(4, 5, 6))
+    joined = join_axes(program)
+    assert shapes(joined) == {"A": (6, 20), "B": (20, 6), "C": (6, 6)}
+    check_same(program, joined)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("X[c, y, x]", "X[c, x, y]"),  # in another order
+        ("X[c, y, x]", "X[c, 2*y, x]"),  # in steps
+        ("X[c, y, x]", "X[c, y, x + 1]"),  # a window
+        ("X[c, y, x]", "(X[c, y, x] if y >= 1 else 0)"),  # with padding
+        ("W[m, c]", "W[y, c]"),  # one without the other
+        ("R[m, y, x], 0", "R[m, y, 3], 0"),
+        ("R[m, y, x], 0", "R[m, y, x], f32(index(y))"),  # the index itself
+    ],
+)
+def test_what_walks_them_in_another_way_keeps_them_apart(old: str, new: str) -> None:
+    text = POINTWISE.replace(old, new)
+    assert text != POINTWISE
+    text = text.replace("X: f32[3, 6, 7]", "X: f32[3, 12, 12]").replace("W: f32[5, 3]", "W: f32[6, 6]")
+    program = parse_program(text)
+    assert join_axes(program) is program
+
+
+def test_part_of_an_axis_is_not_joined() -> None:
+    program = parse_program(POINTWISE.replace("X: f32[3, 6, 7]", "X: f32[3, 6, 8]"))
+    assert join_axes(program) is program
+
+
+def test_a_program_without_a_contraction_stays_as_it_is() -> None:
+    program = poly.parse("C[i,j] = A[i,j] + B[i,j]", A=(4, 5), B=(4, 5))
+    assert join_axes(program) is program
