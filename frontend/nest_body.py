@@ -228,14 +228,15 @@ class Reader:
                 return None
 
     def _assign(
-        self, node: ast.stmt, target: ast.expr, value: ast.expr, around: Around, path: tuple[PathStep, ...], dtype: str
-    ) -> None:
+        self, node: ast.stmt, target: ast.expr, value: ast.expr, around: Around, path: tuple[PathStep, ...], dtype: str,
+        in_place: bool = False,
+    ) -> None:  # fmt: skip
         if isinstance(target, ast.Name) and isinstance(value, ast.Call) and last_name(value.func) in _ALLOCATIONS:
             self._allocate(node, target, value, around, path, dtype)
             return
         values = Values(around.scope)
         body = values.value(value)
-        write = self._target(target, around, dtype)
+        write = self._target(target, around, dtype, in_place)
         symbol, body = _as_update(write, body, values)
         self._add(node, target, around, path, write, body, values, symbol)
 
@@ -247,17 +248,18 @@ class Reader:
         symbol = _UPDATES.get(type(op), "")
         if not symbol:
             combined = ast.copy_location(ast.BinOp(left=target, op=op, right=value), node)
-            self._assign(node, target, ast.fix_missing_locations(combined), around, path, "")
+            self._assign(node, target, ast.fix_missing_locations(combined), around, path, "", in_place=True)
             return
         if isinstance(target, ast.Name) and target.id not in around.scope.shapes:
             raise around.scope.source.error(target, f"{target.id!r} has no value here", "assign it first")
         body = values.value(value)
-        write = self._target(target, around, "")
+        write = self._target(target, around, "", in_place=True)
         self._add(
             node, target, around, path, write, _negated(body) if isinstance(op, ast.Sub) else body, values, symbol
         )
 
-    def _target(self, target: ast.expr, around: Around, dtype: str) -> Access:
+    def _target(self, target: ast.expr, around: Around, dtype: str, in_place: bool = False) -> Access:
+        """What is written. `in_place`: by `+=` and its like, which change an array of rank 0 and do not rebind it."""
         scope = around.scope
         match target:
             case ast.Subscript():
@@ -272,6 +274,13 @@ class Reader:
                     raise scope.source.error(target, f"{name!r} is a loop variable or a size")
                 if scope.shapes.get(name):
                     raise scope.source.error(target, f"{name} is an array: assign its elements")
+                if name in self.arguments:  # an array of rank 0
+                    if in_place:
+                        return Access(name, ())
+                    raise scope.source.error(
+                        target, f"{name!r} is an argument: assigning it does not reach the caller",
+                        f"{name}[()] = ..., or a name of its own",
+                    )  # fmt: skip
                 if identifier(name) != name:
                     raise scope.source.error(
                         target, f"{name!r} cannot name a tensor", f"for example {identifier(name)}"

@@ -60,7 +60,8 @@ def split_constants(tree: LoopTree, machine: Machine) -> Split:
         tree, [n.node for k, n in enumerate(nests) if k not in chosen], buffers, constants,
         ("input", "output", "inout", "state"),
     )  # fmt: skip
-    return Split(replace(first, name=f"{tree.name}_constants"), rest, tuple(constants.values()))
+    first = replace(first, name=f"{tree.name}_constants", parameters=())  # a constant nest touches no free size
+    return Split(first, rest, tuple(constants.values()))
 
 
 def _top_nodes(nodes: Sequence[Node]) -> Iterator[Node]:
@@ -85,6 +86,9 @@ def _nest(node: Node, tensors: Mapping[str, Tensor], free: frozenset[str]) -> _N
             case Compute():
                 reads |= {r.tensor for r in inner.reads} | ({inner.write.tensor} if inner.combiner else set())
                 writes.add(inner.write.tensor)
+                touched = (inner.write.tensor, *(r.tensor for r in inner.reads))
+                shapes = [tensors[n].storage_shape for n in touched if n in tensors]
+                fixed = fixed and not any(e.names & free for shape in shapes for e in shape)
             case External() | Sync():
                 fixed = False
             case _:

@@ -31,7 +31,8 @@ def agrees(
 ) -> None:
     """The interpreter and compiled code do what the function does on the same arrays."""
     wanted = {name: a.copy() for name, a in values.items()}
-    nested.python(**sizes, **{name: a if a.ndim else a.item() for name, a in wanted.items()})
+    changed = {t.name for t in nested.program.outputs}
+    nested.python(**sizes, **{name: a if a.ndim or name in changed else a.item() for name, a in wanted.items()})
     program = nested.program.bind(**{n: v for n, v in sizes.items() if n in nested.program.parameters})
     found = [run_program(program, values, vectorised=False)]
     if compiled:
@@ -212,6 +213,25 @@ def test_exact_keeps_order_and_rounding() -> None:
     assert (loose.reorder, loose.contract) == (True, True)
     assert (exact.reorder, exact.contract) == (False, False)
     assert nest(exact=True)(f).program.statements[0].reorder is False
+
+
+def test_an_array_of_rank_0_is_changed_in_place_and_not_rebound() -> None:
+    @nest
+    def running(N: int, s: f64[Array, ""], A: f64[Array, "N"]):
+        for i in range(N):
+            s += A[i]
+            s /= 2
+            A[i] = s
+
+    assert [(t.name, t.role) for t in running.program.tensors] == [("s", "inout"), ("A", "inout")]
+    agrees(running, {"N": 5}, {"s": np.array(3.0), "A": np.arange(5.0)})
+
+    def rebound(N: int, s: f64[Array, ""], A: f64[Array, "N"]):
+        for i in range(N):
+            s = s + A[i]
+
+    with pytest.raises(ParseError, match=r"'s' is an argument: assigning it does not reach the caller[^!]*s\[\(\)\]"):
+        read_nest(rebound)
 
 
 def test_it_stays_a_function() -> None:
