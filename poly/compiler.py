@@ -26,6 +26,7 @@ from poly.machine import Machine
 from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, settled
 from poly.program import Program
+from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 
@@ -111,7 +112,8 @@ def compile(
     An ONNX model, or the path of one, gives an engine that compiles at its first run, for what it then sees. A graph
     with free sizes (`from_onnx(..., ranges=...)`) is compiled once for all of them; see `poly.sized_engine`.
 
-    Elements of an output that no statement writes are zero (on an accelerator such a program is refused).
+    Elements of an output that no statement writes are zero (on an accelerator such a program is refused); a read of a
+    temporary's element before it is written is refused.
 
     `target`: "cpu", the name of an accelerator profile, a path to a machine's TOML file, or a `Machine`. `constants`:
     arrays of the program's constant tensors. `threads`: for the CPU, 1 unless given; all kernels of a process
@@ -151,6 +153,7 @@ def compile(
         raise PolyError(f"cannot compile {type(what).__name__}", hint=hint)
     if schedule is not None and str(schedule.source) != str(what):
         raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
+    check_initialised(what)
     return compile_program(what, machine, dict(constants or {}), threads or 1, schedule)
 
 

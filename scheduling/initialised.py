@@ -1,0 +1,86 @@
+"""Whether a program reads an element of a temporary before anything wrote it: such a value is whatever lay there.
+
+Inputs come with values and outputs begin as zero; temporaries have neither. Exact for direct accesses: the last writers
+of isl's dataflow (Feautrier 1991), asked only where textual order and the written sets do not already answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import islpy as isl
+
+from poly.errors import PolyError
+from poly.program import Program, Statement
+from poly.scheduling.dependences import Facts, Touch, touches
+from poly.scheduling.values import maps_of
+from poly.sets import OUT, within_budget, witness
+
+_OPERATIONS = 2_000_000
+
+
+def check_initialised(program: Program) -> None:
+    """Raise `PolyError` with a reading instance and the element of a temporary that nothing wrote before.
+
+    Tensors that are written indirectly or by external statements are taken to be whole, and so is the old value that a
+    conditional assignment keeps.
+    """
+    writers = _writers(program)
+    facts: Facts | None = None
+    for s in program.statements:
+        for touch in touches(program, s):
+            if touch.write or touch.tensor not in writers or _keeps(s, touch):
+                continue
+            if not _plainly_written(s, touch, writers[touch.tensor]):
+                facts = facts or Facts(program)
+                _check_read(program, facts, s, touch)
+
+
+def _writers(program: Program) -> Mapping[str, list[Touch]]:
+    """The direct writes of every temporary that has only such."""
+    found: dict[str, list[Touch]] = {t.name: [] for t in program.tensors if t.role == "temporary"}
+    for s in program.statements:
+        for touch in touches(program, s):
+            if touch.write and touch.tensor in found:
+                if s.external is not None or s.write.indirect:
+                    del found[touch.tensor]
+                else:
+                    found[touch.tensor].append(touch)
+    return found
+
+
+def _keeps(s: Statement, touch: Touch) -> bool:
+    """A read that may reach anything, or the element that an assignment writes itself."""
+    if s.external is not None:
+        return True
+    if touch.position < 0:
+        return False
+    read = s.reads[touch.position]
+    return bool(read.indirect) or (s.combiner is None and (read.tensor, read.index) == (s.write.tensor, s.write.index))
+
+
+def _plainly_written(s: Statement, touch: Touch, writers: list[Touch]) -> bool:
+    """Whether assignments in nests before the statement's write all that it reads."""
+    missing = touch.relation.range()
+    for w in writers:
+        if not w.own and w.statement.path[0] != s.path[0] and _before(w.statement, s):
+            missing = missing.subtract(w.relation.range())
+    return bool(missing.is_empty())
+
+
+def _before(first: Statement, second: Statement) -> bool:
+    a, b = first.path[0], second.path[0]
+    return isinstance(a, int) and isinstance(b, int) and a < b
+
+
+def _check_read(program: Program, facts: Facts, s: Statement, touch: Touch) -> None:
+    reader = next(r for r in facts.flow.readers(s) if r.position == touch.position)
+    found = within_budget(_OPERATIONS, lambda: facts.flow.origin_of(reader), lambda: isl.UnionMap("{ }"))
+    for part in maps_of(found):
+        if part.get_tuple_name(OUT) == touch.tensor and not part.is_empty():
+            labels = [f"a{d}" for d in range(part.dim(OUT))]
+            instance, element = witness(part, (s.iterators, labels))
+            raise PolyError(
+                f"{instance} reads {element}, which nothing wrote before", where=f"{program.name}: statement {s.name}",
+                hint=f"write all of {touch.tensor} first (zero, for padding), or make it an input",
+            )  # fmt: skip

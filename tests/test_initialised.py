@@ -1,0 +1,42 @@
+"""Reads of temporaries that nothing wrote before are refused, with the instance; all others compile."""
+
+import numpy as np
+import pytest
+
+import poly
+from poly.errors import PolyError
+from poly.text import parse_program
+
+PADDED = "p[i] = x[i-1] where 1 <= i <= 8; y[i] = p[i]+p[i+2]"
+
+
+def test_padding_that_nobody_wrote() -> None:
+    program = poly.parse(PADDED, x=(8,), p=(10,))
+    with pytest.raises(PolyError, match=r"y_set\[i=0\] reads p\[a0=0\], which nothing wrote before"):
+        poly.compile(program)
+    filled = poly.parse(f"p[i] = 0 where 0 <= i < 10; {PADDED}", x=(8,), p=(10,))
+    x = np.arange(1, 9, dtype="f4")
+    whole = np.pad(x, 1)
+    np.testing.assert_array_equal(np.asarray(poly.compile(filled)(x)), whole[:-2] + whole[2:])
+
+
+HEAD = "program p\ninput A: f32[8]\ntemporary t: f32[]\noutput B: f32[8]\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "legal"),
+    [
+        ("S[i]: t[] = A[i] where 0 <= i < 8 path (i, 0)\nT[i]: B[i] = t[] where 0 <= i < 8 path (i, 1)", True),
+        ("T[i]: B[i] = t[] where 0 <= i < 8 path (i, 0)\nS[i]: t[] = A[i] where 0 <= i < 8 path (i, 1)", False),
+        ("S[i]: t[] = A[i] where 4 <= i < 8 path (i, 0)\nT[i]: B[i] = t[] where 0 <= i < 8 path (i, 1)", False),
+        ("S[i]: t[] = A[i] where i = 0 path (i, 0)\nT[i]: B[i] = t[] where 0 <= i < 8 path (i, 1)", True),
+        ("S[i]: t[] += A[i] where 0 <= i < 8 path (0, i)\nT[i]: B[i] = t[] where 0 <= i < 8 path (1, i)", False),
+    ],
+)
+def test_order_decides(body: str, legal: bool) -> None:
+    program = parse_program(HEAD + body)
+    if legal:
+        poly.compile(program)
+    else:
+        with pytest.raises(PolyError, match="which nothing wrote before"):
+            poly.compile(program)
