@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from time import perf_counter
 
 import numpy as np
@@ -93,7 +93,7 @@ def _bandwidth(pattern: str, size: int, threads: int) -> float:
     loop, step = _loops()[pattern], 4 * _lanes() * UNROLL
     arrays = 2 if pattern == "copy" else 1
     part = max(step, size // arrays // threads // step * step)
-    memory = [_memory(part * arrays + 64 * arrays, k) for k in range(threads)]
+    memory = _memory(part * arrays + 64 * arrays, threads)
     starts = [-(-m.ctypes.data // 64) * 64 for m in memory]
     times = max(1, int(SECONDS * 2e10 / (part * arrays)))
 
@@ -103,9 +103,9 @@ def _bandwidth(pattern: str, size: int, threads: int) -> float:
     return part * arrays * times * threads / min(_together(work, threads) for _ in range(3))
 
 
-@cache
-def _memory(size: int, _part: int) -> np.ndarray:
-    return np.ones(size, np.uint8)
+@lru_cache(maxsize=1)  # the working set at hand: all of them together are several times the largest
+def _memory(size: int, parts: int) -> tuple[np.ndarray, ...]:
+    return tuple(np.ones(size, np.uint8) for _ in range(parts))
 
 
 @cache
