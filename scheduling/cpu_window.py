@@ -364,6 +364,8 @@ class _Windows:
         rank = schedule.program.tensor[w.tensor].rank
         fold = {rank - 1: w.step} if w.step > 1 else None
         schedule = schedule.promote(w.tensor, at, space, name=buffer, users=[update], pad=True, fold=fold)
+        if f"ld_{buffer}" not in schedule.nests:  # only padding is read, so that there is nothing to copy
+            return schedule
         shape = [int(e.evaluate(schedule.program.binding)) for e in schedule.program.tensor[buffer].shape]
         row, pieces = f"ld_{buffer}.{w.axis}", [""]
         if row in schedule.nests[f"ld_{buffer}"].names and schedule.program.statement[f"ld_{buffer}"].reads[0].guard:

@@ -77,6 +77,12 @@ CASES = {
     "largest": ("MaxPool", (1, 3, 20, 22), None, {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 2]}),
     "largest, stride 1": ("MaxPool", (1, 3, 13, 13), None, {"kernel_shape": [3, 3], "pads": [1] * 4}),
     "largest of four": ("MaxPool", (1, 3, 22, 38), None, {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    "a strip of padding": ("Conv", (1, 4, 2, 1), (4, 1, 3, 2), {"pads": [1, 2, 7, 3], "group": 4}),
+    "all padding but one": ("Conv", (1, 1, 1, 1), (1, 1, 3, 2), {"pads": [1, 2, 7, 3], "strides": [4, 3]}),
+    "3-d, a strip of padding": (
+        "Conv", (1, 8, 1, 3, 17), (4, 2, 1, 3, 5),
+        {"strides": [2, 2, 1], "dilations": [2, 1, 3], "pads": [1, 2, 2, 7, 3, 1], "group": 4},
+    ),
     "mean": ("AveragePool", (1, 3, 20, 22), None, {"kernel_shape": [3, 3], "pads": [1] * 4}),
     "mean of four": ("AveragePool", (1, 3, 16, 16), None, {"kernel_shape": [2, 2], "strides": [2, 2]}),
 }  # fmt: skip
