@@ -147,7 +147,8 @@ def _network(machines: tuple[Machine, Machine], threads: int) -> list[Difference
     runs = [_network_on(graph, machine, threads, inputs, expected) for machine in machines]
     facts = zip(*(run.facts for run in runs), strict=True)
     print_table("", ("", *(m.name for m in machines)), [(a[0], *(b for _, b in (a, *rest))) for a, *rest in facts])
-    _groups(runs)
+    for run in runs:
+        _groups(run)
     return [d for run in runs for d in run.differences]
 
 
@@ -209,31 +210,21 @@ def _time_of(engine: Engine, inputs: Mapping[str, Array]) -> str:
     return seconds_text(float(np.median(times)))
 
 
-def _groups(runs: Sequence[NetworkRun]) -> None:
-    """One line for each different group and how often it occurs. Every machine has the same groups."""
-    kinds: dict[tuple[int, ...], list[int]] = {}
-    for k in range(len(runs[0].groups)):
-        kinds.setdefault(tuple(id(run.engine.steps[k].unit) for run in runs), []).append(k)
-    rows = [
-        (same[0], len(same), " ".join(runs[0].groups[same[0]].statements), *_columns(runs, same[0]))
-        for same in kinds.values()
-    ]
-    heads = [
-        head
-        for run in runs
-        for head in (f"{_short(run)} tile", "moved", *(["of least", "cycles"] if _cycles(run) else []))
-    ]
-    print_table("", ("group", "times", "statements", *heads), rows)
-
-
-def _columns(runs: Sequence[NetworkRun], group: int) -> list[str]:
-    found: list[str] = []
-    for run in runs:
-        facts = run.groups[group]
-        found += [_inner_tile(facts.tiles), bytes_text(facts.moved)]
-        if facts.cycles is not None:
-            found += [ratio_text(_ratio(facts.moved, facts.compulsory)), count_text(facts.cycles)]
-    return found
+def _groups(run: NetworkRun) -> None:
+    """One line for each different group of a machine, and how often it occurs."""
+    kinds: dict[int, list[int]] = {}
+    for k, step in enumerate(run.engine.steps):
+        kinds.setdefault(id(step.unit), []).append(k)
+    rows: list[tuple[str | int, ...]] = []
+    for same in kinds.values():
+        facts = run.groups[same[0]]
+        cycles = ("-" if facts.cycles is None else count_text(facts.cycles),) if _cycles(run) else ()
+        rows.append((
+            facts.name.removeprefix("group "), len(same), " ".join(facts.statements), _inner_tile(facts.tiles),
+            bytes_text(facts.moved), ratio_text(_ratio(facts.moved, facts.compulsory)), *cycles,
+        ))  # fmt: skip
+    heads = ["group", "times", "statements", f"{_short(run)} tile", "moved", "of least"]
+    print_table("", [*heads, *(["cycles"] if _cycles(run) else [])], rows)
 
 
 def _cycles(run: NetworkRun) -> bool:

@@ -1,5 +1,6 @@
 """The command line: exit codes, tables, errors without tracebacks, and every level of `show`."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,11 +89,23 @@ def test_demo_on_a_small_network(
 
     save_model(tmp_path / "small.onnx")
     model = onnx.load(str(tmp_path / "small.onnx"))
-    update_model_dims.update_inputs_outputs_dims(model, {"x": [1, 3, 8, 8]}, {"y": [1, 4, 1, 1]})
+    del model.graph.node[2]  # the pool: the Softmax has rows of 8, one group for a CPU and several for an accelerator
+    model.graph.node[2].input[0] = "r"
+    model.graph.node[2].attribute.append(onnx.helper.make_attribute("axis", 3))
+    for dim in model.graph.output[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_value = 8
+    update_model_dims.update_inputs_outputs_dims(model, {"x": [1, 3, 8, 8]}, {"y": [1, 4, 8, 8]})
     monkeypatch.setattr(module, "network", lambda: model)
     assert poly("demo", "--threads", "2") == 0
     shown = capsys.readouterr().out
     assert "4 of 4 results agree" in shown and "cycles" in shown and "MISMATCH" not in shown
+    counts = next(line for line in shown.splitlines() if line.startswith(" groups "))
+    of_cpu, of_accelerator = map(int, re.findall(r"(\d+), ", counts))
+    assert of_cpu < of_accelerator
+    first, second = shown.index("cpu tile"), shown.index("s16 tile")
+    for table, count in ((shown[first:second], of_cpu), (shown[second:], of_accelerator)):
+        rows = re.findall(r"^ +\d+ +(\d+) ", table, re.MULTILINE)
+        assert sum(map(int, rows)) == count
     reference = module.onnx_reference
     monkeypatch.setattr(module, "onnx_reference", lambda m, i: {k: np.add(a, 1) for k, a in reference(m, i).items()})
     assert poly("demo") == 1
