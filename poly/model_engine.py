@@ -6,11 +6,12 @@ finds its stages in a cache. What has no static form runs by the reference evalu
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,7 +56,8 @@ class ModelEngine:
     """`run({name: value}) -> {name: value}`, by the model's own names. Safe to call from several threads.
 
     Values are arrays; sequences are lists, strings are arrays of objects, an absent optional is None. Inputs with a
-    default may be left out. At most 64 stages are kept, the least recently used go first.
+    default may be left out. At most 64 stages are kept besides those of the last run, the least recently
+    used go first.
     """
 
     model: StagedModel
@@ -82,7 +84,7 @@ class ModelEngine:
 
     @property
     def deciding(self) -> tuple[str, ...]:
-        """Values whose content has been specialised on, so far."""
+        """Values whose content the stages in the cache are specialised on."""
         return tuple(sorted(frozenset[str]().union(*self._decided.values())))
 
     @property
@@ -105,20 +107,23 @@ class ModelEngine:
         known: dict[str, Array] = {}
         fallbacks: dict[str, float] = {}
         reasons: dict[str, str] = {}
-        position, history, seconds = 0, (), 0.0
+        position, history, seconds = 0, b"", 0.0
+        used: set[Key] = set()
         with self._lock:
             while position < len(self.model.nodes):
                 key, found = self._stage(position, history, values, known)
+                used.add(key)
                 start = time.perf_counter()
                 if found.engine is not None:
                     engine = found.engine
                     values |= engine.run({name: values[name] for name in engine.inputs})  # type: ignore[arg-type]
                 seconds += time.perf_counter() - start
                 known |= found.stage.known
-                position, history = found.stage.end, key
+                position, history = found.stage.end, hashlib.sha256(repr(key).encode()).digest()
                 if found.stage.alone:
                     self._alone(position, found.stage, values, known, fallbacks, reasons)
                     position += 1
+            self._evict(used)
             self.share = Share(seconds, fallbacks, reasons)
         missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
         return {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
@@ -129,7 +134,7 @@ class ModelEngine:
         return numpy_helper.to_array(self.model.defaults[name])
 
     def _stage(
-        self, position: int, history: Key, values: Mapping[str, object], known: Mapping[str, Array]
+        self, position: int, history: bytes, values: Mapping[str, object], known: Mapping[str, Array]
     ) -> tuple[Key, _Compiled]:
         """The stage at a node for the values at hand, from the cache or compiled now."""
         here = (position, history, self._signature(position, values))
@@ -147,9 +152,14 @@ class ModelEngine:
             engine = None if found.graph is None else self.build(found.graph)
             self.compiled += engine is not None
             self._cache[key] = _Compiled(found, engine)
-            while len(self._cache) > _MAX_STAGES:
-                self._cache.popitem(last=False)
             return key, self._cache[key]
+
+    def _evict(self, used: Set[Key]) -> None:
+        """Forget the oldest stages, and what decided them. Never one of this run, which the next will want again."""
+        while len(self._cache) > _MAX_STAGES and (oldest := next(iter(self._cache))) not in used:
+            del self._cache[oldest]
+            if not any(key[:3] == oldest[:3] for key in self._cache):
+                self._decided.pop(oldest[:3], None)
 
     def _signature(self, position: int, values: Mapping[str, object]) -> Key:
         """Shapes and dtypes of what is read from here on."""

@@ -241,3 +241,26 @@ def test_threads_share_the_cache(tmp_path: Path) -> None:
     for t in threads:
         t.join()
     assert not wrong and engine.compiled == 4
+
+
+def test_a_run_of_more_stages_than_are_kept_finds_them_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poly.model_engine._MAX_STAGES", 1)
+    engine = engine_of(branching())
+    x = f32(100)
+    first = engine.run({"x": x})["z"]
+    compiled = engine.compiled
+    assert compiled > 1
+    assert np.array_equal(np.asarray(engine.run({"x": x})["z"]), np.asarray(first))
+    assert engine.compiled == compiled
+
+
+def test_what_decided_a_stage_is_forgotten_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poly.model_engine._MAX_STAGES", 1)
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Relu", ["r"], ["y"])]
+    x, shape = f32(12), np.array([3, 4])
+    model, _ = chain_model(nodes, {"x": x, "shape": shape}, ["y"], dims={"x": ["n"]})
+    engine = engine_of(model)
+    for size in (12, 24, 36):
+        y = engine.run({"x": np.resize(x, size), "shape": np.array([3, size // 3])})["y"]
+        assert np.asarray(y).shape == (3, size // 3)
+    assert len(engine._cache) == len(engine._decided) == 1  # pyright: ignore[reportPrivateUsage]
