@@ -19,6 +19,8 @@ from poly.dtypes import size_bytes
 from poly.program import Access, Statement
 from poly.scheduling.cpu_cost import (
     FREE,
+    LINE,
+    SETS,
     SHORT,
     Copy,
     Core,
@@ -26,6 +28,7 @@ from poly.scheduling.cpu_cost import (
     Numbers,
     Operand,
     core_of,
+    crowding,
     cycles_of_memory,
     tile_cycles,
     together,
@@ -283,6 +286,7 @@ class Choice:
         for w, number in ((width, whole), (rest, np.minimum(rest, 1))):
             high, wide = rows / count, np.maximum(w, 1)
             step, other = tile_cycles(self.core, high * wide, self._loads(way, high, wide), again)
+            step = step + self._missed(way, high)
             turning = high * wide * TURNING if self.across else 0.0
             total = total + count * number * (step * steps + (other + turning) * blocks)
         kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
@@ -297,6 +301,17 @@ class Choice:
             slides = any(lanes in axis and len(axis) > 1 for axis in o.axes)  # loads that cross lines
             vectors = width * (1.5 if slides else 1.0) if o.depends(lanes) else 1.0
             total = total + np.where(o.depends(rows), height, 1.0) * vectors
+        return total
+
+    def _missed(self, way: Way, height: Numbers) -> Numbers:
+        """Cycles of a step for lines that meet in so few sets of the first cache that none stays until the next one."""
+        rows, packed = self.names[way.rows], {k for k, _ in way.packs}
+        _, rate, ways = self.core.caches[0]
+        total: Numbers = np.zeros(())
+        for k, o in enumerate(self.operands[:-1]):
+            stays = any(0 < abs(o.stride(n)) < LINE for n in self.ranges)
+            if k not in packed and stays and o.stride(rows) >= LINE:
+                total = total + np.where(height >= ways * SETS / crowding(o.stride(rows)), height * LINE / rate, 0.0)
         return total
 
     def _cycles(

@@ -22,6 +22,7 @@ FREE = 1e9  # elements a cycle of what is copied when compiling
 SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
 # Pieces of fewer bytes come in slower, no prefetcher follows them; by the second factor where each has a page of its
 # own. From the second level that is so where they meet in few sets.
+LINE, SETS = 64, 64  # bytes of a cache's line, sets of the first level
 SHORT, SHORT_RUNS, PAGE_RUNS, PAGE, CROWDED = 256, 2.0, 5.0, 4096, 8.0
 
 
@@ -88,7 +89,7 @@ class Operand:
             total = total * extent
         return total
 
-    def lines(self, sizes: Mapping[str, Numbers], line: int = 64) -> tuple[Numbers, Numbers, Numbers]:
+    def lines(self, sizes: Mapping[str, Numbers], line: int = LINE) -> tuple[Numbers, Numbers, Numbers]:
         """Bytes of the cache lines that a box touches, the same as they count where they come from beyond the core's
         own caches, and how much of a cache they need where they fall together.
         """
@@ -101,7 +102,7 @@ class Operand:
         ):
             joined = whole & (stride == self.element * run)
             count = np.where(joined, count, count * extent)
-            crowd = np.where(joined | (extent < 2), crowd, np.maximum(crowd, _crowding(stride, line)))
+            crowd = np.where(joined | (extent < 2), crowd, np.maximum(crowd, crowding(stride, line)))
             far = far | (~joined & (extent * stride > 64 * PAGE) & (stride >= PAGE))
             run = np.where(joined, run * extent, run)
             whole = joined & (extent >= size)
@@ -113,10 +114,10 @@ class Operand:
         return touched * np.where(crowd >= CROWDED, slower, 1.0), touched * slower, needed
 
 
-def _crowding(stride: int, line: int) -> float:
-    """Of 64 sets, how many a walk with a stride leaves out: 64 where every step meets the same one."""
+def crowding(stride: int, line: int = LINE) -> float:
+    """Of `SETS` sets, how many a walk with a stride leaves out: all where every step meets the same one."""
     step = max(1, stride // line)
-    return float(min(64, step & -step))
+    return float(min(SETS, step & -step))
 
 
 @dataclass(frozen=True)

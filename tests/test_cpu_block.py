@@ -119,3 +119,12 @@ def test_power_of_two_strides_are_packed_and_small_operands_are_not() -> None:
         return {p.tensor for p in plan.packs}
 
     assert packed(512) == {"B"} and packed(32) == set()
+
+
+def test_rows_that_meet_in_few_sets_of_the_cache_are_few() -> None:
+    def tallest(depth: int) -> int:
+        plan = contraction_plan(facts_of(poly.parse(GEMM, A=(2048, depth), B=(depth, 7))), 1)
+        assert plan is not None
+        return 0 if any(p.tensor == "A" for p in plan.packs) else max(r.tile for s in plan.strips for r in s.rows)
+
+    assert tallest(1024) < 8 < tallest(1040)
