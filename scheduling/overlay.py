@@ -1,4 +1,8 @@
-"""Two tensors in one memory: a temporary lies where a tensor of the same form will be written later (`overlay`)."""
+"""Two tensors in one memory: a temporary lies where a tensor of the same form will be written later (`overlay`).
+
+Nothing is moved or added: the order is checked against the dependences of the source program, where the two are apart,
+and the value check follows what every read and the result then get.
+"""
 
 from __future__ import annotations
 
