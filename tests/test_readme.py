@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from poly.cli import main
+from poly.compiler import machine_of
+from poly.demo import network
+from poly.frontend.onnx_import import from_onnx
 from poly.pictures import schedule_tree
+from poly.scheduling.grouping import group_program
 from poly.scheduling.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -90,3 +94,22 @@ def test_shell_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             arguments[arguments.index("--group") + 1] = "0"
             arguments += ["--shape", "input=1,3,64,64"]
         assert main([a.replace("1,3,224,224", "1,3,64,64") for a in arguments]) == 0, line
+
+
+def test_the_demo_shown_has_the_groups_that_the_network_has_now() -> None:
+    """On the machines of the block, as far as they are known here."""
+    (block,) = blocks("console")
+    heads = next(line.split() for line in block.splitlines() if line.split()[-1] == "s16")
+    counts = re.findall(r"(\d+), \d+ different", block)
+    program = from_onnx(network()).to_program()
+    machines = {m.name: m for m in (machine_of("cpu"), machine_of("s16"))}
+    for name, count in zip(heads, counts, strict=True):
+        if name in machines:
+            assert len(group_program(program, machines[name]).groups) == int(count), f"{name}: run poly demo"
+
+
+def test_every_setting_is_in_the_table() -> None:
+    folders = ("poly", "frontend", "scheduling", "codegen", "accel", "tests", "benchmarks")
+    texts = [path.read_text() for folder in folders for path in (ROOT / folder).glob("*.py")]
+    names = {name for text in texts for name in re.findall(r"environ\S*[\"'](POLYLOOM_[A-Z]+)", text)}
+    assert len(names) > 4 and not {name for name in names if f"`{name}" not in README}
