@@ -267,11 +267,6 @@ def hard_swish(b: Notation) -> None:
     b.map(lambda v: v * fn("max", fn("min", v * sixth + 0.5, 1.0), 0.0), b.input(0))
 
 
-def softplus(v: Term) -> Term:
-    """log(1 + exp(v)) without overflow."""
-    return fn("max", v, 0) + fn("log", fn("exp", -fn("abs", v)) + 1.0)
-
-
 def gelu(b: Notation) -> None:
     if b.string_attribute("approximate", "none") == "tanh":
         b.map(
@@ -291,17 +286,6 @@ def is_inf(b: Notation) -> None:
         return low if negative else high if positive else fn("ne", v, v)
 
     b.map(body, b.input(0), dtype="bool")
-
-
-def _wide(function: Callable[[Term], Term]) -> Row:
-    """A row whose formula cancels: computed in f64 and rounded, for narrower floats."""
-
-    def row(b: Notation) -> None:
-        dtype = b.input(0).dtype
-        b.supported(is_float(dtype) and dtype != "f64", f"on {dtype} has no compiled form")
-        b.map(lambda v: function(v.cast("f64")).cast(dtype), b.input(0))
-
-    return row
 
 
 def inverse_tangent(argument: Callable[[Term], Term], factor: float = 1.0, offset: float = 0.0) -> Row:
@@ -333,20 +317,13 @@ def _sine_to_tangent(v: Term) -> Term:
     return v / (fn("sqrt", 1.0 - v * v) + 1.0)
 
 
-def _cosh(v: Term) -> Term:
-    return (fn("exp", v) + fn("exp", -v)) * 0.5
-
-
 ROWS: Final[dict[str, Row]] = {
     "Abs": unary(lambda v: fn("abs", v)),
     "Acos": inverse_tangent(_sine_to_tangent, -2.0, float(np.pi / 2)),
-    "Acosh": _wide(lambda v: fn("log", v + fn("sqrt", v * v - 1.0))),
     "Add": binary("add"),
     "And": binary("and", "bool"),
     "Asin": inverse_tangent(_sine_to_tangent, 2.0),
-    "Asinh": _wide(lambda v: fn("sign", v) * fn("log", fn("abs", v) + fn("sqrt", v * v + 1.0))),
     "Atan": inverse_tangent(lambda v: v),
-    "Atanh": _wide(lambda v: fn("log", (v + 1.0) / (1.0 - v)) * 0.5),
     "BitShift": bit_shift,
     "BitwiseAnd": bits("bit_and"),
     "BitwiseNot": bitwise_not,
@@ -356,7 +333,6 @@ ROWS: Final[dict[str, Row]] = {
     "Celu": celu,
     "Clip": clip,
     "Cos": unary(lambda v: fn("cos", v)),
-    "Cosh": unary(_cosh),
     "Div": binary("div"),
     "Dropout": dropout,
     "Elu": elu,
@@ -379,7 +355,6 @@ ROWS: Final[dict[str, Row]] = {
     "Max": variadic("max"),
     "Mean": mean,
     "Min": variadic("min"),
-    "Mish": unary(lambda v: v * fn("tanh", softplus(v))),
     "Mod": modulo,
     "Mul": binary("mul"),
     "Neg": unary(lambda v: -v),
@@ -395,8 +370,6 @@ ROWS: Final[dict[str, Row]] = {
     "Sigmoid": unary(lambda v: fn("sigmoid", v)),
     "Sign": unary(lambda v: fn("sign", v)),
     "Sin": unary(lambda v: fn("sin", v)),
-    "Sinh": unary(lambda v: fn("tanh", v) * _cosh(v)),
-    "Softplus": unary(softplus),
     "Softsign": unary(lambda v: v / (fn("abs", v) + 1.0)),
     "Sqrt": unary(lambda v: fn("sqrt", v)),
     "Sub": binary("sub"),

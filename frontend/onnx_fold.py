@@ -26,8 +26,8 @@ Array = npt.NDArray[np.generic]
 _RANDOM: Final = frozenset(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
 )
-# onnx.reference is wrong on these (BatchNormalization of opsets 9 to 13, LogSoftmax of large values) or lacks
-# old versions of them.
+# onnx.reference is wrong on these (BatchNormalization of opsets 9 to 13; LogSoftmax far below the maximum, where it
+# takes the logarithm of 0) or lacks old versions of them.
 _NOT_TRUSTED: Final = frozenset({"BatchNormalization", "LogSoftmax", "DequantizeLinear", "Dropout"})
 _MAX_UNPACKED: Final = 1 << 20
 _MAX_SMALL: Final = 4096

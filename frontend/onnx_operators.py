@@ -11,6 +11,7 @@ from poly.frontend import (
     onnx_elementwise,
     onnx_formats,
     onnx_indexing,
+    onnx_logarithms,
     onnx_quantized,
     onnx_recurrent,
     onnx_reductions,
@@ -27,6 +28,7 @@ Row = Callable[[Notation], None]
 
 OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
     onnx_elementwise.ROWS
+    | onnx_logarithms.ROWS
     | onnx_formats.ROWS
     | onnx_shapes.ROWS
     | onnx_indexing.ROWS

@@ -13,7 +13,7 @@ from typing import Final
 
 from poly.affine import Affine, var
 from poly.dtypes import is_float
-from poly.frontend.onnx_elementwise import softplus
+from poly.frontend.onnx_logarithms import softplus
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_terms import Index, Term, Value, fn
 

@@ -159,22 +159,28 @@ def reduction(
     combiner: str,
     before: Callable[[Term], Term] = lambda v: v,
     after: Callable[[Term], Term] | None = None,
+    alone: Callable[[Term], Term] | None = None,
 ) -> Row:
-    """A row for Reduce*: `before` on each element, `after` on each result."""
+    """A row for Reduce*: `before` on each element, `after` on each result.
+
+    Both together are `alone`, where no axis is reduced; without one the input is left as it is.
+    """
 
     def row(b: Notation) -> None:
         x = b.input(0)
         axes = reduced_axes(b, x, 13 if b.call.operator == "ReduceSum" else 18)
-        if axes is None:
+        if axes is None and alone is not None:
+            b.map(alone, x)
+        elif axes is None:
             b.alias(x)
-            return
-        _reduce(b, x, axes, combiner, before, after)
+        else:
+            _reduce(b, x, axes, combiner, before, after)
 
     return row
 
 
 def reduced_axes(b: Notation, x: Value, since: int) -> tuple[int, ...] | None:
-    """The axes to reduce; None where the operator leaves its input as it is."""
+    """The axes to reduce; None for none of them (`noop_with_empty_axes`), which is still the rest of the operator."""
     given = given_axes(b, since)
     if not given:
         return None if b.int_attribute("noop_with_empty_axes", 0) == 1 else tuple(range(x.rank))
@@ -284,6 +290,7 @@ def softmax(b: Notation) -> None:
 
 
 def log_softmax(b: Notation) -> None:
+    """(x - max) - log(sum): the maximum goes first, as max + log(sum) would lose the logarithm beside a large one."""
     x = b.input(0)
     axes = softmax_axes(b, x)
     y = b.output(x.shape, x.dtype)
@@ -293,8 +300,9 @@ def log_softmax(b: Notation) -> None:
     largest, total = _max_and_sum(b, x, axes)
     logs = b.temporary("log", total.shape, x.dtype)
     outer = tuple(map(var, ranges))
-    b.assign(logs, ranges, fn("log", total[outer]) + largest[outer], suffix="_log")
-    b.assign(y, dict(zip(map(str, point), x.shape, strict=True)), x[tuple(point)] - logs[outer])
+    b.assign(logs, ranges, fn("log", total[outer]), suffix="_log")
+    value = x[tuple(point)] - largest[outer] - logs[outer]
+    b.assign(y, dict(zip(map(str, point), x.shape, strict=True)), value)
 
 
 def axes_from(rank: int, first: int) -> tuple[int, ...]:
@@ -425,15 +433,15 @@ ROWS: Final[dict[str, Row]] = {
     "LogSoftmax": log_softmax,
     "MatMul": matmul,
     "MatMulInteger": matmul_integer,
-    "ReduceL1": reduction("+", lambda v: fn("abs", v)),
-    "ReduceL2": reduction("+", lambda v: v * v, lambda s: fn("sqrt", s)),
-    "ReduceLogSum": reduction("+", after=lambda s: fn("log", s)),
+    "ReduceL1": reduction("+", lambda v: fn("abs", v), alone=lambda v: fn("abs", v)),
+    "ReduceL2": reduction("+", lambda v: v * v, lambda s: fn("sqrt", s), lambda v: fn("abs", v)),
+    "ReduceLogSum": reduction("+", after=lambda s: fn("log", s), alone=lambda v: fn("log", v)),
     "ReduceLogSumExp": reduce_log_sum_exp,
     "ReduceMax": reduction("max"),
     "ReduceMean": reduce_mean,
     "ReduceMin": reduction("min"),
     "ReduceProd": reduction("*"),
     "ReduceSum": reduction("+"),
-    "ReduceSumSquare": reduction("+", lambda v: v * v),
+    "ReduceSumSquare": reduction("+", lambda v: v * v, alone=lambda v: v * v),
     "Softmax": softmax,
 }
