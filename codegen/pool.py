@@ -32,6 +32,7 @@ from poly.errors import PolyError
 
 SPIN_SECONDS: Final = 100e-6  # several calls' distance in a loop over small kernels, little on a busy machine
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_MASK: Final = 1024  # cores in the set of bits by which a thread is bound to one
 _EXPORTS: Final = (
     "polyloom.block", "polyloom.boxes", "polyloom.run", "polyloom.sequence", "polyloom.stop", "polyloom.forked",
 )  # fmt: skip
@@ -46,7 +47,7 @@ class Pool:
     """
 
     def __init__(self) -> None:
-        number = _FUTEX.get(platform.machine(), 0) if platform.system() == "Linux" else 0
+        number = _FUTEX.get(platform.machine(), 0)  # of Linux, which all of this is for
         machine = host_machine()
         self._linked = link(compile_object(pool_ir(machine.triple, number), machine), _EXPORTS)
         at = self._linked.addresses
@@ -77,20 +78,20 @@ class Pool:
         """
         if spin is not None and not 0 <= spin <= 10:
             raise PolyError(f"spin is {spin!r} s", hint="seconds between 0 and 10")
-        if cores is not None and not all(isinstance(c, int) and 0 <= c < 1024 for c in cores):  # pyright: ignore
+        if cores is not None and not all(isinstance(c, int) and 0 <= c < _MASK for c in cores):  # pyright: ignore
             raise PolyError(f"cores is {tuple(cores)!r}", hint="numbers of cores, from 0 on")
         self._stop(0)
         self.spin = self.spin if spin is None else float(spin)
         self.cores = self.cores if cores is None else tuple(cores)
         word, allowed = ctypes.c_int64.from_address, sorted(os.sched_getaffinity(0))
         word(self._block + SPIN).value = round(self.spin * 1e9)
-        word(self._block + LAST_CORE).value = allowed[-1] + 1
+        word(self._block + LAST_CORE).value = _pinned(allowed[-1])
         ctypes.c_int32.from_address(self._block + CORES).value = len(allowed)
         for worker in range(MAX_THREADS):
             box = self._boxes + worker * BOX
             chosen = -1 if self.cores is None else self.cores[worker % len(self.cores)] + 1 if self.cores else 0
             word(box + BOX_CORE).value = chosen
-            word(box + BOX_AUTO).value = allowed[worker % len(allowed)] + 1
+            word(box + BOX_AUTO).value = _pinned(allowed[worker % len(allowed)])
 
     def stop(self) -> None:
         """End the workers; the next job makes new ones. Waits for a job that is running."""
@@ -105,6 +106,11 @@ class Pool:
 def pool() -> Pool:
     """The worker pool of this process."""
     return Pool()
+
+
+def _pinned(core: int) -> int:
+    """How a core is written down for the native code, 0: any, as is one that a set has no bit for."""
+    return core + 1 if core < _MASK else 0
 
 
 def _spin_setting() -> float | None:

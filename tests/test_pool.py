@@ -17,7 +17,7 @@ from poly.codegen.host import host_machine
 from poly.codegen.jit import Linked, compile_object, link
 from poly.codegen.kernel import Kernel
 from poly.codegen.pool import pool
-from poly.codegen.pool_ir import MAX_THREADS, pool_ir
+from poly.codegen.pool_ir import BOX, BOX_AUTO, MAX_THREADS, pool_ir
 from poly.errors import PolyError
 from poly.expr import Const, Read, apply
 from poly.loops import LoopTree
@@ -365,3 +365,13 @@ def test_same_bits_from_run_to_run() -> None:
         first = np.array(kernel(a, b))  # type: ignore[arg-type]
         for _ in range(20):
             np.testing.assert_array_equal(kernel(a, b), first)  # type: ignore[arg-type]
+
+
+def test_a_worker_is_never_bound_to_a_core_that_the_set_has_no_bit_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda _: {3, 1024, 5000})
+        pool().configure()
+        boxes = pool()._boxes  # pyright: ignore[reportPrivateUsage]
+        words = [ctypes.c_int64.from_address(boxes + k * BOX + BOX_AUTO).value for k in range(6)]
+    pool().configure()
+    assert words == [4, 0, 0, 4, 0, 0]
