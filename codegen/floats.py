@@ -103,13 +103,6 @@ class Floats:
             terms = pairs + terms[len(terms) - len(terms) % 2 :]
         return terms[0]
 
-    def horner(self, x: Value, coefficients: Sequence[float]) -> Value:
-        """Fewest operations, one after the other."""
-        total = self.c(coefficients[-1])
-        for c in reversed(coefficients[:-1]):
-            total = self.fma(total, x, self.c(c))
-        return total
-
     def round(self, x: Value, factor: float, offset: int = 0) -> tuple[Value, Value]:
         """round(x * factor) as a float, and bits whose lowest ones are that integer plus the offset."""
         magic = self.c(MAGIC[self.dtype] + offset)
