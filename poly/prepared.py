@@ -2,7 +2,7 @@
 
 Planning and proofs take most of the time of a compile. Their results depend on the program's text, the machine, the
 number of threads and on this package alone, so they are kept under a hash of these: a program that was compiled before
-is neither planned nor proven again.
+is neither planned nor proven again. Given schedules are proven every time.
 """
 
 from __future__ import annotations
