@@ -58,7 +58,12 @@ def _written(program: Program, tensor: Tensor) -> bool:
 def typed(tensor: Tensor, array: object) -> Array:
     """A numpy array on what was given: an array of the dtype of this tensor, anything with `__dlpack__` (its memory is
     used), or numbers and lists of them. Raises `RunError`."""
-    expected = numpy_dtype(tensor.dtype)
+    return array_of(tensor.name, numpy_dtype(tensor.dtype), array, tensor.name, tensor.dtype)
+
+
+def array_of(name: str, expected: np.dtype[np.generic], array: object, spelled: str, kind: str = "") -> Array:
+    """`typed` for an input `name`, which the caller writes as `spelled`. `kind`: the name of its dtype in messages."""
+    kind = kind or expected.name
     if isinstance(array, np.ndarray | np.generic):
         found = np.asarray(array)
     else:
@@ -70,12 +75,10 @@ def typed(tensor: Tensor, array: object) -> Array:
             else:
                 return np.asarray(array, expected)
         except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
-            raise RunError(
-                f"input {tensor.name}: {type(array).__name__} is no array of {tensor.dtype}: {error}"
-            ) from error
+            raise RunError(f"input {name}: {type(array).__name__} is no array of {kind}: {error}") from error
     if found.dtype != expected:
-        hint = f"{tensor.name}.astype({expected.name!r})"
-        raise RunError(f"input {tensor.name} is {found.dtype}, expected {tensor.dtype}", hint=hint)
+        hint = f"{spelled}.astype({expected.name!r})"
+        raise RunError(f"input {name} is {found.dtype}, expected {kind}", hint=hint)
     return found
 
 

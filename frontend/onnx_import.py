@@ -53,24 +53,24 @@ Fate = Literal["compiled", "expanded", "folded", "inlined", "at first run", "fal
 @overload
 def from_onnx(
     path: str | Path | onnx.ModelProto,
-    shapes: Mapping[str, tuple[int, ...] | int] | None = None,
+    shapes: Mapping[str, Sequence[int] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
     ranges: None = None,
 ) -> Graph: ...
 @overload
 def from_onnx(
     path: str | Path | onnx.ModelProto,
-    shapes: Mapping[str, tuple[int, ...] | int] | None = None,
+    shapes: Mapping[str, Sequence[int] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
     *,
-    ranges: Mapping[str, tuple[int, int]],
+    ranges: Mapping[str, Sequence[int]],
 ) -> SizedGraph: ...
 @checks_kinds(OnnxError)
 def from_onnx(
     path: str | Path | onnx.ModelProto,
-    shapes: Mapping[str, tuple[int, ...] | int] | None = None,
+    shapes: Mapping[str, Sequence[int] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
-    ranges: Mapping[str, tuple[int, int]] | None = None,
+    ranges: Mapping[str, Sequence[int]] | None = None,
 ) -> Graph:
     """Read a model. Its dynamic extents must be bound, or stay free in `ranges`.
 
@@ -81,10 +81,11 @@ def from_onnx(
     are referenced, not copied. Raises `OnnxError`.
     """
     model = load_model(path)
+    given = {n: tuple(map(int, v)) if isinstance(v, Sequence) else int(v) for n, v in (shapes or {}).items()}
 
     def at(sizes: Mapping[str, int]) -> Graph:
         importer = Importer(model)
-        importer.declare_inputs({**(shapes or {}), **sizes}, dict(constants or {}))
+        importer.declare_inputs({**given, **sizes}, dict(constants or {}))
         importer.walk(model.graph.node)
         return importer.graph()
 
@@ -92,7 +93,20 @@ def from_onnx(
         return at({})
     from poly.frontend.onnx_symbolic import symbolic_graph
 
-    return symbolic_graph(at, ranges, model.graph.name)
+    return symbolic_graph(at, _checked_ranges(model, ranges), model.graph.name)
+
+
+def _checked_ranges(model: onnx.ModelProto, ranges: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    known = sorted({d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param})
+    found: dict[str, tuple[int, int]] = {}
+    for name, ends in ranges.items():
+        if name not in known:
+            hint = f"one of {', '.join(known)}" if known else "the model has none: from_onnx without ranges"
+            raise OnnxError(f"ranges: {name!r} is no dynamic dimension", hint=hint)
+        if len(ends) != 2:
+            raise OnnxError(f"ranges[{name!r}] is {tuple(ends)}", hint="the least and the greatest extent: (1, 64)")
+        found[name] = (int(ends[0]), int(ends[1]))
+    return found
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     else:
         raise OnnxError(f"a model is a path or an onnx.ModelProto, not {shown(path)}", hint='from_onnx("model.onnx")')
     if not model.opset_import or not model.graph.output:
-        raise OnnxError("not a model: it has no operator set or no output", where=f"model {model.graph.name!r}")
+        where = str(path) if isinstance(path, (str, Path)) else f"model {model.graph.name!r}"
+        raise OnnxError("not a model: it has no operator set or no output", where=where)
     for kind, entries in (
         ("input", model.graph.input), ("output", model.graph.output), ("initialiser", model.graph.initializer)
     ):  # fmt: skip

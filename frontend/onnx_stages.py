@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from poly.dtypes import numpy_dtype
 from poly.errors import OnnxError, PolyError, RunError
 from poly.frontend.onnx_control import body_model
 from poly.frontend.onnx_import import Importer, Interrupted
 from poly.frontend.onnx_model import input_shapes, tensor_array
 from poly.frontend.onnx_operators import OPERATORS
 from poly.frontend.onnx_reference import captured_names
-from poly.frontend.onnx_terms import Value, logical_dtype
+from poly.frontend.onnx_terms import Value, is_format, logical_dtype
 from poly.graph import Graph
 
 if TYPE_CHECKING:
@@ -88,7 +89,10 @@ class StagedModel:
             found = input_shapes(tensors, {n: a.shape for n, a in arrays.items()}, {})
             for info, (_, dtype) in zip(tensors, found, strict=True):
                 if logical_dtype(arrays[info.name].dtype) != dtype:
-                    raise RunError(f"input {info.name!r} is {arrays[info.name].dtype}, expected {dtype}", where=where)
+                    name = dtype if is_format(dtype) else numpy_dtype(dtype).name
+                    hint = f"inputs[{info.name!r}].astype({name!r})"
+                    message = f"input {info.name!r} is {arrays[info.name].dtype}, expected {dtype}"
+                    raise RunError(message, where=where, hint=hint)
         except OnnxError as error:
             raise RunError(error.message, where=error.where, hint=error.hint) from None
 

@@ -12,6 +12,8 @@ from inspect import Parameter, signature
 from numbers import Integral, Real
 from typing import Final, ParamSpec, TypeVar
 
+import numpy as np
+
 from poly.errors import PolyError
 
 P = ParamSpec("P")
@@ -45,7 +47,9 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
                         values = list(value.values())
                     for v in values:
                         if not test(v):
-                            raise error(f"{function.__name__}: {name} is {shown(v)}", hint=f"{name}: {kind}")
+                            entry, wrong = _entry(v, test)
+                            message = f"{function.__name__}: {name}{entry} is {shown(wrong)}"
+                            raise error(message, hint=f"{name}: {kind}")
             return function(*args, **kwargs)
 
         return call
@@ -53,9 +57,18 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
     return decorate
 
 
+def _entry(value: object, test: Fits) -> tuple[str, object]:
+    """Of a mapping the first entry that does not fit, as "['name']" and its value; else nothing and the value."""
+    for key, item in value.items() if isinstance(value, Mapping) else ():  # pyright: ignore[reportUnknownVariableType]
+        if not test({key: item}):
+            return f"[{key!r}]", item  # pyright: ignore[reportUnknownVariableType]
+    return "", value
+
+
 def shown(value: object) -> str:
     """A value for a message, short, with its type where the value does not tell."""
-    if value is None or isinstance(value, str | bool | int | float):
+    plain = value is None or isinstance(value, str | bool | int | float | np.generic)
+    if plain or (isinstance(value, tuple | list) and all(isinstance(v, str | int | float) for v in value)):  # pyright: ignore
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     return f"of type {type(value).__name__}"

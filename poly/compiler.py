@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from re import fullmatch
 from time import perf_counter
 from typing import TYPE_CHECKING, overload
 
@@ -141,9 +142,7 @@ def compile(
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
         return _model_engine(what, machine, threads or 1, progress)  # type: ignore[arg-type]
     if isinstance(what, str):
-        from poly.frontend.notation import parse
-
-        what = parse(what)
+        what = _read_text(what)
     if isinstance(nested := getattr(what, "program", None), Program) and not isinstance(what, Schedule):
         what = nested  # a nest, or something compiled before
     if isinstance(what, Schedule):
@@ -155,6 +154,18 @@ def compile(
         raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
     check_initialised(what)
     return compile_program(what, machine, dict(constants or {}), threads or 1, schedule)
+
+
+def _read_text(text: str) -> Program:
+    """The program of a text; a file's name and an einsum string are met with where they belong."""
+    if text.strip().lower().endswith(".onnx"):
+        hint = f"compile(pathlib.Path({text!r})), or compile(from_onnx({text!r}))"
+        raise PolyError(f"a text is a program, not the name of a file: {text!r}", hint=hint)
+    if fullmatch(r"[A-Za-z., ]+(->[A-Za-z. ]*)?", text) and ("->" in text or "," in text):
+        raise PolyError(f"{text!r} is a string of einsum, which has no shapes", hint=f"einsum({text!r}, a, b)")
+    from poly.frontend.notation import parse
+
+    return parse(text)
 
 
 def _model_engine(

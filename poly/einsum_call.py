@@ -86,6 +86,8 @@ def _einsum(
     return _plan(spec, signature, options, (target.shape, target.strides, target.dtype))(arrays, target)
 
 
+_einsum.__qualname__ = "einsum"  # what Python's own errors call it
+
 # ---- calls that native code makes by itself
 
 

@@ -170,7 +170,8 @@ class Engine:
                     observe(self.steps[piece.first], time.perf_counter() - start)
         formats = self.graph.formats
         kinds = {t.name: self.graph.border_dtype(t) for t in self.graph.outputs} if formats else {}
-        return {self._label(n): a.view(kinds[n]) if n in formats else a for n, a in fresh.items()}
+        results = {self._label(n): a.view(kinds[n]) if n in formats else a for n, a in fresh.items()}
+        return {**results, **out} if out else results
 
     def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
         """Where the time goes, group by group: seconds, operations and bytes a second. Prints as a table."""
@@ -267,6 +268,8 @@ class Engine:
         return {self._label(t.name): (t.name, t.extents({}), self.graph.border_dtype(t)) for t in self.graph.inputs}
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        from poly.codegen.arguments import array_of
+
         known = self._known
         if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=self.graph.name)
@@ -277,8 +280,8 @@ class Engine:
         for label, (name, shape, dtype) in known.items():
             if label not in inputs:
                 raise RunError(f"input {label!r} is missing", where=self.graph.name)
-            array = np.asarray(inputs[label])
-            if array.shape != shape or array.dtype != dtype:
+            array = array_of(repr(label), dtype, inputs[label], f"inputs[{label!r}]")
+            if array.shape != shape:
                 raise RunError(
                     f"input {label!r} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}",
                     where=self.graph.name, hint="compile for other shapes with from_onnx(path, shapes=...)",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from poly.document import Document, Explanation, Text, bytes_text, count_text, ratio_text, seconds_text, table
 from poly.engine import Engine, Step, Unit
 from poly.errors import PolyError
+from poly.frontend.nest import Nest
 from poly.graph import Graph
 from poly.machine import Machine
 from poly.model_engine import ModelEngine
@@ -27,6 +28,7 @@ from poly.scheduling.io_bound import Bound, io_lower_bound
 from poly.scheduling.prediction import Prediction, predict
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import compulsory_bytes, tensor_bytes, traffic
+from poly.sized_engine import SizedEngine
 
 if TYPE_CHECKING:
     from poly.accel.compiled import StreamKernel
@@ -187,7 +189,8 @@ class EngineExplanation(Explanation):
 
 
 def explain(
-    what: Program | Schedule | Kernel | StreamKernel | Engine | ModelEngine | Graph, **sizes: int
+    what: Program | Nest[..., object] | Schedule | Kernel | StreamKernel | Engine | ModelEngine | SizedEngine | Graph,
+    **sizes: int,
 ) -> (
     ProgramExplanation
     | ScheduleExplanation
@@ -195,14 +198,17 @@ def explain(
     | StreamExplanation
     | EngineExplanation
     | ModelExplanation
+    | SizedExplanation
 ):
-    """Explain a program, schedule, compiled kernel, command stream or engine; a graph as its one program.
+    """Explain a program or nest, schedule, compiled kernel, command stream or engine; a graph as its one program.
 
     `sizes` bind free sizes of a program or a schedule first, so that everything can be counted. Raises `PolyError` for
     anything else, `IllegalEdit` for an unchecked schedule that is illegal.
     """
     if isinstance(what, Graph):
         what = what.to_program()
+    if isinstance(what, Nest):
+        what = what.program
     if isinstance(what, Program):
         return explain_program(what.bind(**sizes) if sizes else what)
     if isinstance(what, Schedule):
@@ -244,10 +250,37 @@ class ModelExplanation(Explanation):
         return Document(repr(self.engine).strip("<>"), facts, (*parts, *(e.document for e in self.engines)))
 
 
+@dataclass(frozen=True)
+class SizedExplanation(Explanation):
+    """A model with free sizes: its groups for all of them. `engines`: those of sizes compiled for themselves."""
+
+    engine: SizedEngine
+    engines: tuple[EngineExplanation, ...]
+
+    @property
+    def document(self) -> Document:
+        e = self.engine
+        rows = [
+            (s.name, " ".join(t.name for t in s.kernel.schedule.source.statements) if s.kernel.schedule else "",
+             ", ".join(s.outputs), seconds_text(s.kernel.seconds))
+            for s in e.steps
+        ]  # fmt: skip
+        facts = (
+            ("machine", e.machine.name),
+            ("sizes", str(e.graph.context)),
+            ("compiled in", seconds_text(e.seconds)),
+            ("groups", f"{len(e.steps)} for all sizes" if e.steps else "compiled for each size by itself"),
+        )
+        parts = (table("groups", ("group", "statements", "writes", "compiled in"), rows),) if rows else ()
+        return Document(repr(e).strip("<>"), facts, (*parts, *(one.document for one in self.engines)))
+
+
 def explain_compiled(
-    what: Kernel | StreamKernel | Engine | ModelEngine,
-) -> KernelExplanation | StreamExplanation | EngineExplanation | ModelExplanation:
+    what: Kernel | StreamKernel | Engine | ModelEngine | SizedEngine,
+) -> KernelExplanation | StreamExplanation | EngineExplanation | ModelExplanation | SizedExplanation:
     """See `poly.explain.explain`. Raises `PolyError` for what is not compiled."""
+    if isinstance(what, SizedEngine):
+        return SizedExplanation(what, tuple(explain_engine(engine) for engine in what.engines))
     if isinstance(what, Engine):
         return explain_engine(what)
     if isinstance(what, ModelEngine):

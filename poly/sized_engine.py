@@ -16,10 +16,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from poly.arguments import shown
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine
 from poly.errors import CapacityError, RunError, UnsupportedError
@@ -134,10 +136,15 @@ class SizedEngine:
         Raises `RunError` for sizes that are unknown, missing or out of range, and what compiling raises.
         """
         names = {self._label(p): p for p in self.graph.parameters}
-        given = {names.get(name, name): value for name, value in sizes.items()}
-        if given.keys() != set(self.graph.parameters) or not all(type(v) is int for v in given.values()):
-            hint = f"specialise({', '.join(f'{n}=1' for n in names)})"
-            raise RunError(f"sizes are {', '.join(sizes) or 'not given'}", where=self.graph.name, hint=hint)
+        hint = f"specialise({', '.join(f'{n}=1' for n in names)})"
+        for name, value in sizes.items():
+            if name not in names:
+                raise RunError(f"no size {name!r}, the sizes are {', '.join(names)}", where=self.graph.name, hint=hint)
+            if not isinstance(value, Integral) or isinstance(value, bool):  # pyright: ignore
+                raise RunError(f"size {name!r} is {shown(value)}", where=self.graph.name, hint=hint)
+        if missing := [n for n in names if n not in sizes]:
+            raise RunError(f"size {missing[0]!r} is not given", where=self.graph.name, hint=hint)
+        given = {names[name]: int(value) for name, value in sizes.items()}
         found = bind_sizes((), self.graph.parameters, dict(self.graph.sizes) | given, {})
         self._require_range(found)
         with self._lock:
@@ -152,17 +159,17 @@ class SizedEngine:
         for t in self.graph.inputs:
             if given[t.name].shape != t.extents(sizes):
                 expected = ", ".join(map(str, t.shape))
-                shown = ", ".join(f"{n}={v}" for n, v in sizes.items())
+                values = ", ".join(f"{n}={v}" for n, v in sizes.items())
                 message = f"input {self._label(t.name)!r} is {list(given[t.name].shape)}, expected [{expected}]"
-                raise RunError(f"{message} at {shown}", where=self.graph.name)
+                raise RunError(f"{message} at {values}", where=self.graph.name)
         self._require_range(sizes)
         return sizes
 
     def _require_range(self, sizes: Mapping[str, int]) -> None:
         if fix_sizes(self.graph.context, sizes).is_empty():
-            shown = ", ".join(f"{n}={v}" for n, v in sizes.items())
+            values = ", ".join(f"{n}={v}" for n, v in sizes.items())
             hint = f"from_onnx(..., ranges=...) gave {self.graph.context}"
-            raise RunError(f"{shown} is outside of the ranges", where=self.graph.name, hint=hint)
+            raise RunError(f"{values} is outside of the ranges", where=self.graph.name, hint=hint)
 
     def _at(self, key: Key, sizes: Mapping[str, int]) -> _Prepared | None:
         """The size made ready; None where it has to be compiled for itself."""
@@ -207,6 +214,8 @@ class SizedEngine:
         return self.graph.labels.get(name, name)
 
     def _given(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        from poly.codegen.arguments import array_of
+
         known = {self._label(t.name): t for t in self.graph.inputs}
         if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=self.graph.name)
@@ -217,8 +226,8 @@ class SizedEngine:
         for label, t in known.items():
             if label not in inputs:
                 raise RunError(f"input {label!r} is missing", where=self.graph.name)
-            array = np.asarray(inputs[label])
-            if array.dtype != numpy_dtype(t.dtype) or array.ndim != t.rank:
+            array = array_of(repr(label), numpy_dtype(t.dtype), inputs[label], f"inputs[{label!r}]")
+            if array.ndim != t.rank:
                 expected = f"{numpy_dtype(t.dtype)} of rank {t.rank}"
                 message = f"input {label!r} is {array.dtype}{list(array.shape)}, expected {expected}"
                 raise RunError(message, where=self.graph.name)

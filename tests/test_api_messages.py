@@ -3,9 +3,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
 
 import poly
+from poly.errors import PolyError
 from poly.frontend.nest import Array, f64
 
 
@@ -17,6 +24,84 @@ def scaled(N: int, A: f64[Array, "N"]) -> None:
 
 
 def test_a_constant_scalar_beside_free_sizes() -> None:
-    kernel = poly.compile(scaled)
+    kernel: Any = poly.compile(scaled)
     for n in (3, 7):
         assert np.asarray(kernel(np.arange(float(n)))).tolist() == [2.0 * k for k in range(n)]
+
+
+def relu_model() -> onnx.ModelProto:
+    kind = TensorProto.FLOAT
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "m", [helper.make_tensor_value_info("x", kind, ["N", 4])],
+        [helper.make_tensor_value_info("y", kind, None)],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+X = np.array([[1, -2, 3, -4]], "f4")
+
+
+@pytest.mark.parametrize(("text", "hint"), [("model.onnx", "pathlib.Path"), ("ij,jk->ik", "einsum\\('ij,jk->ik'")])
+def test_texts_that_are_no_programs(text: str, hint: str) -> None:
+    with pytest.raises(PolyError, match=hint):
+        poly.compile(text)
+
+
+@pytest.mark.parametrize("shapes", [{"N": np.int64(1)}, {"x": [1, np.int32(4)]}, {"x": (np.int64(1), 4)}])
+def test_integers_of_numpy_and_lists_are_shapes(shapes: Any) -> None:
+    assert poly.from_onnx(relu_model(), shapes).inputs[0].extents({}) == (1, 4)
+    assert poly.from_onnx(relu_model(), ranges={"N": [1, 4]}).parameters == ("N",)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"shapes": {"N": 1.5}}, r"shapes\['N'\] is 1.5"), ({"shapes": {"x": (1, "a")}}, r"shapes\['x'\] is \(1, 'a'\)"),
+    ({"ranges": {"N": 3}}, r"ranges\['N'\] is 3"), ({"ranges": {"N": (1,)}}, r"ranges\['N'\] is \(1,\)"),
+    ({"ranges": {"Q": (1, 2)}}, "ranges: 'Q' is no dynamic dimension"),
+])  # fmt: skip
+def test_wrong_shapes_are_named(arguments: Any, message: str) -> None:
+    with pytest.raises(PolyError, match=message):
+        poly.from_onnx(relu_model(), **arguments)
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.onnx").touch()
+    with pytest.raises(PolyError, match="empty.onnx"):
+        poly.from_onnx(tmp_path / "empty.onnx")
+
+
+def test_engines_take_lists_and_ask_for_the_dtype() -> None:
+    engines = (
+        poly.compile(poly.from_onnx(relu_model(), {"N": 1})),
+        poly.compile(poly.from_onnx(relu_model(), ranges={"N": (1, 4)})),
+    )
+    for engine in engines:
+        assert engine.run({"x": X.tolist()})["y"].tolist() == [[1, 0, 3, 0]]
+        with pytest.raises(PolyError, match=r"inputs\['x'\].astype\('float32'\)"):
+            engine.run({"x": X.astype("f8")})
+    out = {"y": np.empty_like(X)}
+    assert engines[0].run({"x": X}, out=out)["y"] is out["y"]
+
+
+@pytest.mark.parametrize(("sizes", "message"), [
+    ({"n": 1}, "no size 'n', the sizes are N"), ({"N": 1.5}, "size 'N' is 1.5"), ({}, "size 'N' is not given"),
+])  # fmt: skip
+def test_sizes_that_are_specialised(sizes: Any, message: str) -> None:
+    engine = poly.compile(poly.from_onnx(relu_model(), ranges={"N": (1, 4)}))
+    with pytest.raises(PolyError, match=message):
+        engine.specialise(**sizes)
+    engine.specialise(N=np.int64(1))  # type: ignore[arg-type]
+    assert len(engine.engines) == 1
+    assert "group 0" in str(poly.explain(engine))
+
+
+def test_a_nest_is_explained() -> None:
+    assert "S0" in str(poly.explain(scaled, N=4))
+
+
+def test_unknown_arguments_are_refused_by_public_names() -> None:
+    kernel: Any = poly.compile(scaled)
+    einsum: Any = poly.einsum
+    with pytest.raises(TypeError, match=r"Kernel.__call__\(\) got an unexpected"):
+        kernel(a=1)
+    with pytest.raises(TypeError, match=r"^einsum\(\) got an unexpected"):
+        einsum("ij->i", np.eye(2), foo=1)

@@ -152,7 +152,7 @@ def test_what_is_not_affine_is_said(name: str) -> None:
 
 @pytest.mark.parametrize(("ranges", "message"), [
     ({"batch": (5, 2), "len": (1, 4)}, "range of 'batch'"), ({"batch": (-1, 2), "len": (1, 4)}, "range of 'batch'"),
-    ({"batch": (1, 2)}, "not bound"), ({"batch": (1, 2), "len": (1, 2), "no": (1, 2)}, "no input and no dynamic"),
+    ({"batch": (1, 2)}, "not bound"), ({"batch": (1, 2), "len": (1, 2), "no": (1, 2)}, "ranges: 'no' is no dynamic"),
     ({"batch": 3}, "ranges"),
 ])  # fmt: skip
 def test_bad_ranges(ranges: Any, message: str) -> None:
