@@ -29,7 +29,7 @@ from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.work import work_of
 from poly.errors import RunError
-from poly.interp_arrays import pack, unpack
+from poly.interp_arrays import check_context, extents, pack, unpack
 from poly.loops import Compute, LoopTree
 from poly.machine import Machine
 from poly.pointers import address
@@ -146,9 +146,11 @@ class Kernel(NativeCall):
     def entry(self, names: Sequence[str], sizes: Mapping[str, int] | None = None) -> Entry:
         """How native code enters with pointers of the tensors `names`; a name given twice takes the last.
 
-        What is not among them is a constant of the kernel, or a temporary in the buffers of the call.
+        What is not among them is a constant of the kernel, or a temporary in the buffers of the call. Raises `RunError`
+        for free sizes that the loops were not proven for.
         """
         known = self._sizes | dict(sizes or {})
+        self._require_sizes(known)
         slot = {name: k for k, name in enumerate(self.module.tensors)}
         last = {name: k for k, name in enumerate(names)}
         template = [address(self.constants[n]) if n in self.constants else 0 for n in slot]
@@ -169,6 +171,18 @@ class Kernel(NativeCall):
             (*template, 0, 0, private), positions, tuple(moves), total,
         )  # fmt: skip
 
+    def _require_sizes(self, sizes: Mapping[str, int]) -> None:
+        """The program's context and extents hold for values of the free sizes; outside, the loops prove nothing."""
+        if not self.module.parameters:
+            return
+        tensors = {t.name: t for t in (*self.inputs, *self.outputs)}
+        if self.schedule is not None:
+            source = self.schedule.source
+            check_context(source, {p: sizes[p] for p in source.parameters if p in sizes})
+            tensors |= source.tensor
+        for t in tensors.values():
+            extents(t, t.shape, sizes)
+
     def _prepare(self, sizes: Mapping[str, int]) -> Record:
         """The record of calls under values of the free sizes; from now on native calls know it."""
         key = tuple(sizes[p] for p in self.module.parameters)
@@ -178,9 +192,10 @@ class Kernel(NativeCall):
         if len(self._records) >= MAX_RECORDS:
             self._records = {}
         names = [t.name for t in (*self.inputs, *self.outputs)]
+        entry = self.entry(names, sizes)
         shapes = {t.name: t.extents(sizes) for t in (*self.inputs, *self.outputs)}
         arrays = expected_arrays(self.inputs, self.outputs, shapes, self.partial)
-        record = Record(self.entry(names, sizes), arrays, len(self.outputs), release=self._long, key=key)
+        record = Record(entry, arrays, len(self.outputs), release=self._long, key=key)
         if self._records.setdefault(key, record) is record and self._plain and len(self._native) < NATIVE_RECORDS:
             self._native.append(record.before(self._native[-1] if self._native else None))
             attach(self, record)
@@ -281,6 +296,9 @@ class Kernel(NativeCall):
         lines = [f"kernel {self.loops.name} for {self.machine.name}, {self.threads} thread{'s' * (self.threads > 1)}"]
         lines += [f"  input {shown(t)}" for t in self.inputs] + [f"  output {shown(t)}" for t in self.outputs]
         return "\n".join([*lines, str(self.loops)])
+
+
+Kernel._careful.__qualname__ = "Kernel.__call__"  # what Python's own errors call it
 
 
 def memory_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:

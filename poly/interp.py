@@ -24,6 +24,7 @@ from poly.interp_arrays import (
     RunExternal,
     bind_arrays,
     bind_sizes,
+    check_context,
     check_given,
     check_writable,
     results,
@@ -68,7 +69,7 @@ def run_program(
     given = {name: np.asarray(array) for name, array in inputs.items()}
     check_given(program.tensors, given)
     bound = bind_sizes(program.tensors, program.parameters, program.binding | dict(sizes or {}), given)
-    _check_context(program, bound)
+    check_context(program, bound)
     arrays = bind_arrays(program.tensors, bound, given)
     check_writable(((s.name, name) for s in program.statements for name in _written(s)), program.tensor)
     domains = {s.name: bound_domain(s, bound) for s in program.statements}
@@ -85,12 +86,6 @@ def run_program(
 
 def _written(s: Statement) -> tuple[str, ...]:
     return (s.write.tensor,) if s.external is None else s.external.writes
-
-
-def _check_context(program: Program, sizes: Mapping[str, int]) -> None:
-    text = " and ".join(f"{name} = {value}" for name, value in sizes.items())
-    if program.context.intersect_params(isl.Set(f"[{', '.join(sizes)}] -> {{ : {text} }}")).is_empty():
-        raise RunError(f"sizes {dict(sizes)} are outside {program.context}", where=f"program {program.name}")
 
 
 def bound_domain(s: Statement, sizes: Mapping[str, int]) -> isl.Set:

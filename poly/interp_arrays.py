@@ -13,6 +13,7 @@ from poly.affine import Affine, Var
 from poly.dtypes import dtype_name, is_float, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.program import External, Program, Tensor
+from poly.sets import fix_sizes
 
 Array = npt.NDArray[np.generic]
 RunExternal = Callable[[External, Mapping[str, Array]], Mapping[str, Array]]
@@ -85,6 +86,12 @@ def bind_sizes(
             hint = f"pass sizes={{{name!r}: ...}}; no input has it as an extent"
             raise RunError(f"size {name} is not known", hint=hint)
     return {name: found[name][0] for name in names}
+
+
+def check_context(program: Program, sizes: Mapping[str, int]) -> None:
+    """Raise `RunError` where the program's context excludes these sizes."""
+    if fix_sizes(program.context, sizes).is_empty():
+        raise RunError(f"sizes {dict(sizes)} are outside {program.context}", where=f"program {program.name}")
 
 
 def _bare(extent: Affine) -> str:

@@ -1,0 +1,89 @@
+# ruff: noqa: F821, UP037
+# pyright: basic, reportUndefinedVariable=false, reportGeneralTypeIssues=false
+"""Calls with free sizes: what a program's context excludes is refused before its code runs, as the interpreter does."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import poly
+from poly.codegen.kernel import Kernel
+from poly.errors import RunError
+from poly.interp import run_program
+from poly.program import Program
+
+COPY_16 = "y[i] = x[i] where 0 <= i < 16"
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_CACHE", "off")
+
+
+@poly.nest
+def firsts(x: poly.f32["N"], y: poly.f32["N"]):
+    assert N >= 8
+    for i in range(8):
+        y[i] = x[i]
+
+
+@poly.nest
+def narrow(x: poly.f32["M"], y: poly.f32["N"], z: poly.f32["N"]):
+    assert M <= N
+    for i in range(M):
+        z[i] = x[i] + y[i]
+
+
+def compiled(program: object) -> Kernel:
+    kernel = poly.compile(program)  # type: ignore[arg-type]
+    assert isinstance(kernel, Kernel)
+    return kernel
+
+
+def refused(program: Program, kernel: Kernel, **arrays: np.ndarray) -> None:
+    """Both refuse these arrays, in the same words."""
+    with pytest.raises(RunError) as error:
+        run_program(program, arrays)
+    with pytest.raises(RunError, match=re.escape(str(error.value))):
+        kernel(*(arrays[t.name] for t in program.inputs))
+
+
+def test_nothing_is_written_outside() -> None:
+    program = poly.parse(COPY_16, x=("N",), y=("N",))
+    kernel, memory = compiled(program), np.full(32, -7, np.float32)
+    for _ in range(2):
+        with pytest.raises(RunError, match="sizes {'N': 3} are outside"):
+            kernel(np.arange(3, dtype=np.float32), out=memory[:3])
+    assert (memory == -7).all()
+    refused(program, kernel, x=np.arange(3, dtype=np.float32))
+    x = np.arange(20, dtype=np.float32)
+    np.testing.assert_array_equal(np.asarray(kernel(x))[:16], x[:16])
+
+
+def test_other_ways_in() -> None:
+    kernel = compiled(poly.parse(COPY_16, x=("N",), y=("N",)))
+    with pytest.raises(RunError, match="sizes {'N': 3} are outside"):
+        kernel.runner(("x", "y"), {"N": 3})
+    with pytest.raises(RunError, match="sizes {'N': 3} are outside"):
+        kernel.run((0, 0), {"N": 3})
+
+
+def test_asserts_of_nests() -> None:
+    kernel, x = compiled(firsts), np.arange(9, dtype=np.float32)
+    refused(firsts.program, kernel, x=x[:3], y=x[:3])
+    kernel = compiled(narrow)
+    refused(narrow.program, kernel, x=x, y=x[:4], z=x[:4])
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_negative_and_empty_extents(length: int) -> None:
+    """x has two elements more than y: no y of -2 elements, and the same of none by both."""
+    program = poly.parse("y[i] = x[i] where 0 <= i < N", x=("N + 2",), y=("N",))
+    kernel, x = compiled(program), np.zeros(length, np.float32)
+    with pytest.raises(RunError) as error:
+        run_program(program, {"x": x}, sizes={"N": length - 2})
+    with pytest.raises(RunError, match=re.escape(str(error.value))):
+        kernel(x)
