@@ -106,7 +106,7 @@ def function(ops: Ops, name: str, operands: Sequence[Value]) -> Value:
         case "tanh":
             return _tanh64(f, a) if wide else _odd_ratio(f, a, 9.02, _TANH32)
         case "erf":
-            return _erf64(f, a) if wide else _odd_ratio(f, a, 3.92, _ERF32)
+            return _erf64(f, a) if wide else _erf32(f, a)
         case "sin" | "cos":
             return vector_sine.sine(f, a, name)
         case "pow":
@@ -141,6 +141,12 @@ def _odd_ratio(f: Floats, x: Value, limit: float, ratio: tuple[Sequence[float], 
     powers = f.powers(f.mul(t, t), 5)
     found = f.div(f.mul(t, f.poly(powers, ratio[0])), f.poly(powers, ratio[1]))
     return f.at_most(f.at_least(found, -1.0), 1.0)
+
+
+def _erf32(f: Floats, x: Value) -> Value:
+    """The ratio, which ends a unit below 1; beyond its range the result is 1."""
+    found = _odd_ratio(f, x, 3.92, _ERF32)
+    return f.when(f.less(f.c(3.92), f.abs(x)), f.sign_of(f.c(1.0), x), found)
 
 
 def _tanh64(f: Floats, x: Value) -> Value:

@@ -143,6 +143,13 @@ def test_no_library(name: str, dtype: str) -> None:
     assert [line for line in declared if "@llvm." not in line] == []
 
 
+@pytest.mark.parametrize("vector", [True, False])
+def test_erf_reaches_one(vector: bool) -> None:
+    x = np.array([3.93, 4, 5, 1000, 3e38, np.inf] * 4, np.float32)
+    np.testing.assert_array_equal(run("erf", x, vector=vector), np.ones_like(x))
+    np.testing.assert_array_equal(run("erf", -x, vector=vector), -np.ones_like(x))
+
+
 def test_pow_f32() -> None:
     rng, n = np.random.default_rng(3), 20000
     special = np.array(SPECIALS)
