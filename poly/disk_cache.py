@@ -1,7 +1,8 @@
 """Results on disk by content: an entry's name is a hash of everything that it depends on.
 
 The cache lies in `$POLYLOOM_CACHE` (`off` for none), else in the user's cache directory. Entries are written atomically
-and carry a checksum: a damaged one is as good as none. A cache that cannot be read or written is no error.
+and carry a checksum of name and content: one that is damaged or has another's name is as good as none. A cache that
+cannot be read or written is no error.
 Some entries are pickles, so the folder must be the user's own; the checksum protects against damage, not against others.
 """
 
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-_MAGIC = b"polyloom entry 1\n"
+_MAGIC = b"polyloom entry 2\n"
 
 
 def cache_directory() -> Path | None:
@@ -51,7 +52,12 @@ def read_entry(path: Path | None) -> bytes | None:
     if not content.startswith(_MAGIC) or len(content) < start + 32:
         return None
     found = content[start + 32 :]
-    return found if hashlib.sha256(found).digest() == content[start : start + 32] else None
+    return found if _checksum(path, found) == content[start : start + 32] else None
+
+
+def _checksum(path: Path, content: bytes) -> bytes:
+    """Of the content under its kind and key."""
+    return hashlib.sha256(f"{path.parts[-3:]}\0".encode() + content).digest()
 
 
 def write_entry(path: Path | None, content: bytes) -> None:
@@ -63,7 +69,7 @@ def write_entry(path: Path | None, content: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + hashlib.sha256(content).digest() + content)
+                file.write(_MAGIC + _checksum(path, content) + content)
             os.replace(name, path)
         except OSError:
             os.unlink(name)

@@ -128,3 +128,14 @@ def test_a_process_that_cannot_start_is_no_error(own_cache: Path, monkeypatch: p
     monkeypatch.setattr("sys.executable", str(own_cache / "nothing"))
     with prepared_ahead(programs(FEWEST), MACHINE, 1):
         pass
+
+
+def test_entry_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that took another's place is as good as none."""
+    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
+    one, two = cache_entry("kind", ["a"], ".x"), cache_entry("kind", ["b"], ".x")
+    assert one is not None and two is not None
+    write_entry(one, b"1")
+    two.parent.mkdir(parents=True, exist_ok=True)
+    two.write_bytes(one.read_bytes())
+    assert read_entry(one) == b"1" and read_entry(two) is None
