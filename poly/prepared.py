@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poly.disk_cache import cache_entry, read_entry, write_entry
-from poly.errors import CapacityError
+from poly.errors import CapacityError, UnsupportedError
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
@@ -52,11 +52,11 @@ class Prepared:
 def prepare(program: Program, machine: Machine, threads: int, schedule: Schedule | None = None) -> Prepared:
     """A program under a schedule, the policy's where none is given. Raises `PolyError` kinds of `compile`."""
     if schedule is not None:
-        return _prepared(program, machine, threads, settled(schedule), given=True)
+        return _prepared(program, machine, threads, settled(schedule))
     path = _path(program, machine, threads)
     if (found := _read(path)) is not None:
         return found
-    made = _prepared(program, machine, threads, None, given=False)
+    made = _prepared(program, machine, threads, None)
     if path is not None:
         write_entry(path, pickle.dumps(replace(made, schedule=_bare(made.schedule))))
     return made
@@ -77,19 +77,26 @@ def settled(schedule: Schedule) -> Schedule:
     return schedule if schedule.checked else settle(schedule)
 
 
-def _prepared(program: Program, machine: Machine, threads: int, schedule: Schedule | None, *, given: bool) -> Prepared:
-    from poly.codegen.function import lower
+def _prepared(program: Program, machine: Machine, threads: int, schedule: Schedule | None) -> Prepared:
+    """The policy's schedule is tried first, then each group's for itself, at last the program's own order."""
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
 
-    chosen = schedule if schedule is not None else schedule_for_cpu(program, machine, threads)
-    tree = chosen.lower()
+    if schedule is not None:
+        return _lowered(schedule, machine)
     try:
-        check_capacity(tree, machine)
+        return _lowered(schedule_for_cpu(program, machine, threads), machine)
     except CapacityError:
-        if given:
-            raise
-        chosen = schedule_one_by_one(program, machine, threads)
-        tree = chosen.lower()
+        pass
+    except UnsupportedError:
+        return _lowered(Schedule(program), machine)
+    return _lowered(schedule_one_by_one(program, machine, threads), machine)
+
+
+def _lowered(chosen: Schedule, machine: Machine) -> Prepared:
+    from poly.codegen.function import lower
+
+    tree = chosen.lower()
+    check_capacity(tree, machine)
     check_instances(tree, chosen.program)
     split = split_constants(tree, machine)
     first = lower(split.before, machine, f"poly.{split.before.name}") if split.before is not None else None

@@ -340,7 +340,10 @@ class Tiling:
                 schedule = schedule.reorder(*(n for d, n in own.items() if d != lanes), own[lanes])
             for d, loop in own.items():
                 if d == lanes:
-                    schedule = _vectors(schedule, loop, self.plan.vector, self._extent(schedule, buffer, d))
+                    extent = self._extent(schedule, buffer, d)
+                    if extent > self.plan.vector * MOST_PANEL_COPIES:
+                        raise ScheduleError(f"{extent} elements of {s.write.tensor} in registers are too many")
+                    schedule = _vectors(schedule, loop, self.plan.vector, extent)
                 else:
                     schedule = schedule.unroll(loop)
         return schedule
