@@ -104,7 +104,10 @@ def _bounds(start: int, end: int, step: int) -> tuple[int, int | None, int]:
 def gather(b: Notation) -> None:
     """Constant indices in an arithmetic progression make an affine read; others make an indirect one."""
     x, indices = b.input(0), b.input(1)
-    axis = b.axis(b.int_attribute("axis", 0), x.rank)
+    _gathered(b, x, indices, b.axis(b.int_attribute("axis", 0), x.rank))
+
+
+def _gathered(b: Notation, x: Value, indices: Value, axis: int) -> None:
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
     progression = _progression(b, indices, x.shape[axis])
     y = b.output(shape, x.dtype)
@@ -116,6 +119,27 @@ def gather(b: Notation) -> None:
         return
     table = wrapped_indices(b, indices, x.shape[axis])
     b.assign(y, ranges, x.take(*before, table[tuple(middle)], *after))
+
+
+def compress(b: Notation) -> None:
+    """The slices (without `axis`: the elements in row-major order) whose place in a constant condition is true."""
+    x, condition = b.input(0), b.input(1)
+    b.supported(condition.array is not None, "the extent depends on a condition that is only known at run time")
+    assert condition.array is not None
+    b.require(condition.rank == 1, f"condition {list(condition.shape)} is not a vector")
+    given = b.has("axis")
+    axis = b.axis(b.int_attribute("axis"), x.rank) if given else 0
+    extent = x.shape[axis] if given else x.size
+    kept = np.flatnonzero(condition.array)
+    b.require(not (kept >= extent).any(), f"the condition is true beyond the {extent} places there are")
+    if given or x.rank == 1:
+        _gathered(b, x, Value("kept", kept.shape, "i64", kept), axis)
+        return
+    y = b.output(kept.shape, x.dtype)
+    ranges, (i,) = positions(kept.shape)
+    places = np.unravel_index(kept, x.shape) if x.rank else ()
+    tables = [b.new_constant(f"kept{k}", at) for k, at in enumerate(places)]
+    b.assign(y, ranges, x.take(*(table[i] for table in tables)))
 
 
 def _progression(b: Notation, indices: Value, extent: int) -> tuple[int, int] | None:
@@ -306,6 +330,7 @@ def constant_of_shape(b: Notation) -> None:
 
 
 ROWS: Final[dict[str, Row]] = {
+    "Compress": compress,
     "Concat": concat,
     "ConstantOfShape": constant_of_shape,
     "Expand": expand,

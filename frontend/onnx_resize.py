@@ -32,6 +32,9 @@ def resize(b: Notation) -> None:
     b.require(mode in ("nearest", "linear", "cubic"), f"mode {mode!r} is unknown")
     changed = [k for k in range(x.rank) if (shape[k], scales[k]) != (x.shape[k], 1.0)]
     b.require(all(x.shape[k] > 0 for k in changed), f"{list(x.shape)} has nothing to resample")
+    for k in changed:
+        left = f"scale {scales[k]:g} leaves no elements of {x.shape[k]} along axis {k}"
+        b.require(shape[k] > 0, left, "take a larger scale")
     if not changed:
         b.alias(x)
         return

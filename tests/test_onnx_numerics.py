@@ -1,4 +1,4 @@
-"""ONNX operators whose plain formula loses digits or overflows: interpreter and CPU against numpy, end to end."""
+"""ONNX operators at the ends of their ranges (digits, overflow, no elements): interpreter and CPU against numpy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+import poly
+from poly.errors import OnnxError
+from poly.frontend.onnx_import import from_onnx
 from tests.onnx_helpers import Operand, node_model, run_model
 from tests.test_onnx import i64
 from tests.test_onnx_compiled import compiled
@@ -106,3 +109,60 @@ def test_half_floats_keep_what_they_can(operator: str) -> None:
         want = _FUNCTIONS[operator](x.astype(np.float64)).astype(np.float16)
     for found in results(operator, [x], opset=22):
         np.testing.assert_allclose(found, want, rtol=8e-3, atol=1e-6, err_msg=operator)
+
+
+# -- parts by a constant -------------------------------------------------------------------------------------------
+
+_BLOCK = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("x", "condition", "axis"),
+    [
+        (_BLOCK, [1, 0, 1], 1),
+        (_BLOCK, [1, 1, 0, 1], -1),
+        (_BLOCK, [0, 1], 2),
+        (_BLOCK, [0, 0, 0], 1),
+        (_BLOCK, [1, 1, 1], 1),
+        (_BLOCK, [0, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1], None),
+        (_BLOCK, [0, 0], None),
+        (_BLOCK[0, 0], [1, 0, 0, 1], None),
+        (_BLOCK[0, 0].astype(np.int64), [0, 0, 0, 1, 0], 0),
+        (np.float32(3), [1], None),
+    ],
+)
+def test_compress_by_a_constant_is_a_gather(x: np.ndarray, condition: list[int], axis: int | None) -> None:
+    given = np.array(condition, bool)
+    options = {} if axis is None else {"axis": axis}
+    want = np.compress(given, x, axis)
+    for found in results("Compress", [x, given], opset=11, constant=[1], **options):
+        assert (found.shape, found.dtype) == (want.shape, want.dtype)
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "options", "words"),
+    [
+        ("Compress", [_BLOCK, np.array([0, 0, 1], bool)], {"axis": 0, "constant": [1]}, "beyond the 2 places"),
+        ("Compress", [_BLOCK, np.ones((1, 2), bool)], {"axis": 0, "constant": [1]}, "not a vector"),
+        ("Resize", [_BLOCK, None, np.array([1, 0.3, 1], np.float32)], {"constant": [2]},
+         "scale 0.3 leaves no elements of 3 along axis 1"),
+        ("Resize", [_BLOCK, None, np.array([1, 1, 0.1], np.float32)],
+         {"constant": [2], "mode": "linear"}, "no elements of 4 along axis 2"),
+        ("Resize", [_BLOCK, None, None, i64(2, 0, 4)], {"constant": [3]}, "not positive"),
+    ],
+    ids=["beyond", "matrix", "nearest", "linear", "sizes"],
+)  # fmt: skip
+def test_what_leaves_nothing_or_lies_outside_is_refused(
+    operator: str, inputs: list[Operand], options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(OnnxError, match=words):
+        from_onnx(node_model(operator, inputs, opset=13, **options)[0])  # type: ignore[arg-type]
+
+
+def test_compress_by_a_run_time_condition_still_runs() -> None:
+    model, arrays = node_model("Compress", [_BLOCK, np.array([1, 0, 1], bool)], opset=11, axis=1)
+    compiled_once = poly.compile(model)
+    for given in (np.array([True, False, True]), np.array([False, True, False])):
+        found = compiled_once.run({**arrays, "x1": given})["y0"]
+        np.testing.assert_array_equal(found, np.compress(given, _BLOCK, 1))
