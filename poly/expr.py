@@ -105,6 +105,22 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
 
 
+def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """C's `pow`; of integers, modulo their width, and truncated toward zero for negative exponents (0 for a base 0)."""
+    a, b = np.asarray(a), np.asarray(b)
+    dtype = np.result_type(a, b)
+    if dtype.kind in "iu":
+        a, b = a.astype(dtype), b.astype(dtype)
+        unit = np.where(a == 1, 1, np.where(a == -1, np.where(b % 2 == 1, -1, 1), 0))
+        return np.where(b < 0, unit.astype(dtype), np.power(a, np.where(b < 0, 0, b).astype(dtype)))
+    found = np.asarray(np.power(a, b))
+    if dtype.kind != "f":
+        return found
+    # numpy takes a root for the exponent 1/2, which is not a number at -infinity and keeps the sign of -0
+    root = (b == 0.5) & ((a == -np.inf) | (a == 0))
+    return np.where(root, np.abs(a), found).astype(dtype)
+
+
 def _integers(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
     found = tuple(np.asarray(a) for a in operands)
     if any(a.dtype.kind not in "iu" for a in found):
@@ -156,7 +172,7 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("erf", 1, _erf, "float"),
     Operator("sin", 1, _quiet(np.sin), "float"),
     Operator("cos", 1, _quiet(np.cos), "float"),
-    Operator("pow", 2, _quiet(np.power), "same"),
+    Operator("pow", 2, _quiet(_power), "same"),
     Operator("fmod", 2, _quiet(np.fmod), "float"),  # the exact remainder, with the sign of the dividend
     Operator("bit_and", 2, np.bitwise_and),
     Operator("bit_or", 2, np.bitwise_or),

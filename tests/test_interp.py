@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import poly
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
@@ -479,3 +480,20 @@ def test_box_domain_without_iterators_is_one_instance() -> None:
     s = Statement("S", (), box_domain("S", []), access("Y"), (), Const(2.0))
     p = Program("one", (tensor("Y", [], role="output"),), (s,))
     assert run_program(p, {})["Y"] == 2 and run_program(p, {}, vectorised=True)["Y"] == 2
+
+
+@pytest.mark.parametrize("vectorised", [True, False])
+def test_pow(vectorised: bool) -> None:
+    """Roots of -infinity and -0 as in C; integers to negative exponents truncated: both as compiled."""
+    floats = poly.parse("y[i] = pow(x[i], z[i])", x=(4,), z=(4,))
+    x, z = np.array([-np.inf, -0.0, 4, -4], np.float32), np.full(4, 0.5, np.float32)
+    found = run_program(floats, {"x": x, "z": z}, vectorised=vectorised)["y"]
+    np.testing.assert_array_equal(found, np.array([np.inf, 0, 2, np.nan], np.float32))
+    assert not np.signbit(found[1])
+    np.testing.assert_array_equal(poly.compile(floats)(x, z), found)
+    dtypes = dict.fromkeys("xyz", "i32")
+    whole = poly.parse("y[i] = pow(x[i], z[i])", dtypes=dtypes, x=(6,), z=(6,))
+    x, z = np.array([2, 1, 0, -1, -1, 3], np.int32), np.array([-1, -1, -1, -1, -2, 3], np.int32)
+    found = run_program(whole, {"x": x, "z": z}, vectorised=vectorised)["y"]
+    np.testing.assert_array_equal(found, np.array([0, 1, 0, -1, 1, 27], np.int32))
+    np.testing.assert_array_equal(poly.compile(whole)(x, z), found)
