@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from re import match
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -18,7 +19,7 @@ from poly.console import busy, print_facts, print_table, steps
 from poly.document import bytes_text, count_text, seconds_text
 from poly.dtypes import dtype_name, is_float, numpy_dtype
 from poly.engine import Engine
-from poly.errors import PolyError, RunError
+from poly.errors import OnnxError, ParseError, PolyError, RunError, ShapeError
 from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
@@ -158,9 +159,25 @@ def _load_onnx(path: Path, given: Mapping[str, tuple[int, ...] | int], constants
     from poly.frontend.onnx_import import from_onnx
 
     with busy(f"reading {path.name}"):
-        graph = from_onnx(path, given, constants)
+        try:
+            graph = from_onnx(path, given, constants)
+        except OnnxError as error:
+            raise _as_options(error, path, given, constants) from None
         model = onnx.load(str(path))
     return Work(path.stem, graph=graph, model=model, constants=dict(constants))
+
+
+def _as_options(
+    error: OnnxError, path: Path, given: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
+) -> OnnxError:
+    """An error whose hint is a call of `from_onnx`, with options of the command instead."""
+    if not (error.hint or "").startswith("from_onnx("):
+        return error
+    from poly.frontend.onnx_model import dynamic_dimensions, load_model
+
+    free = dynamic_dimensions(load_model(path), given, constants)
+    hint = " ".join(f"--bind {name}=1" for name in free) or "--shape INPUT=1,3,224,224"
+    return OnnxError(error.message, where=error.where, hint=f"{hint}, with the extents you need")
 
 
 def _load_text(text: str, shapes: Sequence[Named], name: str) -> Work:
@@ -176,7 +193,12 @@ def _load_text(text: str, shapes: Sequence[Named], name: str) -> Work:
         if tensor is None:
             raise UsageError(f"--shape {extents}: notation needs the tensor's name", hint=f"--shape A={extents}")
         given[tensor] = _extents(extents)
-    program = parse(text, **given)  # type: ignore[arg-type]  # a tensor may not be called dtypes
+    try:
+        program = parse(text, **given)  # type: ignore[arg-type]  # a tensor may not be called dtypes
+    except (ParseError, ShapeError) as error:
+        if call := match(r"(\w+)=\(", error.hint or ""):  # an argument of parse
+            raise UsageError(error.message, where=error.where, hint=f"--shape {call[1]}=64,96") from None
+        raise
     return Work(name or program.name, program=program)
 
 

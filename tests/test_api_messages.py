@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import poly
+from poly.cli import main
 from poly.errors import PolyError
 from poly.frontend.nest import Array, f64
 
@@ -105,3 +106,11 @@ def test_unknown_arguments_are_refused_by_public_names() -> None:
         kernel(a=1)
     with pytest.raises(TypeError, match=r"^einsum\(\) got an unexpected"):
         einsum("ij->i", np.eye(2), foo=1)
+
+
+def test_the_command_hints_at_its_own_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(relu_model(), str(tmp_path / "model.onnx"))
+    assert main(["run", str(tmp_path / "model.onnx"), "--check"]) == 1
+    assert "--bind N=1" in capsys.readouterr().err
+    assert main(["show", "C[i,k] += A[i,j] * B[j,k]", "--shape", "A=64,96"]) == 2
+    assert "--shape B=64,96" in capsys.readouterr().err

@@ -55,10 +55,13 @@ def test_python_blocks_run_and_print_what_they_show(
     monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "model.onnx")
     space: dict[str, object] = {"image": np.ones((1, 3, 224, 224), "f4")}
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), space)
+    for k, block in enumerate(blocks("python")):
+        file = tmp_path / f"block_{k}.py"  # a nest reads its source
+        file.write_text(block)
+        exec(compile(block, str(file), "exec"), space)
     assert np.allclose(np.asarray(space["c"]), np.asarray(space["a"]) @ np.asarray(space["b"]), rtol=1e-4)
     assert np.allclose(np.asarray(space["d"]), np.asarray(space["c"]), rtol=1e-4)
+    assert np.allclose(np.asarray(space["product"]), np.asarray(space["panel"]))
     printed = capsys.readouterr().out
     shown = [line for block in blocks("text") for line in block.splitlines() if "just now" not in line]
     assert len(shown) > 10
