@@ -106,7 +106,7 @@ def function(ops: Ops, name: str, operands: Sequence[Value]) -> Value:
         case "tanh":
             return _tanh64(f, a) if wide else _odd_ratio(f, a, 9.02, _TANH32)
         case "erf":
-            return _erf64(f, a) if wide else _erf32(f, a)
+            return _erf64(f, a) if wide else _odd_ratio(f, a, 4.2, _ERF32)  # above 1 there
         case "sin" | "cos":
             return vector_sine.sine(f, a, name)
         case "pow":
@@ -136,17 +136,11 @@ def _sigmoid(f: Floats, x: Value) -> Value:
 
 
 def _odd_ratio(f: Floats, x: Value, limit: float, ratio: tuple[Sequence[float], Sequence[float]]) -> Value:
-    """x * P(x^2) / Q(x^2) of an odd function that is 1 beyond `limit`."""
+    """x * P(x^2) / Q(x^2) of an odd function that is 1 beyond `limit`; results above 1 are 1."""
     t = f.at_most(f.at_least(x, -limit), limit)
     powers = f.powers(f.mul(t, t), 5)
     found = f.div(f.mul(t, f.poly(powers, ratio[0])), f.poly(powers, ratio[1]))
     return f.at_most(f.at_least(found, -1.0), 1.0)
-
-
-def _erf32(f: Floats, x: Value) -> Value:
-    """The ratio, which ends a unit below 1; beyond its range the result is 1."""
-    found = _odd_ratio(f, x, 3.92, _ERF32)
-    return f.when(f.less(f.c(3.92), f.abs(x)), f.sign_of(f.c(1.0), x), found)
 
 
 def _tanh64(f: Floats, x: Value) -> Value:

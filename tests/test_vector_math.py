@@ -145,7 +145,7 @@ def test_no_library(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("vector", [True, False])
 def test_erf_reaches_one(vector: bool) -> None:
-    x = np.array([3.93, 4, 5, 1000, 3e38, np.inf] * 4, np.float32)
+    x = np.array([4, 4.2, 5, 1000, 3e38, np.inf] * 4, np.float32)
     np.testing.assert_array_equal(run("erf", x, vector=vector), np.ones_like(x))
     np.testing.assert_array_equal(run("erf", -x, vector=vector), -np.ones_like(x))
 
