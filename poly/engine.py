@@ -242,22 +242,10 @@ class Engine:
 
     def _targets(self, out: Mapping[str, Array], given: Mapping[str, Array]) -> dict[str, Array]:
         """The arrays of `out` by tensor. Raises `RunError` where one cannot be written to."""
-        where, known = self.graph.name, {self._label(n): (n, shape, dtype) for n, _, shape, dtype in self._results}
-        found: dict[str, Array] = {}
-        for label, array in out.items():
-            if label not in known:
-                raise RunError(f"no output {label!r}", where=where, hint=f"outputs: {', '.join(known)}")
-            name, shape, dtype = known[label]
-            kind = self.graph.border_dtype(self._tensors[name]) if name in self.graph.formats else dtype
-            if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, kind):  # pyright: ignore
-                raise RunError(f"out for {label!r} is not {kind}{list(shape)}", where=where)
-            flags = array.flags
-            if not (flags.writeable and flags.c_contiguous and flags.aligned):
-                raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where)
-            if any(np.may_share_memory(array, other) for other in (*given.values(), *found.values())):
-                raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
-            found[name] = array.view(dtype)
-        return found
+        kinds = {n: self.graph.border_dtype(self._tensors[n]) for n in self.graph.formats if n in self._tensors}
+        known = {self._label(n): (n, shape, kinds.get(n, dtype)) for n, _, shape, dtype in self._results}
+        found = targets_of(out, known, [*given.values()], self.graph.name)
+        return {n: found[n].view(dtype) for n, _, _, dtype in self._results if n in found}
 
     @property
     def _results(self) -> tuple[_Result, ...]:
@@ -319,6 +307,30 @@ class Engine:
         ]
         heads = ("group", "statements", "writes", "runs by")
         return Document(repr(self).strip("<>"), (), (table("groups", heads, rows),)).html()
+
+
+def targets_of(
+    out: Mapping[str, Array], known: Mapping[str, tuple[str, tuple[int, ...], _Dtype]], given: Sequence[Array],
+    where: str,
+) -> dict[str, Array]:  # fmt: skip
+    """The arrays of `out` by tensor; `known`: tensor, shape and dtype of each output by its label; `given`: inputs.
+
+    Raises `RunError` where one is none of the outputs or cannot be written to.
+    """
+    found: dict[str, Array] = {}
+    for label, array in out.items():
+        if label not in known:
+            raise RunError(f"no output {label!r}", where=where, hint=f"outputs: {', '.join(known)}")
+        name, shape, kind = known[label]
+        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, kind):  # pyright: ignore
+            raise RunError(f"out for {label!r} is not {kind}{list(shape)}", where=where)
+        flags = array.flags
+        if not (flags.writeable and flags.c_contiguous and flags.aligned):
+            raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where)
+        if any(np.may_share_memory(array, other) for other in (*given, *found.values())):
+            raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
+        found[name] = array
+    return found
 
 
 def build_engine(

@@ -13,16 +13,19 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from poly.engine import Engine
-from poly.errors import FallbackWarning
+from poly.errors import FallbackWarning, RunError
 from poly.frontend.onnx_control import body_name, run_control
 from poly.frontend.onnx_reference import evaluate_node
 from poly.frontend.onnx_stages import Stage, StagedModel
 from poly.graph import Array, Graph
+
+if TYPE_CHECKING:
+    from poly.profiler import Profile
 
 _MAX_STAGES: Final = 64
 Key = tuple[object, ...]
@@ -99,8 +102,11 @@ class ModelEngine:
         inner = [name for engine in self.engines for name in engine.fallbacks]
         return tuple(dict.fromkeys([*(self.share.fallbacks if self.share else ()), *inner]))
 
-    def run(self, inputs: Mapping[str, object]) -> dict[str, object]:
-        """The outputs. Raises `RunError` for inputs that the model does not take, `OnnxError` where a node is wrong."""
+    def run(self, inputs: Mapping[str, object], *, out: Mapping[str, Array] | None = None) -> dict[str, object]:
+        """The outputs; those in `out` are copied to its arrays, of the same shape and dtype.
+
+        Raises `RunError` for inputs that the model does not take, `OnnxError` where a node is wrong.
+        """
         given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
         self.model.check_inputs(given)
         values: dict[str, object] = {name: given[name] for name in given}
@@ -126,7 +132,29 @@ class ModelEngine:
             self._evict(used)
             self.share = Share(seconds, fallbacks, reasons)
         missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
-        return {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
+        found = {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
+        for name, array in (out or {}).items():
+            if name not in found:
+                hint = f"outputs: {', '.join(self.outputs)}"
+                raise RunError(f"no output {name!r}", where=self.model.model.graph.name, hint=hint)
+            result = found[name]
+            if not isinstance(result, np.ndarray) or (array.shape, array.dtype) != (result.shape, result.dtype):
+                is_now = f"{result.dtype}{list(result.shape)}" if isinstance(result, np.ndarray) else "no array"
+                raise RunError(f"out for {name!r}: the output is {is_now}", where=self.model.model.graph.name)
+            array[...] = result
+            found[name] = array
+        return found
+
+    def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
+        """`Engine.profile` of a model that is one compiled stage for these inputs. Raises `RunError` for others."""
+        self.run(inputs)
+        with self._lock:
+            last = next(reversed(self._cache.values()), None)
+        whole = last is not None and last.stage.first == 0 and last.stage.end == len(self.model.nodes)
+        if last is None or last.engine is None or not whole:
+            hint = "profile its engines one by one (.engines), or see .share and poly.explain"
+            raise RunError("it runs in several stages for these inputs", where=self.model.model.graph.name, hint=hint)
+        return last.engine.profile({name: inputs[name] for name in last.engine.inputs}, runs)
 
     def _default(self, name: str) -> object:
         from onnx import numpy_helper

@@ -23,7 +23,7 @@ import numpy as np
 
 from poly.arguments import shown
 from poly.dtypes import numpy_dtype
-from poly.engine import Engine
+from poly.engine import Engine, targets_of
 from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
@@ -35,6 +35,7 @@ from poly.sets import fix_sizes
 
 if TYPE_CHECKING:
     from poly.codegen.kernel import Kernel
+    from poly.profiler import Profile
 
 MOST_SIZES: Final = 64
 MOST_ENGINES: Final = 8
@@ -109,16 +110,27 @@ class SizedEngine:
         """Nodes that the reference evaluator runs."""
         return tuple(dict.fromkeys(name for engine in self.engines for name in engine.fallbacks))
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs for a set of inputs, whose shapes give the sizes. Raises `RunError` for what does not fit."""
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        out: Mapping[str, Array] | None = None,
+        observe: Callable[[SizedStep, float], None] | None = None,
+    ) -> dict[str, Array]:
+        """The outputs for a set of inputs, whose shapes give the sizes. Raises `RunError` for what does not fit.
+
+        `out`: arrays to write to, as of `Engine.run`. `observe(step, seconds)` is called after each step, unless the
+        size was compiled for itself.
+        """
         given = self._given(inputs)
         sizes = self.sizes_of(given)
         with self._lock:
             key = self._key(sizes)
             prepared = None if key in self._engines else self._at(key, sizes)
             if prepared is None:
-                return self._specialised(key, sizes).run(inputs)
+                return self._specialised(key, sizes).run(inputs, out=out)
             values: dict[str, Array] = {**self.graph.constants, **given}
+            values |= self._targets(out, sizes, values) if out else {}
             arena = np.empty(prepared.arena + 64, np.uint8)
             start = -arena.ctypes.data % 64
             for t in self.graph.outputs:
@@ -127,8 +139,44 @@ class SizedEngine:
             places = {name: first + offset for name, offset in prepared.offsets.items()}
             places |= {name: a.ctypes.data for name, a in values.items()}
             for step, call in zip(self.steps, prepared.calls, strict=True):
+                start_of_step = time.perf_counter()
                 call([places[name] for name in step.arrays])
+                if observe is not None:
+                    observe(step, time.perf_counter() - start_of_step)
         return {self._label(t.name): values[t.name] for t in self.graph.outputs}
+
+    def _targets(
+        self, out: Mapping[str, Array], sizes: Mapping[str, int], values: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """The arrays of `out` by tensor, with what the outputs are before the steps."""
+        known = {self._label(t.name): (t.name, t.extents(sizes), numpy_dtype(t.dtype)) for t in self.graph.outputs}
+        found = targets_of(out, known, [*values.values()], self.graph.name)
+        for name, array in found.items():
+            array[...] = values.get(name, 0)  # an output may be an input or a constant
+        return found
+
+    def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
+        """Where the time goes at the size of these inputs, group by group; see `Engine.profile`."""
+        from poly.profiler import Part, profile
+
+        sizes = self.sizes_of(self._given(inputs))
+        self.run(inputs)
+        with self._lock:
+            if (own := self._engines.get(self._key(sizes))) is not None:
+                return own.profile(inputs, runs)
+        parts: list[Part] = []
+        for step in self.steps:
+            assert step.kernel.schedule is not None
+            program = step.kernel.schedule.source
+            program = program.bind(**{n: v for n, v in sizes.items() if n in program.parameters})
+            parts.append(Part(step.name, tuple(s.name for s in program.statements), program, True))
+
+        def split() -> list[float]:
+            times: list[float] = []
+            self.run(inputs, observe=lambda _, seconds: times.append(seconds))
+            return times
+
+        return profile(self.graph.name, parts, lambda: self.run(inputs), split, runs)
 
     def specialise(self, **sizes: int) -> Engine:
         """Compile for one size, given by the names of the dimensions; calls of that size use it from then on.

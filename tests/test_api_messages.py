@@ -114,3 +114,18 @@ def test_the_command_hints_at_its_own_options(tmp_path: Path, capsys: pytest.Cap
     assert "--bind N=1" in capsys.readouterr().err
     assert main(["show", "C[i,k] += A[i,j] * B[j,k]", "--shape", "A=64,96"]) == 2
     assert "--shape B=64,96" in capsys.readouterr().err
+
+
+def test_every_engine_writes_to_out_and_is_profiled(tmp_path: Path) -> None:
+    onnx.save(relu_model(), str(tmp_path / "model.onnx"))
+    sized = poly.compile(poly.from_onnx(relu_model(), ranges={"N": (1, 4)}))
+    own = poly.compile(poly.from_onnx(relu_model(), ranges={"N": (1, 4)}))
+    own.specialise(N=1)
+    for engine in (sized, own, poly.compile(tmp_path / "model.onnx")):
+        out = {"y": np.full_like(X, 9)}
+        assert engine.run({"x": X}, out=out)["y"] is out["y"]
+        assert out["y"].tolist() == [[1, 0, 3, 0]]
+        for wrong in ({"z": out["y"]}, {"y": np.empty((2, 4), "f4")}):
+            with pytest.raises(PolyError, match="no output 'z'|out for 'y'"):
+                engine.run({"x": X}, out=wrong)
+        assert len(engine.profile({"x": X}, runs=2).groups) == 1
