@@ -298,7 +298,7 @@ class Kernel(NativeCall):
         return "\n".join([*lines, str(self.loops)])
 
 
-Kernel._careful.__qualname__ = "Kernel.__call__"  # what Python's own errors call it
+Kernel._careful.__qualname__ = "Kernel.__call__"  # pyright: ignore[reportPrivateUsage]  # in Python's own errors
 
 
 def memory_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
