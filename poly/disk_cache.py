@@ -2,8 +2,8 @@
 
 The cache lies in `$POLYLOOM_CACHE` (`off` for none), else in the user's cache directory. Entries are written atomically
 and carry a checksum of name and content: one that is damaged or has another's name is as good as none. A cache that
-cannot be read or written is no error.
-Some entries are pickles, so the folder must be the user's own; the checksum protects against damage, not against others.
+cannot be read or written is no error. Some entries are pickles, so the folder must be the user's own: the checksum
+protects against damage, not against others.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def test_an_array_of_rank_0_is_changed_in_place_and_not_rebound() -> None:
     def running(N: int, s: f64[Array, ""], A: f64[Array, "N"]):
         for i in range(N):
             s += A[i]
-            s /= 2
+            s /= 2  # type: ignore[operator]
             A[i] = s
 
     assert [(t.name, t.role) for t in running.program.tensors] == [("s", "inout"), ("A", "inout")]
