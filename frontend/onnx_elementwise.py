@@ -229,21 +229,6 @@ def leaky_relu(b: Notation) -> None:
     b.map(lambda v: fn("select", fn("lt", v, 0), v * alpha, v), b.input(0))
 
 
-def elu(b: Notation) -> None:
-    alpha = b.float_attribute("alpha", 1.0)
-    b.map(lambda v: fn("select", fn("lt", v, 0), (fn("exp", v) - 1.0) * alpha, v), b.input(0))
-
-
-def selu(b: Notation) -> None:
-    alpha, gamma = b.float_attribute("alpha", 1.6732632), b.float_attribute("gamma", 1.050701)
-    b.map(lambda v: fn("select", fn("le", v, 0), (fn("exp", v) - 1.0) * alpha, v) * gamma, b.input(0))
-
-
-def celu(b: Notation) -> None:
-    alpha = b.float_attribute("alpha", 1.0)
-    b.map(lambda v: fn("max", v, 0) + fn("min", (fn("exp", v / alpha) - 1.0) * alpha, 0), b.input(0))
-
-
 def thresholded_relu(b: Notation) -> None:
     alpha = b.float_attribute("alpha", 1.0)
     b.map(lambda v: fn("select", fn("gt", v, alpha), v, 0), b.input(0))
@@ -265,15 +250,6 @@ def hard_sigmoid(b: Notation) -> None:
 def hard_swish(b: Notation) -> None:
     sixth = float(np.float32(1 / 6))
     b.map(lambda v: v * fn("max", fn("min", v * sixth + 0.5, 1.0), 0.0), b.input(0))
-
-
-def gelu(b: Notation) -> None:
-    if b.string_attribute("approximate", "none") == "tanh":
-        b.map(
-            lambda v: v * 0.5 * (fn("tanh", (v * v * v * 0.044715 + v) * float(np.sqrt(2 / np.pi))) + 1.0), b.input(0)
-        )
-    else:
-        b.map(lambda v: v * 0.5 * (fn("erf", v * float(np.sqrt(0.5))) + 1.0), b.input(0))
 
 
 def is_inf(b: Notation) -> None:
@@ -330,17 +306,14 @@ ROWS: Final[dict[str, Row]] = {
     "BitwiseOr": bits("bit_or"),
     "BitwiseXor": bits("bit_xor"),
     "Ceil": unary(lambda v: fn("ceil", v)),
-    "Celu": celu,
     "Clip": clip,
     "Cos": unary(lambda v: fn("cos", v)),
     "Div": binary("div"),
     "Dropout": dropout,
-    "Elu": elu,
     "Equal": binary("eq", "bool"),
     "Erf": unary(lambda v: fn("erf", v)),
     "Exp": unary(lambda v: fn("exp", v)),
     "Floor": unary(lambda v: fn("floor", v)),
-    "Gelu": gelu,
     "Greater": binary("gt", "bool"),
     "GreaterOrEqual": binary("ge", "bool"),
     "HardSigmoid": hard_sigmoid,
@@ -365,7 +338,6 @@ ROWS: Final[dict[str, Row]] = {
     "Reciprocal": unary(lambda v: 1.0 / v),
     "Relu": unary(lambda v: fn("max", v, 0)),
     "Round": unary(lambda v: fn("round", v)),
-    "Selu": selu,
     "Shrink": shrink,
     "Sigmoid": unary(lambda v: fn("sigmoid", v)),
     "Sign": unary(lambda v: fn("sign", v)),

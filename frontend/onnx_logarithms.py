@@ -1,4 +1,4 @@
-"""Rows of the operator table that are logarithms and exponentials inside: Softplus, Mish, the hyperbolic functions.
+"""Rows of the operator table that are logarithms and exponentials inside: Softplus, Elu, Gelu, hyperbolic functions.
 
 Each is written so that it keeps its leading digits at both ends of its range: none is a difference of close numbers, or
 overflows before its result does.
@@ -100,12 +100,54 @@ def _in(wide: str, function: Callable[[Term], Term]) -> Row:
     return row
 
 
+def _expm1(v: Term) -> Term:
+    """e^v - 1 where v <= 0, as 2 t / (1 - t) with t = tanh(v / 2) <= 0."""
+    t = fn("tanh", v * 0.5)
+    return (t + t) / (1.0 - t)
+
+
+def _expm1_anywhere(v: Term) -> Term:
+    """e^v - 1 = tanh(v / 2) (e^v + 1)."""
+    return fn("tanh", v * 0.5) * (fn("exp", v) + 1.0)
+
+
+def _elu(b: Notation) -> None:
+    alpha = b.float_attribute("alpha", 1.0)
+    _in("f32", lambda v: fn("select", fn("lt", v, 0), _expm1(v) * alpha, v))(b)
+
+
+def _selu(b: Notation) -> None:
+    alpha, gamma = b.float_attribute("alpha", 1.6732632), b.float_attribute("gamma", 1.050701)
+    _in("f32", lambda v: fn("select", fn("le", v, 0), _expm1(v) * alpha, v) * gamma)(b)
+
+
+def _celu(b: Notation) -> None:
+    alpha = b.float_attribute("alpha", 1.0)
+    if alpha > 0:
+        _in("f32", lambda v: fn("select", fn("lt", v, 0), _expm1(v / alpha) * alpha, v))(b)
+    else:  # then it is the positive v / alpha that are negative v
+        _in("f32", lambda v: fn("max", v, 0) + fn("min", _expm1_anywhere(v / alpha) * alpha, 0))(b)
+
+
+def _gelu(b: Notation) -> None:
+    """v (1 + erf(v / sqrt 2)) / 2; the other one has (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its digits below 0."""
+    if b.string_attribute("approximate", "none") != "tanh":
+        _in("f32", lambda v: v * 0.5 * (fn("erf", v * float(np.sqrt(0.5))) + 1.0))(b)
+        return
+    twice = 2 * float(np.sqrt(2 / np.pi))
+    _in("f32", lambda v: v * fn("sigmoid", (v * v * v * 0.044715 + v) * twice))(b)
+
+
 ROWS: Final[dict[str, Row]] = {
     "Acosh": _in("f64", _acosh),
     "Asinh": _in("f64", _asinh),
     "Atanh": _in("f64", _atanh),
+    "Celu": _celu,
     "Cosh": _in("f32", _cosh),
+    "Elu": _elu,
+    "Gelu": _gelu,
     "Mish": _in("f32", _mish),
+    "Selu": _selu,
     "Sinh": _in("f32", lambda v: fn("tanh", v) * _cosh(v)),
     "Softplus": _softplus_row,
 }

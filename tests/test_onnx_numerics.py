@@ -111,6 +111,63 @@ def test_half_floats_keep_what_they_can(operator: str) -> None:
         np.testing.assert_allclose(found, want, rtol=8e-3, atol=1e-6, err_msg=operator)
 
 
+# -- activations -----------------------------------------------------------------------------------------------------
+
+
+def sigmoid(v: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(-v, 0))
+
+
+def elu(v: np.ndarray, alpha: float = 1.0) -> np.ndarray:
+    return np.where(v < 0, alpha * np.expm1(np.minimum(v, 0)), v)
+
+
+_ACTIVATIONS: dict[str, tuple[str, dict[str, object], Function]] = {
+    "elu": ("Elu", {}, elu),
+    "elu of another slope": ("Elu", {"alpha": -0.5}, lambda v: elu(v, -0.5)),
+    "selu": ("Selu", {}, lambda v: float(np.float32(1.050701)) * elu(v, float(np.float32(1.6732632)))),
+    "celu": ("Celu", {"alpha": 2.0}, lambda v: np.where(v < 0, 2 * np.expm1(np.minimum(v, 0) / 2), v)),
+    "celu of a negative slope": (
+        "Celu", {"alpha": -2.0}, lambda v: np.maximum(v, 0) + np.minimum(-2 * np.expm1(v / -2), 0)
+    ),
+    "sigmoid": ("Sigmoid", {}, sigmoid),
+    "swish": ("Swish", {}, lambda v: v * sigmoid(v)),
+    "softsign": ("Softsign", {}, lambda v: v / (1 + np.abs(v))),
+    "tanh": ("Tanh", {}, np.tanh),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", _ACTIVATIONS)
+def test_activations_keep_their_digits(name: str, dtype: type) -> None:
+    """Tiny negative values above all: exp(v) - 1 has none of their digits."""
+    operator, options, function = _ACTIVATIONS[name]
+    x = np.concatenate([_MAGNITUDES, -_MAGNITUDES, _SPECIAL[:2]]).astype(dtype)
+    with np.errstate(all="ignore"):
+        want = function(x.astype(np.float64)).astype(dtype)
+    ulp, least = float(np.finfo(dtype).eps), float(np.finfo(dtype).tiny)
+    for found in results(operator, [x], opset=24, **options):
+        np.testing.assert_allclose(found, want, rtol=12 * ulp, atol=128 * least * ulp, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gelu_over_the_whole_range(dtype: type) -> None:
+    """By erf to the digits of |v|, as 1 + erf(v / sqrt 2) has no others; by tanh to its own, as far as f32 has u."""
+    from math import erfc
+
+    x = np.concatenate([_MAGNITUDES, -_MAGNITUDES, _SPECIAL[:2]]).astype(dtype)
+    v, ulp = x.astype(np.float64), float(np.finfo(dtype).eps)
+    want = 0.5 * v * np.vectorize(erfc)(-v / np.sqrt(2))
+    for found in results("Gelu", [x], opset=20):
+        assert np.all(np.abs(found - want) <= 4 * ulp * np.abs(v) + 1e-44)
+    with np.errstate(all="ignore"):
+        u = 2 * np.sqrt(2 / np.pi) * (v + 0.044715 * v**3)
+        want = np.where(np.isinf(u), np.maximum(v, 0), v * sigmoid(u))
+    for found in results("Gelu", [x], opset=20, approximate="tanh"):
+        bound = 4 * ulp * (2 + np.minimum(np.abs(u), 1000)) * np.abs(want) + 128 * float(np.finfo(dtype).tiny) * ulp
+        assert np.all(np.abs(found - want) <= bound)
+
+
 # -- parts by a constant -------------------------------------------------------------------------------------------
 
 _BLOCK = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
