@@ -27,7 +27,7 @@ import numpy as np
 
 from poly.dtypes import DTYPES, dtype_name, numpy_dtype, size_bytes
 from poly.errors import PolyError
-from poly.expr import COMBINERS, OPERATORS
+from poly.expr import BITS, COMBINERS, OPERATORS
 
 MAX_DMA_RANK: Final = 6
 MAX_OUTER: Final = 6
@@ -342,7 +342,9 @@ class Vec:
                 )
                 kinds = {found[a] for a in (args[1:] if name == "select" else args)}
                 _require(len(kinds) == 1, f"{name} of {sorted(kinds)}: convert first", self)
-                return "bool" if row.result == "bool" else next(iter(kinds))
+                kind = next(iter(kinds))
+                _require(row.result != "bits" or kind in BITS, f"{name} of {kind}", self)
+                return "bool" if row.result == "bool" else BITS[kind] if row.result == "bits" else kind
 
 
 Command = Dma | Mm | Vec

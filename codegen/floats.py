@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from poly.codegen.text import value_type
 from poly.codegen.values import Ops, Value
 
 MAGIC: Final = {"f32": 12582912.0, "f64": 6755399441055744.0}  # 1.5 * 2^23, 1.5 * 2^52: adding it rounds to an integer
@@ -76,8 +75,7 @@ class Floats:
 
     def recast(self, a: Value, dtype: str) -> Value:
         """The same bits as another dtype."""
-        source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
-        return Value(dtype, a.lanes, self.ops.writer.value(f"bitcast {source} {a.text} to {target}"))
+        return self.ops.recast(a, dtype)
 
     def bits(self, a: Value) -> Value:
         return self.recast(a, self.bits_type)

@@ -18,6 +18,7 @@ import numpy as np
 from poly.codegen.text import Writer, constant_text, rounded, scalar_type, suffix, value_type
 from poly.dtypes import is_float, is_integer, numpy_dtype, size_bytes
 from poly.errors import UnsupportedError
+from poly.expr import BITS
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,11 @@ class Ops:
         name = self.writer.value(f"{text} {kind} {', '.join(o.text for o in operands)}")
         return Value(dtype or like.dtype, like.lanes, name)
 
+    def recast(self, a: Value, dtype: str) -> Value:
+        """The same bits as another dtype."""
+        source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
+        return Value(dtype, a.lanes, self.writer.value(f"bitcast {source} {a.text} to {target}"))
+
     def call(self, name: str, *operands: Value, dtype: str | None = None) -> Value:
         """An overloaded intrinsic on operands of one type."""
         a = operands[0]
@@ -193,6 +199,8 @@ class Ops:
             return self.select(self.truth(arguments[0]), arguments[1], arguments[2])
         operands = self.same(*arguments)
         a = operands[0]
+        if name == "bits":
+            return self.recast(a, BITS[a.dtype])
         if a.dtype in NARROW:
             result = self.apply(name, [self.cast(o, "f32") for o in operands])
             return result if result.dtype == "bool" else self.cast(result, a.dtype)

@@ -13,6 +13,7 @@ from poly.frontend.onnx_notation import NoCompiledForm, Notation
 from poly.frontend.onnx_terms import FORMATS, Term, Value, fn, literal, python_scalar
 
 Row = Callable[[Notation], None]
+_MOST_DRAWN: Final = 1 << 24
 
 
 def unary(function: Callable[[Term], Term], result: str | None = None) -> Row:
@@ -87,12 +88,27 @@ def dropout(b: Notation) -> None:
     """Inference: the input itself; the mask, where it is used, is all true."""
     x = b.input(0)
     training = b.optional(2) is not None and bool(b.constant_ints(2)[0])
-    if training and (b.optional(1) is None or bool(np.any(b.constant(1)))):
-        b.supported(False, "training mode is random", "export the model for inference")
+    ratio = 0.5 if b.optional(1) is None else float(python_scalar(b.constant(1))) if training else 0.0
+    if training and ratio:
+        _drop(b, x, ratio)
+        return
     b.alias(x)
     if b.wants(1):
         mask = b.output(x.shape, "bool" if b.opset >= 10 else x.dtype, 1)
         b.assign(mask, {f"i{k}": e for k, e in enumerate(x.shape)}, literal(True if b.opset >= 10 else 1.0))
+
+
+def _drop(b: Notation, x: Value, ratio: float) -> None:
+    """Training with a seed, which every run draws from anew: the mask is a constant, as the reference evaluator's."""
+    b.require(0 <= ratio < 1, f"ratio {ratio} is outside of 0 <= ratio < 1")
+    b.supported(b.has("seed"), "training mode without a seed is random", "export the model for inference")
+    b.supported(x.size <= _MOST_DRAWN, f"a mask of more than {_MOST_DRAWN} elements is drawn at each run")
+    mask = np.random.RandomState(b.int_attribute("seed") % 2**32).uniform(0, 1, x.shape) >= ratio
+    kept = b.new_constant("mask", mask)
+    scale = float(1 / (1 - np.float32(ratio)))
+    b.map(lambda v, m: v * m.cast(x.dtype) * scale, x, kept)
+    if b.wants(1):
+        b.map(lambda m: m, kept, position=1)
 
 
 ONNX_DTYPES: Final[dict[int, str]] = {

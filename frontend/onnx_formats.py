@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from poly.affine import Affine, var
 from poly.dtypes import is_float, is_integer, size_bytes
+from poly.expr import BITS
 from poly.frontend.onnx_elementwise import onnx_dtype
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_shapes import positions
@@ -152,10 +153,15 @@ def cast_to(b: Notation, x: Value, dtype: str) -> None:
 def bit_cast(b: Notation) -> None:
     """The same bits as another type; between integers of one width that is the cast."""
     x, dtype = b.input(0), onnx_dtype(b, b.int_attribute("to"))
-    whole = all(is_integer(d) and not is_format(d) or d == "bool" for d in (x.dtype, dtype))
-    b.supported(whole and dtype != "bool", f"the bits of {x.dtype} as {dtype} have no compiled form")
+    plain = all(d in BITS or is_integer(d) and not is_format(d) or d == "bool" for d in (x.dtype, dtype))
+    b.supported(plain and dtype != "bool", f"the bits of {x.dtype} as {dtype} have no compiled form")
     b.require(size_bytes(x.dtype) == size_bytes(dtype), f"{x.dtype} and {dtype} differ in width")
-    cast_to(b, x, dtype)
+    if is_float(x.dtype) == is_float(dtype):
+        cast_to(b, x, dtype)
+    elif is_float(x.dtype):
+        b.map(lambda v: fn("bits", v).cast(dtype), x, dtype=dtype)
+    else:
+        b.map(lambda v: fn("bits", v.cast(BITS[dtype])), x, dtype=dtype)
 
 
 # -- quantisation --------------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def _celu(b: Notation) -> None:
 
 
 def _gelu(b: Notation) -> None:
-    """v (1 + erf(v / sqrt 2)) / 2; the other one has (1 + tanh(u)) / 2 = sigmoid(2 u), which keeps its digits below 0."""
+    """v (1 + erf(v / sqrt 2)) / 2; by tanh, (1 + tanh(u)) / 2 = sigmoid(2 u) keeps its digits below 0."""
     if b.string_attribute("approximate", "none") != "tanh":
         _in("f32", lambda v: v * 0.5 * (fn("erf", v * float(np.sqrt(0.5))) + 1.0))(b)
         return

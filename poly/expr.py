@@ -60,12 +60,13 @@ class Cast:
 
 
 Expr = Const | Read | IndexValue | Apply | Cast
-Result = Literal["same", "bool", "float"]
+Result = Literal["same", "bool", "float", "bits"]
+BITS: Final = {"f32": "i32", "i32": "f32", "f64": "i64", "i64": "f64"}
 
 
 @dataclass(frozen=True)
 class Operator:
-    """`result`: the dtype of the arguments, bool, or the arguments' (which must be floating)."""
+    """`result`: the dtype of the arguments, bool, the arguments' (which must be floating), or `BITS` of it."""
 
     name: str
     arity: int
@@ -142,6 +143,11 @@ def _shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(inside, np.right_shift(a, np.where(inside, b, 0)), np.where(a < 0, -1, 0)).astype(a.dtype)
 
 
+def _bits(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x)
+    return x.view({"i": "f", "f": "i"}[x.dtype.kind] + str(x.dtype.itemsize))
+
+
 _TABLE: Final[Sequence[Operator]] = (
     Operator("or", 2, np.logical_or, "bool", "or", 1),
     Operator("and", 2, np.logical_and, "bool", "and", 2),
@@ -179,6 +185,7 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("bit_xor", 2, np.bitwise_xor),
     Operator("shift_left", 2, _shift_left),
     Operator("shift_right", 2, _shift_right),  # of signed integers: copies of the sign come in
+    Operator("bits", 1, _bits, "bits"),  # of a float as an integer, or the other way round
     Operator("select", 3, np.where, "same"),
 )
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}
@@ -281,6 +288,8 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
                 )
             operator = OPERATORS[name]
             dtype = next(iter(known), None)
+            if operator.result == "bits":
+                return _bits_dtype(dtype)
             for argument in arguments if dtype is not None else ():
                 require_literals(argument, dtype or "", name)
             if operator.result == "float" and dtype is not None and not is_float(dtype) and dtype[0] != "c":
@@ -288,6 +297,13 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
                     f"{name}: takes floating operands, not {dtype}", hint=f"f32(x) or f64(x) inside {name}"
                 )
             return "bool" if operator.result == "bool" else dtype
+
+
+def _bits_dtype(dtype: str | None) -> str:
+    if dtype not in BITS:
+        given = dtype or "a literal"
+        raise ShapeError(f"bits: takes {', '.join(BITS)}, not {given}", hint="bits(f32(x)), bits(i32(x))")
+    return BITS[dtype]
 
 
 def require_literals(body: Expr, dtype: str, where: str) -> None:
@@ -338,7 +354,7 @@ def is_free(body: Expr) -> bool:
             return dtype is None
         case Apply(name, arguments):
             values = arguments[1:] if name == "select" else arguments
-            return OPERATORS[name].result != "bool" and all(is_free(a) for a in values)
+            return OPERATORS[name].result not in ("bool", "bits") and all(is_free(a) for a in values)
         case _:
             return False
 

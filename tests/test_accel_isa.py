@@ -116,7 +116,7 @@ def vecs(draw: st.DrawFn) -> Vec:
     code.append(Convert("f32", draw(st.integers(0, len(code) - 1))))
     last = len(code) - 1
     operator = draw(
-        st.sampled_from(sorted(n for n, row in OPERATORS.items() if row.result != "bool" and n != "select"))
+        st.sampled_from(sorted(n for n, row in OPERATORS.items() if row.result in ("same", "float") and n != "select"))
     )
     code.append(Op(operator, (last,) * OPERATORS[operator].arity))
     combine = draw(st.one_of(st.none(), st.sampled_from(["+", "max"])))

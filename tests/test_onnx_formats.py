@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import poly
 from poly.frontend.onnx_import import from_onnx
@@ -22,7 +22,7 @@ _POINTS = np.concatenate([np.linspace(-9, 9, 2001), np.geomspace(1e-12, 1e7, 400
 
 def both(operator: str, inputs: list[np.ndarray], **options: object) -> list[np.ndarray]:
     """The first output by the interpreter and by compiled code."""
-    model, arrays = node_model(operator, inputs, opset=25, **options)  # type: ignore[arg-type]
+    model, arrays = node_model(operator, inputs, opset=26, **options)  # type: ignore[arg-type]
     graph = from_onnx(model)
     assert not any(n.external for n in graph.nodes)
     return [run_graph(graph, arrays)["y0"], poly.compile(graph).run(arrays)["y0"]]
@@ -104,3 +104,36 @@ def test_quantised_and_back(name: str, blocks: int) -> None:
     back: Arrays = reference(model, arrays)
     for found in both("DequantizeLinear", [want, *inputs[1:]], **options):
         np.testing.assert_allclose(found, back["y0"], rtol=1e-6)
+
+
+_OF_WIDTH = {4: (np.float32, np.int32, np.uint32), 8: (np.float64, np.int64, np.uint64)}
+
+
+@pytest.mark.parametrize("target", range(3))
+@pytest.mark.parametrize("source", range(3))
+@pytest.mark.parametrize("width", _OF_WIDTH)
+def test_the_bits_of_a_number_as_another_type(width: int, source: int, target: int) -> None:
+    """Denormals, both zeros, infinities and NaN included: every bit stays."""
+    types = _OF_WIDTH[width]
+    special = np.array([0.0, -0.0, 1.5, -np.inf, np.nan, 1e-40 if width == 4 else 5e-324], types[0]).view(types[1])
+    codes = np.random.default_rng(5).integers(np.iinfo(types[1]).min, np.iinfo(types[1]).max, 94, types[1])
+    x = np.concatenate([special, codes]).reshape(4, 25).view(types[source])
+    for found in both("BitCast", [x], to=helper.np_dtype_to_tensor_dtype(np.dtype(types[target]))):
+        assert found.dtype == types[target] and bits(found) == bits(x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("ratio", [0.0, 0.25, 0.75])
+def test_dropout_with_a_seed_is_the_reference_evaluators(ratio: float, dtype: type) -> None:
+    """In training mode, which may only be known at run time; without a seed the evaluator draws."""
+    inputs = [f32(3, 40).astype(dtype), np.array(ratio, np.float32), np.array(True)]
+    for constant in ([1, 2], []):
+        model, arrays = node_model("Dropout", inputs, opset=13, constant=constant, outputs=2, seed=7)
+        engine = poly.compile(model)
+        found, want = engine.run(arrays), reference(model, arrays)
+        assert not engine.fallbacks
+        np.testing.assert_array_equal(found["y1"], want["y1"])
+        np.testing.assert_allclose(found["y0"], want["y0"], rtol=1e-6)
+        assert 0 < np.mean(found["y1"]) <= 1 and (ratio == 0) == bool(np.all(found["y1"]))
+    model, arrays = node_model("Dropout", inputs, opset=13, constant=[1, 2], outputs=2)
+    assert any(n.external for n in from_onnx(model).nodes) == (ratio > 0)
