@@ -1,8 +1,8 @@
 """A loop tree as a module: entry functions, arguments, buffers.
 
-The top of the tree is cut into phases: a parallel loop is a phase whose iterations threads share, what lies between
-two of them is a phase for one thread. Registers do not outlive a phase: a register tensor above several phases with a
-parallel loop is refused. Buffers allocated above the phases are shared, the others belong to one part.
+The top of the tree is cut into phases (`poly.codegen.phases`), each of which becomes a function. Registers do not
+outlive a phase: a register tensor above several phases with a parallel loop is refused. Buffers allocated above the
+phases are shared, the others belong to one part.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from poly.codegen.access import WRITE
 from poly.codegen.addresses import Indices
 from poly.codegen.llvm import Walker
+from poly.codegen.phases import Phase, entry_text, loop_values, passed, phases_of, steps_of
 from poly.codegen.predicates import State
 from poly.codegen.registers import Registers
 from poly.codegen.text import Writer, memory_type, symbol
 from poly.codegen.values import Ops
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
-from poly.loops import Alloc, Compute, For, If, LoopTree, Node, Sync, walk
+from poly.loops import Alloc, Compute, For, If, LoopTree, Node, walk
 from poly.machine import Machine
 from poly.program import Tensor
 
@@ -29,21 +30,14 @@ ALIGN = 64
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Nodes between two meetings of all threads. `parallel`: the iterations of its one loop may be shared out."""
-
-    nodes: tuple[Node, ...]
-    parallel: bool
-
-
-@dataclass(frozen=True)
 class Module:
     """IR text and how to call it.
 
     The function `entry` is `i64 f(ptr args, i64 part, i64 parts, ptr team)`. It is called once by each of `parts`
-    threads at once, or by one with (0, 1, null), and runs the phases in order: of a parallel one its share, of another
-    one all where it is part 0. Between phases the parts meet: the first word at `team` points to a function
-    `i64 (i64 status, i64 parts)` that gives all of them the same status. `parallel`: which phases are shared out.
+    threads at once, or by one with (0, 1, null), and runs the phases in order, those in a loop again and again: of a
+    parallel one its share, of another one all where it is part 0. After a phase the parts meet: the first word at
+    `team` points to a function `i64 (i64 status, i64 parts)` that gives all of them the same status. `parallel`: which
+    phases are shared out.
     `args` points to 8-byte slots: a pointer for each tensor of `tensors`, each free size of `parameters`, then three
     for buffers: shared memory, private memory, and bytes of private memory for each part (all aligned to 64).
     Tensors must not overlap. The result is 0, or a status (see `decode_status`).
@@ -60,9 +54,9 @@ class Module:
 
     def scratch(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Bytes of shared memory, and of private memory for each part, under values of the free sizes."""
-        shared, phases = phases_of(self.tree, self.registers)
+        phases = [*phases_of(steps_of(self.tree, self.registers))]
         sizes = dict(self.tree.sizes) | dict(sizes)
-        above = sum(_bytes(a.tensor, sizes) for a in shared)
+        above = max(sum(_bytes(a.tensor, sizes) for a in p.shared) for p in phases)
         needs = [_need(p.nodes, sizes, _stacked(p.nodes, dict(self.tree.sizes))) for p in phases]
         return above, max(needs, default=0)
 
@@ -88,11 +82,12 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     """A loop tree as a module, see `Module`. Raises `UnsupportedError` naming what has no compiled form."""
     entry = symbol(entry)
     registers = frozenset(m.name for m in machine.memories if m.kind == "register")
-    shared, phases = phases_of(tree, registers)
+    steps = steps_of(tree, registers)
+    phases = [*phases_of(steps)]
     allocated = {n.tensor.name for n in tree.nodes() if isinstance(n, Alloc)}
     outside = tuple(t for t in tree.tensors if t.name not in allocated and t.space not in registers)
     statements = tuple(dict.fromkeys(n.statement for n in tree.nodes() if isinstance(n, Compute)))
-    context = _Context(tree, machine, registers, outside, statements, shared)
+    context = _Context(tree, machine, registers, outside, statements)
     names = tuple(f"{entry}.{i}" for i in range(len(phases)))
     parts: list[str] = []
     globals_: list[str] = []
@@ -108,49 +103,11 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
         f"; {symbol(tree.name)} for {machine.name}: "
         + ", ".join(f"%t{i} = {symbol(t.name)}" for i, t in enumerate(outside))
     ]
-    text = [*header, *globals_, *parts, *functions.values(), _entry(entry, names, phases), *sorted(declarations)]
+    main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes))
+    text = [*header, *globals_, *parts, *functions.values(), main, *sorted(declarations | declared)]
     parallel = tuple(p.parallel for p in phases)
     tensors = tuple(t.name for t in outside)
     return Module("\n".join(text) + "\n", entry, parallel, tensors, tree.parameters, statements, tree, registers)
-
-
-def phases_of(tree: LoopTree, registers: frozenset[str]) -> tuple[tuple[Alloc, ...], tuple[Phase, ...]]:
-    """The buffers above all phases, and the phases.
-
-    Register tensors that live across phases make them one; raises `UnsupportedError` where one of those is parallel.
-    """
-    shared: list[Alloc] = []
-    nodes: Sequence[Node] = tree.body
-    while len(nodes) == 1 and isinstance(nodes[0], Alloc) and nodes[0].tensor.space not in registers:
-        shared.append(nodes[0])
-        nodes = nodes[0].body
-    phases: list[Phase] = []
-    pending: list[Node] = []
-
-    def close() -> None:
-        if pending:
-            phases.append(Phase(tuple(pending), False))
-            pending.clear()
-
-    for node in nodes:
-        if isinstance(node, Sync):
-            close()
-        elif isinstance(node, For) and node.kind == "parallel":
-            close()
-            phases.append(Phase((node,), True))
-        else:
-            pending.append(node)
-    close()
-    inner = {n.tensor.name for p in phases for n in walk(p.nodes) if isinstance(n, Alloc)}
-    crossing = [t.name for t in tree.tensors if t.space in registers and t.name not in inner]
-    if len(phases) > 1 and crossing:
-        if any(p.parallel for p in phases):
-            raise UnsupportedError(
-                f"register tensor {crossing[0]} lives across a parallel loop", where=tree.name,
-                hint="promote it inside of the loop, or leave the loop serial",
-            )  # fmt: skip
-        return tuple(shared), (Phase(tuple(nodes), False),)
-    return tuple(shared), tuple(phases) or (Phase((), False),)
 
 
 class _Context:
@@ -163,9 +120,8 @@ class _Context:
         registers: frozenset[str],
         outside: tuple[Tensor, ...],
         statements: tuple[str, ...],
-        shared: tuple[Alloc, ...],
     ) -> None:
-        self.tree, self.registers, self.outside, self.shared = tree, registers, outside, shared
+        self.tree, self.registers, self.outside = tree, registers, outside
         self.features = (
             frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
         )
@@ -187,11 +143,12 @@ class _Context:
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
+        loop_values(phase, indices)
         for tensor in self.all.values():
             if not tensor.scope or tensor.name in bases:
                 self._strides(indices, tensor)
         buffers = _Buffers(indices, dict(self.tree.sizes))
-        for alloc in self.shared:
+        for alloc in phase.shared:
             bases[alloc.tensor.name] = buffers.shared(alloc)
             self._strides(indices, alloc.tensor)
         walker = Walker(state, buffers.allocate, ("%part", "%parts") if phase.parallel else None)
@@ -203,9 +160,9 @@ class _Context:
         slots += ["ptr noalias %shared", "ptr noalias %private", "i64 %stride"]
         head = [*buffers.prologue, *writer.regions[0].head]
         body = "\n".join([*head, *writer.lines])
-        signature = f"define internal i64 @{name}.body({', '.join(slots)}, i64 %part, i64 %parts) nounwind"
+        signature = f"define internal i64 @{name}.body({', '.join(slots)}, {passed(phase)}) nounwind"
         text = f"{signature} {{\nentry:\n{body}\n  ret i64 0\n}}\n"
-        return text + _wrapper(name, [s.replace(" noalias", "") for s in slots])
+        return text + _wrapper(name, [s.replace(" noalias", "") for s in slots], passed(phase))
 
     def _strides(self, indices: Indices, tensor: Tensor) -> None:
         known = set(indices.values)
@@ -316,50 +273,12 @@ def _need(nodes: Sequence[Node], sizes: Mapping[str, int], stacked: frozenset[in
     return most
 
 
-def _wrapper(name: str, slots: Sequence[str]) -> str:
-    lines = [f"define internal i64 @{name}(ptr %args, i64 %part, i64 %parts) nounwind {{"]
+def _wrapper(name: str, slots: Sequence[str], given: str) -> str:
+    lines = [f"define internal i64 @{name}(ptr %args, {given}) nounwind {{"]
     arguments: list[str] = []
     for i, slot in enumerate(slots):
         kind = slot.split()[0]
         lines += [f"  %p{i} = getelementptr i64, ptr %args, i64 {i}", f"  %a{i} = load {kind}, ptr %p{i}, align 8"]
         arguments.append(f"{kind} %a{i}")
-    lines.append(f"  %r = call i64 @{name}.body({', '.join(arguments)}, i64 %part, i64 %parts)")
+    lines.append(f"  %r = call i64 @{name}.body({', '.join(arguments)}, {given})")
     return "\n".join([*lines, "  ret i64 %r", "}"])
-
-
-def _entry(entry: str, names: Sequence[str], phases: Sequence[Phase]) -> str:
-    """All phases one after the other, the parts meeting between them, see `Module`."""
-    lines = [
-        f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind {{",
-        "  %alone = icmp eq i64 %parts, 1",
-        "  %first = icmp eq i64 %part, 0",
-        "  br label %b0",
-    ]
-    for i, (name, phase) in enumerate(zip(names, phases, strict=True)):
-        last = i == len(names) - 1
-        lines += [
-            f"b{i}:",
-            f"  br i1 {'true' if phase.parallel else '%first'}, label %w{i}, label %d{i}",
-            f"w{i}:",
-            f"  %r{i} = call i64 @{name}(ptr %args, i64 %part, i64 %parts)",
-            f"  br label %d{i}",
-            f"d{i}:",
-            f"  %s{i} = phi i64 [0, %b{i}], [%r{i}, %w{i}]",
-        ]
-        if last:
-            lines.append(f"  ret i64 %s{i}")
-            continue
-        lines += [
-            f"  br i1 %alone, label %c{i}, label %m{i}",
-            f"m{i}:",
-            f"  %f{i} = load ptr, ptr %team, align 8",
-            f"  %a{i} = call i64 %f{i}(i64 %s{i}, i64 %parts)",
-            f"  br label %c{i}",
-            f"c{i}:",
-            f"  %t{i} = phi i64 [%s{i}, %d{i}], [%a{i}, %m{i}]",
-            f"  %ok{i} = icmp eq i64 %t{i}, 0",
-            f"  br i1 %ok{i}, label %b{i + 1}, label %x{i}",
-            f"x{i}:",
-            f"  ret i64 %t{i}",
-        ]
-    return "\n".join([*lines, "}"])

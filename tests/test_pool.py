@@ -19,8 +19,8 @@ from poly.codegen.kernel import Kernel
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import BOX, BOX_AUTO, MAX_THREADS, pool_ir
 from poly.errors import PolyError
-from poly.expr import Const, Read, apply
-from poly.loops import LoopTree
+from poly.expr import Cast, Const, IndexValue, Read, apply
+from poly.loops import Alloc, LoopTree
 from tests.loop_trees import at, compute, loop, tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,6 +182,50 @@ def test_phases(threads: int) -> None:
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     for _ in range(20):
         np.testing.assert_array_equal(kernel(x), 2 * x[::-1] + 1)
+
+
+def repeated(n: int, steps: int, threads: int) -> Kernel:
+    """`steps` times: a buffer P = x on all threads, one element of it on one, then x[i] = P[n - 1 - i] + t on all."""
+    copy = compute("copy", at("P", "i"), [at("x", "i")], Read(0))
+    one = compute("one", at("P", 0), [at("P", 0)], apply("add", Read(0), Const(1)))
+    back = compute(
+        "back", at("x", "i"), [at("P", n - 1 - var("i"))], apply("add", Read(0), Cast("f32", IndexValue(var("t"))))
+    )
+    inner = (loop("i", 0, n, copy, kind="parallel"), one, loop("i", 0, n, back, kind="parallel"))
+    first = loop("t", 0, steps, Alloc(tensor("P", n), inner))
+    last = loop("i", 0, n, compute("last", at("y", "i"), [at("x", "i")], Read(0)))
+    shapes = (tensor("x", n, role="inout"), tensor("y", n, role="output"), tensor("P", n))
+    return Kernel(LoopTree("repeated", shapes, (first, last)), HOST, shapes[:1], shapes[:2], threads=threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_parallel_loops_inside_of_a_serial_one_are_shared_out(threads: int) -> None:
+    kernel = repeated(100, 7, threads)
+    assert kernel.module.parallel == (True, False, True, False)
+    want = np.arange(100, dtype=np.float32)
+    for t in range(7):
+        want[0] += 1
+        want = want[::-1] + t
+    for _ in range(20):
+        x, y = kernel(np.arange(100, dtype=np.float32))
+        np.testing.assert_array_equal(x, want)
+        np.testing.assert_array_equal(y, want)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bounds_of_loops_that_all_threads_run(threads: int) -> None:
+    """x[i] += 1 for i <= s + t, t <= s < t / 2 + 5: a free size, a step, floors, loops that do not run."""
+    add = compute("add", at("x", "i"), [], Const(1), "+")
+    inner = loop("i", 0, [var("s") + var("t") + 1, "N"], add, kind="parallel")
+    nest = loop("t", 0, "N", loop("s", var("t"), var("t") // 2 + 5, inner), step=2)
+    x = tensor("x", "N", role="inout")
+    kernel = Kernel(LoopTree("triangle", (x,), (nest,), ("N",)), HOST, (x,), (x,), threads=threads)
+    for n in (1, 4, 9, 30):
+        want = np.zeros(n, np.float32)
+        for t in range(0, n, 2):
+            for s in range(t, t // 2 + 5):
+                want[: min(s + t + 1, n)] += 1
+        np.testing.assert_array_equal(kernel(np.zeros(n, np.float32)), want)
 
 
 def test_python_threads_at_once() -> None:

@@ -1,0 +1,227 @@
+"""What threads share out: the top of a loop tree cut into phases, and the function that runs them in order.
+
+A parallel loop is a phase whose iterations threads share; what lies between two of them is a phase for one thread. The
+serial loops around parallel ones are run by all threads, and buffers between them are shared; every phase ends in a
+meeting. What stands inside of a condition, a register buffer or any other kind of loop is part of one phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine
+from poly.codegen.addresses import Indices, Linear
+from poly.codegen.text import Region, Writer
+from poly.errors import UnsupportedError
+from poly.loops import Alloc, For, LoopTree, Node, Sync, walk
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Nodes between two meetings of all threads. `parallel`: the iterations of its one loop may be shared out.
+
+    `loops`: the loops around that all threads run; `shared`: the buffers around, each behind the one before.
+    """
+
+    nodes: tuple[Node, ...]
+    parallel: bool
+    loops: tuple[For, ...] = ()
+    shared: tuple[Alloc, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A serial loop that all threads run, with what is in it."""
+
+    loop: For
+    steps: tuple[Step, ...]
+
+
+Step = Phase | Repeated
+
+
+def steps_of(tree: LoopTree, registers: frozenset[str]) -> tuple[Step, ...]:
+    """A tree's phases in the loops that all threads run.
+
+    Register tensors that live across phases make them one; raises `UnsupportedError` where one of those is parallel.
+    """
+    steps = _steps(tree.body, registers, (), ())
+    phases = [*phases_of(steps)]
+    inner = {n.tensor.name for p in phases for n in walk(p.nodes) if isinstance(n, Alloc)}
+    crossing = [t.name for t in tree.tensors if t.space in registers and t.name not in inner]
+    if len(phases) > 1 and crossing:
+        if any(p.parallel for p in phases):
+            raise UnsupportedError(
+                f"register tensor {crossing[0]} lives across a parallel loop", where=tree.name,
+                hint="promote it inside of the loop, or leave the loop serial",
+            )  # fmt: skip
+        return (Phase(tree.body, False),)
+    return steps or (Phase((), False),)
+
+
+def phases_of(steps: Sequence[Step]) -> Iterator[Phase]:
+    """All phases, in order."""
+    for step in steps:
+        if isinstance(step, Phase):
+            yield step
+        else:
+            yield from phases_of(step.steps)
+
+
+def _steps(
+    nodes: Sequence[Node], registers: frozenset[str], loops: tuple[For, ...], shared: tuple[Alloc, ...]
+) -> tuple[Step, ...]:
+    found: list[Step] = []
+    pending: list[Node] = []
+
+    def close() -> None:
+        if pending:
+            found.append(Phase(tuple(pending), False, loops, shared))
+            pending.clear()
+
+    for node in nodes:
+        if isinstance(node, Sync):
+            close()
+        elif isinstance(node, For) and node.kind == "parallel":
+            close()
+            found.append(Phase((node,), True, loops, shared))
+        elif not _cut(node, registers):
+            pending.append(node)
+        elif isinstance(node, For):
+            close()
+            found.append(Repeated(node, _steps(node.body, registers, (*loops, node), shared)))
+        elif isinstance(node, Alloc):
+            close()
+            found += _steps(node.body, registers, loops, (*shared, node))
+    close()
+    return tuple(found)
+
+
+def _cut(node: Node, registers: frozenset[str]) -> bool:
+    """Whether threads share out something below a node, or meet there."""
+    match node:
+        case For(kind="parallel") | Sync():
+            return True
+        case For(kind="serial", body=body):
+            return any(_cut(n, registers) for n in body)
+        case Alloc(tensor, body):
+            return tensor.space not in registers and any(_cut(n, registers) for n in body)
+        case _:
+            return False
+
+
+# ---- the function that runs them
+
+
+def passed(phase: Phase) -> str:
+    """The parameters of a phase's function behind its arguments: the part, and where the loops around are."""
+    return ", ".join(["i64 %part", "i64 %parts", *(f"i64 %l{k}" for k in range(len(phase.loops)))])
+
+
+def loop_values(phase: Phase, indices: Indices) -> None:
+    """Tell `indices` the loops around a phase."""
+    for k, loop in enumerate(phase.loops):
+        name = f"%l{k}"
+        lower, upper = ([indices.linear(b) for b in bounds] for bounds in (loop.lower, loop.upper))
+        lows = [i[0] for i in map(indices.interval, lower) if i is not None]
+        highs = [i[1] - 1 for i in map(indices.interval, upper) if i is not None]
+        if lows and highs:
+            indices.ranges[name] = (max(lows), max(max(lows), min(highs)))
+        indices.values[loop.variable] = Linear(((name, 1),))
+
+
+class _Entry:
+    """Text of the entry function: steps in order, the parts meeting after each phase but the last."""
+
+    def __init__(self, writer: Writer, indices: Indices, names: Sequence[str]) -> None:
+        self.writer, self.indices, self.names = writer, indices, iter(names)
+        self.counters: list[str] = []
+
+    def steps(self, steps: Sequence[Step], last: bool) -> None:
+        for k, step in enumerate(steps):
+            ends = last and k == len(steps) - 1
+            if isinstance(step, Phase):
+                self.phase(step, ends)
+            else:
+                self.repeated(step)
+                if ends:
+                    self.writer.emit("ret i64 0")
+
+    def phase(self, phase: Phase, ends: bool) -> None:
+        writer, label = self.writer, self.writer.fresh_label()
+        arguments = ", ".join(["ptr %args", "i64 %part", "i64 %parts", *(f"i64 {c}" for c in self.counters)])
+        writer.emit(f"br label %{label}")
+        writer.label(label)
+        writer.emit(f"br i1 {'true' if phase.parallel else '%first'}, label %{label}w, label %{label}d")
+        writer.label(f"{label}w")
+        result = writer.value(f"call i64 @{next(self.names)}({arguments})")
+        writer.emit(f"br label %{label}d")
+        writer.label(f"{label}d")
+        status = writer.value(f"phi i64 [0, %{label}], [{result}, %{label}w]")
+        if ends:
+            writer.emit(f"ret i64 {status}")
+            return
+        writer.emit(f"br i1 %alone, label %{label}c, label %{label}m")
+        writer.label(f"{label}m")
+        meet = writer.value("load ptr, ptr %team, align 8")
+        agreed = writer.value(f"call i64 {meet}(i64 {status}, i64 %parts)")
+        writer.emit(f"br label %{label}c")
+        writer.label(f"{label}c")
+        found = writer.value(f"phi i64 [{status}, %{label}d], [{agreed}, %{label}m]")
+        fine = writer.value(f"icmp eq i64 {found}, 0")
+        writer.emit(f"br i1 {fine}, label %{label}g, label %{label}x")
+        writer.label(f"{label}x")
+        writer.emit(f"ret i64 {found}")
+        writer.label(f"{label}g")
+
+    def repeated(self, step: Repeated) -> None:
+        writer, label, loop = self.writer, self.writer.fresh_label(), step.loop
+        first, last = self._bound(loop.lower, "smax"), self._bound(loop.upper, "smin")
+        counter, following, region = writer.name("i"), writer.name("i"), Region()
+        writer.emit(f"br label %{label}p")
+        writer.label(f"{label}p")
+        writer.emit(f"br i1 {writer.value(f'icmp slt i64 {first}, {last}')}, label %{label}, label %{label}x")
+        writer.depth_of[counter] = writer.depth + 1
+        self.indices.values[loop.variable] = Linear(((counter, 1),))
+        with writer.region(region) as lines:
+            self.counters.append(counter)
+            self.steps(step.steps, False)
+            self.counters.pop()
+        writer.label(label)
+        writer.emit(f"{counter} = phi i64 [{first}, %{label}p], [{following}, %{label}l]")
+        writer.lines += [*region.head, *lines]
+        writer.emit(f"br label %{label}l")
+        writer.label(f"{label}l")
+        writer.emit(f"{following} = add nsw i64 {counter}, {loop.step}")
+        again = writer.value(f"icmp slt i64 {following}, {last}")
+        writer.emit(f"br i1 {again}, label %{label}, label %{label}x")
+        writer.label(f"{label}x")
+
+    def _bound(self, bounds: Sequence[Affine], name: str) -> str:
+        texts = [self.indices.text(self.indices.linear(b)) for b in bounds]
+        total = texts[0]
+        for text in texts[1:]:
+            total = self.writer.intrinsic("i64", f"llvm.{name}.i64", (("i64", total), ("i64", text)), pure=True)
+        return total
+
+
+def entry_text(
+    entry: str, names: Sequence[str], steps: Sequence[Step], free: Sequence[str], tensors: int, sizes: Mapping[str, int]
+) -> tuple[str, set[str]]:
+    """The function `entry` that calls the phases `names`, see `Module`; and what it declares.
+
+    `free`: the free sizes, whose arguments stand behind those of `tensors` tensors.
+    """
+    writer = Writer("@.entry")
+    indices = Indices(writer, sizes)
+    for k, parameter in enumerate(free):
+        at = writer.pure(f"getelementptr i64, ptr %args, i64 {tensors + k}")
+        indices.values[parameter] = Linear(((writer.pure(f"load i64, ptr {at}, align 8", at), 1),))
+    _Entry(writer, indices, names).steps(steps, True)
+    lines = [
+        f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind {{", "entry:",
+        "  %alone = icmp eq i64 %parts, 1", "  %first = icmp eq i64 %part, 0",
+        *writer.regions[0].head, *writer.lines, "}",
+    ]  # fmt: skip
+    return "\n".join(lines), writer.declarations
