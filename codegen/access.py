@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import gcd
 
 from poly.affine import Affine, var
 from poly.codegen import strided
@@ -287,7 +288,7 @@ def store(
         new = _fold(s, value, combine, neutral, lambda: _raw_load(s, tensor, pointer))
         _raw_store(s, tensor, pointer, new)
     elif address is not None and stride == 1:
-        _store_vector(s, tensor, _pointer(s, tensor, address.at(0)), value, combine)
+        _store_vector(s, tensor, address.at(0), value, combine)
     else:
         _store_lanes(s, tensor, subscripts, value, combine)
 
@@ -326,9 +327,25 @@ def _reduced(s: State, value: Value, combine: Combine, neutral: Const) -> Value:
     return combine(s.ops.lane(value, 0), s.ops.lane(value, 1))
 
 
-def _store_vector(s: State, tensor: Tensor, pointer: str, value: Value, combine: Combine | None) -> None:
+def _store_past(s: State, tensor: Tensor, address: Address, value: Value) -> bool:
+    """Store whole, aligned vectors past the caches; False where they are not."""
+    size = size_bytes(tensor.dtype)
+    places = gcd(*(size * c for _, c in address.terms), size * address.constant)
+    if not s.aligned or value.lanes * size % s.aligned or places % s.aligned:
+        return False
+    s.streamed.add(tensor.name)
+    text, kind = _to_memory(s, value), memory_type(tensor.dtype, value.lanes)
+    s.writer.emit(f"store {kind} {text}, ptr {_pointer(s, tensor, address)}, align {s.aligned}, !nontemporal !0")
+    return True
+
+
+def _store_vector(s: State, tensor: Tensor, address: Address, value: Value, combine: Combine | None) -> None:
     assert s.lanes is not None
-    width, mask = s.lanes.width, s.lanes.mask
+    if s.past and s.lanes.mask is None and combine is None:
+        value = s.ops.splat(value, s.lanes.width)
+        if _store_past(s, tensor, address, value):
+            return
+    width, mask, pointer = s.lanes.width, s.lanes.mask, _pointer(s, tensor, address)
     dtype, alignment = tensor.dtype, str(size_bytes(tensor.dtype))
     value = s.ops.splat(value, width)
     kind = memory_type(dtype, width)

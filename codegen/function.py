@@ -94,17 +94,22 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     declarations: set[str] = set()
     functions: dict[str, str] = {}
     for number, (name, phase) in enumerate(zip(names, phases, strict=True)):
-        writer = Writer(f"@.fill{number}.")
-        parts.append(context.function(name, phase, writer))
-        globals_ += writer.globals_text()
-        declarations |= writer.declarations
-        functions |= writer.functions
+        writers = [Writer(f"@.fill{number}.")]
+        if any(isinstance(n, For) and n.nontemporal for n in walk(phase.nodes)):
+            writers.append(Writer(f"@.fill{number}a."))
+        parts.append(context.function(name, phase, writers))
+        for writer in writers:
+            globals_ += writer.globals_text()
+            declarations |= writer.declarations
+            functions |= writer.functions
     header = [
         f"; {symbol(tree.name)} for {machine.name}: "
         + ", ".join(f"%t{i} = {symbol(t.name)}" for i, t in enumerate(outside))
     ]
     main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes))
     text = [*header, *globals_, *parts, *functions.values(), main, *sorted(declarations | declared)]
+    if any("!nontemporal" in part for part in parts):
+        text.append("!0 = !{i32 1}")
     parallel = tuple(p.parallel for p in phases)
     tensors = tuple(t.name for t in outside)
     return Module("\n".join(text) + "\n", entry, parallel, tensors, tree.parameters, statements, tree, registers)
@@ -126,6 +131,8 @@ class _Context:
             frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
         )
         self.triple = machine.triple
+        self.x86 = machine.triple.startswith(("x86", "i"))
+        self.vector = machine.lanes(1)  # bytes
         self.statements = {name: i for i, name in enumerate(statements)}
         self.all = {t.name: t for t in tree.tensors} | {
             n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
@@ -133,14 +140,26 @@ class _Context:
         if len(statements) > 0xFFFF:
             raise UnsupportedError(f"{len(statements)} statements in one loop tree", hint="split it into groups")
 
-    def function(self, name: str, phase: Phase, writer: Writer) -> str:
-        """One phase with its wrapper that takes the argument block."""
+    def function(self, name: str, phase: Phase, writers: Sequence[Writer]) -> str:
+        """One phase with its wrapper that takes the argument block. With a second writer it is there twice: for tensors
+        anywhere, and for those aligned to vectors, whose stores may go past the caches.
+        """
+        slots, plain, _ = self._body(f"{name}.body", phase, writers[0], 0)
+        if len(writers) > 1:
+            _, aligned, streamed = self._body(f"{name}.aligned", phase, writers[1], self.vector)
+            if tested := tuple(i for i, t in enumerate(self.outside) if t.name in streamed):
+                return plain + aligned + _wrapper(name, slots, passed(phase), tested, self.vector)
+        return plain + _wrapper(name, slots, passed(phase), ())
+
+    def _body(self, name: str, phase: Phase, writer: Writer, aligned: int) -> tuple[list[str], str, set[str]]:
+        """One phase as a function: its parameters, its text, the tensors stored to past the caches."""
         indices = Indices(writer, dict(self.tree.sizes))
-        half = "f16c" in self.features or not self.triple.startswith(("x86", "i"))
+        half = "f16c" in self.features or not self.x86
         ops = Ops(writer, "fma" in self.features or self.triple.startswith(("aarch64", "arm64")), half)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers, masks = Registers(ops), "avx512vl" in self.features
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)
+        state.aligned = aligned
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
         loop_values(phase, indices)
@@ -155,14 +174,17 @@ class _Context:
         buffers.on_stack = _stacked(phase.nodes, dict(self.tree.sizes))
         buffers.place(phase.nodes, "0")
         walker.nodes(phase.nodes)
+        if state.streamed and self.x86:  # such stores keep no order until then
+            writer.declare("void @llvm.x86.sse.sfence()")
+            writer.emit("call void @llvm.x86.sse.sfence()")
         slots = [f"ptr noalias %t{i}" for i in range(len(self.outside))]
         slots += [f"i64 %n{i}" for i in range(len(self.tree.parameters))]
         slots += ["ptr noalias %shared", "ptr noalias %private", "i64 %stride"]
         head = [*buffers.prologue, *writer.regions[0].head]
         body = "\n".join([*head, *writer.lines])
-        signature = f"define internal i64 @{name}.body({', '.join(slots)}, {passed(phase)}) nounwind"
+        signature = f"define internal i64 @{name}({', '.join(slots)}, {passed(phase)}) nounwind"
         text = f"{signature} {{\nentry:\n{body}\n  ret i64 0\n}}\n"
-        return text + _wrapper(name, [s.replace(" noalias", "") for s in slots], passed(phase))
+        return [s.replace(" noalias", "") for s in slots], text, state.streamed
 
     def _strides(self, indices: Indices, tensor: Tensor) -> None:
         known = set(indices.values)
@@ -273,12 +295,22 @@ def _need(nodes: Sequence[Node], sizes: Mapping[str, int], stacked: frozenset[in
     return most
 
 
-def _wrapper(name: str, slots: Sequence[str], given: str) -> str:
+def _wrapper(name: str, slots: Sequence[str], given: str, tested: Sequence[int], align: int = 1) -> str:
+    """Loads the arguments and calls the body, the one for aligned tensors where all that are `tested` are so."""
     lines = [f"define internal i64 @{name}(ptr %args, {given}) nounwind {{"]
     arguments: list[str] = []
     for i, slot in enumerate(slots):
         kind = slot.split()[0]
         lines += [f"  %p{i} = getelementptr i64, ptr %args, i64 {i}", f"  %a{i} = load {kind}, ptr %p{i}, align 8"]
         arguments.append(f"{kind} %a{i}")
-    lines.append(f"  %r = call i64 @{name}.body({', '.join(arguments)}, {given})")
-    return "\n".join([*lines, "  ret i64 %r", "}"])
+    given = f"{', '.join(arguments)}, {given}"
+    if tested:
+        lines += [f"  %i{k} = ptrtoint ptr %a{k} to i64" for k in tested]
+        total = f"%i{tested[0]}"
+        for k in tested[1:]:
+            lines.append(f"  %o{k} = or i64 {total}, %i{k}")
+            total = f"%o{k}"
+        lines += [f"  %rest = and i64 {total}, {align - 1}", "  %fits = icmp eq i64 %rest, 0"]
+        lines += ["  br i1 %fits, label %past, label %usual", "past:"]
+        lines += [f"  %s = call i64 @{name}.aligned({given})", "  ret i64 %s", "usual:"]
+    return "\n".join([*lines, f"  %r = call i64 @{name}.body({given})", "  ret i64 %r", "}"])

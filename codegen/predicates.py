@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poly.affine import Affine, Constraint
 from poly.codegen.addresses import Indices, LaneError, Linear
@@ -33,7 +33,12 @@ class Lanes:
 
 @dataclass
 class State:
-    """What an emitter of one function carries along. `masked_stores`: they are cheap on the target."""
+    """What an emitter of one function carries along. `masked_stores`: they are cheap on the target.
+
+    `aligned`: bytes that every tensor's memory is aligned to, at most a vector's, 0 where it is not known; so what
+    nontemporal loops store goes past the caches in whole vectors. `past`: inside of such a loop; `streamed`: the
+    tensors stored to in that way.
+    """
 
     writer: Writer
     ops: Ops
@@ -45,6 +50,9 @@ class State:
     statements: dict[str, int]
     masked_stores: bool = False
     lanes: Lanes | None = None
+    aligned: int = 0
+    past: bool = False
+    streamed: set[str] = field(default_factory=set[str])
 
     def in_registers(self, tensor: str) -> bool:
         return self.tensors[tensor].space in self.register_spaces

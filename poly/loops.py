@@ -6,6 +6,7 @@ Subscripts and bounds are quasi-affine in loop variables and free sizes. A loop'
 depend on the lane or a buffer lives inside); `parallel` (iterations in any order and at once, split over threads where
 only serial loops and buffers in memory stand around, else run in one piece); `unit` (absorbed in one command of a machine's engine:
 the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine` names it).
+A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class For:
     kind: LoopKind = "serial"
     engine: str | None = None
     carried: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    nontemporal: bool = False
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,8 @@ def _for_text(node: For) -> str:
         text += f" {node.kind}"
     if node.engine is not None:
         text += f" engine {quote(node.engine)}"
+    if node.nontemporal:
+        text += " nontemporal"
     if node.carried:
         text += f" carried ({', '.join(f'{quote(t, inside=True)}[{_list(index)}]' for t, index in node.carried)})"
     return text
@@ -183,19 +185,22 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
     match = re.match(r"for\s+([^\W\d]\w*)\s+in\s+range\s*(?=\()", head.text)
     if match is None:
         raise head.error("a loop is `for i in range(LOWER, UPPER, STEP):`")
-    bounds, clauses = split_clauses(head.part(match.end()), (*_KINDS, "engine", "carried"))
+    bounds, clauses = split_clauses(head.part(match.end()), (*_KINDS, "engine", "carried", "nontemporal"))
     parts = bracketed(bounds)
     if len(parts) not in (2, 3):
         raise bounds.error("range takes a lower bound, an upper bound (exclusive) and perhaps a step")
     kinds = [kind for kind in _KINDS if kind in clauses]
     if len(kinds) > 1 or any(clauses[kind].text for kind in kinds):
         raise head.error(f"a loop has one kind of {', '.join(_KINDS)}", match.end())
+    if "nontemporal" in clauses and (kinds != ["vector"] or clauses["nontemporal"].text):
+        raise head.error("only a vector loop is nontemporal", match.end())
     return For(
         decode(match[1]), _bounds(parts[0], "max"), _bounds(parts[1], "min"), body,
         parts[2].integer() if len(parts) == 3 else 1,
         cast(LoopKind, kinds[0]) if kinds else "serial",
         clauses["engine"].name() if "engine" in clauses else None,
         tuple(_element(p) for p in bracketed(clauses["carried"])) if "carried" in clauses else (),
+        "nontemporal" in clauses,
     )  # fmt: skip
 
 

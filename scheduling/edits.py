@@ -413,6 +413,25 @@ def vectorise(schedule: Schedule, loop: str) -> Schedule:
     return _marked(schedule, "vectorise", [loop], "vector")
 
 
+def nontemporal(schedule: Schedule, loop: str) -> Schedule:
+    """Let a vector loop store past the caches: whole, aligned vectors of what it writes to memory.
+
+    Every such store replaces what is there: a target that is combined with its old value is read, so cached, anyway.
+    """
+    if schedule.kind(loop) != "vector":
+        hint = f"vectorise({loop!r}) first"
+        raise ScheduleError(f"loop {loop!r} is not a vector loop", where=schedule.source.name, hint=hint)
+    statements = [schedule.statement(name) for name in schedule.under(loop)]
+    stores = [s for s in statements if not schedule.program.tensor[s.write.tensor].scope]
+    if not stores or any(s.combiner is not None for s in stores):
+        raise ScheduleError(
+            f"loop {loop!r} has no store that only replaces elements of a whole tensor", where=schedule.source.name,
+            hint="mark the loop that writes the tensor, after promotion the one of its copy back",
+        )  # fmt: skip
+    marks = {**schedule.marks, loop: replace(schedule.marks[loop], nontemporal=True)}
+    return finish(schedule, replace(schedule, marks=marks), "nontemporal", loop=loop)
+
+
 def parallelise(schedule: Schedule, loop: str) -> Schedule:
     """Run a loop's iterations at once, split over threads. It must carry nothing, reductions included."""
     return _marked(schedule, "parallelise", [loop], "parallel")
@@ -465,7 +484,7 @@ _VALUES: Mapping[str, type | tuple[type, ...]] = {
 PRIMITIVES: Mapping[str, str] = {
     **dict.fromkeys(
         ("tile", "interchange", "reorder", "fuse", "distribute", "shift", "skew", "split", "unroll", "vectorise",
-         "parallelise", "tensorise"), "edits",
+         "nontemporal", "parallelise", "tensorise"), "edits",
     ),
     "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
     "rfactor": "rfactor", "overlay": "overlay",

@@ -8,7 +8,7 @@ import islpy as isl
 
 from poly.affine import Affine
 from poly.program import Statement
-from poly.scheduling.schedule import Band, Leaf, Ordered, Schedule, TreeNode, statements_of
+from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, statements_of
 from poly.sets import header
 
 
@@ -37,7 +37,8 @@ def _node(schedule: Schedule, node: TreeNode) -> str:
         case Band(loop, child):
             members = [(schedule.program.statement[s], schedule.nests[s].loops[loop]) for s in statements_of(child)]
             inner = f'schedule: "{prefix}[{_function(members)}]"{_child(_node(schedule, child))}'
-            return f'mark: "{schedule.kind(loop)} {loop}", child: {{ {inner} }}'
+            past = "nontemporal " if schedule.marks.get(loop, Mark()).nontemporal else ""
+            return f'mark: "{past}{schedule.kind(loop)} {loop}", child: {{ {inner} }}'
         case Ordered(children):
             filters: list[str] = []
             for child in children:

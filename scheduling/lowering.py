@@ -8,7 +8,7 @@ marked to stay. Subscripts are functions of the loop variables (`poly.scheduling
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import islpy as isl
 
@@ -136,7 +136,8 @@ class _Lowering:
             inside = self.scoped(tree.loop, self.node(tree.child, bounds.context, inner, values))
             lower = tuple(b.substitute(values) for b in bounds.lower)
             upper = tuple(b.substitute(values) for b in bounds.upper)
-            body = (For(tree.loop, lower, upper, inside, bounds.step, mark.kind, mark.engine),)
+            how = For(tree.loop, lower, upper, inside, bounds.step, mark.kind, mark.engine)
+            body = (replace(how, nontemporal=mark.nontemporal),)
         return [_Segment(guarded([guard], body, values), frozenset(members))]
 
     def leaf(self, name: str, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> _Segment:

@@ -51,6 +51,7 @@ class Mark:
 
     kind: LoopKind = "serial"
     engine: str | None = None
+    nontemporal: bool = False
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,13 @@ class Schedule:
         from poly.scheduling.edits import vectorise
 
         return vectorise(self, loop)
+
+    @checks_kinds(ScheduleError)
+    def nontemporal(self, loop: str) -> Schedule:
+        """Let a vector loop store past the caches, to tensors that are not soon read. Raises ScheduleError."""
+        from poly.scheduling.edits import nontemporal
+
+        return nontemporal(self, loop)
 
     @checks_kinds(ScheduleError)
     def parallelise(self, loop: str) -> Schedule:

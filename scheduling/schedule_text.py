@@ -72,6 +72,7 @@ def _node_lines(schedule: Schedule, node: TreeNode, indent: str) -> Iterator[str
 
 def _mark_text(mark: Mark) -> str:
     kind = "" if mark.kind == "serial" else f" {mark.kind}"
+    kind += " nontemporal" if mark.nontemporal else ""
     return f"{kind} on {mark.engine}" if mark.engine else kind
 
 

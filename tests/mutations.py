@@ -158,6 +158,10 @@ def random_vectorise(rng: random.Random, schedule: Schedule) -> tuple[str, tuple
     return "vectorise", (pick(rng, innermost),)
 
 
+def random_nontemporal(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    return "nontemporal", (pick(rng, [loop for loop in loops_of(schedule) if schedule.kind(loop) == "vector"]),)
+
+
 def random_parallelise(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
     return "parallelise", (pick(rng, loops_of(schedule)),)
 
@@ -229,7 +233,8 @@ def random_overlay(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[o
 PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tuple[object, ...]]]]] = {
     "tile": random_tile, "interchange": random_interchange, "fuse": random_fuse, "distribute": random_distribute,
     "shift": random_shift, "skew": random_skew, "split": random_split, "unroll": random_unroll,
-    "vectorise": random_vectorise, "parallelise": random_parallelise, "tensorise": random_tensorise,
+    "vectorise": random_vectorise, "nontemporal": random_nontemporal, "parallelise": random_parallelise,
+    "tensorise": random_tensorise,
     "promote": random_promote, "recompute": random_recompute, "double_buffer": random_double_buffer,
     "rfactor": random_rfactor, "overlay": random_overlay,
 }  # fmt: skip
@@ -270,6 +275,9 @@ def base_for(rng: random.Random, kind: str, start: Schedule) -> Schedule:
         if kind == "early_reuse":
             schedule = random_legal(rng, schedule, 3, ("double_buffer",))
         return schedule
+    if kind == "nontemporal":
+        schedule = random_legal(rng, start, rng.randint(0, 2), ("tile", "interchange", "split"))
+        return random_legal(rng, schedule, 6, ("vectorise",))
     if kind in ("distribute", "recompute"):
         return random_legal(rng, start, rng.randint(0, 3), ("fuse", "fuse", "tile", "interchange", "promote"))
     return random_legal(rng, start, rng.randint(0, 4), ANY)

@@ -314,6 +314,7 @@ BUFFER = Tensor("Cr", (Affine((), 6), var("N")), "f32", "temporary", "reg", None
 def nests(inner: st.SearchStrategy[loops.Node]) -> st.SearchStrategy[loops.Node]:
     body = st.lists(inner, max_size=3).map(tuple)
     kinds = st.sampled_from(["serial", "unroll", "vector", "parallel", "unit"])
+    past = st.tuples(st.just("vector"), st.none(), CARRIED.map(tuple), st.just(True))
     return st.one_of(
         st.builds(
             loops.For,
@@ -326,6 +327,8 @@ def nests(inner: st.SearchStrategy[loops.Node]) -> st.SearchStrategy[loops.Node]
             st.sampled_from([None, "mac"]),
             CARRIED.map(tuple),
         ),
+        st.builds(lambda name, low, high, inside, how: loops.For(name, low, high, inside, 1, *how),
+                  NAMES, BOUNDS, BOUNDS, body, past),
         st.builds(loops.If, CHOICES, body),
         st.builds(loops.Alloc, st.just(BUFFER), body),
     )

@@ -1,0 +1,109 @@
+"""Stores past the caches: what the mark means, where it is refused, and that results do not depend on alignment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import poly
+from poly.codegen.function import lower
+from poly.codegen.host import host_machine, machine_of_features
+from poly.codegen.jit import assembly
+from poly.codegen.kernel import Kernel
+from poly.errors import ScheduleError
+from poly.machine import Machine
+from poly.pointers import address
+from poly.scheduling.schedule import Schedule
+from poly.text import parse_loops, print_loops
+
+HOST = host_machine()
+LANES = HOST.lanes(4)
+CACHES = {1: 1 << 15, 2: 1 << 19, 3: 1 << 25}
+WIDE = ("avx512f", "avx512vl", "avx512bw", "avx512dq", "fma")
+SKYLAKE = machine_of_features("skylake-avx512", WIDE, "x86_64-unknown-linux-gnu", CACHES, 2, 3000)
+ARM = machine_of_features("generic", ("neon",), "aarch64-unknown-linux-gnu", CACHES, 2, 3000)
+
+
+def sums(rows: int, columns: int, lanes: int = LANES, threads: int = 1) -> Schedule:
+    """C = A + B in whole vectors, an edge and a nontemporal mark on the vectors."""
+    s = Schedule(poly.parse("C[i, j] = A[i, j] + B[i, j]", A=(rows, columns), B=(rows, columns)))
+    s = s.parallelise("i") if threads > 1 else s
+    whole, name = columns // lanes * lanes, "j"
+    if whole < columns:
+        s, name = s.split("j", whole), "j.lo"
+    s = s.tile({name: lanes}).vectorise(f"{name}.p")
+    return s.nontemporal(f"{name}.p")
+
+
+def at_offset(shape: tuple[int, ...], offset: int) -> np.ndarray:
+    """Memory that starts `offset` bytes after a multiple of 64."""
+    size = 4 * int(np.prod(shape))
+    raw = np.full(size + 128, 255, np.uint8)
+    start = -address(raw) % 64 + offset
+    return raw[start : start + size].view(np.float32).reshape(shape)
+
+
+def ir_of(schedule: Schedule, machine: Machine = HOST) -> str:
+    return lower(schedule.lower(), machine, "entry").ir
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("columns", [64, 67])
+@pytest.mark.parametrize("offset", [0, 4, 16, 32])
+def test_results_at_any_alignment(offset: int, columns: int, threads: int) -> None:
+    shape = (37, columns)
+    kernel = poly.compile(sums(*shape, threads=threads), threads=threads)
+    assert isinstance(kernel, Kernel)
+    a, b = (np.random.default_rng(k).standard_normal(shape).astype(np.float32) for k in range(2))
+    out = at_offset(shape, offset)
+    kernel(a, b, out=out)
+    np.testing.assert_array_equal(out, a + b)
+    np.testing.assert_array_equal(kernel(a, b), a + b)
+
+
+def test_only_vectors_known_to_be_aligned_go_past_the_caches() -> None:
+    assert "!nontemporal" in ir_of(sums(8, 4 * LANES))
+    assert "!nontemporal" not in ir_of(sums(8, 4 * LANES + 1))  # the second row is not aligned
+    assert "!nontemporal" in ir_of(sums(1, 4 * LANES + 1))
+    plain = Schedule(poly.parse("C[i, j] = A[i, j]", A=(8, 64))).tile({"j": LANES}).vectorise("j.p")
+    assert "!nontemporal" not in ir_of(plain)
+
+
+@pytest.mark.skipif(not HOST.triple.startswith("x86"), reason="instructions of x86")
+def test_a_fence_ends_what_keeps_no_order() -> None:
+    text = assembly(ir_of(sums(8, 64)), HOST)
+    assert text.count("vmovntps") == text.count("sfence") == 1
+
+
+def test_other_machines() -> None:
+    wide = assembly(ir_of(sums(8, 64, 16), SKYLAKE), SKYLAKE)
+    assert any("vmovntps" in line and "zmm" in line for line in wide.splitlines())
+    ir = ir_of(sums(8, 64, 4), ARM)
+    assert "!nontemporal" in ir and "sfence" not in ir
+
+
+def test_the_mark_in_texts() -> None:
+    schedule = sums(8, 67)
+    assert "for j.lo.p vector nontemporal:" in str(schedule)
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
+    tree = schedule.lower()
+    assert "vector nontemporal:" in print_loops(tree)
+    assert parse_loops(print_loops(tree)) == tree
+    assert "nontemporal vector j.lo.p" in str(schedule.isl_tree())
+    assert "nontemporal" in schedule._repr_html_()
+
+
+def test_the_mark_stays_with_the_vectors() -> None:
+    schedule = sums(8, 64)
+    assert schedule.split("j.o", 2).marks["j.p.hi"].nontemporal
+    assert not schedule.unroll("j.p").marks["j.p"].nontemporal
+
+
+def test_where_nothing_could_be_stored_so() -> None:
+    copy = Schedule(poly.parse("C[i, j] = A[i, j]", A=(8, 64)))
+    with pytest.raises(ScheduleError, match="not a vector loop"):
+        copy.nontemporal("j")
+    added = Schedule(poly.parse("C[j] += A[i, j]", A=(8, 64)))
+    loop, over = added.nests["C_update"].names
+    with pytest.raises(ScheduleError, match="has no store"):
+        added.interchange(loop, over).vectorise(loop).nontemporal(loop)
