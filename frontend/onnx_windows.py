@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import is_float, numpy_dtype
@@ -15,6 +17,7 @@ from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_terms import Index, Shape, Value, fn, index_value, literal
 
 Row = Callable[[Notation], None]
+_MOST_COUNTS: Final = 1 << 22
 _SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
@@ -41,12 +44,12 @@ class Window:
         """The input element under a position and a tap."""
         return var(self.name) * self.stride + self.tap * self.dilation - self.before
 
-    def covered(self, low: int, high: int) -> list[int]:
+    def covered(self, low: int, high: int) -> npt.NDArray[np.int64]:
         """For each position the number of taps that lie in low .. high-1."""
-        taps = [
-            [p * self.stride + k * self.dilation - self.before for k in range(self.kernel)] for p in range(self.size)
-        ]
-        return [sum(low <= place < high for place in row) for row in taps]
+        start = np.arange(self.size, dtype=np.int64) * self.stride - self.before
+        first = np.maximum(-((start - low) // self.dilation), 0)  # ceil((low - start) / dilation)
+        end = np.minimum(-((start - high) // self.dilation), self.kernel)
+        return np.maximum(end - first, 0)
 
 
 def spatial_names(rank: int) -> tuple[str, ...]:
@@ -279,6 +282,7 @@ def average_pool(b: Notation) -> None:
 def divide_by_count(b: Notation, y: Value, total: Value, ranges: Mapping[str, int], axes: Sequence[Window]) -> None:
     """y = total / taps covered at each position."""
     padded = b.int_attribute("count_include_pad", 0) == 1
+    b.supported(prod(sizes(axes)) <= _MOST_COUNTS, "too many positions to count what each covers")
     counts = np.ones((), np.int64)
     for a in axes:
         low, high = (-a.before, a.extent + a.after) if padded else (0, a.extent)

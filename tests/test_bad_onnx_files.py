@@ -117,6 +117,20 @@ def test_truncated_files(length: int, tmp_path: Path) -> None:
         poly.from_onnx(path)
 
 
+@pytest.mark.parametrize(
+    ("extents", "kernel", "pads"),
+    [((9, 2**33), (3, 1), (0,) * 4), ((9, 2**27), (9, 2**26), (0, 2, 0, 2)), ((9, 9), (3, 3), (1, 2**31, 1, 2**31))],
+)
+def test_a_pool_over_huge_extents_is_not_counted_out(
+    extents: tuple[int, ...], kernel: tuple[int, ...], pads: tuple[int, ...]
+) -> None:
+    node = helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=kernel, pads=pads)
+    model, _ = chain_model([node], {"x": f32(1, 1, 2, 2)}, ["y"], dims={"x": [1, 1, *extents]})
+    start = time.process_time()
+    check_model(model)
+    assert time.process_time() - start < 4 * SECONDS
+
+
 def test_a_huge_input_costs_nothing_to_import() -> None:
     """Nothing is allocated before an array of that size is there."""
     start = time.process_time()
