@@ -48,11 +48,14 @@ ACROSS, GUARDED, SCALAR = 1.5, 1.0, 0.7  # elements a cycle of copies: register 
 
 @dataclass(frozen=True)
 class Way:
-    """What is no number: the loop of rows, the site of every packed operand, the order of the tile loops."""
+    """What is no number: the loop of rows, the site of every packed operand, the order of the tile loops; `reused`: what
+    is packed once and for all is used again by loops inside of the blocks of lanes, else these are outside.
+    """
 
     rows: int
     packs: tuple[tuple[int, Site], ...]
     lanes_inside: bool
+    reused: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,15 @@ def contraction_plan(facts: Facts, lanes: int) -> Plan | None:
     if best is None:
         return None
     if best.cycles > GOOD * least_cycles(facts):
-        others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, a)]
-        others = sorted(others, key=lambda a: -facts.extents[a])[:MOST_OTHERS]
-        best = min((best, *(r for a in others for r in rated_plans(facts, a))), key=lambda r: r.cycles)
+        others = [r for a in _other_lanes(facts, lanes) for r in rated_plans(facts, a)]
+        best = min((best, *others), key=lambda r: r.cycles)
     return best.plan
+
+
+def _other_lanes(facts: Facts, lanes: int) -> list[int]:
+    """The longest loops that can be lanes besides the contiguous one."""
+    others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, a)]
+    return sorted(others, key=lambda a: -facts.extents[a])[:MOST_OTHERS]
 
 
 def least_cycles(facts: Facts) -> float:
@@ -107,6 +115,15 @@ def rated_plans(facts: Facts, lanes: int, each: int = 1) -> Iterator[Rated]:
     choice = Choice(facts, update, lanes)
     for way in choice.ways():
         yield from choice.rated(way, each)
+
+
+def ways_of(facts: Facts, lanes: int) -> Iterator[tuple[Choice, Way]]:
+    """All ways to do it, with any loop as lanes that can be: what a search would try."""
+    update = facts.update
+    if update is not None:
+        for axis in (lanes, *_other_lanes(facts, lanes)):
+            choice = Choice(facts, update, axis)
+            yield from ((choice, way) for way in choice.ways())
 
 
 def _written(s: Statement) -> set[str]:
@@ -199,8 +216,19 @@ class Choice:
             sites = [self._sites(k, o, name, o.depends(lanes)) for k, o in enumerate(reads)]
             for chosen in product(*sites):
                 packs: tuple[tuple[int, Site], ...] = tuple((k, site) for k, site in enumerate(chosen) if site)
-                for inside in (False, True):
-                    yield Way(rows, packs, inside)
+                for reused in (False, True) if self._again(rows, packs) else (self.across,):
+                    for inside in (False, True):
+                        yield Way(rows, packs, inside, reused)
+
+    def _again(self, rows: int, packs: Sequence[tuple[int, Site]]) -> bool:
+        """Whether loops around can be on either side of the blocks of lanes: operands packed once do not move there."""
+        others = [n for a, n in enumerate(self.names) if a not in (rows, self.lanes) and self.facts.extents[a] > 1]
+        whole = [self.operands[k] for k, site in packs if site == "whole"]
+        moving = [o for o in whole if o.depends(self.names[self.lanes])]
+        lanes_packed = any(site == "lanes" for _, site in packs)
+        return bool(moving) and not self.across and not lanes_packed and any(
+            not o.depends(n) for o in moving for n in others
+        )
 
     def _sites(self, k: int, operand: Operand, rows: str, moving: bool) -> tuple[Site | None, ...]:
         """Where an operand can be packed (None: used as it lies)."""
@@ -355,13 +383,13 @@ class Choice:
     def around(self, way: Way) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The other parallel loops: those outside of the blocks, and those that use again what is packed for lanes."""
         others = [a for a in range(len(self.names)) if a not in (way.rows, self.lanes) and self.facts.extents[a] >= 1]
-        packed = [self.operands[k] for k, site in way.packs if site == "lanes" or self._reused(k, site)]
+        packed = [self.operands[k] for k, site in way.packs if site == "lanes" or self._reused(way, k, site)]
         outer = tuple(a for a in others if not packed or any(o.depends(self.names[a]) for o in packed))
         return outer, tuple(a for a in others if a not in outer)
 
-    def _reused(self, k: int, site: Site) -> bool:
-        """Whether a wholly packed operand says which loops are outside: where the target is turned, rows are short."""
-        return self.across and site == "whole" and self.operands[k].depends(self.names[self.lanes])
+    def _reused(self, way: Way, k: int, site: Site) -> bool:
+        """Whether an operand that is packed once says which loops are outside."""
+        return way.reused and site == "whole" and self.operands[k].depends(self.names[self.lanes])
 
     def _rate(self, way: Way, k: int, height: Numbers, vectors: Numbers) -> Numbers:
         """Elements a cycle of a copy; without end for what is copied when compiling."""
@@ -444,5 +472,5 @@ class Choice:
 
 
 def best_plans(facts: Facts, lanes: int, count: int) -> Sequence[Rated]:
-    """The plans that the model likes best, best first: what a search measures."""
+    """The plans that the model likes best, best first."""
     return sorted(rated_plans(facts, lanes, count), key=lambda r: r.cycles)[:count]

@@ -107,8 +107,9 @@ class Operand:
             run = np.where(joined, run * extent, run)
             whole = joined & (extent >= size)
         length = run * self.element
-        touched = count * (np.ceil(length / line) + np.where(length % line > 0, 0.5, 0.0)) * line
-        needed = touched * np.where(length >= 8 * line, 1.0, crowd)
+        lines = (length - self.element) / line + 1  # of a piece that starts anywhere
+        touched = count * lines * line
+        needed = touched * np.maximum(crowd / lines, 1.0)
         slower = np.where(far, PAGE_RUNS, SHORT_RUNS)
         slower = np.where((length < SHORT) & (count > 4), slower, 1.0)
         return touched * np.where(crowd >= CROWDED, slower, 1.0), touched * slower, needed
