@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from poly.affine import Affine, Var
 from poly.codegen.call import Expected
+from poly.dlpack import Exporter, from_dlpack
 from poly.dtypes import numpy_dtype
 from poly.errors import PolyError, RunError
-from poly.interp_arrays import pack
+from poly.interp_arrays import pack, solved_extent
 from poly.program import Program, Tensor
 from poly.relations import access_map, bound_domain, box
 from poly.sets import fix_sizes
 
 Array = npt.NDArray[np.generic]
 Shapes = Mapping[str, tuple[int, ...]]
+_KINDS: Final = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}  # what converts only upwards
 
 
 def expected_arrays(
@@ -70,16 +72,28 @@ def array_of(name: str, expected: np.dtype[np.generic], array: object, spelled: 
         try:
             if array is None or isinstance(array, str | bytes):  # numpy would make numbers of them
                 raise TypeError("no numbers")
-            if hasattr(array, "__dlpack__"):
-                found = np.from_dlpack(array)  # type: ignore[arg-type]
-            else:
-                return np.asarray(array, expected)
+            if not hasattr(array, "__dlpack__"):
+                return _numbers(array, expected)
+            found = from_dlpack(cast("Exporter", array))
         except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
             raise RunError(f"input {name}: {type(array).__name__} is no array of {kind}: {error}") from error
     if found.dtype != expected:
         hint = f"{spelled}.astype({expected.name!r})"
         raise RunError(f"input {name} is {found.dtype}, expected {kind}", hint=hint)
     return found
+
+
+def _numbers(array: object, expected: np.dtype[np.generic]) -> Array:
+    """Numbers and lists of them, converted where none of them can lose more than digits: no fraction, no sign of a
+    complex, no text. Raises `TypeError`, `OverflowError`."""
+    found = np.asarray(array)
+    kind = found.dtype.kind
+    numbers = kind in _KINDS or found.dtype == expected or (kind == "O" and all(type(e) is int for e in found.flat))
+    if not numbers:
+        raise TypeError("its values are no numbers")
+    if found.size and _KINDS.get(kind, 0) > _KINDS.get(expected.kind, 2):
+        raise TypeError(f"its values are {found.dtype}; convert them: numpy.array(values).astype({expected.name!r})")
+    return np.asarray(array, expected)
 
 
 def check_shape(tensor: Tensor, array: Array, expected: tuple[int, ...], what: str) -> None:
@@ -169,7 +183,7 @@ def infer_sizes(
     while missing:
         before = len(missing)
         for extent, length in equations:
-            solved = _solve(extent.substitute(sizes), length)
+            solved = solved_extent(extent.substitute(sizes), length)
             if solved is not None:
                 sizes.setdefault(*solved)
         missing = [n for n in missing if n not in sizes]
@@ -178,12 +192,3 @@ def infer_sizes(
                 f"size {missing[0]} does not follow from the shapes of the inputs", hint="bind it when compiling"
             )
     return sizes
-
-
-def _solve(extent: Affine, length: int) -> tuple[str, int] | None:
-    """The value of the one unknown of `extent == length`, if it has one."""
-    match extent.terms:
-        case ((Var(name), c),) if (length - extent.constant) % c == 0:
-            return name, (length - extent.constant) // c
-        case _:
-            return None

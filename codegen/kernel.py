@@ -150,6 +150,11 @@ class Kernel(NativeCall):
         for free sizes that the loops were not proven for.
         """
         known = self._sizes | dict(sizes or {})
+        if missing := [p for p in self.module.parameters if p not in known]:
+            text = f"size {missing[0]} is free and has no value"
+            raise RunError(text, where=self.loops.name, hint=f"sizes={{{missing[0]!r}: ...}}")
+        if absent := [t.name for t in (*self.inputs, *self.outputs) if t.name not in names]:
+            raise RunError(f"{absent[0]} has no address", where=self.loops.name, hint="name all inputs and outputs")
         self._require_sizes(known)
         slot = {name: k for k, name in enumerate(self.module.tensors)}
         last = {name: k for k, name in enumerate(names)}

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from poly.arguments import shown
 from poly.codegen.call import NATIVE, NativeCall, Record, attach
+from poly.dlpack import Exporter, from_dlpack
 from poly.einsum_plan import Compiled, Plan, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError, RunError
@@ -169,7 +170,7 @@ def as_array(operand: object) -> Array:
         return operand.view(np.ndarray)
     if hasattr(operand, "__dlpack__") and not isinstance(operand, np.generic):
         try:
-            return np.from_dlpack(operand)  # type: ignore[arg-type]
+            return from_dlpack(cast("Exporter", operand))
         except (BufferError, RuntimeError, TypeError) as error:
             if not hasattr(operand, "__array__"):
                 raise _no_array(operand, error) from error

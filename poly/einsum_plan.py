@@ -140,7 +140,7 @@ def make_plan(spec: str, operands: tuple[Signature, ...], options: Options, out:
         return Viewed(spec)
     samples = [sample(o) for o in operands]
     steps = steps_of(spec, equation, samples, options.optimize)
-    result = result_of(spec, equation, samples, options, out)
+    result = result_of(spec, equation, samples, options, out, steps)
     if result.dtype.char in "gG":
         return Fallback(spec, options, result.dtype)
     if _name(result.dtype) not in _COMPILED:

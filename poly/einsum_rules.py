@@ -7,6 +7,7 @@ the operands' shapes, strides and dtypes, and no elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Final, NamedTuple, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from poly.frontend.einsum import Equation, choose_steps
 Array = npt.NDArray[np.generic]
 Dtype = np.dtype[np.generic]
 
-
+_SMALL: Final = 4096  # products that numpy itself makes to tell the layout of their result
 # bound here: whoever puts ours in the place of numpy's must not make it call itself
 numpy_einsum: Final = cast("Callable[..., Array]", np.einsum)
 
@@ -87,9 +88,14 @@ def _numpy_path(spec: str, samples: Sequence[Array], optimize: object) -> Sequen
 
 
 def result_of(
-    spec: str, equation: Equation, samples: Sequence[Array], options: Options, out: Signature | None
+    spec: str,
+    equation: Equation,
+    samples: Sequence[Array],
+    options: Options,
+    out: Signature | None,
+    steps: Steps = (),
 ) -> Signature:
-    """The result as numpy would allocate it, in the dtype in which it computes; with `out`, that array's strides.
+    """The result as numpy would allocate it (for `steps` where `optimize` is asked for), in the dtype in which it computes; with `out`, that array's strides.
 
     numpy's einsum takes `out` into the common dtype; with `optimize`, where products of matrices take over, it assigns
     to it. Raises `ArgumentTypeError` for a cast that is not allowed, `ShapeError` where shapes do not fit.
@@ -104,7 +110,24 @@ def result_of(
         raise ArgumentTypeError(message, where=f"einsum {spec!r}", hint=hint) from error
     except ValueError as error:
         raise ShapeError(str(error), where=f"einsum {spec!r}") from error
-    return Signature(shape, iterator.operands[-1].strides if out is None else out.strides, iterator.dtypes[-1])
+    strides = iterator.operands[-1].strides if out is None else out.strides
+    if out is None and steps and len(samples) > 1 and options.optimize is not False and 0 not in shape:
+        most = 2 if prod(equation.sizes.values()) > _SMALL else _SMALL
+        strides = _strides_of_steps(spec, samples, steps, options.order, most)  # their order is what counts
+    return Signature(shape, strides, iterator.dtypes[-1])
+
+
+def _strides_of_steps(spec: str, samples: Sequence[Array], steps: Steps, order: str, most: int) -> tuple[int, ...]:
+    """Strides as numpy's products of matrices leave them: it contracts zeros of extents up to `most`."""
+    small: list[Array] = []
+    for s in samples:
+        shape = [min(n, most) for n in s.shape]
+        axes = sorted(range(s.ndim), key=lambda k, s=s: -abs(s.strides[k]))
+        gap = 0 if s.flags.c_contiguous or s.flags.f_contiguous else 1
+        memory = np.zeros([shape[k] << gap * (k == axes[-1]) for k in axes])
+        small.append(memory[..., :: 1 + gap].transpose(np.argsort(axes)) if axes else memory)
+    path = ["einsum_path", *steps]
+    return numpy_einsum(spec, *small, optimize=path, order=order).strides
 
 
 def _iterator(equation: Equation, samples: Sequence[Array], options: Options, out: Signature | None) -> np.nditer:

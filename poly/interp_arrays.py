@@ -61,7 +61,7 @@ def bind_sizes(
     bound: Mapping[str, int],
     inputs: Mapping[str, Array],
 ) -> dict[str, int]:
-    """Every size as an int: `bound`, completed from inputs where an extent is a bare size.
+    """Every size as an int: `bound`, completed from the shapes of inputs.
 
     Raises `RunError` on a size that stays unknown, on two sources that contradict, and on an unknown name in `bound`.
     """
@@ -70,20 +70,32 @@ def bind_sizes(
         if name not in names:
             raise RunError(f"{name!r} is not a size here", hint=f"sizes: {', '.join(names) or 'none'}")
     found: dict[str, tuple[int, str]] = {name: (int(value), "the sizes given") for name, value in bound.items()}
-    for tensor in tensors:
-        shape = np.shape(inputs[tensor.name]) if tensor.name in inputs else ()
-        for axis, (extent, given) in enumerate(zip(tensor.shape, shape, strict=False)):
-            name = _bare(extent)
-            if name not in names:
+    axes = [
+        (extent, length, f"axis {axis} of {tensor.name}", tensor.name)
+        for tensor in tensors
+        if tensor.name in inputs
+        for axis, (extent, length) in enumerate(zip(tensor.shape, np.shape(inputs[tensor.name]), strict=False))
+    ]
+    waiting = [a for a in axes if names]
+    while waiting:  # an extent such as 2*N + M gives one size once the other is known
+        before = waiting
+        values = {n: v for n, (v, _) in found.items()}
+        waiting = []
+        for extent, length, source, tensor_name in before:
+            bare = _bare(extent)
+            solved = (bare, length) if bare in names else solved_extent(extent.substitute(values), length)
+            if solved is None or solved[0] not in names:
+                waiting.append((extent, length, source, tensor_name))
                 continue
-            source = f"axis {axis} of {tensor.name}"
-            known, where = found.setdefault(name, (given, source))
-            if known != given:
-                both = f"size {name} is {known} by {where} and {given} by {source}"
-                raise RunError(both, where=f"tensor {tensor.name}")
+            known, where = found.setdefault(solved[0], (solved[1], source))
+            if known != solved[1]:
+                both = f"size {solved[0]} is {known} by {where} and {solved[1]} by {source}"
+                raise RunError(both, where=f"tensor {tensor_name}")
+        if len(waiting) == len(before):
+            break
     for name in names:
         if name not in found:
-            hint = f"pass sizes={{{name!r}: ...}}; no input has it as an extent"
+            hint = f"pass sizes={{{name!r}: ...}}; it does not follow from the shapes of the inputs"
             raise RunError(f"size {name} is not known", hint=hint)
     return {name: found[name][0] for name in names}
 
@@ -100,6 +112,15 @@ def _bare(extent: Affine) -> str:
         if isinstance(atom, Var) and factor == 1:
             return atom.name
     return ""
+
+
+def solved_extent(extent: Affine, length: int) -> tuple[str, int] | None:
+    """The value of the one unknown of `extent == length`, if it has one."""
+    match extent.terms:
+        case ((Var(name), c),) if (length - extent.constant) % c == 0:
+            return name, (length - extent.constant) // c
+        case _:
+            return None
 
 
 def extents(tensor: Tensor, shape: Sequence[Affine], sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import poly
 from poly.affine import var
 from poly.codegen.call import NATIVE
 from poly.codegen.host import host_machine
@@ -295,6 +297,29 @@ def test_torch_tensors() -> None:
     np.testing.assert_array_equal(kernel(torch.from_numpy(a), torch.from_numpy(b).T.contiguous().T), a + b)
     with pytest.raises(RunError, match="is no array"):
         kernel(torch.from_numpy(a).requires_grad_(), b)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.5, 2, 3], "its values are float64"), ([1j, 2, 3], "its values are complex128"),
+        (["1", "2", "3"], "no numbers"), ([1, None, 3], "no numbers"), ([2**40, 1, 2], "out of bounds"),
+        ([2**70, 1, 2], "too large"), ([np.float32(1.5), 2, 3], "its values are float64"),
+    ],
+)  # fmt: skip
+def test_lists_lose_nothing(values: list[object], message: str) -> None:
+    kernel = poly.compile(poly.parse("input x: i32[3]\noutput y: i32[3]\ny[i] = x[i] + 1"))
+    with pytest.raises(RunError, match=message):
+        kernel(values)  # type: ignore[arg-type]
+
+
+def test_lists_of_numbers_are_arrays() -> None:
+    kernel = poly.compile(poly.parse("input x: i32[3]\noutput y: i32[3]\ny[i] = x[i] + 1"))
+    many: list[Any] = [[1, 2, 3], (1, 2, 3), range(1, 4), [np.int8(1), True + 1, 3], [np.int64(1), 2, 3]]
+    for values in many:
+        np.testing.assert_array_equal(kernel(values), [2, 3, 4])
+    kernel = poly.compile(poly.parse("input x: f32[3]\noutput y: f32[3]\ny[i] = x[i] + 1"))
+    np.testing.assert_array_equal(kernel([1, 2.5, True]), [2, 3.5, 2])
 
 
 def test_long_calls_let_other_threads_run() -> None:

@@ -69,6 +69,10 @@ def test_other_ways_in() -> None:
         kernel.runner(("x", "y"), {"N": 3})
     with pytest.raises(RunError, match="sizes {'N': 3} are outside"):
         kernel.run((0, 0), {"N": 3})
+    with pytest.raises(RunError, match="size N is free and has no value"):
+        kernel.runner(("x", "y"))
+    with pytest.raises(RunError, match="y has no address"):
+        kernel.runner(("x",), {"N": 20})
 
 
 def test_asserts_of_nests() -> None:

@@ -357,8 +357,13 @@ def test_wrong_arguments() -> None:
         run_program(p, {"A": a, "B": a}, sizes={"M": 2})
     with pytest.raises(RunError, match="'Q' is not a size"):
         run_program(p, {"A": a, "B": a}, sizes={"Q": 2})
-    with pytest.raises(RunError, match="size T is not known"):
-        run_program(stencil(), {"A": integers((3, 4), "i32")})
+    with pytest.raises(RunError, match="size [NT] is not known"):
+        run_program(poly.parse("inout A: i32[2*T + N]\nS[i]: A[i] = 1 where 0 <= i < N"), {"A": integers((7,), "i32")})
+    with pytest.raises(RunError, match="size N is 4 by axis 0 of A and 3 by axis 0 of B"):
+        text = "input A: i32[N - 1]\ninput B: i32[2*N + 1]\noutput C: i32[N - 1]\nS[i]: C[i] = A[i] + B[i + 1]"
+        run_program(
+            poly.parse(text + " where 0 <= i < N - 1"), {"A": integers((3,), "i32"), "B": integers((7,), "i32")}
+        )
     with pytest.raises(RunError, match="outside"):
         run_program(replace(p, context=isl.Set("[M] -> { : M >= 4 }")), {"A": a, "B": a})
     constant = replace(p, tensors=(*p.tensors[:2], replace(p.tensors[2], role="constant")))
@@ -367,6 +372,13 @@ def test_wrong_arguments() -> None:
     with pytest.raises(RunError, match="not bounded"):
         unbounded = replace(p.statements[0], domain=isl.Set("{ Z[i,j] : i >= 0 }"))
         run_program(replace(p, statements=(unbounded,)), {"A": a, "B": a})
+
+
+def test_sizes_follow_from_affine_extents() -> None:
+    a = integers((3, 8), "i32")
+    text = "input A: i32[T + 1, 2*N + T]\noutput C: i32[N, T]\nS[i, j]: C[i, j] = A[j + 1, 2*i + j]"
+    found = run_program(poly.parse(text + " where 0 <= i < N and 0 <= j < T"), {"A": a})["C"]
+    np.testing.assert_array_equal(found, [[a[j + 1, 2 * i + j] for j in range(2)] for i in range(3)])
 
 
 def test_trace_sees_every_instance_in_order() -> None:
