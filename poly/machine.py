@@ -19,6 +19,7 @@ from poly.errors import MachineError
 
 EngineKind = Literal["core", "dma", "array", "vector"]
 SCHEMA = 1
+USUAL_REGISTERS, USUAL_CACHE = 16, 32768  # vector registers, bytes of the nearest cache
 T = TypeVar("T")
 
 
@@ -111,6 +112,31 @@ class Machine:
     def registers(self) -> Memory | None:
         """The register space, if the machine has one."""
         return next((m for m in self.memories if m.kind == "register"), None)
+
+    @property
+    def register_space(self) -> str:
+        """The name of the register space; where there is none, of the nearest memory."""
+        return self.registers.name if self.registers is not None else self.cache_space(0)
+
+    @property
+    def vector_registers(self) -> int:
+        """Vector registers of a core, `USUAL_REGISTERS` where the description does not say."""
+        return self.registers.capacity or USUAL_REGISTERS if self.registers is not None else USUAL_REGISTERS
+
+    @cached_property
+    def caches(self) -> tuple[Memory, ...]:
+        """The caches, the smallest first: it is the nearest to a core."""
+        return tuple(sorted((m for m in self.memories if m.kind == "cache"), key=lambda m: (m.capacity or 0, m.name)))
+
+    @property
+    def nearest_cache(self) -> int:
+        """Bytes of the nearest cache, `USUAL_CACHE` where the description does not say."""
+        return next((m.capacity for m in self.caches if m.capacity), USUAL_CACHE)
+
+    def cache_space(self, level: int) -> str:
+        """The name of a cache, 0 for the nearest; of the last one where there are fewer, of main memory without any."""
+        main = next(m.name for m in self.memories if m.kind == "dram")
+        return self.caches[min(level, len(self.caches) - 1)].name if self.caches else main
 
     def lanes(self, dtype_bytes: int) -> int:
         """Elements of one vector of a core or of the vector engine."""

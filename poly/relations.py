@@ -9,12 +9,23 @@ import islpy as isl
 from poly.affine import Affine, Constraint, var
 from poly.program import Access, Program, Statement
 from poly.rows import relation_of, set_of
-from poly.sets import OUT, fix_sizes, header
+from poly.sets import OUT, fix_sizes, header, interval
 
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
     """The instances of a statement that the program's context allows, with the sizes that are bound put in."""
     return fix_sizes(s.domain.intersect_params(program.context), program.binding)
+
+
+def interval_of(program: Program, s: Statement, iterator: str) -> tuple[int, int] | None:
+    """First and last value of an iterator over a statement's instances; None where they are not known."""
+    return interval(bound_domain(program, s), s.iterators.index(iterator))
+
+
+def intervals_of(program: Program, s: Statement) -> dict[str, tuple[int, int] | None]:
+    """`interval_of` for all iterators."""
+    domain = bound_domain(program, s)
+    return {name: interval(domain, k) for k, name in enumerate(s.iterators)}
 
 
 def expressions_map(s: Statement, values: Sequence[Affine], parameters: Sequence[str], target: str = "") -> isl.Map:

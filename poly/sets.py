@@ -22,6 +22,12 @@ _RESERVED = frozenset(  # isl reads them in any case
 )
 
 
+def interval(values: isl.Set, k: int) -> tuple[int, int] | None:
+    """First and last value of a set's dimension; None where they depend on a size, or there is none."""
+    low, high = values.dim_min_val(k), values.dim_max_val(k)
+    return (low.to_python(), high.to_python()) if low.is_int() and high.is_int() else None
+
+
 def identifier(name: str) -> str:
     """A name isl can parse, made from any loop or tensor name."""
     clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)

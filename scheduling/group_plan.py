@@ -10,7 +10,7 @@ from poly.dtypes import size_bytes
 from poly.expr import Apply, walk
 from poly.machine import Engine, Machine
 from poly.program import Access, Program, Statement
-from poly.relations import bound_domain
+from poly.relations import bound_domain, intervals_of
 from poly.scheduling.contraction import Contraction, names_of
 from poly.scheduling.groups import Group, tensors_read
 from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work
@@ -120,10 +120,7 @@ def is_empty(program: Program, s: Statement) -> bool:
 
 def _extents(program: Program, s: Statement) -> dict[str, int]:
     """Lengths of the box around a domain."""
-    domain = bound_domain(program, s)
-    return {
-        i: domain.dim_max_val(k).to_python() - domain.dim_min_val(k).to_python() + 1 for k, i in enumerate(s.iterators)
-    }
+    return {i: found[1] - found[0] + 1 for i, found in intervals_of(program, s).items() if found is not None}
 
 
 # ---- the search problem

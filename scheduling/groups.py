@@ -16,7 +16,7 @@ import islpy as isl
 from poly.affine import Affine, Var, var
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import bound_domain
-from poly.sets import SET
+from poly.sets import SET, interval
 
 
 @dataclass
@@ -170,15 +170,15 @@ def domain_box(program: Program, s: Statement, iterators: Sequence[str]) -> tupl
     ranges: list[tuple[int, int]] = []
     product = isl.Set.universe(domain.get_space())
     for k, name in enumerate(s.iterators):
-        low, high = domain.dim_min_val(k), domain.dim_max_val(k)
-        if not (low.is_int() and high.is_int()):
+        found = interval(domain, k)
+        if found is None:
             return None
-        product = product.lower_bound_val(SET, k, low).upper_bound_val(SET, k, high)
+        product = product.lower_bound_val(SET, k, found[0]).upper_bound_val(SET, k, found[1])
         if name in iterators:
-            ranges.append((int(str(low)), int(str(high))))
+            ranges.append(found)
     order = [n for n in s.iterators if n in iterators]
-    found = dict(zip(order, ranges, strict=True))
-    return tuple(found[i] for i in iterators) if product.is_equal(domain) else None
+    by_name = dict(zip(order, ranges, strict=True))
+    return tuple(by_name[i] for i in iterators) if product.is_equal(domain) else None
 
 
 def _add_update(program: Program, group: Group, s: Statement) -> bool:

@@ -18,9 +18,9 @@ from math import prod
 from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.program import Access, Program, Statement
-from poly.relations import bound_domain
+from poly.relations import bound_domain, intervals_of
 from poly.scheduling.traffic import compulsory_bytes, count_points
-from poly.sets import SET, has_floor, within_budget
+from poly.sets import has_floor, within_budget
 
 MOST_SPACES = 60
 _OPERATIONS = 1_000_000
@@ -103,14 +103,12 @@ def _accesses(s: Statement) -> list[Access]:
 
 
 def _extents(program: Program, s: Statement) -> dict[str, int] | None:
-    domain = bound_domain(program, s)
     found: dict[str, int] = {}
-    for k, name in enumerate(s.iterators):
-        low, high = domain.dim_min_val(k), domain.dim_max_val(k)
-        if not (low.is_int() and high.is_int()):
+    for name, interval in intervals_of(program, s).items():
+        if interval is None:
             return None
-        found[name] = int(str(high)) - int(str(low)) + 1
-    return found if found and domain.dim(SET) else None
+        found[name] = interval[1] - interval[0] + 1
+    return found or None
 
 
 # ---- exponents

@@ -54,7 +54,7 @@ def predict(schedule: Schedule, machine: Machine, threads: int = 1) -> Predictio
     `threads` share the operations and the traffic of all caches but the last, which they share.
     """
     work = _Model(schedule, machine)
-    caches = sorted((m for m in machine.memories if m.kind == "cache" and m.capacity), key=lambda m: m.capacity or 0)
+    caches = [m for m in machine.caches if m.capacity]
     levels: list[Level] = []
     for cache, supply in zip(caches, [*caches[1:], _dram(machine)], strict=True):
         moved = work.entering(cache.capacity or 0, cache.line or 64)

@@ -30,7 +30,7 @@ LEAST_SAVED = 4  # a quarter of what the later group touches must be shared
 
 def groups_for(program: Program, machine: Machine) -> list[Group]:
     """The groups that suit a machine: on a core with caches chains along rows are one, elsewhere each step is one."""
-    caches = sorted(m.capacity for m in machine.memories if m.kind == "cache" and m.capacity)
+    caches = [m.capacity for m in machine.caches if m.capacity]
     if machine.kind != "cpu" or not caches:
         return groups_of(program)
     return row_groups(program, caches[min(1, len(caches) - 1)] // 2, (caches[-1] // (4 * machine.cores), machine.cores))
