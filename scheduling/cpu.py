@@ -3,35 +3,39 @@
 For each fusion group: parallel loops outside and shared by all its statements; one of them becomes lanes, for
 reductions a second one rows of a register tile; the target of a reduction is promoted to registers for the length of
 its reduction loops, and what lies hostile to the lanes is promoted to a cache space (packed) where it is used often.
-Edges are index-set splits, so every register tile is whole. The choices are in `poly.scheduling.cpu_choice`, their
-composition in `poly.scheduling.cpu_tile`. Groups of rows (`poly.scheduling.row_groups`) share only outer loops and run
-one pass over a cache-resident row after another (`poly.scheduling.cpu_rows`). Zhao et al. call the first step a
-conservative start-up fusion.
+Edges are index-set splits, so every register tile is whole. Every kind of group has a policy of its own, that
+recognises it, chooses, and composes primitives (`POLICIES`). Groups of rows (`poly.scheduling.row_groups`) share only
+outer loops and run one pass over a cache-resident row after another (`poly.scheduling.cpu_rows`). Zhao et al. call the
+first step a conservative start-up fusion.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Final, Generic, TypeVar
 
-from poly.errors import PolyError, ScheduleError
+from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Program
+from poly.relations import expressions_map
 from poly.scheduling.capacity import check_capacity
+from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_chain import keep_values, parts_of
-from poly.scheduling.cpu_choice import plan_of
+from poly.scheduling.cpu_contract import contraction_of
+from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
-from poly.scheduling.cpu_plan import Plan
-from poly.scheduling.cpu_reduce import schedule_stream, stream_of
+from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
-from poly.scheduling.cpu_tile import tile_group
+from poly.scheduling.cpu_tile import schedule_tiles
 from poly.scheduling.cpu_window import schedule_window, window_of
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group
 from poly.scheduling.legality import carried
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
+from poly.sets import fix_sizes, interval
 
 LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
 
@@ -71,45 +75,56 @@ def _has_plan(group: Group) -> bool:
     return group.box is not None and bool(group.axes) and all(s.external is None for s in group.statements)
 
 
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Policy(Generic[P]):
+    """`recognise`: the choices for a group, from program, group, machine and threads, None where it is of another
+    kind; `compose`: the primitives that carry them out (raises `ScheduleError` where one does not apply).
+    """
+
+    recognise: Callable[[Program, Group, Machine, int], P | None]
+    compose: Callable[[Schedule, Group, P, Machine], Schedule]
+
+    def apply(self, schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule | None:
+        """The group in a schedule; None where it is not of this kind, or has not the form for its primitives."""
+        plan = self.recognise(schedule.program, group, machine, threads)
+        if plan is None:
+            return None
+        try:
+            return self.compose(schedule, group, plan, machine)
+        except ScheduleError:
+            return None
+
+
+POLICIES: Final = (
+    Policy(window_of, schedule_window),
+    Policy(permutation_of, schedule_permutation),
+    Policy(runs_of, schedule_runs),
+    Policy(reduction_of, schedule_reduction),
+    Policy(contraction_of, schedule_contraction),
+    Policy(tiles_of, schedule_tiles),
+)
+
+
 def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
-    """Fuse, split, tile, promote and mark one group inside a schedule."""
+    """Fuse, split, tile, promote and mark one group inside a schedule, by the first of `POLICIES` that can.
+
+    The particular kinds come before those that contain them. A window is a reduction whose operands are used again,
+    but along loops that a register tile of a contraction would not see. Permutations and runs are assignments;
+    those whose squares can be turned in registers first, then those where another order of the loops is enough. Of the
+    reductions, those that use nothing twice are bound by memory and walk it in order; contractions use operands again
+    and are blocked. Tiles of lanes or of independent sums suit every group with a box.
+    Raises `ScheduleError` where none fits.
+    """
     if group.parts:
         return _schedule_parts(schedule, group, machine, threads)
-    window = window_of(schedule.program, group, machine)
-    if window is not None:
-        try:
-            tiled = schedule_window(schedule, group, window, machine)
-            return _parallel(tiled, group, threads) if threads > 1 else tiled
-        except ScheduleError:
-            pass
-    turned = permutation_of(schedule.program, group, machine)
-    if turned is not None:
-        try:
-            tiled = schedule_permutation(schedule, group, turned, machine)
-            return _parallel(tiled, group, threads) if threads > 1 else tiled
-        except ScheduleError:
-            pass
-    runs = runs_of(schedule.program, group, machine)
-    if runs is not None:
-        tiled = schedule_runs(schedule, group, runs)
-        return _parallel(tiled, group, threads) if threads > 1 else tiled
-    stream = stream_of(schedule.program, group, machine, threads)
-    if stream is not None:
-        try:
-            tiled = schedule_stream(schedule, group, stream, machine)
-            return _parallel(tiled, group, threads) if threads > 1 else tiled
-        except ScheduleError:
-            pass
-    plan = plan_of(schedule.program, group, machine, threads)
-    try:
-        tiled = tile_group(_with_padding(schedule, group, plan), group, plan, machine)
-    except ScheduleError:
-        if not plan.packs:
-            raise
-        plan = replace(plan, outer=(*plan.outer, *plan.middle), middle=(), packs=())
-        tiled = tile_group(_with_padding(schedule, group, plan), group, plan, machine)
-    tiled = keep_values(tiled, group, machine)
-    return _parallel(tiled, group, threads) if threads > 1 else tiled
+    for policy in POLICIES:
+        found = policy.apply(schedule, group, machine, threads)
+        if found is not None:
+            return _parallel(found, group, threads) if threads > 1 else found
+    raise ScheduleError(f"no policy fits {', '.join(group.names)}", where=schedule.source.name)
 
 
 def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
@@ -121,21 +136,6 @@ def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads:
         return schedule
     fused = keep_values(schedule_rows(schedule, group, rows, machine), group, machine)
     return _parallel(fused, group, threads, len(group.box or ())) if threads > 1 else fused
-
-
-def _with_padding(schedule: Schedule, group: Group, plan: Plan) -> Schedule:
-    """Guarded reads inside reductions that are not packed go through a padded copy of the tensor."""
-    packed = {(p.statement, p.tensor) for p in plan.packs}
-    for s in group.statements:
-        padded = {r.tensor for r in s.reads if r.guard} if s.combiner is not None else set[str]()
-        for tensor in sorted(t for t in padded if (s.name, t) not in packed):
-            try:
-                schedule = schedule.promote(
-                    tensor, None, "dram", users=[s.name], name=f"{tensor}_{s.name}_padded", pad=True
-                )
-            except PolyError:
-                continue
-    return schedule
 
 
 def _parallel(schedule: Schedule, group: Group, threads: int, depth: int | None = None) -> Schedule:
@@ -159,9 +159,6 @@ def _parallel(schedule: Schedule, group: Group, threads: int, depth: int | None 
 
 def _extent(schedule: Schedule, loop: str) -> int:
     """Iterations of a loop over all statements under it, 0 where not known."""
-    from poly.relations import expressions_map
-    from poly.sets import fix_sizes
-
     most = 0
     for name in schedule.under(loop):
         s = schedule.program.statement[name]
@@ -169,7 +166,7 @@ def _extent(schedule: Schedule, loop: str) -> int:
             expressions_map(s, (schedule.nests[name].loops[loop],), schedule.program.parameters),
             schedule.program.binding,
         ).range()
-        low, high = values.dim_min_val(0), values.dim_max_val(0)
-        if low.is_int() and high.is_int():
-            most = max(most, int(str(high)) - int(str(low)) + 1)
+        found = interval(values, 0)
+        if found is not None:
+            most = max(most, found[1] - found[0] + 1)
     return most

@@ -12,28 +12,57 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poly.affine import Affine
+from poly.errors import ScheduleError
 from poly.machine import Machine
-from poly.scheduling.cpu_plan import Pack, Piece, Plan, Site, Strip
-from poly.scheduling.cpu_tile import Tiling, loop_of
+from poly.scheduling.cpu_chain import keep_values
+from poly.scheduling.cpu_edits import (
+    FEW_VECTORS,
+    extent_of,
+    fused,
+    in_vectors,
+    loop_of,
+    loops_of_copy,
+    ordered,
+    unrolled,
+    with_padding,
+)
+from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip
+from poly.scheduling.cpu_tile import Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 
-def block_group(schedule: Schedule, group: Group, plan: Plan, machine: Machine) -> Schedule:
+def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
+    """A group as planned, with what it reads beyond its tensors' edges and hands on; where an operand cannot be packed
+    as planned, none is.
+    """
+    try:
+        return _composed(schedule, group, plan, machine)
+    except ScheduleError:
+        if not plan.packs:
+            raise
+        return _composed(schedule, group, plan.without_packs(), machine)
+
+
+def _composed(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
+    padded = with_padding(schedule, group, {(p.statement, p.tensor) for p in plan.packs})
+    return keep_values(block_group(padded, group, plan, machine), group, machine)
+
+
+def block_group(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a group with rows."""
     return _Blocking(group, plan, machine).run(schedule)
 
 
-class _Blocking(Tiling):
+class _Blocking(Tiling[BlockPlan]):
     def run(self, schedule: Schedule) -> Schedule:
         plan, names = self.plan, list(self.group.names)
-        assert plan.lanes is not None and plan.rows is not None
         for name in names:
             self.extra = self._others(schedule.program.statement[name])
             schedule = self._ordered(schedule, name, [*plan.outer, plan.lanes, *plan.middle, plan.rows])
         update = next(n for n in names if schedule.program.statement[n].combiner is not None)
         schedule = self._packed_at(schedule, [update], "whole", None)
-        schedule = self._fused(schedule, names, plan.outer)
+        schedule = self._shared(schedule, names, plan.outer)
         schedule = self._deep(schedule, update)
         around = schedule.nests[update].names[: self._outside(True)]
         schedule = self._packed_at(schedule, [update], "outer", around[-1] if around else None)
@@ -81,13 +110,13 @@ class _Blocking(Tiling):
         users = [n for n in names if (schedule.program.statement[n].origin or n) == pack.statement]
         buffer = f"{pack.tensor}_{users[0]}_p"
         schedule = schedule.promote(
-            pack.tensor, at, self._space(), name=buffer, users=users, order=pack.order, pad=pack.pad,
+            pack.tensor, at, self.machine.cache_space(1), name=buffer, users=users, order=pack.order, pad=pack.pad,
             fold={pack.lane: pack.step} if pack.step > 1 else None,
             block={pack.lane: pack.block} if pack.block else None,
         )  # fmt: skip
         if not pack.block:
             return self._copied(schedule, pack, buffer)
-        extents = [self._extent(schedule, buffer, axis) for axis in range(len(pack.order))]
+        extents = [extent_of(schedule, buffer, axis) for axis in range(len(pack.order))]
         if pack.across is None or pack.lane == pack.across:
             return self._copied_blocks(schedule, pack, buffer, extents)
         return self._copied_across(schedule, pack, buffer, extents)
@@ -102,15 +131,13 @@ class _Blocking(Tiling):
         width, extent = min(self.plan.vector, pack.block & -pack.block), min(extents[pack.lane], pack.block)
         if extents[pack.lane] > pack.block and extents[pack.lane] % pack.block or width < 2:
             return schedule
-        if extent <= width:
-            return schedule.vectorise(lane)
-        return schedule.tile({lane: width}).unroll(f"{lane}.o").vectorise(f"{lane}.p")
+        return in_vectors(schedule, lane, extent, width)
 
     def _blocks_first(
         self, schedule: Schedule, copy: str, lane: str, pack: Pack, extents: Sequence[int]
     ) -> tuple[Schedule, str]:
         """A copy's loops: the other axes in the buffer's order, blocks of an axis, inside of a block; and that one."""
-        own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
+        own = loops_of_copy(schedule, copy)
         if lane not in own:
             return schedule, ""
         first = [f"{copy}.{axis}" for axis in pack.order if f"{copy}.{axis}" in own and axis != pack.lane]
@@ -119,8 +146,7 @@ class _Blocking(Tiling):
             order, lane = [*first, f"{lane}.o", f"{lane}.p"], f"{lane}.p"
         else:
             order = [*first, lane]
-        now = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
-        return (schedule.reorder(*order) if order != now else schedule), lane
+        return ordered(schedule, copy, order), lane
 
     def _copied_across(self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int]) -> Schedule:
         """Squares of a source that is contiguous along another axis: into registers as they lie, out across."""
@@ -128,7 +154,7 @@ class _Blocking(Tiling):
         copy, vector = f"ld_{buffer}", self.plan.vector
         schedule, lane = self._blocks_first(schedule, copy, f"{copy}.{pack.lane}", pack, extents)
         fast = f"{copy}.{pack.across}"
-        own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
+        own = loops_of_copy(schedule, copy)
         whole = extents[pack.across] % vector == 0 and extents[pack.lane] % pack.block == 0
         if fast not in own or not lane or not whole or pack.block % vector:
             return schedule
@@ -140,18 +166,38 @@ class _Blocking(Tiling):
         schedule = schedule.reorder(*blocks, f"{fast}.o", f"{fast}.p", lane)
         square = f"{buffer}_t"
         schedule = schedule.unroll(f"{fast}.p").vectorise(lane)
-        schedule = schedule.promote(pack.tensor, f"{fast}.o", "reg", name=square, users=[copy])
-        rows = [n for n in schedule.nests[f"ld_{square}"].names if n.startswith(f"ld_{square}.")]
-        for row in rows[:-1]:
-            schedule = schedule.unroll(row)
-        return schedule.vectorise(rows[-1])
+        schedule = schedule.promote(pack.tensor, f"{fast}.o", self.machine.register_space, name=square, users=[copy])
+        rows = loops_of_copy(schedule, f"ld_{square}")
+        return unrolled(schedule, rows[:-1]).vectorise(rows[-1])
+
+    def _copied(self, schedule: Schedule, pack: Pack, buffer: str) -> Schedule:
+        """Lanes along the axis that is contiguous on both sides; else short runs of the source's fast axis inside."""
+        rank, copy = len(pack.order), f"ld_{buffer}"
+        lane, fast = f"{copy}.{pack.lane}", f"{copy}.{rank - 1}"
+        if copy not in schedule.nests:  # only padding is read, so that there is nothing to copy
+            return schedule
+        names = schedule.nests[copy].names
+        if pack.lane == rank - 1 and pack.step > 1:
+            return self._folded(schedule, lane, -(-extent_of(schedule, buffer, pack.lane) // pack.step), pack.step)
+        if pack.lane == rank - 1:
+            return in_vectors(schedule, lane, extent_of(schedule, buffer, pack.lane), self.plan.vector, FEW_VECTORS)
+        if lane in names and fast in names:
+            schedule = schedule.tile({fast: 2 * self.plan.vector})
+            own = loops_of_copy(schedule, copy)
+            order = [n for n in own if n not in (f"{fast}.o", f"{fast}.p", lane)] + [f"{fast}.o", lane, f"{fast}.p"]
+            return ordered(schedule, copy, order)
+        return schedule
+
+    def _folded(self, schedule: Schedule, loop: str, extent: int, step: int) -> Schedule:
+        """The elements that lie together one after the other, in vectors."""
+        schedule = schedule.tile({loop: step}).reorder(f"{loop}.p", f"{loop}.o").unroll(f"{loop}.p")
+        return in_vectors(schedule, f"{loop}.o", extent, self.plan.vector, FEW_VECTORS)
 
     # ---- the nest of a strip of lanes
 
     def _lanes(self, schedule: Schedule, strip: Strip, names: Sequence[str]) -> Schedule:
         """Blocks of lanes, what is packed for them, middle loops, pieces of rows."""
         plan = self.plan
-        assert plan.lanes is not None and plan.rows is not None
         update = any(self._is_update(schedule, n) for n in names)
         depth = self._outside(update)
         for name in names:
@@ -159,13 +205,12 @@ class _Blocking(Tiling):
             schedule = self._tiled(schedule, name, loop, strip.low, plan.vector * strip.width * strip.block)
             inner = [self._loop(schedule, name, a) for a in (*plan.middle, plan.rows)]
             schedule = schedule.reorder(*inner, f"{loop}.p")
-        schedule = self._fused_at(schedule, names, depth)
+        schedule = fused(schedule, names, [depth])
         if update:
             schedule = self._packed_at(
                 schedule, names, "lanes", schedule.nests[names[0]].names[depth], plan.vector * strip.width
             )
-        for k in range(depth + 1, depth + 1 + len(plan.middle)):
-            schedule = self._fused_at(schedule, names, k)
+        schedule = fused(schedule, names, range(depth + 1, depth + 1 + len(plan.middle)))
         schedule, parts = self._split(schedule, names, plan.rows, [p.low for p in strip.rows[1:]])
         for piece, part in zip(strip.rows, parts, strict=True):
             schedule = self._rows(schedule, strip, piece, part, depth + 1 + len(plan.middle))
@@ -197,17 +242,14 @@ class _Blocking(Tiling):
             band = schedule.nests[name].names[depth:]
             order = [first] * blocks + tiles if blocks else tiles
             order = [*order, *(n for n in band if n not in order and n not in points), *points]
-            schedule = schedule.reorder(*order) if tuple(order) != tuple(band) else schedule
+            schedule = ordered(schedule, name, order)
             inner = [n for n in order[blocks + 2 : -len(points)] if not self._slides(schedule, name, n)]
             schedule = self._short(schedule, name, inner, strip.width * piece.tile)
-            for point in points[:-1]:
-                schedule = schedule.unroll(point)
-            schedule = schedule.vectorise(points[-1])
+            schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
         return self._tile(schedule, names, depth, blocks, piece.tile)
 
     def _is_turned(self, schedule: Schedule, name: str) -> bool:
         """Whether a statement that uses a register tile runs along its rows: what it writes is contiguous there."""
-        assert self.plan.lanes is not None
         s = schedule.program.statement[name]
         update = next(u for u in self.group.statements if u.combiner is not None)
         last, lanes = s.write.index[-1], self._iterator(schedule, name, self.plan.lanes)
@@ -218,15 +260,13 @@ class _Blocking(Tiling):
         """Whether neighbouring rows meet the same elements one after another along a loop: unrolled, they would be
         kept in registers that are needed for the tile.
         """
-        s, plan = schedule.program.statement[name], self.plan
-        assert plan.rows is not None
-        rows, own = self._iterator(schedule, name, plan.rows), schedule.nests[name].loops[loop].names
+        s = schedule.program.statement[name]
+        rows, own = self._iterator(schedule, name, self.plan.rows), schedule.nests[name].loops[loop].names
         return any(isinstance(i, Affine) and rows in i.names and own & i.names for r in s.reads for i in r.index)
 
     def _tile(self, schedule: Schedule, names: Sequence[str], depth: int, blocks: int, height: int) -> Schedule:
         """What the statements of a register tile share; its target in registers."""
-        for k in range(depth, depth + blocks + 2):
-            schedule = self._fused_at(schedule, names, k)
+        schedule = fused(schedule, names, range(depth, depth + blocks + 2))
         loops = schedule.nests[names[0]].names
         updates = [n for n in names if self._is_update(schedule, n)]
         if not updates:

@@ -16,7 +16,8 @@ import numpy as np
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
-from poly.program import Access, Statement
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_cost import (
     FREE,
     LINE,
@@ -33,8 +34,9 @@ from poly.scheduling.cpu_cost import (
     tile_cycles,
     together,
 )
-from poly.scheduling.cpu_facts import Facts, axis_of, reduction_extents, step_of
-from poly.scheduling.cpu_plan import Pack, Piece, Plan, Site, Strip, balanced
+from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, reduction_extents, step_of
+from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced
+from poly.scheduling.groups import Group
 
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
 MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
@@ -63,10 +65,19 @@ class Rated:
     """A plan and the cycles that the model gives it."""
 
     cycles: float
-    plan: Plan
+    plan: BlockPlan
 
 
-def contraction_plan(facts: Facts, lanes: int) -> Plan | None:
+def contraction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> BlockPlan | None:
+    """The choices for a group around one contraction; None for any other."""
+    if group.box is None:
+        return None
+    facts = facts_of(program, group, machine, threads)
+    lanes = facts.lanes()
+    return None if lanes is None else contraction_plan(facts, lanes)
+
+
+def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:
     """Lanes along one loop and rows along another; None where no loop's neighbours use anything again.
 
     `lanes`: a loop along which all writes are contiguous; others are tried where one register tile is all that is
@@ -422,13 +433,13 @@ class Choice:
 
     # ---- the plan
 
-    def plan(self, way: Way, height: int, width: int, panels: int, blocks: int, depth: int) -> Plan:
+    def plan(self, way: Way, height: int, width: int, panels: int, blocks: int, depth: int) -> BlockPlan:
         outer, middle = self.around(way)
         start, extent = self.facts.group_low(way.rows), self.facts.extents[way.rows]
         strips = self._strips(width, panels, balanced(start, extent, height))
         packs = tuple(self._pack(k, site, way, height, width) for k, site in way.packs)
-        return Plan(
-            outer, middle, way.rows, self.lanes, self.vector, strips, packs, (), True,
+        return BlockPlan(
+            outer, middle, way.rows, self.lanes, self.vector, strips, packs,
             (self.deep, depth) if depth else None, blocks, way.lanes_inside,
         )  # fmt: skip
 
@@ -439,7 +450,7 @@ class Choice:
         if not rest and extent % self.vector and whole > 1:
             whole, rest = whole - 1, width
         cut = low + min(extent, whole * width * self.vector)
-        strips = (Strip(low, cut, width, min(panels, whole), rows), Strip(cut, low + extent, rest, 1, rows))
+        strips = (Strip(low, cut, width, rows, min(panels, whole)), Strip(cut, low + extent, rest, rows))
         return tuple(s for s in strips if s.low < s.high)
 
     def _pack(self, k: int, site: Site, way: Way, height: int, width: int) -> Pack:

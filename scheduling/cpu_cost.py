@@ -38,13 +38,17 @@ class Core:
     latency: int
     caches: tuple[tuple[int, float, int], ...]
 
+    @property
+    def in_flight(self) -> int:
+        """Independent multiply-adds that hide the latency of one."""
+        return self.fma_units * self.latency
+
 
 def core_of(machine: Machine, element: int) -> Core:
     """The numbers of a machine's core, usual ones where its description has none; `element`: bytes."""
     engine = next((e for e in machine.engines if e.kind == "core"), None)
     cost = engine.cost if engine is not None else {}
-    memory = machine.registers
-    levels = sorted((m for m in machine.memories if m.kind == "cache" and m.capacity), key=lambda m: m.capacity or 0)
+    levels = [m for m in machine.caches if m.capacity]
     behind = [*levels[1:], *(m for m in machine.memories if m.kind == "dram")]
     usual = (28, 14, 6)
     caches = tuple(
@@ -52,7 +56,7 @@ def core_of(machine: Machine, element: int) -> Core:
         for k, (m, b) in enumerate(zip(levels, behind, strict=False))
     )
     return Core(
-        machine.lanes(element), memory.capacity if memory is not None and memory.capacity else 16,
+        machine.lanes(element), machine.vector_registers,
         cost.get("fma", 2), cost.get("load", 2), cost.get("store", 1), cost.get("latency", 4),
         caches or ((32768, 24.0, 8), (1 << 20, 5.0, 8)),
     )  # fmt: skip
@@ -214,12 +218,17 @@ def _footprints(
     return near, far, needed
 
 
+def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:
+    """Cycles of one step of a reduction on a register tile with `work` sums: operations, loads, latency."""
+    return np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency) + loads / 12
+
+
 def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tuple[Numbers, Numbers]:
     """Of a register tile with `work` sums, `loads` a step: cycles of one step of the reduction, and of all the rest
     (`again`: sums come from memory).
     """
-    step = np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency)
-    return step + loads / 12, TILE_CYCLES + work / core.store_units + again * (AGAIN_CYCLES + work / core.load_units)
+    rest = TILE_CYCLES + work / core.store_units + again * (AGAIN_CYCLES + work / core.load_units)
+    return step_cycles(core, work, loads), rest
 
 
 def together(parts: Sequence[Numbers]) -> Numbers:

@@ -12,8 +12,9 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
+from poly.relations import bound_domain
 from poly.scheduling.groups import Group
-from poly.sets import fix_sizes
+from poly.sets import interval
 
 Strides = dict[int, int | None]
 
@@ -52,12 +53,7 @@ class Facts:
 
     def widest(self) -> int:
         """Bytes of the widest element."""
-        tensors = self.program.tensor
-        return max(size_bytes(tensors[a.tensor].dtype) for s in self.group.statements for a, _ in s.accesses)
-
-    def registers(self) -> int:
-        memory = self.machine.registers
-        return memory.capacity if memory is not None and memory.capacity else 16
+        return widest_element(self.program, self.group.statements)
 
     def vector(self, lanes: int) -> int:
         """Elements of a vector along a loop: the machine's, fewer where the loop is shorter."""
@@ -68,15 +64,22 @@ class Facts:
         return self.group.box[axis][0]
 
 
+def facts_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Facts:
+    """The facts of a group whose parallel loops are a box of known size."""
+    assert group.box is not None
+    return Facts(program, group, machine, [high - low + 1 for low, high in group.box], threads)
+
+
+def widest_element(program: Program, statements: Sequence[Statement]) -> int:
+    """Bytes of the widest element that some statements touch."""
+    return max(size_bytes(program.tensor[a.tensor].dtype) for s in statements for a, _ in s.accesses)
+
+
 def reduction_extents(program: Program, s: Statement, axes: Sequence[str]) -> dict[str, int]:
     """The known extents of a statement's iterators that are no parallel loops (1 where not known)."""
-    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
-    found: dict[str, int] = {}
-    for k, name in enumerate(s.iterators):
-        if name not in axes:
-            low, high = domain.dim_min_val(k), domain.dim_max_val(k)
-            found[name] = int(str(high)) - int(str(low)) + 1 if low.is_int() and high.is_int() else 1
-    return found
+    domain = bound_domain(program, s)
+    found = {name: interval(domain, k) for k, name in enumerate(s.iterators) if name not in axes}
+    return {name: 1 if values is None else values[1] - values[0] + 1 for name, values in found.items()}
 
 
 def stride(access: Access, tensor: Tensor, iterator: str, sizes: Mapping[str, int]) -> int | None:

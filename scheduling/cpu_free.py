@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poly.affine import var
-from poly.dtypes import size_bytes
 from poly.errors import PolyError
 from poly.machine import Machine
 from poly.program import Access, Program, ReadIndex, Statement
-from poly.relations import bound_domain
+from poly.relations import interval_of
+from poly.scheduling.cpu_edits import in_vectors
+from poly.scheduling.cpu_facts import widest_element
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 
@@ -39,7 +40,7 @@ def _with_lanes(schedule: Schedule, s: Statement, machine: Machine) -> Schedule:
     if lane is None or s.external is not None or any(len(schedule.under(n)) > 1 for n in loops):
         return schedule
     loop = next((n for n in loops if schedule.nests[s.name].loops[n] == var(lane)), None)
-    width = _width(schedule.program, s, machine)
+    width = machine.lanes(widest_element(schedule.program, [s]))
     extent = _extent(schedule.program, s, lane)
     if loop is None or extent is None or extent < width:
         return schedule
@@ -48,10 +49,10 @@ def _with_lanes(schedule: Schedule, s: Statement, machine: Machine) -> Schedule:
         extent -= extent % width
         loop = f"{loop}.lo"
         s = next(t for t in schedule.program.statements if t.name in schedule.under(loop))
-    return _tiled(schedule, s, loop, width, _vectors(extent // width))
+    return _tiled(schedule, s, loop, width, _vectors(extent // width), machine.register_space)
 
 
-def _tiled(schedule: Schedule, s: Statement, loop: str, width: int, vectors: int) -> Schedule:
+def _tiled(schedule: Schedule, s: Statement, loop: str, width: int, vectors: int, space: str) -> Schedule:
     kept = {n for x in s.write.index if not isinstance(x, ReadIndex) for n in x.names}
     nest = schedule.nests[s.name]
     sums = [n for n in nest.names if n != loop and not nest.loops[n].names & kept]
@@ -64,19 +65,12 @@ def _tiled(schedule: Schedule, s: Statement, loop: str, width: int, vectors: int
     schedule = schedule.reorder(*others, f"{loop}.o", *sums, *inner)
     if sums and s.combiner is not None:
         before = set(schedule.nests)
-        schedule = schedule.promote(s.write.tensor, f"{loop}.o", "reg")
+        schedule = schedule.promote(s.write.tensor, f"{loop}.o", space)
         for copy in sorted(set(schedule.nests) - before):
-            schedule = _moved(schedule, schedule.nests[copy].names[-1], width, vectors)
+            schedule = in_vectors(schedule, schedule.nests[copy].names[-1], width * vectors, width)
     if vectors > 1:
         schedule = schedule.unroll(inner[0])
     return schedule.vectorise(inner[-1])
-
-
-def _moved(schedule: Schedule, loop: str, width: int, vectors: int) -> Schedule:
-    """A copy between registers and memory, a vector at a time."""
-    if vectors == 1:
-        return schedule.vectorise(loop)
-    return schedule.tile({loop: width}).unroll(f"{loop}.o").vectorise(f"{loop}.p")
 
 
 def _lane(s: Statement) -> str | None:
@@ -99,19 +93,13 @@ def _along(access: Access, iterator: str) -> bool:
     return all(iterator not in x.names or x.is_linear and x.coefficient(iterator) == 1 for x in access.affine_index)
 
 
-def _width(program: Program, s: Statement, machine: Machine) -> int:
-    """Elements of a vector of the widest dtype that the statement touches."""
-    return machine.lanes(max(size_bytes(program.tensor[a.tensor].dtype) for a, _ in s.accesses))
-
-
 def _extent(program: Program, s: Statement, iterator: str) -> int | None:
     """The length of a loop that starts at 0 for every value of the others, where it is known."""
-    domain = bound_domain(program, s)
-    position = s.iterators.index(iterator)
-    low, high = domain.dim_min_val(position), domain.dim_max_val(position)
-    if not (low.is_int() and high.is_int()) or not low.is_zero():
-        return None
-    return int(str(high)) + 1
+    match interval_of(program, s, iterator):
+        case (0, high):
+            return high + 1
+        case _:
+            return None
 
 
 def _vectors(count: int) -> int:

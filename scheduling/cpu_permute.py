@@ -15,14 +15,12 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_facts import Facts, axis_of
-from poly.scheduling.cpu_tile import loop_of
-from poly.scheduling.edits import piece_name
+from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, ordered, whole_blocks
+from poly.scheduling.cpu_facts import axis_of, facts_of
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 5  # iterations along either side: below, strided loads and stores do
-MOST_VECTORS = 8  # laid out one after the other
 RUN = 4  # iterations that write one after the other before the order of the read goes on
 PAGE = 4096
 MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds
@@ -59,7 +57,7 @@ class Runs:
     vector: int
 
 
-def runs_of(program: Program, group: Group, machine: Machine) -> Runs | None:
+def runs_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Runs | None:
     """The choices for a group that is one assignment with another order of its loops than its largest read's."""
     if len(group.statements) != 1 or group.box is None:
         return None
@@ -69,8 +67,8 @@ def runs_of(program: Program, group: Group, machine: Machine) -> Runs | None:
         return None
     if any(a.indirect or a.guard for a, _ in s.accesses):
         return None
-    extents = [high - low + 1 for low, high in group.box]
-    facts = Facts(program, group, machine, extents, 1)
+    facts = facts_of(program, group, machine, threads)
+    extents = facts.extents
     strides, lanes = facts.strides(s), facts.lanes()
     long = [a for a, n in enumerate(extents) if n > 1]
     large = next((step for step in strides[:-1] if all(step[a] for a in long)), None)
@@ -82,7 +80,7 @@ def runs_of(program: Program, group: Group, machine: Machine) -> Runs | None:
     return None if outer == target else Runs(s.name, (*rest, *outer), target[-1], lanes, facts.vector(lanes))
 
 
-def schedule_runs(schedule: Schedule, group: Group, plan: Runs) -> Schedule:
+def schedule_runs(schedule: Schedule, group: Group, plan: Runs, machine: Machine) -> Schedule:
     """Order, tile and mark the group's statement."""
     assert group.box is not None
     axes, name = group.axes[plan.statement], plan.statement
@@ -90,18 +88,17 @@ def schedule_runs(schedule: Schedule, group: Group, plan: Runs) -> Schedule:
     low, high = group.box[plan.lanes]
     if low:
         schedule = schedule.shift(name, order[-1], -low)
-    if tuple(order) != schedule.nests[name].names:
-        schedule = schedule.reorder(*order)
+    schedule = ordered(schedule, name, order)
     run = loop_of(schedule, name, axes[plan.run])
     schedule = schedule.tile({run: RUN})
     schedule = schedule.reorder(*(f"{n}.o" if n == run else n for n in order[:-1]), f"{run}.p", order[-1])
-    schedule, parts = _cut(schedule, len(plan.outer) + 1, name, high - low + 1, plan.vector)
+    schedule, parts = whole_blocks(schedule, name, len(plan.outer) + 1, high - low + 1, plan.vector)
     for part, _ in parts:
-        schedule = _vectors(schedule, schedule.nests[part].names[-1], high - low + 1, plan.vector)
+        schedule = in_vectors(schedule, schedule.nests[part].names[-1], high - low + 1, plan.vector, FEW_VECTORS)
     return schedule
 
 
-def permutation_of(program: Program, group: Group, machine: Machine) -> Permutation | None:
+def permutation_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Permutation | None:
     """The choices for a group that is one permuting assignment; None where it is something else."""
     if len(group.statements) != 1 or group.box is None:
         return None
@@ -109,8 +106,8 @@ def permutation_of(program: Program, group: Group, machine: Machine) -> Permutat
     axes = group.axes[s.name]
     if s.combiner is not None or s.external is not None or set(axes) != set(s.iterators) or s.write.indirect:
         return None
-    extents = [high - low + 1 for low, high in group.box]
-    facts = Facts(program, group, machine, extents, 1)
+    facts = facts_of(program, group, machine, threads)
+    extents = facts.extents
     strides = facts.strides(s)
     lanes = next((a for a, n in enumerate(extents) if strides[-1][a] == 1 and n >= FEWEST), None)
     if lanes is None:
@@ -124,7 +121,7 @@ def permutation_of(program: Program, group: Group, machine: Machine) -> Permutat
     if len(set(tensors)) < len(turned) or any(strides[k][across] != 1 for k in turned):
         return None
     size = max(size_bytes(program.tensor[t].dtype) for t in (s.write.tensor, *tensors))
-    registers = facts.registers() // len(turned)
+    registers = machine.vector_registers // len(turned)
     machine_lanes = machine.lanes(size)
     vector = min(machine_lanes, 1 << (registers.bit_length() - 1))
     if vector < 2:
@@ -166,40 +163,26 @@ def _tile(extent: int, step: int | None, size: int, columns: int) -> int | None:
 
 def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, machine: Machine) -> Schedule:
     """Split, tile, promote and mark the group's statement."""
-    assert group.box is not None and machine.registers is not None
+    assert group.box is not None
     axes, name = group.axes[plan.statement], plan.statement
     order = [loop_of(schedule, name, axes[a]) for a in (*plan.outer, plan.across, plan.lanes)]
     for loop, a in zip(order, (*plan.outer, plan.across, plan.lanes), strict=True):
         if group.box[a][0]:
             schedule = schedule.shift(name, loop, -group.box[a][0])
-    if tuple(order) != schedule.nests[name].names:
-        schedule = schedule.reorder(*order)
+    schedule = ordered(schedule, name, order)
     extents = [high - low + 1 for low, high in group.box]
     depth = len(plan.outer)
-    schedule, strips = _cut(schedule, depth, name, extents[plan.across], plan.columns)
+    schedule, strips = whole_blocks(schedule, name, depth, extents[plan.across], plan.columns)
     for strip, columns in strips:
         schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))  # so that a cut parts all of the nest
-        schedule, parts = _cut(schedule, depth, strip, extents[plan.lanes], plan.rows)
+        schedule, parts = whole_blocks(schedule, strip, depth, extents[plan.lanes], plan.rows)
         for part, rows in parts:
             schedule = _blocks(schedule, plan, part, rows, columns)
             for tensor in plan.turned:
                 (read,) = (r for r in schedule.program.statement[part].reads if r.tensor == tensor)
                 inner = axis_of(read, axes[plan.across])
-                schedule = _square(schedule, plan, part, tensor, inner, columns, machine.registers.name)
+                schedule = _square(schedule, plan, part, tensor, inner, columns, machine.register_space)
     return schedule
-
-
-def _cut(
-    schedule: Schedule, depth: int, name: str, extent: int, block: int
-) -> tuple[Schedule, list[tuple[str, int]]]:
-    """A statement's loop at a depth in pieces of whole blocks: statements with their blocks' sizes, each from 0."""
-    whole, rest = divmod(extent, block)
-    if not whole or not rest:
-        return schedule, [(name, rest or block)]
-    lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
-    schedule = schedule.split(schedule.nests[name].names[depth], whole * block)
-    schedule = schedule.shift(upper, schedule.nests[upper].names[depth], -whole * block)
-    return schedule, [(lower, block), (upper, rest)]
 
 
 def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns: int) -> Schedule:
@@ -215,7 +198,7 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
     blocks = [f"{lanes}.o", f"{across}.o"] if tiles else [f"{across}.o", f"{lanes}.o"]
     schedule = schedule.reorder(*tiles, *blocks, f"{across}.p", f"{lanes}.p")
     schedule = schedule.unroll(f"{across}.p")
-    return _vectors(schedule, f"{lanes}.p", rows, plan.vector)
+    return in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
 
 
 def _square(
@@ -226,16 +209,10 @@ def _square(
     kinds = [(n, schedule.kind(n)) for n in schedule.nests[name].names]
     at = [n for n, kind in kinds if kind == "serial"][-1]
     schedule = schedule.promote(tensor, at, space, name=buffer, users=[name])
-    for loop in [n for n in schedule.nests[f"ld_{buffer}"].names if n.startswith(f"ld_{buffer}.")]:
+    for loop in loops_of_copy(schedule, f"ld_{buffer}"):
         if loop == f"ld_{buffer}.{inner}":
-            schedule = _vectors(schedule, loop, columns, plan.vector)
+            schedule = in_vectors(schedule, loop, columns, plan.vector, FEW_VECTORS)
         else:
             schedule = schedule.unroll(loop)
     return schedule
 
-
-def _vectors(schedule: Schedule, loop: str, extent: int, vector: int) -> Schedule:
-    if extent <= vector:
-        return schedule.vectorise(loop)
-    schedule = schedule.tile({loop: vector}).vectorise(f"{loop}.p")
-    return schedule.unroll(f"{loop}.o") if extent <= MOST_VECTORS * vector else schedule

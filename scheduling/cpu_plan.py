@@ -1,17 +1,15 @@
-"""What a policy for a core with vector registers decides about a group, as data (`Plan`).
+"""What the policies for register tiles decide about a group, as data.
 
-Made by `poly.scheduling.cpu_choice`, composed of primitives by `poly.scheduling.cpu_tile`.
+A `TilePlan` is made by `poly.scheduling.cpu_lanes` and composed of primitives by `poly.scheduling.cpu_tile`, a
+`BlockPlan` made by `poly.scheduling.cpu_contract` and composed by `poly.scheduling.cpu_block`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-FMA_UNITS, LOAD_UNITS, LATENCY = 2, 2, 4  # of a core: vector operations and loads a cycle, cycles of a multiply-add
 UNROLLED = 96  # multiply-adds in the body of the innermost loop that stays
-MOST_PANEL_COPIES = 8
-
 
 Site = Literal["whole", "outer", "lanes", "rows"]
 
@@ -27,15 +25,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Strip:
-    """A piece of the lanes' loop. `width`: vectors side by side in the register tile; `block`: tiles that share what
-    is packed; `rows`: the pieces of the rows' loop.
+    """A piece of the lanes' loop. `width`: vectors side by side in the register tile; `rows`: the pieces of the rows'
+    loop; `block`: tiles that share what is packed (of a `BlockPlan`).
     """
 
     low: int
     high: int
     width: int
-    block: int
-    rows: tuple[Piece, ...]
+    rows: tuple[Piece, ...] = ()
+    block: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,30 +69,42 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """`outer`, `middle`, `rows`, `lanes`: positions among the group's parallel loops; the loops of `middle` use
-    again what is packed. `vector`: elements of one vector, 1 where no loop suits lanes. `blocked`: composed by
-    `poly.scheduling.cpu_block`, there `depth` names a reduction loop and its iterations per block (partial sums go
-    through memory), `row_block` counts tiles of rows per block, `lanes_inside` is the order of the tile loops.
+class TilePlan:
+    """Register tiles of a group of which nothing is packed. `outer`, `rows`, `lanes`: positions among the group's
+    parallel loops; `vector`: elements of one vector, 1 where no loop suits lanes. Without `strips` the loops are only
+    ordered. `turns`: of the reduction's reads.
+    """
+
+    outer: tuple[int, ...]
+    rows: int | None
+    lanes: int | None
+    vector: int
+    strips: tuple[Strip, ...] = ()
+    turns: tuple[Turn, ...] = ()
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """A contraction in blocks. `outer`, `middle`, `rows`, `lanes`: positions among the group's parallel loops; the
+    loops of `middle` use again what is packed. `depth`: a reduction loop and its iterations per block, None where it
+    is whole (else partial sums go through memory); `row_block`: tiles of rows per block, 0 for all; `lanes_inside`:
+    the order of the tile loops.
     """
 
     outer: tuple[int, ...]
     middle: tuple[int, ...]
-    rows: int | None
-    lanes: int | None
+    rows: int
+    lanes: int
     vector: int
     strips: tuple[Strip, ...]
     packs: tuple[Pack, ...] = ()
-    turns: tuple[Turn, ...] = ()
-    blocked: bool = False
     depth: tuple[str, int] | None = None
     row_block: int = 0
     lanes_inside: bool = False
 
-
-def step_cycles(height: int, width: int) -> float:
-    """Cycles of one step of a reduction on a register tile, at the least: operations, loads, latency."""
-    return max(height * width / FMA_UNITS, (height + width) / LOAD_UNITS, LATENCY) + (height + width) / 16
+    def without_packs(self) -> BlockPlan:
+        """The same where operands are used as they lie."""
+        return replace(self, outer=(*self.outer, *self.middle), middle=(), packs=())
 
 
 def balanced(low: int, extent: int, tile: int) -> tuple[Piece, ...]:

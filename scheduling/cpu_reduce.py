@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.relations import bound_domain
-from poly.scheduling.cpu_facts import reduction_extents, stride
-from poly.scheduling.cpu_plan import FMA_UNITS, LATENCY
-from poly.scheduling.cpu_tile import loop_of
+from poly.relations import bound_domain, interval_of, intervals_of
+from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
+from poly.scheduling.cpu_facts import reduction_extents, stride, widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -29,7 +29,7 @@ FEWEST = 4  # iterations along which lanes pay
 
 
 @dataclass(frozen=True)
-class Stream:
+class Reduction:
     """`outer`, `rows`, `inner`, `lanes`: iterators of the reduction `statement`, from the outside in; `rows` "" where
     there are none. `folded`: the lanes are reduced. Of a tile: `height` rows and `width` vectors. `strip`: lanes of a
     strip. `kept`: operands that the lanes do not move.
@@ -48,7 +48,7 @@ class Stream:
     kept: tuple[str, ...]
 
 
-def stream_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Stream | None:
+def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Reduction | None:
     """The choices for a group around one reduction that uses its largest operand once; else None."""
     update = [s for s in group.statements if s.combiner is not None]
     if len(update) != 1 or group.box is None or machine.registers is None:
@@ -64,7 +64,8 @@ def stream_of(program: Program, group: Group, machine: Machine, threads: int = 1
     large = next((r for r in s.reads if all(_moves(r, i) for i in long)), None)
     if large is None or not reduced or any(len(c.names & set(long)) > 1 for c in large.affine_index):
         return None
-    vector = machine.lanes(max(size_bytes(program.tensor[a.tensor].dtype) for a, _ in s.accesses))
+    widest = widest_element(program, [s])
+    vector = machine.lanes(widest)
     lanes = next((i for i in long if _step(program, large, i) == 1), None)
     if vector < 2 or lanes is None or extents[lanes] < FEWEST:
         return None
@@ -72,7 +73,7 @@ def stream_of(program: Program, group: Group, machine: Machine, threads: int = 1
         return None
     others = sorted((i for i in long if i != lanes), key=lambda i: -(_step(program, large, i) or 0))
     if lanes in reduced:
-        return _folded(s, axes, extents, others, lanes, vector)
+        return _folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
     return _spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
 
 
@@ -89,17 +90,16 @@ def _step(program: Program, access: Access, iterator: str) -> int | None:
 
 
 def _folded(
-    s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str, vector: int
-) -> Stream:
-    """Rows that share an operand go side by side, others where they are short."""
+    s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str, vector: int, most: int
+) -> Reduction:
+    """Rows that share an operand go side by side, others where they are short; `most` vectors in all."""
     parallel = [i for i in others if i in axes]
     shared = [i for i in parallel if any(_moves(r, lanes) and not _moves(r, i) for r in s.reads)]
-    most = FMA_UNITS * LATENCY
     rows = shared[-1] if shared else parallel[-1] if parallel and extents[lanes] < most * vector * 4 else ""
     height = _height(extents[rows], (ROWS, ROWS + 1, ROWS - 1)) if rows else 1
     width = max(1, min(most // height, extents[lanes] // vector, MOST_LANES // vector))
     outer, inner = (i for i in parallel if i != rows), (i for i in others if i not in axes)
-    return Stream(s.name, tuple(outer), rows, tuple(inner), lanes, True, vector, height, width, 0, ())
+    return Reduction(s.name, tuple(outer), rows, tuple(inner), lanes, True, vector, height, width, 0, ())
 
 
 def _height(extent: int, wanted: Sequence[int]) -> int:
@@ -110,35 +110,31 @@ def _height(extent: int, wanted: Sequence[int]) -> int:
 def _spread(
     program: Program, machine: Machine, s: Statement, reduced: list[str], extents: dict[str, int],
     others: list[str], lanes: str, vector: int, threads: int,
-) -> Stream | None:  # fmt: skip
+) -> Reduction | None:  # fmt: skip
     """Where one tile of registers holds a whole row of the result there is no strip to walk."""
-    assert machine.registers is not None
-    registers = machine.registers.capacity or 16
     rows = next(i for i in reversed(others) if i in reduced)
-    if extents[lanes] <= vector * registers // 2 or extents[rows] < ROWS:
+    if extents[lanes] <= vector * machine.vector_registers // 2 or extents[rows] < ROWS:
         return None
     kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not _moves(r, lanes) and _moves(r, rows)))
     height = _height(extents[rows], range(DEEP_ROWS, DEEP_ROWS // 2, -1))
-    caches = [m.capacity for m in machine.memories if m.kind == "cache" and m.capacity]
     size = size_bytes(program.tensor[s.write.tensor].dtype)
-    strip = min(caches, default=1 << 15) // 2 // size
+    strip = machine.nearest_cache // 2 // size
     if threads > 1:
         strip = min(strip, -(-extents[lanes] // threads))
     width = 2
     strip = max(1, strip // (width * vector)) * width * vector
     outer = [i for i in others if i != rows]
-    return Stream(s.name, tuple(outer), rows, (), lanes, False, vector, height, width, strip, kept)
+    return Reduction(s.name, tuple(outer), rows, (), lanes, False, vector, height, width, strip, kept)
 
 
-def schedule_stream(schedule: Schedule, group: Group, plan: Stream, machine: Machine) -> Schedule:
+def schedule_reduction(schedule: Schedule, group: Group, plan: Reduction, machine: Machine) -> Schedule:
     """Split, tile, promote and mark the reduction; the group's other statements run before and after it in vectors."""
-    return _Stream(group, plan, machine).run(schedule)
+    return _Reduced(group, plan, machine).run(schedule)
 
 
-class _Stream:
-    def __init__(self, group: Group, plan: Stream, machine: Machine) -> None:
-        assert machine.registers is not None
-        self.group, self.plan, self.space = group, plan, machine.registers.name
+class _Reduced:
+    def __init__(self, group: Group, plan: Reduction, machine: Machine) -> None:
+        self.group, self.plan, self.space = group, plan, machine.register_space
         self.vector = plan.vector
 
     def run(self, schedule: Schedule) -> Schedule:
@@ -151,17 +147,15 @@ class _Stream:
         wanted = [*plan.outer, *([plan.rows] if plan.rows else []), *plan.inner, plan.lanes]
         order = [loop_of(schedule, name, i) for i in (*(i for i in s.iterators if i not in wanted), *wanted)]
         schedule = self._from_zero(schedule, name, order)
-        if tuple(order) != schedule.nests[name].names:
-            schedule = schedule.reorder(*order)
+        schedule = ordered(schedule, name, order)
         return self._fold(schedule, name) if plan.folded else self._spread(schedule, name)
 
     def _from_zero(self, schedule: Schedule, name: str, loops: Sequence[str]) -> Schedule:
         """Every loop from 0, so that tiles are whole."""
-        s = schedule.program.statement[name]
-        domain = bound_domain(schedule.program, s)
+        found = intervals_of(schedule.program, schedule.program.statement[name])
         for loop in loops:
             (iterator,) = schedule.nests[name].loops[loop].names
-            low = domain.dim_min_val(s.iterators.index(iterator)).to_python()
+            low, _ = found[iterator] or (0, 0)
             if low:
                 schedule = schedule.shift(name, loop, -low)
         return schedule
@@ -180,21 +174,14 @@ class _Stream:
         return schedule.tile({loop: self.vector}).vectorise(f"{loop}.p")
 
     def _extent(self, schedule: Schedule, name: str, iterator: str) -> int:
-        domain = bound_domain(schedule.program, schedule.program.statement[name])
-        k = schedule.program.statement[name].iterators.index(iterator)
-        return domain.dim_max_val(k).to_python() - domain.dim_min_val(k).to_python() + 1
+        found = interval_of(schedule.program, schedule.program.statement[name], iterator)
+        assert found is not None  # `_plain`
+        return found[1] - found[0] + 1
 
     def _cut(self, schedule: Schedule, name: str, iterator: str, block: int) -> tuple[Schedule, list[tuple[str, int]]]:
         """The loop of an iterator in pieces of whole blocks: statements with their blocks' sizes, each from 0."""
-        extent = self._extent(schedule, name, iterator)
-        whole, rest = divmod(extent, block)
-        if not whole or not rest:
-            return schedule, [(name, rest or block)]
-        loop = loop_of(schedule, name, iterator)
-        lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
-        schedule = schedule.split(loop, whole * block)
-        schedule = schedule.shift(upper, loop_of(schedule, upper, iterator), -whole * block)
-        return schedule, [(lower, block), (upper, rest)]
+        depth = schedule.nests[name].names.index(loop_of(schedule, name, iterator))
+        return whole_blocks(schedule, name, depth, self._extent(schedule, name, iterator), block)
 
     # ---- lanes that are reduced
 
@@ -225,25 +212,19 @@ class _Stream:
         for piece in pieces:
             *_, rows, lanes = ("", *schedule.nests[piece].names)
             schedule = schedule.unroll(rows) if plan.rows else schedule
-            schedule = self._vectors(schedule, lanes, min(step, extent))
+            schedule = in_vectors(schedule, lanes, min(step, extent), self.vector)
         schedule = self._cleared(schedule, buffer, min(step, extent))
         return schedule.promote(buffer, scope[-1] if scope else None, self.space, name=f"{buffer}_r")
-
-    def _vectors(self, schedule: Schedule, loop: str, extent: int) -> Schedule:
-        if extent <= self.vector:
-            return schedule.vectorise(loop)
-        return schedule.tile({loop: self.vector}).unroll(f"{loop}.o").vectorise(f"{loop}.p")
 
     def _cleared(self, schedule: Schedule, buffer: str, extent: int) -> Schedule:
         """The neutral element by vectors; the merge of each row's lanes by halves."""
         for name in (f"clear_{buffer}", f"merge_{buffer}"):
-            own = [n for n in schedule.nests[name].names if n.startswith(f"{name}.")]
-            for loop in own[:-1]:
-                schedule = schedule.unroll(loop)
-            if own:
-                schedule = schedule.vectorise(own[-1]) if name.startswith("merge") else self._vectors(
-                    schedule, own[-1], extent
-                )
+            own = loops_of_copy(schedule, name)
+            schedule = unrolled(schedule, own[:-1])
+            if own and name.startswith("merge"):
+                schedule = schedule.vectorise(own[-1])
+            elif own:
+                schedule = in_vectors(schedule, own[-1], extent, self.vector)
         return schedule
 
     # ---- lanes along the result
@@ -276,7 +257,7 @@ class _Stream:
         for tensor in self.plan.kept:
             buffer, users = f"{tensor}_{name}_k", [piece for piece, _ in pieces]
             schedule = schedule.promote(tensor, f"{rows}.o", self.space, name=buffer, users=users)
-            schedule = self._laid_out(schedule, f"ld_{buffer}")
+            schedule = unrolled(schedule, loops_of_copy(schedule, f"ld_{buffer}"))
         for piece, width in pieces:
             schedule = self._tile(schedule, piece, width)
         return schedule
@@ -285,19 +266,12 @@ class _Stream:
         """Some vectors of the target in registers while the rows of a block are added."""
         lanes, rows = schedule.nests[name].names[-2:]
         schedule = schedule.tile({lanes: width}).reorder(f"{lanes}.o", rows, f"{lanes}.p").unroll(rows)
-        schedule = self._vectors(schedule, f"{lanes}.p", width)
+        schedule = in_vectors(schedule, f"{lanes}.p", width, self.vector)
         target = schedule.program.statement[name].write.tensor
         buffer = f"{target}_{name}_r"
         schedule = schedule.promote(target, f"{lanes}.o", self.space, name=buffer, users=[name])
         for copy in (f"ld_{buffer}", f"st_{buffer}"):
-            own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
-            for loop in own[:-1]:
-                schedule = schedule.unroll(loop)
-            schedule = self._vectors(schedule, own[-1], width) if own else schedule
-        return schedule
-
-    def _laid_out(self, schedule: Schedule, name: str) -> Schedule:
-        for loop in schedule.nests[name].names:
-            if loop.startswith(f"{name}."):
-                schedule = schedule.unroll(loop)
+            own = loops_of_copy(schedule, copy)
+            schedule = unrolled(schedule, own[:-1])
+            schedule = in_vectors(schedule, own[-1], width, self.vector) if own else schedule
         return schedule

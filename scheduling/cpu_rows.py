@@ -13,15 +13,14 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from poly.affine import Affine, var
-from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_chain import parts_of
-from poly.scheduling.cpu_facts import reduction_extents, stride
-from poly.scheduling.cpu_plan import FMA_UNITS, LATENCY
-from poly.scheduling.cpu_tile import loop_of
+from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
+from poly.scheduling.cpu_facts import reduction_extents, stride, widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
@@ -30,7 +29,6 @@ FEWEST = 4  # iterations of a loop along which lanes pay
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 HEIGHTS = ((2, 8), (16, 4), (128, 2))  # up to so many vectors in a row: rows side by side
 HEIGHTS_HEAVY = ((8, 4), (32, 2))  # the same where some element takes a long chain of operations
-FEWEST_REGISTERS = 16
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 
@@ -74,7 +72,7 @@ def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None
             return None
         inner[s.name] = (*(i for i in known if i != lanes), *([lanes] if lanes is not None else []))
         extents[s.name] = tuple(known[i] for i in inner[s.name])
-    widest = max(size_bytes(program.tensor[a.tensor].dtype) for s in group.statements for a, _ in s.accesses)
+    widest = widest_element(program, group.statements)
     passes = _passes(group, inner, extents)
     if not any(p.extents for p in passes):
         return None
@@ -82,27 +80,35 @@ def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None
     if vector == 1 or machine.registers is None:
         return None
     single = sum(not extents[n] for n in extents)
-    height = _height(program, group, passes, vector, (machine.registers.capacity or FEWEST_REGISTERS) - single)
-    return RowPlan(tuple(_sized(program, p, vector, height) for p in passes), inner, height)
+    core = _Core(vector, machine.vector_registers - single, core_of(machine, widest).in_flight)
+    height = _height(program, group, passes, core)
+    return RowPlan(tuple(_sized(program, p, core, height) for p in passes), inner, height)
 
 
-def _height(program: Program, group: Group, passes: Sequence[Pass], vector: int, registers: int) -> int:
+@dataclass(frozen=True)
+class _Core:
+    """`vector`: lanes of one; `registers`: free for rows; `in_flight`: operations that hide the latency of one."""
+
+    vector: int
+    registers: int
+    in_flight: int
+
+
+def _height(program: Program, group: Group, passes: Sequence[Pass], core: _Core) -> int:
     """Rows side by side, so that what each adds up and divides at its end overlaps with another one's."""
     assert group.box is not None
     rows = group.box[-1][1] + 1
-    vectors = max(-(-prod(p.extents) // vector) for p in passes)
+    vectors = max(-(-prod(p.extents) // core.vector) for p in passes)
     heights = HEIGHTS_HEAVY if any(_heavy(program, p) for p in passes) else HEIGHTS
     most = next((h for limit, h in heights if vectors <= limit), 1)
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
-    return max(
-        (h for h in fitting if all(_held(program, p, vector, h) <= registers for p in passes)), default=1
-    )
+    return max((h for h in fitting if all(_held(program, p, core, h) <= core.registers for p in passes)), default=1)
 
 
-def _held(program: Program, part: Pass, vector: int, height: int) -> int:
+def _held(program: Program, part: Pass, core: _Core, height: int) -> int:
     """Registers for the partial results of a pass, and for those of one of them by whole vectors."""
-    sized = _sized(program, part, vector, height)
-    return height * sized.lanes // vector * (_reductions(program, part) * sized.width + 1)
+    sized = _sized(program, part, core, height)
+    return height * sized.lanes // core.vector * (_reductions(program, part) * sized.width + 1)
 
 
 def _lanes(program: Program, s: Statement, extents: Mapping[str, int]) -> str | None:
@@ -168,14 +174,14 @@ def _interleaved(vectors: int, height: int) -> int:
     return min(possible, key=lambda k: -(-vectors // k) * k * INTERLEAVED[k])
 
 
-def _sized(program: Program, part: Pass, vector: int, height: int) -> Pass:
+def _sized(program: Program, part: Pass, core: _Core, height: int) -> Pass:
     """A pass with its vectors: several side by side hide the latency of an operation, or two as one wide one."""
     if not part.extents:
         return part
     heavy = _heavy(program, part)
-    lanes = vector * (_interleaved(-(-part.extents[-1] // vector), height) if heavy else 1)
+    lanes = core.vector * (_interleaved(-(-part.extents[-1] // core.vector), height) if heavy else 1)
     reductions = _reductions(program, part)
-    most = 1 if heavy else FMA_UNITS * LATENCY // (reductions * height) if reductions else SIDE_BY_SIDE // height
+    most = 1 if heavy else core.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
     return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))
 
 
@@ -196,13 +202,13 @@ class _Rows:
         order = [n for part in self.plan.passes for n in part.statements]
         for name in order:
             schedule = self._ordered(schedule, name)
-        schedule = self._fused(schedule, order, range(self.depth))
+        schedule = fused(schedule, order, range(self.depth))
         self.row = schedule.nests[order[0]].names[self.depth - 1]
         for part in self.plan.passes:
             if part.extents:
                 schedule = self._pass(schedule, part)
             elif self.high:
-                schedule = self._fused(schedule, part.statements, [self.depth])
+                schedule = fused(schedule, part.statements, [self.depth])
         return self._promoted(schedule)
 
     def _ordered(self, schedule: Schedule, name: str) -> Schedule:
@@ -219,12 +225,6 @@ class _Rows:
         order = [outer, *inner[:-1], side, *inner[-1:]]
         return schedule.reorder(*order) if len(self.plan.inner[name]) > 1 else schedule
 
-    def _fused(self, schedule: Schedule, names: Sequence[str], depths: Sequence[int]) -> Schedule:
-        for k in depths:
-            for name in names[1:]:
-                schedule = schedule.fuse(schedule.nests[names[0]].names[k], schedule.nests[name].names[k])
-        return schedule
-
     # ---- one pass over a row
 
     def _pass(self, schedule: Schedule, part: Pass) -> Schedule:
@@ -236,7 +236,7 @@ class _Rows:
             schedule = schedule.tile({loop: step})
             schedule = schedule.reorder(f"{loop}.o", *side) if side else schedule
         shared = self.depth + len(part.extents) - 1 + several
-        schedule = self._fused(schedule, part.statements, range(self.depth, shared))
+        schedule = fused(schedule, part.statements, range(self.depth, shared))
         merges: list[str] = []
         for name in part.statements:
             s = schedule.program.statement[name]
@@ -257,44 +257,35 @@ class _Rows:
     def _vectors(self, schedule: Schedule, names: Sequence[str], vector: int, extent: int, depth: int) -> Schedule:
         """Rows and vectors side by side shared by the statements, then the lanes of each."""
         for name in names:
-            schedule = self._lanes(schedule, name, vector, extent, vectorise=False)
-        schedule = self._fused(schedule, names, range(depth, depth + self.high + (extent > vector)))
+            schedule = self._side_by_side(schedule, name, vector, extent)
+        schedule = fused(schedule, names, range(depth, depth + self.high + (extent > vector)))
         for name in names:
             schedule = schedule.vectorise(schedule.nests[name].names[-1])
         return schedule
 
-    def _lanes(self, schedule: Schedule, name: str, vector: int, extent: int, *, vectorise: bool = True) -> Schedule:
-        """The innermost loop of a statement in vectors, unrolled."""
+    def _side_by_side(self, schedule: Schedule, name: str, vector: int, extent: int) -> Schedule:
+        """The innermost loop of a statement as vectors, laid out, that are loops still."""
         loop = schedule.nests[name].names[-1]
-        if extent > vector:
-            schedule = schedule.tile({loop: vector}).unroll(f"{loop}.o")
-            loop = f"{loop}.p"
-        return schedule.vectorise(loop) if vectorise else schedule
+        return schedule.tile({loop: vector}).unroll(f"{loop}.o") if extent > vector else schedule
 
     def _merged(self, schedule: Schedule, buffer: str, vector: int, extent: int) -> Schedule:
         """Partial results in vectors: added up by whole vectors first, then the lanes of one."""
         self.partial.append(buffer)
         clear, merge = f"clear_{buffer}", f"merge_{buffer}"
         for name in (clear, merge):
-            schedule = self._unrolled(schedule, name, schedule.nests[name].names[self.depth : -1])
-        schedule = self._lanes(schedule, clear, vector, extent)
+            schedule = unrolled(schedule, schedule.nests[name].names[self.depth : -1])
+        schedule = in_vectors(schedule, schedule.nests[clear].names[-1], extent, vector)
         if extent <= vector:
             return schedule.vectorise(schedule.nests[merge].names[-1])
-        schedule = self._lanes(schedule, merge, vector, extent, vectorise=False)
+        schedule = self._side_by_side(schedule, merge, vector, extent)
         loop = schedule.nests[merge].names[-1]
         schedule = schedule.rfactor(merge, loop, at=self.row, name=f"{buffer}_1").vectorise(loop)
         return self._merged(schedule, f"{buffer}_1", vector, vector)
 
-    def _unrolled(self, schedule: Schedule, name: str, loops: Sequence[str]) -> Schedule:
-        for loop in loops:
-            schedule = schedule.unroll(loop)
-        return schedule
-
     # ---- what lives in a row
 
     def _promoted(self, schedule: Schedule) -> Schedule:
-        assert self.machine.registers is not None
-        registers = self.machine.registers.name
+        registers = self.machine.register_space
         inside = set(parts_of(schedule, self.group)) | {s.name for s in schedule.program.statements if s.partial}
         for tensor, place in self._in_results(schedule).items():
             schedule = schedule.overlay(tensor, place)
@@ -303,7 +294,7 @@ class _Rows:
             if not any(self._moves(s, tensor) for s in self.group.statements):
                 schedule = schedule.promote(tensor, self.row, registers, name=buffer)
                 for copy in {f"ld_{buffer}", f"st_{buffer}"} & schedule.nests.keys():
-                    schedule = self._unrolled(schedule, copy, schedule.nests[copy].names[self.depth :])
+                    schedule = unrolled(schedule, schedule.nests[copy].names[self.depth :])
             elif users <= inside and schedule.program.tensor[tensor].role == "temporary":
                 schedule = schedule.promote(tensor, self.row, self._space(), name=buffer)
         for tensor in self.partial:  # last, so that they are allocated inside of the others
@@ -352,7 +343,6 @@ class _Rows:
 
     def _space(self) -> str:
         """The nearest cache."""
-        caches = [(m.capacity or 0, m.name) for m in self.machine.memories if m.kind == "cache"]
-        if not caches:
+        if not self.machine.caches:
             raise ScheduleError(f"{self.machine.name} has no cache")
-        return min(caches)[1]
+        return self.machine.cache_space(0)

@@ -1,65 +1,52 @@
-"""Register tiles and packed buffers of one group, composed of primitives as a plan says (`poly.scheduling.cpu_plan`).
+"""Register tiles of one group, composed of primitives as a plan says (`poly.scheduling.cpu_plan`).
 
-Loops from the outside in: outer, blocks of lanes [packed buffers], middle, tiles of rows, tiles of lanes [targets of
-reductions in registers], reduction loops, rows, vectors, lanes.
+Loops from the outside in: outer, tiles of rows, tiles of lanes [targets of reductions in registers], reduction loops,
+rows, vectors, lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Statement
+from poly.scheduling.cpu_chain import keep_values
+from poly.scheduling.cpu_edits import (
+    FEW_VECTORS,
+    extent_of,
+    fused,
+    in_vectors,
+    loop_of,
+    loops_of_copy,
+    ordered,
+    unrolled,
+    with_padding,
+)
 from poly.scheduling.cpu_facts import reduction_extents
-from poly.scheduling.cpu_plan import MOST_PANEL_COPIES, UNROLLED, Pack, Piece, Plan, Strip
+from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Piece, Strip, TilePlan
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 MOST_SHORT = 8  # extent of a reduction loop that may be unrolled
+P = TypeVar("P", TilePlan, BlockPlan)
 
 
-def loop_of(schedule: Schedule, statement: str, iterator: str) -> str:
-    """The loop that is one of the statement's iterators, up to a shift."""
-    nest = schedule.nests[statement]
-    found = [loop for loop in nest.names if (nest.loops[loop] - var(iterator)).is_constant]
-    if not found:
-        raise ScheduleError(f"no loop of {statement} is {iterator}")
-    return found[0]
-
-
-def tile_group(schedule: Schedule, group: Group, plan: Plan, machine: Machine) -> Schedule:
+def schedule_tiles(schedule: Schedule, group: Group, plan: TilePlan, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a group."""
-    if plan.blocked:
-        from poly.scheduling.cpu_block import block_group
-
-        return block_group(schedule, group, plan, machine)
-    return Tiling(group, plan, machine).run(schedule)
+    schedule = with_padding(schedule, group)
+    return keep_values(_Tiles(group, plan, machine).run(schedule), group, machine)
 
 
-class Tiling:
-    """The composition for one group."""
+class Tiling(Generic[P]):
+    """What the compositions of one group have in common."""
 
-    def __init__(self, group: Group, plan: Plan, machine: Machine) -> None:
+    def __init__(self, group: Group, plan: P, machine: Machine) -> None:
         self.group, self.plan, self.machine = group, plan, machine
         self.extra: tuple[str, ...] = ()
-
-    def run(self, schedule: Schedule) -> Schedule:
-        plan, names = self.plan, list(self.group.names)
-        tail = [a for a in (plan.lanes, *plan.middle, plan.rows) if a is not None]
-        for name in names:
-            self.extra = self._others(schedule.program.statement[name])
-            schedule = self._ordered(schedule, name, [*plan.outer, *tail])
-        schedule = self._fused(schedule, names, plan.outer)
-        if not plan.strips:
-            return schedule
-        cuts = [s.low for s in plan.strips[1:]]
-        schedule, parts = self._split(schedule, names, plan.lanes, cuts)
-        for strip, part in zip(plan.strips, parts, strict=True):
-            schedule = self._strip(schedule, strip, part)
-        return schedule
 
     def _others(self, s: Statement) -> tuple[str, ...]:
         """Iterators that say which element is written, but are not the group's loops by themselves (`3*g + q`)."""
@@ -82,10 +69,9 @@ class Tiling:
         """Parallel loops in an order, then the others."""
         nest = schedule.nests[name]
         first = [loop_of(schedule, name, i) for i in self.extra] + [self._loop(schedule, name, a) for a in axes]
-        order = first + [n for n in nest.names if n not in first]
-        return schedule if tuple(order) == nest.names else schedule.reorder(*order)
+        return ordered(schedule, name, first + [n for n in nest.names if n not in first])
 
-    def _fused(self, schedule: Schedule, names: Sequence[str], axes: Sequence[int]) -> Schedule:
+    def _shared(self, schedule: Schedule, names: Sequence[str], axes: Sequence[int]) -> Schedule:
         """Share the loops of some axes between statements, from the outside in."""
         for axis in axes:
             for name in names[1:]:
@@ -115,195 +101,6 @@ class Tiling:
             schedule = schedule.shift(name, loop, -low)
         return schedule.tile({loop: tile})
 
-    # ---- one strip of lanes
-
-    def _strip(self, schedule: Schedule, strip: Strip, names: Sequence[str]) -> Schedule:
-        plan = self.plan
-        lanes = {name: "" for name in names}
-        if plan.lanes is not None:
-            for name in names:
-                schedule, lanes[name] = self._blocks(schedule, name, strip)
-            schedule = self._fused_at(schedule, names, len(self.extra) + len(plan.outer))
-        schedule = self._fused(schedule, names, plan.middle)
-        if plan.packs:
-            schedule = self._packed(schedule, names, schedule.nests[names[0]].names[len(self.extra) + len(plan.outer)])
-        if plan.rows is None:
-            return self._register_tile(schedule, strip, None, names, lanes)
-        cuts = [p.low for p in strip.rows[1:]]
-        schedule, parts = self._split(schedule, names, plan.rows, cuts)
-        for piece, part in zip(strip.rows, parts, strict=True):
-            inner = {n: self._renamed(schedule, n, lanes[whole]) for n, whole in zip(part, names, strict=True)}
-            schedule = self._register_tile(schedule, strip, piece, part, inner)
-        return schedule
-
-    def _renamed(self, schedule: Schedule, part: str, loop: str) -> str:
-        """The loop inside a block of lanes, as it is called in a piece of a statement."""
-        return next((n for n in schedule.nests[part].names if loop and (n == loop or n.startswith(f"{loop}."))), "")
-
-    def _blocks(self, schedule: Schedule, name: str, strip: Strip) -> tuple[Schedule, str]:
-        """Cut a statement's lanes into blocks outside of the middle loops and the rows; the loop inside a block."""
-        assert self.plan.lanes is not None
-        loop = self._loop(schedule, name, self.plan.lanes)
-        schedule = self._tiled(schedule, name, loop, strip.low, self.plan.vector * strip.width * strip.block)
-        parallel = [self._loop(schedule, name, a) for a in (*self.plan.middle, self.plan.rows) if a is not None]
-        if parallel:
-            schedule = schedule.reorder(*parallel, f"{loop}.p")
-        return schedule, f"{loop}.p"
-
-    def _fused_at(self, schedule: Schedule, names: Sequence[str], depth: int) -> Schedule:
-        for name in names[1:]:
-            first, second = schedule.nests[names[0]].names[depth], schedule.nests[name].names[depth]
-            if first != second:
-                schedule = schedule.fuse(first, second)
-        return schedule
-
-    # ---- packed buffers
-
-    def _packed(self, schedule: Schedule, names: Sequence[str], at: str) -> Schedule:
-        for pack in self.plan.packs:
-            users = [n for n in names if (schedule.program.statement[n].origin or n) == pack.statement]
-            buffer = f"{pack.tensor}_{users[0]}_p"
-            fold = {pack.lane: pack.step} if pack.step > 1 else None
-            packed = schedule.promote(
-                pack.tensor, at, self._space(), name=buffer, users=users, order=pack.order, pad=pack.pad, fold=fold
-            )
-            schedule = self._copied(packed, pack, buffer)
-        return schedule
-
-    def _space(self) -> str:
-        """The second cache level, or what there is."""
-        caches = sorted((m.capacity or 0, m.name) for m in self.machine.memories if m.kind == "cache")
-        return caches[min(1, len(caches) - 1)][1] if caches else "dram"
-
-    def _copied(self, schedule: Schedule, pack: Pack, buffer: str) -> Schedule:
-        """Lanes along the axis that is contiguous on both sides; else short runs of the source's fast axis inside."""
-        rank, copy = len(pack.order), f"ld_{buffer}"
-        lane, fast = f"{copy}.{pack.lane}", f"{copy}.{rank - 1}"
-        if copy not in schedule.nests:  # only padding is read, so that there is nothing to copy
-            return schedule
-        names = schedule.nests[copy].names
-        if pack.lane == rank - 1 and pack.step > 1:
-            return self._folded(schedule, lane, -(-self._extent(schedule, buffer, pack.lane) // pack.step), pack.step)
-        if pack.lane == rank - 1:
-            return _vectors(schedule, lane, self.plan.vector, self._extent(schedule, buffer, pack.lane))
-        if lane in names and fast in names:
-            schedule = schedule.tile({fast: 2 * self.plan.vector})
-            own = [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
-            order = [n for n in own if n not in (f"{fast}.o", f"{fast}.p", lane)] + [f"{fast}.o", lane, f"{fast}.p"]
-            return schedule.reorder(*order) if order != own else schedule
-        return schedule
-
-    def _folded(self, schedule: Schedule, loop: str, extent: int, step: int) -> Schedule:
-        """The elements that lie together one after the other, in vectors."""
-        schedule = schedule.tile({loop: step}).reorder(f"{loop}.p", f"{loop}.o").unroll(f"{loop}.p")
-        return _vectors(schedule, f"{loop}.o", self.plan.vector, extent)
-
-    def _extent(self, schedule: Schedule, buffer: str, axis: int) -> int:
-        return int(schedule.program.tensor[buffer].shape[axis].evaluate(schedule.program.binding))
-
-    # ---- register tiles
-
-    def _register_tile(
-        self, schedule: Schedule, strip: Strip, piece: Piece | None, names: Sequence[str], lanes: Mapping[str, str]
-    ) -> Schedule:
-        """Tile loops shared, reduction loops inside, then rows and vectors; targets of reductions in registers."""
-        depth = self._depth()
-        schedule, names, lanes = self._square(schedule, names, lanes)
-        for name in names:
-            schedule = self._tile_statement(schedule, strip, piece, name, lanes[name])
-        shared = (piece is not None) + (strip.block > 1)
-        for k in range(depth, depth + shared):
-            schedule = self._fused_at(schedule, names, k)
-        anchor = schedule.nests[names[0]].names[depth + shared - 1]
-        updates = [n for n in names if schedule.program.statement[n].combiner is not None]
-        if updates:
-            schedule = self._target(schedule, schedule.program.statement[updates[0]], anchor)
-        for name in updates:
-            schedule = self._turned(schedule, name)
-        return schedule
-
-    def _square(
-        self, schedule: Schedule, names: Sequence[str], lanes: Mapping[str, str]
-    ) -> tuple[Schedule, list[str], dict[str, str]]:
-        """Cut the reduction loop that turned reads follow into square tiles and what is left over."""
-        result, inside, vector = list(names), dict(lanes), self.plan.vector
-        for turn in self.plan.turns[:1]:
-            name = next(n for n in names if (schedule.program.statement[n].origin or n) == turn.statement)
-            s = schedule.program.statement[name]
-            extent = reduction_extents(schedule.program, s, self.group.axes[turn.statement])[turn.iterator]
-            if extent % vector:
-                loop = loop_of(schedule, name, turn.iterator)
-                shared = schedule.outer(loop)[self._depth() : -1]
-                lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
-                schedule = schedule.split(loop, extent // vector * vector)
-                for around in reversed(shared):  # each piece gets loops of its own
-                    schedule = schedule.distribute(around, 1)
-                k = result.index(name)
-                result[k : k + 1] = [lower, upper]
-                inside |= {lower: lanes[name], upper: f"{lanes[name]}.2"}
-        return schedule, result, inside
-
-    def _turned(self, schedule: Schedule, name: str) -> Schedule:
-        """Square tiles of the turned reads in registers: rows as they lie in memory, read across them."""
-        s = schedule.program.statement[name]
-        for turn in self.plan.turns:
-            nest = schedule.nests[name]
-            square = var(turn.iterator) // self.plan.vector
-            loop = next((n for n in nest.names if nest.loops[n] == square), None)
-            if (s.origin or s.name) != turn.statement or loop is None:
-                continue
-            buffer = f"{turn.tensor}_{name}_t"
-            schedule = schedule.promote(turn.tensor, loop, "reg", name=buffer, users=[name])
-            own = [n for n in schedule.nests[f"ld_{buffer}"].names if n.startswith(f"ld_{buffer}.")]
-            for row in own[:-1]:
-                schedule = schedule.unroll(row)
-            schedule = schedule.vectorise(own[-1])
-        return schedule
-
-    def _depth(self) -> int:
-        return len(self.extra) + len(self.plan.outer) + len(self.plan.middle) + (self.plan.lanes is not None)
-
-    def _tile_statement(self, schedule: Schedule, strip: Strip, piece: Piece | None, name: str, lanes: str) -> Schedule:
-        tiles: list[str] = []
-        points: list[str] = []
-        if piece is not None:
-            assert self.plan.rows is not None
-            rows = self._loop(schedule, name, self.plan.rows)
-            schedule = self._tiled(schedule, name, rows, piece.low, piece.tile).unroll(f"{rows}.p")
-            tiles, points = [f"{rows}.o"], [f"{rows}.p"]
-        if lanes:
-            if strip.block > 1:
-                schedule = schedule.tile({lanes: self.plan.vector * strip.width})
-                tiles, lanes = [*tiles, f"{lanes}.o"], f"{lanes}.p"
-            if strip.width > 1:
-                schedule = schedule.tile({lanes: self.plan.vector}).unroll(f"{lanes}.o")
-                points, lanes = [*points, f"{lanes}.o"], f"{lanes}.p"
-            points.append(lanes)
-        band = list(schedule.nests[name].names[self._depth() :])
-        between = [n for n in band if n not in tiles and n not in points]
-        order = [*tiles, *between, *points]
-        if order != band:
-            schedule = schedule.reorder(*order)
-        schedule, between = self._squares(schedule, name, between)
-        schedule = self._short(schedule, name, between, strip.width * (piece.tile if piece is not None else 1))
-        return schedule.vectorise(lanes) if lanes else schedule
-
-    def _squares(self, schedule: Schedule, name: str, reductions: Sequence[str]) -> tuple[Schedule, list[str]]:
-        """Tile the loop that turned reads follow; the loops that stay between tiles and points."""
-        s, found = schedule.program.statement[name], list(reductions)
-        for turn in self.plan.turns[:1]:
-            extents = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
-            if (s.origin or s.name) != turn.statement or extents[turn.iterator] < self.plan.vector:
-                continue
-            loop = loop_of(schedule, name, turn.iterator)
-            schedule = schedule.tile({loop: self.plan.vector}).unroll(f"{loop}.p")
-            rest = [n for n in found if n != loop]
-            order = [*rest, f"{loop}.o", f"{loop}.p"]
-            if rest:
-                schedule = schedule.reorder(*order)
-            found = order
-        return schedule, found
-
     def _short(self, schedule: Schedule, name: str, reductions: Sequence[str], body: int) -> Schedule:
         """Unroll the innermost reduction loops while the body stays small."""
         s = schedule.program.statement[name]
@@ -330,7 +127,7 @@ class Tiling:
         last = len(s.write.index) - 1
         across = axis is not None and axis != last
         order = (*(d for d in range(last + 1) if d != axis), axis) if across and axis is not None else None
-        schedule = schedule.promote(s.write.tensor, anchor, "reg", name=buffer, order=order)
+        schedule = schedule.promote(s.write.tensor, anchor, self.machine.register_space, name=buffer, order=order)
         for copy in (f"ld_{buffer}", f"st_{buffer}"):
             if copy not in schedule.nests:
                 continue
@@ -340,20 +137,134 @@ class Tiling:
                 schedule = schedule.reorder(*(n for d, n in own.items() if d != lanes), own[lanes])
             for d, loop in own.items():
                 if d == lanes:
-                    extent = self._extent(schedule, buffer, d)
-                    if extent > self.plan.vector * MOST_PANEL_COPIES:
+                    extent = extent_of(schedule, buffer, d)
+                    if extent > self.plan.vector * FEW_VECTORS:
                         raise ScheduleError(f"{extent} elements of {s.write.tensor} in registers are too many")
-                    schedule = _vectors(schedule, loop, self.plan.vector, extent)
+                    schedule = in_vectors(schedule, loop, extent, self.plan.vector)
                 else:
                     schedule = schedule.unroll(loop)
         return schedule
 
 
-def _vectors(schedule: Schedule, loop: str, vector: int, extent: int) -> Schedule:
-    """A loop in vectors, unrolled where they are few."""
-    if extent <= vector:
-        return schedule.vectorise(loop)
-    schedule = schedule.tile({loop: vector})
-    if extent <= vector * MOST_PANEL_COPIES:
-        schedule = schedule.unroll(f"{loop}.o")
-    return schedule.vectorise(f"{loop}.p")
+class _Tiles(Tiling[TilePlan]):
+    """A plan has lanes or rows."""
+
+    def run(self, schedule: Schedule) -> Schedule:
+        plan, names = self.plan, list(self.group.names)
+        tail = [a for a in (plan.lanes, plan.rows) if a is not None]
+        for name in names:
+            self.extra = self._others(schedule.program.statement[name])
+            schedule = self._ordered(schedule, name, [*plan.outer, *tail])
+        schedule = self._shared(schedule, names, plan.outer)
+        if not plan.strips:
+            return schedule
+        schedule, parts = self._split(schedule, names, plan.lanes, [s.low for s in plan.strips[1:]])
+        for strip, part in zip(plan.strips, parts, strict=True):
+            schedule = self._strip(schedule, strip, part)
+        return schedule
+
+    def _strip(self, schedule: Schedule, strip: Strip, names: Sequence[str]) -> Schedule:
+        """Tiles of lanes, or the pieces of the rows."""
+        plan = self.plan
+        if plan.lanes is not None:
+            for name in names:
+                loop = self._loop(schedule, name, plan.lanes)
+                schedule = self._tiled(schedule, name, loop, strip.low, plan.vector * strip.width)
+            schedule = fused(schedule, names, [len(self.extra) + len(plan.outer)])
+            return self._register_tile(schedule, strip, None, names)
+        schedule, parts = self._split(schedule, names, plan.rows, [p.low for p in strip.rows[1:]])
+        for piece, part in zip(strip.rows, parts, strict=True):
+            schedule = self._register_tile(schedule, strip, piece, part)
+        return schedule
+
+    def _register_tile(self, schedule: Schedule, strip: Strip, piece: Piece | None, names: Sequence[str]) -> Schedule:
+        """Tile loops shared, reduction loops inside, then rows and vectors; targets of reductions in registers."""
+        depth = self._depth()
+        schedule, names = self._square(schedule, names)
+        for name in names:
+            schedule = self._tile_statement(schedule, strip, piece, name)
+        shared = int(piece is not None)
+        schedule = fused(schedule, names, range(depth, depth + shared))
+        anchor = schedule.nests[names[0]].names[depth + shared - 1]
+        updates = [n for n in names if schedule.program.statement[n].combiner is not None]
+        if updates:
+            schedule = self._target(schedule, schedule.program.statement[updates[0]], anchor)
+        for name in updates:
+            schedule = self._turned(schedule, name)
+        return schedule
+
+    def _square(self, schedule: Schedule, names: Sequence[str]) -> tuple[Schedule, list[str]]:
+        """Cut the reduction loop that turned reads follow into square tiles and what is left over."""
+        result, vector = list(names), self.plan.vector
+        for turn in self.plan.turns[:1]:
+            name = next(n for n in names if (schedule.program.statement[n].origin or n) == turn.statement)
+            s = schedule.program.statement[name]
+            extent = reduction_extents(schedule.program, s, self.group.axes[turn.statement])[turn.iterator]
+            if extent % vector:
+                loop = loop_of(schedule, name, turn.iterator)
+                shared = schedule.outer(loop)[self._depth() : -1]
+                lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+                schedule = schedule.split(loop, extent // vector * vector)
+                for around in reversed(shared):  # each piece gets loops of its own
+                    schedule = schedule.distribute(around, 1)
+                k = result.index(name)
+                result[k : k + 1] = [lower, upper]
+        return schedule, result
+
+    def _turned(self, schedule: Schedule, name: str) -> Schedule:
+        """Square tiles of the turned reads in registers: rows as they lie in memory, read across them."""
+        s = schedule.program.statement[name]
+        for turn in self.plan.turns:
+            nest = schedule.nests[name]
+            square = var(turn.iterator) // self.plan.vector
+            loop = next((n for n in nest.names if nest.loops[n] == square), None)
+            if (s.origin or s.name) != turn.statement or loop is None:
+                continue
+            buffer = f"{turn.tensor}_{name}_t"
+            space = self.machine.register_space
+            schedule = schedule.promote(turn.tensor, loop, space, name=buffer, users=[name])
+            own = loops_of_copy(schedule, f"ld_{buffer}")
+            schedule = unrolled(schedule, own[:-1]).vectorise(own[-1])
+        return schedule
+
+    def _depth(self) -> int:
+        """Loops outside of a register tile's own."""
+        return len(self.extra) + len(self.plan.outer) + (self.plan.lanes is not None)
+
+    def _tile_statement(self, schedule: Schedule, strip: Strip, piece: Piece | None, name: str) -> Schedule:
+        """One statement's rows, or its vectors, innermost."""
+        tiles: list[str] = []
+        points: list[str] = []
+        if piece is not None:
+            assert self.plan.rows is not None
+            rows = self._loop(schedule, name, self.plan.rows)
+            schedule = self._tiled(schedule, name, rows, piece.low, piece.tile).unroll(f"{rows}.p")
+            tiles, points = [f"{rows}.o"], [f"{rows}.p"]
+        else:
+            lanes = schedule.nests[name].names[self._depth()]
+            if strip.width > 1:
+                schedule = schedule.tile({lanes: self.plan.vector}).unroll(f"{lanes}.o")
+                points, lanes = [f"{lanes}.o"], f"{lanes}.p"
+            points.append(lanes)
+        band = schedule.nests[name].names[self._depth() :]
+        between = [n for n in band if n not in tiles and n not in points]
+        schedule = ordered(schedule, name, [*tiles, *between, *points])
+        schedule, between = self._squares(schedule, name, between)
+        schedule = self._short(schedule, name, between, strip.width * (piece.tile if piece is not None else 1))
+        return schedule if piece is not None else schedule.vectorise(points[-1])
+
+    def _squares(self, schedule: Schedule, name: str, reductions: Sequence[str]) -> tuple[Schedule, list[str]]:
+        """Tile the loop that turned reads follow; the loops that stay between tiles and points."""
+        s, found = schedule.program.statement[name], list(reductions)
+        for turn in self.plan.turns[:1]:
+            extents = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
+            if (s.origin or s.name) != turn.statement or extents[turn.iterator] < self.plan.vector:
+                continue
+            loop = loop_of(schedule, name, turn.iterator)
+            schedule = schedule.tile({loop: self.plan.vector}).unroll(f"{loop}.p")
+            rest = [n for n in found if n != loop]
+            order = [*rest, f"{loop}.o", f"{loop}.p"]
+            if rest:
+                schedule = schedule.reorder(*order)
+            found = order
+        return schedule, found

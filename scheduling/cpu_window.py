@@ -15,13 +15,14 @@ from math import prod
 
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
-from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
+from poly.relations import interval_of, intervals_of
+from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, loops_of_copy, unrolled
+from poly.scheduling.cpu_facts import widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
-from poly.sets import fix_sizes
 
 MOST_TAPS = 64  # points of a window
 MOST_ROWS = 8  # of a register tile
@@ -79,12 +80,12 @@ class _Shape:
     others: tuple[Access, ...]
 
 
-def window_of(program: Program, group: Group, machine: Machine) -> Window | None:
+def window_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Window | None:
     """The choices for a group whose reduction is a window; None where it is none."""
     update = next((s for s in group.statements if s.combiner is not None), None)
     if update is None or group.box is None or not _suits(group, update):
         return None
-    lanes = machine.lanes(_widest(program, group))
+    lanes = machine.lanes(widest_element(program, group.statements))
     shape = _shape(program, group, update)
     if shape is None or lanes < 2:
         return None
@@ -96,7 +97,7 @@ def window_of(program: Program, group: Group, machine: Machine) -> Window | None
     vector = min(lanes, 1 << max(0, width - 1).bit_length())
     taps, reach = prod(shape.taps.values()), shape.taps.get(shape.down, 1)
     spread = down.coefficient(shape.down) if shape.down else 1
-    registers = machine.registers.capacity or 16 if machine.registers is not None else 16
+    registers = machine.vector_registers
     kept = tuple(dict.fromkeys(a.tensor for a in shape.others)) if taps <= registers - KEPT_BESIDE else ()
     rolling = bool(kept) or not shape.others
     room = registers - SPARE - (taps if kept else 1)
@@ -105,7 +106,7 @@ def window_of(program: Program, group: Group, machine: Machine) -> Window | None
     fitting = height
     if copied:
         columns = (step * (width - 1) + shape.taps[shape.across]) * _planes(shape, row)
-        lines = _first_cache(machine) // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
+        lines = machine.nearest_cache // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
         fitting = max(1, (lines - spread * (reach - 1)) // step_down)
     vectors = -(-width // vector)
     unrolled = fitting >= height and -(-height // most) * vectors * most * taps <= BODY
@@ -120,14 +121,6 @@ def window_of(program: Program, group: Group, machine: Machine) -> Window | None
         spread, spread * (reach - 1) + 1, row, down.constant, vector, tile, strip, copied, kept, unrolled,
         (whole,) if whole < height else (), (width // vector * vector,) if ragged else (),
     )  # fmt: skip
-
-
-def _widest(program: Program, group: Group) -> int:
-    return max(size_bytes(program.tensor[a.tensor].dtype) for s in group.statements for a, _ in s.accesses)
-
-
-def _first_cache(machine: Machine) -> int:
-    return min((m.capacity for m in machine.memories if m.kind == "cache" and m.capacity), default=32768)
 
 
 def _divisor(extent: int, most: int) -> int:
@@ -205,14 +198,12 @@ def _beside(read: Access, axes: Sequence[str], taps: Mapping[str, int]) -> dict[
 
 def _extents(program: Program, s: Statement, axes: Sequence[str]) -> dict[str, int] | None:
     """Extents of the reduction iterators where all start at 0."""
-    domain = fix_sizes(s.domain.intersect_params(program.context), program.binding)
     found: dict[str, int] = {}
-    for k, name in enumerate(s.iterators):
+    for name, values in intervals_of(program, s).items():
         if name not in axes:
-            low, high = domain.dim_min_val(k), domain.dim_max_val(k)
-            if not (low.is_zero() and high.is_int()):
+            if values is None or values[0] != 0:
                 return None
-            found[name] = int(str(high)) + 1
+            found[name] = values[1] + 1
     return found
 
 
@@ -233,7 +224,7 @@ class _Windows:
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)
         schedule = self._ordered(schedule, names, (*self.outer, w.lanes, w.rows))
-        schedule = self._fused(schedule, names, range(len(self.outer)))
+        schedule = fused(schedule, names, range(len(self.outer)))
         schedule, parts = self._split(schedule, names, w.lanes, w.lane_cuts)
         for part in parts:
             schedule = self._ordered(schedule, part, (*self.outer, w.rows, w.lanes))
@@ -254,22 +245,7 @@ class _Windows:
 
     def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
         s = schedule.program.statement[name]
-        return self._of(schedule, name, self.group.axes[s.origin or s.name][axis])
-
-    def _of(self, schedule: Schedule, name: str, iterator: str) -> str:
-        nest = schedule.nests[name]
-        found = [loop for loop in nest.names if (nest.loops[loop] - var(iterator)).is_constant]
-        if not found:
-            raise ScheduleError(f"no loop of {name} is {iterator}")
-        return found[0]
-
-    def _fused(self, schedule: Schedule, names: Sequence[str], depths: Sequence[int]) -> Schedule:
-        for depth in depths:
-            for name in names[1:]:
-                first, second = schedule.nests[names[0]].names[depth], schedule.nests[name].names[depth]
-                if first != second:
-                    schedule = schedule.fuse(first, second)
-        return schedule
+        return loop_of(schedule, name, self.group.axes[s.origin or s.name][axis])
 
     def _split(
         self, schedule: Schedule, names: Sequence[str], axis: int, cuts: Sequence[int]
@@ -286,9 +262,9 @@ class _Windows:
     def _range(self, schedule: Schedule, name: str, axis: int) -> tuple[int, int]:
         """First and last value of a parallel loop's iterator in one piece of a statement."""
         s = schedule.program.statement[name]
-        domain = fix_sizes(s.domain.intersect_params(schedule.program.context), schedule.program.binding)
-        k = s.iterators.index(self.group.axes[s.origin or s.name][axis])
-        return int(str(domain.dim_min_val(k))), int(str(domain.dim_max_val(k)))
+        found = interval_of(schedule.program, s, self.group.axes[s.origin or s.name][axis])
+        assert found is not None  # a group's parallel loops are a box
+        return found
 
     def _piece(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
         """Strips, register tiles and lanes of one piece; promotions from the outside in."""
@@ -302,7 +278,7 @@ class _Windows:
         laid_out = w.unrolled or (last - first + 1) % w.vector != 0
         for name in names:
             schedule = self._tiled(schedule, name, (low, strip, height), first, laid_out and vectors > 1)
-        schedule = self._fused(schedule, names, range(depth, depth + 3))
+        schedule = fused(schedule, names, range(depth, depth + 3))
         around = schedule.nests[names[0]].names
         update = next(n for n in names if (schedule.program.statement[n].origin or n) == w.statement)
         if w.copied:
@@ -325,8 +301,7 @@ class _Windows:
         order = [f"{down}.o", f"{down}.p.o", f"{lanes}.o"]
         rest = [n for n in schedule.nests[name].names[len(self.outer) :] if n not in (*order, row, f"{lanes}.p")]
         schedule = schedule.reorder(*order, *self._inner(schedule, name, rest, row), f"{lanes}.p")
-        for loop in (*rest, row):
-            schedule = schedule.unroll(loop)
+        schedule = unrolled(schedule, (*rest, row))
         if laid_out:
             schedule = schedule.unroll(f"{lanes}.o")
         if w.unrolled:
@@ -338,7 +313,7 @@ class _Windows:
         """The window's columns, the tile's rows, the window's rows; with operands that do not stay, rows last."""
         if not self._rolls(schedule, name):
             return [*reductions, row]
-        down = self._of(schedule, name, self.window.down)
+        down = loop_of(schedule, name, self.window.down)
         return [*(n for n in reductions if n != down), row, down]
 
     def _rolls(self, schedule: Schedule, name: str) -> bool:
@@ -351,7 +326,7 @@ class _Windows:
         """Count the window's rows as rows of the input, and go through these first."""
         if not self._rolls(schedule, name):
             return schedule
-        down = self._of(schedule, name, self.window.down)
+        down = loop_of(schedule, name, self.window.down)
         band = [n for n in reductions if n != down]
         schedule = schedule.skew(down, row, self.window.step_down)
         return schedule.reorder(*band, down, row) if band else schedule.reorder(down, row)
@@ -359,8 +334,7 @@ class _Windows:
     def _copied(self, schedule: Schedule, update: str, at: str, rows: tuple[int, int, int]) -> Schedule:
         """What a strip reads, with its padding, in the first cache level, in vectors."""
         w = self.window
-        caches = sorted((m.capacity or 0, m.name) for m in self.machine.memories if m.kind == "cache")
-        space, buffer = caches[0][1] if caches else "dram", f"{w.tensor}_{update}_w"
+        space, buffer = self.machine.cache_space(0), f"{w.tensor}_{update}_w"
         rank = schedule.program.tensor[w.tensor].rank
         fold = {rank - 1: w.step} if w.step > 1 else None
         schedule = schedule.promote(w.tensor, at, space, name=buffer, users=[update], pad=True, fold=fold)
@@ -407,16 +381,12 @@ class _Windows:
             whole = (extent - 1) // w.vector * w.vector
             schedule = schedule.split(f"{lane}.hi", whole).vectorise(f"{lane}.hi.hi")
             return schedule.tile({f"{lane}.hi.lo": w.vector}).vectorise(f"{lane}.hi.lo.p")
-        if extent <= w.vector:
-            return schedule.vectorise(lane)
-        return schedule.tile({lane: w.vector}).unroll(f"{lane}.o").vectorise(f"{lane}.p")
+        return in_vectors(schedule, lane, extent, w.vector)
 
     def _kept(self, schedule: Schedule, tensor: str, update: str, at: str) -> Schedule:
         buffer = f"{tensor}_{update}_k"
-        schedule = schedule.promote(tensor, at, "reg", name=buffer, users=[update])
-        for loop in [n for n in schedule.nests[f"ld_{buffer}"].names if n.startswith(f"ld_{buffer}.")]:
-            schedule = schedule.unroll(loop)
-        return schedule
+        schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer, users=[update])
+        return unrolled(schedule, loops_of_copy(schedule, f"ld_{buffer}"))
 
     def _targets(self, schedule: Schedule, names: Sequence[str], at: str) -> Schedule:
         """The sums, and what passes between the statements, in registers."""
@@ -426,10 +396,10 @@ class _Windows:
             if len(users) < 2:
                 continue
             buffer = f"{tensor}_{users[0]}_r"
-            schedule = schedule.promote(tensor, at, "reg", name=buffer)
+            schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer)
             for copy in (f"ld_{buffer}", f"st_{buffer}"):
                 if copy in schedule.nests:
-                    for loop in [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]:
+                    for loop in loops_of_copy(schedule, copy):
                         last = loop == f"{copy}.{schedule.program.tensor[tensor].rank - 1}"
                         schedule = schedule.vectorise(loop) if last else schedule.unroll(loop)
         return schedule

@@ -10,8 +10,8 @@ from poly.codegen.host import host_machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group
 from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
-from poly.scheduling.cpu_facts import Facts
-from poly.scheduling.cpu_plan import Plan
+from poly.scheduling.cpu_facts import Facts, facts_of
+from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -35,15 +35,14 @@ s3[o, x]: Y[o, x] = max(Z[o, x], 0) where 0 <= o <= 39 and 0 <= x <= 17
 WINDOW = "Y[o,x] += W[o,c,r] * X[c,2*x + r]"
 
 
-def facts_of(program: Program) -> Facts:
+def host_facts(program: Program) -> Facts:
     (group,) = groups_of(program)
-    assert group.box is not None
-    return Facts(program, group, host_machine(), [high - low + 1 for low, high in group.box], 1)
+    return facts_of(program, group, host_machine())
 
 
-def run(program: Program, plan: Plan) -> None:
+def run(program: Program, plan: BlockPlan) -> None:
     """Compile as planned and compare with the interpreter of programs, exactly, on small whole numbers."""
-    facts = facts_of(program)
+    facts = host_facts(program)
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
     kernel = poly.compile(program, schedule=schedule)
     random = np.random.default_rng(3)
@@ -56,7 +55,7 @@ def run(program: Program, plan: Plan) -> None:
 def test_every_way_of_a_product_is_exact(text: str) -> None:
     a, b = ((21, 40), (40, 35)) if text == GEMM else ((40, 21), (35, 40))
     program = poly.parse(text, A=a, B=b)
-    facts = facts_of(program)
+    facts = host_facts(program)
     choice = Choice(facts, facts.update, 1)  # type: ignore[arg-type]
     for k, way in enumerate(choice.ways()):
         run(program, choice.plan(way, 4, 2, 2, 2 if dict(way.packs).get(0) == "rows" else 0, 16 * (k % 3 == 2)))
@@ -64,7 +63,7 @@ def test_every_way_of_a_product_is_exact(text: str) -> None:
 
 def test_partial_sums_go_through_memory() -> None:
     program = poly.parse(GEMM, A=(13, 50), B=(50, 24))
-    facts = facts_of(program)
+    facts = host_facts(program)
     choice = Choice(facts, facts.update, 1)  # type: ignore[arg-type]
     way = next(w for w in choice.ways() if not w.packs)
     plan = choice.plan(way, 6, 2, 1, 0, 16)
@@ -74,7 +73,7 @@ def test_partial_sums_go_through_memory() -> None:
 
 def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> None:
     program = poly.parse(WINDOW, W=(32, 5, 3), X=(5, 27), Y=(32, 13))
-    plans = [r.plan for r in best_plans(facts_of(program), 0, 8)]
+    plans = [r.plan for r in best_plans(host_facts(program), 0, 8)]
     assert plans and all(p.lanes == 0 and p.rows == 1 and p.depth is None for p in plans)
     for plan in plans[:3]:
         run(program, plan)
@@ -83,7 +82,7 @@ def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> N
 @pytest.mark.parametrize(("height", "width"), [(3, 2), (5, 2), (9, 1)])
 def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int) -> None:
     program = parse_program(WITH_BIAS_AND_SUM)
-    facts = facts_of(program)
+    facts = host_facts(program)
     choice = Choice(facts, facts.update, 0)  # type: ignore[arg-type]
     ways = [*choice.ways()]
     assert {w.rows for w in ways} == {1}
@@ -93,28 +92,28 @@ def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int)
 
 def test_a_tile_is_not_turned_for_what_follows_in_another_order() -> None:
     text = WITH_BIAS_AND_SUM.replace("S: f32[40, 18]", "S: f32[18, 40]").replace("S[o, x]", "S[x, o]")
-    facts = facts_of(parse_program(text))
+    facts = host_facts(parse_program(text))
     assert not [*Choice(facts, facts.update, 0).ways()]  # type: ignore[arg-type]
 
 
 def test_a_blocked_schedule_prints_as_a_script_that_replays() -> None:
     program = poly.parse(GEMM, A=(12, 300), B=(300, 32))
-    facts = facts_of(program)
+    facts = host_facts(program)
     plan = contraction_plan(facts, 1)
-    assert plan is not None and plan.blocked
+    assert plan is not None
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
     assert str(Schedule.parse(str(schedule))) == str(schedule)
 
 
 def test_the_choice_is_among_the_best_of_the_model() -> None:
-    facts = facts_of(poly.parse(GEMM, A=(96, 200), B=(200, 96)))
+    facts = host_facts(poly.parse(GEMM, A=(96, 200), B=(200, 96)))
     chosen, best = contraction_plan(facts, 1), best_plans(facts, 1, 5)
     assert chosen == best[0].plan and [r.cycles for r in best] == sorted(r.cycles for r in best)
 
 
 def test_power_of_two_strides_are_packed_and_small_operands_are_not() -> None:
     def packed(n: int) -> set[str]:
-        plan = contraction_plan(facts_of(poly.parse(GEMM, A=(n, n), B=(n, n))), 1)
+        plan = contraction_plan(host_facts(poly.parse(GEMM, A=(n, n), B=(n, n))), 1)
         assert plan is not None
         return {p.tensor for p in plan.packs}
 
@@ -123,7 +122,7 @@ def test_power_of_two_strides_are_packed_and_small_operands_are_not() -> None:
 
 def test_rows_that_meet_in_few_sets_of_the_cache_are_few() -> None:
     def tallest(depth: int) -> int:
-        plan = contraction_plan(facts_of(poly.parse(GEMM, A=(2048, depth), B=(depth, 7))), 1)
+        plan = contraction_plan(host_facts(poly.parse(GEMM, A=(2048, depth), B=(depth, 7))), 1)
         assert plan is not None
         return 0 if any(p.tensor == "A" for p in plan.packs) else max(r.tile for s in plan.strips for r in s.rows)
 

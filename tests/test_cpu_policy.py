@@ -10,8 +10,9 @@ from poly.loops import Alloc, Compute, For, LoopTree, Node
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_choice import plan_of
-from poly.scheduling.cpu_plan import balanced, step_cycles
+from poly.scheduling.cpu_contract import contraction_of
+from poly.scheduling.cpu_cost import core_of, step_cycles
+from poly.scheduling.cpu_plan import balanced
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 
@@ -90,8 +91,8 @@ def test_register_tile_fits_the_registers(machine: Machine, shape: tuple[int, in
     m, n, k = shape
     program = program_of("ik,kj->ij", (m, k), (k, n))
     (group,) = groups_of(program)
-    plan = plan_of(program, group, machine)
-    assert plan.vector <= machine.lanes(4) and plan.rows == 0 and plan.lanes == 1
+    plan = contraction_of(program, group, machine)
+    assert plan is not None and plan.vector <= machine.lanes(4) and plan.rows == 0 and plan.lanes == 1
     for strip in plan.strips:
         assert sum(p.high - p.low for p in strip.rows) == m
         for piece in strip.rows:
@@ -105,7 +106,9 @@ def test_register_tile_is_as_large_as_the_registers() -> None:
     for machine in (AVX2, WIDE):
         registers = machine.registers
         assert registers is not None and registers.capacity is not None
-        strip = plan_of(program, group, machine).strips[0]
+        plan = contraction_of(program, group, machine)
+        assert plan is not None
+        strip = plan.strips[0]
         assert all(2 * strip.width * p.tile >= registers.capacity for p in strip.rows)
 
 
@@ -117,7 +120,9 @@ def test_balanced_pieces() -> None:
 
 
 def test_step_is_bound_by_operations_in_large_tiles_and_by_latency_in_small_ones() -> None:
-    assert 6 <= step_cycles(6, 2) < 7 and 4 <= step_cycles(1, 1) < 4.5
+    core = core_of(AVX2, 4)
+    large, small = step_cycles(core, np.array([12.0, 1.0]), np.array([8.0, 2.0]))  # 6 rows of 2 vectors, 1 of 1
+    assert 6 <= large < 7 and 4 <= small < 4.5
 
 
 def test_reduction_along_the_contiguous_axis_has_partial_results_in_registers() -> None:

@@ -14,7 +14,7 @@ from poly.dtypes import numpy_dtype
 from poly.frontend.einsum import einsum_program
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_reduce import Stream, stream_of
+from poly.scheduling.cpu_reduce import Reduction, reduction_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
@@ -29,9 +29,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan_of(program: Program, threads: int = 1) -> Stream | None:
+def plan_of(program: Program, threads: int = 1) -> Reduction | None:
     (group,) = groups_of(program)
-    return stream_of(program, group, AVX2, threads)
+    return reduction_of(program, group, AVX2, threads)
 
 
 def einsum(spec: str, *shapes: tuple[int, ...], dtype: str = "f32") -> Program:

@@ -4,59 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from poly.affine import Affine
-from poly.program import Statement
-from poly.scheduling.cpu_facts import Facts, Strides, axis_of, moving, reduction_extents
-from poly.scheduling.cpu_plan import Plan, Strip, Turn, balanced, step_cycles
+from poly.machine import Machine
+from poly.program import Program, Statement
+from poly.scheduling.cpu_cost import core_of, step_cycles
+from poly.scheduling.cpu_facts import Facts, Strides, axis_of, facts_of, moving, reduction_extents
+from poly.scheduling.cpu_plan import Strip, TilePlan, Turn, balanced
+from poly.scheduling.groups import Group
 
 SCALAR_ROWS = 8
 
 
-def scalar_plan(facts: Facts) -> Plan:
+def tiles_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> TilePlan | None:
+    """The choices for any group whose parallel loops are a box of known size."""
+    if group.box is None:
+        return None
+    facts = facts_of(program, group, machine, threads)
+    lanes = facts.lanes()
+    return scalar_plan(facts) if lanes is None else lane_plan(facts, lanes)
+
+
+def scalar_plan(facts: Facts) -> TilePlan:
     """Several independent accumulators where a reduction has a parallel loop around it."""
     every = tuple(range(len(facts.extents)))
     long = [a for a in every if facts.extents[a] > 1]
     if facts.update is None or not long:
-        return Plan(every, (), None, None, 1, ())
+        return TilePlan(every, None, None, 1)
     rows = long[-1]
     pieces = balanced(facts.group_low(rows), facts.extents[rows], SCALAR_ROWS)
     outer = tuple(a for a in every if a != rows)
-    return Plan(outer, (), rows, None, 1, (Strip(0, 1, 1, 1, pieces),))
+    return TilePlan(outer, rows, None, 1, (Strip(0, 1, 1, pieces),))
 
 
-def stream_plan(facts: Facts, lanes: int) -> Plan:
+def lane_plan(facts: Facts, lanes: int) -> TilePlan:
     """Lanes along one loop, nothing used again between neighbours of another."""
     vector = facts.vector(lanes)
     others = tuple(a for a in range(len(facts.extents)) if a != lanes)
     update = facts.update
     if update is None:
-        return Plan(others, (), None, lanes, vector, _whole_and_rest(facts, lanes, vector))
+        return TilePlan(others, None, lanes, vector, _whole_and_rest(facts, lanes, vector))
     turns = _turns(facts, update, facts.strides(update), lanes, vector)
     strips = _whole_and_rest(facts, lanes, vector) if turns else _strips(facts, lanes, vector)
-    return Plan(others, (), None, lanes, vector, strips, (), turns)
+    return TilePlan(others, None, lanes, vector, strips, turns)
 
 
 def _whole_and_rest(facts: Facts, lanes: int, vector: int) -> tuple[Strip, ...]:
     low, extent = facts.group_low(lanes), facts.extents[lanes]
     middle = low + extent // vector * vector
-    return tuple(Strip(a, b, 1, 1, ()) for a, b in [(low, middle), (middle, low + extent)] if a < b)
+    return tuple(Strip(a, b, 1) for a, b in [(low, middle), (middle, low + extent)] if a < b)
 
 
 def _strips(facts: Facts, lanes: int, vector: int) -> tuple[Strip, ...]:
     """The widest tiles that hide the latency of a multiply-add, and what is left over in a narrower one."""
     low, extent = facts.group_low(lanes), facts.extents[lanes]
     vectors = -(-extent // vector)
-
-    def cost(width: int) -> float:
-        whole, rest = divmod(vectors, width)
-        return whole * step_cycles(1, width) + (step_cycles(1, rest) if rest else 0)
-
-    width = min(range(1, min(vectors, facts.registers() // 2) + 1), key=cost)
+    core = core_of(facts.machine, facts.widest())
+    widths = np.arange(1, min(vectors, core.registers // 2) + 1)
+    left = vectors % widths
+    step, last = (step_cycles(core, w, 1.0 + w) for w in (widths, left))  # one element for all lanes, and a vector each
+    width = 1 + int(np.argmin(vectors // widths * step + np.where(left > 0, last, 0)))
     whole, rest = divmod(vectors, width)
     if not rest and extent % vector and whole > 1:  # the masked vector is a tile of its own
         whole, rest = whole - 1, width
     middle = low + min(extent, whole * width * vector)
-    strips = (Strip(low, middle, width, 1, ()), Strip(middle, low + extent, rest, 1, ()))
+    strips = (Strip(low, middle, width), Strip(middle, low + extent, rest))
     return tuple(s for s in strips if s.low < s.high)
 
 

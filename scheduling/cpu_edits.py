@@ -1,0 +1,97 @@
+"""Edits that the policies for a core share: each is a few primitives, and decides nothing about a group."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from poly.affine import var
+from poly.errors import PolyError, ScheduleError
+from poly.scheduling.edits import piece_name
+from poly.scheduling.groups import Group
+from poly.scheduling.schedule import Schedule
+
+FEW_VECTORS = 8  # of a loop that is laid out in full
+
+
+def loop_of(schedule: Schedule, statement: str, iterator: str) -> str:
+    """The loop that is one of the statement's iterators, up to a shift. Raises `ScheduleError`."""
+    nest = schedule.nests[statement]
+    found = [loop for loop in nest.names if (nest.loops[loop] - var(iterator)).is_constant]
+    if not found:
+        raise ScheduleError(f"no loop of {statement} is {iterator}")
+    return found[0]
+
+
+def loops_of_copy(schedule: Schedule, copy: str) -> list[str]:
+    """The loops of a copy, or of the start or merge of partial results, over the axes of its buffer."""
+    return [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
+
+
+def unrolled(schedule: Schedule, loops: Iterable[str]) -> Schedule:
+    """Several loops laid out."""
+    for loop in loops:
+        schedule = schedule.unroll(loop)
+    return schedule
+
+
+def in_vectors(schedule: Schedule, loop: str, extent: int, vector: int, most: int | None = None) -> Schedule:
+    """A loop in vectors, laid out where there are at most `most` of them (None: always)."""
+    if extent <= vector:
+        return schedule.vectorise(loop)
+    schedule = schedule.tile({loop: vector})
+    if most is None or extent <= most * vector:
+        schedule = schedule.unroll(f"{loop}.o")
+    return schedule.vectorise(f"{loop}.p")
+
+
+def fused(schedule: Schedule, names: Sequence[str], depths: Iterable[int]) -> Schedule:
+    """Share the loops of statements at some depths, given from the outside in."""
+    for depth in depths:
+        for name in names[1:]:
+            first, second = schedule.nests[names[0]].names[depth], schedule.nests[name].names[depth]
+            if first != second:
+                schedule = schedule.fuse(first, second)
+    return schedule
+
+
+def ordered(schedule: Schedule, name: str, order: Sequence[str]) -> Schedule:
+    """A statement's innermost loops in an order."""
+    now = schedule.nests[name].names
+    return schedule.reorder(*order) if tuple(order) != now[len(now) - len(order) :] else schedule
+
+
+def whole_blocks(
+    schedule: Schedule, name: str, depth: int, extent: int, block: int
+) -> tuple[Schedule, list[tuple[str, int]]]:
+    """A statement's loop at a depth, which starts at 0, cut into whole blocks and what is left over.
+
+    The statements that come of it with the sizes of their blocks; each one's loop starts at 0.
+    """
+    whole, rest = divmod(extent, block)
+    if not whole or not rest:
+        return schedule, [(name, rest or block)]
+    lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+    schedule = schedule.split(schedule.nests[name].names[depth], whole * block)
+    schedule = schedule.shift(upper, schedule.nests[upper].names[depth], -whole * block)
+    return schedule, [(lower, block), (upper, rest)]
+
+
+def extent_of(schedule: Schedule, buffer: str, axis: int) -> int:
+    """Elements of a buffer along an axis."""
+    return int(schedule.program.tensor[buffer].shape[axis].evaluate(schedule.program.binding))
+
+
+def with_padding(schedule: Schedule, group: Group, packed: Collection[tuple[str, str]] = ()) -> Schedule:
+    """Guarded reads inside reductions go through a padded copy of the tensor, but for those that are packed, given as
+    (statement, tensor).
+    """
+    for s in group.statements:
+        padded = {r.tensor for r in s.reads if r.guard} if s.combiner is not None else set[str]()
+        for tensor in sorted(t for t in padded if (s.name, t) not in packed):
+            try:
+                schedule = schedule.promote(
+                    tensor, None, "dram", users=[s.name], name=f"{tensor}_{s.name}_padded", pad=True
+                )
+            except PolyError:
+                continue
+    return schedule

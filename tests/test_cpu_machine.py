@@ -1,0 +1,65 @@
+"""The policies for a core ask the machine for its memories: a machine that calls them otherwise gets the same code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import poly
+from poly.codegen.host import host_machine
+from poly.machine import Engine, Machine, Memory
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_free import schedule_free
+from poly.scheduling.schedule import Schedule
+
+RENAMED = replace(
+    host_machine(), name="renamed",
+    memories=tuple(m if m.kind == "dram" else replace(m, name=f"core_{m.name}") for m in host_machine().memories),
+)  # fmt: skip
+PROGRAMS = {
+    "product": ("C[i,j] += A[i,k]*B[k,j]", {"A": (37, 40), "B": (40, 70)}),
+    "packed": ("C[i,j] += A[i,k]*B[j,k]", {"A": (200, 256), "B": (256, 256)}),
+    "turned": ("C[i,j] += A[j,i,k]", {"A": (19, 3, 16)}),
+    "row sums": ("C[i] += A[i,k]*B[k]", {"A": (33, 200), "B": (200,)}),
+    "column sums": ("C[j] += A[k,j]*B[k]", {"A": (200, 900), "B": (200,)}),
+    "window": ("Y[c,y,x] += X[c,y+r,x+s]*W[c,r,s]", {"X": (3, 18, 21), "W": (3, 3, 3), "Y": (3, 16, 19)}),
+    "permutation": ("B[j,i] = A[i,j]", {"A": (40, 33)}),
+    "softmax": (
+        "m[i] max= x[i,j]; e[i,j] = exp(x[i,j] - m[i]); s[i] += e[i,j]; y[i,j] = e[i,j]/s[i]", {"x": (12, 50)}
+    ),
+    "free": ("C[b,k] += A[b,j]*B[j,k]", {"A": ("M", 9), "B": (9, 32)}),
+}  # fmt: skip
+
+
+def scheduled(program: Program, machine: Machine) -> Schedule:
+    return schedule_free(program, machine) if program.parameters else schedule_for_cpu(program, machine)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_memories_have_the_machines_names(name: str) -> None:
+    text, shapes = PROGRAMS[name]
+    program = poly.parse(text, **shapes)
+    usual, renamed = scheduled(program, host_machine()), scheduled(program, RENAMED)
+    spaces = [t.space for t in usual.program.tensors if t.origin]
+    wanted = [s if s == "dram" else f"core_{s}" for s in spaces]
+    assert RENAMED.register_space in wanted
+    assert [t.space for t in renamed.program.tensors if t.origin] == wanted
+    rng = np.random.default_rng(5)
+    arrays = [rng.integers(-3, 4, t.extents({"M": 7})).astype(np.float32) for t in program.inputs]
+    found = poly.compile(program, RENAMED)(*arrays)
+    np.testing.assert_array_equal(found, poly.compile(program)(*arrays))
+
+
+def test_what_a_description_leaves_out() -> None:
+    dram, core = Memory("main", None, "dram"), Engine("core", "core", lanes=4)
+    bare = Machine("bare", "cpu", (dram,), (core,))
+    assert (bare.register_space, bare.cache_space(0), bare.cache_space(1)) == ("main", "main", "main")
+    assert bare.vector_registers == 16 and bare.nearest_cache == 32768 and bare.caches == ()
+    far, near = Memory("far", 1 << 20, "cache"), Memory("near", 1 << 14, "cache")
+    cached = Machine("cached", "cpu", (dram, far, near, Memory("v", 8, "register")), (core,))
+    assert [m.name for m in cached.caches] == ["near", "far"] and cached.nearest_cache == 1 << 14
+    assert [cached.cache_space(k) for k in range(3)] == ["near", "far", "far"]
+    assert cached.register_space == "v" and cached.vector_registers == 8
