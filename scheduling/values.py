@@ -25,6 +25,7 @@ from poly.relations import bound_domain, box
 from poly.rows import relation_of
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Schedule, common_prefix
+from poly.scheduling.static_flow import earlier_writers, is_may_write, last_writers
 from poly.scheduling.vectors import Vectors
 from poly.sets import IN, OUT, coalesced, fix_sizes, witness
 
@@ -234,16 +235,44 @@ class Flow:
 
     def _last_writers(self, reader: Reader) -> isl.UnionMap:
         """{ reader -> writer in the schedule, or T[element] where nothing was written before }"""
-        writers = self._writes.get(reader.tensor, [])
+        everyone = self._writes.get(reader.tensor, [])
         tensor = self.program.tensor[reader.tensor]
-        if not writers:
-            return reader.relation.to_union_map() if not tensor.scope else isl.UnionMap("{ }")
-        if reader.touch is None and (writes := _written_once(writers)) is not None:
-            flow = reader.relation.to_union_map().apply_range(writes.reverse())
-            return flow.union(reader.relation.to_union_map().subtract_range(writes.range()))
-        prefix = self._shared_prefix(reader, writers, tensor.scope)
-        flow, missing = self._flow(reader, writers, prefix)
+        prefix = self._shared_prefix(reader, everyone, tensor.scope)
+        writers = [w for w in everyone if not _same_reduction(reader, w)]
+        flow, missing = self._in_sequence(reader, writers, prefix) or self._flow(reader, writers, prefix)
         return flow if tensor.scope else flow.union(missing)
+
+    def _in_sequence(
+        self, reader: Reader, writers: Sequence[Touch], prefix: tuple[str | int, ...]
+    ) -> tuple[isl.UnionMap, isl.UnionMap] | None:
+        """What `_flow` gives, where the sequence alone orders reader and writers inside `prefix`; else None."""
+        depth = sum(isinstance(step, str) for step in prefix)
+        nests = self.schedule.nests
+
+        def written(touch: Touch) -> isl.Map:
+            return self._keyed(touch, depth) if depth else touch.relation
+
+        def latest(touch: Touch) -> isl.Map:
+            relation = written(touch)
+            if relation.is_injective():
+                return relation.reverse()
+            last = self._keyed(touch, depth).reverse().lexmax()
+            return last if depth else last.apply_range(self.vectors.of(touch.statement).reverse())
+
+        path = None if reader.touch is None else nests[reader.name].path
+        before = earlier_writers(path, writers, [nests[w.statement.name].path for w in writers], depth, written)
+        if before is None:
+            return None
+        reads = reader.relation if reader.touch is None else written(reader.touch)
+        found, missing = last_writers(reads, before, written, latest)
+        if depth:
+            assert reader.touch is not None
+            everything = [self.vectors.of(t.statement).to_union_map() for t in (reader.touch, *before)]
+            back = everything[0]
+            for vectors in everything[1:]:
+                back = back.union(vectors)
+            found = everything[0].apply_range(found).apply_range(back.reverse())
+        return found, missing.to_union_map()
 
     def _shared_prefix(self, reader: Reader, writers: Sequence[Touch], scope: Sequence[str]) -> tuple[str | int, ...]:
         """The path down to the innermost loop of the tensor's scope that all users share.
@@ -276,7 +305,7 @@ class Flow:
             part = self._keyed(touch, len(loops)).to_union_map()
             if touch is reader.touch:
                 sink = part
-            elif touch.own or (s.external is None and s.write.indirect):
+            elif is_may_write(touch):
                 may = may.union(part)
             else:
                 must = must.union(part)
@@ -319,18 +348,12 @@ def _end_of_time(domain: isl.Set, depth: int) -> isl.Map:
     return isl.Map.from_domain_and_range(domain, later)
 
 
-def _written_once(writers: Sequence[Touch]) -> isl.UnionMap | None:
-    """{ writer[...] -> T[...] } where no element has two writers: after all of them, their order does not matter."""
-    relations = [w.relation for w in writers]
-    if any(w.own or w.statement.external is not None or w.statement.write.indirect for w in writers):
-        return None
-    apart = all(a.range().is_disjoint(b.range()) for k, a in enumerate(relations) for b in relations[:k])
-    if not apart or not all(r.is_injective() for r in relations):
-        return None
-    result = isl.UnionMap("{ }")
-    for relation in relations:
-        result = result.union(relation.to_union_map())
-    return result
+def _same_reduction(reader: Reader, writer: Touch) -> bool:
+    """A reduction's update does not get what updates of the same one left there: any order of them will do."""
+    if reader.touch is None or not reader.touch.own or not writer.own or writer.statement.partial:
+        return False
+    first, second = reader.touch.statement, writer.statement
+    return (first.origin or first.name) == (second.origin or second.name)
 
 
 def maps_of(relation: isl.UnionMap) -> list[isl.Map]:
