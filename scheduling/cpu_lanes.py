@@ -61,10 +61,10 @@ def _strips(facts: Facts, lanes: int, vector: int) -> tuple[Strip, ...]:
     low, extent = facts.group_low(lanes), facts.extents[lanes]
     vectors = -(-extent // vector)
     core = core_of(facts.machine, facts.widest())
-    widths = np.arange(1, min(vectors, core.registers // 2) + 1)
-    left = vectors % widths
-    step, last = (step_cycles(core, w, 1.0 + w) for w in (widths, left))  # one element for all lanes, and a vector each
-    width = 1 + int(np.argmin(vectors // widths * step + np.where(left > 0, last, 0)))
+    widths = np.arange(1, min(vectors, core.registers // 2) + 1, dtype=np.float64)
+    left = np.mod(vectors, widths)
+    step, last = (step_cycles(core, w, w + 1.0) for w in (widths, left))  # one element for all lanes, and a vector each
+    width = 1 + int(np.argmin(np.floor(vectors / widths) * step + np.where(left > 0, last, 0)))
     whole, rest = divmod(vectors, width)
     if not rest and extent % vector and whole > 1:  # the masked vector is a tile of its own
         whole, rest = whole - 1, width

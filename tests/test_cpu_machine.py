@@ -19,7 +19,7 @@ RENAMED = replace(
     host_machine(), name="renamed",
     memories=tuple(m if m.kind == "dram" else replace(m, name=f"core_{m.name}") for m in host_machine().memories),
 )  # fmt: skip
-PROGRAMS = {
+PROGRAMS: dict[str, tuple[str, dict[str, tuple[int | str, ...]]]] = {
     "product": ("C[i,j] += A[i,k]*B[k,j]", {"A": (37, 40), "B": (40, 70)}),
     "packed": ("C[i,j] += A[i,k]*B[j,k]", {"A": (200, 256), "B": (256, 256)}),
     "turned": ("C[i,j] += A[j,i,k]", {"A": (19, 3, 16)}),
@@ -41,7 +41,7 @@ def scheduled(program: Program, machine: Machine) -> Schedule:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_memories_have_the_machines_names(name: str) -> None:
     text, shapes = PROGRAMS[name]
-    program = poly.parse(text, **shapes)
+    program = poly.parse(text, dtypes=None, **shapes)
     usual, renamed = scheduled(program, host_machine()), scheduled(program, RENAMED)
     spaces = [t.space for t in usual.program.tensors if t.origin]
     wanted = [s if s == "dram" else f"core_{s}" for s in spaces]
