@@ -249,7 +249,11 @@ def _check_bounds(
         instance, element = witness(outside, (s.iterators, [f"dimension {d}" for d in range(len(shape))]))
         shown = ", ".join(str(e) for e in access.affine_index)
         extents = ", ".join(map(str, shape))
+        hint = "start or end the loop earlier, or state what sizes are possible: assert N >= 2"
+        below = [d for d, e in enumerate(access.affine_index) if e.is_constant and e.constant < 0]
+        if below:  # Python counts from the end
+            ends = [e + (shape[d] if d in below else 0) for d, e in enumerate(access.affine_index)]
+            hint = f"from the end: {access.tensor}[{', '.join(map(str, ends))}]"
         raise source.error(
-            place, f"{access.tensor}[{shown}] is outside its shape ({extents}): {instance} -> {element}",
-            "start or end the loop earlier, or state what sizes are possible: assert N >= 2",
-        )  # fmt: skip
+            place, f"{access.tensor}[{shown}] is outside its shape ({extents}): {instance} -> {element}", hint
+        )

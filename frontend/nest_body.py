@@ -14,6 +14,7 @@ from typing import Final
 from poly.affine import Affine, var
 from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
+from poly.frontend import nest_hints as hints
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_values import Scope, Values, dtype_of_name
 from poly.program import Access, PathStep
@@ -121,6 +122,8 @@ class Reader:
         match node:
             case ast.For():
                 self._for(node, around, path)
+            case ast.Assign(targets=[ast.Tuple() | ast.List()]):
+                raise error(node, *hints.targets(node))
             case ast.Assign(targets=[target], value=value):
                 self._assign(node, target, value, around, path, "")
             case ast.AnnAssign(target=target, value=ast.expr() as value, annotation=annotation):
@@ -132,31 +135,24 @@ class Reader:
                 self._assert(node, test, around)
             case ast.Pass() | ast.Expr(value=ast.Constant()):
                 pass
-            case ast.While():
-                raise error(node, "a while loop: its trips depend on data", "for i in range(...)")
-            case ast.Return():
-                raise error(node, "a nest returns nothing", "write the result into an argument")
             case ast.Assign():
-                raise error(node, "one target an assignment", "write two assignments")
+                raise error(node, *hints.targets(node))
             case _:
-                raise error(
-                    node, f"{type(node).__name__.lower()} has no meaning in a nest",
-                    "for loops over range, if on loop variables and sizes, assignments",
-                )  # fmt: skip
+                raise error(node, *hints.statement(node))
 
     # ---- loops and conditions
 
     def _for(self, node: ast.For, around: Around, path: tuple[PathStep, ...]) -> None:
         scope = around.scope
         if node.orelse:
-            raise scope.source.error(node.orelse[0], "a loop has no else branch in a nest")
-        if not isinstance(node.target, ast.Name):
-            raise scope.source.error(node.target, "one loop variable a loop")
+            raise scope.source.error(node.orelse[0], "a loop has no else branch in a nest", "write it after the loop")
         match node.iter:
             case ast.Call(func=ast.Name(id="range"), args=arguments, keywords=[]) if 1 <= len(arguments) <= 3:
                 pass
             case _:
-                raise scope.source.error(node.iter, "loops run over range(...)", "for i in range(lower, upper, step)")
+                raise scope.source.error(node.iter, "loops run over range(...)", hints.iterable(node.iter))
+        if not isinstance(node.target, ast.Name):
+            raise scope.source.error(node.target, "one loop variable a loop", "for i in range(...)")
         name = node.target.id
         if name in scope.indices or name in scope.sizes or name in scope.shapes or name in self.arguments:
             raise scope.source.error(node.target, f"the name {name!r} is taken", "every loop has a variable of its own")
@@ -174,7 +170,7 @@ class Reader:
         stop = arguments[0] if len(arguments) == 1 else arguments[1]
         step = scope.affine(arguments[2]) if len(arguments) == 3 else Affine((), 1)
         if not step.is_constant or step.constant == 0:
-            raise scope.source.error(arguments[-1], "the step of a range is an integer, not zero")
+            raise scope.source.error(arguments[-1], "the step of a range is an integer, not zero", "-1 or 2")
         by = step.constant
         stem = name.lstrip("_") or "t"  # `for _ in range(steps)`
         iterator = _fresh(identifier(stem if by == 1 else f"{stem}_r" if by == -1 else f"{stem}_s"), around)
@@ -188,6 +184,9 @@ class Reader:
         return iterator, value, (f"{iterator} >= 0", inside)
 
     def _if(self, node: ast.If, around: Around, prefix: tuple[PathStep, ...], position: int, numbered: bool) -> int:
+        leaving = hints.leaving(node.test, (*node.body, *node.orelse), not _reads_data(node.test, around.scope))
+        if leaving is not None:
+            raise around.scope.source.error(*leaving)
         try:
             condition = around.scope.condition(node.test)
         except ParseError:
@@ -204,7 +203,7 @@ class Reader:
 
     def _assert(self, node: ast.Assert, test: ast.expr, around: Around) -> None:
         if around.iterators or around.conditions:
-            raise around.scope.source.error(node, "assertions on sizes stand before the loops")
+            raise around.scope.source.error(node, "assertions on sizes stand before the loops", "move it up")
         self.context.append(around.scope.condition(test))
 
     # ---- assignments
@@ -271,9 +270,9 @@ class Reader:
                         f'{name}: f64[Array, ""] and {name}[()] = ..., or a name of its own',
                     )  # fmt: skip
                 if name in scope.indices or name in scope.sizes:
-                    raise scope.source.error(target, f"{name!r} is a loop variable or a size")
+                    raise scope.source.error(target, f"{name!r} is a loop variable or a size", "a name of its own")
                 if scope.shapes.get(name):
-                    raise scope.source.error(target, f"{name} is an array: assign its elements")
+                    raise scope.source.error(target, f"{name} is an array: assign its elements", "in loops over them")
                 if name in self.arguments:  # an array of rank 0
                     if in_place:
                         return Access(name, ())

@@ -15,6 +15,7 @@ from poly.affine import Affine, Constraint
 from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
+from poly.frontend import nest_hints as hints
 from poly.frontend.nest_signature import last_name
 from poly.frontend.nest_source import Source
 from poly.program import Access
@@ -59,13 +60,17 @@ class Scope:
                 inner = self.affine(operand)
                 return -inner if isinstance(op, ast.USub) else inner
             case ast.BinOp(left=left, op=op, right=right):
+                if isinstance(op, ast.Div):
+                    text = f"{ast.unparse(node)} is not affine: / makes a float"
+                    raise self.source.error(node, text, hints.affine(node))
                 return self._affine_operation(node, self.affine(left), op, self.affine(right))
             case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=ast.Constant(value=d)):
                 return self._extent(node, name, d)
             case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]):
                 return self._extent(node, name, 0)
             case _:
-                raise self.source.error(node, f"{ast.unparse(node)} is not affine in loop variables and sizes")
+                text = f"{ast.unparse(node)} is not affine in loop variables and sizes"
+                raise self.source.error(node, text, hints.affine(node))
 
     def _index(self, node: ast.Name, name: str) -> Affine:
         if name in self.indices:
@@ -80,12 +85,13 @@ class Scope:
                 node, f"{name} is data, not affine in loop variables and sizes",
                 hint="subscripts, ranges and conditions are made of loop variables and sizes",
             )  # fmt: skip
-        raise self.source.error(node, f"{name!r} is not a loop variable or a size here")
+        hint = f"inside of the loop over {name}, or {name}: int among the arguments"
+        raise self.source.error(node, f"{name!r} is not a loop variable or a size here", hint)
 
     def _extent(self, node: ast.expr, name: str, dimension: object) -> Affine:
         shape = self.shapes.get(name, ())
         if not isinstance(dimension, int) or not -len(shape) <= dimension < len(shape):
-            raise self.source.error(node, f"{name} has no dimension {dimension}")
+            raise self.source.error(node, f"{name} has no dimension {dimension}", f"0 to {len(shape) - 1}")
         return shape[dimension]
 
     def _affine_operation(self, node: ast.BinOp, a: Affine, op: ast.operator, b: Affine) -> Affine:
@@ -96,15 +102,12 @@ class Scope:
                 return a - b
             case ast.Mult() if a.is_constant or b.is_constant:
                 return b * a.constant if a.is_constant else a * b.constant
-            case ast.FloorDiv() if b.is_constant and b.constant > 0:
-                return a // b.constant
-            case ast.Mod() if b.is_constant and b.constant > 0:
-                return a % b.constant
+            case ast.FloorDiv() if b.is_constant and b.constant:
+                return a // b.constant if b.constant > 0 else (-a) // -b.constant
+            case ast.Mod() if b.is_constant and b.constant:
+                return a % b.constant if b.constant > 0 else -((-a) % -b.constant)
             case _:
-                raise self.source.error(
-                    node, f"{ast.unparse(node)} is not affine",
-                    hint="+ and -, * by an integer, // and % by a positive integer",
-                )  # fmt: skip
+                raise self.source.error(node, f"{ast.unparse(node)} is not affine", hints.affine(node))
 
     def is_affine(self, node: ast.expr) -> bool:
         """True where `affine` does not raise."""
@@ -140,7 +143,7 @@ class Scope:
                 parts: list[str] = []
                 for a, op, b in zip(sides, ops, sides[1:], strict=False):
                     if type(op) not in _COMPARE:
-                        raise self.source.error(node, "conditions compare with == != < <= > >=")
+                        raise self.source.error(node, "conditions compare with == != < <= > >=", "== in place of is")
                     parts.append(f"{a.isl_text} {_SIGNS[_COMPARE[type(op)]]} {b.isl_text}")
                 return f"({' and '.join(parts)})"
             case _:
@@ -231,18 +234,22 @@ class Values:
             groups.insert(0, base.slice)
             base = base.value
         if not isinstance(base, ast.Name):
-            raise self.scope.source.error(node, f"{ast.unparse(base)} is not an array of this nest")
+            raise self.scope.source.error(node, f"{ast.unparse(base)} is not an array of this nest", "A[i, j]")
         subscripts = [e for g in groups for e in (g.elts if isinstance(g, ast.Tuple) else [g])]
         shape = self.scope.shapes.get(base.id)
         if shape is None:
-            raise self.scope.source.error(base, f"{base.id!r} is not an array of this nest")
+            hint = f'an argument {base.id}: f64[Array, "N"], or a local {base.id} = np.zeros(N)'
+            raise self.scope.source.error(base, f"{base.id!r} is not an array of this nest", hint)
         for subscript in subscripts:
             if isinstance(subscript, ast.Slice):
-                raise self.scope.source.error(node, "a slice: write a loop over its elements")
+                lower, upper = (ast.unparse(e) if e else "" for e in (subscript.lower, subscript.upper))
+                span = ", ".join(e for e in (lower, upper or str(shape[0]) if shape else "") if e)
+                hint = f"a loop over its elements: for k in range({span})"
+                raise self.scope.source.error(node, f"a slice of {base.id}", hint)
         if len(subscripts) != len(shape):
-            raise self.scope.source.error(
-                node, f"{base.id} has rank {len(shape)}, it is subscripted with {len(subscripts)}"
-            )
+            text = f"{base.id} has rank {len(shape)}, it is subscripted with {len(subscripts)}"
+            wanted = ", ".join("ijklmnop"[: len(shape)]) or "()"
+            raise self.scope.source.error(node, text, f"{base.id}[{wanted}]")
         return Access(base.id, tuple(self.scope.affine(s) for s in subscripts))
 
     def _named(self, node: ast.Name, name: str, guard: tuple[Constraint, ...]) -> Expr:
@@ -255,7 +262,7 @@ class Values:
             return self._read(node, Access(name, ()), guard)
         if name in self.scope.literals:
             return Const(self.scope.literals[name])
-        raise self.scope.source.error(node, f"{name!r} has no value here")
+        raise self.scope.source.error(node, f"{name!r} has no value here", f"assign {name} before it is read")
 
     def _read(self, node: ast.expr, access: Access, guard: tuple[Constraint, ...]) -> Expr:
         if guard:
@@ -290,7 +297,7 @@ class Values:
         parts: list[Expr] = []
         for a, op, b in zip(sides, ops, sides[1:], strict=False):
             if type(op) not in _COMPARE:
-                raise self.scope.source.error(node, "values are compared with == != < <= > >=")
+                raise self.scope.source.error(node, "values are compared with == != < <= > >=", "== in place of is")
             parts.append(apply(_COMPARE[type(op)], a, b))
         return _folded("and", parts)
 
@@ -307,26 +314,24 @@ class Values:
         return apply("select", test, first, self.value(node.orelse, (*guard, *(other or ()))))
 
     def _call(self, node: ast.Call, name: str, nodes: Sequence[ast.expr], guard: tuple[Constraint, ...]) -> Expr:
-        arguments = [self.value(a, guard) for a in nodes]
         cast = _cast_of(name)
+        spelled = _SAME.get(name, name)
+        if not (cast or spelled in OPERATORS or spelled in ("max", "min", "pow")):
+            raise self.scope.source.error(node, f"unknown function {name!r}", hints.function(node, name))
+        arguments = [self.value(a, guard) for a in nodes]
         if cast is not None and len(arguments) == 1:
             return Cast(cast, arguments[0])
-        name = _SAME.get(name, name)
+        name = spelled
         if name in ("max", "min") and len(arguments) >= 2:
             return _folded(name, arguments)
         if name == "pow" and len(arguments) == 2:
             return self._operation(name, *arguments)
-        if name not in OPERATORS:
-            raise self.scope.source.error(node, f"unknown function {name!r}", hint=f"one of {', '.join(OPERATORS)}")
         if OPERATORS[name].arity != len(arguments):
-            raise self.scope.source.error(node, f"{name} takes {OPERATORS[name].arity} arguments")
+            raise self.scope.source.error(node, f"{name} takes {OPERATORS[name].arity} arguments", "one value for each")
         return Apply(name, tuple(arguments))
 
     def _unknown(self, node: ast.expr) -> ParseError:
-        return self.scope.source.error(
-            node, f"{ast.unparse(node)} has no meaning in a nest",
-            hint="arithmetic, comparisons, and/or/not, `a if c else b`, and functions such as sqrt, exp, min, max, abs",
-        )  # fmt: skip
+        return self.scope.source.error(node, f"{ast.unparse(node)} has no meaning in a nest", hints.value(node))
 
 
 def _mentions_index(node: ast.expr, scope: Scope) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import islpy as isl
 
-from poly.affine import Affine, Var
+from poly.affine import Affine, Var, var
 from poly.errors import ParseError, ShapeError
 from poly.expr import Expr, IndexValue, walk
 from poly.frontend.ranges import Range, Subscripted, bounded, extreme, infer_ranges, ranges_of_set
@@ -102,7 +102,7 @@ class Shapes:
         while pending:
             ready = (d for d in pending if all(r.tensor in self.shapes for r in d.reads))
             draft = next(ready, None) or next((d for d in pending if self._resolvable(d)), pending[0])
-            draft.ranges = self._ranges(draft)
+            draft.ranges = self._ranges(draft) if self._resolvable(draft) else self._ranges(draft, guarded=True)
             draft.domain = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
             if draft.domain.intersect_params(self.context).is_empty():
                 raise ShapeError("the ranges of the indices are empty", where=draft.shown)
@@ -118,7 +118,8 @@ class Shapes:
                     hint = f'{read.tensor}=(512, "K") as an argument, or {read.tensor}: f32[512, K] in the text'
                     raise draft.line.body.error(f"the shape of {read.tensor} is not given", hint=hint)
 
-    def _subscripts(self, draft: Draft) -> Iterator[Subscripted]:
+    def _subscripts(self, draft: Draft, guarded: bool) -> Iterator[Subscripted]:
+        """What bounds the indices. `guarded`: also an index that is a whole subscript of a read under a condition."""
         for access in (*draft.reads, draft.write):
             shape = self.shapes.get(access.tensor)
             if shape is None:
@@ -127,7 +128,8 @@ class Shapes:
                 message = f"{access.tensor} has rank {len(shape)}, accessed with {len(access.index)} subscripts"
                 raise ShapeError(message, where=draft.shown)
             for d, (subscript, extent) in enumerate(zip(access.index, shape, strict=True)):
-                if isinstance(subscript, Affine) and not access.guard:
+                bare = guarded and isinstance(subscript, Affine) and subscript in map(var, draft.iterators)
+                if isinstance(subscript, Affine) and (bare or not access.guard):
                     yield Subscripted(access.tensor, d, subscript, extent)
 
     def _resolvable(self, draft: Draft) -> bool:
@@ -137,12 +139,12 @@ class Shapes:
             return False
         return True
 
-    def _ranges(self, draft: Draft) -> dict[str, Range]:
+    def _ranges(self, draft: Draft, guarded: bool = False) -> dict[str, Range]:
         known = ranges_of_set(draft.condition.intersect_params(self.context), draft.iterators)
         where = draft.line.clauses.get("where")
         loose = names_in(where.text) if where else ()
         try:
-            found = infer_ranges(draft.iterators, list(self._subscripts(draft)), known, self.context, loose)
+            found = infer_ranges(draft.iterators, list(self._subscripts(draft, guarded)), known, self.context, loose)
         except ShapeError as error:
             raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
         except ParseError as error:

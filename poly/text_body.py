@@ -261,7 +261,9 @@ class BodyReader:
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
                 return self._call(decode(name), arguments, node, fragment)
             case _:
-                raise fragment.node_error(node, "this has no meaning in a body")
+                infinite = isinstance(node, ast.Constant) and "inf" in str(node.value)
+                hint = "-inf without float(...)" if infinite else "a op b, f(a), `a if c else b`, T[i, j] and numbers"
+                raise fragment.node_error(node, "this has no meaning in a body", hint)
 
     def _unary(self, op: ast.unaryop, operand: ast.expr, fragment: Fragment) -> Expr:
         value = self.value(operand, fragment)

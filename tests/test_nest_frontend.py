@@ -287,7 +287,8 @@ REFUSED = {
     "while i: pass": ("a while loop", "while"),
     "return x": ("a nest returns nothing", "return"),
     "break": ("break has no meaning", "break"),
-    "print(x)": ("expr has no meaning", "print"),
+    "print(x)": ("a nest calls nothing for its effect: print(x)", "print"),
+    "x.fill(0)": ("x.fill(0) changes x as a whole", "x.fill"),
     "for j in x: x[i] = 0.0": ("loops run over range", "x: x"),
     "for j in range(y[i]): x[i] = 0.0": ("is not affine", "y[i])"),
     "for i in range(3): x[i] = 0.0": ("the name 'i' is taken", "i in"),
@@ -315,6 +316,58 @@ def test_refused_with_its_place(line: str) -> None:
     if at:
         caret = lines[source + 1].index("^")
         assert lines[source][caret:].startswith(at), shown
+
+
+HINTS = {  # what is written, what the hint says, and the line that follows it
+    "x[i], y[i] = y[i], x[i]": ("held = x[i]; x[i] = y[i]; y[i] = held", "held = x[i]; x[i] = y[i]; y[i] = held"),
+    "x[i] = y[i] = 0.0": ("x[i] = 0.0; y[i] = 0.0", "x[i] = 0.0; y[i] = 0.0"),
+    "x[i / 2] = 0.0": ("i // 2", "x[i // 2] = 0.0"),
+    "x[i % N] = 0.0": ("an integer in place of N", "x[i % 1] = 0.0"),
+    "x[-1] = 0.0": ("x[N - 1]", "x[N - 1] = 0.0"),
+    "print(x[i])": ("remove the line", "x[i] = 0.0"),
+    "if i < 2: break": ("end the range earlier", "for j in range(2): x[i] = 0.0"),
+    "if i < 2: continue": ("if not (i < 2)", "if not (i < 2): x[i] = 0.0"),
+    "if x[i] > 0: break": ("A[i] = A[i] if x[i] > 0 else x", "y[i] = y[i] if x[i] > 0 else 2.0"),
+    "while i < N: x[i] = 0.0": ("for i in range(first, end)", "for j in range(1, N): x[i] = 0.0"),
+    "x[i] @= y[i]": ("C[i, j] += A[i, k] * B[k, j]", "x[i] += x[i] * y[i]"),
+    "x[i] //= y[i]": ("np.floor(x[i] / y[i])", "x[i] = np.floor(x[i] / y[i])"),
+    "x[i] %= 3.0": ("x[i] - np.floor(x[i] / 3.0) * 3.0", "x[i] = x[i] - np.floor(x[i] / 3.0) * 3.0"),
+    "x[i] = np.srqt(y[i])": ("sqrt(...)", "x[i] = np.sqrt(y[i])"),
+    "x[i] = np.sinh(y[i])": ("tanh", "x[i] = np.exp(y[i])"),
+    "x[i] = np.sum(y)": ("s += B[k]", "s = 0.0; s += y[i]"),
+    "for j in range(N / 2): x[j] = 0.0": ("N // 2", "for j in range(N // 2): x[j] = 0.0"),
+    "for j in range(int(N / 2)): x[j] = 0.0": ("N // 2", "for j in range(N // 2): x[j] = 0.0"),
+    "for j in range(0, 1, 0): x[j] = 0.0": ("-1 or 2", "for j in range(0, 1, 2): x[j] = 0.0"),
+    "for k, v in enumerate(y): x[k] = v": ("for i in range(len(y))", "for k in range(len(y)): x[k] = y[k]"),
+    "for j in prange(N): x[j] = 0.0": ("for i in range(N)", "for j in range(N): x[j] = 0.0"),
+    "for j in reversed(range(N)): x[j] = 0.0": ("range(N - 1, -1, -1)", "for j in range(N - 1, -1, -1): x[j] = 0.0"),
+    "x[0:i] = 0.0": ("for k in range(0, i)", "for k in range(0, i): x[k] = 0.0"),
+    "import math": ("outside of the function", "x[i] = 0.0"),
+    "if i is 2: x[i] = 0.0": ("== in place of is", "if i == 2: x[i] = 0.0"),
+    "x[i, 0] = 0.0": ("x[i]", "x[i] = 0.0"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+@pytest.mark.parametrize("line", HINTS)
+def test_what_a_hint_says_works(line: str) -> None:
+    hint, instead = HINTS[line]
+    head = "import numpy as np\ndef f(N: int, x: 'f64[N]', y: 'f64[N]'):\n    for i in range(N):\n        "
+    with pytest.raises(ParseError) as caught:
+        nest(define(f"{head}{line}\n"))
+    assert ".py:4:" in str(caught.value) and hint in (caught.value.hint or ""), str(caught.value)
+    nest(define(f"{head}{instead}\n"))
+
+
+def test_floors_and_remainders_by_negative_numbers() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N"], b: f64[Array, "N"]):
+        assert N >= 3
+        for i in range(N):
+            a[-(i // -2)] += b[i]
+            b[-(i % -3)] += a[i]
+
+    agrees(f, {"N": 7}, {"a": numbers(7), "b": numbers(7)})
 
 
 SIGNATURES = {

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import islpy as isl
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -194,3 +195,20 @@ def test_errors_show_the_place() -> None:
         parse("D[i] = A[i]\nC[i] = A[i] + foo(A[i])", A=(3,))
     assert (caught.value.line, caught.value.column) == (2, 14)
     assert "\n  line 2: C[i] = A[i] + foo(A[i])\n                        ^" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "domain"),
+    [
+        ("S[i, j] = Q[i, j] if j <= i else -1e9", "{ S_set[i, j] : 0 <= i <= 5 and 0 <= j <= 5 }"),
+        ("S[i] max= Q[i, j] if j <= i else -1e9", "{ S_update[i, j] : 0 <= i <= 5 and 0 <= j <= 5 }"),
+    ],
+)
+def test_an_index_of_guarded_reads_only_runs_over_their_tensor(text: str, domain: str) -> None:
+    program = parse(text, Q=(6, 6))
+    assert program.statements[-1].domain == isl.Set(domain)
+
+
+def test_a_guarded_read_does_not_narrow_a_known_range() -> None:
+    program = parse("Y[i] = X[i] + (Q[i] if i < 3 else 0)", X=(6,), Q=(3,))
+    assert program.tensor["Y"].extents({}) == (6,)

@@ -1,0 +1,156 @@
+"""What to write instead of Python that a nest does not have: for a syntax node, what is wrong and one suggestion."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Final
+
+from poly.expr import OPERATORS
+
+_WORDS: Final = """add sub mul div neg or and not eq ne lt le gt ge select bits bit_and bit_or bit_xor shift_left
+shift_right"""  # operators that have signs, or are no mathematics
+FUNCTIONS: Final = tuple(sorted(OPERATORS.keys() - set(_WORDS.split())))
+_SUMS: Final = {"sum": "+=", "prod": "*=", "dot": "+=", "matmul": "+=", "einsum": "+=", "mean": "+=", "inner": "+="}
+_STATEMENTS: Final[Mapping[type[ast.stmt], tuple[str, str]]] = {
+    ast.While: ("a while loop: its trips depend on data", "for i in range(first, end): with bounds of sizes"),
+    ast.Return: ("a nest returns nothing", "write the result into an argument, and remove the line"),
+    ast.Import: ("an import in a nest", "import outside of the function"),
+    ast.ImportFrom: ("an import in a nest", "import outside of the function"),
+    ast.FunctionDef: ("a function in a nest", "write its body where it is called"),
+    ast.Delete: ("del has no meaning in a nest", "remove the line: locals end with the nest"),
+    ast.Global: ("global has no meaning in a nest", "remove the line, and pass what is written as an argument"),
+    ast.Nonlocal: ("nonlocal has no meaning in a nest", "remove the line, and pass what is written as an argument"),
+    ast.Try: ("try has no meaning in a nest", "remove it: nothing in a nest raises"),
+    ast.With: ("with has no meaning in a nest", "open it around the call of the nest"),
+    ast.Raise: ("raise has no meaning in a nest", "assert before the loops what holds for sizes"),
+    ast.Break: ("break has no meaning in a nest: trips are known before", "end the range earlier: for i in range(end)"),
+    ast.Continue: ("continue has no meaning in a nest", "put the rest of the body under `if` on loop variables"),
+}
+
+
+def statement(node: ast.stmt) -> tuple[str, str]:
+    """For a statement that is none of a nest's."""
+    for kind, found in _STATEMENTS.items():
+        if isinstance(node, kind):
+            return found
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+            return f"{ast.unparse(node)} changes {name} as a whole", f"a loop that assigns the elements of {name}"
+        case ast.Expr(value=ast.Call(func=function)):
+            return f"a nest calls nothing for its effect: {ast.unparse(node)}", (
+                f"remove the line, and call {ast.unparse(function)} after the nest"
+            )
+        case ast.Expr():
+            return f"{ast.unparse(node)} has no effect", "remove the line, or assign the value"
+        case _:
+            return f"{type(node).__name__.lower()} has no meaning in a nest", (
+                "for loops over range, if on loop variables and sizes, assignments"
+            )
+
+
+def leaving(test: ast.expr, branch: Sequence[ast.stmt], affine: bool) -> tuple[ast.stmt, str, str] | None:
+    """For `if test: break` and `if test: continue`: the statement, what is wrong, what to write."""
+    found = next((s for s in branch if isinstance(s, ast.Break | ast.Continue)), None)
+    if found is None:
+        return None
+    message, hint = statement(found)
+    shown = ast.unparse(test)
+    if not affine:
+        hint = f"let every trip run and choose values: A[i] = A[i] if {shown} else x"
+    elif isinstance(found, ast.Continue):
+        hint = f"if not ({shown}): with the rest of the loop's body in it"
+    return found, message, hint
+
+
+def targets(node: ast.Assign) -> tuple[str, str]:
+    """For assignments to several targets."""
+    match node:
+        case ast.Assign(
+            targets=[ast.Tuple(elts=[first, second]) | ast.List(elts=[first, second])],
+            value=ast.Tuple(elts=[a, b]) | ast.List(elts=[a, b]),
+        ):
+            x, y, v, w = map(ast.unparse, (first, second, a, b))
+            return "one target an assignment", f"held = {w}; {x} = {v}; {y} = held"
+        case ast.Assign(targets=[ast.Tuple() | ast.List()]):
+            return "one target an assignment", "one assignment for each target, through locals where they swap"
+        case _:
+            value = ast.unparse(node.value)
+            return "one target an assignment", "; ".join(f"{ast.unparse(t)} = {value}" for t in node.targets)
+
+
+def iterable(node: ast.expr) -> str:
+    """What to loop over in place of something that is no range."""
+    match node:
+        case ast.Call(func=ast.Name(id="enumerate"), args=[ast.Name(id=name), *_]) | ast.Name(id=name):
+            return f"for i in range(len({name})): with {name}[i] in its body"
+        case ast.Call(func=function, args=arguments) if arguments and "range" in ast.unparse(function):
+            return f"for i in range({', '.join(map(ast.unparse, arguments[:3]))})"
+        case ast.Call(func=ast.Name(id="reversed"), args=[ast.Call(func=ast.Name(id="range"), args=[end])]):
+            return f"for i in range({ast.unparse(end)} - 1, -1, -1)"
+        case ast.List(elts=elements) | ast.Tuple(elts=elements) if elements:
+            return f"for i in range({len(elements)})"
+        case _:
+            return "for i in range(lower, upper, step)"
+
+
+def affine(node: ast.expr) -> str:
+    """For an expression of which a part is not affine in loop variables and sizes."""
+    match node:
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            return f"an integer: {_grouped(left)} // {_grouped(right)}"
+        case ast.Call(func=ast.Name(id="int" | "round" | "floor"), args=[ast.BinOp(op=ast.Div()) as inner]):
+            return affine(inner)
+        case ast.Call(func=ast.Attribute(attr="floor"), args=[ast.BinOp(op=ast.Div()) as inner]):
+            return affine(inner)
+        case ast.Constant(value=float(value)):
+            return f"an integer: {int(value)}"
+        case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=right):
+            return f"an integer in place of {ast.unparse(right)}: only by a literal is // or % affine"
+        case ast.BinOp():
+            return "+ and -, * by an integer, // and % by an integer"
+        case _:
+            return "loop variables and sizes with + and -, * by an integer, // and % by an integer"
+
+
+def value(node: ast.expr) -> str:
+    """For an expression that has no meaning as a value."""
+    match node:
+        case ast.BinOp(left=a, op=ast.FloorDiv(), right=b):
+            return f"np.floor({_grouped(a)} / {_grouped(b)})"
+        case ast.BinOp(left=a, op=ast.Mod(), right=b):
+            return f"{_grouped(a)} - np.floor({_grouped(a)} / {_grouped(b)}) * {_grouped(b)}"
+        case ast.BinOp(op=ast.MatMult()):
+            return "a product of matrices is loops: C[i, j] += A[i, k] * B[k, j]"
+        case ast.BinOp(left=a, op=ast.LShift(), right=b):
+            return f"shift_left({ast.unparse(a)}, {ast.unparse(b)})"
+        case ast.BinOp(left=a, op=ast.RShift(), right=b):
+            return f"shift_right({ast.unparse(a)}, {ast.unparse(b)})"
+        case ast.BinOp(left=a, op=ast.BitXor(), right=b):
+            return f"bit_xor({ast.unparse(a)}, {ast.unparse(b)})"
+        case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
+            return "a loop that adds to a local: s = 0.0; for k in range(N): s += B[k]"
+        case ast.NamedExpr(target=target):
+            return f"assign {ast.unparse(target)} on a line before"
+        case ast.Lambda():
+            return "write its body where it is called"
+        case _:
+            return "arithmetic, comparisons, and/or/not, `a if c else b`, functions such as sqrt, exp, min, max, abs"
+
+
+def function(node: ast.Call, name: str) -> str:
+    """For a call of a function that a nest does not know."""
+    if name in _SUMS:
+        return f"a loop that gathers into a local: s {_SUMS[name]} B[k]"
+    near = get_close_matches(name, FUNCTIONS, 1, 0.75)
+    if near and len(name) > 3 and not hasattr(math, name):
+        return f"{near[0]}(...)"
+    known = ", ".join(FUNCTIONS)
+    return f"write what {name} computes with arithmetic and these: {known}"
+
+
+def _grouped(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return f"({text})" if isinstance(node, ast.BinOp | ast.IfExp | ast.BoolOp | ast.Compare) else text
