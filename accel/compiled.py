@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from time import perf_counter
 
 import numpy as np
@@ -16,6 +15,7 @@ from poly.accel.timing import Report, simulate
 from poly.accel.verify import require_verified
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
+from poly.locks import cached_property
 from poly.loops import LoopTree
 from poly.machine import Machine
 from poly.program import Program, Tensor

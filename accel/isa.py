@@ -20,7 +20,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -28,6 +27,7 @@ import numpy as np
 from poly.dtypes import DTYPES, dtype_name, numpy_dtype, size_bytes
 from poly.errors import PolyError
 from poly.expr import BITS, COMBINERS, OPERATORS
+from poly.locks import cached_property
 
 MAX_DMA_RANK: Final = 6
 MAX_OUTER: Final = 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +29,7 @@ from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.work import work_of
 from poly.errors import RunError
 from poly.interp_arrays import check_context, extents, pack, unpack
+from poly.locks import cached_property
 from poly.loops import Compute, LoopTree
 from poly.machine import Machine
 from poly.pointers import address

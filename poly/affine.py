@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from poly.errors import ParseError
 from poly.lexical import decode, encode, is_scalar, quote
+from poly.locks import cached_property
 
 IntValue = int | npt.NDArray[np.int64]
 _MOST = 2**60

@@ -7,12 +7,10 @@ they are. What has no compiled form runs by the reference evaluator and is liste
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +19,7 @@ from poly.dtypes import numpy_dtype
 from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph
 from poly.interp import run_program
+from poly.locks import Lock, cached_property
 from poly.machine import Machine
 from poly.pointers import address
 from poly.program import Program, Tensor
@@ -113,7 +112,7 @@ class Engine:
     constants: Mapping[str, Array] = field(repr=False)
     _arena: np.ndarray = field(repr=False)
     _tensors: Mapping[str, Tensor] = field(repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
     def units(self) -> tuple[Unit, ...]:

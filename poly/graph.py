@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import islpy as isl
 import numpy as np
 import numpy.typing as npt
 
 from poly.dtypes import numpy_dtype
+from poly.locks import cached_property
 from poly.program import Program, Statement, Tensor
 
 Array = npt.NDArray[np.generic]

@@ -10,12 +10,12 @@ import hashlib
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args
 
 from poly.arguments import shown
 from poly.errors import MachineError
+from poly.locks import cached_property
 
 EngineKind = Literal["core", "dma", "array", "vector"]
 SCHEMA = 1

@@ -7,7 +7,6 @@ finds its stages in a cache. What has no static form runs by the reference evalu
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 import warnings
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from poly.frontend.onnx_control import body_name, run_control
 from poly.frontend.onnx_reference import evaluate_node
 from poly.frontend.onnx_stages import Stage, StagedModel
 from poly.graph import Array, Graph
+from poly.locks import Lock
 
 if TYPE_CHECKING:
     from poly.profiler import Profile
@@ -69,7 +69,7 @@ class ModelEngine:
     compiled: int = 0
     _cache: OrderedDict[Key, _Compiled] = field(default_factory=OrderedDict[Key, _Compiled], repr=False)
     _decided: dict[Key, frozenset[str]] = field(default_factory=dict[Key, "frozenset[str]"], repr=False)
-    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)
     _bodies: dict[tuple[int, str], ModelEngine] = field(
         default_factory=dict[tuple[int, str], "ModelEngine"], repr=False
     )

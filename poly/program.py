@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal, get_args
 
 import islpy as isl
@@ -24,6 +23,7 @@ from poly.affine import Affine, Constraint, var
 from poly.dtypes import DTYPES, size_bytes
 from poly.errors import PolyError, ShapeError
 from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, require_literals, walk
+from poly.locks import cached_property
 
 Role = Literal["input", "output", "inout", "constant", "temporary", "state"]
 PathStep = int | str

@@ -5,13 +5,15 @@ isl matches dimensions by position and says nothing when they are named differen
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import islpy as isl
 
 from poly.affine import Affine, Constraint, FloorDiv, Mod, var
+from poly.locks import Lock
 
 IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set, isl.dim_type.param, isl.dim_type.div
 T = TypeVar("T")
@@ -165,19 +167,33 @@ def coalesced(relation: Relation) -> Relation:
 def operation_budget(operations: int) -> Generator[None]:
     """Bound the isl calls of a block (about 10^6 operations a second); they raise `islpy.Error` past it.
 
-    Parsing counts too, so texts are read outside. Restored on the way out. Inside another budget, that one holds.
+    Parsing counts too, so texts are read outside. Restored on the way out. Inside another budget, that one holds; other
+    threads wait for theirs.
     """
     context = isl.DEFAULT_CONTEXT
-    if context.get_max_operations():
-        yield
-        return
-    context.reset_operations()
-    context.set_max_operations(operations)
-    try:
-        yield
-    finally:
-        context.set_max_operations(0)
+    with _BUDGET:
+        if context.get_max_operations():
+            yield
+            return
         context.reset_operations()
+        context.set_max_operations(operations)
+        try:
+            yield
+        finally:
+            _no_budget()
+
+
+_BUDGET: Final = Lock()
+
+
+def _no_budget() -> None:
+    context = isl.DEFAULT_CONTEXT
+    context.set_max_operations(0)
+    context.reset_operations()
+
+
+if hasattr(os, "register_at_fork"):  # a child has no block that would end the budget of another thread
+    os.register_at_fork(after_in_child=_no_budget)
 
 
 def within_budget(operations: int, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:

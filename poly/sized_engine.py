@@ -10,12 +10,10 @@ compiles for a size that matters, and calls of that size take it from then on. A
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Final
 
@@ -27,6 +25,7 @@ from poly.engine import Engine, targets_of
 from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
+from poly.locks import Lock, cached_property
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.groups import canonical_names, extract, groups_of
@@ -83,7 +82,7 @@ class SizedEngine:
         default_factory=OrderedDict[Key, "_Prepared | None"], repr=False
     )
     _engines: OrderedDict[Key, Engine] = field(default_factory=OrderedDict[Key, Engine], repr=False)
-    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     @cached_property
     def _tensors(self) -> Mapping[str, Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
+from poly.locks import cached_property
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_cost import (

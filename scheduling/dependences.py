@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import islpy as isl
 
 from poly.affine import var
+from poly.locks import cached_property
 from poly.program import PathStep, Program, Statement
 from poly.relations import access_map
 from poly.scheduling.schedule import Schedule, relation_in_time

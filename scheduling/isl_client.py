@@ -37,8 +37,7 @@ class Worker:
             try:
                 process = self._running()
                 assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                process.stdin.flush()
+                _write(process.stdin, json.dumps(request).encode() + b"\n")
                 line = _read_line(process.stdout, 20 * request["seconds"] + _START_SECONDS)
             except (OSError, ValueError):
                 line = None
@@ -54,8 +53,8 @@ class Worker:
             # -P: a script's folder is not searched for modules, ours hides none of the standard library's
             command = [sys.executable, "-P", str(WORKER)]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )  # no buffer, or a forked child that drops the pipe would send what is left there
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
@@ -74,6 +73,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
             except OSError:  # what could not be written any more
                 continue
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    """All of the data, which an unbuffered pipe may take in pieces."""
+    while data:
+        data = data[pipe.write(data) :]
 
 
 def _read_line(pipe: IO[bytes], seconds: float) -> bytes | None:

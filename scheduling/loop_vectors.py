@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import islpy as isl
 
 from poly.affine import Affine, Constraint, var
 from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
+from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.rows import outputs_of_hull, parameters_of, relation_of, set_of
 from poly.sets import SET, affine_of_aff, fix_sizes, has_floor

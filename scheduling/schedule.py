@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds, shown
 from poly.errors import ScheduleError
+from poly.locks import cached_property
 from poly.loops import LoopKind
 from poly.program import PathStep, Program, Statement
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import islpy as isl
 
 from poly.dtypes import size_bytes
+from poly.locks import cached_property
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map, expressions_map
 from poly.scheduling.dependences import touches

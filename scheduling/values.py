@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NoReturn
 
 import islpy as isl
 
 from poly.affine import Affine, var
 from poly.errors import IllegalEdit, UnsupportedError
+from poly.locks import cached_property
 from poly.program import Program, Statement
 from poly.relations import bound_domain, box
 from poly.rows import relation_of
