@@ -82,10 +82,14 @@ class Operand:
 
     def extents(self, sizes: Mapping[str, Numbers]) -> list[Numbers]:
         """Elements along every axis that a box of iterations touches."""
-        return [
-            np.minimum(1.0 + sum((abs(c) * (sizes[i] - 1.0) for i, c in axis.items()), np.zeros(())), float(extent))
-            for axis, extent in zip(self.axes, self.shape, strict=True)
-        ]
+        found: list[Numbers] = []
+        for axis, extent in zip(self.axes, self.shape, strict=True):
+            total = None
+            for i, c in axis.items():
+                part = sizes[i] - 1.0 if abs(c) == 1 else abs(c) * (sizes[i] - 1.0)
+                total = part if total is None else total + part
+            found.append(np.ones(()) if total is None else np.minimum(1.0 + total, float(extent)))
+        return found
 
     def elements(self, sizes: Mapping[str, Numbers]) -> Numbers:
         total: Numbers = np.ones(())
@@ -97,19 +101,29 @@ class Operand:
         """Bytes of the cache lines that a box touches, the same as they count where they come from beyond the core's
         own caches, and how much of a cache they need where they fall together.
         """
-        run, count = np.ones(()), np.ones(())
-        crowd = np.ones(())
+        run, count, crowd = np.ones(()), np.ones(()), np.ones(())
         far = np.zeros((), bool)
-        whole = np.ones((), bool)
+        whole: npt.NDArray[np.bool_] | None = np.ones((), bool)  # the axes so far lie in one piece; None: they cannot
+        dense = self.element
         for extent, size, stride in zip(
             reversed(self.extents(sizes)), reversed(self.shape), reversed(self.strides), strict=True
         ):
-            joined = whole & (stride == self.element * run)
-            count = np.where(joined, count, count * extent)
-            crowd = np.where(joined | (extent < 2), crowd, np.maximum(crowd, crowding(stride, line)))
-            far = far | (~joined & (extent * stride > 64 * PAGE) & (stride >= PAGE))
-            run = np.where(joined, run * extent, run)
-            whole = joined & (extent >= size)
+            sets = crowding(stride, line)
+            if whole is not None and stride == dense:
+                count = np.where(whole, count, count * extent)
+                if sets > 1:
+                    crowd = np.where(whole | (extent < 2), crowd, np.maximum(crowd, sets))
+                if stride >= PAGE:
+                    far = far | (~whole & (extent * stride > 64 * PAGE))
+                run = np.where(whole, run * extent, run)
+                whole, dense = whole & (extent >= size), dense * size
+                continue
+            whole = None
+            count = count * extent
+            if sets > 1:
+                crowd = np.where(extent < 2, crowd, np.maximum(crowd, sets))
+            if stride >= PAGE:
+                far = far | (extent * stride > 64 * PAGE)
         length = run * self.element
         lines = (length - self.element) / line + 1  # of a piece that starts anywhere
         touched = count * lines * line
@@ -158,35 +172,45 @@ def cycles_of_memory(
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already.
     """
-    boxes = [dict[str, Numbers]({i: np.full((), float(e)) for i, e in extents.items()})]
-    entered: list[Numbers] = [np.ones(())]
-    for loop in loops:
-        boxes.append({**boxes[-1], loop.iterator: loop.inside})
-        entered.append(entered[-1] * loop.trips)
-    shown = [_footprints(o, boxes, loops, copies.get(k)) for k, o in enumerate(operands)]
+    count = len(loops) + 1
+    width = np.broadcast_shapes(*(np.shape(v) for loop in loops for v in (loop.outside, loop.inside)))
+    boxes = {i: np.full((count, *width), float(e)) for i, e in extents.items()}  # by depth
+    entered = np.ones((count, *width))
+    for d, loop in enumerate(loops, 1):
+        boxes[loop.iterator][d:] = loop.inside
+        entered[d] = entered[d - 1] * loop.trips
+    shown = [_footprints(o, boxes, copies.get(k), entered.shape) for k, o in enumerate(operands)]
+    room = sum((needed for _, _, needed in shown), np.zeros(()))
+    times = [entered[_entries(o, loops)] for o in operands]
     levels: list[Numbers] = []
     for n, (capacity, rate, _) in enumerate(core.caches):
-        share = capacity * (SHARE if n < 2 else SHARED)
-        room = [sum((needed[d] for _, _, needed in shown), np.zeros(())) <= share for d in range(len(boxes))]
+        fits = room <= capacity * (SHARE if n < 2 else SHARED)
+        stays = np.argmax(fits, axis=0)[None]  # the outermost box that does
+        some = fits.any(axis=0)
         total: Numbers = np.zeros(())
-        for operand, (near, far, _) in zip(operands, shown, strict=True):
+        for operand, (near, far, _), around in zip(operands, shown, times, strict=True):
             touched = far if n else near
-            moved = touched[-1] * entered[-1]
-            for d in range(len(loops), -1, -1):
-                around = d
-                while around and not operand.depends(loops[around - 1].iterator):
-                    around -= 1
-                moved = np.where(room[d], touched[d] * entered[around], moved)
+            moved = np.take_along_axis(touched * around, stays, 0)[0]
+            moved = np.where(some, moved, touched[-1] * entered[-1])
             total = total + moved * (2.0 if operand.write else 1.0)
         levels.append(total / rate)
     copying: Numbers = np.zeros(())
     for k, copy in copies.items():
         if np.all(copy.rate >= FREE):
             continue
-        elements, element = operands[k].elements(boxes[copy.depth]), operands[k].element
+        elements = operands[k].elements({i: sizes[copy.depth] for i, sizes in boxes.items()})
+        element = operands[k].element
         each = 1 / copy.rate + _spilled(core, elements * element, element)
         copying = copying + elements * entered[copy.depth] * each
     return levels, copying
+
+
+def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:
+    """By depth the depth from which inwards no loop around a box changes what it touches of an operand."""
+    found = [0]
+    for d, loop in enumerate(loops, 1):
+        found.append(d if operand.depends(loop.iterator) else found[-1])
+    return found
 
 
 def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
@@ -197,25 +221,15 @@ def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
 
 
 def _footprints(
-    operand: Operand, boxes: Sequence[Mapping[str, Numbers]], loops: Sequence[Loop], copy: Copy | None
-) -> tuple[list[Numbers], list[Numbers], list[Numbers]]:
+    operand: Operand, boxes: Mapping[str, Numbers], copy: Copy | None, shape: tuple[int, ...]
+) -> list[Numbers]:
     """By depth what `Operand.lines` tells of a box."""
-    near: list[Numbers] = []
-    far: list[Numbers] = []
-    needed: list[Numbers] = []
-    for depth, box in enumerate(boxes):
-        packed = copy is not None and depth >= copy.depth
-        changed = depth == 0 or operand.depends(loops[depth - 1].iterator) or (copy is not None and depth == copy.depth)
-        if not changed:
-            found = near[-1], far[-1], needed[-1]
-        elif packed:
-            dense = operand.elements(box) * operand.element
-            found = dense, dense, dense
-        else:
-            found = operand.lines(box)
-        for values, value in zip((near, far, needed), found, strict=True):
-            values.append(value)
-    return near, far, needed
+    found = [v if v.shape == shape else np.broadcast_to(v, shape).copy() for v in operand.lines(boxes)]
+    if copy is not None:
+        dense = operand.elements({i: sizes[copy.depth :] for i, sizes in boxes.items()}) * operand.element
+        for values in found:
+            values[copy.depth :] = dense
+    return found
 
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:
