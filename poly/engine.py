@@ -23,7 +23,7 @@ from poly.locks import Lock, cached_property
 from poly.machine import Machine
 from poly.pointers import address
 from poly.program import Program, Tensor
-from poly.scheduling.grouping import group_program
+from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
 from poly.scheduling.placement import Placement
 from poly.scheduling.schedule import Schedule
@@ -112,6 +112,7 @@ class Engine:
     constants: Mapping[str, Array] = field(repr=False)
     _arena: np.ndarray = field(repr=False)
     _tensors: Mapping[str, Tensor] = field(repr=False)
+    _boxes: Mapping[str, tuple[int, ...]] = field(repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
@@ -196,8 +197,9 @@ class Engine:
             step.unit.run([values[n] for n in step.inputs], [values[n] for n in step.outputs])
             return
         results = run_program(step.program, {n: values[n] for n in step.inputs})
-        for name in step.outputs:
-            values[name][...] = results[name]
+        for name in step.outputs:  # a box of another tensor has that one's shape
+            part = tuple(slice(extent) for extent in self._boxes.get(name, values[name].shape))
+            values[name][part] = results[name][part]
 
     @cached_property
     def _plan_of_run(self) -> _Run:
@@ -345,8 +347,8 @@ def build_engine(
     `ahead`: entered while the groups are compiled, with the different programs that will be.
     """
     start = time.perf_counter()
-    program = graph.to_program()
-    grouping = group_program(program, machine)
+    grouping = group_program(graph.to_program(), machine)
+    program = grouping.program
     work = _Build(program, graph.constants, compile_unit)
     cuts = [_Cut.of(grouping.parts[k], group, f"group {k}") for k, group in grouping.groups.items()]
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
@@ -359,7 +361,8 @@ def build_engine(
     plan = grouping.arena()
     return Engine(
         replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
-        time.perf_counter() - start, work.constants(), _aligned_bytes(plan.size), program.tensor,
+        time.perf_counter() - start, work.constants(), _aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
+        grouping.boxes,
     )  # fmt: skip
 
 
@@ -440,6 +443,11 @@ def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:
     """The model's nodes with a statement that no unit runs."""
     slow = {s.name for step in steps if step.unit is None for s in step.program.statements}
     return tuple(node.name for node in graph.nodes if any(s.name in slow for s in node.statements))
+
+
+def _beyond(grouping: Grouping) -> int:
+    """Bytes that views of boxes reach behind what they lie in, whose shape they have; nothing is touched there."""
+    return max((a.shift for name, a in grouping.aliases.items() if name in grouping.boxes), default=0)
 
 
 def _aligned_bytes(size: int) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 A group of plain copies `C[f(x)] = T[g(x)]` is dropped where every element of the smaller tensor has its address in the
 larger one's memory, all by the same distance: joining along the outermost axis that is longer than 1, a part of it, a
-change of shape. Addresses decide, not operators. It is sound where nobody else writes the shared part: the copy is the
-only writer of its elements of `C`, and `T` is not written after it.
+change of shape. Addresses decide, not operators. Where a core walks memory in any steps, a tensor can lie in a larger
+one as a box of it, too (joining along an inner axis): it then has the larger one's shape. It is sound where nobody else
+writes the shared part: the copy is the only writer of its elements of `C`, and `T` is not written after it.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ from poly.sets import fix_sizes
 
 @dataclass(frozen=True)
 class Alias:
-    """`tensor` starts `shift` bytes behind the start of `inside`."""
+    """`tensor` starts `shift` bytes behind the start of `inside`; `shape`: that of `inside` if it is a box there."""
 
     tensor: str
     inside: str
     shift: int
+    shape: tuple[Affine, ...] = ()
 
 
-def aliases_of(program: Program, groups: Sequence[Group]) -> tuple[dict[str, Alias], frozenset[int]]:
-    """Tensors that can lie inside others, by name, and the positions of the groups that then have nothing to do."""
+def aliases_of(
+    program: Program, groups: Sequence[Group], boxes: bool = False
+) -> tuple[dict[str, Alias], frozenset[int]]:
+    """Tensors that can lie inside others, by name, and the positions of the groups that then have nothing to do.
+
+    `boxes`: also as boxes of others.
+    """
     found: dict[str, Alias] = {}
     dropped: set[int] = set()
     if program.parameters and set(program.parameters) - program.binding.keys():
@@ -40,15 +47,24 @@ def aliases_of(program: Program, groups: Sequence[Group]) -> tuple[dict[str, Ali
     for k, group in enumerate(groups):
         wanted: dict[str, Alias] = {}
         for s in group.statements:
-            alias = _alias(program, users, position[s.name], s)
+            alias = _alias(program, users, position[s.name], s, boxes)
             known = found | wanted
-            if alias is None or alias.tensor in known or place_of(alias.inside, known)[0] == alias.tensor:
+            if alias is None or not _is_new(alias, known):
                 break
             wanted[alias.tensor] = alias
         else:
             found |= wanted
             dropped.add(k)
     return found, frozenset(dropped)
+
+
+def _is_new(alias: Alias, known: Mapping[str, Alias]) -> bool:
+    """Whether an alias goes with others: in no circle, and nothing in a tensor that is a box of another one."""
+    if alias.tensor in known or place_of(alias.inside, known)[0] == alias.tensor:
+        return False
+    inside = known.get(alias.inside)
+    holds = bool(alias.shape) and any(a.inside == alias.tensor for a in known.values())
+    return not holds and (inside is None or not inside.shape)
 
 
 def place_of(tensor: str, aliases: Mapping[str, Alias]) -> tuple[str, int]:
@@ -60,7 +76,7 @@ def place_of(tensor: str, aliases: Mapping[str, Alias]) -> tuple[str, int]:
     return tensor, shift
 
 
-def _alias(program: Program, users: _Users, position: int, s: Statement) -> Alias | None:
+def _alias(program: Program, users: _Users, position: int, s: Statement, boxes: bool) -> Alias | None:
     """How the tensors of a plain copy can share memory, if they can."""
     if s.external is not None or s.combiner is not None or s.body != Read(0) or len(s.reads) != 1:
         return None
@@ -69,14 +85,29 @@ def _alias(program: Program, users: _Users, position: int, s: Statement) -> Alia
     if read.guard or read.indirect or s.write.indirect or not _can_share(source, target):
         return None
     distance = _distance(program, s, _linear(program, s.write) - _linear(program, read))
-    if distance is None or not _alone(program, users, position, s, read.tensor):
+    if not _alone(program, users, position, s, read.tensor):
         return None
+    if distance is None:
+        return _box(program, s, read) if boxes else None
     shift = distance * size_bytes(source.dtype)
     if _covers(program, s, read, source):
         return Alias(source.name, target.name, shift)
     if _covers(program, s, s.write, target):
         return Alias(target.name, source.name, -shift)
     return None
+
+
+def _box(program: Program, s: Statement, read: Access) -> Alias | None:
+    """A copy of a whole tensor to the same subscripts of a larger one, up to distances."""
+    source, target = program.tensor[read.tensor], program.tensor[s.write.tensor]
+    apart = [w - r for w, r in zip(s.write.affine_index, read.affine_index, strict=False)]
+    same = source.rank == target.rank and all(d.is_constant and d.constant >= 0 for d in apart)
+    if not same or not _covers(program, s, read, source):
+        return None
+    shift = 0
+    for d, extent in zip(apart, target.extents(program.binding), strict=True):
+        shift = shift * extent + d.constant
+    return Alias(source.name, target.name, shift * size_bytes(source.dtype), target.shape)
 
 
 def _can_share(source: Tensor, target: Tensor) -> bool:

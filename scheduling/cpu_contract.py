@@ -50,8 +50,9 @@ ACROSS, GUARDED, SCALAR = 1.5, 1.0, 0.7  # elements a cycle of copies: register 
 
 @dataclass(frozen=True)
 class Way:
-    """What is no number: the loop of rows, the site of every packed operand, the order of the tile loops; `reused`: what
-    is packed once and for all is used again by loops inside of the blocks of lanes, else these are outside.
+    """What is no number: the loop of rows, the site of every packed operand, the order of the tile loops.
+
+    `reused`: what is packed once and for all is used again by loops inside of the blocks of lanes, else they are outside.
     """
 
     rows: int

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.aliases import Alias, aliases_of, place_of
+from poly.scheduling.axis_orders import reordered
 from poly.scheduling.groups import Group, extract
 from poly.scheduling.placement import Block, Placement, place
 from poly.scheduling.row_groups import groups_for
@@ -18,12 +19,17 @@ from poly.scheduling.row_groups import groups_for
 
 @dataclass(frozen=True)
 class Grouping:
-    """The groups that have something to do, by number, each with its `parts` entry: the group as a program."""
+    """The groups that have something to do, by number, each with its `parts` entry: the group as a program.
+
+    `program`: the one that was given, with axes of its temporaries in another order where that suits the machine, and
+    the shapes of those that others lie in, where they are boxes there; `boxes`: the shapes that these had.
+    """
 
     program: Program
     groups: Mapping[int, Group]
     parts: Mapping[int, Program]
     aliases: Mapping[str, Alias]
+    boxes: Mapping[str, tuple[int, ...]]
 
     def arena(self) -> Placement:
         """Offsets in bytes of the tensors that live between groups, from the step that writes them to the last that
@@ -46,7 +52,14 @@ class Grouping:
 
 def group_program(program: Program, machine: Machine) -> Grouping:
     """The groups of a program that suit a machine; copies that need no copying are none of them."""
+    program = reordered(program, machine)
     groups = groups_for(program, machine)
-    aliases, idle = aliases_of(program, groups)
+    aliases, idle = aliases_of(program, groups, boxes=machine.kind == "cpu")
+    shapes = {name: a.shape for name, a in aliases.items() if a.shape}
+    boxes = {name: program.tensor[name].extents(program.binding) for name in shapes}
+    if shapes:
+        tensors = tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in program.tensors)
+        program = replace(program, tensors=tensors)
     busy = {k: group for k, group in enumerate(groups) if k not in idle}
-    return Grouping(program, busy, {k: extract(program, g, f"group_{k}") for k, g in busy.items()}, aliases)
+    parts = {k: extract(program, g, f"group_{k}") for k, g in busy.items()}
+    return Grouping(program, busy, parts, aliases, boxes)
