@@ -52,7 +52,7 @@ ACROSS, GUARDED, SCALAR = 1.5, 1.0, 0.7  # elements a cycle of copies: register 
 class Way:
     """What is no number: the loop of rows, the site of every packed operand, the order of the tile loops.
 
-    `reused`: what is packed once and for all is used again by loops inside of the blocks of lanes, else they are outside.
+    `reused`: what is packed once is used again by loops inside of the blocks of lanes, else these are outside.
     """
 
     rows: int
