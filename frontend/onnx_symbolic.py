@@ -112,7 +112,7 @@ class _Overlay:
         for graph in self._graphs[1:]:
             array = graph.constants.get(name)
             if array is None or not leads(array, largest):
-                raise NotAffine(f"the content of constant {self._graphs[0].labels.get(name, name)!r} depends on a size")
+                raise NotAffine(f"the content of constant {self._graphs[0].label(name)!r} depends on a size")
         return True
 
     # -- integers ----------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class _Overlay:
 
     def _tensor(self, *tensors: Tensor) -> Tensor:
         first = tensors[0]
-        self._place = f"tensor {self._graphs[0].labels.get(first.name, first.name)!r}"
+        self._place = f"tensor {self._graphs[0].label(first.name)!r}"
         for t in tensors[1:]:
             self._same((first.rank, first.dtype, first.role), (t.rank, t.dtype, t.role), "rank or dtype")
         shape = tuple(self._affine(*extents) for extents in zip(*(t.shape for t in tensors), strict=True))

@@ -140,7 +140,7 @@ def _network(machines: tuple[Machine, Machine], threads: int) -> list[Difference
     _say(f"{NETWORK}, {len(model.graph.node)} nodes, {bytes_text(weights)} of weights, checked against onnx.reference")
     rng = np.random.default_rng(_SEED)
     inputs: dict[str, Array] = {
-        graph.labels.get(t.name, t.name): rng.standard_normal(t.extents({})).astype(np.float32) for t in graph.inputs
+        graph.label(t.name): rng.standard_normal(t.extents({})).astype(np.float32) for t in graph.inputs
     }
     with busy("running onnx.reference"):
         expected = onnx_reference(model, inputs)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poly.dtypes import numpy_dtype
-from poly.errors import CapacityError, RunError, UnsupportedError
+from poly.engine_arrays import Expected, aligned_bytes, inputs_of, targets_of
+from poly.errors import CapacityError, UnsupportedError
 from poly.graph import Array, Graph
 from poly.interp import run_program
 from poly.locks import Lock, cached_property
@@ -127,15 +128,12 @@ class Engine:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The model's input names."""
-        return tuple(self._label(t.name) for t in self.graph.inputs)
+        return tuple(self.graph.label(t.name) for t in self.graph.inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The model's output names."""
-        return tuple(self._label(t.name) for t in self.graph.outputs)
-
-    def _label(self, name: str) -> str:
-        return self.graph.labels.get(name, name)
+        return tuple(self.graph.label(t.name) for t in self.graph.outputs)
 
     def run(
         self,
@@ -170,7 +168,7 @@ class Engine:
                     observe(self.steps[piece.first], time.perf_counter() - start)
         formats = self.graph.formats
         kinds = {t.name: self.graph.border_dtype(t) for t in self.graph.outputs} if formats else {}
-        results = {self._label(n): a.view(kinds[n]) if n in formats else a for n, a in fresh.items()}
+        results = {self.graph.label(n): a.view(kinds[n]) if n in formats else a for n, a in fresh.items()}
         return {**results, **out} if out else results
 
     def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
@@ -244,7 +242,7 @@ class Engine:
     def _targets(self, out: Mapping[str, Array], given: Mapping[str, Array]) -> dict[str, Array]:
         """The arrays of `out` by tensor. Raises `RunError` where one cannot be written to."""
         kinds = {n: self.graph.border_dtype(self._tensors[n]) for n in self.graph.formats if n in self._tensors}
-        known = {self._label(n): (n, shape, kinds.get(n, dtype)) for n, _, shape, dtype in self._results}
+        known = {self.graph.label(n): (n, shape, kinds.get(n, dtype)) for n, _, shape, dtype in self._results}
         found = targets_of(out, known, [*given.values()], self.graph.name)
         return {n: found[n].view(dtype) for n, _, _, dtype in self._results if n in found}
 
@@ -253,31 +251,16 @@ class Engine:
         return self._plan_of_run.results
 
     @cached_property
-    def _known(self) -> Mapping[str, tuple[str, tuple[int, ...], _Dtype]]:
-        return {self._label(t.name): (t.name, t.extents({}), self.graph.border_dtype(t)) for t in self.graph.inputs}
+    def _known(self) -> Mapping[str, Expected]:
+        graph = self.graph
+        return {
+            graph.label(t.name): Expected(t.name, graph.border_dtype(t), t.rank, t.extents({})) for t in graph.inputs
+        }
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        from poly.codegen.arguments import array_of
-
-        known = self._known
-        if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=self.graph.name)
-        for name in inputs:
-            if name not in known:
-                raise RunError(f"no input {name!r}", where=self.graph.name, hint=f"inputs: {', '.join(known)}")
-        found: dict[str, Array] = {}
-        for label, (name, shape, dtype) in known.items():
-            if label not in inputs:
-                raise RunError(f"input {label!r} is missing", where=self.graph.name)
-            array = array_of(repr(label), dtype, inputs[label], f"inputs[{label!r}]")
-            if array.shape != shape:
-                raise RunError(
-                    f"input {label!r} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}",
-                    where=self.graph.name, hint="compile for other shapes with from_onnx(path, shapes=...)",
-                )  # fmt: skip
-            whole = np.require(array, requirements=["C", "A"])
-            found[name] = whole.view(np.uint8) if name in self.graph.formats else whole
-        return found
+        hint = "compile for other shapes with from_onnx(path, shapes=...)"
+        found = inputs_of(inputs, self._known, self.graph.name, hint)
+        return {n: a.view(np.uint8) if n in self.graph.formats else a for n, a in found.items()}
 
     def __repr__(self) -> str:
         return (
@@ -310,30 +293,6 @@ class Engine:
         return Document(repr(self).strip("<>"), (), (table("groups", heads, rows),)).html()
 
 
-def targets_of(
-    out: Mapping[str, Array], known: Mapping[str, tuple[str, tuple[int, ...], _Dtype]], given: Sequence[Array],
-    where: str,
-) -> dict[str, Array]:  # fmt: skip
-    """The arrays of `out` by tensor; `known`: tensor, shape and dtype of each output by its label; `given`: inputs.
-
-    Raises `RunError` where one is none of the outputs or cannot be written to.
-    """
-    found: dict[str, Array] = {}
-    for label, array in out.items():
-        if label not in known:
-            raise RunError(f"no output {label!r}", where=where, hint=f"outputs: {', '.join(known)}")
-        name, shape, kind = known[label]
-        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, kind):  # pyright: ignore
-            raise RunError(f"out for {label!r} is not {kind}{list(shape)}", where=where)
-        flags = array.flags
-        if not (flags.writeable and flags.c_contiguous and flags.aligned):
-            raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where)
-        if any(np.may_share_memory(array, other) for other in (*given, *found.values())):
-            raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
-        found[name] = array
-    return found
-
-
 def build_engine(
     graph: Graph,
     machine: Machine,
@@ -361,7 +320,7 @@ def build_engine(
     plan = grouping.arena()
     return Engine(
         replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
-        time.perf_counter() - start, work.constants(), _aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
+        time.perf_counter() - start, work.constants(), aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
         grouping.boxes,
     )  # fmt: skip
 
@@ -448,9 +407,3 @@ def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:
 def _beyond(grouping: Grouping) -> int:
     """Bytes that views of boxes reach behind what they lie in, whose shape they have; nothing is touched there."""
     return max((a.shift for name, a in grouping.aliases.items() if name in grouping.boxes), default=0)
-
-
-def _aligned_bytes(size: int) -> np.ndarray:
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size]

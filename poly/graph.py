@@ -70,6 +70,10 @@ class Graph:
     def outputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.is_output)
 
+    def label(self, name: str) -> str:
+        """What the model's file calls a tensor, or a size."""
+        return self.labels.get(name, name)
+
     def border_dtype(self, t: Tensor) -> np.dtype[np.generic]:
         """The numpy type of the caller's array of an input or output."""
         if t.name not in self.formats:

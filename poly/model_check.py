@@ -195,8 +195,8 @@ def _report(
     counted = [w for w in work if w.operations]
     return ModelCheck(
         name, opsets,
-        {graph.labels.get(t.name, t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.inputs},
-        {graph.labels.get(t.name, t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.outputs},
+        {graph.label(t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.inputs},
+        {graph.label(t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.outputs},
         {k: v for k, v in given.items() if isinstance(v, int)} | dict(assumed), tuple(assumed), fates,
         statements=len(program.statements), groups=len(grouping.groups),
         weights=sum(t.nbytes({}) for t in program.with_role("constant")),

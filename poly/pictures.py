@@ -116,8 +116,8 @@ def graph_html(graph: Graph) -> str:
     counts = Counter(n.operator for n in graph.nodes)
     facts = (
         ("nodes", f"{len(graph.nodes)}: {', '.join(f'{c} {name}' for name, c in counts.most_common())}"),
-        ("inputs", ", ".join(graph.labels.get(t.name, t.name) for t in graph.inputs)),
-        ("outputs", ", ".join(graph.labels.get(t.name, t.name) for t in graph.outputs)),
+        ("inputs", ", ".join(graph.label(t.name) for t in graph.inputs)),
+        ("outputs", ", ".join(graph.label(t.name) for t in graph.outputs)),
         ("constants", bytes_text(sum(a.nbytes for a in graph.constants.values()))),
     )
     document = Document(f"graph {graph.name}", facts, (Text("text", str(graph), folded=True),))

@@ -21,7 +21,8 @@ import numpy as np
 
 from poly.arguments import shown
 from poly.dtypes import numpy_dtype
-from poly.engine import Engine, targets_of
+from poly.engine import Engine
+from poly.engine_arrays import Expected, aligned_bytes, inputs_of, targets_of
 from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
@@ -91,12 +92,12 @@ class SizedEngine:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The model's input names."""
-        return tuple(self._label(t.name) for t in self.graph.inputs)
+        return tuple(self.graph.label(t.name) for t in self.graph.inputs)
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The model's output names."""
-        return tuple(self._label(t.name) for t in self.graph.outputs)
+        return tuple(self.graph.label(t.name) for t in self.graph.outputs)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
@@ -130,25 +131,23 @@ class SizedEngine:
                 return self._specialised(key, sizes).run(inputs, out=out)
             values: dict[str, Array] = {**self.graph.constants, **given}
             values |= self._targets(out, sizes, values) if out else {}
-            arena = np.empty(prepared.arena + 64, np.uint8)
-            start = -arena.ctypes.data % 64
+            arena = aligned_bytes(prepared.arena)
             for t in self.graph.outputs:
                 values.setdefault(t.name, np.zeros(t.extents(sizes), numpy_dtype(t.dtype)))
-            first = arena.ctypes.data + start
-            places = {name: first + offset for name, offset in prepared.offsets.items()}
+            places = {name: arena.ctypes.data + offset for name, offset in prepared.offsets.items()}
             places |= {name: a.ctypes.data for name, a in values.items()}
             for step, call in zip(self.steps, prepared.calls, strict=True):
                 start_of_step = time.perf_counter()
                 call([places[name] for name in step.arrays])
                 if observe is not None:
                     observe(step, time.perf_counter() - start_of_step)
-        return {self._label(t.name): values[t.name] for t in self.graph.outputs}
+        return {self.graph.label(t.name): values[t.name] for t in self.graph.outputs}
 
     def _targets(
         self, out: Mapping[str, Array], sizes: Mapping[str, int], values: Mapping[str, Array]
     ) -> dict[str, Array]:
         """The arrays of `out` by tensor, with what the outputs are before the steps."""
-        known = {self._label(t.name): (t.name, t.extents(sizes), numpy_dtype(t.dtype)) for t in self.graph.outputs}
+        known = {self.graph.label(t.name): (t.name, t.extents(sizes), numpy_dtype(t.dtype)) for t in self.graph.outputs}
         found = targets_of(out, known, [*values.values()], self.graph.name)
         for name, array in found.items():
             array[...] = values.get(name, 0)  # an output may be an input or a constant
@@ -182,7 +181,7 @@ class SizedEngine:
 
         Raises `RunError` for sizes that are unknown, missing or out of range, and what compiling raises.
         """
-        names = {self._label(p): p for p in self.graph.parameters}
+        names = {self.graph.label(p): p for p in self.graph.parameters}
         hint = f"specialise({', '.join(f'{n}=1' for n in names)})"
         for name, value in sizes.items():
             if name not in names:
@@ -207,7 +206,7 @@ class SizedEngine:
             if given[t.name].shape != t.extents(sizes):
                 expected = ", ".join(map(str, t.shape))
                 values = ", ".join(f"{n}={v}" for n, v in sizes.items())
-                message = f"input {self._label(t.name)!r} is {list(given[t.name].shape)}, expected [{expected}]"
+                message = f"input {self.graph.label(t.name)!r} is {list(given[t.name].shape)}, expected [{expected}]"
                 raise RunError(f"{message} at {values}", where=self.graph.name)
         self._require_range(sizes)
         return sizes
@@ -257,29 +256,11 @@ class SizedEngine:
         self._engines.move_to_end(key)
         return self._engines[key]
 
-    def _label(self, name: str) -> str:
-        return self.graph.labels.get(name, name)
-
     def _given(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        from poly.codegen.arguments import array_of
-
-        known = {self._label(t.name): t for t in self.graph.inputs}
-        if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=self.graph.name)
-        for name in inputs:
-            if name not in known:
-                raise RunError(f"no input {name!r}", where=self.graph.name, hint=f"inputs: {', '.join(known)}")
-        found: dict[str, Array] = {}
-        for label, t in known.items():
-            if label not in inputs:
-                raise RunError(f"input {label!r} is missing", where=self.graph.name)
-            array = array_of(repr(label), numpy_dtype(t.dtype), inputs[label], f"inputs[{label!r}]")
-            if array.ndim != t.rank:
-                expected = f"{numpy_dtype(t.dtype)} of rank {t.rank}"
-                message = f"input {label!r} is {array.dtype}{list(array.shape)}, expected {expected}"
-                raise RunError(message, where=self.graph.name)
-            found[t.name] = np.require(array, requirements=["C", "A"])
-        return found
+        known = {
+            self.graph.label(t.name): Expected(t.name, numpy_dtype(t.dtype), t.rank, None) for t in self.graph.inputs
+        }
+        return inputs_of(inputs, known, self.graph.name)
 
     def __repr__(self) -> str:
         how = f"{len(self.steps)} groups for all sizes" if self.steps else "compiled for each size"

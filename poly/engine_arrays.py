@@ -1,0 +1,86 @@
+"""The caller's arrays of a compiled model: inputs and targets by the model's own names, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from poly.errors import RunError
+from poly.graph import Array
+
+ALIGN = 64  # bytes
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an input has to be. `tensor`: its name in the graph; `shape` None: any of that rank."""
+
+    tensor: str
+    dtype: np.dtype[np.generic]
+    rank: int
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return f"{self.dtype} of rank {self.rank}" if self.shape is None else f"{self.dtype}{list(self.shape)}"
+
+    def fits(self, array: Array) -> bool:
+        return array.ndim == self.rank if self.shape is None else array.shape == self.shape
+
+
+def inputs_of(
+    inputs: Mapping[str, Array], known: Mapping[str, Expected], where: str, hint: str = ""
+) -> dict[str, Array]:
+    """The arrays by tensor, C-contiguous and aligned; `known`: what is expected, by label; `hint`: for other shapes.
+
+    Raises `RunError` where one is missing, unknown, of another shape, or of a dtype that has other values.
+    """
+    from poly.codegen.arguments import array_of
+
+    if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=where)
+    for name in inputs:
+        if name not in known:
+            raise RunError(f"no input {name!r}", where=where, hint=f"inputs: {', '.join(known)}")
+    found: dict[str, Array] = {}
+    for label, expected in known.items():
+        if label not in inputs:
+            raise RunError(f"input {label!r} is missing", where=where)
+        array = array_of(repr(label), expected.dtype, inputs[label], f"inputs[{label!r}]")
+        if not expected.fits(array):
+            message = f"input {label!r} is {array.dtype}{list(array.shape)}, expected {expected}"
+            raise RunError(message, where=where, hint=hint)
+        found[expected.tensor] = np.require(array, requirements=["C", "A"])
+    return found
+
+
+def targets_of(
+    out: Mapping[str, Array], known: Mapping[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]],
+    given: Sequence[Array], where: str,
+) -> dict[str, Array]:  # fmt: skip
+    """The arrays of `out` by tensor; `known`: tensor, shape and dtype of each output by its label; `given`: inputs.
+
+    Raises `RunError` where one is none of the outputs or cannot be written to.
+    """
+    found: dict[str, Array] = {}
+    for label, array in out.items():
+        if label not in known:
+            raise RunError(f"no output {label!r}", where=where, hint=f"outputs: {', '.join(known)}")
+        name, shape, kind = known[label]
+        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, kind):  # pyright: ignore
+            raise RunError(f"out for {label!r} is not {kind}{list(shape)}", where=where)
+        flags = array.flags
+        if not (flags.writeable and flags.c_contiguous and flags.aligned):
+            raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where)
+        if any(np.may_share_memory(array, other) for other in (*given, *found.values())):
+            raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
+        found[name] = array
+    return found
+
+
+def aligned_bytes(size: int) -> np.ndarray:
+    """Memory that starts at a multiple of `ALIGN`."""
+    raw = np.empty(size + ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALIGN
+    return raw[start : start + size]
