@@ -20,7 +20,8 @@ import numpy as np
 
 from poly.arguments import checks_kinds, shown
 from poly.dtypes import numpy_dtype
-from poly.engine import Engine, Unit, build_engine
+from poly.engine import Engine, Unit
+from poly.engine_build import build_engine
 from poly.errors import MachineError, PolyError, ScheduleError
 from poly.graph import Array, Graph, SizedGraph
 from poly.machine import Machine

@@ -22,7 +22,7 @@ import numpy as np
 from poly.arguments import shown
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine
-from poly.engine_arrays import Expected, aligned_bytes, inputs_of, targets_of
+from poly.engine_arrays import ALIGN, Expected, aligned_bytes, inputs_of, targets_of
 from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
@@ -30,7 +30,7 @@ from poly.locks import Lock, cached_property
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.groups import canonical_names, extract, groups_of
-from poly.scheduling.placement import Block, place
+from poly.scheduling.placement import blocks_of, place
 from poly.sets import fix_sizes
 
 if TYPE_CHECKING:
@@ -234,15 +234,8 @@ class SizedEngine:
         return self.graph.literal is None or agrees(self.graph, self.graph.literal(sizes), sizes)
 
     def _prepare(self, sizes: Mapping[str, int]) -> _Prepared:
-        first: dict[str, int] = {}
-        last: dict[str, int] = {}
-        for k, step in enumerate(self.steps):
-            for name in step.arrays:
-                if self._tensors[name].role == "temporary":
-                    first.setdefault(name, k)
-                    last[name] = k
-        blocks = [Block(n, self._tensors[n].nbytes(sizes), first[n], last[n]) for n in first]
-        plan = place(blocks, align=64)
+        between = [[n for n in step.arrays if self._tensors[n].role == "temporary"] for step in self.steps]
+        plan = place(blocks_of(between, lambda name: self._tensors[name].nbytes(sizes)), align=ALIGN)
         calls = tuple(step.kernel.runner(_own_names(step.kernel), sizes) for step in self.steps)
         return _Prepared(plan.offsets, plan.size, calls)
 

@@ -13,7 +13,7 @@ from poly.program import Program
 from poly.scheduling.aliases import Alias, aliases_of, place_of
 from poly.scheduling.axis_orders import reordered
 from poly.scheduling.groups import Group, extract
-from poly.scheduling.placement import Block, Placement, place
+from poly.scheduling.placement import Placement, blocks_of, place
 from poly.scheduling.row_groups import groups_for
 
 
@@ -35,18 +35,14 @@ class Grouping:
         """Offsets in bytes of the tensors that live between groups, from the step that writes them to the last that
         reads them. Aliases lie in the memory of others, which is alive as long as one of them is.
         """
-        first: dict[str, int] = {}
-        last: dict[str, int] = {}
-        inside: dict[str, tuple[str, int]] = {}
-        for k, part in enumerate(self.parts.values()):
-            for t in part.tensors:
-                if t.role != "temporary" and self.program.tensor[t.name].role == "temporary":
-                    root, _ = inside.setdefault(t.name, place_of(t.name, self.aliases))
-                    first.setdefault(root, k)
-                    last[root] = k
-        binding = self.program.binding
-        blocks = [Block(n, self.program.tensor[n].nbytes(binding), first[n], last[n]) for n in first]
-        found = place(blocks, align=64)
+        tensor, binding = self.program.tensor, self.program.binding
+        between = [
+            [t.name for t in part.tensors if t.role != "temporary" and tensor[t.name].role == "temporary"]
+            for part in self.parts.values()
+        ]
+        inside = {name: place_of(name, self.aliases) for names in between for name in names}
+        roots = [[inside[name][0] for name in names] for names in between]
+        found = place(blocks_of(roots, lambda name: tensor[name].nbytes(binding)), align=64)
         return replace(found, offsets={name: found.offsets[root] + shift for name, (root, shift) in inside.items()})
 
 

@@ -7,7 +7,7 @@ percent of the bound on neural networks; the bound is the largest sum of live si
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.errors import CapacityError
@@ -25,6 +25,17 @@ class Block:
     def overlaps(self, other: Block) -> bool:
         """True where both are alive at some step."""
         return self.first <= other.last and other.first <= self.last
+
+
+def blocks_of(steps: Iterable[Iterable[str]], size: Callable[[str], int]) -> list[Block]:
+    """What is alive from the first step that touches it to the last; `steps`: the names that each touches."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for k, names in enumerate(steps):
+        for name in names:
+            first.setdefault(name, k)
+            last[name] = k
+    return [Block(name, size(name), first[name], last[name]) for name in first]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine
-from poly.engine import Unit, build_engine
+from poly.engine import Unit
+from poly.engine_build import build_engine
 from poly.errors import RunError, UnsupportedError
 from poly.explainer import explain
 from poly.frontend.notation import parse

@@ -1,0 +1,135 @@
+"""From a graph to an `Engine`: groups cut out, compiled once each, constants in the form in which they are used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+from poly.engine import Engine, Step, Unit
+from poly.engine_arrays import aligned_bytes
+from poly.errors import CapacityError, UnsupportedError
+from poly.graph import Array, Graph
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.grouping import Grouping, group_program
+from poly.scheduling.groups import Group, canonical_names
+
+CompileUnit = Callable[[Program], Unit]
+
+
+def build_engine(
+    graph: Graph,
+    machine: Machine,
+    compile_unit: CompileUnit,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    ahead: Callable[[Sequence[Program]], AbstractContextManager[None]] | None = None,
+) -> Engine:
+    """Compile every group of a graph. `progress(done, all)` is called after each.
+
+    `ahead`: entered while the groups are compiled, with the different programs that will be.
+    """
+    start = time.perf_counter()
+    grouping = group_program(graph.to_program(), machine)
+    program = grouping.program
+    work = _Build(program, graph.constants, compile_unit)
+    cuts = [_Cut.of(grouping.parts[k], group, f"group {k}") for k, group in grouping.groups.items()]
+    different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
+    with ahead([*different.values()]) if ahead is not None else nullcontext():
+        for k, cut in enumerate(cuts):
+            work.step(cut)
+            if progress is not None:
+                progress(k + 1, len(cuts))
+    steps = tuple(work.steps)
+    plan = grouping.arena()
+    return Engine(
+        replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
+        time.perf_counter() - start, work.constants(), aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
+        grouping.boxes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A group as a program, and with canonical names (None where it is computed outside); `old`: names before."""
+
+    group: Group
+    name: str
+    part: Program
+    canonical: Program | None
+    old: Mapping[str, str]
+    key: str
+
+    @staticmethod
+    def of(part: Program, group: Group, name: str) -> _Cut:
+        if any(s.external is not None for s in part.statements):
+            return _Cut(group, name, part, None, {}, "")
+        canonical, old = canonical_names(part)
+        return _Cut(group, name, part, canonical, old, str(canonical))
+
+
+@dataclass
+class _Build:
+    """Steps under construction: units by canonical text, and computed constants, each made once."""
+
+    program: Program
+    given: Mapping[str, Array]
+    compile_unit: CompileUnit
+    steps: list[Step] = field(default_factory=list[Step])
+    units: dict[str, Unit | str] = field(default_factory=dict[str, "Unit | str"])
+    computed: dict[str, Array] = field(default_factory=dict[str, Array])
+    names: dict[tuple[int, tuple[str, ...]], Mapping[str, str]] = field(
+        default_factory=dict[tuple[int, tuple[str, ...]], Mapping[str, str]]
+    )
+
+    def step(self, cut: _Cut) -> None:
+        group, name, part, canonical, old, key = cut.group, cut.name, cut.part, cut.canonical, cut.old, cut.key
+        outputs = tuple(t.name for t in part.tensors if t.is_output)
+        inputs = tuple(t.name for t in part.tensors if t.is_input or t.role == "constant")
+        if canonical is None:
+            why = (*group.why, "computed outside of the program")
+            self.steps.append(Step(name, part, inputs, outputs, None, why))
+            return
+        if key not in self.units:
+            try:
+                self.units[key] = self.compile_unit(canonical)
+            except (UnsupportedError, CapacityError) as error:
+                self.units[key] = "not compiled: " + "; ".join(line.strip() for line in str(error).splitlines())
+        found = self.units[key]
+        if isinstance(found, str):
+            self.steps.append(Step(name, part, inputs, outputs, None, (*group.why, found)))
+            return
+        names = {**old, **self.computed_names(found, old)}
+        arguments = tuple(names[a] for a in found.arguments)
+        results = tuple(old[t.name] for t in canonical.outputs)
+        self.steps.append(Step(name, part, arguments, results, found, tuple(group.why)))
+
+    def computed_names(self, unit: Unit, old: Mapping[str, str]) -> Mapping[str, str]:
+        """The unit's computed constants by their names in the engine, made of the constants in this place."""
+        if unit.compute is None:
+            return {}
+        constants = {t.name: old[t.name] for t in unit.program.with_role("constant")}
+        key = (id(unit), tuple(constants.values()))
+        if key not in self.names:
+            arrays = unit.compute({n: self.given[o] for n, o in constants.items()})
+            self.names[key] = {n: f"{n} of {' '.join(constants.values())} #{len(self.names)}" for n in unit.computed}
+            self.computed |= {self.names[key][n]: arrays[n] for n in unit.computed}
+        return self.names[key]
+
+    def constants(self) -> dict[str, Array]:
+        """Everything that steps read and nothing else, so that no weight is kept in two forms without need."""
+        used = {name for step in self.steps for name in step.inputs}
+        return {n: a for n, a in {**self.given, **self.computed}.items() if n in used}
+
+
+def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:
+    """The model's nodes with a statement that no unit runs."""
+    slow = {s.name for step in steps if step.unit is None for s in step.program.statements}
+    return tuple(node.name for node in graph.nodes if any(s.name in slow for s in node.statements))
+
+
+def _beyond(grouping: Grouping) -> int:
+    """Bytes that views of boxes reach behind what they lie in, whose shape they have; nothing is touched there."""
+    return max((a.shift for name, a in grouping.aliases.items() if name in grouping.boxes), default=0)
