@@ -9,17 +9,19 @@ from pathlib import Path
 from re import match
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import numpy.typing as npt
 
+from poly.affine import Affine
 from poly.checking import Array, Difference, compare, onnx_reference
 from poly.compiler import compile, machine_of
 from poly.console import busy, print_facts, print_table, steps
 from poly.document import bytes_text, count_text, seconds_text
 from poly.dtypes import dtype_name, is_float, numpy_dtype
 from poly.engine import Engine
-from poly.errors import OnnxError, ParseError, PolyError, RunError, ShapeError
+from poly.errors import FallbackWarning, OnnxError, ParseError, PolyError, RunError, ShapeError
 from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
@@ -28,7 +30,7 @@ from poly.scheduling.groups import extract
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import count_points
-from poly.sets import fix_sizes
+from poly.sets import fix_sizes, identifier
 
 if TYPE_CHECKING:
     import onnx
@@ -48,7 +50,8 @@ class UsageError(PolyError):
 @dataclass(frozen=True)
 class Work:
     """What a command works on. `spec`: of an einsum; `model`: of a graph, `constants` its fixed inputs; `schedule`:
-    where the text brought one.
+    where the text brought one. `refused`: why a model has no static graph; it then compiles while it runs, for
+    `tensors`, its inputs by the names a user knows them by.
     """
 
     name: str
@@ -58,13 +61,16 @@ class Work:
     model: onnx.ModelProto | None = None
     schedule: Schedule | None = None
     constants: Mapping[str, Array] = field(default_factory=dict)
+    refused: OnnxError | None = None
+    tensors: tuple[tuple[str, Tensor], ...] = ()
 
     @property
     def inputs(self) -> tuple[tuple[str, Tensor], ...]:
         """Inputs by the names a user knows them by."""
         if self.graph is not None:
             return tuple((self.graph.labels.get(t.name, t.name), t) for t in self.graph.inputs)
-        assert self.program is not None
+        if self.program is None:
+            return self.tensors
         return tuple((t.name, t) for t in self.program.with_role("input", "inout", "state", "constant"))
 
 
@@ -80,7 +86,8 @@ def load(
     """
     path = Path(what)
     if what.endswith(".onnx"):
-        return _load_onnx(path, *bindings(what, shapes, bind, constants))
+        given, fixed = bindings(what, shapes, bind, constants)
+        return _load_onnx(path, given, fixed, arrays)
     if bind or constants:
         raise UsageError("--bind and --constant are for ONNX files", hint="--shape NAME=64,64")
     if len(what) < 4096 and "\n" not in what and path.is_file():
@@ -153,18 +160,59 @@ def _fixed(file: str, name: str | None, text: str) -> Array:
         raise UsageError(f"--constant {name}={text}: no {dtype}", hint="a number, or FILE.npy") from error
 
 
-def _load_onnx(path: Path, given: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]) -> Work:
+def _load_onnx(
+    path: Path, given: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array], arrays: Sequence[Named]
+) -> Work:
     import onnx
 
     from poly.frontend.onnx_import import from_onnx
+    from poly.frontend.onnx_model import load_model
 
     with busy(f"reading {path.name}"):
+        given = {**_shapes_of(load_model(path), constants, arrays), **given}
         try:
             graph = from_onnx(path, given, constants)
         except OnnxError as error:
-            raise _as_options(error, path, given, constants) from None
+            refused = _as_options(error, path, given, constants)
+            tensors = _inputs_at_run_time(load_model(path), given, constants)
+            if tensors is None:
+                raise refused from None
+            return Work(path.stem, model=load_model(path), constants=dict(constants), refused=refused, tensors=tensors)
         model = onnx.load(str(path))
     return Work(path.stem, graph=graph, model=model, constants=dict(constants))
+
+
+def _shapes_of(
+    model: onnx.ModelProto, constants: Mapping[str, Array], arrays: Sequence[Named]
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the inputs that files give, by name or in order."""
+    free = [i.name for i in _free_inputs(model, constants)]
+    unnamed = [file for name, file in arrays if name is None]
+    pairs = [(n, f) for n, f in arrays if n is not None] + list(zip(free, unnamed, strict=False))
+    return {name: read_array(file).shape for name, file in pairs if name in free}
+
+
+def _free_inputs(model: onnx.ModelProto, constants: Mapping[str, Array]) -> list[onnx.ValueInfoProto]:
+    fixed = {i.name for i in model.graph.initializer} | constants.keys()
+    return [i for i in model.graph.input if i.name not in fixed]
+
+
+def _inputs_at_run_time(
+    model: onnx.ModelProto, given: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
+) -> tuple[tuple[str, Tensor], ...] | None:
+    """The inputs of a model that compiles while it runs; None where a shape is open, or one is no array of numbers."""
+    from poly.frontend.onnx_model import input_dtype, input_shapes
+
+    free = _free_inputs(model, constants)
+    try:
+        shapes = input_shapes(list(model.graph.input), given, constants)
+        known = {
+            i.name: tuple(Affine((), n) for n in shape) for i, (shape, _) in zip(model.graph.input, shapes, strict=True)
+        }
+        tensors = [Tensor(identifier(i.name), known[i.name], input_dtype(model, i.name), "input") for i in free]
+    except PolyError:
+        return None
+    return tuple(zip([i.name for i in free], tensors, strict=True))
 
 
 def _as_options(
@@ -301,6 +349,8 @@ def run(
     inputs = read_inputs(work, given, seed)
     if work.graph is not None:
         facts, outputs = _run_graph(work.graph, machine, threads, inputs)
+    elif work.refused is not None:
+        facts, outputs = _run_model(work, machine, threads, inputs)
     else:
         facts, outputs = _run_program(work, machine, threads, inputs)
     source = "files" if given else f"random, seed {seed}"
@@ -318,7 +368,7 @@ def run(
 
 
 def _figure(function: object, array: Array) -> str:
-    if not array.size or array.dtype.kind == "c":
+    if not array.size or array.dtype.kind in "cOSU":
         return "-"
     return f"{float(function(array.astype(np.float64))):.6g}"  # type: ignore[operator]
 
@@ -338,6 +388,41 @@ def _run_graph(
         *_speed(machine, seconds, engine_cycles(engine)),
     ]
     return facts, outputs
+
+
+def _run_model(
+    work: Work, machine: Machine, threads: int, inputs: Mapping[str, Array]
+) -> tuple[list[tuple[str, str]], dict[str, Array]]:
+    """A model whose shapes or branches only the run can tell."""
+    assert work.model is not None
+    values = {**inputs, **work.constants}
+    with busy(f"compiling and running {work.name}"), catch_warnings():
+        simplefilter("ignore", FallbackWarning)  # the facts name them
+        engine = compile(work.model, machine, threads=threads)
+        start = perf_counter()
+        found = engine.run(values)
+        first = perf_counter() - start
+        seconds = first if machine.kind == "accelerator" else _median(lambda: engine.run(values), first)
+    facts = [
+        ("stages", f"{len(engine.engines)} compiled, for the shapes and values of these inputs"),
+        ("first run", seconds_text(first)),
+        ("fallbacks", ", ".join(engine.fallbacks) or "none"),
+        ("one run", seconds_text(seconds)),
+    ]
+    return facts, {name: _as_array(name, value) for name, value in found.items()}
+
+
+def _as_array(name: str, value: object) -> Array:
+    """An output as an array, a sequence of arrays of one shape stacked, text as text."""
+    try:
+        found = np.asarray(value)
+        found = found.astype(np.str_) if found.dtype == object and all(type(t) is str for t in found.flat) else found
+    except ValueError:
+        found = np.array(None)
+    if found.dtype == object:
+        text = f"output {name!r} is {type(value).__name__}, no array"
+        raise RunError(text, hint="poly.compile(pathlib.Path(...)).run(...) in Python gives it as it is")
+    return found
 
 
 def engine_cycles(engine: Engine) -> int | None:
@@ -455,6 +540,8 @@ def longest_reduction(program: Program, sizes: Mapping[str, int]) -> float:
 
 def show(work: Work, level: Level, target: str, group: int | None, threads: int) -> str:
     """The text of a level. Raises `UsageError` where a graph needs a group, or a level another target."""
+    if work.refused is not None:
+        raise work.refused
     if work.graph is not None:
         if group is None and level == "program":
             return str(work.graph)

@@ -57,6 +57,35 @@ def test_run_onnx_checks_against_the_reference(tmp_path: Path, capsys: pytest.Ca
     assert "agrees with onnx.reference" in shown and "fallbacks none" in " ".join(shown.split())
 
 
+def test_run_compiles_while_running_what_only_the_run_can_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    nodes = [helper.make_node("Reshape", ["x", "s"], ["r"]), helper.make_node("NonZero", ["r"], ["y"])]
+    graph = helper.make_graph(
+        nodes, "late",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6]),
+            helper.make_tensor_value_info("s", TensorProto.INT64, [2]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [2, None])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path = tmp_path / "late.onnx"
+    onnx.save(model, str(path))
+    np.save(tmp_path / "s.npy", np.array([8, 3]))
+    assert poly("run", str(path), "--bind", "n=4", "--input", f"s={tmp_path}/s.npy", "--check") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "agrees with onnx.reference" in shown and "fallbacks y (NonZero)" in shown
+    assert poly("run", str(path), "--input", f"s={tmp_path}/s.npy") == 1
+    assert "--bind n=1" in capsys.readouterr().err
+    np.save(tmp_path / "x.npy", np.ones((4, 6), np.float32))
+    assert poly("run", str(path), "--input", f"{tmp_path}/x.npy", "--input", f"{tmp_path}/s.npy", "--check") == 0
+    assert poly("show", str(path), "--bind", "n=4") == 1
+
+
 def save_model(path: Path) -> None:
     """Conv, Relu, Flatten and an old Softmax, which onnx.reference alone runs along the wrong axis."""
     import onnx
