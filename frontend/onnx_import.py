@@ -164,6 +164,8 @@ class Importer:
         self._staged = staged
         self._origins: dict[str, frozenset[str]] = {}
         self._seen: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._merged_away: set[tuple[str, ...]] = set()
+        self._called: dict[str, tuple[str, ...]] = {}
         self._schemas = Schemas(model.opset_import, model.ir_version)
         self._names = Names()
         self._values: dict[str, Value] = {}
@@ -208,8 +210,13 @@ class Importer:
             hint = "bind smaller extents, or look for a wrong shape before this"
             where = f"tensor {name!r} of shape {list(value.shape)}"
             raise OnnxError(f"more than {MOST_ELEMENTS} elements", where=where, hint=hint)
-        self._values[name] = value
+        self._bind(name, value)
         self._labels.setdefault(value.name, name)
+
+    def _bind(self, name: str, value: Value) -> None:
+        """`name` in the file is this value from here on."""
+        self._values[name] = value
+        self._called[value.name] = (*self._called.get(value.name, ()), name)
 
     def constant(self, name: str, array: Array) -> Value:
         """Declare a tensor whose content is known. Raises `OnnxError` where its dtype has no compiled form."""
@@ -331,7 +338,7 @@ class Importer:
                     self.constant(name, array)
             return "folded"
         key = self._key(call, proto)
-        if (first := self._seen.get(key)) is not None:
+        if (first := self._seen.get(key)) is not None and first not in self._merged_away:
             return self._repeated(call, first)
         merged = self._merged(call)
         fate = self._notate(call if merged is None else merged, proto)
@@ -349,7 +356,7 @@ class Importer:
         """A common subexpression: the outputs are those of the node that was first."""
         for name, known in zip(call.outputs, first, strict=True):
             if name:
-                self._values[name] = self._values[known]
+                self._bind(name, self._values[known])
                 self._uses[known] += 1
         return "folded"
 
@@ -386,7 +393,7 @@ class Importer:
             for inner in branch.node:
                 self._node(inner)
         for name, result in zip(proto.output, branch.output, strict=True):
-            self._values[name] = self._values[result.name]
+            self._bind(name, self._values[result.name])
 
     @contextmanager
     def _all_or_none(self) -> Generator[None]:
@@ -395,15 +402,17 @@ class Importer:
         Their names stay taken and keep their origins: the reason of an `Interrupted` is asked for them.
         """
         nodes, seen, values, uses = self._nodes.copy(), self._seen.copy(), self._values.copy(), self._uses.copy()
+        away, called = self._merged_away.copy(), self._called.copy()
         try:
             yield
         except (OnnxError, Interrupted):
             self._nodes, self._seen, self._values, self._uses = nodes, seen, values, uses
+            self._merged_away, self._called = away, called
             raise
 
     def _readers(self, value: Value) -> int:
         """How often a tensor is read, by any of its names; what only gives it another name does not count."""
-        names = [name for name, known in self._values.items() if known.name == value.name]
+        names = self._called[value.name]
         return sum(self._uses[name] for name in names) - (len(names) - 1)
 
     def _merged(self, call: Call) -> Call | None:
@@ -421,7 +430,7 @@ class Importer:
         if merged is not None:
             self._names.release(s.name for s in conv.node.statements)
             del self._nodes[position]
-            self._seen = {key: outputs for key, outputs in self._seen.items() if outputs != conv.call.outputs}
+            self._merged_away.add(conv.call.outputs)
         return merged
 
     def _fresh_constant(self, name: str, array: Array) -> Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,6 +178,8 @@ class Schemas:
         self.imports = list(imports)
         self.ir_version = ir_version
         self._defaults: dict[tuple[str, str], dict[str, Attribute]] = {}
+        self._known: dict[tuple[str, str], onnx.defs.OpSchema] = {}
+        self._formals: dict[tuple[str, str], tuple[_Formal, ...]] = {}
 
     @property
     def versions(self) -> Mapping[str, int]:
@@ -191,6 +194,12 @@ class Schemas:
 
     def schema(self, operator: str, domain: str, where: str) -> onnx.defs.OpSchema:
         """The schema of an operator at the version in use. Raises `OnnxError` where there is none."""
+        known = self._known.get((operator, domain))
+        if known is None:
+            known = self._known[operator, domain] = self._looked_up(operator, domain, where)
+        return known
+
+    def _looked_up(self, operator: str, domain: str, where: str) -> onnx.defs.OpSchema:
         from onnx import defs
 
         opset = self.opset(domain, where)
@@ -225,7 +234,7 @@ class Schemas:
 
     def check(self, call: Call) -> None:
         """Operand count, and equal dtypes where the schema asks for them. Raises `OnnxError`."""
-        schema = self.schema(call.operator, call.domain, call.where)
+        schema = self.schema(call.operator, call.domain, call.name)  # as for its attributes, which it has
         if not schema.min_input <= len(call.inputs) <= schema.max_input:
             wanted = (
                 f"{schema.min_input} to {schema.max_input}"
@@ -234,17 +243,35 @@ class Schemas:
             )
             raise OnnxError(f"has {len(call.inputs)} inputs, needs {wanted}", where=call.where)
         types: dict[str, str] = {}
-        variables = {c.type_param_str for c in schema.type_constraints}
+        formals = self._formals.get((call.operator, call.domain))
+        if formals is None:
+            formals = self._formals[call.operator, call.domain] = _formals(schema)
         for position, value in enumerate(call.inputs):
-            formal = schema.inputs[min(position, len(schema.inputs) - 1)]
-            single = formal.option == schema.FormalParameterOption.Single
-            if value is None and single and position < schema.min_input:
+            formal = formals[min(position, len(formals) - 1)]
+            if value is None and formal.single and position < schema.min_input:
                 raise OnnxError(f"input {position} ({formal.name}) is missing", where=call.where)
-            if value is None or not formal.is_homogeneous or formal.type_str not in variables:
+            if value is None or formal.variable is None:
                 continue
-            if types.setdefault(formal.type_str, value.dtype) != value.dtype:
-                first = types[formal.type_str]
+            first = types.setdefault(formal.variable, value.dtype)
+            if first != value.dtype:
                 raise OnnxError(f"operands are {first} and {value.dtype}", where=call.where, hint="insert a Cast")
+
+
+@dataclass(frozen=True)
+class _Formal:
+    """An operand of a schema. `variable`: the type that all operands of that variable have; None where it is free."""
+
+    name: str
+    single: bool
+    variable: str | None
+
+
+def _formals(schema: onnx.defs.OpSchema) -> tuple[_Formal, ...]:
+    variables, single = {c.type_param_str for c in schema.type_constraints}, schema.FormalParameterOption.Single
+    return tuple(
+        _Formal(f.name, f.option == single, f.type_str if f.is_homogeneous and f.type_str in variables else None)
+        for f in schema.inputs
+    )
 
 
 def _attribute(attribute: onnx.AttributeProto, where: str) -> Attribute:

@@ -6,6 +6,7 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -188,7 +189,7 @@ class Value:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return int(prod(self.shape))
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Term:
         """A read. A constant of one element becomes a literal, so that no tensor is needed for it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,8 @@ class Affine:
 
     def __add__(self, other: Affine | int) -> Affine:
         other = Affine.of(other)
+        if len(self.terms) + len(other.terms) < 2:
+            return Affine(self.terms or other.terms, self.constant + other.constant)
         return _collect([*self.terms, *other.terms], self.constant + other.constant)
 
     def __radd__(self, other: int) -> Affine:
@@ -218,6 +221,7 @@ class Affine:
         return self._text(shown)
 
 
+@lru_cache(maxsize=4096)
 def var(name: str) -> Affine:
     """The expression that is one name."""
     return Affine(((Var(name), 1),))

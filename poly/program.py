@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, get_args
 
 import islpy as isl
@@ -343,9 +344,20 @@ def box_domain(
 ) -> isl.Set:
     """The domain `{ name[i, ...] : lower <= i < upper and ... }`; ranges are (iterator, lower, upper)."""
     ranges = list(ranges)
-    text = " and ".join(f"{Affine.of(lo).isl_text} <= {i} < {Affine.of(hi).isl_text}" for i, lo, hi in ranges)
+    text = " and ".join(f"{_isl_text(lo)} <= {i} < {_isl_text(hi)}" for i, lo, hi in ranges)
     iterators = ", ".join(i for i, _, _ in ranges)
-    return isl.Set(f"[{', '.join(parameters)}] -> {{ {name}[{iterators}] : {text or 'true'} }}")
+    before, after = f"[{', '.join(parameters)}] -> {{ ", f"[{iterators}] : {text or 'true'} }}"
+    return _parsed(before, after).set_tuple_name(name) if name.isidentifier() else isl.Set(f"{before}{name}{after}")
+
+
+def _isl_text(bound: Affine | int) -> str:
+    return bound.isl_text if isinstance(bound, Affine) else str(int(bound))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(before: str, after: str) -> isl.Set:
+    """Statements of one box are many, and isl takes up to a millisecond to read one."""
+    return isl.Set(f"{before}S{after}")
 
 
 def default_path(position: int, iterators: Sequence[str]) -> tuple[PathStep, ...]:
