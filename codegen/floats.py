@@ -111,13 +111,19 @@ class Floats:
         """(1 + p) * 2^n with n and an offset of twice the bias from `round`; in two factors, so that denormals and
         overflow come out right.
         """
-        mantissa = MANTISSA[self.dtype]
-        # half of the integer, rounded down, is the exponent of the one factor: the constant's bits are shifted out
-        doubled = self.int_op("shl", shifted, self.i(mantissa - 1))
-        low = self.int_op("and", doubled, self.i(((1 << (self.width - 1 - mantissa)) - 1) << mantissa))
-        high = self.int_op("sub", self.int_op("shl", shifted, self.i(mantissa)), low)
+        high, low = self.halves(shifted)
         first = self.floating(low)
         return self.mul(self.fma(p, first, first), self.floating(high))
+
+    def halves(self, shifted: Value, fraction: int = 0) -> tuple[Value, Value]:
+        """Bits of two powers of two whose exponents add up to an integer, and the second half of that, rounded down.
+        The lowest `fraction` bits of `shifted` come after the integer; they stay on top of the first one's mantissa.
+        """
+        mantissa = MANTISSA[self.dtype]
+        # half of the integer is the exponent of the one factor: the constant's bits are shifted out
+        doubled = self.int_op("shl", shifted, self.i(mantissa - fraction - 1))
+        low = self.int_op("and", doubled, self.i(((1 << (self.width - 1 - mantissa)) - 1) << mantissa))
+        return self.int_op("sub", self.int_op("shl", shifted, self.i(mantissa - fraction)), low), low
 
     def rare(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
         """`usual`, but what `otherwise` computes in the lanes where the condition holds; costs little where it does

@@ -155,7 +155,8 @@ class _Context:
         """One phase as a function: its parameters, its text, the tensors stored to past the caches."""
         indices = Indices(writer, dict(self.tree.sizes))
         half = "f16c" in self.features or not self.x86
-        ops = Ops(writer, "fma" in self.features or self.triple.startswith(("aarch64", "arm64")), half)
+        table = 16 if "avx512f" in self.features else 8 if "avx2" in self.features else 0
+        ops = Ops(writer, "fma" in self.features or self.triple.startswith(("aarch64", "arm64")), half, table)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers, masks = Registers(ops), "avx512vl" in self.features
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)

@@ -41,10 +41,12 @@ _ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rin
 
 
 class Ops:
-    """Emits typed instructions through a writer. `fma`, `half`: the target has fused multiply-add, f16 conversions."""
+    """Emits typed instructions through a writer. `fma`, `half`: the target has fused multiply-add, f16 conversions.
+    `table`: 32-bit numbers among which one instruction chooses for every lane (0: it has no such instruction).
+    """
 
-    def __init__(self, writer: Writer, fma: bool, half: bool) -> None:
-        self.writer, self.fma, self.half = writer, fma, half
+    def __init__(self, writer: Writer, fma: bool, half: bool, table: int = 0) -> None:
+        self.writer, self.fma, self.half, self.table = writer, fma, half, table
 
     def const(self, dtype: str, value: float | int | bool, lanes: int = 0) -> Value:
         """A literal, in every lane for a vector."""
@@ -160,6 +162,29 @@ class Ops:
         if self.fma:
             return self.call("fma", a, b, c)
         return self.op("fadd", a, self.op("fmul", a, a, b), c)
+
+    def chosen(self, table: Sequence[int], index: Value) -> Value:
+        """table[index] for 32-bit integers; of an index only the lowest bits count, as many as the table's length, a
+        power of two and a divisor of `self.table`, needs.
+        """
+        width, lanes = self.table, index.lanes
+        name = "avx512.permvar.si.512" if width == 16 else "avx2.permd"
+        numbers = f"<{', '.join(f'i32 {v}' for v in (*table,) * (width // len(table)))}>"
+        if not lanes:
+            text = f"insertelement <{width} x i32> poison, i32 {index.text}, i64 0"
+            index = Value(index.dtype, width, self.writer.value(text))
+        parts: list[Value] = []
+        for start in range(0, max(lanes, 1), width):
+            places = [i if i < index.lanes else None for i in range(start, start + width)]
+            part = index if index.lanes == width else self.shuffle(index, None, places)
+            kind = f"<{width} x i32>"
+            text = self.writer.intrinsic(kind, f"llvm.x86.{name}", ((kind, numbers), (kind, part.text)))
+            parts.append(Value(index.dtype, width, text))
+        if not lanes:
+            return self.lane(parts[0], 0)
+        while len(parts) > 1:
+            parts = [self.shuffle(a, b, range(2 * a.lanes)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0] if lanes >= width else self.part(parts[0], 0, lanes)
 
     def unlikely(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
         """`usual`, but what `otherwise` computes (for every lane) where the condition holds in some lane."""
