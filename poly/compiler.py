@@ -26,7 +26,7 @@ from poly.errors import MachineError, PolyError, ScheduleError
 from poly.graph import Array, Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
-from poly.prepared import Prepared, prepare, settled
+from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
@@ -198,9 +198,14 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
+    return _kernel(program, prepare(program, machine, threads, schedule), machine, constants, threads)
+
+
+def _kernel(
+    program: Program, made: Prepared, machine: Machine, constants: Mapping[str, Array], threads: int
+) -> Kernel:
     from poly.codegen.kernel import Kernel
 
-    made = prepare(program, machine, threads, schedule)
     compute = constant_kernel(made, machine)
     computed = compute(constants) if compute is not None else {}
     return Kernel(
@@ -236,15 +241,7 @@ def _literal_engine(machine: Machine, unit: Callable[[Program], Unit], graph: Gr
 
 def _sized_kernel(machine: Machine, threads: int, program: Program) -> Kernel:
     """A group with free sizes; in its own order where lanes have no code."""
-    from poly.codegen.kernel import Kernel
-    from poly.scheduling.cpu_free import schedule_free
-
-    try:
-        kernel = compile_program(program, machine, {}, threads, schedule_free(program, machine, threads))
-    except PolyError:
-        kernel = compile_program(program, machine, {}, threads, Schedule(program))
-    assert isinstance(kernel, Kernel)
-    return kernel
+    return _kernel(program, prepare_free(program, machine, threads), machine, {}, threads)
 
 
 def _ahead(machine: Machine, threads: int) -> Callable[[Sequence[Program]], AbstractContextManager[None]] | None:

@@ -4,17 +4,27 @@ The cache lies in `$POLYLOOM_CACHE` (`off` for none), else in the user's cache d
 and carry a checksum of name and content: one that is damaged or has another's name is as good as none. A cache that
 cannot be read or written is no error. Some entries are pickles, so the folder must be the user's own: the checksum
 protects against damage, not against others.
+
+The folder stays below `$POLYLOOM_CACHE_SIZE` megabytes (512 unless set): where it has grown past that, the entries that
+were not used for longest go. Any number of processes may read, write and drop entries at once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-_MAGIC = b"polyloom entry 2\n"
+_MAGIC: Final = b"polyloom entry 2\n"
+MEGABYTES: Final = 512  # of the cache, unless set
+_UNFINISHED: Final = "unfinished-"
+KEPT: Final = 0.75  # of the size, once entries have to go
+FRESH: Final = 3600.0  # seconds for which a use is not noted again, and for which an unfinished entry is left alone
 
 
 def cache_directory() -> Path | None:
@@ -46,6 +56,7 @@ def read_entry(path: Path | None) -> bytes | None:
         return None
     try:
         content = path.read_bytes()
+        _note_use(path)
     except OSError:
         return None
     start = len(_MAGIC)
@@ -66,7 +77,7 @@ def write_entry(path: Path | None, content: bytes) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(_MAGIC + _checksum(path, content) + content)
@@ -75,3 +86,55 @@ def write_entry(path: Path | None, content: bytes) -> None:
             os.unlink(name)
     except OSError:
         return
+    if path.name.startswith("00"):  # one of 256, so that looking through the folder costs nothing on the whole
+        trim(path.parents[2], cache_size())
+
+
+def cache_size() -> int:
+    """The most bytes that entries may take."""
+    chosen = os.environ.get("POLYLOOM_CACHE_SIZE", "")
+    return (int(chosen) if chosen.isdigit() else MEGABYTES) << 20
+
+
+def trim(directory: Path, limit: int) -> None:
+    """Where the entries of a cache take more than `limit` bytes, drop those not used for longest, down to `KEPT` of it.
+
+    An entry that somebody reads meanwhile is read whole; one that is gone is made again.
+    """
+    found = sorted(_files(directory))
+    total = sum(size for _, size, _ in found)
+    if total <= limit:
+        return
+    for _, size, path in found:
+        if total <= KEPT * limit:
+            return
+        total -= size
+        try:
+            os.unlink(path)
+        except OSError:  # gone already, or in a folder that can only be read
+            continue
+
+
+def _files(directory: Path) -> Iterator[tuple[float, int, str]]:
+    """When each entry was used last, its bytes and its name; unfinished entries only when they are old."""
+    now = time.time()
+    for path in directory.glob("*/??/*"):
+        unfinished = path.name.startswith(_UNFINISHED)
+        if not (unfinished or re.fullmatch(path.parent.name + "[0-9a-f]{62}", path.stem)):
+            continue  # not ours
+        try:
+            found = path.stat()
+        except OSError:
+            continue
+        if not unfinished or now - found.st_mtime > FRESH:
+            yield found.st_mtime, found.st_size, str(path)
+
+
+def _note_use(path: Path) -> None:
+    """The time of a file's last use is its time of change, which every file system keeps."""
+    now = time.time()
+    if abs(now - path.stat().st_mtime) > FRESH:
+        try:
+            os.utime(path)
+        except OSError:  # a cache that can only be read
+            return

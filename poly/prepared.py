@@ -1,8 +1,8 @@
 """A program made ready for a core: schedule, loops and IR, from the disk cache where they are there.
 
-Planning and proofs take most of the time of a compile. Their results depend on the program's text, the machine, the
-number of threads and on this package alone, so they are kept under a hash of these: a program that was compiled before
-is neither planned nor proven again. Given schedules are proven every time.
+Planning and proofs take most of the time of a compile. Their results depend on the program, the machine, the number of
+threads, the schedule where one is given, and on this package alone, so they are kept under a hash of these: what was
+compiled before is neither planned nor proven again. A given schedule is told by all that it holds, not by its script.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import islpy as isl
+
+from poly.affine import Affine
 from poly.disk_cache import cache_entry, read_entry, write_entry
-from poly.errors import CapacityError, UnsupportedError
+from poly.errors import CapacityError, PolyError, UnsupportedError
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
@@ -51,12 +55,31 @@ class Prepared:
 
 def prepare(program: Program, machine: Machine, threads: int, schedule: Schedule | None = None) -> Prepared:
     """A program under a schedule, the policy's where none is given. Raises `PolyError` kinds of `compile`."""
-    if schedule is not None:
-        return _prepared(program, machine, threads, settled(schedule))
-    path = _path(program, machine, threads)
+    if schedule is None:
+        return _kept(_path(program, machine, threads), lambda: _planned(program, machine, threads))
+    key = ("given", str(schedule.checked), content_text(schedule), machine.hash, package_hash())
+    found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _lowered(settled(schedule), machine))
+    return replace(found, schedule=schedule if schedule.checked else replace(schedule, checked=True))
+
+
+def prepare_free(program: Program, machine: Machine, threads: int) -> Prepared:
+    """A program whose sizes are free, in its own order where the policy has no code for it. Raises `PolyError`."""
+    from poly.scheduling.cpu_free import schedule_free
+
+    def made() -> Prepared:
+        try:
+            return _lowered(settled(schedule_free(program, machine, threads)), machine)
+        except PolyError:
+            return _lowered(Schedule(program), machine)
+
+    return _kept(_path(program, machine, threads, "free"), made)
+
+
+def _kept(path: Path | None, make: Callable[[], Prepared]) -> Prepared:
+    """An entry of the cache; made and kept where there is none."""
     if (found := _read(path)) is not None:
         return found
-    made = _prepared(program, machine, threads, None)
+    made = make()
     if path is not None:
         write_entry(path, pickle.dumps(replace(made, schedule=_bare(made.schedule))))
     return made
@@ -68,8 +91,26 @@ def is_prepared(program: Program, machine: Machine, threads: int) -> bool:
     return path is not None and path.exists()
 
 
-def _path(program: Program, machine: Machine, threads: int) -> Path | None:
-    return cache_entry("prepared", (str(program), machine.hash, str(threads), package_hash()), ".pickle")
+def _path(program: Program, machine: Machine, threads: int, policy: str = "") -> Path | None:
+    return cache_entry("prepared", (policy, str(program), machine.hash, str(threads), package_hash()), ".pickle")
+
+
+def content_text(value: object) -> str:
+    """All that a schedule, or a part of it, holds, as text: what differs anywhere has another one."""
+    match value:
+        case Schedule():
+            parts = (value.source, value.program, value.nests, value.marks, value.log)
+            return "\n".join(map(content_text, parts))
+        case Affine() | isl.Set() | isl.Map():
+            return str(value)
+        case Mapping():
+            return f"{{{', '.join(f'{k!r}: {content_text(v)}' for k, v in value.items())}}}"
+        case tuple() | list():
+            return f"({', '.join(map(content_text, value))},)"
+        case _ if is_dataclass(value):
+            return f"{type(value).__name__}({', '.join(content_text(getattr(value, f.name)) for f in fields(value))})"
+        case _:
+            return repr(value)
 
 
 def settled(schedule: Schedule) -> Schedule:
@@ -77,12 +118,10 @@ def settled(schedule: Schedule) -> Schedule:
     return schedule if schedule.checked else settle(schedule)
 
 
-def _prepared(program: Program, machine: Machine, threads: int, schedule: Schedule | None) -> Prepared:
+def _planned(program: Program, machine: Machine, threads: int) -> Prepared:
     """The policy's schedule is tried first, then each group's for itself, at last the program's own order."""
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
 
-    if schedule is not None:
-        return _lowered(schedule, machine)
     try:
         return _lowered(schedule_for_cpu(program, machine, threads), machine)
     except CapacityError:

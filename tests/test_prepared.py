@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -13,8 +16,8 @@ import pytest
 import poly
 from poly.ahead import FEWEST, prepared_ahead
 from poly.codegen.host import host_machine
-from poly.disk_cache import cache_entry, read_entry, write_entry
-from poly.prepared import is_prepared, prepare
+from poly.disk_cache import cache_entry, cache_size, read_entry, trim, write_entry
+from poly.prepared import is_prepared, prepare, prepare_free
 from poly.program import Program
 
 MACHINE = host_machine()
@@ -90,9 +93,97 @@ def test_a_cache_that_cannot_be_written_is_no_error(own_cache: Path, monkeypatch
     prepare(PROGRAM, MACHINE, 1)
 
 
-def test_a_given_schedule_is_not_kept(own_cache: Path) -> None:
-    poly.compile(poly.Schedule(PROGRAM))
+def test_a_given_schedule_is_kept_by_what_it_holds(own_cache: Path) -> None:
+    plain = poly.Schedule(PROGRAM)
+    loop = next(iter(plain.nests.values())).names[0]
+    tiled = plain.tile({loop: 4})
+    by_hand = replace(plain, nests=tiled.nests)  # the same script, other loops
+    for k, schedule in enumerate((plain, tiled, by_hand, replace(tiled, checked=False))):
+        made = prepare(PROGRAM, MACHINE, 1, schedule)
+        assert len(entries(own_cache)) == k + 1
+        found = prepare(PROGRAM, MACHINE, 1, schedule)
+        assert len(entries(own_cache)) == k + 1
+        assert (found.split, found.after, found.before) == (made.split, made.after, made.before)
+        assert found.schedule.checked and str(found.schedule) == str(schedule)
+
+
+def test_a_wrong_schedule_is_refused_every_time(own_cache: Path) -> None:
+    program = poly.parse("Y[i] = X[i] + 1; Z[i] = 2 * Y[i]", X=(8,))
+    plain = poly.Schedule(program)
+    first, second = plain.nests
+    nests = {first: replace(plain.nests[first], path=plain.nests[second].path),
+             second: replace(plain.nests[second], path=plain.nests[first].path)}  # fmt: skip
+    nests = {n: replace(nest, loops={s: next(iter(nest.loops.values())) for s in nest.path if isinstance(s, str)})
+             for n, nest in nests.items()}  # fmt: skip
+    for _ in range(2):
+        with pytest.raises(poly.PolyError):
+            prepare(program, MACHINE, 1, replace(plain, nests=nests, checked=False))
     assert not entries(own_cache)
+
+
+def test_free_sizes_are_kept_apart(own_cache: Path) -> None:
+    program = poly.parse("Y[i] = X[i] + 1", X=("N",))
+    made = prepare_free(program, MACHINE, 1)
+    assert len(entries(own_cache)) == 1
+    assert prepare_free(program, MACHINE, 1).after == made.after
+    prepare(program, MACHINE, 1)
+    assert len(entries(own_cache)) == 2
+
+
+def test_the_folder_stays_below_its_size(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries used longest ago go first, a use counts, and what is not an entry stays."""
+    paths = [cache_entry("kind", [str(k)], ".x") for k in range(10)]
+    for k, path in enumerate(paths):
+        assert path is not None
+        write_entry(path, bytes(1000))
+        os.utime(path, (1e9 + k, 1e9 + k))
+    foreign = own_cache / "kind" / "ab" / "notes.txt"
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_bytes(bytes(5000))
+    old = foreign.with_name("unfinished-1")
+    old.write_bytes(bytes(10))
+    os.utime(old, (0, 0))
+    new = foreign.with_name("unfinished-2")
+    new.write_bytes(bytes(10))
+    trim(own_cache, 20_000)
+    assert all(p is not None and p.exists() for p in paths)
+    assert read_entry(paths[0]) == bytes(1000)  # a use
+    trim(own_cache, 8_000)  # down to 6,000: five entries of 1,049 bytes
+    assert [p is not None and p.exists() for p in paths] == [True] + [False] * 5 + [True] * 4
+    assert foreign.exists() and new.exists() and not old.exists()
+    monkeypatch.setenv("POLYLOOM_CACHE_SIZE", "3")
+    assert cache_size() == 3 << 20
+
+
+def test_writing_trims_now_and_then(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_CACHE_SIZE", "0")
+    paths = [p for k in range(2000) if (p := cache_entry("kind", [str(k)], ".x")) is not None and p.name[0] == "0"]
+    for path in sorted(paths, key=lambda p: p.name[:2] == "00"):
+        write_entry(path, b"1")
+    assert not any(p.exists() for p in paths)
+
+
+def _use(folder: str, seed: int) -> int:
+    """Write, read and trim a small cache for a while; gives the number of entries that came back wrong."""
+    os.environ["POLYLOOM_CACHE"] = folder
+    wrong = 0
+    for k in range(300):
+        number = (k * 7 + seed) % 40
+        path = cache_entry("kind", [str(number)], ".x")
+        assert path is not None
+        write_entry(path, bytes([number]) * 500)
+        found = read_entry(path)
+        wrong += found is not None and found != bytes([number]) * 500
+        if k % 5 == 0:
+            trim(Path(folder), 6000)
+    return wrong
+
+
+def test_processes_share_a_cache_that_is_trimmed(own_cache: Path) -> None:
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(_use, [str(own_cache)] * 3, range(3))) == [0, 0, 0]
+    trim(own_cache, 6000)
+    assert sum(p.stat().st_size for p in own_cache.glob("*/??/*")) <= 6000
 
 
 def programs(count: int) -> list[Program]:
