@@ -32,6 +32,7 @@ _NOT_TRUSTED: Final = frozenset({"BatchNormalization", "LogSoftmax", "Dequantize
 _MAX_UNPACKED: Final = 1 << 20
 _MAX_SMALL: Final = 4096
 _MAX_FOLDED: Final = 1 << 27
+_MAX_GROWN: Final = 1 << 22
 _GROWING: Final = frozenset(
     "Expand Tile Range Pad Resize Upsample OneHot HannWindow HammingWindow BlackmanWindow MaxUnpool Col2Im".split()
 )
@@ -57,7 +58,8 @@ def fold(call: Call, node: onnx.NodeProto) -> list[Array] | None:
 
 def _fits(call: Call, node: onnx.NodeProto) -> bool:
     """True where the node's outputs are of a size to keep; only what can make much of little is looked at."""
-    if call.operator not in _GROWING and sum(v.size for v in call.inputs if v is not None) <= _MAX_SMALL:
+    elements = sum(v.size for v in call.inputs if v is not None)
+    if call.operator not in _GROWING and elements <= _MAX_SMALL:
         return True
     from onnx import defs, numpy_helper, shape_inference
 
@@ -71,7 +73,8 @@ def _fits(call: Call, node: onnx.NodeProto) -> bool:
     except Exception:  # the evaluator will say what is wrong
         return call.operator not in _GROWING
     shapes = [[d.dim_value for d in t.tensor_type.shape.dim] for t in found.values()]
-    return all(prod(max(1, e) for e in s) <= _MAX_FOLDED for s in shapes)
+    most = min(max(2 * elements, _MAX_GROWN), _MAX_FOLDED)
+    return all(prod(max(1, e) for e in s) <= most for s in shapes)
 
 
 def _evaluate(call: Call, node: onnx.NodeProto) -> list[Array] | None:

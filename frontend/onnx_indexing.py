@@ -52,6 +52,8 @@ def split(b: Notation) -> None:
     sizes = b.ints_attribute("split") if b.opset < 13 else (None if b.optional(1) is None else b.constant_ints(1))
     if sizes is None:
         count = b.int_attribute("num_outputs", len(b.call.outputs))
+        most = max(x.shape[axis], len(b.call.outputs))
+        b.require(0 < count <= most, f"num_outputs {count} is not within 1 .. {most}")
         each = -(-x.shape[axis] // count)
         sizes = tuple(min(each, x.shape[axis] - k * each) for k in range(count))
         b.require(b.opset >= 18 or x.shape[axis] % count == 0, f"{x.shape[axis]} is not a multiple of {count} outputs")
