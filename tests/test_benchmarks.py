@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import choices
+from benchmarks.candidates import Shelf, make, nests_of, plans_of
 from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
+from benchmarks.choices import Candidate, Found, Judge
 from benchmarks.driver import Row
 from benchmarks.graphs import NODES
 from benchmarks.peers import numpy_peer, ours
 from benchmarks.reference import ROUNDING, error_of, reference
 from benchmarks.report import draw, line, read_json, summary, write_json
+from poly.codegen.host import host_machine
 
 SMALL = (
     einsum("product", "ik,kj->ij", (5, 7), (7, 6)),
@@ -82,3 +87,21 @@ def test_a_file_adds_cases(tmp_path: Path) -> None:
     found = load_cases(tmp_path / "cases.json")
     assert [c.name for c in found].count("gemm_64") == 1
     assert (found[-1].name, found[-1].reads, found[-1].writes) == ("mine", 48, 12)
+
+
+def test_choices_are_measured_against_other_plans(tmp_path: Path) -> None:
+    machine = replace(host_machine(), cores=1)
+    (nest,) = nests_of(einsum("product", "ik,kj->ij", (24, 16), (16, 40)), machine)
+    rated = plans_of(nest, 3, far=10.0)
+    assert rated[0].plan == nest.chosen and len({repr(r.plan) for r in rated}) == 3
+    shelf = Shelf(tmp_path, machine)
+    assert Judge(nest, shelf).found(rated, 1.0) is None  # nothing was made
+    for r in rated:
+        make(shelf, nest.program, r.plan)
+    found = Judge(nest, shelf).found(rated, 1.0)
+    assert found is not None and len(found.candidates) == 3 and found.candidates[0].plan == repr(nest.chosen)
+
+
+def test_choices_near_the_best_are_counted() -> None:
+    near, far = (Found("n", (Candidate("a", 1.0, t), Candidate("b", 2.0, 1.0))) for t in (1.05, 2.0))
+    assert "1 of 2 (50%)" in choices.summary([near, far])

@@ -1,0 +1,171 @@
+"""Contractions of the cases, the plans that they could have, and kernels of these: what `benchmarks.choices` measures.
+
+Kernels are made ahead by processes of their own, which leave them in a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.cases import Case
+from benchmarks.graphs import model_of
+from poly.codegen.kernel import Kernel
+from poly.compiler import constant_kernel
+from poly.dtypes import numpy_dtype
+from poly.errors import PolyError
+from poly.machine import Machine
+from poly.prepared import Prepared, prepare
+from poly.program import Program, Tensor
+from poly.scheduling.cpu_block import schedule_contraction
+from poly.scheduling.cpu_contract import Rated, contraction_plan, ways_of
+from poly.scheduling.cpu_facts import Facts, facts_of
+from poly.scheduling.cpu_plan import BlockPlan
+from poly.scheduling.cpu_reduce import reduction_of
+from poly.scheduling.cpu_window import window_of
+from poly.scheduling.edits import settle, unchecked
+from poly.scheduling.grouping import group_program
+from poly.scheduling.groups import groups_of
+from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.schedule import Schedule
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """One group of a case that the contraction model plans: a program of its own."""
+
+    name: str
+    program: Program
+    facts: Facts
+    lanes: int
+
+    @property
+    def chosen(self) -> BlockPlan:
+        plan = contraction_plan(self.facts, self.lanes)
+        assert plan is not None
+        return plan
+
+    def arrays(self) -> dict[str, Array]:
+        """Operands of a seed, and room for the results."""
+        random, sizes = np.random.default_rng(0), self.program.binding
+
+        def made(t: Tensor) -> Array:
+            shape = t.extents(sizes)
+            return np.empty(shape, numpy_dtype(t.dtype)) if t.is_output else _values(random, shape, t.dtype)
+
+        return {t.name: made(t) for t in self.program.tensors if t.is_output or t.role in ("input", "constant")}
+
+
+def _values(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    return random.standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def nests_of(case: Case, machine: Machine) -> list[Nest]:
+    """The groups of a case that have a choice."""
+    found: list[Nest] = []
+    for k, part in enumerate(group_program(_program(case), machine).parts.values()):
+        program = part if case.kind == "einsum" else join_axes(part)
+        groups = groups_of(program)
+        group = groups[0]
+        if len(groups) != 1 or group.box is None or not group.axes or group.parts:
+            continue
+        if window_of(program, group, machine) or reduction_of(program, group, machine, 1):
+            continue
+        facts = facts_of(program, group, machine)
+        lanes = facts.lanes()
+        if lanes is not None and contraction_plan(facts, lanes) is not None:
+            found.append(Nest(f"{case.name}.{k}" if k else case.name, program, facts, lanes))
+    return found
+
+
+def _program(case: Case) -> Program:
+    import poly
+    from poly.frontend.einsum import einsum_program
+
+    if case.kind == "einsum":
+        return einsum_program(case.spec, list(case.inputs.values()), ["f32"] * len(case.inputs))
+    return poly.from_onnx(model_of(case)).to_program()
+
+
+def plans_of(nest: Nest, count: int, far: float) -> list[Rated]:
+    """The model's favourites of every way to do it by turns, the best ways first, none predicted to take more than
+    `far` times as long as the best: so they differ in more than a block size. The model's choice is among them.
+    """
+    ways = [found for choice, way in ways_of(nest.facts, nest.lanes) if (found := list(choice.rated(way, count)))]
+    ways.sort(key=lambda found: found[0].cycles)
+    limit = far * ways[0][0].cycles
+    chosen = nest.chosen
+    turns = (r for turn in zip_longest(*ways) for r in turn if r is not None and r.cycles <= limit)
+    mixed = list(turns)
+    first = [r for found in ways for r in found if r.plan == chosen][:1]
+    return [*first, *(r for r in mixed if r.plan != chosen)][:count]
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A folder of prepared kernels, by program, plan and machine.
+
+    It does not know when the package has changed: an entry is as the package was when it was made.
+    """
+
+    folder: Path
+    machine: Machine
+
+    def path(self, program: Program, plan: BlockPlan) -> Path:
+        parts = "\0".join((str(program), repr(plan), self.machine.hash))
+        return self.folder / f"{hashlib.sha256(parts.encode()).hexdigest()[:32]}.pickle"
+
+    def fill(self, nest: Nest, plans: Sequence[BlockPlan], workers: Executor | None, seconds: float) -> None:
+        """Make what is not there, until the time is over."""
+        missing = [p for p in plans if not self.path(nest.program, p).exists()]
+        if workers is None or not missing:
+            return
+        tasks = [workers.submit(make, self, nest.program, plan) for plan in missing]
+        wait(tasks, timeout=seconds)
+        for task in tasks:
+            task.cancel()
+
+    def kernel(self, nest: Nest, plan: BlockPlan, constants: Mapping[str, Array]) -> Kernel | None:
+        """What was made of a plan; None where it is not there, or was refused."""
+        path = self.path(nest.program, plan)
+        content = path.read_bytes() if path.exists() else b""
+        if not content:
+            return None
+        made = Prepared(Schedule(nest.program), *pickle.loads(content))
+        compute = constant_kernel(made, self.machine)
+        program = nest.program
+        return Kernel(
+            made.split.after, self.machine, program.inputs, program.outputs, dict(constants), 1, None,
+            compute(constants) if compute is not None else {}, made.after,
+        )  # fmt: skip
+
+
+def make(shelf: Shelf, program: Program, plan: BlockPlan) -> None:
+    """Prepare one kernel; an empty entry where the plan is refused."""
+    (group,) = groups_of(program)
+    try:
+        schedule = settle(schedule_contraction(unchecked(Schedule(program)), group, plan, shelf.machine))
+        made = prepare(program, shelf.machine, 1, schedule)
+        made.compile(shelf.machine)
+        content = pickle.dumps((made.split, made.after, made.before))
+    except PolyError:
+        content = b""
+    path = shelf.path(program, plan)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def batches(items: Sequence[Rated], size: int) -> Iterator[Sequence[Rated]]:
+    return (items[k : k + size] for k in range(0, len(items), size))
