@@ -66,43 +66,67 @@ def promote(
     chosen = _users(schedule, tensor, at, users)
     buffer = name or free_name(schedule, f"{tensor}_{identifier(space)}")
     tile = tile_of(schedule, tensor, at, chosen, pad)
+    layout = _layout(tile.box, order, fold or {}, block or {})
     source = schedule.program.tensor[tensor]
-    new = Tensor(
-        buffer,
-        tile.box.extents,
-        source.dtype,
-        "temporary",
-        space,
-        _layout(tile.box, order, fold or {}, block or {}),
-        tile.loops,
-        source.origin or tensor,
-    )
-    inward, outward = _copies_needed(schedule, tensor, chosen, tile)
-    statements = [
-        redirected(schedule, s, tensor, new, tile, pad) if s.name in chosen else s for s in schedule.program.statements
-    ]
-    nests = dict(schedule.nests)
-    first, last = span(schedule, at, chosen)
-    if outward:
-        statements = _insert(
-            statements, _copy(schedule, source, new, tile, chosen, outward=True, pad=()), chosen, after=True
-        )
-        nests = insert_nest(nests, at, last + 1, _own_nest(f"st_{buffer}", new, tile, order), f"st_{buffer}")
-    if inward is not None:
-        guard = _padding(schedule, tensor, chosen, tile) if pad else ()
-        part = replace(tile, footprint=inward)
-        statements = _insert(
-            statements, _copy(schedule, source, new, part, chosen, outward=False, pad=guard), chosen, after=False
-        )
-        early = min(first, _after_writers(schedule, tensor, at, chosen))
-        nests = insert_nest(nests, at, early, _own_nest(f"ld_{buffer}", new, tile, order), f"ld_{buffer}")
-    program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
-    result = replace(schedule, program=program, nests=canonical(nests))
+    extents, origin = tile.box.extents, source.origin or tensor
+    new = Tensor(buffer, extents, source.dtype, "temporary", space, layout, tile.loops, origin)
+    result = _Promoting(schedule, source, new, tile, at, chosen, pad).result(order)
     return finish(
         schedule, result, "promote", tensor=tensor, at=at, space=space, name=buffer,
         users=tuple(users) if users is not None else None, order=tuple(order) if order is not None else None, pad=pad,
         fold=dict(fold) if fold else None, block=dict(block) if block else None,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Promoting:
+    """A part of `source` on its way to the buffer `new`, which `users` see."""
+
+    schedule: Schedule
+    source: Tensor
+    new: Tensor
+    tile: Tile
+    at: str | None
+    users: tuple[str, ...]
+    pad: bool
+
+    def result(self, order: Sequence[int] | None) -> Schedule:
+        """The schedule with the users redirected and the copies that they need, whose loops are in an order."""
+        schedule, tensor, new, tile, users = self.schedule, self.source.name, self.new, self.tile, self.users
+        inward, outward = _copies_needed(schedule, tensor, users, tile)
+        statements = [
+            redirected(schedule, s, tensor, new, tile, self.pad) if s.name in users else s
+            for s in schedule.program.statements
+        ]
+        nests = dict(schedule.nests)
+        first, last = span(schedule, self.at, users)
+        if outward:
+            name = f"st_{new.name}"
+            statements = _insert(statements, self.copy(tile, outward=True, pad=()), users, after=True)
+            nests = insert_nest(nests, self.at, last + 1, _own_nest(name, new, tile, order), name)
+        if inward is not None:
+            name = f"ld_{new.name}"
+            guard = _padding(schedule, tensor, users, tile) if self.pad else ()
+            copy = self.copy(replace(tile, footprint=inward), outward=False, pad=guard)
+            statements = _insert(statements, copy, users, after=False)
+            early = min(first, _after_writers(schedule, tensor, self.at, users))
+            nests = insert_nest(nests, self.at, early, _own_nest(name, new, tile, order), name)
+        program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
+        return replace(schedule, program=program, nests=canonical(nests))
+
+    def copy(
+        self, tile: Tile, *, outward: bool, pad: tuple[tuple[Constraint, ...], Const] | tuple[()]
+    ) -> Statement:
+        """The statement that moves one element of one tile between the tensor and its buffer."""
+        name = f"{'st' if outward else 'ld'}_{self.new.name}"
+        elements = tile.elements
+        footprint = _written(self.schedule, self.source.name, self.users, tile) if outward else tile.footprint
+        domain = named(coalesced(footprint.wrap().flatten().set_tuple_name(name)), (*tile.variables, *elements))
+        outer = Access(self.source.name, tuple(var(e) for e in elements), *(pad or ((), None)))
+        inner = Access(self.new.name, tuple(var(e) - c for e, c in zip(elements, tile.box.lower, strict=True)))
+        write, read = (outer, inner) if outward else (inner, outer)
+        iterators, rank = (*tile.variables, *elements), len(tile.loops)
+        return Statement(name, iterators, domain, write, (read,), Read(0), copies=self.source.name, tile_rank=rank)
 
 
 def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str], pad: bool = False) -> Tile:
@@ -336,36 +360,6 @@ def _guard_is_bounds(program: Program, s: Statement, access: Access) -> bool:
         access_map(s, access, program.parameters)
         .intersect_params(program.context)
         .is_equal(inside.intersect_params(program.context))
-    )
-
-
-def _copy(
-    schedule: Schedule,
-    source: Tensor,
-    new: Tensor,
-    tile: Tile,
-    users: Sequence[str],
-    *,
-    outward: bool,
-    pad: tuple[tuple[Constraint, ...], Const] | tuple[()],
-) -> Statement:
-    """The statement that moves one element of one tile between a tensor and its buffer."""
-    name = f"{'st' if outward else 'ld'}_{new.name}"
-    elements = tile.elements
-    footprint = _written(schedule, source.name, users, tile) if outward else tile.footprint
-    domain = named(coalesced(footprint.wrap().flatten().set_tuple_name(name)), (*tile.variables, *elements))
-    outer = Access(source.name, tuple(var(e) for e in elements), *(pad or ((), None)))
-    inner = Access(new.name, tuple(var(e) - c for e, c in zip(elements, tile.box.lower, strict=True)))
-    write, read = (outer, inner) if outward else (inner, outer)
-    return Statement(
-        name,
-        (*tile.variables, *elements),
-        domain,
-        write,
-        (read,),
-        Read(0),
-        copies=source.name,
-        tile_rank=len(tile.loops),
     )
 
 
