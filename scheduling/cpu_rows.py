@@ -27,8 +27,11 @@ from poly.scheduling.schedule import Schedule
 
 FEWEST = 4  # iterations of a loop along which lanes pay
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
-HEIGHTS = ((2, 8), (16, 4), (128, 2))  # up to so many vectors in a row: rows side by side
-HEIGHTS_HEAVY = ((8, 4), (32, 2))  # the same where some element takes a long chain of operations
+HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements that take a few, ten, more operations
+    ((2, 8), (16, 4), (128, 2)),
+    ((16, 4), (128, 2)),
+    ((8, 4), (32, 2)),
+)
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 
@@ -99,8 +102,8 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], core: _Core)
     assert group.box is not None
     rows = group.box[-1][1] + 1
     vectors = max(-(-prod(p.extents) // core.vector) for p in passes)
-    heights = HEIGHTS_HEAVY if any(_heavy(program, p) for p in passes) else HEIGHTS
-    most = next((h for limit, h in heights if vectors <= limit), 1)
+    chain = max(_chain(program, p) for p in passes)
+    most = next((h for limit, h in HEIGHTS[chain] if vectors <= limit), 1)
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max((h for h in fitting if all(_held(program, p, core, h) <= core.registers for p in passes)), default=1)
 
@@ -162,10 +165,11 @@ def _reductions(program: Program, part: Pass) -> int:
     return sum(program.statement[n].combiner is not None for n in part.statements)
 
 
-def _heavy(program: Program, part: Pass) -> bool:
-    """Whether some statement takes a long chain of operations for an element."""
+def _chain(program: Program, part: Pass) -> int:
+    """How long a chain of operations an element of some statement takes: 0 a few, 1 ten (an exponential), 2 more."""
     bodies = [program.statement[n].body for n in part.statements]
-    return any(isinstance(e, Apply) and e.operator not in LIGHT for body in bodies for e in walk(body))
+    used = {e.operator for body in bodies for e in walk(body) if isinstance(e, Apply)} - LIGHT
+    return 0 if not used else 1 if used == {"exp"} else 2
 
 
 def _interleaved(vectors: int, height: int) -> int:
@@ -178,10 +182,10 @@ def _sized(program: Program, part: Pass, core: _Core, height: int) -> Pass:
     """A pass with its vectors: several side by side hide the latency of an operation, or two as one wide one."""
     if not part.extents:
         return part
-    heavy = _heavy(program, part)
-    lanes = core.vector * (_interleaved(-(-part.extents[-1] // core.vector), height) if heavy else 1)
+    chain = _chain(program, part)
+    lanes = core.vector * (_interleaved(-(-part.extents[-1] // core.vector), height) if chain == 2 else 1)
     reductions = _reductions(program, part)
-    most = 1 if heavy else core.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
+    most = 1 if chain else core.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
     return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))
 
 

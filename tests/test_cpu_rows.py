@@ -108,13 +108,22 @@ def test_rows_side_by_side(rows: int) -> None:
 
 
 @pytest.mark.parametrize(("columns", "lanes"), [(64, 8), (256, 16), (768, 32), (144, 16), (136, 8)])
-def test_exponentials_side_by_side(columns: int, lanes: int) -> None:
+def test_long_chains_side_by_side(columns: int, lanes: int) -> None:
     """Wide vectors where few of their lanes are empty; rows side by side do the same for short ones."""
     x = np.random.default_rng(columns).standard_normal((4, columns)).astype("f4")
-    program = poly.parse(SOFTMAX, x=x.shape)
+    program = poly.parse(SOFTMAX.replace("exp", "sigmoid"), x=x.shape)
     (group,) = groups_for(program, AVX2)
     plan = row_plan(program, group, AVX2)
     assert plan is not None and max(p.lanes for p in plan.passes) == lanes
+    agrees(program, {"x": x})
+
+
+def test_exponentials_of_two_rows_side_by_side() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 768)).astype("f4")
+    program = poly.parse(SOFTMAX, x=x.shape)
+    (group,) = groups_for(program, AVX2)
+    plan = row_plan(program, group, AVX2)
+    assert plan is not None and plan.height == 2 and max(p.lanes for p in plan.passes[1:]) == 8
     agrees(program, {"x": x})
 
 
