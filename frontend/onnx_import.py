@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, overload
@@ -109,42 +108,6 @@ def _checked_ranges(model: onnx.ModelProto, ranges: Mapping[str, Sequence[int]])
     return found
 
 
-@dataclass(frozen=True)
-class NodeFate:
-    """What became of a node of the file.
-
-    `fate`: "compiled", "expanded" (by its function body), "folded" (known while importing), "inlined" (an If),
-    "at first run" (it waits for a value that decides its shape or branch; `poly.compile(Path(...))` compiles it then),
-    "fallback" (the reference evaluator runs it), "refused", or "not reached" (it reads what was refused). `why` and
-    `hint`: for the last four.
-    """
-
-    name: str
-    operator: str
-    opset: int
-    fate: Fate
-    why: str = ""
-    hint: str = ""
-
-
-@dataclass(frozen=True)
-class Survey:
-    """A model as far as it can be imported. `graph`: what reads a refused node's output reads an input instead."""
-
-    graph: Graph
-    fates: tuple[NodeFate, ...]
-
-
-def survey_onnx(
-    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
-) -> Survey:
-    """Import a model and go on behind nodes that are refused. Raises `OnnxError` for what is wrong with its inputs."""
-    importer = Importer(model, staged=True)
-    importer.declare_inputs(shapes, constants)
-    fates = importer.survey(model.graph.node)
-    return Survey(importer.graph(partial=True), fates)
-
-
 class Interrupted(Exception):
     """An import by stages stops before a node. `value`: whose content it needs; None: it has no static form at all."""
 
@@ -233,13 +196,35 @@ class Importer:
 
     def walk(self, nodes: Iterable[onnx.NodeProto]) -> None:
         for proto in nodes:
-            self._node(proto)
-            self._serial += 1
+            self.node(proto)
 
-    def node(self, proto: onnx.NodeProto) -> None:
-        """Import one node. Raises `OnnxError`; staged: `Interrupted`."""
-        self._node(proto)
+    def node(self, proto: onnx.NodeProto) -> Fate:
+        """Import one node: what becomes of it. Raises `OnnxError`; staged: `Interrupted`."""
+        fate = self._node(proto)
         self._serial += 1
+        return fate
+
+    def give_up(self, proto: onnx.NodeProto) -> tuple[str, ...]:
+        """Declare the outputs of a refused node as inputs; the names of those whose shapes are not known."""
+        try:
+            outputs = inferred_outputs(self._call(proto), proto, self._schemas, NoCompiledForm(""))
+        except OnnxError:
+            outputs = {}
+        self._serial += 1
+        for position, (shape, dtype) in outputs.items():
+            value = Value(self._names.fresh(proto.output[position]), shape, dtype)
+            self._define(proto.output[position], value)
+            self._inputs.append(Tensor(value.name, _affine(shape), storage(dtype), "input"))
+        return tuple(name for k, name in enumerate(proto.output) if k not in outputs)
+
+    @property
+    def reason(self) -> str:
+        """Why the node that was added last is left to the reference evaluator, if it is."""
+        return self._nodes[-1].node.reason
+
+    def opset(self, domain: str) -> int:
+        """The version of a domain that the model imports, 0 where it imports none."""
+        return self._schemas.versions.get("" if domain == "ai.onnx" else domain, 0)
 
     def known(self, name: str) -> Array | None:
         """The content of a value, where it does not depend on the run."""
@@ -248,50 +233,6 @@ class Importer:
     def origins(self, value: Value) -> frozenset[str]:
         """The inputs of the import that a value depends on."""
         return self._origins.get(value.name, frozenset())
-
-    def survey(self, nodes: Iterable[onnx.NodeProto]) -> tuple[NodeFate, ...]:
-        """As `walk`; the outputs of a refused node become inputs where their shapes are known."""
-        found: list[NodeFate] = []
-        lost: dict[str, Fate] = {}
-        for proto in nodes:
-            name, domain = proto.name or next(iter(proto.output), ""), "" if proto.domain == "ai.onnx" else proto.domain
-            opset = self._schemas.versions.get(domain, 0)
-            if missing := next((i for i in proto.input if i in lost), None):
-                fate: Fate = lost[missing]
-                lost |= dict.fromkeys(proto.output, fate)
-                found.append(NodeFate(name, proto.op_type, opset, fate, f"it reads {missing!r}"))
-                continue
-            try:
-                fate = self._node(proto)
-                found.append(NodeFate(name, proto.op_type, opset, fate, *self._reason(proto, fate)))
-            except Interrupted as later:
-                fate = "fallback" if later.value is None else "at first run"
-                names = "" if later.value is None else ", ".join(sorted(self.origins(later.value)))
-                hint = f"fix it: constants={{...}} of {names}" if names else ""
-                found.append(NodeFate(name, proto.op_type, opset, fate, later.reason, hint))
-                lost |= dict.fromkeys(self._given_up(proto), "at first run")
-            except OnnxError as error:
-                found.append(NodeFate(name, proto.op_type, opset, "refused", *_told(error)))
-                lost |= dict.fromkeys(self._given_up(proto), "not reached")
-            self._serial += 1
-        return tuple(found)
-
-    def _reason(self, proto: onnx.NodeProto, fate: Fate) -> tuple[str, str]:
-        """Why the node that was added last is left to the reference evaluator."""
-        return (self._nodes[-1].node.reason, "") if fate == "fallback" else ("", "")
-
-    def _given_up(self, proto: onnx.NodeProto) -> tuple[str, ...]:
-        """Declare the outputs of a refused node as inputs; the names of those whose shapes are not known."""
-        try:
-            call = self._call(proto)
-            outputs = inferred_outputs(call, proto, self._schemas, NoCompiledForm(""))
-        except OnnxError:
-            return tuple(proto.output)
-        for position, (shape, dtype) in outputs.items():
-            value = Value(self._names.fresh(proto.output[position]), shape, dtype)
-            self._define(proto.output[position], value)
-            self._inputs.append(Tensor(value.name, _affine(shape), storage(dtype), "input"))
-        return tuple(name for k, name in enumerate(proto.output) if k not in outputs)
 
     def _node(self, proto: onnx.NodeProto) -> Fate:
         try:
@@ -586,10 +527,6 @@ class Importer:
         copy = notation.map(lambda v: v, value)
         self._add(call, notation)
         return copy
-
-
-def _told(error: OnnxError) -> tuple[str, str]:
-    return error.message, error.hint or ""
 
 
 def _checked(name: str, array: Array, shape: Shape, dtype: str) -> Array:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from poly.errors import OnnxError
-from poly.frontend.onnx_import import from_onnx, survey_onnx
+from poly.frontend.onnx_import import from_onnx
 from poly.frontend.onnx_notation import Call
+from poly.frontend.onnx_survey import survey_onnx
 from poly.frontend.weights import light_model_path, random_weights
 from tests.onnx_helpers import assert_close, chain_model, node_model, reference, run_graph, run_model
 
