@@ -41,6 +41,44 @@ _TABLE: Final = int(
     "5a0a6d1f6d367ecf27cb09b74f463f669e5fea2d7527bac7ebe5f17b3d0739f78a5292ea6bfb5fb11f8d5d0856033046fc7b",
     16,
 )
+_UNIT: Final = _WINDOW - 2  # the bit of weight 1 in the product
+# Of x: the quadrant q, and the fraction's sign, mantissas h and l (53 bits each), and scale.
+_FRACTION: Final = f"""\
+  %b = bitcast double %x to i64
+  %raised = lshr i64 %b, 52
+  %e = and i64 %raised, 2047
+  %m0 = and i64 %b, {2**52 - 1}
+  %m1 = or i64 %m0, {2**52}
+  %m = zext i64 %m1 to i{_WINDOW}
+  %s = sub i64 {_BITS + 2 - _WINDOW + 1075}, %e
+  %word = lshr i64 %s, 6
+  %at = getelementptr i64, ptr @poly.two_over_pi, i64 %word
+  %four = load i256, ptr %at, align 8
+  %off = and i64 %s, 63
+  %wide = zext i64 %off to i256
+  %down = lshr i256 %four, %wide
+  %w = trunc i256 %down to i{_WINDOW}
+  %p = mul i{_WINDOW} %w, %m
+  %up = add i{_WINDOW} %p, {1 << (_UNIT - 1)}
+  %q = lshr i{_WINDOW} %up, {_UNIT}
+  %whole = shl i{_WINDOW} %q, {_UNIT}
+  %f = sub i{_WINDOW} %p, %whole
+  %minus = icmp slt i{_WINDOW} %f, 0
+  %neg = sub i{_WINDOW} 0, %f
+  %a = select i1 %minus, i{_WINDOW} %neg, i{_WINDOW} %f
+  %z = call i{_WINDOW} @llvm.ctlz.i{_WINDOW}(i{_WINDOW} %a, i1 false)
+  %n = shl i{_WINDOW} %a, %z
+  %t0 = lshr i{_WINDOW} %n, {_WINDOW - 53}
+  %t1 = trunc i{_WINDOW} %t0 to i64
+  %u0 = lshr i{_WINDOW} %n, {_WINDOW - 106}
+  %u1 = trunc i{_WINDOW} %u0 to i64
+  %u2 = and i64 %u1, {2**53 - 1}
+  %h = uitofp i64 %t1 to double
+  %l = uitofp i64 %u2 to double
+  %z1 = trunc i{_WINDOW} %z to i64
+  %k0 = sub i64 {1023 + _WINDOW - 53 - _UNIT}, %z1
+  %k1 = shl i64 %k0, 52
+  %scale = bitcast i64 %k1 to double"""
 
 
 def sine(f: Floats, x: Value, name: str) -> Value:
@@ -128,61 +166,9 @@ def _scalar_reduction(ops: Ops) -> str:
     """x = m 2^e: m times the window of 2/pi whose product counts modulo 4; its fraction in two doubles times pi/2."""
     words = [(_TABLE >> 64 * k) & (2**64 - 1) for k in range(-(-_BITS // 64) + 4)]
     table = ", ".join(f"i64 {w}" for w in words)
-    unit = _WINDOW - 2  # the bit of weight 1
-    high, low = _HALF_PI["f64"][:2]
-    lines = f"""
-  %b = bitcast double %x to i64
-  %raised = lshr i64 %b, 52
-  %e = and i64 %raised, 2047
-  %m0 = and i64 %b, {2**52 - 1}
-  %m1 = or i64 %m0, {2**52}
-  %m = zext i64 %m1 to i{_WINDOW}
-  %s = sub i64 {_BITS + 2 - _WINDOW + 1075}, %e
-  %word = lshr i64 %s, 6
-  %at = getelementptr i64, ptr @poly.two_over_pi, i64 %word
-  %four = load i256, ptr %at, align 8
-  %off = and i64 %s, 63
-  %wide = zext i64 %off to i256
-  %down = lshr i256 %four, %wide
-  %w = trunc i256 %down to i{_WINDOW}
-  %p = mul i{_WINDOW} %w, %m
-  %up = add i{_WINDOW} %p, {1 << (unit - 1)}
-  %q = lshr i{_WINDOW} %up, {unit}
-  %whole = shl i{_WINDOW} %q, {unit}
-  %f = sub i{_WINDOW} %p, %whole
-  %minus = icmp slt i{_WINDOW} %f, 0
-  %neg = sub i{_WINDOW} 0, %f
-  %a = select i1 %minus, i{_WINDOW} %neg, i{_WINDOW} %f
-  %z = call i{_WINDOW} @llvm.ctlz.i{_WINDOW}(i{_WINDOW} %a, i1 false)
-  %n = shl i{_WINDOW} %a, %z
-  %t0 = lshr i{_WINDOW} %n, {_WINDOW - 53}
-  %t1 = trunc i{_WINDOW} %t0 to i64
-  %u0 = lshr i{_WINDOW} %n, {_WINDOW - 106}
-  %u1 = trunc i{_WINDOW} %u0 to i64
-  %u2 = and i64 %u1, {2**53 - 1}
-  %h = uitofp i64 %t1 to double
-  %l = uitofp i64 %u2 to double
-  %z1 = trunc i{_WINDOW} %z to i64
-  %k0 = sub i64 {1023 + _WINDOW - 53 - unit}, %z1
-  %k1 = shl i64 %k0, 52
-  %scale = bitcast i64 %k1 to double
-  %hs = fmul double %h, %scale
-  %ls0 = fmul double %l, %scale
-  %ls = fmul double %ls0, 0x3CA0000000000000
-  %t = fmul double %ls, {_hex(high)}"""
-    if ops.fma:
-        ops.writer.declare("double @llvm.fma.f64(double, double, double)")
-        lines += f"""
-  %v = call double @llvm.fma.f64(double %hs, double {_hex(low)}, double %t)
-  %r = call double @llvm.fma.f64(double %hs, double {_hex(high)}, double %v)"""
-    else:
-        lines += f"""
-  %v0 = fmul double %hs, {_hex(low)}
-  %v = fadd double %v0, %t
-  %r0 = fmul double %hs, {_hex(high)}
-  %r = fadd double %r0, %v"""
     return f"""@poly.two_over_pi = private unnamed_addr constant [{len(words)} x i64] [{table}], align 64
-define internal {{ double, i64 }} @poly.reduce(double %x) nounwind noinline {{{lines}
+define internal {{ double, i64 }} @poly.reduce(double %x) nounwind noinline {{
+{_FRACTION}{_times_half_pi(ops)}
   %rn = fneg double %r
   %rs = select i1 %minus, double %rn, double %r
   %q1 = trunc i{_WINDOW} %q to i64
@@ -190,6 +176,26 @@ define internal {{ double, i64 }} @poly.reduce(double %x) nounwind noinline {{{l
   %two = insertvalue {{ double, i64 }} %one, i64 %q1, 1
   ret {{ double, i64 }} %two
 }}"""
+
+
+def _times_half_pi(ops: Ops) -> str:
+    """r: the fraction h + l, with its scale, times pi/2 in two parts."""
+    high, low = (_hex(part) for part in _HALF_PI["f64"][:2])
+    lines = f"""
+  %hs = fmul double %h, %scale
+  %ls0 = fmul double %l, %scale
+  %ls = fmul double %ls0, 0x3CA0000000000000
+  %t = fmul double %ls, {high}"""
+    if ops.fma:
+        ops.writer.declare("double @llvm.fma.f64(double, double, double)")
+        return f"""{lines}
+  %v = call double @llvm.fma.f64(double %hs, double {low}, double %t)
+  %r = call double @llvm.fma.f64(double %hs, double {high}, double %v)"""
+    return f"""{lines}
+  %v0 = fmul double %hs, {low}
+  %v = fadd double %v0, %t
+  %r0 = fmul double %hs, {high}
+  %r = fadd double %r0, %v"""
 
 
 def _hex(value: float) -> str:
