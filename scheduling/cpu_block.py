@@ -45,7 +45,7 @@ def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, mach
 
 
 def _composed(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
-    padded = with_padding(schedule, group, {(p.statement, p.tensor) for p in plan.packs})
+    padded = with_padding(schedule, group, plan.vector, {(p.statement, p.tensor) for p in plan.packs})
     return keep_values(block_group(padded, group, plan, machine), group, machine)
 
 

@@ -81,17 +81,49 @@ def extent_of(schedule: Schedule, buffer: str, axis: int) -> int:
     return int(schedule.program.tensor[buffer].shape[axis].evaluate(schedule.program.binding))
 
 
-def with_padding(schedule: Schedule, group: Group, packed: Collection[tuple[str, str]] = ()) -> Schedule:
-    """Guarded reads inside reductions go through a padded copy of the tensor, but for those that are packed, given as
-    (statement, tensor).
+def with_padding(
+    schedule: Schedule, group: Group, vector: int, packed: Collection[tuple[str, str]] = ()
+) -> Schedule:
+    """Guarded reads inside reductions go through a padded copy of the tensor, made in vectors, but for those that are
+    packed, given as (statement, tensor).
     """
     for s in group.statements:
         padded = {r.tensor for r in s.reads if r.guard} if s.combiner is not None else set[str]()
         for tensor in sorted(t for t in padded if (s.name, t) not in packed):
+            buffer = f"{tensor}_{s.name}_padded"
             try:
-                schedule = schedule.promote(
-                    tensor, None, "dram", users=[s.name], name=f"{tensor}_{s.name}_padded", pad=True
-                )
+                schedule = schedule.promote(tensor, None, "dram", users=[s.name], name=buffer, pad=True)
             except PolyError:
                 continue
+            schedule = _edges_apart(schedule, tensor, buffer, vector)
     return schedule
+
+
+def _edges_apart(schedule: Schedule, tensor: str, buffer: str, vector: int) -> Schedule:
+    """A padded copy axis by axis, its padding apart from what lies in the tensor; the last axis in vectors."""
+    copy = f"ld_{buffer}"
+    if copy not in schedule.nests:
+        return schedule
+    axes = [int(loop.rsplit(".", 1)[1]) for loop in loops_of_copy(schedule, copy)]
+    sizes, last = schedule.program.binding, schedule.program.tensor[tensor].rank - 1
+    if not axes or axes[-1] != last or len(schedule.nests[copy].names) != len(axes):
+        return schedule
+    length = extent_of(schedule, tensor, last)
+    starts = {d: schedule.nests[copy].loops[f"{copy}.{d}"].constant for d in axes}
+    part, padding = "", list[str]()
+    wide = extent_of(schedule, buffer, last)
+    for d in axes:
+        low, high = max(0, starts[d]), starts[d] + int(schedule.program.tensor[tensor].shape[d].evaluate(sizes))
+        extent = extent_of(schedule, buffer, d)
+        edges = list[str]()
+        if 0 < low < extent:
+            schedule = schedule.split(f"{copy}.{d}{part}", low)
+            edges, part = [f"{part}.lo"], f"{part}.hi"
+        if low < high < extent:
+            schedule = schedule.split(f"{copy}.{d}{part}", high)
+            edges, part = [*edges, f"{part}.hi"], f"{part}.lo"
+        padding += edges if d != last else []
+        length = min(high, extent) - low if d == last else length
+    for piece in padding:
+        schedule = in_vectors(schedule, f"{copy}.{last}{piece}", wide, vector, FEW_VECTORS)
+    return in_vectors(schedule, f"{copy}.{last}{part}", length, vector, FEW_VECTORS)

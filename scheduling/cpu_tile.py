@@ -37,7 +37,7 @@ P = TypeVar("P", TilePlan, BlockPlan)
 
 def schedule_tiles(schedule: Schedule, group: Group, plan: TilePlan, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a group."""
-    schedule = with_padding(schedule, group)
+    schedule = with_padding(schedule, group, plan.vector)
     return keep_values(_Tiles(group, plan, machine).run(schedule), group, machine)
 
 
