@@ -75,6 +75,15 @@ def widest_element(program: Program, statements: Sequence[Statement]) -> int:
     return max(size_bytes(program.tensor[a.tensor].dtype) for s in statements for a, _ in s.accesses)
 
 
+def bytes_touched(program: Program, statements: Sequence[Statement]) -> int:
+    """Bytes of the tensors in memory that some statements touch; temporaries that no others touch do not count."""
+    inside = {s.name for s in statements}
+    touched = {a.tensor for s in statements for a, _ in s.accesses}
+    shared = {a.tensor for s in program.statements if s.name not in inside for a, _ in s.accesses}
+    there = [t for t in program.tensors if t.name in touched and (t.role != "temporary" or t.name in shared)]
+    return sum(t.nbytes(program.binding) for t in there)
+
+
 def reduction_extents(program: Program, s: Statement, axes: Sequence[str]) -> dict[str, int]:
     """The known extents of a statement's iterators that are no parallel loops (1 where not known)."""
     domain = bound_domain(program, s)

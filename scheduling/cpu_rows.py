@@ -20,7 +20,7 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
-from poly.scheduling.cpu_facts import reduction_extents, stride, widest_element
+from poly.scheduling.cpu_facts import bytes_touched, reduction_extents, stride, widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
@@ -33,6 +33,7 @@ HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements t
     ((8, 4), (32, 2)),
 )
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
+STREAM = 1024  # bytes of rows side by side that come from far: a prefetcher follows them as one stream of lines
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 
 
@@ -83,18 +84,24 @@ def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None
     if vector == 1 or machine.registers is None:
         return None
     single = sum(not extents[n] for n in extents)
-    core = _Core(vector, machine.vector_registers - single, core_of(machine, widest).in_flight)
+    registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
+    far = bytes_touched(program, group.statements) > max((m.capacity or 0 for m in machine.caches), default=0) // 4
+    core = _Core(vector, vector * widest, registers, in_flight, far)
     height = _height(program, group, passes, core)
     return RowPlan(tuple(_sized(program, p, core, height) for p in passes), inner, height)
 
 
 @dataclass(frozen=True)
 class _Core:
-    """`vector`: lanes of one; `registers`: free for rows; `in_flight`: operations that hide the latency of one."""
+    """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
+    latency of one; `far`: rows come from beyond the near caches.
+    """
 
     vector: int
+    bytes: int
     registers: int
     in_flight: int
+    far: bool
 
 
 def _height(program: Program, group: Group, passes: Sequence[Pass], core: _Core) -> int:
@@ -104,6 +111,8 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], core: _Core)
     vectors = max(-(-prod(p.extents) // core.vector) for p in passes)
     chain = max(_chain(program, p) for p in passes)
     most = next((h for limit, h in HEIGHTS[chain] if vectors <= limit), 1)
+    if core.far:
+        most = min(most, max(1, STREAM // (vectors * core.bytes)))
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max((h for h in fitting if all(_held(program, p, core, h) <= core.registers for p in passes)), default=1)
 

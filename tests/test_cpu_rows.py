@@ -119,12 +119,20 @@ def test_long_chains_side_by_side(columns: int, lanes: int) -> None:
 
 
 def test_exponentials_of_two_rows_side_by_side() -> None:
-    x = np.random.default_rng(0).standard_normal((4, 768)).astype("f4")
+    x = np.random.default_rng(0).standard_normal((4, 256)).astype("f4")
     program = poly.parse(SOFTMAX, x=x.shape)
     (group,) = groups_for(program, AVX2)
     plan = row_plan(program, group, AVX2)
     assert plan is not None and plan.height == 2 and max(p.lanes for p in plan.passes[1:]) == 8
     agrees(program, {"x": x})
+
+
+@pytest.mark.parametrize(("shape", "height"), [((64, 256), 2), (((1 << 15), 256), 1), (((1 << 16), 128), 2)])
+def test_rows_from_far_make_one_stream(shape: tuple[int, int], height: int) -> None:
+    program = poly.parse(SOFTMAX, x=shape)
+    (group,) = groups_for(program, AVX2)
+    plan = row_plan(program, group, AVX2)
+    assert plan is not None and plan.height == height
 
 
 def test_exponentials_lie_in_the_result() -> None:
