@@ -8,8 +8,9 @@ goes to the object's method `_careful`, with the same arguments.
 
 from __future__ import annotations
 
-import re
 from typing import Final
+
+from poly.codegen.ir_text import expanded, numbers_of
 
 NO_MEMORY: Final = -2  # a status
 MAX_GIVEN: Final = 64
@@ -34,23 +35,7 @@ NDARRAY, NONE, OUT, NEW_ARRAY, CAREFUL, SCALAR_OF = range(6)
 
 def call_ir() -> str:
     """The module."""
-    text = _ENTER + _FITS + _APART + _FRESH + _CALL
-    numbers = {f"${n}": str(v) for n, v in globals().items() if n.isupper() and isinstance(v, int)}
-    for name in sorted(numbers, key=len, reverse=True):
-        text = text.replace(name, numbers[name])
-    return _ACCESS.sub(_access, text)
-
-
-_ACCESS: Final = re.compile(r"  (%\w+) = call (i64|ptr) @(word|link|field)\(ptr (\S+), i64 (\S+)\)")
-
-
-def _access(found: re.Match[str]) -> str:
-    """The instructions for `@word` (a number), `@link` (a pointer; both by number) and `@field` (by offset)."""
-    result, kind, way, base, index = found.groups()
-    element = "i8" if way == "field" else "i64"
-    return f"""\
-  {result}.at = getelementptr {element}, ptr {base}, i64 {index}
-  {result} = load {kind}, ptr {result}.at, align 8"""
+    return expanded(_ENTER + _FITS + _APART + _FRESH + _CALL, numbers_of(globals()))
 
 
 _ENTER = """\
@@ -192,15 +177,13 @@ dtype:
   %typed = icmp eq ptr %descr, %wanted
   br i1 %typed, label %rank, label %no
 rank:
-  %rankat = getelementptr i8, ptr %array, i64 $ND_RANK
-  %rank32 = load i32, ptr %rankat, align 4
+  %rank32 = call i32 @field(ptr %array, i64 $ND_RANK)
   %rank64 = sext i32 %rank32 to i64
   %wantedrank = call i64 @word(ptr %spec, i64 $RANK)
   %ranked = icmp eq i64 %rank64, %wantedrank
   br i1 %ranked, label %flags, label %no
 flags:
-  %flagsat = getelementptr i8, ptr %array, i64 $ND_FLAGS
-  %flags32 = load i32, ptr %flagsat, align 4
+  %flags32 = call i32 @field(ptr %array, i64 $ND_FLAGS)
   %flags64 = zext i32 %flags32 to i64
   %needed = call i64 @word(ptr %spec, i64 $FLAGS)
   %there = and i64 %flags64, %needed
@@ -420,8 +403,7 @@ several:
   %tuple = icmp eq ptr %type, @PyTuple_Type
   br i1 %tuple, label %sized, label %no
 sized:
-  %sizeat = getelementptr i8, ptr %out, i64 $TUPLE_SIZE
-  %size = load i64, ptr %sizeat, align 8
+  %size = call i64 @field(ptr %out, i64 $TUPLE_SIZE)
   %items = getelementptr i8, ptr %out, i64 $TUPLE_ITEMS
   %counted = icmp eq i64 %size, %outputs
   br i1 %counted, label %next, label %no

@@ -10,9 +10,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from poly.codegen.ir_text import expanded, numbers_of
+
 MAX_THREADS: Final = 256
-BOX: Final = 128  # bytes of a worker's box: word, asleep, thread, core + 1 (0: any, -1: BOX_AUTO), number, the job
-BOX_CORE, BOX_AUTO = 16, 64
+BOX: Final = 128  # bytes of a worker's box
+
+# Offsets in a box, whose word is at 0: BOX_CORE is the core + 1, or 0: any, or -1: as in BOX_AUTO. Then the job.
+BOX_ASLEEP, BOX_THREAD, BOX_CORE, BOX_NUMBER = 4, 8, 16, 24
+BOX_ENTRY, BOX_ARGS, BOX_PARTS, BOX_SPIN, BOX_AUTO = 32, 40, 48, 56, 64
 
 # Offsets in the block.
 BUSY, CLOSED, WORKERS, CORES, SPIN, LAST_CORE = 64, 68, 72, 76, 80, 88
@@ -22,6 +27,10 @@ ARRIVED = 384
 MEETING, MEETING_ASLEEP = 512, 516
 STATUS, AGREED = 640, 648
 _BYTES = 768
+_BLOCK = (
+    "BUSY", "CLOSED", "WORKERS", "CORES", "SPIN", "LAST_CORE", "JOB_SPIN", "DONE", "CALLER_ASLEEP", "ARRIVED",
+    "MEETING", "MEETING_ASLEEP", "STATUS", "AGREED",
+)  # fmt: skip
 
 SEQUENCE: Final = 3
 """Words of a step of a sequence. Its args: number of steps, where the step that failed is written, then for each step
@@ -35,18 +44,11 @@ def pool_ir(triple: str, futex: int) -> str:
         pause, declared = "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()\n"
     elif triple.startswith("aarch64"):
         pause, declared = "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)\n"
-    fields = {
-        name: f"getelementptr (i8, ptr @polyloom.block, i64 {value})"
-        for name, value in globals().items()
-        if name.isupper() and isinstance(value, int)
-    }
     text = declared + _STATE + _WAIT + _MEET + _WORKER + (_STAFF if futex else _NOBODY) + _RUN + _SEQUENCE
-    for name in sorted(fields, key=len, reverse=True):
-        text = text.replace(f"ptr ${name}", f"ptr {fields[name]}")
-    text = text.replace("$BOXBYTES", str(BOX)).replace("$BOXES", str(MAX_THREADS * BOX)).replace("$BYTES", str(_BYTES))
-    text = text.replace("$LIMIT", str(MAX_THREADS - 1)).replace("$BOXCORE", str(BOX_CORE))
-    text = text.replace("$BOXAUTO", str(BOX_AUTO))
-    return text.replace("$FUTEX", str(futex)).replace("$PAUSE", pause)
+    numbers = numbers_of(globals())
+    block = {name: f"getelementptr (i8, ptr @polyloom.block, i64 {numbers[name]})" for name in _BLOCK}
+    sizes = {"BYTES": str(_BYTES), "BOXES": str(MAX_THREADS * BOX), "LIMIT": str(MAX_THREADS - 1)}
+    return expanded(text, {**numbers, **block, **sizes, "FUTEX": str(futex), "PAUSE": pause})
 
 
 _STATE = """\
@@ -191,25 +193,21 @@ go:
 _WORKER = """
 define internal ptr @worker(ptr %box) nounwind {
 entry:
-  %asleep = getelementptr i8, ptr %box, i64 4
-  %numberat = getelementptr i8, ptr %box, i64 24
-  %number = load i64, ptr %numberat, align 8
-  %entryat = getelementptr i8, ptr %box, i64 32
-  %argsat = getelementptr i8, ptr %box, i64 40
-  %partsat = getelementptr i8, ptr %box, i64 48
-  %spinat = getelementptr i8, ptr %box, i64 56
+  %asleep = getelementptr i8, ptr %box, i64 $BOX_ASLEEP
+  %number = call i64 @field(ptr %box, i64 $BOX_NUMBER)
+  %spinat = getelementptr i8, ptr %box, i64 $BOX_SPIN
   br label %idle
 idle:
   %seen = phi i32 [0, %entry], [%now, %next]
   %spin = load atomic i64, ptr %spinat monotonic, align 8
   call void @wait(ptr %box, i32 %seen, ptr %asleep, i64 %spin)
   %now = load atomic i32, ptr %box acquire, align 4
-  %f = load ptr, ptr %entryat, align 8
+  %f = call ptr @field(ptr %box, i64 $BOX_ENTRY)
   %stop = icmp eq ptr %f, null
   br i1 %stop, label %end, label %work
 work:
-  %args = load ptr, ptr %argsat, align 8
-  %parts = load i64, ptr %partsat, align 8
+  %args = call ptr @field(ptr %box, i64 $BOX_ARGS)
+  %parts = call i64 @field(ptr %box, i64 $BOX_PARTS)
   %status = call i64 %f(ptr %args, i64 %number, i64 %parts, ptr @polyloom.block)
   call void @note(i64 %status)
   %left = atomicrmw sub ptr $DONE, i32 1 seq_cst
@@ -234,15 +232,12 @@ entry:
   br i1 %none, label %end, label %post
 post:
   %k = phi i64 [0, %entry], [%k1, %post]
-  %offset = mul i64 %k, $BOXBYTES
+  %offset = mul i64 %k, $BOX
   %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
-  %entryat = getelementptr i8, ptr %box, i64 32
-  store ptr %job, ptr %entryat, align 8
-  %argsat = getelementptr i8, ptr %box, i64 40
-  store ptr %args, ptr %argsat, align 8
-  %partsat = getelementptr i8, ptr %box, i64 48
-  store i64 %parts, ptr %partsat, align 8
-  %spinat = getelementptr i8, ptr %box, i64 56
+  call void @put(ptr %box, i64 $BOX_ENTRY, ptr %job)
+  call void @put(ptr %box, i64 $BOX_ARGS, ptr %args)
+  call void @put(ptr %box, i64 $BOX_PARTS, i64 %parts)
+  %spinat = getelementptr i8, ptr %box, i64 $BOX_SPIN
   store atomic i64 %spin, ptr %spinat monotonic, align 8
   %old = load i32, ptr %box, align 4
   %new = add i32 %old, 1
@@ -255,9 +250,9 @@ posted:
   br label %check
 check:
   %i = phi i64 [0, %posted], [%i1, %checked]
-  %where = mul i64 %i, $BOXBYTES
+  %where = mul i64 %i, $BOX
   %word = getelementptr i8, ptr @polyloom.boxes, i64 %where
-  %asleepat = getelementptr i8, ptr %word, i64 4
+  %asleepat = getelementptr i8, ptr %word, i64 $BOX_ASLEEP
   %asleep = load atomic i32, ptr %asleepat seq_cst, align 4
   %awake = icmp eq i32 %asleep, 0
   br i1 %awake, label %checked, label %up
@@ -275,8 +270,7 @@ end:
 
 _STAFF = """
 define internal i64 @core_of(ptr %box, i64 %wanted) nounwind { ; core + 1, 0: any
-  %setat = getelementptr i8, ptr %box, i64 $BOXCORE
-  %set = load i64, ptr %setat, align 8
+  %set = call i64 @field(ptr %box, i64 $BOX_CORE)
   %unset = icmp eq i64 %set, -1
   br i1 %unset, label %auto, label %given
 given:
@@ -288,8 +282,7 @@ auto: ; one thread a core: each worker has its own, and none the one of the call
   %full = icmp eq i64 %threads, %cores
   br i1 %full, label %choose, label %any
 choose:
-  %ownat = getelementptr i8, ptr %box, i64 $BOXAUTO
-  %own = load i64, ptr %ownat, align 8
+  %own = call i64 @field(ptr %box, i64 $BOX_AUTO)
   %callers = call i32 @sched_getcpu()
   %callers1 = add i32 %callers, 1
   %taken = zext i32 %callers1 to i64
@@ -304,15 +297,13 @@ any:
 define internal i64 @start(i64 %k, i64 %wanted) nounwind { ; worker k; 1 where that worked
   %old = alloca [16 x i64], align 16
   %cores = alloca [16 x i64], align 16
-  %offset = mul i64 %k, $BOXBYTES
+  %offset = mul i64 %k, $BOX
   %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
   store i64 0, ptr %box, align 8
-  %spinat = getelementptr i8, ptr %box, i64 56
-  store i64 0, ptr %spinat, align 8
-  %thread = getelementptr i8, ptr %box, i64 8
-  %numberat = getelementptr i8, ptr %box, i64 24
+  call void @put(ptr %box, i64 $BOX_SPIN, i64 0)
+  %thread = getelementptr i8, ptr %box, i64 $BOX_THREAD
   %number = add i64 %k, 1
-  store i64 %number, ptr %numberat, align 8
+  call void @put(ptr %box, i64 $BOX_NUMBER, i64 %number)
   %a = call i32 @pthread_sigmask(i32 2, ptr @signals, ptr %old)
   %failed = call i32 @pthread_create(ptr %thread, ptr null, ptr @worker, ptr %box)
   %b = call i32 @pthread_sigmask(i32 2, ptr %old, ptr null)
@@ -444,10 +435,9 @@ next:
   %more = icmp ult i64 %k, %count
   br i1 %more, label %join, label %end
 join:
-  %offset = mul i64 %k, $BOXBYTES
+  %offset = mul i64 %k, $BOX
   %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
-  %thread = getelementptr i8, ptr %box, i64 8
-  %handle = load i64, ptr %thread, align 8
+  %handle = call i64 @field(ptr %box, i64 $BOX_THREAD)
   %r = call i32 @pthread_join(i64 %handle, ptr null)
   %k1 = add i64 %k, 1
   br label %next
@@ -472,14 +462,12 @@ next:
   %more = icmp slt i64 %k, %count
   br i1 %more, label %step, label %end
 step:
-  %words = mul i64 %k, 3
+  %words = mul i64 %k, $SEQUENCE
   %offset = add i64 %words, 2
   %at = getelementptr i64, ptr %args, i64 %offset
-  %f = load ptr, ptr %at, align 8
-  %argsat = getelementptr i64, ptr %at, i64 1
-  %fargs = load ptr, ptr %argsat, align 8
-  %sharedat = getelementptr i64, ptr %at, i64 2
-  %sharedword = load i64, ptr %sharedat, align 8
+  %f = call ptr @link(ptr %at, i64 0)
+  %fargs = call ptr @link(ptr %at, i64 1)
+  %sharedword = call i64 @word(ptr %at, i64 2)
   %shared = icmp ne i64 %sharedword, 0
   br i1 %shared, label %together, label %single
 together:
