@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import islpy as isl
 
 from poly.affine import Affine, Constraint, var
+from poly.coefficients import relation_of, set_of
 from poly.program import Access, Program, Statement
-from poly.rows import relation_of, set_of
 from poly.sets import OUT, fix_sizes, header, interval
 
 

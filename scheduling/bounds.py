@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import islpy as isl
 
 from poly.affine import Affine, Constraint, Var, var
+from poly.coefficients import conditions_of, parameters_of, set_of
 from poly.errors import UnsupportedError
-from poly.rows import conditions_of, parameters_of, set_of
 from poly.sets import DIV, SET, affine_of_aff
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import islpy as isl
 
 from poly.affine import Affine, var
+from poly.coefficients import conditions_of
 from poly.errors import ScheduleError
-from poly.rows import conditions_of
 from poly.sets import OUT, affine_of_pw, header, parameter_names
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import islpy as isl
 
 from poly.affine import Affine, Constraint, FloorDiv, Mod, Var, var
+from poly.coefficients import bounded, parameters_of, relation_of, set_of
 from poly.errors import Bug, IllegalEdit
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
-from poly.rows import bounded, parameters_of, relation_of, set_of
 from poly.sets import PARAM, SET, fix_sizes
 from poly.text_body import access_text
 

@@ -14,10 +14,10 @@ from typing import Literal
 
 import islpy as isl
 
+from poly.coefficients import bounded
 from poly.errors import IllegalEdit
 from poly.program import Program, Statement
 from poly.relations import bound_domain
-from poly.rows import bounded
 from poly.scheduling.dependences import Dependence, Touch
 from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.scheduling.vectors import Vectors, before_in, together

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import islpy as isl
 
 from poly.affine import Affine, Constraint, var
+from poly.coefficients import outputs_of_hull, parameters_of, relation_of, set_of
 from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.locks import cached_property
 from poly.program import Access, Statement
-from poly.rows import outputs_of_hull, parameters_of, relation_of, set_of
 from poly.sets import SET, affine_of_aff, fix_sizes, has_floor
 
 

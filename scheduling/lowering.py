@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 import islpy as isl
 
 from poly.affine import Affine, Constraint
+from poly.coefficients import bounded
 from poly.errors import UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Tensor
-from poly.rows import bounded
 from poly.scheduling.bounds import holds_always, loop_bounds, same
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
 from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, common_prefix, statements_of

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import NoReturn
 
 from poly.affine import Affine, var
+from poly.coefficients import relation_of
 from poly.errors import IllegalEdit, ScheduleError
 from poly.expr import Read
 from poly.program import Access, Statement, Tensor
 from poly.relations import expressions_map
-from poly.rows import relation_of
 from poly.scheduling.edits import finish
 from poly.scheduling.footprint import box_of
 from poly.scheduling.promotion import Tile, apart, insert_nest, named, span

@@ -18,11 +18,11 @@ from typing import NoReturn
 import islpy as isl
 
 from poly.affine import Affine, var
+from poly.coefficients import relation_of
 from poly.errors import IllegalEdit, UnsupportedError
 from poly.locks import cached_property
 from poly.program import Program, Statement
 from poly.relations import bound_domain, box
-from poly.rows import relation_of
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Schedule, common_prefix
 from poly.scheduling.static_flow import earlier_writers, is_may_write, last_writers
