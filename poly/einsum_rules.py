@@ -95,7 +95,8 @@ def result_of(
     out: Signature | None,
     steps: Steps = (),
 ) -> Signature:
-    """The result as numpy would allocate it (for `steps` where `optimize` is asked for), in the dtype in which it computes; with `out`, that array's strides.
+    """The result as numpy would allocate it (for `steps` where `optimize` is asked for), in the dtype in which it
+    computes; with `out`, that array's strides.
 
     numpy's einsum takes `out` into the common dtype; with `optimize`, where products of matrices take over, it assigns
     to it. Raises `ArgumentTypeError` for a cast that is not allowed, `ShapeError` where shapes do not fit.

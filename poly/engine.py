@@ -176,12 +176,7 @@ class Engine:
             for step in self.steps
         ]  # fmt: skip
 
-        def split() -> list[float]:
-            times: list[float] = []
-            self.run(inputs, observe=lambda _, seconds: times.append(seconds))
-            return times
-
-        return profile(self.graph.name, parts, lambda: self.run(inputs), split, runs)
+        return profile(self.graph.name, parts, lambda observe: self.run(inputs, observe=observe), runs)
 
     def _step(self, step: Step, values: Mapping[str, Array]) -> None:
         if step.unit is not None:

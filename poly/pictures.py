@@ -193,7 +193,9 @@ def _sections(text: str) -> tuple[list[str], list[str], list[str]]:
     return lines[:script], [s[4:] for s in lines[script + 1 : tree] if s.strip()], [s[4:] for s in lines[tree + 1 :]]
 
 
-_FOR: Final = re.compile(r"for (?P<loop>.+?)(?P<kind> (?:parallel|vector|unroll|unit))?(?: nontemporal)?(?P<engine> on .+)?:$")
+_FOR: Final = re.compile(
+    r"for (?P<loop>.+?)(?P<kind> (?:parallel|vector|unroll|unit))?(?: nontemporal)?(?P<engine> on .+)?:$"
+)
 
 
 _BUFFER: Final = re.compile(r"\S+: \w+(?:\[[^\]]*\])? in \w+")

@@ -16,6 +16,7 @@ from poly.scheduling.traffic import compulsory_bytes, count_points
 from poly.sets import within_budget
 
 _BUDGET = 1_000_000  # isl operations to count the instances of one statement
+Observe = Callable[[object, float], None]
 
 
 @dataclass(frozen=True)
@@ -86,23 +87,21 @@ class Part:
     compiled: bool
 
 
-def profile(
-    name: str, parts: Sequence[Part], run: Callable[[], object], split: Callable[[], Sequence[float]], runs: int
-) -> Profile:
-    """Time `run`, and the parts by `split`, which runs once and gives the seconds of each.
+def profile(name: str, parts: Sequence[Part], run: Callable[[Observe | None], object], runs: int) -> Profile:
+    """Time runs as a whole, and runs that call `observe(step, seconds)` after each of the parts.
 
     Raises `RunError` where `runs` is not positive.
     """
     if not isinstance(runs, int) or runs < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise RunError(f"runs is {runs!r}", where=name, hint="a positive int")
-    run()
+    run(None)
     whole: list[float] = []
     times: list[Sequence[float]] = []
     for _ in range(runs):
         start = perf_counter()
-        run()
+        run(None)
         whole.append(perf_counter() - start)
-        times.append(split())
+        times.append(_split(run))
     known: dict[str, tuple[int | None, int | None]] = {}
     groups: list[GroupTime] = []
     for part, seconds in zip(parts, zip(*times, strict=True), strict=True):
@@ -111,6 +110,13 @@ def profile(
             known[key] = (operations_of(part.program), compulsory_bytes(part.program))
         groups.append(GroupTime(part.name, part.statements, max(1e-9, median(seconds)), *known[key], part.compiled))
     return Profile(name, tuple(groups), median(whole), runs)
+
+
+def _split(run: Callable[[Observe | None], object]) -> list[float]:
+    """Seconds of each part in one run."""
+    found: list[float] = []
+    run(lambda _, seconds: found.append(seconds))
+    return found
 
 
 def operations_of(program: Program) -> int | None:

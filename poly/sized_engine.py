@@ -169,12 +169,7 @@ class SizedEngine:
             program = program.bind(**{n: v for n, v in sizes.items() if n in program.parameters})
             parts.append(Part(step.name, tuple(s.name for s in program.statements), program, True))
 
-        def split() -> list[float]:
-            times: list[float] = []
-            self.run(inputs, observe=lambda _, seconds: times.append(seconds))
-            return times
-
-        return profile(self.graph.name, parts, lambda: self.run(inputs), split, runs)
+        return profile(self.graph.name, parts, lambda observe: self.run(inputs, observe=observe), runs)
 
     def specialise(self, **sizes: int) -> Engine:
         """Compile for one size, given by the names of the dimensions; calls of that size use it from then on.
