@@ -23,8 +23,7 @@ from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.groups import bare, tensors_read, tensors_written
 
 TURNED, STRIDED, MIXED = 1.0, 1.5, 4.0  # cycles an element: turned or packed, walked against memory, so by a window
-WINDOWED = 0.3  # of a window that slides along another axis than the contiguous one: no load serves two positions
-SWEEPS = 4
+SWEEPS = 4  # over all sets of tensors, at most
 
 
 def reordered(program: Program, machine: Machine) -> Program:
@@ -215,10 +214,7 @@ class _Costs:
         if s.combiner is None:
             moves = any(along & i.names for i in read.affine_index)
             return 0.0 if own == along or not moves else STRIDED
-        if along == own:
-            slides = any(len(i.names) > 1 for i in read.affine_index)
-            return WINDOWED if slides else 0.0
-        if along < own:
+        if along <= own:
             return 0.0
         return MIXED if any(along & i.names for i in read.affine_index) and len(own) > 1 else 0.0
 

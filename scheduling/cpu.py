@@ -11,7 +11,7 @@ first step a conservative start-up fusion.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Generic, TypeVar
@@ -21,15 +21,18 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.relations import expressions_map
 from poly.scheduling.capacity import check_capacity
+from poly.scheduling.cpu_beside import beside_of, schedule_beside
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_lanes import tiles_of
+from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
 from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
 from poly.scheduling.cpu_tile import schedule_tiles
 from poly.scheduling.cpu_window import schedule_window, window_of
+from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group
 from poly.scheduling.legality import carried
@@ -43,23 +46,33 @@ LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the othe
 def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Schedule:
     """A checked schedule of a program for a core.
 
-    All groups are checked together; only where that refuses is each checked alone, and those that cannot be scheduled
-    keep the program's own order.
+    Loops around several statements are cut apart where that is legal (`poly.scheduling.distribution`), so that the
+    pieces are groups. All groups are checked together; only where that refuses is each checked alone, and those that
+    cannot be scheduled keep the program's own order. Then the statements of no group, each for itself.
     """
-    groups = [g for g in groups_for(program, machine) if _has_plan(g)]
+    start, apart = distributed(unchecked(Schedule(program)))
+    every = groups_for(apart, machine)
     try:
-        schedule = unchecked(Schedule(program))
-        for group in groups:
-            schedule = schedule_group(schedule, group, machine, threads)
-        return settle(schedule)
+        schedule = start
+        for group in every:
+            if _has_plan(group):
+                schedule = schedule_group(schedule, group, machine, threads)
+        schedule = settle(schedule)
     except ScheduleError:
         return schedule_one_by_one(program, machine, threads)
+    return _with_nests(schedule, [g for g in every if not _has_plan(g)], machine, threads)
 
 
 def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) -> Schedule:
     """Like `schedule_for_cpu`, each group checked alone, for legality and for fitting the machine's memories."""
-    schedule = Schedule(program)
-    groups = [g for g in groups_for(program, machine) if _has_plan(g)]
+    try:
+        start, apart = distributed(unchecked(Schedule(program)))
+        schedule = settle(start)
+    except ScheduleError:
+        schedule, apart = Schedule(program), program
+    every = groups_for(apart, machine)
+    groups = [g for g in every if _has_plan(g)]
+    left: list[Group] = []
     while groups:
         group = groups.pop(0)
         try:
@@ -68,7 +81,14 @@ def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) ->
             schedule = candidate
         except ScheduleError:
             groups[:0] = group.parts
-    return schedule
+            left += [] if group.parts else [group]
+    return _with_nests(schedule, [*(g for g in every if not _has_plan(g)), *left], machine, threads)
+
+
+def _with_nests(schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
+    """The statements of groups that have no plan, or whose plan was refused."""
+    names = [s.name for g in groups for s in g.statements if s.external is None]
+    return schedule_nest(schedule, names, machine, threads) if names else schedule
 
 
 def _has_plan(group: Group) -> bool:
@@ -100,6 +120,7 @@ class Policy(Generic[P]):
 
 POLICIES: Final = (
     Policy(window_of, schedule_window),
+    Policy(beside_of, schedule_beside),
     Policy(permutation_of, schedule_permutation),
     Policy(runs_of, schedule_runs),
     Policy(reduction_of, schedule_reduction),

@@ -83,7 +83,7 @@ class _Shape:
 def window_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Window | None:
     """The choices for a group whose reduction is a window; None where it is none."""
     update = next((s for s in group.statements if s.combiner is not None), None)
-    if update is None or group.box is None or not _suits(group, update):
+    if update is None or group.box is None or not suits(group, update):
         return None
     lanes = machine.lanes(widest_element(program, group.statements))
     shape = _shape(program, group, update)
@@ -91,7 +91,7 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
         return None
     names = group.axes[update.name]
     height, width = (group.box[a][1] + 1 for a in (shape.rows, shape.lanes))
-    row = _row_axis(shape.read, names[shape.rows])
+    row = row_axis(shape.read, names[shape.rows])
     last, down = shape.read.affine_index[-1], shape.read.affine_index[row]
     step, step_down = last.coefficient(names[shape.lanes]), down.coefficient(names[shape.rows])
     vector = min(lanes, 1 << max(0, width - 1).bit_length())
@@ -138,11 +138,11 @@ def _planes(shape: _Shape, row: int) -> int:
     return planes
 
 
-def _row_axis(access: Access, iterator: str) -> int:
+def row_axis(access: Access, iterator: str) -> int:
     return next(d for d, i in enumerate(access.index) if isinstance(i, Affine) and iterator in i.names)
 
 
-def _suits(group: Group, update: Statement) -> bool:
+def suits(group: Group, update: Statement) -> bool:
     """Whether loops start at 0, and every statement writes its parallel loops as they are, lanes last."""
     assert group.box is not None
     axes = group.axes[update.name]
@@ -168,14 +168,14 @@ def _shape(program: Program, group: Group, update: Statement) -> _Shape | None:
     if len(moving) != 1 or moving[0].indirect or [a.tensor for a in update.reads].count(moving[0].tensor) != 1:
         return None
     read, every = moving[0], _extents(program, update, axes)
-    beside = _beside(read, axes, every or {})
-    taps = {n: e for n, e in (every or {}).items() if e > 1 or n in beside}
+    placed = beside(read, axes, every or {})
+    taps = {n: e for n, e in (every or {}).items() if e > 1 or n in placed}
     used = {n for i in read.affine_index for n in i.names}
     again = any(high > 0 and a not in used for a, (_, high) in zip(axes, box, strict=True))
-    if every is None or again or prod(taps.values()) > MOST_TAPS or beside.keys() != taps.keys():
+    if every is None or again or prod(taps.values()) > MOST_TAPS or placed.keys() != taps.keys():
         return None
-    across = next((n for n, a in beside.items() if a == axes[lanes] and n in read.affine_index[-1].names), "")
-    rows, down = max(((axes.index(a), n) for n, a in beside.items() if n != across), default=(-1, ""))
+    across = next((n for n, a in placed.items() if a == axes[lanes] and n in read.affine_index[-1].names), "")
+    rows, down = max(((axes.index(a), n) for n, a in placed.items() if n != across), default=(-1, ""))
     if not across or rows < 0 or box[rows][1] < 1:
         return None
     others = tuple(a for a in update.reads if a is not read)
@@ -185,7 +185,7 @@ def _shape(program: Program, group: Group, update: Statement) -> _Shape | None:
     return _Shape(read, rows, lanes, down, across, taps, others)
 
 
-def _beside(read: Access, axes: Sequence[str], taps: Mapping[str, int]) -> dict[str, str]:
+def beside(read: Access, axes: Sequence[str], taps: Mapping[str, int]) -> dict[str, str]:
     """The parallel loop beside each reduction iterator, in subscripts of the form a*loop + b*iterator + c, a, b > 0."""
     found: dict[str, str] = {}
     for subscript in read.affine_index:
@@ -212,10 +212,12 @@ def _extents(program: Program, s: Statement, axes: Sequence[str]) -> dict[str, i
 
 def schedule_window(schedule: Schedule, group: Group, window: Window, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a window's group."""
-    return _Windows(group, window, machine).run(schedule)
+    return Windows(group, window, machine).run(schedule)
 
 
-class _Windows:
+class Windows:
+    """The composition for one group."""
+
     def __init__(self, group: Group, window: Window, machine: Machine) -> None:
         self.group, self.window, self.machine = group, window, machine
         axes = group.axes[window.statement]

@@ -1,0 +1,182 @@
+"""Policy for windows that slide beside the lanes: the contiguous axis of what is read stands still in the window.
+
+Loops from the outside in: outer, register tiles of rows, vectors [the sums in registers], rows of the window, what is
+read along the tile, what is written there, lanes. Nothing is copied: what lies outside is cut off as pieces of their
+own, in which every position is known when the code is made. Constants of the window are laid along the lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from poly.affine import var
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
+from poly.scheduling.cpu_edits import fused
+from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
+from poly.scheduling.cpu_window import MOST_TAPS, Window, Windows, beside, row_axis, suits
+from poly.scheduling.edits import piece_name
+from poly.scheduling.groups import Group
+from poly.scheduling.schedule import Schedule
+
+MOST_ROWS = 8  # of a register tile
+SPARE = 3  # registers besides the sums and one row of the window's constants
+
+
+@dataclass(frozen=True)
+class Beside:
+    """`window`: rows, lanes and the register tile; `cuts`: by parallel loop where it is cut, `edges`: how many of the
+    pieces at its start and its end are laid out; `constants`: reads that are laid along the lanes, with that axis.
+    """
+
+    window: Window
+    cuts: Mapping[int, tuple[int, ...]]
+    edges: Mapping[int, tuple[bool, bool]]
+    constants: tuple[tuple[str, int], ...]
+
+
+def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Beside | None:
+    """The choices for a group whose reduction is such a window; None where it is none."""
+    update = next((s for s in group.statements if s.combiner is not None), None)
+    if update is None or group.box is None or not suits(group, update):
+        return None
+    names, vector = group.axes[update.name], machine.lanes(widest_element(program, group.statements))
+    lanes = names.index(str(update.write.index[-1]))
+    read, constants = _operands(program, update, names[lanes])
+    taps = reduction_extents(program, update, names)
+    if read is None or constants is None or prod(taps.values()) > MOST_TAPS or (group.box[lanes][1] + 1) % vector:
+        return None
+    found = beside(read, names, taps)
+    if found.keys() != taps.keys() or not found or names[lanes] in found.values():
+        return None
+    slides = {a: (n, row_axis(read, names[a])) for n, i in found.items() for a in [names.index(i)]}
+    rows = max(slides, key=lambda a: slides[a][1])
+    inside = {a: _inside(program, read, names[a], n, d, taps[n]) for a, (n, d) in slides.items()}
+    down, axis = slides[rows]
+    height = _height(group.box[rows][1] + 1, taps[down], machine.vector_registers)
+    cuts = {a: _cuts(group.box[a][1] + 1, inside[a]) for a in slides if a != rows}
+    tiles = _tiles(group.box[rows][1] + 1, height, inside[rows])
+    if tiles is None or len(slides) < len(taps):
+        return None
+    edges = {a: (inside[a][0] > 0, inside[a][1] <= group.box[a][1]) for a in slides if a != rows}
+    index = read.affine_index[axis]
+    window = Window(
+        update.name, read.tensor, rows, lanes, down, "", index.coefficient(names[rows]), 1, index.coefficient(down),
+        1, axis, index.constant, vector, height, group.box[rows][1] + 1, False, (), False, (), (),
+    )  # fmt: skip
+    return Beside(window, {**cuts, rows: tiles}, edges, constants)
+
+
+def _operands(
+    program: Program, s: Statement, lanes: str
+) -> tuple[Access | None, tuple[tuple[str, int], ...] | None]:
+    """The read that slides, contiguous along the lanes, and the constants with their axes along the lanes."""
+    sliding = [r for r in s.reads if program.tensor[r.tensor].role != "constant"]
+    still = [r for r in s.reads if program.tensor[r.tensor].role == "constant"]
+    if len(sliding) != 1 or sliding[0].indirect or sliding[0].index[-1] != var(lanes):
+        return None, None
+    if len({r.tensor for r in s.reads}) < len(s.reads) or any(r.guard for r in still):
+        return None, None
+    found: list[tuple[str, int]] = []
+    for read in still:
+        axis = axis_of(read, lanes)
+        if axis is None or read.index[axis] != var(lanes):
+            return None, None
+        found.append((read.tensor, axis))
+    return sliding[0], tuple(found)
+
+
+def _inside(program: Program, read: Access, loop: str, tap: str, axis: int, taps: int) -> tuple[int, int]:
+    """The positions of a loop, first and end, at which the whole window lies in the tensor."""
+    index = read.affine_index[axis]
+    step, reach = index.coefficient(loop), index.coefficient(tap) * (taps - 1)
+    extent = int(program.tensor[read.tensor].shape[axis].evaluate(program.binding))
+    return max(0, -(index.constant // step)), (extent - 1 - reach - index.constant) // step + 1
+
+
+def _height(extent: int, taps: int, registers: int) -> int:
+    """Rows of a register tile: as many as fit beside a row of constants, all tiles of about one size."""
+    most = max(1, min(MOST_ROWS, registers - SPARE - taps))
+    return -(-extent // -(-extent // most))
+
+
+def _cuts(extent: int, inside: tuple[int, int]) -> tuple[int, ...]:
+    """Where a loop is cut, so that the window lies inside in the middle piece."""
+    low, high = inside
+    return tuple(sorted({c for c in (low, max(low, high)) if 0 < c < extent}))
+
+
+def _tiles(extent: int, height: int, inside: tuple[int, int]) -> tuple[int, ...] | None:
+    """Where rows are cut: the first and the last tile apart, in which alone the window may leave the tensor."""
+    count = -(-extent // height)
+    last = (count - 1) * height
+    if inside[0] > height or inside[1] < last:
+        return None
+    return tuple(sorted({c for c in (height, last) if 0 < c < extent}))
+
+
+# ---- composition
+
+
+def schedule_beside(schedule: Schedule, group: Group, plan: Beside, machine: Machine) -> Schedule:
+    """Fuse, split, tile, promote and mark the statements of a window's group."""
+    return _Beside(group, plan, machine).run(schedule)
+
+
+class _Beside(Windows):
+    def __init__(self, group: Group, plan: Beside, machine: Machine) -> None:
+        super().__init__(group, plan.window, machine)
+        self.plan = plan
+
+    def run(self, schedule: Schedule) -> Schedule:
+        w, names = self.window, list(self.group.names)
+        for tensor, axis in self.plan.constants:
+            rank = schedule.program.tensor[tensor].rank
+            order = (*(d for d in range(rank) if d != axis), axis)
+            schedule = schedule.promote(
+                tensor, None, self.machine.cache_space(1), name=f"{tensor}_{w.statement}_p", users=[w.statement],
+                order=order,
+            )  # fmt: skip
+        schedule = self._ordered(schedule, names, (*self.outer, w.rows, w.lanes))
+        return self._from(schedule, names, 0)
+
+    def _from(self, schedule: Schedule, names: Sequence[str], depth: int) -> Schedule:
+        """Pieces of the loops from a depth on; those at the edges laid out."""
+        if depth == len(self.outer):
+            schedule, parts = self._pieces(schedule, names, self.window.rows)
+            for part in parts:
+                schedule = self._piece(schedule, part)
+            return schedule
+        axis = self.outer[depth]
+        schedule, parts = self._pieces(schedule, names, axis)
+        for k, part in enumerate(parts):
+            schedule = fused(schedule, part, [depth])
+            schedule = self._from(schedule, part, depth + 1)
+            first, last = self.plan.edges.get(axis, (False, False))
+            if (first and k == 0) or (last and k == len(parts) - 1):
+                schedule = schedule.unroll(self._loop(schedule, self._now(schedule, part)[0], axis))
+        return schedule
+
+    def _now(self, schedule: Schedule, names: Sequence[str]) -> list[str]:
+        """A piece's statements, by what they are called since they were cut again."""
+        return [n for n in schedule.nests if any(n == name or n.startswith(f"{name}_") for name in names)]
+
+    def _pieces(
+        self, schedule: Schedule, names: Sequence[str], axis: int
+    ) -> tuple[Schedule, list[list[str]]]:
+        """A loop of every statement, cut; one list of statements a piece."""
+        pieces = [list(names)]
+        for cut in self.plan.cuts.get(axis, ()):
+            lower, upper = list[str](), list[str]()
+            for name in pieces[-1]:
+                lower.append(piece_name(schedule, name, "lo"))
+                upper.append(piece_name(schedule, name, "hi"))
+                schedule = schedule.split(self._loop(schedule, name, axis), cut)
+            pieces[-1:] = [lower, upper]
+        return schedule, pieces
+
+    def _rolls(self, schedule: Schedule, name: str) -> bool:
+        s, w = schedule.program.statement[name], self.window
+        return (s.origin or name) == w.statement and w.spread == 1

@@ -1,0 +1,91 @@
+"""Windows that slide beside the lanes: recognised by accesses alone, nothing copied, the same results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import poly
+from poly.interp import run_program
+from poly.machine import Engine, Machine, Memory
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_beside import Beside, beside_of
+from poly.scheduling.groups import groups_of
+from poly.text import parse_program
+
+AVX2 = Machine(
+    "avx2", "cpu",
+    (
+        Memory("dram", None, "dram"), Memory("l2", 512 * 1024, "cache"), Memory("l1", 32 * 1024, "cache"),
+        Memory("reg", 16, "register"),
+    ),
+    (Engine("core", "core", lanes=8),),
+)  # fmt: skip
+
+
+def sums(height: int, width: int, lanes: int, taps: int = 3, step: int = 1, pad: int = 1, spread: int = 1) -> Program:
+    """A weighted sum over a window of rows and columns for every lane, rectified."""
+    reach = spread * (taps - 1) + 1
+    rows, columns = ((e + 2 * pad - reach) // step + 1 for e in (height, width))
+    every = f"0 <= y < {rows} and 0 <= x < {columns} and 0 <= c < {lanes}"
+    index = f"{step}*y + {spread}*r - {pad}, {step}*x + {spread}*s - {pad}"
+    first, second = index.split(", ")
+    guard = f"0 <= {first} < {height} and 0 <= {second} < {width}"
+    read = f"(X[{index}, c] if {guard} else 0)" if pad else f"X[{index}, c]"
+    return parse_program(
+        f"program sums\ninput X: f32[{height}, {width}, {lanes}]\nconstant W: f32[{lanes}, {taps}, {taps}]\n"
+        f"temporary T: f32[{rows}, {columns}, {lanes}]\noutput Y: f32[{rows}, {columns}, {lanes}]\n"
+        f"a[y, x, c]: T[y, x, c] = 0 where {every}\n"
+        f"b[y, x, c, r, s]: T[y, x, c] += {read} * W[c, r, s] where {every} and 0 <= r < {taps} and 0 <= s < {taps}\n"
+        f"d[y, x, c]: Y[y, x, c] = max(T[y, x, c], 0) where {every}\n"
+    )
+
+
+def plan(program: Program) -> Beside | None:
+    (group,) = groups_of(program)
+    return beside_of(program, group, AVX2)
+
+
+def test_what_lies_outside_is_cut_off() -> None:
+    found = plan(sums(20, 30, 16))
+    assert found is not None
+    assert (found.window.rows, found.window.lanes, found.window.down) == (1, 2, "s")
+    assert found.cuts == {0: (1, 19), 1: (8, 24)} and found.edges == {0: (True, True)}
+    assert found.constants == (("W", 0),)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        sums(20, 30, 12),  # no whole vectors
+        parse_program(str(sums(20, 30, 16)).replace("W[c, r, s]", "W[c, s, r]*W[c, r, s]")),
+        parse_program(str(sums(20, 30, 16)).replace("constant W", "input W")),
+    ],
+)
+def test_others_are_left_to_other_policies(program: Program) -> None:
+    assert plan(program) is None
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "lanes", "taps", "step", "pad", "spread"),
+    [
+        (9, 11, 8, 3, 1, 1, 1), (7, 7, 16, 5, 1, 2, 1), (14, 14, 8, 5, 2, 2, 1), (6, 33, 8, 3, 2, 1, 1),
+        (12, 10, 8, 3, 1, 2, 2), (9, 9, 8, 2, 2, 0, 1), (5, 4, 8, 3, 3, 1, 1), (8, 20, 24, 7, 1, 3, 1),
+    ],
+)  # fmt: skip
+def test_results_are_exact(
+    height: int, width: int, lanes: int, taps: int, step: int, pad: int, spread: int
+) -> None:
+    program = sums(height, width, lanes, taps, step, pad, spread)
+    random = np.random.default_rng(0)
+    x = random.integers(-3, 4, (height, width, lanes)).astype("f4")
+    w = random.integers(-3, 4, (lanes, taps, taps)).astype("f4")
+    expected = run_program(program, {"X": x, "W": w})["Y"]
+    assert np.array_equal(np.asarray(poly.compile(program, constants={"W": w})(x)), expected)
+
+
+def test_the_schedule_is_checked_and_copies_no_input() -> None:
+    schedule = schedule_for_cpu(sums(20, 30, 16), AVX2)
+    assert not any(t.origin == "X" for t in schedule.program.tensors)
+    assert any(s.origin == "b" for s in schedule.program.statements)  # cut, so by this policy
