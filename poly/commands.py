@@ -68,7 +68,7 @@ class Work:
     def inputs(self) -> tuple[tuple[str, Tensor], ...]:
         """Inputs by the names a user knows them by."""
         if self.graph is not None:
-            return tuple((self.graph.labels.get(t.name, t.name), t) for t in self.graph.inputs)
+            return tuple((self.graph.label(t.name), t) for t in self.graph.inputs)
         if self.program is None:
             return self.tensors
         return tuple((t.name, t) for t in self.program.with_role("input", "inout", "state", "constant"))

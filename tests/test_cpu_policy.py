@@ -5,15 +5,17 @@ import pytest
 
 import poly
 from poly.affine import Affine
+from poly.errors import ScheduleError
 from poly.frontend.einsum import einsum_program
 from poly.loops import Alloc, Compute, For, LoopTree, Node
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
-from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling import cpu
+from poly.scheduling.cpu import Policy, schedule_for_cpu
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_cost import core_of, step_cycles
 from poly.scheduling.cpu_plan import balanced
-from poly.scheduling.groups import groups_of
+from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.schedule import Schedule
 
 AVX2 = Machine(
@@ -70,6 +72,37 @@ def test_product_packs_what_moves_along_the_lanes(spec: str) -> None:
     assert not [f for f in strided(schedule.lower()) if "update" in f.split(":")[0] and not f.startswith("ld_")]
     marks = {mark.kind for mark in schedule.marks.values()}
     assert {"vector", "unroll"} <= marks
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "kind"),
+    [
+        ("Y[c,y,x] += X[c,y+r,x+s]*W[c,r,s]", {"X": (3, 18, 18), "W": (3, 3, 3), "Y": (3, 16, 16)}, "Window"),
+        ("B[j,i] = A[i,j]", {"A": (40, 32)}, "Permutation"),
+        ("B[j,i,k] = A[i,j,k]", {"A": (20, 30, 64)}, "Runs"),
+        ("C[i] += A[i,k]*B[k]", {"A": (64, 256), "B": (256,)}, "Reduction"),
+        ("C[i,j] += A[i,k]*B[k,j]", {"A": (64, 64), "B": (64, 64)}, "BlockPlan"),
+        ("C[i,j] = A[i,j] + B[i,j]", {"A": (64, 64), "B": (64, 64)}, "TilePlan"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_first_policy_that_recognises_a_group(text: str, shapes: dict[str, tuple[int, ...]], kind: str) -> None:
+    program = poly.parse(text, dtypes=None, **shapes)
+    (group,) = groups_of(program)
+    plans = (policy.recognise(program, group, AVX2, 1) for policy in cpu.POLICIES)
+    assert type(next(p for p in plans if p is not None)).__name__ == kind
+
+
+def test_what_one_policy_cannot_compose_the_next_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(schedule: Schedule, group: Group, plan: str, machine: Machine) -> Schedule:
+        raise ScheduleError("not this way")
+
+    program = program_of("ik,kj->ij", (24, 16), (16, 24))
+    usual = str(schedule_for_cpu(program, AVX2))
+    monkeypatch.setattr(cpu, "POLICIES", (Policy(lambda *_: "anything", fails), *cpu.POLICIES))
+    assert str(schedule_for_cpu(program, AVX2)) == usual
+    monkeypatch.setattr(cpu, "POLICIES", (Policy(lambda *_: "anything", fails),))
+    assert schedule_for_cpu(program, AVX2).lower() is not None  # the program's own order, or lanes of nests
 
 
 def test_small_product_is_not_packed() -> None:
