@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 Body = Callable[[Mapping[str, object]], Mapping[str, object]]
+CONTROL: Final = ("If", "Loop", "Scan")
 
 
 def body_name(node: onnx.NodeProto, values: Mapping[str, object]) -> str | None:
@@ -24,7 +25,7 @@ def body_name(node: onnx.NodeProto, values: Mapping[str, object]) -> str | None:
         return None
     if node.op_type == "If":
         return "then_branch" if np.asarray(values[node.input[0]]).reshape(-1)[0] else "else_branch"
-    return "body" if node.op_type in ("Loop", "Scan") else None
+    return "body" if node.op_type in CONTROL else None
 
 
 def body_model(node: onnx.NodeProto, model: onnx.ModelProto, name: str) -> onnx.ModelProto:

@@ -143,6 +143,8 @@ _SPECIAL: Final[dict[str, Callable[[Call], Array | None]]] = {
     "Size": _size,
 }
 
+WITHOUT_CONTENT: Final = frozenset(_SPECIAL)  # operators that are folded without knowing their data
+
 
 @dataclass(frozen=True)
 class Imported:

@@ -7,7 +7,7 @@ external statement. Shapes are literal from the inputs on, so shape subgraphs fo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -21,7 +21,8 @@ from poly.arguments import checks_kinds
 from poly.dtypes import dtype_name, numpy_dtype
 from poly.errors import OnnxError, PolyError
 from poly.expr import Const
-from poly.frontend.onnx_fold import Imported, fold, fold_batch_norm, live
+from poly.frontend.onnx_control import CONTROL
+from poly.frontend.onnx_fold import WITHOUT_CONTENT, Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model, tensor_array
 from poly.frontend.onnx_notation import Call, NeedsValue, NoCompiledForm, Notation
@@ -142,13 +143,19 @@ class Importer:
 
     # -- what goes in ------------------------------------------------------------------------------------------------
 
-    def declare_inputs(self, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]) -> None:
+    def declare_inputs(
+        self,
+        shapes: Mapping[str, tuple[int, ...] | int],
+        constants: Mapping[str, Array],
+        without: Container[str] = (),
+    ) -> None:
+        """Declare all inputs but those of `without`, and the initialisers."""
         graph = self._model.graph
         if graph.sparse_initializer:
             raise OnnxError("sparse initialisers have no compiled form", where=f"model {graph.name!r}")
         overridden = {n for n in (*shapes, *constants) if n in constants or not isinstance(shapes[n], int)}
         initialisers = {i.name for i in graph.initializer} - overridden
-        wanted = [i for i in graph.input if i.name not in initialisers]
+        wanted = [i for i in graph.input if i.name not in initialisers and i.name not in without]
         unknown = sorted(set(constants) - {i.name for i in wanted})
         if unknown:
             raise OnnxError(f"no input {unknown[0]!r}", hint=f"inputs: {', '.join(i.name for i in wanted)}")
@@ -216,6 +223,20 @@ class Importer:
             self._define(proto.output[position], value)
             self._inputs.append(Tensor(value.name, _affine(shape), storage(dtype), "input"))
         return tuple(name for k, name in enumerate(proto.output) if k not in outputs)
+
+    def has_form(self, proto: onnx.NodeProto) -> bool:
+        """Whether the operator may be compiled once its operands are known, or its bodies."""
+        if proto.domain not in ("", "ai.onnx"):
+            return False
+        if any(proto.op_type in known for known in (OPERATORS, CONTROL, WITHOUT_CONTENT)):
+            return True
+        schema = self._schemas.schema(proto.op_type, "", proto.name)
+        function = schema.has_function or schema.has_context_dependent_function
+        return function and not any(a.HasField("g") for a in proto.attribute)
+
+    def foreign_outputs(self, proto: onnx.NodeProto, foreign: Container[str]) -> list[str]:
+        """The outputs of a node that are no tensors of numbers, where those inputs are none."""
+        return self._schemas.foreign_outputs(proto, "" if proto.domain == "ai.onnx" else proto.domain, foreign)
 
     @property
     def reason(self) -> str:

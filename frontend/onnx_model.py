@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 _MAX_SHAPE_DATA = 4096
+_STRING = 8
 
 
 def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
@@ -106,6 +107,15 @@ def input_dtype(model: onnx.ModelProto, name: str) -> str:
         if info.name == name and info.type.tensor_type.elem_type in ONNX_DTYPES:
             return ONNX_DTYPES[info.type.tensor_type.elem_type]
     raise OnnxError(f"no input {name!r} of numbers", hint=f"inputs: {', '.join(i.name for i in model.graph.input)}")
+
+
+def foreign_inputs(model: onnx.ModelProto) -> frozenset[str]:
+    """The inputs that are no tensors of numbers: strings, sequences, optionals."""
+    kinds = ("sequence_type", "optional_type", "map_type", "sparse_tensor_type")
+    return frozenset(
+        i.name for i in model.graph.input
+        if any(i.type.HasField(kind) for kind in kinds) or i.type.tensor_type.elem_type == _STRING
+    )  # fmt: skip
 
 
 def dynamic_dimensions(
@@ -232,6 +242,17 @@ class Schemas:
             given[attribute.name] = _attribute(attribute, where)
         return self._defaults[key] | given
 
+    def foreign_outputs(self, node: onnx.NodeProto, domain: str, foreign: Container[str]) -> list[str]:
+        """The outputs that are no tensors of numbers, where the inputs of the names `foreign` are none."""
+        schema = self.schema(node.op_type, domain, node.name)
+        kinds = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+        inputs = zip(schema.inputs, node.input, strict=False)
+        same = {formal.type_str for formal, name in inputs if name in foreign}
+        return [
+            name for formal, name in zip(schema.outputs, node.output, strict=False)
+            if formal.type_str in same or all(map(_is_foreign, kinds.get(formal.type_str, [formal.type_str])))
+        ]  # fmt: skip
+
     def check(self, call: Call) -> None:
         """Operand count, and equal dtypes where the schema asks for them. Raises `OnnxError`."""
         schema = self.schema(call.operator, call.domain, call.name)  # as for its attributes, which it has
@@ -255,6 +276,11 @@ class Schemas:
             first = types.setdefault(formal.variable, value.dtype)
             if first != value.dtype:
                 raise OnnxError(f"operands are {first} and {value.dtype}", where=call.where, hint="insert a Cast")
+
+
+def _is_foreign(kind: str) -> bool:
+    """True of a schema's type such as seq(tensor(float))."""
+    return not kind.startswith("tensor(") or kind == "tensor(string)"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.errors import OnnxError
+from poly.frontend.onnx_control import CONTROL
 from poly.frontend.onnx_import import Fate, Importer, Interrupted
+from poly.frontend.onnx_model import foreign_inputs
+from poly.frontend.onnx_reference import captured_names
 from poly.graph import Graph
 
 if TYPE_CHECKING:
@@ -49,25 +52,36 @@ def survey_onnx(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
 ) -> Survey:
     """Import a model and go on behind nodes that are refused. Raises `OnnxError` for what is wrong with its inputs."""
-    importer = Importer(model, staged=True)
-    importer.declare_inputs(shapes, constants)
-    fates = _fates(importer, model.graph.node)
+    importer, foreign = Importer(model, staged=True), foreign_inputs(model)
+    importer.declare_inputs(shapes, constants, foreign)
+    fates = _fates(importer, model.graph.node, foreign)
     return Survey(importer.graph(partial=True), fates)
 
 
-def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto]) -> tuple[NodeFate, ...]:
-    """Import nodes; the outputs of a refused one become inputs where their shapes are known."""
+def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto], foreign: Iterable[str]) -> tuple[NodeFate, ...]:
+    """Import nodes; the outputs of a refused one become inputs where their shapes are known.
+
+    `foreign`: inputs that are no tensors of numbers; what reads one runs by the reference evaluator.
+    """
     found: list[NodeFate] = []
     lost: dict[str, Fate] = {}
+    strange = set(foreign)
 
     def note(proto: onnx.NodeProto, fate: Fate, why: str = "", hint: str = "") -> None:
         name = proto.name or next(iter(proto.output), "")
         found.append(NodeFate(name, proto.op_type, importer.opset(proto.domain), fate, why, hint))
 
     for proto in nodes:
-        if missing := next((i for i in proto.input if i in lost), None):
-            note(proto, lost[missing], f"it reads {missing!r}")
-            lost |= dict.fromkeys(proto.output, lost[missing])
+        reads = (*proto.input, *captured_names(proto))
+        if missing := next((i for i in reads if i in strange), None):
+            note(proto, "fallback", f"{missing}: no tensor of numbers")
+        elif missing := next((i for i in reads if i in lost), None):
+            fallback = lost[missing] == "at first run" and not importer.has_form(proto)
+            fate, why = lost[missing], f"it reads {missing!r}"
+            note(proto, *(("fallback", "the operator has no compiled form") if fallback else (fate, why)))
+        if missing:
+            lost |= dict.fromkeys(proto.output, lost.get(missing, "at first run"))
+            strange.update(importer.foreign_outputs(proto, strange))
             continue
         try:
             fate = importer.node(proto)
@@ -75,8 +89,10 @@ def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto]) -> tuple[NodeFat
         except Interrupted as later:
             names = "" if later.value is None else ", ".join(sorted(importer.origins(later.value)))
             hint = f"fix it: constants={{...}} of {names}" if names else ""
-            note(proto, "fallback" if later.value is None else "at first run", later.reason, hint)
+            waits = later.value is not None or proto.op_type in CONTROL
+            note(proto, "at first run" if waits else "fallback", later.reason, hint)
             lost |= dict.fromkeys(importer.give_up(proto), "at first run")
+            strange.update(importer.foreign_outputs(proto, strange))
         except OnnxError as error:
             note(proto, "refused", error.message, error.hint or "")
             lost |= dict.fromkeys(importer.give_up(proto), "not reached")
