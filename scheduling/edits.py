@@ -15,7 +15,8 @@ from itertools import count
 
 import islpy as isl
 
-from poly.errors import ScheduleError
+from poly.affine import Affine
+from poly.errors import PolyError, ScheduleError
 from poly.loops import LoopKind
 from poly.program import PathStep, Program
 from poly.scheduling.legality import check
@@ -317,14 +318,16 @@ def skew(schedule: Schedule, loop: str, by: str, factor: int = 1) -> Schedule:
     return finish(schedule, skewed, "skew", loop=loop, by=by, factor=factor)
 
 
-def split(schedule: Schedule, loop: str, at: int) -> Schedule:
+def split(schedule: Schedule, loop: str, at: int | str) -> Schedule:
     """Cut a loop's range in two pieces that can be scheduled apart: iterations below `at`, then the others.
+
+    `at`: a number, or a quasi-affine expression of loops around it and sizes, such as "8*((N - i)//8)".
 
     Statements S under it become S_lo and S_hi (`piece_name`), the loop and those inside it get the suffixes .lo and
     .hi; where such a name is taken, _2, _3 ... is appended.
     """
-    whole_number("the split point", at)
     around = set(schedule.outer(loop)[:-1])
+    _split_point(schedule, at, around)
     statements = schedule.under(loop)
     inside = {n for s in statements for n in schedule.nests[s].names} - around
     for tensor in schedule.program.tensors:
@@ -361,7 +364,20 @@ def _free(wanted: str, taken: Container[str]) -> str:
     return next(n for k in count(1) if (n := wanted if k == 1 else f"{wanted}_{k}") not in taken)
 
 
-def _split_statements(schedule: Schedule, loop: str, at: int) -> tuple[Program, dict[str, tuple[str, str]]]:
+def _split_point(schedule: Schedule, at: int | str, around: set[str]) -> None:
+    if not isinstance(at, str):
+        whole_number("the split point", at)
+        return
+    try:
+        unknown = Affine.of(at).names - around - set(schedule.program.parameters)
+    except PolyError as error:
+        raise ScheduleError(f"the split point {at!r} is not affine: {error.message}", hint="8*(i//8)") from error
+    if unknown:
+        text = f"the split point {at!r} names {', '.join(sorted(unknown))}"
+        raise ScheduleError(text, where=schedule.source.name, hint=f"loops around it: {', '.join(sorted(around))}")
+
+
+def _split_statements(schedule: Schedule, loop: str, at: int | str) -> tuple[Program, dict[str, tuple[str, str]]]:
     """The program with the statements under a loop cut, and for every piece (statement, "lo" | "hi")."""
     program, parts, result = schedule.program, dict[str, tuple[str, str]](), []
     sizes = program.binding
@@ -369,8 +385,9 @@ def _split_statements(schedule: Schedule, loop: str, at: int) -> tuple[Program, 
         if s.name not in schedule.under(loop):
             result.append(s)
             continue
-        value = schedule.nests[s.name].loops[loop].isl_text
-        for piece, condition in (("lo", f"{value} < {at}"), ("hi", f"{value} >= {at}")):
+        loops = schedule.nests[s.name].loops
+        value, point = loops[loop].isl_text, Affine.of(at).substitute(loops).isl_text
+        for piece, condition in (("lo", f"{value} < {point}"), ("hi", f"{value} >= {point}")):
             cut = s.domain.intersect(
                 isl.Set(f"{header(program.parameters)}{{ {s.tuple_text} : {condition} }}")
             ).coalesce()

@@ -265,7 +265,7 @@ class Schedule:
         return skew(self, loop, by, factor)
 
     @checks_kinds(ScheduleError)
-    def split(self, loop: str, at: int) -> Schedule:
+    def split(self, loop: str, at: int | str) -> Schedule:
         """Cut a loop's range at `at`: S_lo in loop.lo, then S_hi in loop.hi. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import split
 

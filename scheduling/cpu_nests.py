@@ -1,0 +1,223 @@
+"""Policy for what no group with a box describes: nests in loops that run in order, triangles, recurrences.
+
+Each statement for itself, in the loops that it has alone: one that carries nothing becomes lanes. Where a step of it is
+a step in memory for the target, it goes innermost, below the loops of a sum, whose lanes stay in registers; where it
+only sums up, each lane has a partial result. The first iteration is moved to 0 and the whole vectors are split from the
+rest, both by bounds affine in the loops around. What a check refuses stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine, var
+from poly.errors import PolyError, ScheduleError
+from poly.machine import Machine
+from poly.program import Program, ReadIndex, Statement
+from poly.relations import bound_domain, interval_of
+from poly.scheduling.cpu_edits import in_vectors, loops_of_copy
+from poly.scheduling.cpu_facts import stride, widest_element
+from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.legality import carried
+from poly.scheduling.schedule import Schedule
+from poly.sets import PARAM, SET, affine_of_pw
+
+MOST_VECTORS = 4  # of one loop at a time: enough to hide most of the latency of a multiply-add
+LEAST_WORK = 1 << 14  # instances below one iteration of the loops around for which threads meet
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """`iterator` as lanes; `summed`: it steps along no axis of the target, which gets partial results."""
+
+    iterator: str
+    summed: bool
+
+
+def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, threads: int) -> Schedule:
+    """Lanes, and threads where they pay, for the statements `names` of a checked schedule."""
+    for name in names:
+        for lanes in lanes_of(schedule, name):
+            try:
+                schedule = settle(_with_lanes(unchecked(schedule), name, lanes, machine))
+                break
+            except PolyError:
+                continue
+    return shared(schedule, names, threads) if threads > 1 else schedule
+
+
+def own_loops(schedule: Schedule, name: str) -> tuple[str, ...]:
+    """The loops that a statement has alone, outermost first."""
+    return tuple(n for n in schedule.nests[name].names if len(schedule.under(n)) == 1)
+
+
+def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
+    """What may become lanes, best first: the target's last axis before sums, then what steps along most reads."""
+    s = schedule.program.statement[name]
+    if s.external is not None or any(a.indirect or a.guard for a, _ in s.accesses):
+        return []
+    nest, tensors, sizes = schedule.nests[name], schedule.program.tensor, schedule.program.binding
+    rated: list[tuple[bool, int, int, Lanes]] = []
+    for depth, loop in enumerate(own_loops(schedule, name)):
+        iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), None)
+        if iterator is None:
+            continue
+        steps = [stride(a, tensors[a.tensor], iterator, sizes) for a, _ in s.accesses]
+        target, reads = stride(s.write, tensors[s.write.tensor], iterator, sizes), steps
+        if any(step not in (0, 1) for step in reads) or target not in (0, 1):
+            continue
+        summed = target == 0
+        if summed and s.combiner is None:
+            continue
+        rated.append((not summed, sum(step == 1 for step in reads), depth, Lanes(iterator, summed)))
+    return [lanes for *_, lanes in sorted(rated, key=lambda r: r[:3], reverse=True)]
+
+
+def _with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) -> Schedule:
+    """Raises `ScheduleError` where the loop is too short, or has no bounds of one expression."""
+    s = schedule.program.statement[name]
+    loop = _loop(schedule, name, lanes.iterator)
+    width = machine.lanes(widest_element(schedule.program, [s]))
+    longest = _longest(schedule.program, s, lanes.iterator)
+    if width < 2 or (longest is not None and longest < width):
+        raise ScheduleError(f"loop {loop} has no whole vector")
+    ends = ends_of(schedule.program, s, lanes.iterator)
+    others = [n for n in own_loops(schedule, name) if n != loop]
+    kept = {n for x in s.write.index if not isinstance(x, ReadIndex) for n in x.names}
+    alone = s.combiner is not None and all(r.tensor != s.write.tensor for r in s.reads)
+    sums = [n for n in others if not schedule.nests[name].loops[n].names & kept] if alone else []
+    rows = [n for n in others if n not in sums]
+    if lanes.summed or (sums and ends is not None and _names(schedule, name, sums) & (ends[0].names | ends[1].names)):
+        rows, sums = others, []
+    order = [*rows, loop, *sums]
+    if len(order) > 1 and tuple(order) != own_loops(schedule, name):
+        schedule = schedule.reorder(*order)
+    if ends is None:
+        return _vectors(schedule, name, loop, width, sums, False, machine)
+    step = width * max(1, min(MOST_VECTORS, (longest or width * MOST_VECTORS) // width))
+    schedule = _from_zero(schedule, name, loop, ends[0])
+    extent = ends[1] - ends[0] + 1
+    whole = extent - extent % step
+    if extent.is_constant and (not whole.constant or whole == extent):
+        pieces = [(name, loop, step if whole.constant else width)]
+    else:
+        lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+        schedule = schedule.split(loop, _point(schedule, name, extent, step))
+        depth = schedule.nests[lower].names.index(f"{loop}.lo")
+        pieces = [(lower, f"{loop}.lo", step), (upper, schedule.nests[upper].names[depth], width)]
+    for piece, inner, size in pieces:
+        depth = schedule.nests[piece].names.index(inner)
+        below = schedule.nests[piece].names[depth + 1 :]
+        schedule = _vectors(schedule, piece, inner, size, below, lanes.summed and size == step, machine)
+    return schedule
+
+
+def _vectors(
+    schedule: Schedule, name: str, loop: str, step: int, sums: Sequence[str], partial: bool, machine: Machine
+) -> Schedule:
+    """One piece of a nest: blocks of `step` lanes along `loop`, around the loops `sums` below it."""
+    schedule = schedule.tile({loop: step})
+    if sums:
+        schedule = schedule.reorder(f"{loop}.o", *sums, f"{loop}.p")
+    target = schedule.program.statement[name].write.tensor
+    space = machine.register_space
+    if partial:
+        buffer = f"{target}_{name}_part"
+        schedule = schedule.rfactor(name, f"{loop}.p", name=buffer)
+        scope = schedule.program.tensor[buffer].scope
+        schedule = schedule.vectorise(f"{loop}.p")
+        for copy in (f"clear_{buffer}", f"merge_{buffer}"):
+            own = loops_of_copy(schedule, copy)
+            schedule = schedule.vectorise(own[-1])
+        return schedule.promote(buffer, scope[-1] if scope else None, space, name=f"{buffer}_r")
+    if sums:
+        before = set(schedule.nests)
+        schedule = schedule.promote(target, f"{loop}.o", space)
+        for copy in sorted(set(schedule.nests) - before):
+            schedule = in_vectors(schedule, schedule.nests[copy].names[-1], step, step)
+    return schedule.vectorise(f"{loop}.p")
+
+
+def _loop(schedule: Schedule, name: str, iterator: str) -> str:
+    return next(n for n, value in schedule.nests[name].loops.items() if value == var(iterator))
+
+
+def _names(schedule: Schedule, name: str, loops: Sequence[str]) -> set[str]:
+    return {i for n in loops for i in schedule.nests[name].loops[n].names}
+
+
+def _longest(program: Program, s: Statement, iterator: str) -> int | None:
+    found = interval_of(program, s, iterator)
+    return None if found is None else found[1] - found[0] + 1
+
+
+def _from_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Schedule:
+    """Move a loop so that its first iteration is 0. Raises `ScheduleError` for a bound with floors."""
+    if not first.is_linear:
+        raise ScheduleError(f"loop {loop} starts at {first}")
+    for iterator in sorted(first.names):
+        around = _loop(schedule, name, iterator)
+        schedule = schedule.skew(loop, around, -first.coefficient(iterator))
+    return schedule.shift(name, loop, -first.constant) if first.constant else schedule
+
+
+def _point(schedule: Schedule, name: str, extent: Affine, step: int) -> int | str:
+    """The end of the whole blocks, by the names of the loops around."""
+    whole = (extent // step) * step
+    if whole.is_constant:
+        return whole.constant
+    inside = whole.names & set(schedule.program.statement[name].iterators)
+    return str(whole.substitute({i: var(_loop(schedule, name, i)) for i in inside}))
+
+
+def ends_of(program: Program, s: Statement, iterator: str) -> tuple[Affine, Affine] | None:
+    """The first and the last value of an iterator, affine in the others and the sizes; None where they are not."""
+    domain = bound_domain(program, s).reset_tuple_id()
+    position, count = s.iterators.index(iterator), domain.dim(PARAM)
+    others = [i for i in s.iterators if i != iterator]
+    free = domain
+    for k, name in reversed(list(enumerate(s.iterators))):
+        if k != position:
+            free = free.move_dims(PARAM, count, SET, k, 1).set_dim_name(PARAM, count, name)
+    assert free.dim(SET) == 1 and len(others) == free.dim(PARAM) - count
+    context = free.params()
+    found: list[Affine] = []
+    for end in (free.dim_min(0), free.dim_max(0)):
+        value = affine_of_pw(end.gist(context).coalesce(), ())
+        if value is None:
+            return None
+        found.append(value)
+    return found[0], found[1]
+
+
+def shared(schedule: Schedule, names: Sequence[str], threads: int) -> Schedule:
+    """Threads for the outermost loop of each nest that carries nothing and has work for all of them."""
+    done: set[str] = set()
+    inside = set(names)
+    for name in [s.name for s in schedule.program.statements if (s.origin or s.name) in inside]:
+        for loop in schedule.nests[name].names:
+            if loop in done or schedule.kind(loop) != "serial":
+                break
+            if _work(schedule, loop, threads) and not any(True for _ in carried(schedule, loop)):
+                schedule = schedule.parallelise(loop)
+                done.add(loop)
+                break
+    return schedule
+
+
+def _work(schedule: Schedule, loop: str, threads: int) -> bool:
+    """Whether one run of a loop is worth calling the other threads: by the boxes around the domains."""
+    total = 0
+    for name in schedule.under(loop):
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        inner = {i for n in nest.names[nest.names.index(loop) :] for i in nest.loops[n].names}
+        outer = {i for n in nest.names[: nest.names.index(loop)] for i in nest.loops[n].names}
+        product = 1
+        for iterator in inner - outer:
+            if iterator in s.iterators:
+                product *= _longest(schedule.program, s, iterator) or threads
+        total += product
+    return total >= LEAST_WORK
+
+

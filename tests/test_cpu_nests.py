@@ -1,0 +1,211 @@
+"""The policy for nests: loops cut apart, lanes and threads inside of loops that run in order; random nests."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import poly
+from poly.affine import Affine
+from poly.compiler import machine_of
+from poly.errors import PolyError, ScheduleError
+from poly.frontend.nest import read_nest
+from poly.interp import run_program
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_nests import ends_of
+from poly.scheduling.distribution import components, distributed
+from poly.scheduling.isl_scheduler import schedule_by_isl
+from poly.scheduling.schedule import Schedule
+from tests.nest_texts import define
+
+SLOW = bool(os.environ.get("POLYLOOM_SLOW"))
+HEAD = "import numpy as np\ndef f(N: int, A: 'i64[N + 3, N + 3]', B: 'i64[N + 3, N + 3]', C: 'i64[N + 3]'):\n"
+
+
+def program_of(body: str, n: int = 45) -> Program:
+    return read_nest(define(HEAD + "".join(f"    {line}\n" for line in body.strip("\n").splitlines()))).bind(N=n)
+
+
+PRODUCT = """
+for i in range(N):
+    for j in range(N):
+        A[i, j] = 0
+        for k in range(N):
+            A[i, j] += B[i, k] * B[k, j]
+"""
+STENCIL = """
+for t in range(3):
+    for i in range(1, N):
+        for j in range(1, N):
+            A[i, j] = B[i, j - 1] + B[i, j] + B[i - 1, j]
+    for i in range(1, N):
+        for j in range(1, N):
+            B[i, j] = A[i, j]
+"""
+TRIANGLE = """
+for i in range(N):
+    for j in range(i):
+        A[i, j] = A[i, j] + B[i, j]
+    for j in range(i + 1, N):
+        B[i, j] += A[i, j]
+"""
+RECURRENCE = """
+for i in range(1, N):
+    C[i] = 0
+    for j in range(i):
+        C[i] += A[i, j] * C[j]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "paths"),
+    [
+        (PRODUCT, {"S0": (0, "i", "j"), "S1": (1, "i", "j", "k")}),
+        (STENCIL, {"S0": (0, "t", 0, "i", "j"), "S1": (0, "t", 1, "i", "j")}),
+        (TRIANGLE, {"S0": (0, "i", "j"), "S1": (1, "i", "j")}),
+        (RECURRENCE, {"S0": (0, "i"), "S1": (1, "i", "j")}),
+    ],
+)
+def test_loops_are_cut_apart(body: str, paths: dict[str, tuple[int | str, ...]]) -> None:
+    program = program_of(body)
+    schedule, apart = distributed(Schedule(program))
+    assert {s.name: s.path for s in apart.statements} == paths
+    schedule.check()
+
+
+def test_components_are_in_an_order_that_can_run() -> None:
+    order = {n: k for k, n in enumerate("abcd")}
+    assert components("abcd", [("c", "a"), ("a", "b"), ("b", "a"), ("d", "c")], order) == [("d",), ("c",), ("a", "b")]
+    assert components("abc", [], order) == [("a",), ("b",), ("c",)]
+
+
+def test_ends_of_a_triangle() -> None:
+    program = read_nest(define(HEAD + "    for i in range(N):\n        for j in range(i + 1, N): A[i, j] = 0\n"))
+    found = ends_of(program, program.statements[0], "j")
+    assert found == (Affine.of("i + 1"), Affine.of("N - 1"))
+    assert ends_of(program, program.statements[0], "i") == (Affine(), Affine.of("j - 1"))
+
+
+@pytest.mark.parametrize("body", [PRODUCT, STENCIL, TRIANGLE])
+def test_lanes_are_found(body: str) -> None:
+    program = program_of(body)
+    schedule = schedule_for_cpu(program, machine_of("cpu"))
+    assert sum(mark.kind == "vector" for mark in schedule.marks.values()) >= 2
+    again = Schedule.parse(str(schedule))
+    assert str(again.lower()) == str(schedule.lower())
+
+
+def test_threads_inside_of_a_loop_in_time() -> None:
+    schedule = schedule_for_cpu(program_of(STENCIL, 400), machine_of("cpu"), 2)
+    assert sum(mark.kind == "parallel" for mark in schedule.marks.values()) == 2
+    assert schedule.kind("t") == "serial"
+
+
+def test_split_at_an_expression() -> None:
+    program = program_of("for i in range(N):\n    for j in range(i):\n        A[i, j] = A[i, j] + 1")
+    schedule = Schedule(program).split("j", "8*(i//8)").tile({"j.lo": 8}).vectorise("j.lo.p")
+    text = str(schedule.lower())
+    assert "for j.lo.p in range(0, 8) vector" in text
+    assert str(Schedule.parse(str(schedule)).lower()) == text
+    agrees(program, schedule)
+    for at, message in (("k + 1", "names k"), ("j", "names j"), ("i*i", "not affine"), ("", "not affine"), (1.5, "split point")):
+        with pytest.raises((ScheduleError, PolyError), match=message):
+            Schedule(program).split("j", at)  # type: ignore[arg-type]
+
+
+# ---- results
+
+
+def arrays(program: Program) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {t.name: rng.integers(-9, 9, t.extents(program.binding)) for t in program.inputs}
+
+
+def agrees(program: Program, *schedules: Schedule) -> None:
+    """Compiled code of the schedules (none: of the policy's, for one thread and two) gives what the interpreter does."""
+    values = arrays(program)
+    wanted = run_program(program, values)
+    kernels = [poly.compile(program, schedule=s) for s in schedules]
+    kernels = kernels or [poly.compile(program, threads=n) for n in (1, 2)]
+    for kernel in kernels:
+        found = kernel(*[values[t.name] for t in program.inputs])
+        results = found if isinstance(found, tuple) else (found,)
+        for tensor, array in zip(program.outputs, results, strict=True):
+            np.testing.assert_array_equal(array, wanted[tensor.name], err_msg=f"{program}\n{kernel.schedule}")
+
+
+@pytest.mark.parametrize("n", [1, 3, 45])
+@pytest.mark.parametrize("body", [PRODUCT, STENCIL, TRIANGLE, RECURRENCE])
+def test_results(body: str, n: int) -> None:
+    agrees(program_of(body, n))
+
+
+def _range(draw: st.DrawFn, names: list[str]) -> str:
+    choices = ["range(1, N)", "range(N)", "range(1, N - 1)", "range(N - 1, 0, -1)", "range(1, N, 2)"]
+    choices += [f"range({n})" for n in names] + [f"range({n} + 1, N)" for n in names]
+    return draw(st.sampled_from(choices))
+
+
+def _element(draw: st.DrawFn, names: list[str]) -> str:
+    def subscript() -> str:
+        name = draw(st.sampled_from(names))
+        return draw(st.sampled_from((name, name, name, f"{name} + 1", f"{name} + 2", f"N - {name}")))
+
+    array = draw(st.sampled_from("AABBC"))
+    return f"{array}[{subscript()}]" if array == "C" else f"{array}[{subscript()}, {subscript()}]"
+
+
+def _statement(draw: st.DrawFn, names: list[str]) -> str:
+    target = _element(draw, names)
+    kind = draw(st.sampled_from(("=", "=", "+=", "+=", "-=", "max", "scalar")))
+    value = draw(st.sampled_from(("{0} + {1}", "{0} * 3", "{0} - {1}", "{0}", f"({names[-1]} + {{0}})")))
+    value = value.format(_element(draw, names), _element(draw, names))
+    if kind == "max":
+        return f"{target} = max({target}, {value})"
+    return f"s = {value}; {target} = s - 7" if kind == "scalar" else f"{target} {kind} {value}"
+
+
+def _block(draw: st.DrawFn, names: list[str], depth: int) -> list[str]:
+    lines: list[str] = []
+    for _ in range(draw(st.integers(1, 2 if depth else 3))):
+        if names and (depth >= 3 or draw(st.booleans())):
+            lines.append(_statement(draw, names))
+            continue
+        name = "ijkl"[len(names)]
+        lines.append(f"for {name} in {_range(draw, names)}:")
+        lines += [f"    {line}" for line in _block(draw, [*names, name], depth + 1)]
+    return lines
+
+
+@st.composite
+def nests(draw: st.DrawFn) -> str:
+    """Regular nests on arrays of integers, some in a loop over time; subscripts stay inside."""
+    lines = _block(draw, [], 0)
+    if draw(st.integers(0, 2)) == 0:
+        lines = ["for t in range(2):", *(f"    {line}" for line in lines)]
+    return "\n".join(lines)
+
+
+@given(nests(), st.sampled_from((4, 11, 19)))
+@settings(
+    derandomize=True, max_examples=400 if SLOW else 12, deadline=None, suppress_health_check=[*HealthCheck]
+)
+def test_random_nests(body: str, n: int) -> None:
+    program = program_of(body, n)
+    function = define(HEAD + "".join(f"    {line}\n" for line in body.splitlines()))
+    values = arrays(program)
+    wanted = {name: array.copy() for name, array in values.items()}
+    rest = {name: np.zeros((n + 3,) * (1 if name == "C" else 2), int) for name in "ABC" if name not in wanted}
+    with np.errstate(all="ignore"):
+        function(n, **wanted, **rest)
+    found = run_program(program, values)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, wanted[name], err_msg=body)
+    agrees(program)
+    agrees(program, Schedule(program), schedule_by_isl(program))
