@@ -43,7 +43,7 @@ MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
 GOOD = 1.05  # of the least cycles: where the contiguous loop as lanes takes more, others are tried
 TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
 MOST_VECTORS = 4  # side by side in a register tile
-TILES = 2  # shapes of register tiles that are rated with all blocks
+TILES = 3  # shapes of register tiles that are rated with all blocks
 PANELS, ROW_BLOCKS, DEPTHS = (1, 4, 8, 16, 64), (4, 16, 64), (16, 128, 512)
 ACROSS, GUARDED, SCALAR = 1.5, 1.0, 0.7  # elements a cycle of copies: register squares, with padding, one by one
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,15 @@ import numpy.typing as npt
 from poly.machine import Machine
 
 Numbers = npt.NDArray[np.float64]
-TILE_CYCLES = 40.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
+TILE_CYCLES = 20.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
 AGAIN_CYCLES = 80.0  # until partial sums come back from memory
 FREE = 1e9  # elements a cycle of what is copied when compiling
 SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
-# Pieces of fewer bytes come in slower, no prefetcher follows them; by the second factor where each has a page of its
-# own. From the second level that is so where they meet in few sets.
-LINE, SETS = 64, 64  # bytes of a cache's line, sets of the first level
-SHORT, SHORT_RUNS, PAGE_RUNS, PAGE, CROWDED = 256, 2.0, 5.0, 4096, 8.0
+# Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, more
+# where it has a page of its own; near the core only where they all meet in one set. A few pieces are streams.
+LINE, SETS, PAGE = 64, 64, 4096  # bytes of a cache's line, sets of the first level, bytes of a page
+START, PAGE_START, STREAMS = 64.0, 192.0, 4
+SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,9 @@ class Operand:
         lines = (length - self.element) / line + 1  # of a piece that starts anywhere
         touched = count * lines * line
         needed = touched * np.maximum(crowd / lines, 1.0)
-        slower = np.where(far, PAGE_RUNS, SHORT_RUNS)
-        slower = np.where((length < SHORT) & (count > 4), slower, 1.0)
-        return touched * np.where(crowd >= CROWDED, slower, 1.0), touched * slower, needed
+        starts = np.where(count > STREAMS, count, 0.0)
+        near = touched + starts * START * (crowd >= SETS)
+        return near, touched + starts * np.where(far, PAGE_START, START), needed
 
 
 def crowding(stride: int, line: int = LINE) -> float:
@@ -184,7 +186,7 @@ def cycles_of_memory(
     times = [entered[_entries(o, loops)] for o in operands]
     levels: list[Numbers] = []
     for n, (capacity, rate, _) in enumerate(core.caches):
-        fits = room <= capacity * (SHARE if n < 2 else SHARED)
+        fits = room <= capacity * _share(n)
         stays = np.argmax(fits, axis=0)[None]  # the outermost box that does
         some = fits.any(axis=0)
         total: Numbers = np.zeros(())
@@ -198,10 +200,11 @@ def cycles_of_memory(
     for k, copy in copies.items():
         if np.all(copy.rate >= FREE):
             continue
-        elements = operands[k].elements({i: sizes[copy.depth] for i, sizes in boxes.items()})
-        element = operands[k].element
-        each = 1 / copy.rate + _spilled(core, elements * element, element)
-        copying = copying + elements * entered[copy.depth] * each
+        inner = {i: sizes[copy.depth] for i, sizes in boxes.items()}
+        elements, element = operands[k].elements(inner), operands[k].element
+        _, far, _ = operands[k].lines(inner)
+        each = np.maximum(1 / copy.rate, far / elements / _source(core, operands[k]))
+        copying = copying + elements * entered[copy.depth] * (each + _spilled(core, elements * element, element))
     return levels, copying
 
 
@@ -211,6 +214,17 @@ def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:
     for d, loop in enumerate(loops, 1):
         found.append(d if operand.depends(loop.iterator) else found[-1])
     return found
+
+
+def _source(core: Core, operand: Operand) -> float:
+    """Bytes a cycle of what is copied: a copy waits for memory, operations hide nothing of it."""
+    size = prod(operand.shape) * operand.element
+    rates = [rate for n, (capacity, rate, _) in enumerate(core.caches) if n and size > capacity * _share(n)]
+    return rates[-1] if rates else core.caches[0][1]
+
+
+def _share(level: int) -> float:
+    return SHARE if level < 2 else SHARED
 
 
 def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
@@ -234,14 +248,14 @@ def _footprints(
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:
     """Cycles of one step of a reduction on a register tile with `work` sums: operations, loads, latency."""
-    return np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency) + loads / 12
+    return np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency) + loads / 32
 
 
 def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tuple[Numbers, Numbers]:
     """Of a register tile with `work` sums, `loads` a step: cycles of one step of the reduction, and of all the rest
     (`again`: sums come from memory).
     """
-    rest = TILE_CYCLES + work / core.store_units + again * (AGAIN_CYCLES + work / core.load_units)
+    rest = TILE_CYCLES + work / core.store_units + again * work / core.load_units
     return step_cycles(core, work, loads), rest
 
 
