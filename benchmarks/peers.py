@@ -57,13 +57,21 @@ def ours(case: Case, threads: int) -> Call | None:
         program = graph.to_program()
         kernel = poly.compile(program, constants=graph.constants, threads=threads)
     arrays = [*inputs.values()]
-    out = np.empty(program.outputs[0].extents(program.binding), np.float32)
+    out = _at_a_line(program.outputs[0].extents(program.binding))
 
     def call() -> Sequence[Array]:
         kernel(*arrays, out=out)
         return (out,)
 
     return call
+
+
+def _at_a_line(shape: Sequence[int]) -> Array:
+    """Memory for a result that starts at a cache line, as what the peers allocate for theirs does."""
+    size = 4 * int(np.prod(shape, dtype=np.int64))
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(np.float32).reshape(shape)
 
 
 def _our_engine(case: Case, inputs: Mapping[str, Array], threads: int) -> Call:

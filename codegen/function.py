@@ -148,7 +148,7 @@ class _Context:
         if len(writers) > 1:
             _, aligned, streamed = self._body(f"{name}.aligned", phase, writers[1], self.vector)
             if tested := tuple(i for i, t in enumerate(self.outside) if t.name in streamed):
-                return plain + aligned + _wrapper(name, slots, passed(phase), tested, self.vector)
+                return plain + aligned + _wrapper(name, slots, passed(phase), tested, ALIGN)
         return plain + _wrapper(name, slots, passed(phase), ())
 
     def _body(self, name: str, phase: Phase, writer: Writer, aligned: int) -> tuple[list[str], str, set[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from poly.affine import Affine
+from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_cost import core_of, step_cycles
@@ -15,6 +16,9 @@ from poly.scheduling.cpu_plan import Strip, TilePlan, Turn, balanced
 from poly.scheduling.groups import Group
 
 SCALAR_ROWS = 8
+SIDE_BY_SIDE = 4  # vectors of light work in one iteration
+FEW_OPERATIONS = 6
+LIGHT = frozenset({"add", "sub", "mul", "max", "min", "neg", "abs", "select"})
 
 
 def tiles_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> TilePlan | None:
@@ -44,16 +48,24 @@ def lane_plan(facts: Facts, lanes: int) -> TilePlan:
     others = tuple(a for a in range(len(facts.extents)) if a != lanes)
     update = facts.update
     if update is None:
-        return TilePlan(others, None, lanes, vector, _whole_and_rest(facts, lanes, vector))
+        width = SIDE_BY_SIDE if _light(facts) else 1
+        return TilePlan(others, None, lanes, vector, _whole_and_rest(facts, lanes, vector, width))
     turns = _turns(facts, update, facts.strides(update), lanes, vector)
     strips = _whole_and_rest(facts, lanes, vector) if turns else _strips(facts, lanes, vector)
     return TilePlan(others, None, lanes, vector, strips, turns)
 
 
-def _whole_and_rest(facts: Facts, lanes: int, vector: int) -> tuple[Strip, ...]:
+def _light(facts: Facts) -> bool:
+    """Whether the work on an element is so little that counting the loop would be much of it."""
+    used = [e.operator for s in facts.group.statements for e in walk(s.body) if isinstance(e, Apply)]
+    return len(used) <= FEW_OPERATIONS and LIGHT.issuperset(used)
+
+
+def _whole_and_rest(facts: Facts, lanes: int, vector: int, width: int = 1) -> tuple[Strip, ...]:
+    """Some vectors side by side, single ones, and a masked one."""
     low, extent = facts.group_low(lanes), facts.extents[lanes]
-    middle = low + extent // vector * vector
-    return tuple(Strip(a, b, 1) for a, b in [(low, middle), (middle, low + extent)] if a < b)
+    cuts = [low, *(low + extent // n * n for n in (width * vector, vector)), low + extent]
+    return tuple(Strip(a, b, w) for a, b, w in zip(cuts, cuts[1:], (width, 1, 1), strict=False) if a < b)
 
 
 def _strips(facts: Facts, lanes: int, vector: int) -> tuple[Strip, ...]:

@@ -2,21 +2,26 @@
 
 Square blocks go through registers: rows as they lie in the read tensor, read across them by the lanes, which is a
 network of shuffles (`poly.codegen.transpose`). A block takes whole cache lines of the read tensor; blocks make tiles of
-few enough pages and lines that both sides' lines are used whole before they are evicted. Edges are index-set splits.
+few enough pages and lines that both sides' lines are used whole before they are evicted. Where the lines of a block's
+target meet in too few sets of the first cache, or go past the caches, it takes whole lines of the target instead, and
+those of the read are whole in a narrow tile. Edges are index-set splits.
 Where both are contiguous along one loop only the order of the others matters: that of the read, so that memory is read
 in few streams, and written in runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
+from poly.scheduling.cpu_cost import LINE, SETS, core_of, crowding
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, ordered, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, facts_of
+from poly.scheduling.cpu_nontemporal import results_past
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -30,7 +35,8 @@ MOST_PAGES = 64  # of either side in a tile: what the first level of a translati
 class Permutation:
     """`outer`: positions of the other parallel loops, outermost first; `lanes`, `across`: of those along which the
     target and the turned reads are contiguous; `turned`: the tensors of these reads. A block is `rows` iterations of
-    `lanes` times `columns` of `across`, a tile `tile` of each (None: no tiles, and lanes inside).
+    `lanes` times `columns` of `across`, a tile (of `lanes`, of `across`) whole blocks (None: no tiles, and lanes
+    inside). `past`: the target is written past the caches.
     """
 
     statement: str
@@ -41,7 +47,8 @@ class Permutation:
     vector: int
     rows: int
     columns: int
-    tile: int | None
+    tile: tuple[int, int] | None
+    past: bool
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,18 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     others = [a for a in range(len(axes)) if a not in (lanes, across)]
     outer = tuple(sorted(others, key=lambda a: -(strides[-1][a] or 0)))
     tile = _tile(extents[lanes], strides[turned[0]][lanes], size, columns)
-    return Permutation(s.name, outer, lanes, across, tensors, vector, rows, columns, tile)
+    core = core_of(machine, size)
+    past = s.write.tensor in results_past(program, group, machine) and _whole_lines(strides[-1], lanes, size)
+    crowded = core.caches[0][2] * SETS / crowding((strides[-1][across] or 0) * size) < columns
+    if (past or crowded) and tile is not None:
+        rows, columns = vector * wide, vector
+        tile = (max(MOST_PAGES, rows), rows)
+    return Permutation(s.name, outer, lanes, across, tensors, vector, rows, columns, tile, past and tile is not None)
+
+
+def _whole_lines(steps: Mapping[int, int | None], lanes: int, size: int) -> bool:
+    """Whether blocks along the lanes that start at lines stay at lines."""
+    return all(step is not None and step * size % LINE == 0 for a, step in steps.items() if a != lanes)
 
 
 def _line(machine: Machine) -> int:
@@ -155,10 +173,11 @@ def _step(read: Access, axis: int | None, iterator: str) -> int:
     return subscript.coefficient(iterator) if isinstance(subscript, Affine) else 0
 
 
-def _tile(extent: int, step: int | None, size: int, columns: int) -> int | None:
+def _tile(extent: int, step: int | None, size: int, columns: int) -> tuple[int, int] | None:
     """Where the rows of the target are short, blocks along them write one run after the other: no tiles."""
     pages = extent * min(1.0, (step or PAGE) * size / PAGE)
-    return None if extent * size <= PAGE and pages <= 8 * MOST_PAGES else max(MOST_PAGES, columns)
+    most = max(MOST_PAGES, columns)
+    return None if extent * size <= PAGE and pages <= 8 * MOST_PAGES else (most, most)
 
 
 def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, machine: Machine) -> Schedule:
@@ -190,7 +209,7 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
     lanes, across = schedule.nests[name].names[len(plan.outer) :]
     tiles: list[str] = []
     if plan.tile is not None:
-        height, width = (max(1, plan.tile // n) * n for n in (rows, columns))
+        height, width = (max(1, most // n) * n for most, n in zip(plan.tile, (rows, columns), strict=True))
         schedule = schedule.tile({lanes: height, across: width})
         tiles = [f"{lanes}.o", f"{across}.o"]
         lanes, across = f"{lanes}.p", f"{across}.p"
@@ -198,7 +217,9 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
     blocks = [f"{lanes}.o", f"{across}.o"] if tiles else [f"{across}.o", f"{lanes}.o"]
     schedule = schedule.reorder(*tiles, *blocks, f"{across}.p", f"{lanes}.p")
     schedule = schedule.unroll(f"{across}.p")
-    return in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
+    schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
+    whole = plan.past and rows == plan.rows
+    return schedule.nontemporal(schedule.nests[name].names[-1]) if whole else schedule
 
 
 def _square(

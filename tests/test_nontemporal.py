@@ -11,8 +11,10 @@ from poly.codegen.host import host_machine, machine_of_features
 from poly.codegen.jit import assembly
 from poly.codegen.kernel import Kernel
 from poly.errors import ScheduleError
+from poly.loops import Compute, For, walk
 from poly.machine import Machine
 from poly.pointers import address
+from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_loops, print_loops
 
@@ -107,3 +109,47 @@ def test_where_nothing_could_be_stored_so() -> None:
     loop, over = added.nests["C_update"].names
     with pytest.raises(ScheduleError, match="has no store"):
         added.interchange(loop, over).vectorise(loop).nontemporal(loop)
+
+
+# ---- what the policy marks
+
+FEW_BYTES = {1: 1 << 15, 2: 1 << 17}
+SMALL = machine_of_features("x86-64", ("avx", "avx2", "fma"), "x86_64-unknown-linux-gnu", FEW_BYTES, 2, 3000)
+SQUARE = (256, 256)
+
+
+def marked(text: str, machine: Machine = SMALL, **shapes: tuple[int, ...]) -> set[str]:
+    """The tensors that the policy's schedule stores to past the caches."""
+    schedule = schedule_for_cpu(poly.parse(text, **shapes), machine)
+    loops = [n for n in schedule.lower().nodes() if isinstance(n, For) and n.nontemporal]
+    return {c.write.tensor for loop in loops for c in walk(loop.body) if isinstance(c, Compute)}
+
+
+def test_results_beyond_the_caches_are_marked() -> None:
+    assert marked("C[i, j] = A[i, j] + B[i, j]", A=SQUARE, B=SQUARE) == {"C"}
+    assert marked("C[i, j] = A[i, j] + B[i, j]", HOST, A=SQUARE, B=SQUARE) == set()
+    assert marked("T[i, j] = A[i, j] + 1; C[i, j] = T[i, j] * T[i, j]", A=SQUARE) == {"C"}
+    assert marked("C[j, i] = A[i, j]", A=(1088, 64)) == {"C"}
+
+
+def test_what_is_read_or_written_again_is_not_marked() -> None:
+    assert marked("C[i, j] = A[i, j] + 1; D[i] += C[i, j]", A=SQUARE) == set()
+    assert marked("C[i, j] += A[i, j, k]", A=(64, 64, 16)) == set()
+    assert marked("C[j, i] = A[i, j]", A=(1084, 64)) == set()  # rows of the target end inside of lines
+    assert marked("C[i, j, k] = A[i, k] + B[j, k]", A=(64, 12), B=(200, 12)) == set()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("offset", [0, 32, 48])
+@pytest.mark.parametrize("shape", [(1088, 64), (1120, 70)])
+def test_marked_schedules_give_the_same(shape: tuple[int, int], offset: int, threads: int) -> None:
+    a = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    b = np.ascontiguousarray(a.T)
+    for text, given in (("C[j, i] = A[i, j]", a), ("C[i, j] = A[i, j] * 1", b)):
+        schedule = schedule_for_cpu(poly.parse(text, A=given.shape), SMALL, threads)
+        assert "nontemporal" in schedule.script
+        kernel = poly.compile(schedule, threads=threads)
+        assert isinstance(kernel, Kernel)
+        out = at_offset(b.shape, offset)
+        kernel(given, out=out)
+        np.testing.assert_array_equal(out, b)

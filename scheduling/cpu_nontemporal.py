@@ -1,0 +1,53 @@
+"""Policy for what a core writes past its caches: results beyond the last one that nobody reads.
+
+A store to a line that is in no cache fetches it first, and throws out a line that may be used again. Where the tensors
+of a group do not fit the last cache anyway, both are lost: a result that is written once, in whole vectors one after
+the other, goes to memory at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from poly.dtypes import size_bytes
+from poly.machine import Machine
+from poly.program import Program, Tensor
+from poly.scheduling.cpu_chain import parts_of
+from poly.scheduling.cpu_facts import bytes_touched
+from poly.scheduling.groups import Group
+from poly.scheduling.schedule import Schedule
+
+LEAST_ROW = 1024  # bytes along the lanes: at its ends a row may leave lines in part to others, which costs a read
+
+
+def results_past(program: Program, group: Group, machine: Machine) -> frozenset[str]:
+    """The outputs that a group writes, each by one assignment, and nobody reads; none where the caches hold all that
+    the group touches.
+    """
+    last = max((m.capacity or 0 for m in machine.caches), default=0)
+    if not last or bytes_touched(program, group.statements) < last:
+        return frozenset()
+    read = {r.tensor for s in program.statements for r in s.reads}
+    read |= {t for s in program.statements if s.external is not None for t in s.external.reads}
+    writers = [s.write.tensor for s in program.statements if s.external is None]
+    once = {s.write.tensor for s in group.statements if s.combiner is None and not s.write.indirect}
+    single = {t for t in once - read if writers.count(t) == 1}
+    return frozenset(t.name for t in program.tensors if t.name in single and t.role == "output")
+
+
+def _row(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+    """Bytes of a tensor's last axis."""
+    return tensor.extents(sizes)[-1] * size_bytes(tensor.dtype) if tensor.rank else 0
+
+
+def written_past(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
+    """Mark the vector loops of a scheduled group that store such results, one vector beside the other."""
+    program = schedule.source
+    past = results_past(program, group, machine)
+    results = {t for t in past if _row(program.tensor[t], program.binding) >= LEAST_ROW}
+    for name in parts_of(schedule, group) if results else ():
+        loops = schedule.nests[name].names
+        alone = loops and schedule.under(loops[-1]) == (name,) and schedule.kind(loops[-1]) == "vector"
+        if alone and schedule.program.statement[name].write.tensor in results:
+            schedule = schedule.nontemporal(loops[-1])
+    return schedule
