@@ -81,12 +81,13 @@ class _Piece:
 @dataclass(frozen=True)
 class _Run:
     """How an engine runs: its steps in as few `pieces` as there can be, or in `single` ones; memory that stays; outputs
-    with the function that makes them."""
+    with the function that makes them, and those of them that are `given`: inputs or constants."""
 
     pieces: tuple[_Piece, ...]
     single: tuple[_Piece, ...]
     memory: Mapping[str, Array]
     results: tuple[_Result, ...]
+    given: tuple[str, ...]
 
 
 @dataclass
@@ -148,20 +149,20 @@ class Engine:
             for name, make, *_ in plan.results if wanted else ():
                 if make is np.zeros and name in wanted:
                     wanted[name][...] = 0
-            for name in fresh.keys() & (given.keys() | plan.memory.keys()):  # an output that is an input or a constant
+            for name in plan.given:
                 fresh[name][...] = given[name] if name in given else plan.memory[name]
             named = {name: address(array) for name, array in (given | fresh).items()}
             for piece in plan.pieces if observe is None else plan.single:
-                start = time.perf_counter()
+                start = time.perf_counter() if observe is not None else 0.0
                 if isinstance(piece.run, Step):
                     self._step(piece.run, {**plan.memory, **given, **fresh})
                 else:
                     piece.run.run(named)
                 if observe is not None:
                     observe(self.steps[piece.first], time.perf_counter() - start)
-        formats = self.graph.formats
-        kinds = {t.name: self.graph.border_dtype(t) for t in self.graph.outputs} if formats else {}
-        results = {self.graph.label(n): a.view(kinds[n]) if n in formats else a for n, a in fresh.items()}
+        if self.graph.formats:
+            fresh = {n: a.view(self.graph.border_dtype(self._tensors[n])) for n, a in fresh.items()}
+        results = {label: fresh[name] for label, (name, *_) in self._wanted.items()}
         return {**results, **out} if out else results
 
     def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
@@ -219,7 +220,9 @@ class Engine:
             (t.name, np.empty if t.name in whole else np.zeros, t.extents({}), numpy_dtype(t.dtype))
             for t in self.graph.outputs
         )
-        return _Run(tuple(pieces), tuple(single), memory, results)
+        known = memory.keys() | {t.name for t in self.graph.inputs}
+        given = tuple(t.name for t in self.graph.outputs if t.name in known)
+        return _Run(tuple(pieces), tuple(single), memory, results, given)
 
     def _view(self, t: Tensor) -> Array:
         extents, dtype = t.extents({}), numpy_dtype(t.dtype)
@@ -229,14 +232,17 @@ class Engine:
 
     def _targets(self, out: Mapping[str, Array], given: Mapping[str, Array]) -> dict[str, Array]:
         """The arrays of `out` by tensor. Raises `RunError` where one cannot be written to."""
-        kinds = {n: self.graph.border_dtype(self._tensors[n]) for n in self.graph.formats if n in self._tensors}
-        known = {self.graph.label(n): (n, shape, kinds.get(n, dtype)) for n, _, shape, dtype in self._results}
-        found = targets_of(out, known, [*given.values()], self.graph.name)
-        return {n: found[n].view(dtype) for n, _, _, dtype in self._results if n in found}
+        found = targets_of(out, self._wanted, [*given.values()], self.graph.name)
+        if not self.graph.formats:
+            return found
+        return {n: found[n].view(dtype) for n, _, _, dtype in self._plan_of_run.results if n in found}
 
-    @property
-    def _results(self) -> tuple[_Result, ...]:
-        return self._plan_of_run.results
+    @cached_property
+    def _wanted(self) -> Mapping[str, tuple[str, tuple[int, ...], _Dtype]]:
+        """Tensor, shape and dtype of the caller's array of every output, by label."""
+        kinds = {n: self.graph.border_dtype(self._tensors[n]) for n in self.graph.formats if n in self._tensors}
+        results = self._plan_of_run.results
+        return {self.graph.label(n): (n, shape, kinds.get(n, dtype)) for n, _, shape, dtype in results}
 
     @cached_property
     def _known(self) -> Mapping[str, Expected]:
@@ -248,7 +254,8 @@ class Engine:
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         hint = "compile for other shapes with from_onnx(path, shapes=...)"
         found = inputs_of(inputs, self._known, self.graph.name, hint)
-        return {n: a.view(np.uint8) if n in self.graph.formats else a for n, a in found.items()}
+        formats = self.graph.formats
+        return {n: a.view(np.uint8) if n in formats else a for n, a in found.items()} if formats else found
 
     def __repr__(self) -> str:
         return (

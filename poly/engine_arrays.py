@@ -9,6 +9,7 @@ import numpy as np
 
 from poly.errors import RunError
 from poly.graph import Array
+from poly.pointers import address
 
 ALIGN = 64  # bytes
 
@@ -36,9 +37,7 @@ def inputs_of(
 
     Raises `RunError` where one is missing, unknown, of another shape, or of a dtype that has other values.
     """
-    from poly.codegen.arguments import array_of
-
-    if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if type(inputs) is not dict and not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=where)
     for name in inputs:
         if name not in known:
@@ -47,11 +46,22 @@ def inputs_of(
     for label, expected in known.items():
         if label not in inputs:
             raise RunError(f"input {label!r} is missing", where=where)
-        array = array_of(repr(label), expected.dtype, inputs[label], f"inputs[{label!r}]")
-        if not expected.fits(array):
-            message = f"input {label!r} is {array.dtype}{list(array.shape)}, expected {expected}"
-            raise RunError(message, where=where, hint=hint)
-        found[expected.tensor] = np.require(array, requirements=["C", "A"])
+        array = inputs[label]
+        if type(array) is not np.ndarray or array.dtype != expected.dtype or not expected.fits(array):
+            array = _converted(label, array, expected, where, hint)
+        flags = array.flags
+        found[expected.tensor] = array if flags.c_contiguous and flags.aligned else np.require(array, None, ["C", "A"])
+    return found
+
+
+def _converted(label: str, array: object, expected: Expected, where: str, hint: str) -> Array:
+    """What is no array that fits already, as one."""
+    from poly.codegen.arguments import array_of
+
+    found = array_of(repr(label), expected.dtype, array, f"inputs[{label!r}]")
+    if not expected.fits(found):
+        message = f"input {label!r} is {found.dtype}{list(found.shape)}, expected {expected}"
+        raise RunError(message, where=where, hint=hint)
     return found
 
 
@@ -59,9 +69,8 @@ def targets_of(
     out: Mapping[str, Array], known: Mapping[str, tuple[str, tuple[int, ...], np.dtype[np.generic]]],
     given: Sequence[Array], where: str,
 ) -> dict[str, Array]:  # fmt: skip
-    """The arrays of `out` by tensor; `known`: tensor, shape and dtype of each output by its label; `given`: inputs.
-
-    Raises `RunError` where one is none of the outputs or cannot be written to.
+    """The arrays of `out` by tensor; `known`: tensor, shape and dtype of each output by its label; `given`: inputs, all
+    C-contiguous. Raises `RunError` where one is none of the outputs or cannot be written to.
     """
     found: dict[str, Array] = {}
     for label, array in out.items():
@@ -73,10 +82,16 @@ def targets_of(
         flags = array.flags
         if not (flags.writeable and flags.c_contiguous and flags.aligned):
             raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where)
-        if any(np.may_share_memory(array, other) for other in (*given, *found.values())):
+        if any(_overlap(array, other) for other in (*given, *found.values())):
             raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
         found[name] = array
     return found
+
+
+def _overlap(one: Array, other: Array) -> bool:
+    """Whether two C-contiguous arrays share memory."""
+    first, second = address(one), address(other)
+    return first < second + other.nbytes and second < first + one.nbytes
 
 
 def aligned_bytes(size: int) -> np.ndarray:
