@@ -256,7 +256,10 @@ class Walker:
 
     def _written(self, node: For) -> set[Place]:
         s = self.s
-        if not any(isinstance(n, Compute) and s.in_registers(n.write.tensor) for n in walk(node.body)):
+        inside = [n for n in walk(node.body) if isinstance(n, Compute | Alloc)]
+        own = {n.tensor.name for n in inside if isinstance(n, Alloc)}  # ends with the body
+        written = {n.write.tensor for n in inside if isinstance(n, Compute)} - own
+        if not any(map(s.in_registers, written)):
             return set()
         saved, part, lanes, copies = dict(s.indices.values), self.part, s.lanes, self.copies
         lane_range = s.indices.lane_range

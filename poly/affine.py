@@ -55,6 +55,16 @@ class Affine:
     terms: tuple[tuple[Atom, int], ...] = ()
     constant: int = 0
 
+    def __hash__(self) -> int:
+        found = self.__dict__.get("_hash")
+        if found is None:
+            found = self.__dict__["_hash"] = hash((self.terms, self.constant))
+        return int(found)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is derived: hashes of names differ from process to process."""
+        return {"terms": self.terms, "constant": self.constant}
+
     @staticmethod
     def of(value: Affine | int | str) -> Affine:
         """An `Affine` from an int, a name, Python text such as `2*i + r - 1`, or itself."""

@@ -20,6 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Fits = Callable[[object], bool]
 _LONGEST: Final = 80
+_MANY: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -33,9 +34,28 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
         parameters = signature(function)
         kinds = {n: (p.annotation, fits(p.annotation, classes)) for n, p in parameters.parameters.items()
                  if isinstance(p.annotation, str)}  # fmt: skip
+        known = parameters.parameters.values()
+        named = {p.name: kinds[p.name][1] if p.name in kinds else _anything for p in known if p.kind not in _MANY}
+        tests = tuple(named.values())
+        more, other = (
+            next((kinds[p.name][1] for p in known if p.kind is many and p.name in kinds), _anything) for many in _MANY
+        )
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            for test, value in zip(tests, args, strict=False):
+                if not test(value):
+                    refuse(*args, **kwargs)
+            for value in args[len(tests) :]:
+                if not more(value):
+                    refuse(*args, **kwargs)
+            for name, value in kwargs.items():
+                if not named.get(name, other)(value):
+                    refuse(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        def refuse(*args: P.args, **kwargs: P.kwargs) -> None:
+            """The error for what does not fit."""
             for name, value in parameters.bind(*args, **kwargs).arguments.items():
                 if name in kinds:
                     kind, test = kinds[name]
@@ -50,11 +70,14 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
                             entry, wrong = _entry(v, test)
                             message = f"{function.__name__}: {name}{entry} is {shown(wrong)}"
                             raise error(message, hint=f"{name}: {kind}")
-            return function(*args, **kwargs)
 
         return call
 
     return decorate
+
+
+def _anything(_: object) -> bool:
+    return True
 
 
 def _entry(value: object, test: Fits) -> tuple[str, object]:
@@ -110,7 +133,7 @@ def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:
         case name, [] if name in classes:
             return lambda value: any(c.__name__ == name for c in type(value).__mro__)
         case _:
-            return lambda value: True
+            return _anything
 
 
 def _split(text: str, separator: str) -> list[str]:

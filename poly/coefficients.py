@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 import islpy as isl
 
@@ -97,6 +98,14 @@ def relation_of(
     expressions: Sequence[Affine], inputs: Sequence[str], parameters: Sequence[str], tuple_name: str = ""
 ) -> isl.Map:
     """`[parameters] -> { tuple_name[inputs] -> [expressions] }`."""
+    return _relation(tuple(expressions), tuple(inputs), tuple(parameters), tuple_name)
+
+
+@lru_cache(maxsize=1024)
+def _relation(
+    expressions: tuple[Affine, ...], inputs: tuple[str, ...], parameters: tuple[str, ...], tuple_name: str
+) -> isl.Map:
+    """Each edit of a schedule asks for the same relations again."""
     first_out = 1 + len(parameters) + len(inputs)
     columns = {name: 1 + k for k, name in enumerate([*parameters, *inputs])}
     rows = _Rows(columns, first_out + len(expressions))

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import islpy as isl
 
 from poly.affine import Affine, var
-from poly.coefficients import conditions_of
+from poly.coefficients import conditions_of, relation_of
 from poly.errors import ScheduleError
-from poly.sets import OUT, affine_of_pw, header, parameter_names
+from poly.sets import OUT, affine_of_pw, parameter_names
+
+_ELEMENT: Final = "e_"
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,15 @@ def _lower_bounds(axis: isl.Map, tile: Sequence[str]) -> list[Affine]:
     exact = affine_of_pw(axis.dim_min(0), tile) if _bounded(axis) else None
     if exact is not None:
         found.append(exact)
-    element = "e_"
-    for condition in conditions_of(axis.simple_hull().wrap(), [*tile, element]):
-        c = 0 if condition is None else condition.expr.coefficient(element)
+    for condition in conditions_of(axis.simple_hull().wrap(), [*tile, _ELEMENT]):
+        c = 0 if condition is None else condition.expr.coefficient(_ELEMENT)
         if condition is None or c == 0 or (c < 0 and not condition.equality):
             continue
-        rest = condition.expr - var(element) * c
-        if element not in rest.names:
-            found.append(-((rest if c > 0 else -rest) // abs(c)))  # c*e + rest >= 0  ->  e >= ceil(-rest/c)
+        rest = condition.expr - var(_ELEMENT) * c
+        if _ELEMENT not in rest.names:
+            bound = -((rest if c > 0 else -rest) // abs(c))  # c*e + rest >= 0  ->  e >= ceil(-rest/c)
+            if bound not in found:
+                found.append(bound)
     return found
 
 
@@ -74,13 +78,9 @@ def _bounded(axis: isl.Map) -> bool:
 def _extent(axis: isl.Map, tile: Sequence[str], lower: Affine) -> Affine | None:
     """The greatest output minus `lower`, plus one, over all tiles; affine in free sizes, or None."""
     parameters = parameter_names(axis)
-    names = ", ".join([*tile, "e_"])
-    offset = isl.Map(f"{header(parameters)}{{ [{names}] -> [e_ - ({lower.isl_text})] }}")
-    values = (
-        axis.wrap().flatten().reset_tuple_id().apply(offset)
-        if axis.wrap().has_tuple_id()
-        else axis.wrap().flatten().apply(offset)
-    )
+    points = axis.wrap().flatten()
+    points = points.reset_tuple_id() if points.has_tuple_id() else points
+    values = points.apply(relation_of([var(_ELEMENT) - lower], [*tile, _ELEMENT], parameters))
     if values.is_empty():
         return Affine((), 0)
     if not values.dim_has_any_upper_bound(isl.dim_type.set, 0) or not values.dim_min_val(0).is_nonneg():

@@ -257,14 +257,31 @@ def _exposed(
         for touch in vectors.touches(s):
             if touch.tensor != tensor or touch.write:
                 continue
-            reads = touch.relation
             access = s.write if touch.position < 0 else s.reads[touch.position]
-            for writer in () if access.indirect else writers:
-                reads = reads.subtract_domain(_written_before(vectors, writer, touch, len(tile.loops)))
-            place = expressions_map(s, schedule.nests[user].expressions(tile.loops), schedule.program.parameters)
-            part = fix_sizes(place, schedule.program.binding).reverse().apply_range(reads)
+            part = _exposed_read(vectors, touch, tile, () if access.indirect else writers)
             result = part if result is None else result.union(part)
     return None if result is None else coalesced(result.set_tuple_name(OUT, ""))
+
+
+def _exposed_read(vectors: Vectors, touch: Touch, tile: Tile, writers: Sequence[Statement]) -> isl.Map:
+    """`_exposed` of one read."""
+    schedule, s, depth = vectors.schedule, touch.statement, len(tile.loops)
+    place = expressions_map(s, schedule.nests[s.name].expressions(tile.loops), schedule.program.parameters)
+    place = fix_sizes(place, schedule.program.binding).reverse()
+    part = place.apply_range(touch.relation)
+    mixed: list[Statement] = []
+    for writer in writers:  # those whose nest is before the read's inside the tile wrote everything by then
+        shared, order = relation_in_time(schedule.nests[writer.name].path, schedule.nests[s.name].path)
+        if len(shared) > depth or order == "same":
+            mixed.append(writer)
+        elif order == "before" and not part.is_empty():
+            part = part.subtract(_tile_access(schedule, writer, writer.write, tile))
+    if part.is_empty() or not mixed:
+        return part
+    reads = touch.relation
+    for writer in mixed:
+        reads = reads.subtract_domain(_written_before(vectors, writer, touch, depth))
+    return part.intersect(place.apply_range(reads))
 
 
 def _written_before(vectors: Vectors, writer: Statement, read: Touch, depth: int) -> isl.Set:

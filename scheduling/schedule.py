@@ -428,12 +428,45 @@ def flatten(children: Sequence[TreeNode]) -> list[TreeNode]:
 
 
 def canonical(nests: Mapping[str, Nest]) -> dict[str, Nest]:
-    """The same places with canonical paths."""
-    paths = paths_of(build_tree({name: nest.path for name, nest in nests.items()}))
-    return {
-        name: Nest({n: nest.loops[n] for n in paths[name] if isinstance(n, str)}, paths[name])
-        for name, nest in nests.items()
-    }
+    """The same places with canonical paths. Raises `ScheduleError` where they form no tree."""
+    paths: dict[str, tuple[PathStep, ...]] = {}
+    _canonical([(name, nest.path) for name, nest in nests.items()], 0, (), paths)
+    return {name: _placed(nest, paths[name]) for name, nest in nests.items()}
+
+
+def _placed(nest: Nest, path: tuple[PathStep, ...]) -> Nest:
+    names = [step for step in path if isinstance(step, str)]
+    if path == nest.path and names == [*nest.loops]:
+        return nest
+    return Nest({n: nest.loops[n] for n in names}, path)
+
+
+def _canonical(
+    members: list[tuple[str, tuple[PathStep, ...]]],
+    depth: int,
+    prefix: tuple[PathStep, ...],
+    paths: dict[str, tuple[PathStep, ...]],
+) -> None:
+    """`paths_of` of `build_tree`, without the tree: paths agree in their first `depth` steps, which become `prefix`."""
+    places: dict[tuple[PathStep, ...], list[tuple[str, tuple[PathStep, ...]]]] = {}
+    for name, path in members:
+        end = depth
+        while end < len(path) and isinstance(path[end], int):
+            end += 1
+        places.setdefault(path[depth:end], []).append((name, path))
+    order = sorted(places)  # type: ignore[type-var]  # positions only
+    for k, place in enumerate(order):
+        here, at = places[place], depth + len(place)
+        inside = (*prefix, k) if len(order) > 1 else prefix
+        loops = {path[at] if at < len(path) else None for _, path in here}
+        clash = k + 1 < len(order) and order[k + 1][: len(place)] == place
+        if clash or len(loops) > 1 or (None in loops and len(here) > 1):
+            build_tree(dict(members))  # says what is wrong
+        (loop,) = loops
+        if loop is None:
+            paths[here[0][0]] = inside
+        else:
+            _canonical(here, at + 1, (*inside, loop), paths)
 
 
 def statements_of(node: TreeNode) -> tuple[str, ...]:
