@@ -33,7 +33,7 @@ from poly.locks import cached_property
 from poly.loops import Compute, LoopTree
 from poly.machine import Machine
 from poly.pointers import address
-from poly.program import Tensor
+from poly.program import Program, Tensor
 from poly.scheduling.schedule import Schedule
 
 Array = npt.NDArray[np.generic]
@@ -49,9 +49,10 @@ class Kernel(NativeCall):
     C-contiguous is copied, one whose tensor has a layout is packed; arrays of other libraries come in through DLPack,
     where they are. `out`: an array (a tuple for several outputs) to write to, C-contiguous and apart from the inputs.
     An inout tensor is an input and an output: the caller's array is only modified where it is passed as `out`.
-    `stored`: constants that are in memory as their layouts say; `module`: the loops' IR, where it is there. Calls may
-    run at the same time: one of them has the worker threads, the others run alone, with the same results. Raises
-    `RunError`.
+    `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source` is
+    its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR, where it
+    is there. Calls may run at the same time: one of them has the worker threads, the others run alone, with the same
+    results. Raises `RunError`.
     """
 
     def __init__(
@@ -62,13 +63,15 @@ class Kernel(NativeCall):
         outputs: Sequence[Tensor],
         constants: Mapping[str, Array] | None = None,
         threads: int = 1,
-        schedule: Schedule | None = None,
+        schedule: Schedule | Callable[[], Schedule] | None = None,
         stored: Mapping[str, Array] | None = None,
         module: Module | None = None,
+        source: Program | None = None,
     ) -> None:
         start = perf_counter()
         self.loops, self.machine, self.threads = tree, machine, min(max(1, threads), MAX_THREADS)
-        self.schedule = schedule
+        self._schedule = schedule
+        self._source = schedule.source if isinstance(schedule, Schedule) else source
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.module: Module = module if module is not None else lower(tree, machine, f"poly.{tree.name}")
         self._sizes = sizes = dict(tree.sizes)
@@ -87,7 +90,7 @@ class Kernel(NativeCall):
         self._linked = link(compile_object(self.module.ir, machine), [self.module.entry])
         work = work_of(tree)
         self._long = work is None or work > BRIEF
-        self.partial = unwritten(schedule.source if schedule is not None else None, outputs)
+        self.partial = unwritten(self._source, outputs)
         arrays = (*inputs, *outputs)
         self._plain = len(arrays) <= MAX_GIVEN and all(known[t.name].layout is None for t in arrays)
         self._records: dict[tuple[int, ...], Record] = {}
@@ -102,6 +105,11 @@ class Kernel(NativeCall):
         def __call__(
             self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None
         ) -> Array | tuple[Array, ...]: ...
+
+    @cached_property
+    def schedule(self) -> Schedule | None:
+        """The schedule that the loops come from."""
+        return self._schedule() if callable(self._schedule) else self._schedule
 
     @property
     def parallel(self) -> bool:
@@ -181,8 +189,7 @@ class Kernel(NativeCall):
         if not self.module.parameters:
             return
         tensors = {t.name: t for t in (*self.inputs, *self.outputs)}
-        if self.schedule is not None:
-            source = self.schedule.source
+        if (source := self._source) is not None:
             check_context(source, {p: sizes[p] for p in source.parameters if p in sizes})
             tensors |= source.tensor
         for t in tensors.values():

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from poly.sized_engine import SizedEngine
 
 Progress = Callable[[int, int], None]
+Ahead = Callable[[Sequence[Program]], AbstractContextManager[None]]
 
 
 def machine_of(target: str | Machine) -> Machine:
@@ -131,13 +132,13 @@ def compile(
             raise ScheduleError(
                 "a graph brings its own constants and schedules", hint="compile graph.to_program() instead"
             )
-        unit = _unit_compiler(machine, threads or 1)
+        unit, ahead = _unit_compiler(machine, threads or 1)
         if isinstance(what, SizedGraph):
             from poly.sized_engine import build_sized_engine
 
             kernel, literal = partial(_sized_kernel, machine, threads or 1), partial(_literal_engine, machine, unit)
             return build_sized_engine(what, machine, kernel, literal, progress=progress)
-        return build_engine(what, machine, unit, progress=progress, ahead=_ahead(machine, threads or 1))
+        return build_engine(what, machine, unit, progress=progress, ahead=ahead)
     if isinstance(what, Path) or type(what).__name__ == "ModelProto":
         if schedule is not None or constants:
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
@@ -176,8 +177,7 @@ def _model_engine(
     from poly.frontend.onnx_stages import StagedModel
     from poly.model_engine import ModelEngine
 
-    unit = _unit_compiler(machine, threads)
-    ahead = _ahead(machine, threads)
+    unit, ahead = _unit_compiler(machine, threads)
     build = partial(build_engine, machine=machine, compile_unit=unit, progress=progress, ahead=ahead)
     return ModelEngine(StagedModel(load_model(what)), build)
 
@@ -209,8 +209,8 @@ def _kernel(
     compute = constant_kernel(made, machine)
     computed = compute(constants) if compute is not None else {}
     return Kernel(
-        made.split.after, machine, program.inputs, program.outputs, constants, threads, made.schedule, computed,
-        made.after,
+        made.split.after, machine, program.inputs, program.outputs, constants, threads, lambda: made.schedule,
+        computed, made.after, program,
     )  # fmt: skip
 
 
@@ -244,18 +244,24 @@ def _sized_kernel(machine: Machine, threads: int, program: Program) -> Kernel:
     return _kernel(program, prepare_free(program, machine, threads), machine, {}, threads)
 
 
-def _ahead(machine: Machine, threads: int) -> Callable[[Sequence[Program]], AbstractContextManager[None]] | None:
-    """Other cores prepare a model's programs, too."""
-    from poly.ahead import prepared_ahead
+def _unit_compiler(machine: Machine, threads: int) -> tuple[Callable[[Program], Unit], Ahead | None]:
+    """What compiles a group, and for a CPU what lets other cores prepare a model's groups, too."""
+    if machine.kind == "accelerator":
+        return partial(_stream_unit, machine), None
+    joined: dict[int, tuple[Program, Program]] = {}  # the groups of one model by identity, joined once for both
 
     def ahead(programs: Sequence[Program]) -> AbstractContextManager[None]:
-        return prepared_ahead([join_axes(p) for p in programs], machine, threads)
+        from poly.ahead import prepared_ahead
 
-    return ahead if machine.kind == "cpu" else None
+        joined.clear()
+        joined.update({id(p): (p, join_axes(p)) for p in programs})
+        return prepared_ahead([p for _, p in joined.values()], machine, threads)
 
+    def unit(program: Program) -> Unit:
+        given, found = joined.get(id(program), (None, program))
+        return _cpu_unit(machine, threads, found if given is program else join_axes(program))
 
-def _unit_compiler(machine: Machine, threads: int) -> Callable[[Program], Unit]:
-    return partial(_stream_unit, machine) if machine.kind == "accelerator" else partial(_cpu_unit, machine, threads)
+    return unit, ahead
 
 
 def _stream_unit(machine: Machine, program: Program) -> Unit:
@@ -271,9 +277,8 @@ def _stream_unit(machine: Machine, program: Program) -> Unit:
     def run(inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         kernel.run_into(inputs, outputs)
 
-    assert kernel.schedule is not None
     arguments = tuple(t.name for t in loose.inputs)
-    return Unit(loose, kernel.schedule, run, kernel, perf_counter() - start, arguments)
+    return Unit(loose, run, kernel, perf_counter() - start, arguments)
 
 
 def _cpu_unit(machine: Machine, threads: int, program: Program) -> Unit:
@@ -281,13 +286,14 @@ def _cpu_unit(machine: Machine, threads: int, program: Program) -> Unit:
     from poly.codegen.kernel import Kernel
 
     start = perf_counter()
-    program = join_axes(program)
     made = prepare(program, machine, threads)
     loops = made.split.after
     compute = constant_kernel(made, machine)
     computed = tuple(t.name for t in made.split.computed)
     constants = tuple(t for t in loops.tensors if t.role == "constant")
     inputs = (*program.inputs, *constants)
-    kernel = Kernel(loops, machine, inputs, program.outputs, {}, threads, made.schedule, module=made.after)
+    kernel = Kernel(
+        loops, machine, inputs, program.outputs, {}, threads, lambda: made.schedule, module=made.after, source=program
+    )
     arguments = tuple(t.name for t in kernel.inputs)
-    return Unit(program, made.schedule, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)
+    return Unit(program, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)

@@ -41,13 +41,19 @@ class Unit:
     """
 
     program: Program
-    schedule: Schedule
     run: Callable[[Sequence[Array], Sequence[Array]], None]
     kernel: Kernel | StreamKernel
     seconds: float
     arguments: tuple[str, ...]
     computed: tuple[str, ...] = ()
     compute: Callable[[Mapping[str, Array]], Mapping[str, Array]] | None = None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the program."""
+        found = self.kernel.schedule
+        assert found is not None
+        return found
 
 
 @dataclass(frozen=True)

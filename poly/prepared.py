@@ -21,6 +21,7 @@ import islpy as isl
 from poly.affine import Affine
 from poly.disk_cache import cache_entry, read_entry, write_entry
 from poly.errors import CapacityError, PolyError, UnsupportedError
+from poly.locks import cached_property
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
@@ -37,12 +38,20 @@ _FOLDERS = ("", "frontend", "scheduling", "codegen", "accel")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked schedule with its loops, those for compiling apart from those for calls, and the IR of both."""
+    """The loops of a checked schedule, those for compiling apart from those for calls, and the IR of both.
 
-    schedule: Schedule
+    `kept`: the schedule, pickled where it comes from the cache: nothing that runs needs it, it is read when asked for.
+    """
+
+    kept: Schedule | bytes
     split: Split
     after: Module
     before: Module | None
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule. (`facts` of its source are derived again.)"""
+        return replace(pickle.loads(self.kept)) if isinstance(self.kept, bytes) else self.kept
 
     def compile(self, machine: Machine) -> None:
         """Have the object code in the disk cache."""
@@ -59,7 +68,7 @@ def prepare(program: Program, machine: Machine, threads: int, schedule: Schedule
         return _kept(_path(program, machine, threads), lambda: _planned(program, machine, threads))
     key = ("given", str(schedule.checked), content_text(schedule), machine.hash, package_hash())
     found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _lowered(settled(schedule), machine))
-    return replace(found, schedule=schedule if schedule.checked else replace(schedule, checked=True))
+    return replace(found, kept=schedule if schedule.checked else replace(schedule, checked=True))
 
 
 def prepare_free(program: Program, machine: Machine, threads: int) -> Prepared:
@@ -81,7 +90,7 @@ def _kept(path: Path | None, make: Callable[[], Prepared]) -> Prepared:
         return found
     made = make()
     if path is not None:
-        write_entry(path, pickle.dumps(replace(made, schedule=_bare(made.schedule))))
+        write_entry(path, pickle.dumps(replace(made, kept=pickle.dumps(_bare(made.schedule)))))
     return made
 
 
@@ -158,7 +167,7 @@ def _read(path: Path | None) -> Prepared | None:
         found = pickle.loads(content)
     except Exception:  # written under another Python, say: as good as none
         return None
-    return replace(found, schedule=replace(found.schedule)) if isinstance(found, Prepared) else None
+    return found if isinstance(found, Prepared) else None
 
 
 @cache

@@ -14,7 +14,7 @@ order written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -266,9 +266,17 @@ class Program:
         return replace(self, sizes=tuple(sorted((self.binding | sizes).items())))
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         from poly.text import print_program
 
         return print_program(self)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is derived."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{p}={self.binding[p]}" if p in self.binding else p for p in self.parameters)

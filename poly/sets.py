@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Final, TypeVar
 
 import islpy as isl
@@ -24,6 +25,7 @@ _RESERVED = frozenset(  # isl reads them in any case
 )
 
 
+@lru_cache(maxsize=4096)
 def interval(values: isl.Set, k: int) -> tuple[int, int] | None:
     """First and last value of a set's dimension; None where they depend on a size, or there is none."""
     low, high = values.dim_min_val(k), values.dim_max_val(k)

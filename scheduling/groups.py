@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 
 import islpy as isl
@@ -166,19 +167,25 @@ def bare(subscript: Affine) -> str | None:
 
 def domain_box(program: Program, s: Statement, iterators: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
     """Inclusive ranges of some iterators where the domain is a box of known size, else None."""
-    domain = bound_domain(program, s)
+    ranges = _ranges(bound_domain(program, s))
+    if ranges is None:
+        return None
+    by_name = dict(zip(s.iterators, ranges, strict=True))
+    return tuple(by_name[i] for i in iterators)
+
+
+@lru_cache(maxsize=4096)
+def _ranges(domain: isl.Set) -> tuple[tuple[int, int], ...] | None:
+    """Of all dimensions, where the set is a box of known size. Grouping asks again and again for the same sets."""
     ranges: list[tuple[int, int]] = []
     product = isl.Set.universe(domain.get_space())
-    for k, name in enumerate(s.iterators):
+    for k in range(domain.dim(SET)):
         found = interval(domain, k)
         if found is None:
             return None
         product = product.lower_bound_val(SET, k, found[0]).upper_bound_val(SET, k, found[1])
-        if name in iterators:
-            ranges.append(found)
-    order = [n for n in s.iterators if n in iterators]
-    by_name = dict(zip(order, ranges, strict=True))
-    return tuple(by_name[i] for i in iterators) if product.is_equal(domain) else None
+        ranges.append(found)
+    return tuple(ranges) if product.is_equal(domain) else None
 
 
 def _add_update(program: Program, group: Group, s: Statement) -> bool:
