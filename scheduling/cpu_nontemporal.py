@@ -29,7 +29,7 @@ def results_past(program: Program, group: Group, machine: Machine) -> frozenset[
         return frozenset()
     read = {r.tensor for s in program.statements for r in s.reads}
     read |= {t for s in program.statements if s.external is not None for t in s.external.reads}
-    writers = [s.write.tensor for s in program.statements if s.external is None]
+    writers = [t for t, _ in {(s.write.tensor, s.origin or s.name) for s in program.statements if s.external is None}]
     once = {s.write.tensor for s in group.statements if s.combiner is None and not s.write.indirect}
     single = {t for t in once - read if writers.count(t) == 1}
     return frozenset(t.name for t in program.tensors if t.name in single and t.role == "output")
@@ -42,7 +42,7 @@ def _row(tensor: Tensor, sizes: Mapping[str, int]) -> int:
 
 def written_past(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
     """Mark the vector loops of a scheduled group that store such results, one vector beside the other."""
-    program = schedule.source
+    program = schedule.program
     past = results_past(program, group, machine)
     results = {t for t in past if _row(program.tensor[t], program.binding) >= LEAST_ROW}
     for name in parts_of(schedule, group) if results else ():

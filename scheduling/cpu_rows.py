@@ -21,6 +21,7 @@ from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
 from poly.scheduling.cpu_facts import bytes_touched, reduction_extents, stride, widest_element
+from poly.scheduling.cpu_nontemporal import written_past
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
@@ -200,7 +201,7 @@ def _sized(program: Program, part: Pass, core: _Core, height: int) -> Pass:
 
 def schedule_rows(schedule: Schedule, group: Group, plan: RowPlan, machine: Machine) -> Schedule:
     """Fuse, tile, promote and mark the statements of a group of rows."""
-    return _Rows(group, plan, machine).run(schedule)
+    return written_past(_Rows(group, plan, machine).run(schedule), group, machine)
 
 
 class _Rows:

@@ -132,6 +132,12 @@ def test_results_beyond_the_caches_are_marked() -> None:
     assert marked("C[j, i] = A[i, j]", A=(1088, 64)) == {"C"}
 
 
+def test_rows_beyond_the_caches_are_marked() -> None:
+    text = "m[i] += x[i, j] / 512; y[i, j] = x[i, j] - m[i]"
+    assert marked(text, x=(128, 512)) == {"y"}
+    assert marked(text, x=(16, 512)) == set()
+
+
 def test_what_is_read_or_written_again_is_not_marked() -> None:
     assert marked("C[i, j] = A[i, j] + 1; D[i] += C[i, j]", A=SQUARE) == set()
     assert marked("C[i, j] += A[i, j, k]", A=(64, 64, 16)) == set()
