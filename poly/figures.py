@@ -13,8 +13,8 @@ from poly.affine import Affine
 from poly.errors import PolyError, ScheduleError
 from poly.program import Program, Statement
 from poly.scheduling.dependences import Dependence
-from poly.scheduling.promotion import tile_of
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.tile_footprints import tile_of
 from poly.sets import IN, OUT, SET, fix_sizes
 
 if TYPE_CHECKING:

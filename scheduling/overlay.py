@@ -11,7 +11,7 @@ from dataclasses import replace
 from poly.errors import ScheduleError
 from poly.program import Access, Program, Statement, Tensor
 from poly.scheduling.edits import finish
-from poly.scheduling.promotion import drop_unused
+from poly.scheduling.insertion import drop_unused
 from poly.scheduling.schedule import Schedule
 
 

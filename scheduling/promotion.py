@@ -11,30 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import islpy as isl
-
 from poly.affine import Affine, Constraint, var
 from poly.errors import ScheduleError
 from poly.expr import Const, Read
-from poly.program import Access, Layout, PathStep, Program, Statement, Tensor
-from poly.relations import access_map, expressions_map
-from poly.scheduling.dependences import Touch
+from poly.program import Access, Layout, Statement, Tensor
+from poly.scheduling.copy_needs import copies_needed, padding, written_part
 from poly.scheduling.edits import finish
-from poly.scheduling.footprint import Box, box_of
-from poly.scheduling.schedule import Nest, Schedule, canonical, relation_in_time
-from poly.scheduling.vectors import Vectors, before_in, together
-from poly.sets import OUT, coalesced, fix_sizes, identifier
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What the users of a promotion touch per tile. `footprint`: { [variables] -> [elements] }, names of their own."""
-
-    loops: tuple[str, ...]
-    variables: tuple[str, ...]
-    elements: tuple[str, ...]
-    footprint: isl.Map
-    box: Box
+from poly.scheduling.footprint import Box
+from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, span
+from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.scheduling.tile_footprints import Tile, named, tile_of
+from poly.sets import coalesced, identifier
 
 
 def promote(
@@ -93,7 +80,7 @@ class _Promoting:
     def result(self, order: Sequence[int] | None) -> Schedule:
         """The schedule with the users redirected and the copies that they need, whose loops are in an order."""
         schedule, tensor, new, tile, users = self.schedule, self.source.name, self.new, self.tile, self.users
-        inward, outward = _copies_needed(schedule, tensor, users, tile)
+        inward, outward = copies_needed(schedule, tensor, users, tile)
         statements = [
             redirected(schedule, s, tensor, new, tile, self.pad) if s.name in users else s
             for s in schedule.program.statements
@@ -102,13 +89,13 @@ class _Promoting:
         first, last = span(schedule, self.at, users)
         if outward:
             name = f"st_{new.name}"
-            statements = _insert(statements, self.copy(tile, outward=True, pad=()), users, after=True)
+            statements = insert_statement(statements, self.copy(tile, outward=True, pad=()), users, after=True)
             nests = insert_nest(nests, self.at, last + 1, _own_nest(name, new, tile, order), name)
         if inward is not None:
             name = f"ld_{new.name}"
-            guard = _padding(schedule, tensor, users, tile) if self.pad else ()
+            guard = padding(schedule, tensor, users, tile) if self.pad else ()
             copy = self.copy(replace(tile, footprint=inward), outward=False, pad=guard)
-            statements = _insert(statements, copy, users, after=False)
+            statements = insert_statement(statements, copy, users, after=False)
             early = min(first, _after_writers(schedule, tensor, self.at, users))
             nests = insert_nest(nests, self.at, early, _own_nest(name, new, tile, order), name)
         program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
@@ -120,48 +107,13 @@ class _Promoting:
         """The statement that moves one element of one tile between the tensor and its buffer."""
         name = f"{'st' if outward else 'ld'}_{self.new.name}"
         elements = tile.elements
-        footprint = _written(self.schedule, self.source.name, self.users, tile) if outward else tile.footprint
+        footprint = written_part(self.schedule, self.source.name, self.users, tile) if outward else tile.footprint
         domain = named(coalesced(footprint.wrap().flatten().set_tuple_name(name)), (*tile.variables, *elements))
         outer = Access(self.source.name, tuple(var(e) for e in elements), *(pad or ((), None)))
         inner = Access(self.new.name, tuple(var(e) - c for e, c in zip(elements, tile.box.lower, strict=True)))
         write, read = (outer, inner) if outward else (inner, outer)
         iterators, rank = (*tile.variables, *elements), len(tile.loops)
         return Statement(name, iterators, domain, write, (read,), Read(0), copies=self.source.name, tile_rank=rank)
-
-
-def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str], pad: bool = False) -> Tile:
-    """The footprint on a tensor of one iteration of the loops down to `at`, over the statements `users`."""
-    loops = () if at is None else schedule.outer(at)
-    program = schedule.program
-    variables = apart([identifier(name) for name in loops], program.parameters)
-    footprint: isl.Map | None = None
-    for name in users:
-        s = program.statement[name]
-        where = expressions_map(s, schedule.nests[name].expressions(loops), program.parameters)
-        for access, _ in s.accesses:
-            if access.tensor == tensor:
-                seen = replace(access, guard=(), fill=None) if pad else access
-                part = where.reverse().apply_range(
-                    access_map(s, seen, program.parameters, program.tensor[tensor].shape)
-                )
-                footprint = part if footprint is None else footprint.union(part)
-    assert footprint is not None
-    known = fix_sizes(footprint.intersect_params(program.context), program.binding)
-    known = coalesced(known.set_tuple_name(OUT, "") if known.has_tuple_name(OUT) else known)
-    elements = apart([f"e{d}" for d in range(known.dim(OUT))], (*variables, *program.parameters))
-    return Tile(
-        loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
-    )
-
-
-def apart(names: Sequence[str], taken: Sequence[str]) -> tuple[str, ...]:
-    """The names, with underscores where one is taken or stands twice."""
-    found: list[str] = []
-    for name in names:
-        while name in taken or name in found:
-            name += "_"
-        found.append(name)
-    return tuple(found)
 
 
 def _users(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str] | None) -> tuple[str, ...]:
@@ -224,108 +176,6 @@ def _layout(
     return Layout(index, tuple(c for c, _ in (*slow, *fast)), tuple(e for _, e in (*slow, *fast)))
 
 
-def _copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> tuple[isl.Map | None, bool]:
-    """What to copy in, { [tile] -> [element] } or None, and whether to copy out what others need.
-
-    Users need the elements that they read before they write them in their tile. Where all of the tensor has a value,
-    the whole footprint comes in, which is a box more often.
-    """
-    program = schedule.program
-    writers = [s for u in users if (s := program.statement[u]).write.tensor == tensor]
-    direct = [s for s in writers if not s.write.indirect]
-    written = [_tile_access(schedule, s, s.write, tile) for s in direct]
-    exposed = _exposed(schedule, tensor, users, direct, tile)
-    if len(direct) < len(writers):  # which element is not known, so the others keep what they hold
-        exposed = tile.footprint
-    inward = exposed is not None and not exposed.is_empty()
-    role = program.tensor[tensor].role
-    outward = bool(writers) and (
-        inward or program.tensor[tensor].is_output or any(_read_elsewhere(program, tensor, users, w) for w in written)
-    )
-    whole = role not in ("output", "temporary") or not writers
-    return (tile.footprint if whole else exposed) if inward else None, outward
-
-
-def _exposed(
-    schedule: Schedule, tensor: str, users: Sequence[str], writers: Sequence[Statement], tile: Tile
-) -> isl.Map | None:
-    """{ [tile] -> [element] }: what users read that nothing wrote before in the same tile; None: they read nothing."""
-    vectors = Vectors(schedule)
-    result: isl.Map | None = None
-    for user in users:
-        s = schedule.program.statement[user]
-        for touch in vectors.touches(s):
-            if touch.tensor != tensor or touch.write:
-                continue
-            access = s.write if touch.position < 0 else s.reads[touch.position]
-            part = _exposed_read(vectors, touch, tile, () if access.indirect else writers)
-            result = part if result is None else result.union(part)
-    return None if result is None else coalesced(result.set_tuple_name(OUT, ""))
-
-
-def _exposed_read(vectors: Vectors, touch: Touch, tile: Tile, writers: Sequence[Statement]) -> isl.Map:
-    """`_exposed` of one read."""
-    schedule, s, depth = vectors.schedule, touch.statement, len(tile.loops)
-    place = expressions_map(s, schedule.nests[s.name].expressions(tile.loops), schedule.program.parameters)
-    place = fix_sizes(place, schedule.program.binding).reverse()
-    part = place.apply_range(touch.relation)
-    mixed: list[Statement] = []
-    for writer in writers:  # those whose nest is before the read's inside the tile wrote everything by then
-        shared, order = relation_in_time(schedule.nests[writer.name].path, schedule.nests[s.name].path)
-        if len(shared) > depth or order == "same":
-            mixed.append(writer)
-        elif order == "before" and not part.is_empty():
-            part = part.subtract(_tile_access(schedule, writer, writer.write, tile))
-    if part.is_empty() or not mixed:
-        return part
-    reads = touch.relation
-    for writer in mixed:
-        reads = reads.subtract_domain(_written_before(vectors, writer, touch, depth))
-    return part.intersect(place.apply_range(reads))
-
-
-def _written_before(vectors: Vectors, writer: Statement, read: Touch, depth: int) -> isl.Set:
-    """The instances whose element `writer` wrote before, in the same iteration of the outermost `depth` loops."""
-    s = read.statement
-    (write,) = (t for t in vectors.touches(writer) if t.write)
-    nests = vectors.schedule.nests
-    shared, order = relation_in_time(nests[writer.name].path, nests[s.name].path)
-    pairs = vectors.pairs(writer, s, write.relation.apply_range(read.relation.reverse()))
-    pairs = together(pairs, range(depth))
-    found = pairs.subtract(pairs)
-    for k in range(depth, len(shared)):
-        found = found.union(before_in(pairs, k))
-        pairs = together(pairs, [k])
-    if order == "before":
-        found = found.union(pairs)
-    return vectors.of(s).intersect_range(found.range()).domain()
-
-
-def _read_elsewhere(program: Program, tensor: str, users: Sequence[str], written: isl.Map | None) -> bool:
-    """Whether a statement that is no user reads an element that the users write."""
-    if written is None:
-        return False
-    elements = written.range()
-    for s in program.statements:
-        if s.name in users:
-            continue
-        if s.external is not None and tensor in s.external.reads:
-            return True
-        for access, kind in s.accesses:
-            if access.tensor == tensor and kind == "read":
-                seen = access_map(s, access, program.parameters, program.tensor[tensor].shape)
-                if not fix_sizes(seen.range(), program.binding).is_disjoint(elements):
-                    return True
-    return False
-
-
-def _tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -> isl.Map:
-    program = schedule.program
-    where = expressions_map(s, schedule.nests[s.name].expressions(tile.loops), program.parameters)
-    touched = access_map(s, access, program.parameters, program.tensor[access.tensor].shape)
-    return fix_sizes(where.reverse().apply_range(touched), program.binding)
-
-
 def redirected(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool) -> Statement:
     """A user with its accesses to the tensor turned to the buffer."""
     values = dict(zip(tile.variables, schedule.nests[s.name].expressions(tile.loops), strict=True))
@@ -341,71 +191,6 @@ def redirected(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile:
     return replace(s, write=seen(s.write), reads=tuple(seen(r) for r in s.reads))
 
 
-def _padding(
-    schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile
-) -> tuple[tuple[Constraint, ...], Const] | tuple[()]:
-    """The guard, on elements, and the fill of the padding that users read; () where nothing is padded."""
-    program = schedule.program
-    shape = program.tensor[tensor].shape
-    fills = {a.fill for u in users for a, _ in program.statement[u].accesses if a.tensor == tensor}
-    if fills == {None}:
-        return ()
-    if len(fills) > 1:
-        raise ScheduleError(
-            f"{tensor} is read with different fills {fills}", where=schedule.source.name, hint="pad=False"
-        )
-    for u in users:
-        s = program.statement[u]
-        for a in s.reads:
-            if a.tensor == tensor and not _guard_is_bounds(program, s, a):
-                raise ScheduleError(
-                    f"{u} guards {tensor} by more than its bounds", where=schedule.source.name, hint="pad=False"
-                )
-    (fill,) = fills
-    assert fill is not None
-    places = zip(tile.elements, shape, strict=True)
-    bounds = [c for e, extent in places for c in (Constraint(var(e)), Constraint(extent - 1 - var(e)))]
-    return tuple(bounds), fill
-
-
-def _guard_is_bounds(program: Program, s: Statement, access: Access) -> bool:
-    from poly.relations import box
-
-    free = access_map(s, replace(access, guard=(), fill=None), program.parameters)
-    inside = free.intersect_range(box(access.tensor, program.tensor[access.tensor].shape, program.parameters))
-    return (
-        access_map(s, access, program.parameters)
-        .intersect_params(program.context)
-        .is_equal(inside.intersect_params(program.context))
-    )
-
-
-def named(domain: isl.Set, iterators: Sequence[str]) -> isl.Set:
-    """The set with its dimensions called like the iterators, for whoever prints it."""
-    for k, name in enumerate(iterators):
-        domain = domain.set_dim_name(isl.dim_type.set, k, name)
-    return domain
-
-
-def _written(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> isl.Map:
-    """The part of a footprint that users write: only that is copied out."""
-    result: isl.Map | None = None
-    for name in users:
-        s = schedule.program.statement[name]
-        if s.write.tensor == tensor:
-            part = _tile_access(schedule, s, s.write, tile).set_tuple_name(OUT, "")
-            result = part if result is None else result.union(part)
-    assert result is not None
-    return coalesced(result)
-
-
-def span(schedule: Schedule, at: str | None, users: Sequence[str]) -> tuple[int, int]:
-    """First and last position among the children of loop `at` (or of the root) that hold users."""
-    steps = [_inside(schedule.nests[u].path, at)[:1] for u in users]
-    positions = [s[0] if s and isinstance(s[0], int) else 0 for s in steps]
-    return min(positions), max(positions)
-
-
 def _after_writers(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str]) -> int:
     """The first position inside loop `at` behind everybody else who writes the tensor: a copy in is as early as it
     can.
@@ -413,26 +198,6 @@ def _after_writers(schedule: Schedule, tensor: str, at: str | None, users: Seque
     under = tuple(schedule.nests) if at is None else schedule.under(at)
     others = [n for n in under if n not in users and schedule.program.statement[n].write.tensor == tensor]
     return span(schedule, at, others)[1] + 1 if others else 0
-
-
-def _inside(path: tuple[PathStep, ...], at: str | None) -> tuple[PathStep, ...]:
-    return path if at is None else path[path.index(at) + 1 :]
-
-
-def insert_nest(nests: dict[str, Nest], at: str | None, position: int, own: Nest, name: str) -> dict[str, Nest]:
-    """Make room at a position inside loop `at` and put a nest there; `own.path` continues from `at`."""
-    result: dict[str, Nest] = {}
-    prefix: tuple[PathStep, ...] = ()
-    for other, nest in nests.items():
-        if at is not None and at not in nest.path:
-            result[other] = nest
-            continue
-        prefix = nest.path[: len(nest.path) - len(_inside(nest.path, at))]
-        rest = _inside(nest.path, at)
-        here, rest = (rest[0], rest[1:]) if rest and isinstance(rest[0], int) else (0, rest)
-        result[other] = Nest(nest.loops, (*prefix, here + (here >= position), *rest))
-    result[name] = Nest(own.loops, (*prefix, position, *own.path))
-    return result
 
 
 def _own_nest(name: str, new: Tensor, tile: Tile, order: Sequence[int] | None) -> Nest:
@@ -445,18 +210,3 @@ def _own_nest(name: str, new: Tensor, tile: Tile, order: Sequence[int] | None) -
             loops[f"{name}.{d}"] = var(tile.elements[d]) - tile.box.lower[d]
             own.append(f"{name}.{d}")
     return Nest(loops, tuple(own))
-
-
-def _insert(statements: list[Statement], copy: Statement, users: Sequence[str], *, after: bool) -> list[Statement]:
-    places = [k for k, s in enumerate(statements) if s.name in users]
-    k = places[-1] + 1 if after else places[0]
-    return [*statements[:k], copy, *statements[k:]]
-
-
-def drop_unused(program: Program, statements: tuple[Statement, ...]) -> Program:
-    """The program with other statements; temporaries that nobody touches any more are dropped."""
-    used = {a.tensor for s in statements for a, _ in s.accesses} | {
-        n for s in statements if s.external is not None for n in (*s.external.reads, *s.external.writes)
-    }
-    tensors = tuple(t for t in program.tensors if t.role != "temporary" or t.name in used)
-    return replace(program, tensors=tensors, statements=statements)

@@ -16,8 +16,10 @@ from poly.errors import ScheduleError
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map
 from poly.scheduling.edits import finish
-from poly.scheduling.promotion import Tile, apart, drop_unused, free_name, insert_nest, named, redirected, span, tile_of
+from poly.scheduling.insertion import drop_unused, insert_nest, span
+from poly.scheduling.promotion import free_name, redirected
 from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.scheduling.tile_footprints import Tile, apart, named, tile_of
 from poly.sets import coalesced, fix_sizes, identifier
 
 

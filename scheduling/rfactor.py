@@ -19,8 +19,9 @@ from poly.program import Access, Statement, Tensor
 from poly.relations import expressions_map
 from poly.scheduling.edits import finish
 from poly.scheduling.footprint import box_of
-from poly.scheduling.promotion import Tile, apart, insert_nest, named, span
+from poly.scheduling.insertion import insert_nest, span
 from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.scheduling.tile_footprints import Tile, apart, named
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import OUT, coalesced, fix_sizes, identifier, witness
 

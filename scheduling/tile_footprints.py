@@ -1,0 +1,75 @@
+"""What some statements touch of a tensor in one iteration of loops around them: a tile, with the box around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import islpy as isl
+
+from poly.program import Access, Statement
+from poly.relations import access_map, expressions_map
+from poly.scheduling.footprint import Box, box_of
+from poly.scheduling.schedule import Schedule
+from poly.sets import OUT, coalesced, fix_sizes, identifier
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What the users of a promotion touch per tile. `footprint`: { [variables] -> [elements] }, names of their own."""
+
+    loops: tuple[str, ...]
+    variables: tuple[str, ...]
+    elements: tuple[str, ...]
+    footprint: isl.Map
+    box: Box
+
+
+def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str], pad: bool = False) -> Tile:
+    """The footprint on a tensor of one iteration of the loops down to `at`, over the statements `users`."""
+    loops = () if at is None else schedule.outer(at)
+    program = schedule.program
+    variables = apart([identifier(name) for name in loops], program.parameters)
+    footprint: isl.Map | None = None
+    for name in users:
+        s = program.statement[name]
+        where = expressions_map(s, schedule.nests[name].expressions(loops), program.parameters)
+        for access, _ in s.accesses:
+            if access.tensor == tensor:
+                seen = replace(access, guard=(), fill=None) if pad else access
+                part = where.reverse().apply_range(
+                    access_map(s, seen, program.parameters, program.tensor[tensor].shape)
+                )
+                footprint = part if footprint is None else footprint.union(part)
+    assert footprint is not None
+    known = fix_sizes(footprint.intersect_params(program.context), program.binding)
+    known = coalesced(known.set_tuple_name(OUT, "") if known.has_tuple_name(OUT) else known)
+    elements = apart([f"e{d}" for d in range(known.dim(OUT))], (*variables, *program.parameters))
+    return Tile(
+        loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
+    )
+
+
+def tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -> isl.Map:
+    """What a statement touches by one access in each tile: { [loop values] -> T[subscripts] }."""
+    program = schedule.program
+    where = expressions_map(s, schedule.nests[s.name].expressions(tile.loops), program.parameters)
+    touched = access_map(s, access, program.parameters, program.tensor[access.tensor].shape)
+    return fix_sizes(where.reverse().apply_range(touched), program.binding)
+
+
+def apart(names: Sequence[str], taken: Sequence[str]) -> tuple[str, ...]:
+    """The names, with underscores where one is taken or stands twice."""
+    found: list[str] = []
+    for name in names:
+        while name in taken or name in found:
+            name += "_"
+        found.append(name)
+    return tuple(found)
+
+
+def named(domain: isl.Set, iterators: Sequence[str]) -> isl.Set:
+    """The set with its dimensions called like the iterators, for whoever prints it."""
+    for k, name in enumerate(iterators):
+        domain = domain.set_dim_name(isl.dim_type.set, k, name)
+    return domain
