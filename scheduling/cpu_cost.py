@@ -18,7 +18,6 @@ from poly.machine import Machine
 
 Numbers = npt.NDArray[np.float64]
 TILE_CYCLES = 20.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
-AGAIN_CYCLES = 80.0  # until partial sums come back from memory
 FREE = 1e9  # elements a cycle of what is copied when compiling
 SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
 # Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, more

@@ -10,6 +10,7 @@ from poly.codegen.host import host_machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group
 from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
+from poly.scheduling.cpu_cost import Copy, Core, Loop, Operand, cycles_of_memory
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.edits import settle, unchecked
@@ -127,3 +128,28 @@ def test_rows_that_meet_in_few_sets_of_the_cache_are_few() -> None:
         return 0 if any(p.tensor == "A" for p in plan.packs) else max(r.tile for s in plan.strips for r in s.rows)
 
     assert tallest(1024) < 8 < tallest(1040)
+
+
+def test_pieces_that_start_anywhere_touch_more_lines_and_meet_in_few_sets() -> None:
+    sizes = {"k": np.array(64.0), "j": np.array(16.0)}
+
+    def lines(columns: int) -> tuple[float, ...]:
+        operand = Operand("B", ({"k": 1}, {"j": 1}), (64, columns), (4 * columns, 4), 4)
+        return tuple(float(v) for v in operand.lines(sizes))
+
+    dense, far_apart, one_set = lines(16), lines(16 * 33), lines(16 * 64)
+    assert dense[0] == dense[1] == dense[2] and dense[0] < 64 * (64 + 1)
+    assert 1.9 < far_apart[0] / dense[0] < 2 and far_apart[2] == far_apart[0]
+    assert one_set[2] > 30 * far_apart[2] and one_set[0] > far_apart[0]
+    assert far_apart[1] > far_apart[0]
+
+
+def test_a_copy_from_far_waits_for_memory() -> None:
+    core = Core(8, 16, 2, 2, 1, 4, ((1 << 15, 32.0, 8), (1 << 19, 4.0, 8)))
+
+    def cycles(rows: int) -> float:
+        operand = Operand("B", ({"k": 1},), (rows,), (4,), 4)
+        loops = [Loop("k", np.array(float(rows)), np.ones(()))]
+        return float(cycles_of_memory(core, [operand], loops, {0: Copy(0, np.array(4.0))}, {"k": rows})[1]) / rows
+
+    assert 0.24 < cycles(1 << 10) < 0.27 and cycles(1 << 20) > 1.0
