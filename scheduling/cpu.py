@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Final, Generic, TypeVar
 
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Program
-from poly.relations import expressions_map
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu_beside import beside_of, schedule_beside
 from poly.scheduling.cpu_block import schedule_contraction
@@ -30,17 +28,14 @@ from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
 from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
+from poly.scheduling.cpu_threads import share
 from poly.scheduling.cpu_tile import schedule_tiles
 from poly.scheduling.cpu_window import schedule_window, window_of
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group
-from poly.scheduling.legality import carried
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
-from poly.sets import fix_sizes, interval
-
-LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
 
 
 def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Schedule:
@@ -144,7 +139,7 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     for policy in POLICIES:
         found = policy.apply(schedule, group, machine, threads)
         if found is not None:
-            return _parallel(found, group, threads) if threads > 1 else found
+            return _shared(schedule, found, group, machine, threads)
     raise ScheduleError(f"no policy fits {', '.join(group.names)}", where=schedule.source.name)
 
 
@@ -156,38 +151,14 @@ def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads:
             schedule = schedule_group(schedule, part, machine, threads)
         return schedule
     fused = keep_values(schedule_rows(schedule, group, rows, machine), group, machine)
-    return _parallel(fused, group, threads, len(group.box or ())) if threads > 1 else fused
+    return _shared(schedule, fused, group, machine, threads, len(group.box or ()))
 
 
-def _parallel(schedule: Schedule, group: Group, threads: int, depth: int | None = None) -> Schedule:
-    """Split over threads, in every nest of the group, the outermost loop that has work for all of them (one of the
-    outermost `depth`). A nest that is over before a second thread could help stays on one.
-    """
-    done: set[str] = set()
-    for name in parts_of(schedule, group):
-        extents = [_extent(schedule, loop) for loop in schedule.nests[name].names]
-        if all(extents) and prod(extents) < LEAST_SHARED:
-            continue
-        for loop in schedule.nests[name].names[:depth]:
-            if loop in done or schedule.kind(loop) != "serial":
-                break
-            if _extent(schedule, loop) >= threads and not any(True for _ in carried(schedule, loop)):
-                schedule = schedule.parallelise(loop)
-                done.add(loop)
-                break
-    return schedule
-
-
-def _extent(schedule: Schedule, loop: str) -> int:
-    """Iterations of a loop over all statements under it, 0 where not known."""
-    most = 0
-    for name in schedule.under(loop):
-        s = schedule.program.statement[name]
-        values = fix_sizes(
-            expressions_map(s, (schedule.nests[name].loops[loop],), schedule.program.parameters),
-            schedule.program.binding,
-        ).range()
-        found = interval(values, 0)
-        if found is not None:
-            most = max(most, found[1] - found[0] + 1)
-    return most
+def _shared(
+    before: Schedule, schedule: Schedule, group: Group, machine: Machine, threads: int, depth: int | None = None
+) -> Schedule:
+    """A group that was put in a schedule, its nests and those of its copies shared by threads."""
+    if threads == 1:
+        return schedule
+    new = schedule.program.statement.keys() - before.program.statement.keys()
+    return share(schedule, {*parts_of(schedule, group), *new}, machine, threads, depth)

@@ -23,6 +23,7 @@ from poly.scheduling.cpu_cost import (
     LINE,
     SETS,
     SHORT,
+    Copied,
     Copy,
     Core,
     Loop,
@@ -31,6 +32,7 @@ from poly.scheduling.cpu_cost import (
     core_of,
     crowding,
     cycles_of_memory,
+    shared_cycles,
     tile_cycles,
     together,
 )
@@ -306,13 +308,10 @@ class Choice:
             blocks = sorted({min(b, count) for b in (*ROW_BLOCKS, count)})
             if not packs_rows:
                 blocks = [0] if way.lanes_inside else [0, *blocks[:-1]]
-            found += [(h, w, p, b, d) for p in panels for b in blocks for d in deep if self._shares(p, tiles)]
+            if self.facts.threads > 1 and packs_lanes:
+                panels = sorted({*panels, -(-tiles // self.facts.threads)})
+            found += [(h, w, p, b, d) for p in panels for b in blocks for d in deep]
         return np.array(found, float).reshape(len(found), 5)
-
-    def _shares(self, panels: int, tiles: int) -> bool:
-        """Whether there are blocks for every thread where nothing lies around them."""
-        around = prod(e for k, e in enumerate(self.facts.extents) if k != self.lanes)
-        return self.facts.threads == 1 or around >= self.facts.threads or -(-tiles // panels) >= self.facts.threads
 
     def _work(self, way: Way, height: Numbers, width: Numbers, depth: Numbers) -> tuple[Numbers, Numbers]:
         """Cycles of the operations over all tiles with their edges, and the number of tiles."""
@@ -364,9 +363,12 @@ class Choice:
             copies[k] = Copy(sites[site], self._rate(way, k, height, width * panels))
         moved, copying = cycles_of_memory(self.core, self.operands, loops, copies, self.extents)
         packed = {k for k, _ in way.packs}
-        padded = [o for k, o in enumerate(self.operands) if self.update.accesses[k][0].guard and k not in packed]
-        copying = copying + sum(prod(o.shape) for o in padded) / GUARDED
-        return together([work, *moved]) + copying + np.zeros(len(height))
+        for k, o in enumerate(self.operands):
+            if self.update.accesses[k][0].guard and k not in packed:
+                size = float(prod(o.shape))
+                copying[k] = Copied(0, np.full((), size / GUARDED), np.full((), size * o.element))
+        inside = together([work, *moved]) + np.zeros(len(height))
+        return shared_cycles(inside, self.operands, loops, copying, self.facts.threads, [*self.ranges])
 
     def _loops(
         self, way: Way, width: Numbers, panels: Numbers, blocks: Numbers, depth: Numbers, count: Numbers

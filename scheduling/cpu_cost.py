@@ -7,7 +7,7 @@ of Low et al., TOMS 2016, for any order of loops); operations, traffic of each l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,6 +19,9 @@ from poly.machine import Machine
 Numbers = npt.NDArray[np.float64]
 TILE_CYCLES = 20.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
 FREE = 1e9  # elements a cycle of what is copied when compiling
+# Threads: cycles until all have met and go on, bytes a cycle of what one wrote and another reads (between caches that
+# are not shared; a machine whose cores share one loses little by sparing it).
+MEETING, REMOTE = 1500.0, 1.5
 SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
 # Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, more
 # where it has a page of its own; near the core only where they all meet in one set. A few pieces are streams.
@@ -161,14 +164,54 @@ class Copy:
     rate: Numbers
 
 
+@dataclass(frozen=True)
+class Copied:
+    """All copies of an operand at a depth of the nest: their cycles and bytes."""
+
+    depth: int
+    cycles: Numbers
+    bytes: Numbers
+
+
+def shared_cycles(
+    inside: Numbers,
+    operands: Sequence[Operand],
+    loops: Sequence[Loop],
+    copied: Mapping[int, Copied],
+    threads: int,
+    carried: Collection[str],
+) -> Numbers:
+    """Cycles until the last of some threads has done a nest that takes one of them `inside`, and its copies.
+
+    They share the loop with which that is soonest, none of those that are `carried`, and copies outside of it. What is
+    copied there and does not move along the loop comes to every thread, from the one that copied it.
+    """
+    best = inside + sum((c.cycles for c in copied.values()), np.zeros(()))
+    if threads == 1:
+        return best
+    reached: Numbers = np.ones(())
+    for depth, loop in enumerate(loops, 1):
+        if loop.iterator not in carried:
+            before = [k for k, c in copied.items() if c.depth < depth]
+            own = inside + sum((c.cycles for k, c in copied.items() if k not in before), np.zeros(()))
+            common = sum((copied[k].cycles for k in before), np.zeros(()))
+            far = [copied[k].bytes for k in before if not operands[k].depends(loop.iterator)]
+            travelling = sum(far, np.zeros(())) * (1 - 1 / threads) / REMOTE
+            busy = loop.trips / (np.ceil(loop.trips / threads) * threads)
+            cycles = own / threads / busy + common / threads + travelling + reached * MEETING
+            best = np.minimum(best, np.where(loop.trips > 1, cycles, best))
+        reached = reached * loop.trips
+    return best
+
+
 def cycles_of_memory(
     core: Core,
     operands: Sequence[Operand],
     loops: Sequence[Loop],
     copies: Mapping[int, Copy],
     extents: Mapping[str, int],
-) -> tuple[list[Numbers], Numbers]:
-    """Cycles that each level's traffic takes, the first level first, and those of the copies of packed operands.
+) -> tuple[list[Numbers], dict[int, Copied]]:
+    """Cycles that each level's traffic takes, the first level first, and the copies of packed operands.
 
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already.
@@ -195,7 +238,7 @@ def cycles_of_memory(
             moved = np.where(some, moved, touched[-1] * entered[-1])
             total = total + moved * (2.0 if operand.write else 1.0)
         levels.append(total / rate)
-    copying: Numbers = np.zeros(())
+    copying: dict[int, Copied] = {}
     for k, copy in copies.items():
         if np.all(copy.rate >= FREE):
             continue
@@ -203,7 +246,9 @@ def cycles_of_memory(
         elements, element = operands[k].elements(inner), operands[k].element
         _, far, _ = operands[k].lines(inner)
         each = np.maximum(1 / copy.rate, far / elements / _source(core, operands[k]))
-        copying = copying + elements * entered[copy.depth] * (each + _spilled(core, elements * element, element))
+        each = each + _spilled(core, elements * element, element)
+        total = elements * entered[copy.depth]
+        copying[k] = Copied(copy.depth, total * each, total * element)
     return levels, copying
 
 
