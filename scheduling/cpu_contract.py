@@ -102,11 +102,11 @@ def _other_lanes(facts: Facts, lanes: int) -> list[int]:
 
 
 def least_cycles(facts: Facts) -> float:
-    """Cycles of a group's multiply-adds alone."""
+    """Cycles of a group's multiply-adds alone, shared by its threads."""
     s, core = facts.update, core_of(facts.machine, facts.widest())
     assert s is not None
     steps = prod(reduction_extents(facts.program, s, facts.group.axes[s.name]).values())
-    return prod(facts.extents) * steps / core.lanes / core.fma_units
+    return prod(facts.extents) * steps / core.lanes / core.fma_units / facts.threads
 
 
 def _turned(facts: Facts, axis: int) -> bool:
