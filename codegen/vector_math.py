@@ -103,7 +103,7 @@ def function(ops: Ops, name: str, operands: Sequence[Value]) -> Value:
         case "exp":
             return exp(f, a)
         case "log":
-            return _log64(f, a) if wide else _log32(f, a)
+            return _log(f, a)
         case "sigmoid":
             return _sigmoid(f, a)
         case "tanh":
@@ -214,18 +214,29 @@ def split(f: Floats, x: Value, normal: bool = False) -> tuple[Value, Value]:
     return m, f.sub(plain, offset)
 
 
-def _log32(f: Floats, x: Value) -> Value:
-    m, e = split(f, x)
+def _log(f: Floats, x: Value) -> Value:
+    """Denormals, zero, infinity, NaN and what is negative on a path of their own."""
+    short = _log64 if f.dtype == "f64" else _log32
+    mantissa, top = MANTISSA[f.dtype], 1 << f.width - 1
+    endless = top - (1 << mantissa)  # the bits of infinity
+    # with the bits of the smallest normal number taken to those of the smallest integer one comparison is enough
+    moved = f.int_op("add", f.bits(x), f.i(top - (1 << mantissa)))
+    unusual = f.ops.compare("ge", moved, f.i(endless - top - (1 << mantissa)))
+    return f.rare(unusual, short(f, x, True), lambda: _log_specials(f, x, short(f, x, False)))
+
+
+def _log32(f: Floats, x: Value, normal: bool) -> Value:
+    m, e = split(f, x, normal)
     r = f.sub(m, f.c(1.0))
     powers = f.powers(r, 8)
     tail = f.mul(f.mul(powers[1], r), f.poly(powers, _LOG32))
     hi, lo = _LN2["f32"]
     tail = f.fma(powers[1], f.c(-0.5), f.fma(e, f.c(lo), tail))
-    return _log_specials(f, x, f.fma(e, f.c(hi), f.add(r, tail)))
+    return f.fma(e, f.c(hi), f.add(r, tail))
 
 
-def _log64(f: Floats, x: Value) -> Value:
-    m, e = split(f, x)
+def _log64(f: Floats, x: Value, normal: bool) -> Value:
+    m, e = split(f, x, normal)
     r = f.sub(m, f.c(1.0))
     s = f.div(r, f.add(m, f.c(1.0)))
     u = f.mul(s, s)
@@ -234,4 +245,4 @@ def _log64(f: Floats, x: Value) -> Value:
     t = f.mul(s, f.add(half, f.mul(u, f.poly(u, _LOG64))))
     hi, lo = _LN2["f64"]
     tail = f.sub(half, f.fma(e, f.c(lo), t))
-    return _log_specials(f, x, f.fma(e, f.c(hi), f.sub(r, tail)))
+    return f.fma(e, f.c(hi), f.sub(r, tail))
