@@ -17,6 +17,7 @@ from poly.machine import Machine
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
+    cut,
     extent_of,
     fused,
     in_vectors,
@@ -66,7 +67,7 @@ class _Blocking(Tiling[BlockPlan]):
         schedule = self._deep(schedule, update)
         around = schedule.nests[update].names[: self._outside(True)]
         schedule = self._packed_at(schedule, [update], "outer", around[-1] if around else None)
-        schedule, parts = self._split(schedule, names, plan.lanes, [s.low for s in plan.strips[1:]])
+        schedule, parts = cut(schedule, self.group, names, plan.lanes, [s.low for s in plan.strips[1:]])
         for strip, part in zip(plan.strips, parts, strict=True):
             for together in self._together(schedule, part):
                 schedule = self._lanes(schedule, strip, together)
@@ -211,7 +212,7 @@ class _Blocking(Tiling[BlockPlan]):
                 schedule, names, "lanes", schedule.nests[names[0]].names[depth], plan.vector * strip.width
             )
         schedule = fused(schedule, names, range(depth + 1, depth + 1 + len(plan.middle)))
-        schedule, parts = self._split(schedule, names, plan.rows, [p.low for p in strip.rows[1:]])
+        schedule, parts = cut(schedule, self.group, names, plan.rows, [p.low for p in strip.rows[1:]])
         for piece, part in zip(strip.rows, parts, strict=True):
             schedule = self._rows(schedule, strip, piece, part, depth + 1 + len(plan.middle))
         return schedule

@@ -22,6 +22,12 @@ def loop_of(schedule: Schedule, statement: str, iterator: str) -> str:
     return found[0]
 
 
+def loop_of_axis(schedule: Schedule, group: Group, statement: str, axis: int) -> str:
+    """The loop of a statement, or of a piece of one, that is one of its group's parallel loops, given by position."""
+    s = schedule.program.statement[statement]
+    return loop_of(schedule, statement, group.axes[s.origin or s.name][axis])
+
+
 def loops_of_copy(schedule: Schedule, copy: str) -> list[str]:
     """The loops of a copy, or of the start or merge of partial results, over the axes of its buffer."""
     return [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
@@ -58,6 +64,21 @@ def ordered(schedule: Schedule, name: str, order: Sequence[str]) -> Schedule:
     """A statement's innermost loops in an order."""
     now = schedule.nests[name].names
     return schedule.reorder(*order) if tuple(order) != now[len(now) - len(order) :] else schedule
+
+
+def cut(
+    schedule: Schedule, group: Group, names: Sequence[str], axis: int, cuts: Iterable[int]
+) -> tuple[Schedule, list[list[str]]]:
+    """Cut one of a group's parallel loops in all of some statements, at ascending places: the statements by piece."""
+    pieces = [list(names)]
+    for place in cuts:
+        lower, upper = list[str](), list[str]()
+        for name in pieces[-1]:
+            lower.append(piece_name(schedule, name, "lo"))
+            upper.append(piece_name(schedule, name, "hi"))
+            schedule = schedule.split(loop_of_axis(schedule, group, name, axis), place)
+        pieces[-1:] = [lower, upper]
+    return schedule, pieces
 
 
 def whole_blocks(

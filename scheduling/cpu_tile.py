@@ -16,10 +16,12 @@ from poly.program import Statement
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
+    cut,
     extent_of,
     fused,
     in_vectors,
     loop_of,
+    loop_of_axis,
     loops_of_copy,
     ordered,
     unrolled,
@@ -65,7 +67,7 @@ class Tiling(Generic[P]):
         return self.group.axes[s.origin or s.name][axis]
 
     def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
-        return loop_of(schedule, name, self._iterator(schedule, name, axis))
+        return loop_of_axis(schedule, self.group, name, axis)
 
     def _ordered(self, schedule: Schedule, name: str, axes: Sequence[int]) -> Schedule:
         """Parallel loops in an order, then the others."""
@@ -81,21 +83,6 @@ class Tiling(Generic[P]):
                 if first != second:
                     schedule = schedule.fuse(first, second)
         return schedule
-
-    def _split(
-        self, schedule: Schedule, names: Sequence[str], axis: int | None, cuts: Sequence[int]
-    ) -> tuple[Schedule, list[list[str]]]:
-        """Cut a loop of every statement in pieces; one list of statements a piece."""
-        pieces = [list(names)]
-        for cut in cuts:
-            assert axis is not None
-            lower, upper = list[str](), list[str]()
-            for name in pieces[-1]:
-                lower.append(piece_name(schedule, name, "lo"))
-                upper.append(piece_name(schedule, name, "hi"))
-                schedule = schedule.split(self._loop(schedule, name, axis), cut)
-            pieces[-1:] = [lower, upper]
-        return schedule, pieces
 
     def _tiled(self, schedule: Schedule, name: str, loop: str, low: int, tile: int) -> Schedule:
         """Tiles of a loop that start at `low`."""
@@ -160,7 +147,9 @@ class _Tiles(Tiling[TilePlan]):
         schedule = self._shared(schedule, names, plan.outer)
         if not plan.strips:
             return schedule
-        schedule, parts = self._split(schedule, names, plan.lanes, [s.low for s in plan.strips[1:]])
+        parts = [names]
+        if plan.lanes is not None:
+            schedule, parts = cut(schedule, self.group, names, plan.lanes, [s.low for s in plan.strips[1:]])
         for strip, part in zip(plan.strips, parts, strict=True):
             schedule = self._strip(schedule, strip, part)
         return schedule
@@ -174,7 +163,8 @@ class _Tiles(Tiling[TilePlan]):
                 schedule = self._tiled(schedule, name, loop, strip.low, plan.vector * strip.width)
             schedule = fused(schedule, names, [len(self.extra) + len(plan.outer)])
             return self._register_tile(schedule, strip, None, names)
-        schedule, parts = self._split(schedule, names, plan.rows, [p.low for p in strip.rows[1:]])
+        assert plan.rows is not None
+        schedule, parts = cut(schedule, self.group, names, plan.rows, [p.low for p in strip.rows[1:]])
         for piece, part in zip(strip.rows, parts, strict=True):
             schedule = self._register_tile(schedule, strip, piece, part)
         return schedule

@@ -18,9 +18,8 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import interval_of, intervals_of
-from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, loops_of_copy, unrolled
+from poly.scheduling.cpu_edits import cut, fused, in_vectors, loop_of, loop_of_axis, loops_of_copy, unrolled
 from poly.scheduling.cpu_facts import widest_element
-from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -227,10 +226,10 @@ class Windows:
         w, names = self.window, list(self.group.names)
         schedule = self._ordered(schedule, names, (*self.outer, w.lanes, w.rows))
         schedule = fused(schedule, names, range(len(self.outer)))
-        schedule, parts = self._split(schedule, names, w.lanes, w.lane_cuts)
+        schedule, parts = cut(schedule, self.group, names, w.lanes, w.lane_cuts)
         for part in parts:
             schedule = self._ordered(schedule, part, (*self.outer, w.rows, w.lanes))
-            schedule, pieces = self._split(schedule, part, w.rows, w.cuts)
+            schedule, pieces = cut(schedule, self.group, part, w.rows, w.cuts)
             for piece in pieces:
                 schedule = self._piece(schedule, piece)
         return schedule
@@ -246,20 +245,7 @@ class Windows:
         return schedule
 
     def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
-        s = schedule.program.statement[name]
-        return loop_of(schedule, name, self.group.axes[s.origin or s.name][axis])
-
-    def _split(
-        self, schedule: Schedule, names: Sequence[str], axis: int, cuts: Sequence[int]
-    ) -> tuple[Schedule, list[list[str]]]:
-        """Cut a loop of every statement in two, where there is a cut."""
-        lower, upper = list[str](), list[str]()
-        for cut in cuts:
-            for name in names:
-                lower.append(piece_name(schedule, name, "lo"))
-                upper.append(piece_name(schedule, name, "hi"))
-                schedule = schedule.split(self._loop(schedule, name, axis), cut)
-        return schedule, [lower, upper] if cuts else [list(names)]
+        return loop_of_axis(schedule, self.group, name, axis)
 
     def _range(self, schedule: Schedule, name: str, axis: int) -> tuple[int, int]:
         """First and last value of a parallel loop's iterator in one piece of a statement."""
