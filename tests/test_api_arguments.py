@@ -63,6 +63,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "split": (SCHEDULE.split, ("j", 3), {}),
     "unroll": (SCHEDULE.unroll, ("j",), {}),
     "vectorise": (SCHEDULE.vectorise, ("C_init.k",), {}),
+    "nontemporal": (SCHEDULE.nontemporal, ("C_init.k",), {}),
     "parallelise": (SCHEDULE.parallelise, ("C_init.i",), {}),
     "tensorise": (SCHEDULE.tensorise, (("j",), "matrix"), {}),
     "promote": (SCHEDULE.promote, ("A", "C_update.i", "l1"), {
