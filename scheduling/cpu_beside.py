@@ -18,7 +18,7 @@ from poly.scheduling.cpu_edits import fused
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
 from poly.scheduling.cpu_window import MOST_TAPS, Window, Windows, beside, row_axis, suits
 from poly.scheduling.edits import piece_name
-from poly.scheduling.groups import Group
+from poly.scheduling.groups import Group, domain_box
 from poly.scheduling.schedule import Schedule
 
 MOST_ROWS = 8  # of a register tile
@@ -48,6 +48,9 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
     taps = reduction_extents(program, update, names)
     if read is None or constants is None or prod(taps.values()) > MOST_TAPS or (group.box[lanes][1] + 1) % vector:
         return None
+    box = domain_box(program, update, update.iterators)
+    if box is None or any(low for low, _ in box):
+        return None
     found = beside(read, names, taps)
     if found.keys() != taps.keys() or not found or names[lanes] in found.values():
         return None
@@ -75,7 +78,7 @@ def _operands(
     """The read that slides, contiguous along the lanes, and the constants with their axes along the lanes."""
     sliding = [r for r in s.reads if program.tensor[r.tensor].role != "constant"]
     still = [r for r in s.reads if program.tensor[r.tensor].role == "constant"]
-    if len(sliding) != 1 or sliding[0].indirect or sliding[0].index[-1] != var(lanes):
+    if len(sliding) != 1 or sliding[0].indirect or sliding[0].index[-1:] != (var(lanes),):
         return None, None
     if len({r.tensor for r in s.reads}) < len(s.reads) or any(r.guard for r in still):
         return None, None

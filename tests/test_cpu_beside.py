@@ -61,6 +61,11 @@ def test_what_lies_outside_is_cut_off() -> None:
         sums(20, 30, 12),  # no whole vectors
         parse_program(str(sums(20, 30, 16)).replace("W[c, r, s]", "W[c, s, r]*W[c, r, s]")),
         parse_program(str(sums(20, 30, 16)).replace("constant W", "input W")),
+        parse_program(str(sums(20, 30, 16)).replace("0 <= s <= 2", "r <= s <= 2")),  # no box
+        parse_program(
+            "program scaled\ninput a: f32[]\ninout B: f32[4, 16]\n"
+            "s[i, j]: B[i, j] *= a[] where 0 <= i < 4 and 0 <= j < 16\n"
+        ),
     ],
 )
 def test_others_are_left_to_other_policies(program: Program) -> None:
