@@ -38,8 +38,11 @@ _GROWING: Final = frozenset(
 )
 
 
-def fold(call: Call, node: onnx.NodeProto) -> list[Array] | None:
-    """The node's outputs where they are known while importing, else None."""
+def fold(call: Call, node: onnx.NodeProto, *, sized: bool = False) -> list[Array] | None:
+    """The node's outputs where they are known while importing, else None.
+
+    `sized`: the model is imported at several sizes, from the smallest to the largest, and has to fold alike at all.
+    """
     if call.domain or call.operator in _RANDOM:
         return None
     special = _SPECIAL.get(call.operator)
@@ -53,11 +56,13 @@ def fold(call: Call, node: onnx.NodeProto) -> list[Array] | None:
         return None
     if call.operator == "Expand" and max(v.size for v in call.inputs if v is not None) > _MAX_UNPACKED:
         return None
-    return _evaluate(call, node) if _fits(call, node) else None
+    return _evaluate(call, node) if _fits(call, node, _MAX_FOLDED if sized else _MAX_GROWN) else None
 
 
-def _fits(call: Call, node: onnx.NodeProto) -> bool:
-    """True where the node's outputs are of a size to keep; only what can make much of little is looked at."""
+def _fits(call: Call, node: onnx.NodeProto, grown: int) -> bool:
+    """True where the node's outputs are of a size to keep (`grown` elements, made of less); only what can make much of
+    little is looked at.
+    """
     elements = sum(v.size for v in call.inputs if v is not None)
     if call.operator not in _GROWING and elements <= _MAX_SMALL:
         return True
@@ -73,7 +78,7 @@ def _fits(call: Call, node: onnx.NodeProto) -> bool:
     except Exception:  # the evaluator will say what is wrong
         return call.operator not in _GROWING
     shapes = [[d.dim_value for d in t.tensor_type.shape.dim] for t in found.values()]
-    most = min(max(2 * elements, _MAX_GROWN), _MAX_FOLDED)
+    most = min(max(2 * elements, grown), _MAX_FOLDED)
     return all(prod(max(1, e) for e in s) <= most for s in shapes)
 
 

@@ -84,7 +84,7 @@ def from_onnx(
     given = {n: tuple(map(int, v)) if isinstance(v, Sequence) else int(v) for n, v in (shapes or {}).items()}
 
     def at(sizes: Mapping[str, int]) -> Graph:
-        importer = Importer(model)
+        importer = Importer(model, sized=bool(ranges))
         importer.declare_inputs({**given, **sizes}, dict(constants or {}))
         importer.walk(model.graph.node)
         return importer.graph()
@@ -120,12 +120,13 @@ class Interrupted(Exception):
 class Importer:
     """The state of one import: values by their names in the file, nodes so far, arrays of constants.
 
-    `staged`: what only the run can tell raises `Interrupted`, instead of an error or an external statement.
+    `staged`: what only the run can tell raises `Interrupted`, instead of an error or an external statement. `sized`: of
+    several imports of one model at different sizes.
     """
 
-    def __init__(self, model: onnx.ModelProto, *, staged: bool = False) -> None:
+    def __init__(self, model: onnx.ModelProto, *, staged: bool = False, sized: bool = False) -> None:
         self._model = model
-        self._staged = staged
+        self._staged, self._sized = staged, sized
         self._origins: dict[str, frozenset[str]] = {}
         self._seen: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._merged_away: set[tuple[str, ...]] = set()
@@ -293,7 +294,7 @@ class Importer:
         if call.operator == "If" and not call.domain:
             self._inline_if(call, proto)
             return "inlined"
-        folded = fold(call, proto)
+        folded = fold(call, proto, sized=self._sized)
         if folded is not None:
             for name, array in zip(call.outputs, folded, strict=False):
                 if name:

@@ -121,6 +121,16 @@ def test_the_interpreter_agrees_at_any_size(batch: int, length: int) -> None:
     assert_close({graph.labels[n]: a for n, a in found.items()}, reference(proto, inputs), 1e-4)
 
 
+def test_what_grows_beyond_the_limit_of_one_import_folds_alike_at_all_sizes() -> None:
+    grown = model([node("Shape", "x", "s"), node("Expand", "one s", "e"), node("Add", "x e", "y")],
+                  {"x": ["n", "m"]}, {"one": f32(1, 1)})  # fmt: skip
+    ranges = {"n": (1, 2100), "m": (1, 2100)}
+    graph = poly.from_onnx(grown, ranges=ranges)
+    assert graph.literal is not None
+    for sizes in ({"n": 2100, "m": 2100}, {"n": 3, "m": 5}):
+        assert agrees(graph, graph.literal(at(graph, sizes)), at(graph, sizes))
+
+
 def test_agreement_is_not_vacuous() -> None:
     proto, ranges = AFFINE["dense"]
     graph = poly.from_onnx(proto, ranges=ranges)
