@@ -152,7 +152,7 @@ def compile(
     if not isinstance(what, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
         hint = "a Program, its text, a nest, a Schedule, a Graph or an ONNX model"
         raise PolyError(f"cannot compile {type(what).__name__}", hint=hint)
-    if schedule is not None and str(schedule.source) != str(what):
+    if schedule is not None and str(schedule.source) not in (str(what), str(join_axes(what))):
         raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
     check_initialised(what)
     return compile_program(what, machine, dict(constants or {}), threads or 1, schedule)
@@ -198,7 +198,19 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
-    return _kernel(program, prepare(program, machine, threads, schedule), machine, constants, threads)
+    loops = schedule.source if schedule is not None else join_axes(program)
+    made = prepare(loops, machine, threads, schedule)
+    return _kernel(program, made, machine, _joined(constants, program, loops), threads)
+
+
+def _joined(constants: Mapping[str, Array], program: Program, loops: Program) -> Mapping[str, Array]:
+    """Constants of the program in the shapes that they have in one with joined axes."""
+    found = dict(constants)
+    for t in loops.with_role("constant"):
+        shape = t.extents(program.binding) if t.shape != program.tensor[t.name].shape else None
+        if shape is not None and np.shape(found[t.name]) == program.tensor[t.name].extents(program.binding):
+            found[t.name] = np.reshape(found[t.name], shape)
+    return found
 
 
 def _kernel(

@@ -82,3 +82,25 @@ def test_part_of_an_axis_is_not_joined() -> None:
 def test_a_program_without_a_contraction_stays_as_it_is() -> None:
     program = poly.parse("C[i,j] = A[i,j] + B[i,j]", A=(4, 5), B=(4, 5))
     assert join_axes(program) is program
+
+
+def test_a_compiled_program_takes_arrays_in_its_own_shapes() -> None:
+    """Its loops are over the joined axes; its schedule can be used for it again."""
+    program = parse_program(POINTWISE.replace("input W", "constant W"))
+    random = np.random.default_rng(2)
+    x, w, r = (random.integers(-3, 4, s).astype(np.float32) for s in ((3, 6, 7), (5, 3), (5, 6, 7)))
+    kernel = poly.compile(program, constants={"W": w})
+    assert kernel.schedule is not None and shapes(kernel.schedule.source)["X"] == (3, 42)
+    expected = run_program(program, {"X": x, "W": w, "R": r})["Y"]
+    assert np.array_equal(np.asarray(kernel(x, r)), expected)
+    again = poly.compile(program, constants={"W": w}, schedule=kernel.schedule)
+    assert np.array_equal(np.asarray(again(x, r)), expected)
+
+
+def test_constants_are_joined_with_what_they_meet() -> None:
+    program = poly.parse("C[i,j,m] += A[i,j,a,b] * B[a,b,m]", A=(2, 3, 4, 5), B=(4, 5, 6))
+    loose = parse_program(str(program).replace("input B", "constant B"))
+    random = np.random.default_rng(3)
+    a, b = (random.integers(-3, 4, s).astype(np.float32) for s in ((2, 3, 4, 5), (4, 5, 6)))
+    found = np.asarray(poly.compile(loose, constants={"B": b})(a))
+    assert np.array_equal(found, np.einsum("ijab,abm->ijm", a, b))
