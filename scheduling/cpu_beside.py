@@ -14,10 +14,9 @@ from math import prod
 from poly.affine import var
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_edits import fused
+from poly.scheduling.cpu_edits import cut, fused
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
 from poly.scheduling.cpu_window import MOST_TAPS, Window, Windows, beside, row_axis, suits
-from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, domain_box
 from poly.scheduling.schedule import Schedule
 
@@ -148,12 +147,13 @@ class _Beside(Windows):
     def _from(self, schedule: Schedule, names: Sequence[str], depth: int) -> Schedule:
         """Pieces of the loops from a depth on; those at the edges laid out."""
         if depth == len(self.outer):
-            schedule, parts = self._pieces(schedule, names, self.window.rows)
+            rows = self.window.rows
+            schedule, parts = cut(schedule, self.group, names, rows, self.plan.cuts.get(rows, ()))
             for part in parts:
                 schedule = self._piece(schedule, part)
             return schedule
         axis = self.outer[depth]
-        schedule, parts = self._pieces(schedule, names, axis)
+        schedule, parts = cut(schedule, self.group, names, axis, self.plan.cuts.get(axis, ()))
         for k, part in enumerate(parts):
             schedule = fused(schedule, part, [depth])
             schedule = self._from(schedule, part, depth + 1)
@@ -165,20 +165,6 @@ class _Beside(Windows):
     def _now(self, schedule: Schedule, names: Sequence[str]) -> list[str]:
         """A piece's statements, by what they are called since they were cut again."""
         return [n for n in schedule.nests if any(n == name or n.startswith(f"{name}_") for name in names)]
-
-    def _pieces(
-        self, schedule: Schedule, names: Sequence[str], axis: int
-    ) -> tuple[Schedule, list[list[str]]]:
-        """A loop of every statement, cut; one list of statements a piece."""
-        pieces = [list(names)]
-        for cut in self.plan.cuts.get(axis, ()):
-            lower, upper = list[str](), list[str]()
-            for name in pieces[-1]:
-                lower.append(piece_name(schedule, name, "lo"))
-                upper.append(piece_name(schedule, name, "hi"))
-                schedule = schedule.split(self._loop(schedule, name, axis), cut)
-            pieces[-1:] = [lower, upper]
-        return schedule, pieces
 
     def _rolls(self, schedule: Schedule, name: str) -> bool:
         s, w = schedule.program.statement[name], self.window
