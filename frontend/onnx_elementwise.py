@@ -42,12 +42,15 @@ def legacy_operands(b: Notation) -> tuple[Value, Value]:
         return x, y
     axis = b.axis(b.int_attribute("axis", x.rank - y.rank), x.rank) if y.rank else 0
     after = x.rank - axis - y.rank
-    if after <= 0 or y.array is None:
-        b.supported(
-            after <= 0, "the second input is broadcast along inner axes", "convert the model to opset 7 or later"
-        )
+    if after <= 0:
         return x, y
-    return x, b.new_constant("aligned", y.array.reshape(*y.shape, *(1,) * after))
+    if y.array is not None:
+        return x, b.new_constant("aligned", y.array.reshape(*y.shape, *(1,) * after))
+    aligned = b.temporary("aligned", (*y.shape, *(1,) * after), y.dtype)
+    ranges = {f"i{k}": extent for k, extent in enumerate(y.shape)}
+    point = tuple(map(var, ranges))
+    b.assign(aligned, ranges, y[point], (*point, *(0,) * after), suffix="_aligned")
+    return x, aligned
 
 
 def variadic(operator: str) -> Row:

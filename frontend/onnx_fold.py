@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from poly.dtypes import numpy_dtype
-from poly.errors import OnnxError
-from poly.frontend.onnx_notation import Attribute, Call
+from poly.affine import Affine
+from poly.dtypes import dtype_name, numpy_dtype
+from poly.errors import OnnxError, PolyError
+from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm, Notation
 from poly.frontend.onnx_reductions import affine_of_statistics
 from poly.frontend.onnx_reference import reference_outputs
-from poly.frontend.onnx_terms import Value
-from poly.graph import Node
+from poly.frontend.onnx_terms import Names, Value, is_format
+from poly.graph import Graph, Node
+from poly.program import Tensor
 
 if TYPE_CHECKING:
     import onnx
@@ -26,9 +28,11 @@ Array = npt.NDArray[np.generic]
 _RANDOM: Final = frozenset(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
 )
-# onnx.reference is wrong on these (BatchNormalization of opsets 9 to 13; LogSoftmax far below the maximum, where it
-# takes the logarithm of 0) or lacks old versions of them.
-_NOT_TRUSTED: Final = frozenset({"BatchNormalization", "LogSoftmax", "DequantizeLinear", "Dropout"})
+# The opset from which on onnx.reference is right. It is wrong on BatchNormalization of opsets 9 to 13; on LogSoftmax far
+# below the maximum, where it takes the logarithm of 0; on Softmax and its like before opset 13, which are over all axes
+# from `axis` on; on Squeeze while its axes are an attribute; and before opset 7, where operands line up at `axis`.
+_TRUSTED_FROM: Final = {"BatchNormalization": 99, "LogSoftmax": 99, "Softmax": 13, "Hardmax": 13, "Squeeze": 13}
+_KEPT: Final = frozenset({"DequantizeLinear", "Dropout"})  # the codes are smaller than what they stand for
 _MAX_UNPACKED: Final = 1 << 20
 _MAX_SMALL: Final = 4096
 _MAX_FOLDED: Final = 1 << 27
@@ -52,11 +56,13 @@ def fold(call: Call, node: onnx.NodeProto, *, sized: bool = False) -> list[Array
     given = {v.name: v.array for v in call.inputs if v is not None and v.array is not None}
     if not call.inputs or len(given) < len({v.name for v in call.inputs if v is not None}):
         return None
-    if call.operator in _NOT_TRUSTED or node.attribute and any(a.HasField("g") for a in node.attribute):
+    if call.operator in _KEPT or node.attribute and any(a.HasField("g") for a in node.attribute):
         return None
     if call.operator == "Expand" and max(v.size for v in call.inputs if v is not None) > _MAX_UNPACKED:
         return None
-    return _evaluate(call, node) if _fits(call, node, _MAX_FOLDED if sized else _MAX_GROWN) else None
+    if not _fits(call, node, _MAX_FOLDED if sized else _MAX_GROWN):
+        return None
+    return _interpreted(call) if call.opset < _TRUSTED_FROM.get(call.operator, 7) else _evaluate(call, node)
 
 
 def _fits(call: Call, node: onnx.NodeProto, grown: int) -> bool:
@@ -92,9 +98,47 @@ def _evaluate(call: Call, node: onnx.NodeProto) -> list[Array] | None:
     arrays = {v.name: v.array for v in call.inputs if v is not None and v.array is not None}
     try:
         found = reference_outputs(copy, call.opset, arrays)
-    except Exception:  # the evaluator lacks this version; the node stays as it is
-        return None
+    except Exception:  # the evaluator lacks this version
+        return _interpreted(call)
     return None if any(f is None or isinstance(f, (list, dict)) for f in found) else [np.asarray(f) for f in found]
+
+
+def _interpreted(call: Call) -> list[Array] | None:
+    """The outputs by the node's own row; None where it has none, or where the outputs are not all there."""
+    from poly.frontend.onnx_operators import OPERATORS
+
+    row, given = OPERATORS.get(call.operator), {v.name: v for v in call.inputs if v is not None and v.array is not None}
+    if row is None or any(is_format(v.dtype) for v in given.values()):
+        return None
+    names = Names()
+    for name in given:
+        names.fresh(name)
+    notation = Notation(call, names)
+    try:
+        row(notation)
+        found = _computed(call, notation, given)
+    except (NoCompiledForm, PolyError):  # an error is told where the node is imported
+        return None
+    wanted = [notation.results.get(k) for k in range(len(call.outputs))]
+    return None if any(v is None or v.name not in found for v in wanted) else [found[v.name] for v in wanted if v]
+
+
+def _computed(call: Call, notation: Notation, given: Mapping[str, Value]) -> Mapping[str, Array]:
+    from poly.interp import run_program
+
+    results = notation.results
+    made = [v for v in results.values() if v.name not in given and not is_format(v.dtype)]
+    arrays = {v.name: np.asarray(v.array) for v in given.values()} | notation.constants
+    node = Node(call.name, call.operator, (), (), tuple(notation.statements), tuple(notation.temporaries))
+    tensors = (
+        *(_tensor(n, a.shape, dtype_name(a.dtype), "constant") for n, a in arrays.items()),
+        *(_tensor(v.name, v.shape, v.dtype, "output") for v in made),
+    )
+    return arrays | (run_program(Graph("folded", tensors, (node,)).to_program(), arrays) if made else {})
+
+
+def _tensor(name: str, shape: Sequence[int], dtype: str, role: Literal["constant", "output"]) -> Tensor:
+    return Tensor(name, tuple(Affine.of(int(e)) for e in shape), dtype, role)
 
 
 def _constant(call: Call) -> Array | None:

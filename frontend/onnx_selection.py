@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -59,7 +60,9 @@ def hardmax(b: Notation) -> None:
     """1 at the first maximum along the axis, 0 elsewhere."""
     x = b.input(0)
     axes = softmax_axes(b, x)
-    b.supported(len(axes) == 1, "several axes taken as one have no compiled form")
+    if len(axes) != 1:
+        _hardmax_of_several(b, x, axes)
+        return
     axis = axes[0]
     ranges, point = positions(x.shape)
     outer = [p for k, p in enumerate(point) if k != axis]
@@ -67,6 +70,23 @@ def hardmax(b: Notation) -> None:
     _position(b, first, outer, x, axis, "max")
     y = b.output(x.shape, x.dtype)
     b.assign(y, ranges, fn("eq", index_value(point[axis]), first[tuple(outer)]).cast(x.dtype), suffix="_y")
+
+
+def _hardmax_of_several(b: Notation, x: Value, axes: Sequence[int]) -> None:
+    """Over the last axes taken as one: first[o] min= flat(i) where x[o, i] is the largest."""
+    y = b.output(x.shape, x.dtype)
+    if x.size == 0:
+        return
+    ranges, point = positions(x.shape)
+    outer = {name: e for k, (name, e) in enumerate(ranges.items()) if k not in axes}
+    over = {name: e for k, (name, e) in enumerate(ranges.items()) if k in axes}
+    place, count = tuple(map(var, outer)), prod(over.values())
+    flat = index_value(sum((point[k] * prod(x.shape[k + 1 :]) for k in axes), Affine()))
+    largest, first = (b.temporary(n, tuple(outer.values()), d) for n, d in (("largest", x.dtype), ("first", "i64")))
+    b.reduce(largest, outer, over, x[tuple(point)], "max", suffix="_max")
+    candidate = fn("select", fn("eq", x[tuple(point)], largest[place]), flat, count)
+    b.reduce(first, outer, over, candidate, "min", suffix="_first")
+    b.assign(y, ranges, fn("eq", flat, first[place]).cast(x.dtype), suffix="_y")
 
 
 def top_k(b: Notation) -> None:
