@@ -28,9 +28,9 @@ Array = npt.NDArray[np.generic]
 _RANDOM: Final = frozenset(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()
 )
-# The opset from which on onnx.reference is right. It is wrong on BatchNormalization of opsets 9 to 13; on LogSoftmax far
-# below the maximum, where it takes the logarithm of 0; on Softmax and its like before opset 13, which are over all axes
-# from `axis` on; on Squeeze while its axes are an attribute; and before opset 7, where operands line up at `axis`.
+# The opset from which on onnx.reference is right. It is wrong on BatchNormalization of opsets 9 to 13; on LogSoftmax
+# far below the maximum, where it takes the logarithm of 0; on Softmax and its like before opset 13, which are over all
+# axes from `axis` on; on Squeeze while its axes are an attribute; and before opset 7, where operands line up at `axis`.
 _TRUSTED_FROM: Final = {"BatchNormalization": 99, "LogSoftmax": 99, "Softmax": 13, "Hardmax": 13, "Squeeze": 13}
 _KEPT: Final = frozenset({"DequantizeLinear", "Dropout"})  # the codes are smaller than what they stand for
 _MAX_UNPACKED: Final = 1 << 20
