@@ -1,110 +1,46 @@
-"""Policy for a core where sizes are free: lanes along a loop of known length, sums of a few vectors in registers.
+"""Policy for a core where sizes are free: the nests of `poly.scheduling.cpu_nests`, whose bounds may be symbols.
 
-The choices of `poly.scheduling.cpu` weigh numbers that free sizes do not have. Here each statement for itself gets the
-loop of its target's last subscript as lanes, where its length is known and every read lies along it or does not use it;
-reduction loops go inside, and the vectors that they sum up are promoted to registers. What a check refuses stays as it
-was.
+The choices of `poly.scheduling.cpu` weigh numbers that free sizes do not have. Here loops around several statements are
+cut apart, reads under a condition inside of sums go through padded copies, and each statement for itself gets lanes,
+and rows of a register tile where lanes are used again: whole blocks are split from the rest at multiples of a block's
+size. What a check refuses stays as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poly.affine import var
 from poly.errors import PolyError
 from poly.machine import Machine
-from poly.program import Access, Program, ReadIndex, Statement
-from poly.relations import interval_of
-from poly.scheduling.cpu_edits import in_vectors
-from poly.scheduling.cpu_facts import widest_element
+from poly.program import Program
+from poly.scheduling.cpu_nests import schedule_nest
+from poly.scheduling.distribution import distributed
+from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 
-MOST_VECTORS = 8  # of one sum: enough to hide the latency of a multiply-add
-
 
 def schedule_free(program: Program, machine: Machine, threads: int = 1) -> Schedule:
-    """A checked schedule; loops of free length are left as they are, the outermost may be parallel."""
-    schedule = Schedule(program)
-    for s in program.statements:
-        try:
-            schedule = _with_lanes(schedule, s, machine)
-        except PolyError:
-            continue
+    """A checked schedule; the outermost loops may be parallel."""
+    start, _ = distributed(unchecked(Schedule(program)))
+    try:
+        schedule = settle(start)
+    except PolyError:
+        schedule = Schedule(program)
+    names = [s.name for s in program.statements if s.external is None]
+    schedule = schedule_nest(_padded(schedule), names, machine, 1)
     return _parallel(schedule) if threads > 1 else schedule
 
 
-def _with_lanes(schedule: Schedule, s: Statement, machine: Machine) -> Schedule:
-    lane = _lane(s)
-    loops = schedule.nests[s.name].names
-    if lane is None or s.external is not None or any(len(schedule.under(n)) > 1 for n in loops):
-        return schedule
-    loop = next((n for n in loops if schedule.nests[s.name].loops[n] == var(lane)), None)
-    width = machine.lanes(widest_element(schedule.program, [s]))
-    extent = _extent(schedule.program, s, lane)
-    if loop is None or extent is None or extent < width:
-        return schedule
-    if extent % width:
-        schedule = schedule.reorder(loop, *(n for n in loops if n != loop)).split(loop, extent - extent % width)
-        extent -= extent % width
-        loop = f"{loop}.lo"
-        s = next(t for t in schedule.program.statements if t.name in schedule.under(loop))
-    return _tiled(schedule, s, loop, width, _vectors(extent // width), machine.register_space)
-
-
-def _tiled(schedule: Schedule, s: Statement, loop: str, width: int, vectors: int, space: str) -> Schedule:
-    kept = {n for x in s.write.index if not isinstance(x, ReadIndex) for n in x.names}
-    nest = schedule.nests[s.name]
-    sums = [n for n in nest.names if n != loop and not nest.loops[n].names & kept]
-    others = [n for n in nest.names if n != loop and n not in sums]
-    schedule = schedule.tile({loop: width * vectors})
-    inner = [f"{loop}.p"]
-    if vectors > 1:
-        schedule = schedule.tile({f"{loop}.p": width})
-        inner = [f"{loop}.p.o", f"{loop}.p.p"]
-    schedule = schedule.reorder(*others, f"{loop}.o", *sums, *inner)
-    if sums and s.combiner is not None:
-        before = set(schedule.nests)
-        schedule = schedule.promote(s.write.tensor, f"{loop}.o", space)
-        for copy in sorted(set(schedule.nests) - before):
-            schedule = in_vectors(schedule, schedule.nests[copy].names[-1], width * vectors, width)
-    if vectors > 1:
-        schedule = schedule.unroll(inner[0])
-    return schedule.vectorise(inner[-1])
-
-
-def _lane(s: Statement) -> str | None:
-    """The iterator that moves the target, and every read that uses it, from element to element."""
-    index = s.write.index
-    last = index[-1] if index else None
-    if last is None or isinstance(last, ReadIndex) or not last.is_linear:
-        return None
-    found = [n for n in last.names if n in s.iterators and last.coefficient(n) == 1]
-    lanes = [n for n in found if all(_along(a, n) for a, _ in s.accesses)]
-    return lanes[-1] if lanes else None
-
-
-def _along(access: Access, iterator: str) -> bool:
-    """True where a step of the iterator is a step of the last subscript, or none."""
-    if access.indirect or any(iterator in c.expr.names for c in access.guard):
-        return False
-    if any(iterator in x.names for x in access.affine_index[:-1]):
-        return False
-    return all(iterator not in x.names or x.is_linear and x.coefficient(iterator) == 1 for x in access.affine_index)
-
-
-def _extent(program: Program, s: Statement, iterator: str) -> int | None:
-    """The length of a loop that starts at 0 for every value of the others, where it is known."""
-    match interval_of(program, s, iterator):
-        case (0, high):
-            return high + 1
-        case _:
-            return None
-
-
-def _vectors(count: int) -> int:
-    """How many vectors of a row are summed up together: the most that divide it."""
-    return max(n for n in range(1, MOST_VECTORS + 1) if count % n == 0)
+def _padded(schedule: Schedule) -> Schedule:
+    for s in schedule.program.statements:
+        for tensor in sorted({r.tensor for r in s.reads if r.guard}) if s.combiner is not None else ():
+            name = f"{tensor}_{s.name}_padded"
+            try:
+                schedule = schedule.promote(tensor, None, "dram", users=[s.name], name=name, pad=True)
+            except PolyError:
+                continue
+    return schedule
 
 
 def _parallel(schedule: Schedule) -> Schedule:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from poly.affine import Affine, var
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
-from poly.program import Program, ReadIndex, Statement
+from poly.program import Access, Program, ReadIndex, Statement
 from poly.relations import bound_domain, interval_of
-from poly.scheduling.cpu_edits import in_vectors, loops_of_copy
+from poly.scheduling.cpu_edits import in_vectors, loops_of_copy, unrolled
 from poly.scheduling.cpu_facts import stride, widest_element
 from poly.scheduling.edits import piece_name, settle, unchecked
 from poly.scheduling.legality import carried
@@ -24,6 +24,7 @@ from poly.scheduling.schedule import Schedule
 from poly.sets import PARAM, SET, affine_of_pw
 
 MOST_VECTORS = 4  # of one loop at a time: enough to hide most of the latency of a multiply-add
+ROW_VECTORS = 2  # of each of several rows
 LEAST_WORK = 1 << 14  # instances below one iteration of the loops around for which threads meet
 
 
@@ -40,7 +41,7 @@ def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, th
     for name in names:
         for lanes in lanes_of(schedule, name):
             try:
-                schedule = settle(_with_lanes(unchecked(schedule), name, lanes, machine))
+                schedule = settle(with_lanes(unchecked(schedule), name, lanes, machine))
                 break
             except PolyError:
                 continue
@@ -74,8 +75,8 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
     return [lanes for *_, lanes in sorted(rated, key=lambda r: r[:3], reverse=True)]
 
 
-def _with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) -> Schedule:
-    """Raises `ScheduleError` where the loop is too short, or has no bounds of one expression."""
+def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) -> Schedule:
+    """One statement in vectors. Raises `ScheduleError` where the loop is too short, or an edit does not apply."""
     s = schedule.program.statement[name]
     loop = _loop(schedule, name, lanes.iterator)
     width = machine.lanes(widest_element(schedule.program, [s]))
@@ -84,59 +85,123 @@ def _with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) -
         raise ScheduleError(f"loop {loop} has no whole vector")
     ends = ends_of(schedule.program, s, lanes.iterator)
     others = [n for n in own_loops(schedule, name) if n != loop]
-    kept = {n for x in s.write.index if not isinstance(x, ReadIndex) for n in x.names}
-    alone = s.combiner is not None and all(r.tensor != s.write.tensor for r in s.reads)
-    sums = [n for n in others if not schedule.nests[name].loops[n].names & kept] if alone else []
+    sums = [] if lanes.summed else _sums(schedule, s, others, ends)
     rows = [n for n in others if n not in sums]
-    if lanes.summed or (sums and ends is not None and _names(schedule, name, sums) & (ends[0].names | ends[1].names)):
-        rows, sums = others, []
-    order = [*rows, loop, *sums]
+    row = _row(schedule, s, rows, lanes.iterator, ends) if sums else ""
+    order = [*(n for n in rows if n != row), *filter(None, [row]), loop, *sums]
     if len(order) > 1 and tuple(order) != own_loops(schedule, name):
         schedule = schedule.reorder(*order)
     if ends is None:
-        return _vectors(schedule, name, loop, width, sums, False, machine)
-    step = width * max(1, min(MOST_VECTORS, (longest or width * MOST_VECTORS) // width))
+        return _blocked(schedule, name, loop, width, False, machine)
     schedule = _from_zero(schedule, name, loop, ends[0])
-    extent = ends[1] - ends[0] + 1
-    whole = extent - extent % step
-    if extent.is_constant and (not whole.constant or whole == extent):
-        pieces = [(name, loop, step if whole.constant else width)]
-    else:
-        lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
-        schedule = schedule.split(loop, _point(schedule, name, extent, step))
-        depth = schedule.nests[lower].names.index(f"{loop}.lo")
-        pieces = [(lower, f"{loop}.lo", step), (upper, schedule.nests[upper].names[depth], width)]
-    for piece, inner, size in pieces:
-        depth = schedule.nests[piece].names.index(inner)
-        below = schedule.nests[piece].names[depth + 1 :]
-        schedule = _vectors(schedule, piece, inner, size, below, lanes.summed and size == step, machine)
+    most = ROW_VECTORS if row else MOST_VECTORS
+    vectors = max(1, min(most, (longest or width * most) // width))
+    pieces = [name]
+    if row:
+        height = max(1, (machine.vector_registers - vectors - 1) // vectors)
+        schedule, pieces = _in_rows(schedule, name, row, loop, sums, height)
+    for piece in pieces:
+        depth = len(schedule.nests[piece].names) - 1 - len(sums) - bool(row)
+        lane = schedule.nests[piece].names[depth]
+        schedule, parts = _cut(schedule, piece, lane, ends, width * vectors, width)
+        for part, step in parts:
+            lane = schedule.nests[part].names[depth]
+            schedule = _blocked(schedule, part, lane, step, lanes.summed and step == width * vectors, machine)
     return schedule
 
 
-def _vectors(
-    schedule: Schedule, name: str, loop: str, step: int, sums: Sequence[str], partial: bool, machine: Machine
+def _sums(
+    schedule: Schedule, s: Statement, loops: Sequence[str], ends: tuple[Affine, Affine] | None
+) -> list[str]:
+    """The loops of a sum that may run inside of a block of lanes: nothing else of the target is read meanwhile."""
+    kept = {n for x in s.write.index if not isinstance(x, ReadIndex) for n in x.names}
+    if s.combiner is None or any(r.tensor == s.write.tensor for r in s.reads):
+        return []
+    found = [n for n in loops if not schedule.nests[s.name].loops[n].names & kept]
+    bounds = ends[0].names | ends[1].names if ends is not None else set[str]()
+    return [] if _names(schedule, s.name, found) & bounds else found
+
+
+def _row(
+    schedule: Schedule, s: Statement, loops: Sequence[str], lane: str, ends: tuple[Affine, Affine] | None
+) -> str:
+    """The loop whose iterations use again what the lanes read, several of them at a time: "" where there is none."""
+    nest, sizes = schedule.nests[s.name], schedule.program.parameters
+    for loop in reversed(loops):
+        iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), "")
+        own = ends_of(schedule.program, s, iterator) if iterator else None
+        again = any(
+            lane in x.names and iterator not in _indices(r) for r in s.reads for x in r.affine_index
+        )
+        if own is None or not again or not (own[0].names | own[1].names) <= set(sizes):
+            continue
+        if ends is not None and iterator not in ends[0].names | ends[1].names and own[0] == Affine():
+            return loop
+    return ""
+
+
+def _indices(access: Access) -> set[str]:
+    return {n for x in access.affine_index for n in x.names}
+
+
+def _in_rows(
+    schedule: Schedule, name: str, row: str, lane: str, sums: Sequence[str], height: int
+) -> tuple[Schedule, list[str]]:
+    """A nest (..., row, lane, sums) as (..., blocks of rows, lane, sums, rows), whole blocks apart from the rest."""
+    s = schedule.program.statement[name]
+    ends = ends_of(schedule.program, s, next(iter(schedule.nests[name].loops[row].names)))
+    assert ends is not None
+    extent = ends[1] + 1
+    height = min(height, extent.constant) if extent.is_constant else height
+    depth = schedule.nests[name].names.index(row)
+    rest = extent.constant % height if extent.is_constant else 1
+    schedule, parts = _cut(schedule, name, row, ends, height, rest or 1)
+    for part, rows in parts:
+        outer, inner, *rest = schedule.nests[part].names[depth:]
+        schedule = schedule.tile({outer: rows}).reorder(f"{outer}.o", inner, *rest, f"{outer}.p").unroll(f"{outer}.p")
+    return schedule, [part for part, _ in parts]
+
+
+def _cut(
+    schedule: Schedule, name: str, loop: str, ends: tuple[Affine, Affine], step: int, rest: int
+) -> tuple[Schedule, list[tuple[str, int]]]:
+    """The iterations of a loop that starts at 0 which make whole blocks of `step`, and the others in blocks of `rest`:
+    the statements with the sizes of their blocks."""
+    extent = ends[1] - ends[0] + 1
+    whole = extent // step * step
+    if extent.is_constant and (whole == extent or not whole.constant):
+        return schedule, [(name, step if whole.constant else rest)]
+    lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+    return schedule.split(loop, _point(schedule, name, whole)), [(lower, step), (upper, rest)]
+
+
+def _blocked(
+    schedule: Schedule, name: str, loop: str, step: int, partial: bool, machine: Machine
 ) -> Schedule:
-    """One piece of a nest: blocks of `step` lanes along `loop`, around the loops `sums` below it."""
+    """One piece of a nest: blocks of `step` lanes along `loop`, around the loops below it."""
+    below = schedule.nests[name].names[schedule.nests[name].names.index(loop) + 1 :]
     schedule = schedule.tile({loop: step})
-    if sums:
-        schedule = schedule.reorder(f"{loop}.o", *sums, f"{loop}.p")
+    if below:
+        schedule = schedule.reorder(f"{loop}.o", *below, f"{loop}.p")
     target = schedule.program.statement[name].write.tensor
-    space = machine.register_space
     if partial:
-        buffer = f"{target}_{name}_part"
-        schedule = schedule.rfactor(name, f"{loop}.p", name=buffer)
-        scope = schedule.program.tensor[buffer].scope
-        schedule = schedule.vectorise(f"{loop}.p")
-        for copy in (f"clear_{buffer}", f"merge_{buffer}"):
-            own = loops_of_copy(schedule, copy)
-            schedule = schedule.vectorise(own[-1])
-        return schedule.promote(buffer, scope[-1] if scope else None, space, name=f"{buffer}_r")
-    if sums:
+        schedule = _partial_sums(schedule, name, f"{loop}.p", target, machine)
+    elif below:
         before = set(schedule.nests)
-        schedule = schedule.promote(target, f"{loop}.o", space)
+        schedule = schedule.promote(target, f"{loop}.o", machine.register_space)
         for copy in sorted(set(schedule.nests) - before):
-            schedule = in_vectors(schedule, schedule.nests[copy].names[-1], step, step)
+            own = loops_of_copy(schedule, copy)
+            schedule = in_vectors(unrolled(schedule, own[:-1]), own[-1], step, step)
     return schedule.vectorise(f"{loop}.p")
+
+
+def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine: Machine) -> Schedule:
+    buffer = f"{target}_{name}_part"
+    schedule = schedule.rfactor(name, loop, name=buffer)
+    scope = schedule.program.tensor[buffer].scope
+    for copy in (f"clear_{buffer}", f"merge_{buffer}"):
+        schedule = schedule.vectorise(loops_of_copy(schedule, copy)[-1])
+    return schedule.promote(buffer, scope[-1] if scope else None, machine.register_space, name=f"{buffer}_r")
 
 
 def _loop(schedule: Schedule, name: str, iterator: str) -> str:
@@ -162,9 +227,8 @@ def _from_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Sched
     return schedule.shift(name, loop, -first.constant) if first.constant else schedule
 
 
-def _point(schedule: Schedule, name: str, extent: Affine, step: int) -> int | str:
+def _point(schedule: Schedule, name: str, whole: Affine) -> int | str:
     """The end of the whole blocks, by the names of the loops around."""
-    whole = (extent // step) * step
     if whole.is_constant:
         return whole.constant
     inside = whole.names & set(schedule.program.statement[name].iterators)
