@@ -15,6 +15,7 @@ from math import prod
 from typing import Final
 
 from poly.dtypes import size_bytes
+from poly.errors import ScheduleError
 from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Statement
@@ -150,14 +151,41 @@ def _along(schedule: Schedule, copy: Statement, shared: Collection[str]) -> Sche
 
 
 def _outermost(schedule: Schedule, copy: Statement, axis: int) -> Schedule:
-    """A copy's serial loop along an axis outside of its other loops."""
-    own = [n for n in schedule.nests[copy.name].names if n.startswith(f"{copy.name}.")]
-    serial = [n for n in own if schedule.kind(n) == "serial" and schedule.under(n) == (copy.name,)]
-    subscript = copy.write.affine_index[axis].names
-    wanted = next((n for n in serial if schedule.nests[copy.name].loops[n].names & subscript), None)
-    if wanted is None or own.index(wanted) == 0 or own[: len(serial)] != serial:
+    """A copy's serial loop along an axis outside of its other loops, apart from other pieces of the copy."""
+    own = [n for n in schedule.nests[copy.name].names if schedule.program.statement[copy.name].copies]
+    own = [n for n in own if n.startswith("ld_") and schedule.kind(n) == "serial"]
+    names = copy.write.affine_index[axis].names
+    wanted = next((n for n in own if schedule.nests[copy.name].loops[n].names & names), None)
+    if wanted is None or own[0] == wanted:
         return schedule
-    return schedule.reorder(wanted, *(n for n in serial if n != wanted))
+    try:
+        apart = _alone(schedule, copy.name, own[0], wanted)
+        loops = apart.nests[copy.name].names
+        around = loops[loops.index(wanted) - 1 :: -1][: own.index(wanted)]
+        return apart.reorder(wanted, *reversed(around))
+    except ScheduleError:
+        return schedule
+
+
+def _alone(schedule: Schedule, name: str, outer: str, inner: str) -> Schedule:
+    """What lies in a loop beside an inner one in loops of its own."""
+    start = schedule.nests[name].names.index(outer)
+    places = _places(schedule, name, outer, inner)
+    if len(places) > 1 and (at := places.index(True)):
+        schedule = schedule.distribute(outer, at)
+        outer = schedule.nests[name].names[start]
+        places = places[at:]
+    return schedule.distribute(outer, 1) if len(places) > 1 else schedule
+
+
+def _places(schedule: Schedule, name: str, outer: str, inner: str) -> list[bool]:
+    """The things in a loop, in order: which of them holds an inner loop."""
+    found: dict[object, bool] = {}
+    for other in schedule.under(outer):
+        path = schedule.nests[other].path
+        step = path[path.index(outer) + 1]
+        found[step] = found.get(step, False) or inner in schedule.nests[other].names
+    return [*found.values()]
 
 
 def _moved_axes(schedule: Schedule, s: Statement, access: Access, loop: str) -> Iterator[int]:

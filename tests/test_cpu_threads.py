@@ -1,0 +1,107 @@
+"""Which loops threads share: by what the schedules say, and that results stay the same."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import poly
+from poly.codegen.host import host_machine
+from poly.frontend.einsum import einsum_program
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.schedule import Schedule
+from poly.text import parse_program
+
+Array = npt.NDArray[np.float32]
+CONV = """
+program conv()
+input x: f32[32, 30, 30]
+input w: f32[48, 32, 3, 3]
+output y: f32[48, 30, 30]
+init[m, h, v]: y[m, h, v] = 0.0 where 0 <= m < 48 and 0 <= h < 30 and 0 <= v < 30
+upd[m, h, v, c, r, s]: y[m, h, v] += (x[c, h + r - 1, v + s - 1] if 0 <= h + r - 1 and h + r - 1 < 30 and \
+0 <= v + s - 1 and v + s - 1 < 30 else 0.0)*w[m, c, r, s] where 0 <= m < 48 and 0 <= h < 30 and 0 <= v < 30 and \
+0 <= c < 32 and 0 <= r < 3 and 0 <= s < 3
+"""
+
+
+def equation(spec: str, *shapes: tuple[int, ...]) -> Program:
+    return einsum_program(spec, shapes, ["f32"] * len(shapes))
+
+
+def shared(schedule: Schedule) -> list[str]:
+    """The loops that threads share."""
+    return [loop for loop in schedule.loop_statements if schedule.kind(loop) == "parallel"]
+
+
+def numbers(*shape: int) -> Array:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+CASES: dict[str, tuple[str, tuple[tuple[int, ...], ...]]] = {
+    "square": ("ik,kj->ij", ((96, 80), (80, 112))),
+    "blocks of the reduction": ("ik,kj->ij", ((16, 2048), (2048, 96))),
+    "transposed": ("ki,kj->ij", ((130, 70), (130, 90))),
+    "batches": ("bij,bjk->bik", ((5, 33, 40), (5, 40, 24))),
+    "chain": ("ijk,jl,kl->il", ((24, 20, 32), (20, 16), (32, 16))),
+    "two steps": ("bi,oij,bj->bo", ((24, 32), (20, 32, 40), (24, 40))),
+    "rows": ("ij->i", ((300, 500),)),
+    "columns": ("ij->j", ((300, 500),)),
+    "everything": ("ij->", ((300, 500),)),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=[*CASES])
+def test_the_same_from_run_to_run(case: tuple[str, tuple[tuple[int, ...], ...]]) -> None:
+    spec, shapes = case
+    inputs = [numbers(*s) for s in shapes]
+    want = np.einsum(spec, *[a.astype(np.float64) for a in inputs])
+    for threads in (1, 2, 3):
+        kernel = poly.compile(equation(spec, *shapes), threads=threads)
+        first = np.array(kernel(*inputs))
+        np.testing.assert_allclose(first, want, rtol=1e-4, atol=1e-3)
+        for _ in range(10):
+            np.testing.assert_array_equal(kernel(*inputs), first)
+
+
+def test_a_convolution_is_the_same_from_run_to_run() -> None:
+    program, x, w = parse_program(CONV), numbers(32, 30, 30), numbers(48, 32, 3, 3)
+    kernels = [poly.compile(program, threads=threads) for threads in (1, 2, 3)]
+    results = [[np.array(kernel(x, w)) for _ in range(5)] for kernel in kernels]
+    for found in results:
+        np.testing.assert_allclose(found[0], results[0][0], rtol=1e-4, atol=1e-3)
+        assert all(np.array_equal(found[0], again) for again in found)
+
+
+def test_every_part_of_a_nest_is_shared() -> None:
+    """Where a reduction is in blocks, partial sums go through memory: the loops below are shared in every block."""
+    schedule = schedule_for_cpu(equation("ik,kj->ij", (16, 4096), (4096, 2048)), host_machine(), 2)
+    loops = str(schedule.lower())
+    for nest in re.split(r"\n(?=for )", loops)[1:]:
+        assert "parallel" in nest, nest
+
+
+def test_copies_are_shared_along_what_uses_them() -> None:
+    """A padded copy for all threads: each makes the rows that it reads."""
+    schedule = schedule_for_cpu(parse_program(CONV), host_machine(), 2)
+    tensors, done = schedule.program.tensor, shared(schedule)
+    inputs = {"x", "y"}
+    copies = [s for s in schedule.program.statements if s.copies in inputs and not tensors[s.write.tensor].scope]
+    for s in copies:
+        assert any(loop in done for loop in schedule.nests[s.name].names), str(schedule)
+
+
+def test_shares_are_even() -> None:
+    """Three batches are no work for two threads, their rows are."""
+    schedule = schedule_for_cpu(equation("bik,bkj->bij", (3, 240, 64), (3, 64, 64)), host_machine(), 2)
+    extents = [int(m) for m in re.findall(r"range\(0, (\d+)\) parallel", str(schedule.lower()))]
+    assert extents and all(e % 2 == 0 or e > 20 for e in extents)
+
+
+def test_small_nests_stay_on_one_thread() -> None:
+    assert not shared(schedule_for_cpu(equation("ij->i", (20, 20)), host_machine(), 2))
+    assert not shared(schedule_for_cpu(equation("ik,kj->ij", (128, 128), (128, 128)), host_machine(), 1))
