@@ -22,6 +22,7 @@ FREE = 1e9  # elements a cycle of what is copied when compiling
 # Threads: cycles until all have met and go on, bytes a cycle of what one wrote and another reads (between caches that
 # are not shared; a machine whose cores share one loses little by sparing it).
 MEETING, REMOTE = 1500.0, 1.5
+EDGE = 256  # bytes that a prefetcher reaches over the end of a row that threads write side by side
 SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
 # Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, more
 # where it has a page of its own; near the core only where they all meet in one set. A few pieces are streams.
@@ -197,6 +198,9 @@ def shared_cycles(
             common = sum((copied[k].cycles for k in before), np.zeros(()))
             far = [copied[k].bytes for k in before if not operands[k].depends(loop.iterator)]
             travelling = sum(far, np.zeros(())) * (1 - 1 / threads) / REMOTE
+            for o in operands:
+                if o.write and o.stride(loop.iterator) == o.element:
+                    travelling = travelling + EDGE * (threads - 1) * float(prod(o.shape[:-1])) / REMOTE
             busy = loop.trips / (np.ceil(loop.trips / threads) * threads)
             cycles = own / threads / busy + common / threads + travelling + reached * MEETING
             best = np.minimum(best, np.where(loop.trips > 1, cycles, best))

@@ -20,7 +20,7 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Statement
 from poly.relations import expressions_map
-from poly.scheduling.cpu_cost import MEETING, REMOTE, core_of
+from poly.scheduling.cpu_cost import EDGE, MEETING, REMOTE, core_of
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 from poly.sets import fix_sizes, interval
@@ -58,6 +58,7 @@ class _Sharing:
     machine: Machine
     threads: int
     done: set[str] = field(default_factory=set[str])
+    alone: set[str] = field(default_factory=set[str])  # loops of nests that are over sooner on one thread
 
     def by_work(self, schedule: Schedule, names: Sequence[str]) -> list[str]:
         """Nest by nest, in each what takes longest first: its choice is the others', too."""
@@ -77,6 +78,7 @@ class _Sharing:
             return schedule
         loop = self._cheapest(schedule, name, loops[:serial])
         if loop is None:
+            self.alone |= {*loops}
             return schedule
         self.done.add(loop)
         return schedule.parallelise(loop)
@@ -91,10 +93,11 @@ class _Sharing:
         best, least = None, whole
         for k, loop in enumerate(loops):
             extent, reached = extents[loop], prod(extents[n] for n in loops[:k])
-            if extent < 2 or instances < LEAST_SHARED * reached:
+            if extent < 2 or loop in self.alone or instances < LEAST_SHARED * reached:
                 continue
             busy = extent / (-(-extent // self.threads) * self.threads)
-            far = sum(_bytes(schedule, t) for t in self._travelling(schedule, loop)) * (1 - 1 / self.threads) / REMOTE
+            far = sum(_bytes(schedule, t) for t in self._travelling(schedule, loop)) * (1 - 1 / self.threads)
+            far = (far + _edges(schedule, loop) * (self.threads - 1)) / REMOTE
             cost = whole / self.threads / busy + (reached - 1) * MEETING + far
             if cost < least and not _carries(schedule, loop):
                 best, least = loop, cost
@@ -204,6 +207,20 @@ def _bytes(schedule: Schedule, tensor: str) -> int:
         return t.nbytes(schedule.program.binding) * prod(max(1, _extent(schedule, loop)) for loop in t.scope)
     except KeyError:  # a free size
         return 0
+
+
+def _edges(schedule: Schedule, loop: str) -> float:
+    """Bytes that prefetchers fetch of what another thread writes, where threads write the same rows side by side."""
+    rows: dict[str, int] = {}
+    for name in schedule.under(loop):
+        s = schedule.program.statement[name]
+        tensor = schedule.program.tensor[s.write.tensor]
+        moved = {*_moved_axes(schedule, s, s.write, loop)}
+        if tensor.layout is not None or loop in tensor.scope or moved != {tensor.rank - 1}:
+            continue
+        known = [e for e in tensor.shape[:-1] if e.names <= schedule.program.binding.keys()]
+        rows[tensor.name] = prod(int(e.evaluate(schedule.program.binding)) for e in known)
+    return EDGE * float(sum(rows.values()))
 
 
 def _carries(schedule: Schedule, loop: str) -> bool:
