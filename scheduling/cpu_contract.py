@@ -288,11 +288,13 @@ class Choice:
         rows, whole = self.extents[self.names[way.rows]], dict(way.packs)
         registers, heights = self.core.registers, range(1, self.core.registers)
         even = any(site == "whole" and not self.operands[k].depends(self.names[self.lanes]) for k, site in way.packs)
+        masked = self.facts.extents[self.lanes] % self.vector > 0  # by a vector that is kept where it is the only one
         shapes = [
             (h, w)
             for w in range(1, min(self.vectors, MOST_VECTORS) + 1)
             for h in heights
-            if h <= rows and h * w + w + 1 <= registers and h == -(-rows // -(-rows // h)) and not (even and rows % h)
+            if h <= rows and h * w + w + 1 + (masked and w == 1) <= registers
+            if h == -(-rows // -(-rows // h)) and not (even and rows % h)
         ]
         if not shapes:
             return np.empty((0, 5))

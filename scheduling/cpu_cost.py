@@ -102,9 +102,12 @@ class Operand:
             total = total * extent
         return total
 
-    def lines(self, sizes: Mapping[str, Numbers], line: int = LINE) -> tuple[Numbers, Numbers, Numbers]:
+    def lines(
+        self, sizes: Mapping[str, Numbers], follows: npt.NDArray[np.bool_] | bool = False, line: int = LINE
+    ) -> tuple[Numbers, Numbers, Numbers]:
         """Bytes of the cache lines that a box touches, the same as they count where they come from beyond the core's
-        own caches, and how much of a cache they need where they fall together.
+        own caches, and how much of a cache they need where they fall together. `follows`: the next box goes on where
+        this one ends, in lines that only the first cache has lost by then.
         """
         run, count, crowd = np.ones(()), np.ones(()), np.ones(())
         far = np.zeros((), bool)
@@ -132,10 +135,12 @@ class Operand:
         length = run * self.element
         lines = (length - self.element) / line + 1  # of a piece that starts anywhere
         touched = count * lines * line
-        needed = touched * np.maximum(crowd / lines, 1.0)
         starts = np.where(count > STREAMS, count, 0.0)
         near = touched + starts * START * (crowd >= SETS)
-        return near, touched + starts * np.where(far, PAGE_START, START), needed
+        shared = np.where(follows, np.minimum(length / line, 1.0), 1.0)  # of a line with the box before
+        start = starts * shared * np.where(far, PAGE_START, START)
+        behind = touched * np.where(follows, length / line / lines, 1.0) + start
+        return near, behind, touched * np.maximum(crowd / lines, 1.0)
 
 
 def crowding(stride: int, line: int = LINE) -> float:
@@ -227,9 +232,13 @@ def cycles_of_memory(
     for d, loop in enumerate(loops, 1):
         boxes[loop.iterator][d:] = loop.inside
         entered[d] = entered[d - 1] * loop.trips
-    shown = [_footprints(o, boxes, copies.get(k), entered.shape) for k, o in enumerate(operands)]
+    changed = [_entries(o, loops) for o in operands]
+    shown = [
+        _footprints(o, boxes, _follows(o, loops, at), copies.get(k), entered.shape)
+        for k, (o, at) in enumerate(zip(operands, changed, strict=True))
+    ]
     room = sum((needed for _, _, needed in shown), np.zeros(()))
-    times = [entered[_entries(o, loops)] for o in operands]
+    times = [entered[at] for at in changed]
     levels: list[Numbers] = []
     for n, (capacity, rate, _) in enumerate(core.caches):
         fits = room <= capacity * _share(n)
@@ -264,6 +273,11 @@ def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:
     return found
 
 
+def _follows(operand: Operand, loops: Sequence[Loop], changed: Sequence[int]) -> list[bool]:
+    """By depth whether the loop around a box that changes what it touches walks along memory."""
+    return [at > 0 and operand.stride(loops[at - 1].iterator) == operand.element for at in changed]
+
+
 def _source(core: Core, operand: Operand) -> float:
     """Bytes a cycle of what is copied: a copy waits for memory, operations hide nothing of it."""
     size = prod(operand.shape) * operand.element
@@ -283,10 +297,11 @@ def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
 
 
 def _footprints(
-    operand: Operand, boxes: Mapping[str, Numbers], copy: Copy | None, shape: tuple[int, ...]
+    operand: Operand, boxes: Mapping[str, Numbers], follows: Sequence[bool], copy: Copy | None, shape: tuple[int, ...]
 ) -> list[Numbers]:
     """By depth what `Operand.lines` tells of a box."""
-    found = [v if v.shape == shape else np.broadcast_to(v, shape).copy() for v in operand.lines(boxes)]
+    after = np.reshape(follows, (-1, *(1 for _ in shape[1:])))
+    found = [v if v.shape == shape else np.broadcast_to(v, shape).copy() for v in operand.lines(boxes, after)]
     if copy is not None:
         dense = operand.elements({i: sizes[copy.depth :] for i, sizes in boxes.items()}) * operand.element
         for values in found:
