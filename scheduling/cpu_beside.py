@@ -156,15 +156,12 @@ class _Beside(Windows):
         schedule, parts = cut(schedule, self.group, names, axis, self.plan.cuts.get(axis, ()))
         for k, part in enumerate(parts):
             schedule = fused(schedule, part, [depth])
+            loop = schedule.nests[part[0]].names[depth]  # keeps its name where those inside are cut
             schedule = self._from(schedule, part, depth + 1)
             first, last = self.plan.edges.get(axis, (False, False))
             if (first and k == 0) or (last and k == len(parts) - 1):
-                schedule = schedule.unroll(self._loop(schedule, self._now(schedule, part)[0], axis))
+                schedule = schedule.unroll(loop)
         return schedule
-
-    def _now(self, schedule: Schedule, names: Sequence[str]) -> list[str]:
-        """A piece's statements, by what they are called since they were cut again."""
-        return [n for n in schedule.nests if any(n == name or n.startswith(f"{name}_") for name in names)]
 
     def _rolls(self, schedule: Schedule, name: str) -> bool:
         s, w = schedule.program.statement[name], self.window

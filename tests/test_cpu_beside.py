@@ -55,6 +55,14 @@ def test_what_lies_outside_is_cut_off() -> None:
     assert found.constants == (("W", 0),)
 
 
+def test_names_of_other_statements_that_begin_alike() -> None:
+    text = str(sums(1, 30, 16)).replace("output Y", "input V: f32[64]\noutput Z: f32[64]\noutput Y", 1)
+    other = "a_z[i]: Z[i] = V[i] * 2 where 0 <= i < 64"
+    program = parse_program(text.replace("a[y, x, c]", f"{other}\na[y, x, c]", 1))
+    assert plan(program) is not None
+    schedule_for_cpu(program, AVX2).check()
+
+
 @pytest.mark.parametrize(
     "program",
     [
