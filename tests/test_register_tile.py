@@ -11,7 +11,9 @@ from poly.codegen.function import lower
 from poly.codegen.host import machine_of_features
 from poly.codegen.jit import assembly
 from poly.frontend.einsum import einsum_program
+from poly.frontend.notation import parse
 from poly.machine import Machine
+from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 
 X86 = "x86_64-unknown-linux-gnu"
@@ -38,9 +40,9 @@ def inner_loops(text: str) -> list[list[str]]:
     return found
 
 
-def tile_loops(machine: Machine, spec: str, *shapes: tuple[int, ...]) -> list[list[str]]:
+def tile_loops(machine: Machine, program: Program) -> list[list[str]]:
     """The inner loops with multiply-adds of the policy's kernel for a machine."""
-    tree = schedule_for_cpu(einsum_program(spec, shapes, ["f32"] * len(shapes)), machine).lower()
+    tree = schedule_for_cpu(program, machine).lower()
     text = assembly(lower(tree, machine, "tile").ir, machine)
     return [body for body in inner_loops(text) if any(FMA.match(line) for line in body)]
 
@@ -49,11 +51,31 @@ def tile_loops(machine: Machine, spec: str, *shapes: tuple[int, ...]) -> list[li
 @pytest.mark.parametrize("spec", ["ik,kj->ij", "ki,kj->ij", "ik,jk->ij", "bik,bkj->bij"])
 def test_multiply_adds_fill_the_registers_and_nothing_is_spilled(machine: Machine, spec: str) -> None:
     shapes = ((2, 384, 256), (2, 256, 384)) if "b" in spec else ((384, 384), (384, 384))
-    loops = tile_loops(machine, spec, *shapes)
-    assert loops
+    assert full_tiles(machine, tile_loops(machine, einsum_program(spec, shapes, ["f32"] * len(shapes))))
+
+
+@pytest.mark.parametrize("machine", [AVX2, AVX512], ids=["avx2", "avx512"])
+@pytest.mark.parametrize("kernel, channels, size, stride", [(3, 64, 32, 1), (1, 256, 16, 1), (3, 64, 32, 2)])
+def test_convolutions_spill_nothing_either(
+    machine: Machine, kernel: int, channels: int, size: int, stride: int
+) -> None:
+    """Valid convolutions of many channels: the policy's choice of lanes, windows and packing, whatever it is."""
+    side = stride * (size - 1) + kernel
+    program = parse(
+        f"Y[o, h, v] += X[c, {stride}*h + r, {stride}*v + s] * W[o, c, r, s]",
+        X=(channels, side, side), W=(channels, channels, kernel, kernel),
+    )  # fmt: skip
+    assert full_tiles(machine, tile_loops(machine, program))
+
+
+def full_tiles(machine: Machine, loops: list[list[str]]) -> bool:
+    """Whether loops are full-width multiply-adds to sums in registers, nothing else in memory than operands, and the
+    largest has sums in half of the registers at least.
+    """
     register = "%zmm" if machine.lanes(4) == 16 else "%ymm"
     assert machine.registers is not None and machine.registers.capacity is not None
     largest = 0
+    assert loops
     for body in loops:
         operands = [match[1] for line in body if (match := FMA.match(line))]
         assert all(register in text for text in operands)
@@ -61,4 +83,4 @@ def test_multiply_adds_fill_the_registers_and_nothing_is_spilled(machine: Machin
         sums = Counter(text.rsplit(", ", 1)[-1] for text in operands)
         assert len(set(sums.values())) == 1  # each step of the reduction adds to every sum
         largest = max(largest, len(sums))
-    assert 2 * largest >= machine.registers.capacity
+    return 2 * largest >= machine.registers.capacity
