@@ -64,7 +64,6 @@ def variadic(operator: str) -> Row:
             return result
 
         values = b.inputs
-        b.require(bool(values), "needs at least one input")
         if len(values) == 1:
             b.alias(values[0])
         else:

@@ -24,7 +24,6 @@ MOST_PLACES: Final = 1 << 22  # of an axis that is looked at place by place
 
 def concat(b: Notation) -> None:
     values = b.inputs
-    b.require(bool(values), "needs at least one input")
     axis = b.axis(b.int_attribute("axis", 1 if b.opset < 4 else None), values[0].rank)
     same = all(v.rank == values[0].rank and _but(v.shape, axis) == _but(values[0].shape, axis) for v in values)
     b.require(same, f"shapes {', '.join(str(list(v.shape)) for v in values)} differ outside of axis {axis}")
