@@ -106,7 +106,7 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
         schedule, parts = _cut(schedule, piece, lane, ends, width * vectors, width)
         for part, step in parts:
             lane = schedule.nests[part].names[depth]
-            schedule = _blocked(schedule, part, lane, step, lanes.summed and step == width * vectors, machine)
+            schedule = _blocked(schedule, part, lane, step, lanes.summed and part == parts[0][0], machine)
     return schedule
 
 
@@ -200,7 +200,8 @@ def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine
     schedule = schedule.rfactor(name, loop, name=buffer)
     scope = schedule.program.tensor[buffer].scope
     for copy in (f"clear_{buffer}", f"merge_{buffer}"):
-        schedule = schedule.vectorise(loops_of_copy(schedule, copy)[-1])
+        own = loops_of_copy(schedule, copy)
+        schedule = schedule.vectorise(own[-1]) if own else schedule
     return schedule.promote(buffer, scope[-1] if scope else None, machine.register_space, name=f"{buffer}_r")
 
 

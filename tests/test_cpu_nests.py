@@ -195,7 +195,7 @@ def nests(draw: st.DrawFn) -> str:
 
 @given(nests(), st.sampled_from((4, 11, 19)))
 @settings(
-    derandomize=True, max_examples=400 if SLOW else 12, deadline=None, suppress_health_check=[*HealthCheck]
+    derandomize=True, max_examples=400 if SLOW else 12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 def test_random_nests(body: str, n: int) -> None:
     program = program_of(body, n)
