@@ -29,7 +29,6 @@ from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
 from poly.scheduling.initialised import check_initialised
-from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -260,20 +259,13 @@ def _unit_compiler(machine: Machine, threads: int) -> tuple[Callable[[Program], 
     """What compiles a group, and for a CPU what lets other cores prepare a model's groups, too."""
     if machine.kind == "accelerator":
         return partial(_stream_unit, machine), None
-    joined: dict[int, tuple[Program, Program]] = {}  # the groups of one model by identity, joined once for both
 
     def ahead(programs: Sequence[Program]) -> AbstractContextManager[None]:
         from poly.ahead import prepared_ahead
 
-        joined.clear()
-        joined.update({id(p): (p, join_axes(p)) for p in programs})
-        return prepared_ahead([p for _, p in joined.values()], machine, threads)
+        return prepared_ahead(programs, machine, threads)
 
-    def unit(program: Program) -> Unit:
-        given, found = joined.get(id(program), (None, program))
-        return _cpu_unit(machine, threads, found if given is program else join_axes(program))
-
-    return unit, ahead
+    return partial(_cpu_unit, machine, threads), ahead
 
 
 def _stream_unit(machine: Machine, program: Program) -> Unit:

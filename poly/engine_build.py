@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
+from poly.disk_cache import cache_entry, write_entry
 from poly.engine import Engine, Step, Unit
 from poly.engine_arrays import aligned_bytes
 from poly.errors import CapacityError, UnsupportedError
 from poly.graph import Array, Graph
 from poly.machine import Machine
+from poly.prepared import package_hash, read_pickle
 from poly.program import Program
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
+from poly.scheduling.joined_axes import join_axes
 
 CompileUnit = Callable[[Program], Unit]
 
@@ -32,10 +36,9 @@ def build_engine(
     `ahead`: entered while the groups are compiled, with the different programs that will be.
     """
     start = time.perf_counter()
-    grouping = group_program(graph.to_program(), machine)
+    grouping, cuts = _cut_up(graph.to_program(), machine)
     program = grouping.program
     work = _Build(program, graph.constants, compile_unit)
-    cuts = [_Cut.of(grouping.parts[k], group, f"group {k}") for k, group in grouping.groups.items()]
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
     with ahead([*different.values()]) if ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
@@ -51,9 +54,25 @@ def build_engine(
     )  # fmt: skip
 
 
+def _cut_up(program: Program, machine: Machine) -> tuple[Grouping, tuple[_Cut, ...]]:
+    """The groups of a model, from the disk cache where it was compiled before."""
+    path = cache_entry("groups", (str(program), machine.hash, package_hash()), ".pickle")
+    found = read_pickle(path)
+    if isinstance(found, _Kept):
+        return found.grouping, found.cuts
+    grouping = group_program(program, machine)
+    joins = machine.kind == "cpu"
+    cuts = tuple(_Cut.of(grouping.parts[k], group, f"group {k}", joins) for k, group in grouping.groups.items())
+    if path is not None:
+        write_entry(path, pickle.dumps(_Kept(grouping, cuts)))
+    return grouping, cuts
+
+
 @dataclass(frozen=True)
 class _Cut:
-    """A group as a program, and with canonical names (None where it is computed outside); `old`: names before."""
+    """A group as a program, and with canonical names and, for a CPU, axes joined (None where it is computed outside);
+    `old`: names before.
+    """
 
     group: Group
     name: str
@@ -63,11 +82,20 @@ class _Cut:
     key: str
 
     @staticmethod
-    def of(part: Program, group: Group, name: str) -> _Cut:
+    def of(part: Program, group: Group, name: str, joins: bool) -> _Cut:
         if any(s.external is not None for s in part.statements):
             return _Cut(group, name, part, None, {}, "")
         canonical, old = canonical_names(part)
+        canonical = join_axes(canonical) if joins else canonical
         return _Cut(group, name, part, canonical, old, str(canonical))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An entry of the disk cache."""
+
+    grouping: Grouping
+    cuts: tuple[_Cut, ...]
 
 
 @dataclass

@@ -86,7 +86,7 @@ def prepare_free(program: Program, machine: Machine, threads: int) -> Prepared:
 
 def _kept(path: Path | None, make: Callable[[], Prepared]) -> Prepared:
     """An entry of the cache; made and kept where there is none."""
-    if (found := _read(path)) is not None:
+    if isinstance(found := read_pickle(path), Prepared):
         return found
     made = make()
     if path is not None:
@@ -158,16 +158,15 @@ def _bare(schedule: Schedule) -> Schedule:
     return bare
 
 
-def _read(path: Path | None) -> Prepared | None:
-    """An entry; None where there is none that can be read."""
+def read_pickle(path: Path | None) -> object:
+    """What an entry of the disk cache holds; None where there is none that can be read."""
     content = read_entry(path)
     if content is None:
         return None
     try:
-        found = pickle.loads(content)
+        return pickle.loads(content)
     except Exception:  # written under another Python, say: as good as none
         return None
-    return found if isinstance(found, Prepared) else None
 
 
 @cache

@@ -275,8 +275,9 @@ class Program:
         return print_program(self)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is derived."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """Without what is derived but the text, which is the key to much of the disk cache."""
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        return known | {n: t for n, t in self.__dict__.items() if n == "_text"}
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{p}={self.binding[p]}" if p in self.binding else p for p in self.parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import islpy as isl
 
@@ -14,7 +15,43 @@ from poly.sets import OUT, fix_sizes, header, interval
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
     """The instances of a statement that the program's context allows, with the sizes that are bound put in."""
-    return fix_sizes(s.domain.intersect_params(program.context), program.binding)
+    return _bound(s.domain, program.context, program.sizes)
+
+
+@lru_cache(maxsize=1024)
+def _bound(domain: isl.Set, context: isl.Set, sizes: tuple[tuple[str, int], ...]) -> isl.Set:
+    return fix_sizes(domain.intersect_params(context), dict(sizes))
+
+
+def bound_expressions(program: Program, s: Statement, values: Sequence[Affine], target: str = "") -> isl.Map:
+    """`expressions_map` on `bound_domain`: cheaper than to put the sizes into it."""
+    relation = relation_of(_known(program, values), s.iterators, free_sizes(program), s.name)
+    relation = relation.intersect_domain(bound_domain(program, s))
+    return relation.set_tuple_name(OUT, target) if target else relation
+
+
+def bound_access(program: Program, s: Statement, access: Access) -> isl.Map:
+    """`access_map` on `bound_domain`: cheaper than to put the sizes into it."""
+    if access.indirect:
+        relation = access_map(s, access, program.parameters, program.tensor[access.tensor].shape)
+        return fix_sizes(relation.intersect_params(program.context), program.binding)
+    relation = bound_expressions(program, s, access.affine_index, access.tensor)
+    if access.guard:
+        exprs = _known(program, [c.expr for c in access.guard])
+        guard = [Constraint(e, c.equality) for e, c in zip(exprs, access.guard, strict=True)]
+        relation = relation.intersect_domain(set_of(guard, s.iterators, free_sizes(program), s.name))
+    return relation
+
+
+def free_sizes(program: Program) -> tuple[str, ...]:
+    """The parameters that have no value."""
+    return tuple(p for p in program.parameters if p not in program.binding) if program.sizes else program.parameters
+
+
+def _known(program: Program, values: Sequence[Affine]) -> Sequence[Affine]:
+    """Expressions with the sizes put in."""
+    sizes = program.binding
+    return [e if e.names.isdisjoint(sizes) else e.substitute(sizes) for e in values] if sizes else values
 
 
 def interval_of(program: Program, s: Statement, iterator: str) -> tuple[int, int] | None:

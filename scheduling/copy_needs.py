@@ -11,7 +11,7 @@ from poly.affine import Constraint, var
 from poly.errors import ScheduleError
 from poly.expr import Const
 from poly.program import Access, Program, Statement
-from poly.relations import access_map, box, expressions_map
+from poly.relations import access_map, bound_expressions, box
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.scheduling.tile_footprints import Tile, tile_access
@@ -61,8 +61,7 @@ def _exposed(
 def _exposed_read(vectors: Vectors, touch: Touch, tile: Tile, writers: Sequence[Statement]) -> isl.Map:
     """`_exposed` of one read."""
     schedule, s, depth = vectors.schedule, touch.statement, len(tile.loops)
-    place = expressions_map(s, schedule.nests[s.name].expressions(tile.loops), schedule.program.parameters)
-    place = fix_sizes(place, schedule.program.binding).reverse()
+    place = bound_expressions(schedule.program, s, schedule.nests[s.name].expressions(tile.loops)).reverse()
     part = place.apply_range(touch.relation)
     mixed: list[Statement] = []
     for writer in writers:  # those whose nest is before the read's inside the tile wrote everything by then

@@ -16,7 +16,7 @@ import islpy as isl
 from poly.affine import var
 from poly.locks import cached_property
 from poly.program import PathStep, Program, Statement
-from poly.relations import access_map
+from poly.relations import bound_access
 from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.sets import coalesced, fix_sizes, header
 
@@ -75,23 +75,15 @@ def touches(program: Program, s: Statement) -> Iterator[Touch]:
 
     External ones touch whole tensors.
     """
-    sizes = program.binding
-
-    def bound(relation: isl.Map) -> isl.Map:
-        return fix_sizes(relation.intersect_params(program.context), sizes)
-
-    def relation(tensor: str, index: int | None) -> isl.Map:
-        access = s.write if index is None else s.reads[index]
-        return bound(access_map(s, access, program.parameters, program.tensor[tensor].shape))
-
     if s.external is not None:
         for names, write in ((s.external.reads, False), (s.external.writes, True)):
             for position, name in enumerate(names):
-                yield Touch(s, name, bound(_everything(program, s, name)), write, position=position)
+                everything = _everything(program, s, name).intersect_params(program.context)
+                yield Touch(s, name, fix_sizes(everything, program.binding), write, position=position)
         return
     for position, read in enumerate(s.reads):
-        yield Touch(s, read.tensor, relation(read.tensor, position), False, position=position)
-    target = relation(s.write.tensor, None)
+        yield Touch(s, read.tensor, bound_access(program, s, read), False, position=position)
+    target = bound_access(program, s, s.write)
     if s.combiner is not None:
         yield Touch(s, s.write.tensor, target, False, own=s.reorder)
     yield Touch(s, s.write.tensor, target, True, own=s.combiner is not None and s.reorder)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import islpy as isl
 
 from poly.program import Access, Statement
-from poly.relations import access_map, expressions_map
+from poly.relations import bound_access, bound_expressions
 from poly.scheduling.footprint import Box, box_of
 from poly.scheduling.schedule import Schedule
-from poly.sets import OUT, coalesced, fix_sizes, identifier
+from poly.sets import OUT, coalesced, identifier
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,14 @@ def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str
     footprint: isl.Map | None = None
     for name in users:
         s = program.statement[name]
-        where = expressions_map(s, schedule.nests[name].expressions(loops), program.parameters)
+        where = bound_expressions(program, s, schedule.nests[name].expressions(loops)).reverse()
         for access, _ in s.accesses:
             if access.tensor == tensor:
                 seen = replace(access, guard=(), fill=None) if pad else access
-                part = where.reverse().apply_range(
-                    access_map(s, seen, program.parameters, program.tensor[tensor].shape)
-                )
+                part = where.apply_range(bound_access(program, s, seen))
                 footprint = part if footprint is None else footprint.union(part)
     assert footprint is not None
-    known = fix_sizes(footprint.intersect_params(program.context), program.binding)
-    known = coalesced(known.set_tuple_name(OUT, "") if known.has_tuple_name(OUT) else known)
+    known = coalesced(footprint.set_tuple_name(OUT, "") if footprint.has_tuple_name(OUT) else footprint)
     elements = apart([f"e{d}" for d in range(known.dim(OUT))], (*variables, *program.parameters))
     return Tile(
         loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
@@ -53,9 +50,8 @@ def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str
 def tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -> isl.Map:
     """What a statement touches by one access in each tile: { [loop values] -> T[subscripts] }."""
     program = schedule.program
-    where = expressions_map(s, schedule.nests[s.name].expressions(tile.loops), program.parameters)
-    touched = access_map(s, access, program.parameters, program.tensor[access.tensor].shape)
-    return fix_sizes(where.reverse().apply_range(touched), program.binding)
+    where = bound_expressions(program, s, schedule.nests[s.name].expressions(tile.loops))
+    return where.reverse().apply_range(bound_access(program, s, access))
 
 
 def apart(names: Sequence[str], taken: Sequence[str]) -> tuple[str, ...]:

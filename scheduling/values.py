@@ -266,13 +266,17 @@ class Flow:
         reads = reader.relation if reader.touch is None else written(reader.touch)
         found, missing = last_writers(reads, before, written, latest)
         if depth:
-            assert reader.touch is not None
-            everything = [self.vectors.of(t.statement).to_union_map() for t in (reader.touch, *before)]
-            back = everything[0]
-            for vectors in everything[1:]:
-                back = back.union(vectors)
-            found = everything[0].apply_range(found).apply_range(back.reverse())
+            found = self._instances(found)
         return found, missing.to_union_map()
+
+    def _instances(self, pairs: isl.UnionMap) -> isl.UnionMap:
+        """A relation of loop vectors as one of instances."""
+        statement = self.program.statement
+        result = isl.UnionMap("{ }")
+        for part in maps_of(pairs):
+            first, second = (statement[part.get_tuple_name(side) or ""] for side in (IN, OUT))
+            result = result.union(self.vectors.instances(first, second, part).to_union_map())
+        return result
 
     def _shared_prefix(self, reader: Reader, writers: Sequence[Touch], scope: Sequence[str]) -> tuple[str | int, ...]:
         """The path down to the innermost loop of the tensor's scope that all users share.

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import islpy as isl
 
 from poly.program import Statement
-from poly.relations import expressions_map
+from poly.relations import bound_expressions
 from poly.scheduling.dependences import Touch, touches
 from poly.scheduling.schedule import Schedule
-from poly.sets import IN, OUT, coalesced, fix_sizes
+from poly.sets import IN, OUT, coalesced
 
 
 class Vectors:
@@ -29,8 +29,7 @@ class Vectors:
         """{ S[iterators] -> S[loop values] }"""
         if s.name not in self._maps:
             nest = self.schedule.nests[s.name]
-            relation = expressions_map(s, nest.expressions(nest.names), self.program.parameters, s.name)
-            self._maps[s.name] = fix_sizes(relation.intersect_params(self.program.context), self.program.binding)
+            self._maps[s.name] = bound_expressions(self.program, s, nest.expressions(nest.names), s.name)
         return self._maps[s.name]
 
     def touches(self, s: Statement) -> tuple[Touch, ...]:

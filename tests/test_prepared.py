@@ -17,6 +17,7 @@ import poly
 from poly.ahead import FEWEST, prepared_ahead
 from poly.codegen.host import host_machine
 from poly.disk_cache import cache_entry, cache_size, read_entry, trim, write_entry
+from poly.graph import Graph, Node
 from poly.prepared import is_prepared, prepare, prepare_free
 from poly.program import Program
 
@@ -230,3 +231,18 @@ def test_entry_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     two.parent.mkdir(parents=True, exist_ok=True)
     two.write_bytes(one.read_bytes())
     assert read_entry(one) == b"1" and read_entry(two) is None
+
+
+def test_the_groups_of_a_model_come_from_the_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph("g", PROGRAM.tensors, (Node("n", "Op", (), (), PROGRAM.statements),))
+    arrays = {t.name: np.ones([int(e.constant) for e in t.shape], "f4") for t in PROGRAM.inputs}
+    made = poly.compile(graph)
+    (path,) = own_cache.glob("groups/*/*.pickle")
+    with monkeypatch.context() as patch:
+        patch.setattr("poly.engine_build.group_program", lambda *_: pytest.fail("grouped again"))
+        found = poly.compile(graph)
+    assert str(found) == str(made) and found.plan == made.plan
+    for name, array in made.run(arrays).items():
+        np.testing.assert_array_equal(found.run(arrays)[name], array)
+    path.write_bytes(b"damaged")
+    assert str(poly.compile(graph)) == str(made)
