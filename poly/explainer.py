@@ -14,6 +14,7 @@ from poly.engine import Engine, Step, Unit
 from poly.errors import PolyError
 from poly.frontend.nest import Nest
 from poly.graph import Graph
+from poly.loops import For
 from poly.machine import Machine
 from poly.model_engine import ModelEngine
 from poly.program import Program
@@ -42,6 +43,7 @@ class KernelExplanation(Explanation):
 
     `bounds`: for every level of `prediction` the bytes that any order of the instances moves into it, at the least.
     `computed`: constants that were made of the program's when compiling, with their bytes (packed weights, say).
+    `threads` were asked for; they share the loops `shared`, in the order in which they come to them.
     """
 
     schedule: ScheduleExplanation
@@ -53,6 +55,7 @@ class KernelExplanation(Explanation):
     prediction: Prediction
     bounds: tuple[Bound | None, ...]
     computed: Mapping[str, int | None]
+    shared: tuple[str, ...] = ()
 
     @property
     def document(self) -> Document:
@@ -65,7 +68,8 @@ class KernelExplanation(Explanation):
         heads = ("into", "capacity", "bytes", "lower bound", "of bound", "cycles")
         least = "not known" if p.seconds is None else f"{seconds_text(p.seconds)}, limited by {p.limit}"
         facts = (
-            ("machine", f"{self.machine.name}, {self.machine.cores} cores, {self.threads} used"),
+            ("machine", f"{self.machine.name}, {self.machine.cores} cores, {self.threads if self.shared else 1} used"),
+            *((("threads", self._threads),) if self.threads > 1 else ()),
             ("vectors", f"{self.vector_bits} bits, {self.machine.lanes(4)} lanes of 4 bytes"),
             ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),
             ("operations", count_text(p.operations)),
@@ -74,6 +78,14 @@ class KernelExplanation(Explanation):
         )
         name = self.schedule.schedule.source.name
         return Document(f"kernel {name}", facts, (table("predicted traffic", heads, rows), self.schedule.document))
+
+
+    @property
+    def _threads(self) -> str:
+        if self.shared:
+            return f"{self.threads} share {', '.join(self.shared)}"
+        why = "no loop that carries nothing has work enough for a second thread"
+        return f"{self.threads} were asked for, one does it all: {why}"
 
 
 @dataclass(frozen=True)
@@ -301,14 +313,15 @@ def explain_kernel(kernel: Kernel) -> KernelExplanation:
     """A CPU kernel: its schedule and its code."""
     assert kernel.schedule is not None
     code = [line for line in kernel.asm.splitlines() if line.startswith("\t") and line.lstrip()[:1] not in (".", "#")]
-    prediction = predict(kernel.schedule, kernel.machine, kernel.threads)
+    prediction = predict(kernel.schedule, kernel.machine, kernel.threads if kernel.parallel else 1)
+    shared = tuple(n.variable for n in kernel.loops.nodes() if isinstance(n, For) and n.kind == "parallel")
     program = kernel.schedule.source
     made = [t for t in kernel.loops.tensors if t.role == "constant" and t not in program.tensors]
     return KernelExplanation(
         explain_schedule(kernel.schedule), kernel.machine, kernel.threads, kernel.seconds,
         kernel.machine.lanes(4) * 32, len(code), prediction,
         tuple(io_lower_bound(kernel.schedule.source, level.capacity) for level in prediction.levels),
-        {t.name: tensor_bytes(program, t) for t in made},
+        {t.name: tensor_bytes(program, t) for t in made}, shared if kernel.parallel else (),
     )  # fmt: skip
 
 

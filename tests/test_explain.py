@@ -16,6 +16,7 @@ from poly.pictures import schedule_svg, text_html
 from poly.program import Program
 from poly.scheduling.explanation import ProgramExplanation, ScheduleExplanation
 from poly.scheduling.traffic import count_points, traffic
+from poly.text import parse_program
 
 if TYPE_CHECKING:
     import onnx
@@ -260,3 +261,14 @@ def test_skewed_footprint_is_no_box() -> None:
     }  # fmt: skip
     assert set(zip(*np.nonzero(mask), strict=True)) == touched
     assert math.prod(mask.shape) == 220
+
+
+def test_what_threads_share_is_said() -> None:
+    program = poly.parse("C[i,k] += A[i,j]*B[j,k]", A=(96, 96), B=(96, 96))
+    two = str(poly.explain(poly.compile(program, threads=2)))
+    assert "2 used" in two and "2 share " in two
+    scan = parse_program("program scan()\ninout s: f32[9000]\nstep[i]: s[i] = s[i - 1] + s[i] where 1 <= i < 9000\n")
+    for alone in (matmul(), scan):
+        text = str(poly.explain(poly.compile(alone, threads=2)))
+        assert "2 were asked for, one does it all" in text and ", 1 used" in text
+    assert "threads" not in str(poly.explain(poly.compile(program)))
