@@ -29,6 +29,7 @@ from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
 from poly.scheduling.initialised import check_initialised
+from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
