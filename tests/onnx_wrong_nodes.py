@@ -20,6 +20,9 @@ def i64(*values: int) -> np.ndarray:
 _X: Final = f32(2, 3, 4)
 _IMAGE: Final = f32(1, 2, 5, 5)
 _STEPS: Final = [f32(4, 1, 3), f32(1, 8, 3), f32(1, 8, 2)]  # of an LSTM with two units
+_HEADS: Final = {"opset": 27, "kv_num_heads": 2, "q_num_heads": 2}
+_CODES: Final = np.ones((3, 3), np.uint8)
+_QUANTUM: Final = [np.float32(0.5), np.uint8(1)]
 
 WRONG_NODES: Final[list[tuple[str, list[Operand], dict[str, Any], str]]] = [
     # elementwise
@@ -85,6 +88,13 @@ WRONG_NODES: Final[list[tuple[str, list[Operand], dict[str, Any], str]]] = [
     # recurrent
     ("LSTM", _STEPS, {"hidden_size": 2, "direction": "upward"}, "direction 'upward' is unknown"),
     ("LSTM", _STEPS, {"hidden_size": 2, "activations": ["Sigmoid", "Tanh", "Step"]}, "activation 'Step' is unknown"),
+    ("LinearAttention", [f32(1, 2, 4)] * 3, {**_HEADS, "update_rule": "none"}, "update_rule 'none' is unknown"),
+    ("LinearAttention", [f32(1, 2, 4)] * 3, {**_HEADS, "update_rule": "gated"}, "decay does not go with"),
+    # constants and codes
+    ("Constant", [], {"value_string": "x"}, "value_string has no compiled form"),
+    ("ConstantOfShape", [i64(2**20, 2**20)], {"constant": [0]}, "a constant of more than"),
+    ("QLinearMatMul", [*[_CODES, *_QUANTUM] * 2, np.float32(1), np.zeros(3, np.uint8)], {}, "one 8-bit value"),
+    ("Col2Im", [f32(1, 5, 5), i64(5, 5), i64(2)], {"opset": 18, "constant": [1, 2]}, "has no blocks of"),
     # spectral
     ("DFT", [f32(1, 4, 2)], {"opset": 17, "axis": 2}, "that of the parts"),
     ("DFT", [f32(1, 4, 2), i64(0)[0]], {"opset": 17, "axis": 1, "constant": [1]}, "dft_length is 0"),

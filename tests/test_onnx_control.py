@@ -72,7 +72,8 @@ def cases() -> dict[str, tuple[onnx.ModelProto, Feeds]]:
     one, five = np.float32(1), np.float32(5)
     stop = graph([node("Add", "a one", "a1"), node("Less", "a1 five", "on1")], [*TURN, info("a", F, [])], "on1 a1",
                  one=one, five=five)  # fmt: skip
-    whole = graph([node("Loop", "n c a", "y", body=stop)], [info("n", INT, []), info("c", B, []), info("a", F, [])], "y")
+    whole = graph([node("Loop", "n c a", "y", body=stop)],
+                  [info("n", INT, []), info("c", B, []), info("a", F, [])], "y")  # fmt: skip
     found["a loop that stops itself"] = model(whole), [
         {"a": np.float32(0), "n": np.array(n), "c": np.array(c)} for n, c in ((100, True), (3, True), (3, False))
     ]
