@@ -128,10 +128,10 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     """Fuse, split, tile, promote and mark one group inside a schedule, by the first of `POLICIES` that can.
 
     The particular kinds come before those that contain them. A window is a reduction whose operands are used again,
-    but along loops that a register tile of a contraction would not see. Permutations and runs are assignments;
-    those whose squares can be turned in registers first, then those where another order of the loops is enough. Of the
-    reductions, those that use nothing twice are bound by memory and walk it in order; contractions use operands again
-    and are blocked. Tiles of lanes or of independent sums suit every group with a box.
+    but along loops that a register tile of a contraction would not see; it slides along the lanes, or beside them.
+    Permutations and runs are assignments: first where squares are turned in registers, then where another order of the
+    loops is enough. Of the reductions, those that use nothing twice are bound by memory and walk it in order;
+    contractions use operands again and are blocked. Tiles of lanes or of independent sums suit every group with a box.
     Raises `ScheduleError` where none fits.
     """
     if group.parts:
