@@ -20,6 +20,7 @@ from benchmarks.graphs import model_of
 from benchmarks.peers_loops import numba_peer
 from benchmarks.peers_tensor import jax_peer, torch_compiled_peer, torch_peer
 
+PAGE = 4096
 Call = Callable[[], Sequence[npt.NDArray[np.generic]]]
 Prepare = Callable[[Case, int], Call | None]
 
@@ -67,10 +68,14 @@ def ours(case: Case, threads: int) -> Call | None:
 
 
 def _at_a_line(shape: Sequence[int]) -> Array:
-    """Memory for a result that starts at a cache line, as what other libraries allocate for theirs does."""
+    """Memory for a result that starts at a cache line, as what other libraries allocate for theirs does.
+
+    Half a page away from where numpy's large arrays start: a core that compares the lowest 12 bits of addresses only
+    would take loads of the operands for loads of what it just stored.
+    """
     size = 4 * int(np.prod(shape, dtype=np.int64))
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
+    raw = np.empty(size + 2 * PAGE, np.uint8)
+    start = (PAGE // 2 - raw.ctypes.data) % PAGE
     return raw[start : start + size].view(np.float32).reshape(shape)
 
 
