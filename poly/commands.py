@@ -26,6 +26,7 @@ from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program, Tensor
+from poly.scheduling.axis_orders import reordered
 from poly.scheduling.groups import extract
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
@@ -574,7 +575,7 @@ def _explain_graph(graph: Graph, target: str, threads: int) -> str:
 
 def _group_of(work: Work, group: int | None, level: Level, machine: Machine) -> Work:
     assert work.graph is not None
-    program = work.graph.to_program()
+    program = reordered(work.graph.to_program(), machine)  # as engines do
     groups = groups_for(program, machine)
     if group is None:
         raise UsageError(f"{level} of which group?", hint=f"--group 0 to --group {len(groups) - 1}")
