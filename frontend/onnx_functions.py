@@ -46,6 +46,12 @@ def function_body(
     return _renamed(function.node, names, prefix, attributes), list(function.opset_import)
 
 
+def has_function_body(schema: onnx.defs.OpSchema) -> bool:
+    """Whether ONNX gives a body for some version of the operator."""
+    functions = cast(_Functions, schema)
+    return bool(functions.function_opset_versions or functions.context_dependent_function_opset_versions)
+
+
 def _function(call: Call, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> onnx.FunctionProto | None:
     """The body for the newest operator set that is not beyond the model's, if there is one."""
     import onnx

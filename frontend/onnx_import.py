@@ -23,7 +23,7 @@ from poly.errors import OnnxError, PolyError
 from poly.expr import Const
 from poly.frontend.onnx_control import CONTROL
 from poly.frontend.onnx_fold import WITHOUT_CONTENT, Imported, fold, fold_batch_norm, live
-from poly.frontend.onnx_functions import function_body
+from poly.frontend.onnx_functions import function_body, has_function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, load_model, tensor_array
 from poly.frontend.onnx_notation import Call, NeedsValue, NoCompiledForm, Notation
 from poly.frontend.onnx_operators import MOVES, OPERATORS
@@ -232,8 +232,7 @@ class Importer:
         if any(proto.op_type in known for known in (OPERATORS, CONTROL, WITHOUT_CONTENT)):
             return True
         schema = self._schemas.schema(proto.op_type, "", proto.name)
-        function = schema.has_function or schema.has_context_dependent_function
-        return function and not any(a.HasField("g") for a in proto.attribute)
+        return has_function_body(schema) and not any(a.HasField("g") for a in proto.attribute)
 
     def foreign_outputs(self, proto: onnx.NodeProto, foreign: Container[str]) -> list[str]:
         """The outputs of a node that are no tensors of numbers, where those inputs are none."""
