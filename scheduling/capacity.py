@@ -44,6 +44,9 @@ def footprint(tensor: Tensor, memory: Memory, machine: Machine, sizes: Mapping[s
     """Bytes of a buffer, aligned; whole vectors in a register memory."""
     count = 1
     for extent in tensor.storage_shape:
+        if free := sorted(extent.names - sizes.keys()):
+            text = f"how much of memory {memory.name} {tensor.name} takes depends on size {free[0]}, which is free"
+            raise CapacityError(text, kind="capacity", hint="bind it, or promote less")
         count *= int(extent.evaluate(sizes))
     if memory.kind == "register":
         return -(-count // machine.lanes(size_bytes(tensor.dtype)))

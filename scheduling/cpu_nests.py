@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from poly.affine import Affine, var
+from poly.dtypes import size_bytes
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
 from poly.program import Access, Program, ReadIndex, Statement
@@ -187,12 +189,23 @@ def _blocked(
     if partial:
         schedule = _partial_sums(schedule, name, f"{loop}.p", target, machine)
     elif below:
-        before = set(schedule.nests)
+        before, known = set(schedule.nests), {t.name for t in schedule.program.tensors}
         schedule = schedule.promote(target, f"{loop}.o", machine.register_space)
+        _require_registers(schedule, {t.name for t in schedule.program.tensors} - known, machine)
         for copy in sorted(set(schedule.nests) - before):
             own = loops_of_copy(schedule, copy)
             schedule = in_vectors(unrolled(schedule, own[:-1]), own[-1], step, step)
     return schedule.vectorise(f"{loop}.p")
+
+
+def _require_registers(schedule: Schedule, buffers: set[str], machine: Machine) -> None:
+    """Raise `ScheduleError` for a tile that registers do not hold, or whose size is free."""
+    for name in buffers:
+        tensor = schedule.program.tensor[name]
+        extents = [e.substitute(schedule.program.binding) for e in tensor.shape]
+        most = machine.vector_registers * machine.lanes(size_bytes(tensor.dtype))
+        if not all(e.is_constant for e in extents) or prod(e.constant for e in extents) > most:
+            raise ScheduleError(f"{name} does not fit the registers", where=schedule.source.name)
 
 
 def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine: Machine) -> Schedule:
@@ -202,7 +215,9 @@ def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine
     for copy in (f"clear_{buffer}", f"merge_{buffer}"):
         own = loops_of_copy(schedule, copy)
         schedule = schedule.vectorise(own[-1]) if own else schedule
-    return schedule.promote(buffer, scope[-1] if scope else None, machine.register_space, name=f"{buffer}_r")
+    schedule = schedule.promote(buffer, scope[-1] if scope else None, machine.register_space, name=f"{buffer}_r")
+    _require_registers(schedule, {f"{buffer}_r"}, machine)
+    return schedule
 
 
 def _loop(schedule: Schedule, name: str, iterator: str) -> str:
