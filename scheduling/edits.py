@@ -68,6 +68,13 @@ def whole_number(what: str, value: int) -> None:
         raise ScheduleError(f"{what} is {value!r}", hint="an integer")
 
 
+def buffer_name(name: str) -> str:
+    """The name of a new tensor. Raises `ScheduleError` for one that isl, whose names end at a zero byte, would cut."""
+    if "\0" in name:
+        raise ScheduleError(f"the name {name!r} has a zero byte", hint="letters and digits")
+    return name
+
+
 def _positive(what: str, value: int) -> None:
     whole_number(what, value)
     if value < 1:  # pyright: ignore[reportUnnecessaryIsInstance] scripts bring any type

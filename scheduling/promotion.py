@@ -16,7 +16,7 @@ from poly.errors import ScheduleError
 from poly.expr import Const, Read
 from poly.program import Access, Layout, Statement, Tensor
 from poly.scheduling.copy_needs import copies_needed, padding, written_part
-from poly.scheduling.edits import finish
+from poly.scheduling.edits import buffer_name, finish
 from poly.scheduling.footprint import Box
 from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, span
 from poly.scheduling.schedule import Nest, Schedule, canonical
@@ -51,7 +51,7 @@ def promote(
             f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(schedule.program.tensor)}"
         )
     chosen = _users(schedule, tensor, at, users)
-    buffer = name or free_name(schedule, f"{tensor}_{identifier(space)}")
+    buffer = buffer_name(name or free_name(schedule, f"{tensor}_{identifier(space)}"))
     tile = tile_of(schedule, tensor, at, chosen, pad)
     layout = _layout(tile.box, order, fold or {}, block or {})
     source = schedule.program.tensor[tensor]

@@ -15,7 +15,7 @@ from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map
-from poly.scheduling.edits import finish
+from poly.scheduling.edits import buffer_name, finish
 from poly.scheduling.insertion import drop_unused, insert_nest, span
 from poly.scheduling.promotion import free_name, redirected
 from poly.scheduling.schedule import Nest, Schedule, canonical
@@ -50,7 +50,7 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
         raise ScheduleError(f"{tensor} is written indirectly: any instance may be needed", where=schedule.source.name)
     tile = tile_of(schedule, tensor, at, consumers)
     source = program.tensor[tensor]
-    buffer = name or free_name(schedule, f"{tensor}_{identifier(at)}")
+    buffer = buffer_name(name or free_name(schedule, f"{tensor}_{identifier(at)}"))
     new = Tensor(buffer, tile.box.extents, source.dtype, "temporary", space, None, tile.loops, source.origin or tensor)
     again = [_again(schedule, s, tensor, new, tile) for s in writers]
     nests = dict(schedule.nests)

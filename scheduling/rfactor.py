@@ -17,7 +17,7 @@ from poly.errors import IllegalEdit, ScheduleError
 from poly.expr import Read
 from poly.program import Access, Statement, Tensor
 from poly.relations import expressions_map
-from poly.scheduling.edits import finish
+from poly.scheduling.edits import buffer_name, finish
 from poly.scheduling.footprint import box_of
 from poly.scheduling.insertion import insert_nest, span
 from poly.scheduling.schedule import Nest, Schedule, canonical
@@ -53,8 +53,8 @@ def rfactor(
     tile = _tile(schedule, s, loop, around)
     target = schedule.program.tensor[s.write.tensor]
     partial = Tensor(
-        name or _free_name(schedule, f"{target.name}_rf"), tile.box.extents, target.dtype, "temporary", "dram", None,
-        around, target.origin or target.name,
+        buffer_name(name or _free_name(schedule, f"{target.name}_rf")), tile.box.extents, target.dtype, "temporary",
+        "dram", None, around, target.origin or target.name,
     )  # fmt: skip
     clear, merge = _clear(s, partial, tile), _merge(s, partial, tile)
     statements: list[Statement] = []
