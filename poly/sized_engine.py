@@ -3,7 +3,7 @@
 The sizes of a call follow from the shapes of its inputs. Before a size is used for the first time the graph is compared
 with what the front end makes for it (see `poly.frontend.onnx_symbolic`); where it is not the same, and on machines that
 need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and has lanes
-where a known extent allows (`poly.scheduling.cpu_free`), but is slower than code for one: `specialise(batch=8)`
+and register tiles (`poly.scheduling.cpu_free`), but packs and fuses less than code for one: `specialise(batch=8)`
 compiles for a size that matters, and calls of that size take it from then on. A bounded number of sizes is remembered.
 (`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
 """
