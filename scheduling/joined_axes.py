@@ -29,21 +29,42 @@ class _Joins:
 
 def join_axes(program: Program) -> Program:
     """The program of one contraction, and of what is element by element, with as few axes as possible."""
-    if not _is_contraction(program):
+    joined = literal = _with_sizes(program) if _is_contraction(program) else None
+    if joined is None:
         return program
-    while (joins := _joins(program)) is not None:
-        program = _joined(program, joins)
-    return program
+    while (joins := _joins(joined)) is not None:
+        joined = _joined(joined, joins)
+    return program if joined is literal else joined
 
 
 def _is_contraction(program: Program) -> bool:
-    """Whether sizes are known, and one reduction has several operands."""
+    """Whether one reduction has several operands."""
     updates = [s for s in program.statements if s.combiner is not None]
-    plain = all(t.layout is None and not t.scope and all(e.is_constant for e in t.shape) for t in program.tensors)
+    plain = all(t.layout is None and not t.scope for t in program.tensors)
     ordered = all(
         s.external is None and s.path == default_path(k, s.iterators) for k, s in enumerate(program.statements)
     )
-    return plain and ordered and not program.parameters and len(updates) == 1 and len(updates[0].reads) > 1
+    return plain and ordered and len(updates) == 1 and len(updates[0].reads) > 1
+
+
+def _with_sizes(program: Program) -> Program | None:
+    """The program with its sizes put in, None where some are free or stand in more than boxes and shapes."""
+    binding, free = program.binding, set(program.parameters)
+    tensors = tuple(replace(t, shape=tuple(e.substitute(binding) for e in t.shape)) for t in program.tensors)
+    if any(not e.is_constant for t in tensors for e in t.shape):
+        return None
+    if not free:
+        return program
+    statements: list[Statement] = []
+    for s in program.statements:
+        box = domain_box(program, s, s.iterators)
+        named = {n for a, _ in s.accesses for i in a.index if isinstance(i, Affine) for n in i.names}
+        named |= {n for e in walk(s.body) if isinstance(e, IndexValue) for n in e.index.names}
+        if box is None or free & named or any(a.guard or a.indirect for a, _ in s.accesses):
+            return None
+        ranges = [(i, low, high + 1) for i, (low, high) in zip(s.iterators, box, strict=True)]
+        statements.append(replace(s, domain=box_domain(s.name, ranges, program.parameters)))
+    return replace(program, tensors=tensors, statements=tuple(statements))
 
 
 def _joins(program: Program) -> _Joins | None:

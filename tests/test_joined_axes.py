@@ -104,3 +104,17 @@ def test_constants_are_joined_with_what_they_meet() -> None:
     a, b = (random.integers(-3, 4, s).astype(np.float32) for s in ((2, 3, 4, 5), (4, 5, 6)))
     found = np.asarray(poly.compile(loose, constants={"B": b})(a))
     assert np.array_equal(found, np.einsum("ijab,abm->ijm", a, b))
+
+
+def test_sizes_that_are_bound_are_put_in() -> None:
+    from poly.frontend.einsum import einsum_program
+
+    program = einsum_program("ijk,kl->ijl", [(3, 4, 5), (5, 6)], ["f32", "f32"])
+    joined = join_axes(program)
+    assert [t.extents({}) for t in joined.tensors] == [(12, 5), (5, 6), (12, 6)]
+    assert joined.parameters == program.parameters and joined.sizes == program.sizes
+    apart = einsum_program("ik,kj->ij", [(3, 5), (5, 6)], ["f32", "f32"])
+    assert join_axes(apart) is apart
+    a, b = np.ones((3, 4, 5), np.float32), np.ones((5, 6), np.float32)
+    kernel = poly.compile(program)
+    assert kernel(a, b).shape == (3, 4, 6) and (kernel(a, b) == 5).all()
