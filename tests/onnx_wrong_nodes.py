@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ _HEADS: Final = {"opset": 27, "kv_num_heads": 2, "q_num_heads": 2}
 _CODES: Final = np.ones((3, 3), np.uint8)
 _QUANTUM: Final = [np.float32(0.5), np.uint8(1)]
 
-WRONG_NODES: Final[list[tuple[str, list[Operand], dict[str, Any], str]]] = [
+WRONG_NODES: Final[Sequence[tuple[str, Sequence[Operand], dict[str, Any], str]]] = [
     # elementwise
     ("Sum", [], {}, "has 0 inputs, needs 1"),
     ("Concat", [None], {"axis": 0}, "has 0 inputs, needs 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
 Feeds = Sequence[Mapping[str, np.ndarray]]
 
 
-def node(operator: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
+def node(operator: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
     """Names by words; `-` is an input that is left out."""
     return helper.make_node(operator, ["" if i == "-" else i for i in inputs.split()], outputs.split(), **attributes)
 
@@ -27,7 +28,10 @@ def info(name: str, kind: int = F, shape: Sequence[int | None] | None = None) ->
 
 
 def graph(
-    nodes: Sequence[onnx.NodeProto], inputs: Sequence[onnx.ValueInfoProto], outputs: str, **constants: np.ndarray
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: str,
+    **constants: np.ndarray | np.generic,
 ) -> onnx.GraphProto:
     results = [helper.make_empty_tensor_value_info(o) for o in outputs.split()]
     arrays = [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()]
@@ -75,7 +79,7 @@ def cases() -> dict[str, tuple[onnx.ModelProto, Feeds]]:
     whole = graph([node("Loop", "n c a", "y", body=stop)],
                   [info("n", INT, []), info("c", B, []), info("a", F, [])], "y")  # fmt: skip
     found["a loop that stops itself"] = model(whole), [
-        {"a": np.float32(0), "n": np.array(n), "c": np.array(c)} for n, c in ((100, True), (3, True), (3, False))
+        {"a": np.array(0, np.float32), "n": np.array(n), "c": np.array(c)} for n, c in ((100, True), (3, True), (3, False))
     ]
 
     branches = {
@@ -126,8 +130,9 @@ def test_as_the_reference_evaluator(name: str) -> None:
     for feed in feeds:
         found, want = engine.run(dict(feed)), reference(proto, feed)
         for key, array in want.items():
-            assert (found[key].shape, found[key].dtype) == (array.shape, array.dtype)
-            np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-6)
+            have = np.asarray(found[key])
+            assert (have.shape, have.dtype) == (array.shape, array.dtype)
+            np.testing.assert_allclose(have, array, rtol=1e-5, atol=1e-6)
 
 
 def test_a_loop_without_a_count_stacks_numbers() -> None:
@@ -158,5 +163,6 @@ def test_a_scan_in_any_direction_along_any_axis(flips: tuple[int, ...], axes: tu
     found = poly.compile(proto).run({"z": X[0], "x": X, "t": np.ascontiguousarray(X.T)})
     want = np.moveaxis(np.stack(rows[::-1] if flips[2] else rows), 0, axes[2])
     for key, array in (("last", state), ("rows", want), ("sums", np.array(sums))):
-        assert found[key].shape == array.shape
-        np.testing.assert_allclose(found[key], array, rtol=1e-5)
+        have = np.asarray(found[key])
+        assert have.shape == array.shape
+        np.testing.assert_allclose(have, array, rtol=1e-5)

@@ -48,12 +48,12 @@ _UNARY = ("Neg", "Abs", "Relu", "Floor", "Sign", "Transpose", "Identity", "Exp",
 _BINARY = ("Add", "Sub", "Mul", "Max", "Min", "MatMul", "Where", "Concat")
 
 
-def constant_chain(draw: st.DrawFn, count: int) -> Nodes:
+def constant_chain(data: st.DataObject, count: int) -> Nodes:
     """Nodes that compute `r` of [3, 3] from the tensors k0 and k1 of [3, 3] alone."""
     names, nodes = ["k0", "k1"], Nodes()
     for k in range(count):
-        operator, y = draw(st.sampled_from(_UNARY + _BINARY)), f"t{k}"
-        p, q = draw(st.sampled_from(names)), draw(st.sampled_from(names))
+        operator, y = data.draw(st.sampled_from(_UNARY + _BINARY)), f"t{k}"
+        p, q = data.draw(st.sampled_from(names)), data.draw(st.sampled_from(names))
         match operator:
             case "ReduceMax" | "ReduceSum":
                 nodes.append(helper.make_node("Neg" if operator == "ReduceSum" else "Abs", [p], [f"a{k}"]))
@@ -81,10 +81,10 @@ def constant_chain(draw: st.DrawFn, count: int) -> Nodes:
 @given(st.data())
 def test_constant_nodes_are_folded(data: st.DataObject) -> None:
     """Against the same nodes over constants that come in at run time: to 1e-6, for sums in another order."""
-    nodes = [*constant_chain(data.draw, data.draw(st.integers(1, 6))), helper.make_node("Sub", ["x", "r"], ["y"])]
+    nodes = [*constant_chain(data, data.draw(st.integers(1, 6))), helper.make_node("Sub", ["x", "r"], ["y"])]
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     x = {"x": whole_numbers(rng, 3, 3)}
-    fixed = {"rows": np.array([4, 0, 2]), "low": np.float32(-3), "high": np.float32(3)}
+    fixed = {"rows": np.array([4, 0, 2]), "low": np.array(-3, np.float32), "high": np.array(3, np.float32)}
     loose = {"k0": whole_numbers(rng, 3, 3), "k1": whole_numbers(rng, 3, 3)}
     folded, _ = chain_model(nodes, x, ["y"], constants={**fixed, **loose})
     kept, arrays = chain_model(nodes, {**x, **loose}, ["y"], constants=fixed)
@@ -231,7 +231,7 @@ def test_batch_norm_goes_into_the_convolution(data: st.DataObject) -> None:
 def test_where_batch_norm_stays(how: str) -> None:
     rng = np.random.default_rng(2)
     conv = helper.make_node("ConvTranspose" if how == "no Conv" else "Conv", ["x", "w"], ["c"])
-    training = {"training_mode": 1} if how == "training" else {}
+    training: dict[str, Any] = {"training_mode": 1} if how == "training" else {}
     outputs = ["n", "m2", "v2"] if training else ["n"]
     nodes = [conv, helper.make_node("BatchNormalization", ["c", *"somv"], outputs, **training)]
     nodes += [helper.make_node("Add", ["n", "c" if how == "two readers" else "n"], ["y"])]
@@ -306,12 +306,13 @@ def test_chains_that_change_nothing_vanish(names: list[str]) -> None:
 # -- common subexpressions and dead nodes ----------------------------------------------------------------------------
 
 
-def random_nodes(draw: st.DrawFn, count: int) -> Nodes:
+def random_nodes(data: st.DataObject, count: int) -> Nodes:
     """A graph over x and z of [3, 4]; no two of its nodes compute the same."""
     names, nodes, known = ["x", "z"], Nodes(), set[tuple[object, ...]]()
     for k in range(count):
-        operator, p, q = (draw(st.sampled_from(v)) for v in (("Exp", "Softmax", "Sub", "Max", "Relu"), names, names))
-        attributes = {"axis": draw(st.integers(0, 1))} if operator == "Softmax" else {}
+        operator = data.draw(st.sampled_from(["Exp", "Softmax", "Sub", "Max", "Relu"]))
+        p, q = (data.draw(st.sampled_from(names)) for _ in range(2))
+        attributes: dict[str, Any] = {"axis": data.draw(st.integers(0, 1))} if operator == "Softmax" else {}
         operands = [p, q] if operator in ("Sub", "Max") else [p]
         key = (operator, *operands, *attributes.values())
         if key not in known and not (operator == "Exp" and p not in ("x", "z")):
@@ -330,7 +331,7 @@ def inputs_of_two() -> Arrays:
 @given(st.data())
 def test_common_subexpressions_are_computed_once(data: st.DataObject) -> None:
     """Any node twice, under another name, readers of both: as many statements as without, and exactly its values."""
-    nodes, twice = random_nodes(data.draw, data.draw(st.integers(2, 8))), Nodes()
+    nodes, twice = random_nodes(data, data.draw(st.integers(2, 8))), Nodes()
     other: dict[str, str] = {}
     for node in nodes:
         copy = onnx.NodeProto()
@@ -374,7 +375,7 @@ def test_random_nodes_are_no_common_subexpressions() -> None:
 @given(st.data())
 def test_dead_nodes_vanish(data: st.DataObject) -> None:
     """Nodes that no output needs, and the constants that only they read. Exactly."""
-    nodes, last = random_nodes(data.draw, data.draw(st.integers(1, 6))), ""
+    nodes, last = random_nodes(data, data.draw(st.integers(1, 6))), ""
     alive, dead = list(nodes), Nodes()
     for k in range(data.draw(st.integers(1, 5))):
         source = last or data.draw(st.sampled_from(["x", *(n.output[0] for n in nodes)]))
@@ -404,7 +405,7 @@ def graph_of(nodes: Nodes, output: str) -> onnx.GraphProto:
 def test_a_known_branch_takes_the_place_of_its_if(data: st.DataObject) -> None:
     """Both branches have the same inner names, and one If is inside the other. Exactly the nodes of the branch."""
     chosen = data.draw(st.lists(st.booleans(), min_size=2, max_size=2))
-    inner = [random_nodes(data.draw, 3) for _ in range(2)]
+    inner = [random_nodes(data, 3) for _ in range(2)]
     branches = [graph_of(nodes, nodes[-1].output[0]) for nodes in inner]
     nested = [helper.make_node("If", ["c1"], ["v"], then_branch=branches[0], else_branch=branches[1])]
     other = [helper.make_node("Neg", ["x"], ["t0"]), helper.make_node("Abs", ["t0"], ["v"])]
