@@ -266,15 +266,16 @@ class Flow:
         reads = reader.relation if reader.touch is None else written(reader.touch)
         found, missing = last_writers(reads, before, written, latest)
         if depth:
-            found = self._instances(found)
+            assert reader.touch is not None
+            found = self._instances(found, [reader.touch.statement, *(w.statement for w in before)])
         return found, missing.to_union_map()
 
-    def _instances(self, pairs: isl.UnionMap) -> isl.UnionMap:
-        """A relation of loop vectors as one of instances."""
-        statement = self.program.statement
+    def _instances(self, pairs: isl.UnionMap, statements: Sequence[Statement]) -> isl.UnionMap:
+        """A relation of loop vectors of some statements as one of instances."""
+        known = {self.vectors.of(s).get_tuple_name(IN): s for s in statements}  # a name as isl keeps it
         result = isl.UnionMap("{ }")
         for part in maps_of(pairs):
-            first, second = (statement[part.get_tuple_name(side) or ""] for side in (IN, OUT))
+            first, second = known[part.get_tuple_name(IN)], known[part.get_tuple_name(OUT)]
             result = result.union(self.vectors.instances(first, second, part).to_union_map())
         return result
 
