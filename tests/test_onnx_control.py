@@ -79,7 +79,8 @@ def cases() -> dict[str, tuple[onnx.ModelProto, Feeds]]:
     whole = graph([node("Loop", "n c a", "y", body=stop)],
                   [info("n", INT, []), info("c", B, []), info("a", F, [])], "y")  # fmt: skip
     found["a loop that stops itself"] = model(whole), [
-        {"a": np.array(0, np.float32), "n": np.array(n), "c": np.array(c)} for n, c in ((100, True), (3, True), (3, False))
+        {"a": np.array(0, np.float32), "n": np.array(n), "c": np.array(c)}
+        for n, c in ((100, True), (3, True), (3, False))
     ]
 
     branches = {
