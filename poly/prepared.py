@@ -136,8 +136,18 @@ def _planned(program: Program, machine: Machine, threads: int) -> Prepared:
     except CapacityError:
         pass
     except UnsupportedError:
-        return _lowered(Schedule(program), machine)
+        return _by_nests(program, machine, threads)
     return _lowered(schedule_one_by_one(program, machine, threads), machine)
+
+
+def _by_nests(program: Program, machine: Machine, threads: int) -> Prepared:
+    """Where a group's schedule has no code: each statement for itself, else the program's own order."""
+    from poly.scheduling.cpu_free import schedule_free
+
+    try:
+        return _lowered(schedule_free(program, machine, threads), machine)
+    except PolyError:
+        return _lowered(Schedule(program), machine)
 
 
 def _lowered(chosen: Schedule, machine: Machine) -> Prepared:
