@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from poly.dlpack import Exporter, from_dlpack
 from poly.dtypes import numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.interp_arrays import pack, solved_extent
+from poly.pointers import LARGE, fresh_empty, fresh_zeros
 from poly.program import Program, Tensor
 from poly.relations import access_map, bound_domain, box
 from poly.sets import fix_sizes
@@ -32,7 +34,9 @@ def expected_arrays(
         dtype, shape = numpy_dtype(t.dtype), shapes[t.name]
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         source = position.get(t.name) if output else None
-        return Expected(shape, dtype, size, None, output, t.name in zeros and source is None, source)
+        zero = t.name in zeros and source is None
+        make = partial(fresh_zeros if zero else fresh_empty, shape, dtype) if output and size >= LARGE else None
+        return Expected(shape, dtype, size, None, output, zero, source, make)
 
     return [*(one(t, False) for t in inputs), *(one(t, True) for t in outputs)]
 
@@ -110,7 +114,7 @@ def results_of(
 ) -> dict[str, Array]:
     """The arrays to write to: fresh ones of zeros, or those of `out`. Raises `RunError` where one cannot be used."""
     if out is None:
-        return {t.name: np.zeros(shapes[t.name], numpy_dtype(t.dtype)) for t in outputs}
+        return {t.name: fresh_zeros(shapes[t.name], numpy_dtype(t.dtype)) for t in outputs}
     if isinstance(out, np.ndarray):
         chosen: tuple[object, ...] = (out,)
     elif isinstance(out, tuple | list):

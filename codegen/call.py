@@ -34,7 +34,8 @@ _HAS_VECTORCALL: Final = 1 << 11
 class Expected:
     """What an array must be to fit. `strides` None: C-contiguous. `bytes`: from its first to behind its last element.
 
-    `zero`: a fresh one is cleared first. `source`: the input whose elements an output starts with.
+    `zero`: a fresh one is cleared first. `source`: the input whose elements an output starts with. `make`: what gives a
+    fresh one, where that is not numpy's constructor.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +45,7 @@ class Expected:
     writable: bool = False
     zero: bool = False
     source: int | None = None
+    make: Callable[[], Array] | None = None
 
     def words(self, dims: int) -> list[int]:
         """The words of an array in a record whose dims and strides are written at address `dims`."""
@@ -51,7 +53,8 @@ class Expected:
         rank = len(self.shape)
         strides = 0 if self.strides is None else dims + 8 * rank
         source = 0 if self.source is None else self.source + 1
-        return [id(self.dtype), rank, flags, dims, strides, self.bytes, int(self.zero), source]
+        maker = 0 if self.make is None else id(self.make)
+        return [id(self.dtype), rank, flags, dims, strides, self.bytes, int(self.zero), source, maker]
 
 
 @dataclass(frozen=True)

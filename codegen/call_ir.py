@@ -20,9 +20,10 @@ NEXT, INPUTS, OUTPUTS, ENTRY, PARTS, RELEASE, SLOTS, TEMPLATE, POSITIONS, MOVES,
 RUN, ARRAYS, SCALAR = range(12, 15)
 RECORD: Final = 15
 # Words of an array in a record. STRIDES 0: not asked. BYTES: from the first to behind the last element. ZERO: 1 where
-# a fresh one has to be cleared. SOURCE: 1 + the input that it starts from, 0: none.
-DESCR, RANK, FLAGS, DIMS, STRIDES, BYTES, ZERO, SOURCE = range(8)
-ARRAY: Final = 8
+# a fresh one has to be cleared. SOURCE: 1 + the input that it starts from, 0: none. MAKE: what to call for a fresh one,
+# 0: numpy's constructor.
+DESCR, RANK, FLAGS, DIMS, STRIDES, BYTES, ZERO, SOURCE, MAKE = range(9)
+ARRAY: Final = 9
 
 # Offsets in an ndarray, a tuple, and an object of our own.
 ND_TYPE, ND_DATA, ND_RANK, ND_DIMS, ND_STRIDES, ND_DESCR, ND_FLAGS = 8, 16, 24, 32, 40, 56, 64
@@ -284,6 +285,14 @@ end:
 
 _FRESH = """
 define internal ptr @fresh(ptr %spec) nounwind { ; a new array, or null with Python's error set
+entry:
+  %maker = call ptr @link(ptr %spec, i64 $MAKE)
+  %usual = icmp eq ptr %maker, null
+  br i1 %usual, label %plain, label %ask
+ask:
+  %made = call ptr @PyObject_Vectorcall(ptr %maker, ptr null, i64 0, ptr null)
+  ret ptr %made
+plain:
   %type = call ptr @link(ptr @polyloom.facts, i64 $NDARRAY)
   %make = call ptr @link(ptr @polyloom.facts, i64 $NEW_ARRAY)
   %descr = call ptr @link(ptr %spec, i64 $DESCR)

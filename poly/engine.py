@@ -20,7 +20,7 @@ from poly.graph import Array, Graph
 from poly.interp import run_program
 from poly.locks import Lock, cached_property
 from poly.machine import Machine
-from poly.pointers import address
+from poly.pointers import address, fresh_empty, fresh_zeros
 from poly.program import Program, Tensor
 from poly.scheduling.placement import Placement
 from poly.scheduling.schedule import Schedule
@@ -153,7 +153,7 @@ class Engine:
             plan = self._plan_of_run
             fresh = {n: wanted[n] if n in wanted else make(shape, dtype) for n, make, shape, dtype in plan.results}
             for name, make, *_ in plan.results if wanted else ():
-                if make is np.zeros and name in wanted:
+                if make is fresh_zeros and name in wanted:
                     wanted[name][...] = 0
             for name in plan.given:
                 fresh[name][...] = given[name] if name in given else plan.memory[name]
@@ -223,7 +223,7 @@ class Engine:
         partial = partly_written([(k, names) for k, names in units if isinstance(k, Kernel)])
         whole = {n for k, names in units if isinstance(k, Kernel) for n in names} & written - partial
         results = tuple(
-            (t.name, np.empty if t.name in whole else np.zeros, t.extents({}), numpy_dtype(t.dtype))
+            (t.name, fresh_empty if t.name in whole else fresh_zeros, t.extents({}), numpy_dtype(t.dtype))
             for t in self.graph.outputs
         )
         known = memory.keys() | {t.name for t in self.graph.inputs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.generic]
 
+LARGE: Final = 1 << 20  # bytes from which on an array's start is chosen; numpy's own is 16 bytes after a line
 _FIELD: Final = object.__basicsize__  # numpy's ABI: the data pointer is the first field after the object's head
 
 
@@ -38,7 +40,27 @@ address: Final = _choose()
 
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic], align: int = 64) -> Array:
     """A C-contiguous array of zeros whose memory starts at a multiple of `align` bytes."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.zeros(size + align, np.uint8)
+    return _aligned(np.zeros, shape, dtype, align)
+
+
+def fresh_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """A new result of zeros. A large one starts at a line of cache, where stores may go past the caches."""
+    return aligned_zeros(shape, dtype) if _size(shape, dtype) >= LARGE else np.zeros(shape, dtype)
+
+
+def fresh_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """`fresh_zeros` for a result that is written everywhere."""
+    return _aligned(np.empty, shape, dtype) if _size(shape, dtype) >= LARGE else np.empty(shape, dtype)
+
+
+def _aligned(
+    make: Callable[[int, type[np.uint8]], Array], shape: tuple[int, ...], dtype: np.dtype[np.generic], align: int = 64
+) -> Array:
+    size = _size(shape, dtype)
+    raw = make(size + align, np.uint8)
     start = -address(raw) % align
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _size(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
+    return prod(shape) * dtype.itemsize

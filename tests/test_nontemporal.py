@@ -159,3 +159,13 @@ def test_marked_schedules_give_the_same(shape: tuple[int, int], offset: int, thr
         out = at_offset(b.shape, offset)
         kernel(given, out=out)
         np.testing.assert_array_equal(out, b)
+
+
+def test_large_results_start_at_a_line() -> None:
+    a = np.ones((1024, 300), np.float32)
+    one = poly.compile(poly.parse("B[i, j] = A[i, j] + 1", A=a.shape))
+    two = poly.compile(poly.parse("B[i, j] = A[i, j] + 1; C[i, j] = A[i, j] * 3", A=a.shape))
+    for _ in range(3):  # the first call is a careful one, the others are native
+        results = (one(a), *two(a))
+        assert [address(r) % 64 for r in results] == [0, 0, 0]
+        assert [r[5, 7] for r in results] == [2, 2, 3]
