@@ -22,11 +22,10 @@ from poly.codegen.values import Value
 from poly.dtypes import is_float
 from poly.errors import UnsupportedError
 from poly.expr import Apply, Const, reads_of
-from poly.loops import Alloc, Compute, External, For, If, Node, Sync, walk
+from poly.loops import MAX_LANES, Alloc, Compute, External, For, If, Node, Sync, walk
 from poly.program import ReadIndex, Tensor
 
 MAX_COPIES = 50_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
-MAX_LANES = 128
 
 
 class Walker:

@@ -90,7 +90,8 @@ def _steps(
             pending.append(node)
         elif isinstance(node, For):
             close()
-            found.append(Repeated(node, _steps(node.body, registers, (*loops, node), shared)))
+            inner = _steps(node.body, registers, (*loops, node), shared)
+            found += [Repeated(node, inner)] if inner else []
         elif isinstance(node, Alloc):
             close()
             found += _steps(node.body, registers, loops, (*shared, node))

@@ -1,7 +1,7 @@
 """Conversions in bodies, as numpy puts them: operands of two dtypes meet in numpy's common one.
 
 Literals and loop variables are weak: they take the dtype of what they are combined with, unless that is an integer and
-the literal is not. `/` and the functions of real numbers make integers f64.
+they are not, as `i / 2`. `/` and the functions of real numbers make integers f64.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _common(name: str, operands: Sequence[tuple[Expr, str | None]]) -> str | Non
     strong = [d for e, d in operands if d is not None and not _weak(e)]
     weak = [d for e, d in operands if d is not None and _weak(e)]
     common = promoted(strong) if strong else weak[0] if weak else None
-    fraction = any(_has_fraction(e) for e, d in operands if d is None)
+    fraction = any(_has_fraction(e) for e, d in operands if d is None) or any(is_float(d) for d in weak)
     real = name == "div" or OPERATORS[name].result == "float"
     if common is not None and not is_float(common) and common[0] != "c" and (fraction or real):
         return "f64"

@@ -45,7 +45,8 @@ _GROWING: Final = frozenset(
 def fold(call: Call, node: onnx.NodeProto, *, sized: bool = False) -> list[Array] | None:
     """The node's outputs where they are known while importing, else None.
 
-    `sized`: the model is imported at several sizes, from the smallest to the largest, and has to fold alike at all.
+    `sized`: the model is imported at several sizes, from the smallest to the largest, and has to fold alike at
+    all of them.
     """
     if call.domain or call.operator in _RANDOM:
         return None
@@ -162,13 +163,14 @@ def _constant_of_shape(call: Call) -> Array | None:
     shape = call.inputs[0]
     if shape is None or shape.array is None:
         return None
-    if prod(int(e) for e in shape.array.reshape(-1)) > _MAX_FOLDED:
+    extents = tuple(int(e) for e in shape.array.reshape(-1))
+    if any(e < 0 for e in extents):
+        raise OnnxError(f"shape {shape.array.tolist()} has a negative extent", where=call.where)
+    if prod(extents) > _MAX_FOLDED:
         raise OnnxError(f"a constant of more than {_MAX_FOLDED} elements: {shape.array.tolist()}", where=call.where)
     value = call.attributes.get("value")
     fill = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
-    if any(int(e) < 0 for e in shape.array.reshape(-1)):
-        raise OnnxError(f"shape {shape.array.tolist()} has a negative extent", where=call.where)
-    return np.full(tuple(int(e) for e in shape.array.reshape(-1)), fill.reshape(-1)[0], fill.dtype)
+    return np.full(extents, fill.reshape(-1)[0], fill.dtype)
 
 
 def _shape(call: Call) -> Array | None:
@@ -192,12 +194,12 @@ _SPECIAL: Final[dict[str, Callable[[Call], Array | None]]] = {
     "Size": _size,
 }
 
-WITHOUT_CONTENT: Final = frozenset(_SPECIAL)  # operators that are folded without knowing their data
+WITHOUT_CONTENT: Final = frozenset(_SPECIAL)  # operators with a rule of their own for folding
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A node of the model with its notation; `proto` is what the file said."""
+    """A node of the model with its notation."""
 
     node: Node
     call: Call

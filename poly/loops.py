@@ -2,7 +2,7 @@
 
 Subscripts and bounds are quasi-affine in loop variables and free sizes. A loop's `kind` says how it runs:
 `serial`; `unroll` (as literal copies); `vector` (as lanes: any extent with a constant bound of at most
-`codegen.llvm.MAX_LANES`, which LLVM splits into machine vectors; run one by one where the bounds of a loop inside
+`MAX_LANES`, which LLVM splits into machine vectors; run one by one where the bounds of a loop inside
 depend on the lane or a buffer lives inside); `parallel` (iterations in any order and at once, split over threads where
 only serial loops and buffers in memory stand around, else run in one piece); `unit` (absorbed in one command of a
 machine's engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine` names it).
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from poly.affine import Affine, Constraint
 from poly.expr import Combiner, Expr
 from poly.program import Access, Tensor
 
+MAX_LANES: Final = 128  # iterations of a vector loop
 LoopKind = Literal["serial", "unroll", "vector", "parallel", "unit"]
 
 

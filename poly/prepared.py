@@ -128,26 +128,18 @@ def settled(schedule: Schedule) -> Schedule:
 
 
 def _planned(program: Program, machine: Machine, threads: int) -> Prepared:
-    """The policy's schedule is tried first, then each group's for itself, at last the program's own order."""
+    """The first that fits the machine and has code: the policy's schedule, one of groups tried each for itself, one of
+    statements each for itself, the program's own order.
+    """
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
-
-    try:
-        return _lowered(schedule_for_cpu(program, machine, threads), machine)
-    except CapacityError:
-        pass
-    except UnsupportedError:
-        return _by_nests(program, machine, threads)
-    return _lowered(schedule_one_by_one(program, machine, threads), machine)
-
-
-def _by_nests(program: Program, machine: Machine, threads: int) -> Prepared:
-    """Where a group's schedule has no code: each statement for itself, else the program's own order."""
     from poly.scheduling.cpu_free import schedule_free
 
-    try:
-        return _lowered(schedule_free(program, machine, threads), machine)
-    except PolyError:
-        return _lowered(Schedule(program), machine)
+    for make in (schedule_for_cpu, schedule_one_by_one, schedule_free):
+        try:
+            return _lowered(make(program, machine, threads), machine)
+        except (CapacityError, UnsupportedError):
+            continue
+    return _lowered(Schedule(program), machine)
 
 
 def _lowered(chosen: Schedule, machine: Machine) -> Prepared:

@@ -67,13 +67,12 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
         if iterator is None:
             continue
         steps = [stride(a, tensors[a.tensor], iterator, sizes) for a, _ in s.accesses]
-        target, reads = stride(s.write, tensors[s.write.tensor], iterator, sizes), steps
-        if any(step not in (0, 1) for step in reads) or target not in (0, 1):
+        if any(step not in (0, 1) for step in steps):
             continue
-        summed = target == 0
+        summed = steps[-1] == 0  # of what is written
         if summed and s.combiner is None:
             continue
-        rated.append((not summed, sum(step == 1 for step in reads), depth, Lanes(iterator, summed)))
+        rated.append((not summed, sum(step == 1 for step in steps), depth, Lanes(iterator, summed)))
     return [lanes for *_, lanes in sorted(rated, key=lambda r: r[:3], reverse=True)]
 
 
@@ -194,7 +193,7 @@ def _blocked(
         _require_registers(schedule, {t.name for t in schedule.program.tensors} - known, machine)
         for copy in sorted(set(schedule.nests) - before):
             own = loops_of_copy(schedule, copy)
-            schedule = in_vectors(unrolled(schedule, own[:-1]), own[-1], step, step)
+            schedule = in_vectors(unrolled(schedule, own[:-1]), own[-1], step, step) if own else schedule
     return schedule.vectorise(f"{loop}.p")
 
 
@@ -234,8 +233,8 @@ def _longest(program: Program, s: Statement, iterator: str) -> int | None:
 
 
 def _from_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Schedule:
-    """Move a loop so that its first iteration is 0. Raises `ScheduleError` for a bound with floors."""
-    if not first.is_linear:
+    """Move a loop so that its first iteration is 0. Raises `ScheduleError` for a bound with floors or sizes."""
+    if not first.is_linear or first.names - set(schedule.program.statement[name].iterators):
         raise ScheduleError(f"loop {loop} starts at {first}")
     for iterator in sorted(first.names):
         around = _loop(schedule, name, iterator)

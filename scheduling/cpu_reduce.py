@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poly.dtypes import size_bytes
+from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, interval_of, intervals_of
@@ -22,7 +23,6 @@ from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
-MOST_LANES = 128  # of a vector loop, see `poly.loops`
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
 FEWEST = 4  # iterations along which lanes pay
@@ -97,7 +97,7 @@ def _folded(
     shared = [i for i in parallel if any(_moves(r, lanes) and not _moves(r, i) for r in s.reads)]
     rows = shared[-1] if shared else parallel[-1] if parallel and extents[lanes] < most * vector * 4 else ""
     height = _height(extents[rows], (ROWS, ROWS + 1, ROWS - 1)) if rows else 1
-    width = max(1, min(most // height, extents[lanes] // vector, MOST_LANES // vector))
+    width = max(1, min(most // height, extents[lanes] // vector, MAX_LANES // vector))
     outer, inner = (i for i in parallel if i != rows), (i for i in others if i not in axes)
     return Reduction(s.name, tuple(outer), rows, tuple(inner), lanes, True, vector, height, width, 0, ())
 

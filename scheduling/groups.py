@@ -131,7 +131,7 @@ def _parallel(program: Program, s: Statement) -> tuple[str, ...]:
             continue
         if (name := bare(subscript)) is not None:
             found.add(name)
-        elif subscript.names and subscript.names <= alone and _digits(program, s, subscript):
+        elif subscript.names and subscript.names <= alone & set(s.iterators) and _digits(program, s, subscript):
             found |= subscript.names
     return tuple(i for i in s.iterators if i in found)
 

@@ -222,3 +222,36 @@ def test_random_nests(body: str, n: int) -> None:
         np.testing.assert_array_equal(array, wanted[name], err_msg=body)
     agrees(program)
     agrees(program, Schedule(program), schedule_by_isl(program))
+
+
+ODD = {
+    "a bound of sizes": "for i in range(N):\n    for j in range(N - i, N):\n        C[i] += A[i, j]",
+    "reversed": "for i in range(N - 1, -1, -1):\n    C[N - 1 - i] += 1",
+    "one element of a copy": """
+for i in range(N):
+    for k in range(i):
+        for p in range(N):
+            C[p] += 1
+""",
+    "registers at no constant": """
+for i in range(N):
+    for k in range(N - i - 1, min(N, i + 3)):
+        C[k] -= 1
+for q in range(N - 1):
+    B[q, q] += max(C[q], B[N - 1 - q, q])
+""",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("n", [9, 17])
+def test_nests_of_odd_form(name: str, n: int) -> None:
+    program = program_of(ODD[name], n)
+    agrees(program)
+    body = "".join(f"    {line}\n" for line in ODD[name].strip("\n").splitlines())
+    free = read_nest(define(HEAD + body))
+    values = arrays(program)
+    found = poly.compile(free)(*[values[t.name] for t in free.inputs])
+    wanted = run_program(program, values)
+    for tensor, array in zip(free.outputs, found if isinstance(found, tuple) else (found,), strict=True):
+        np.testing.assert_array_equal(array, wanted[tensor.name])

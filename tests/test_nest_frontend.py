@@ -401,3 +401,10 @@ def test_text_that_is_not_there() -> None:
         nest(module["f"])
     with pytest.raises(ParseError, match="not a Python function"):
         nest(len)
+
+
+def test_a_quotient_of_loop_variables_stays_one_beside_integers() -> None:
+    text = "def f(N: int, x: 'i32[N]', z: 'f64[N]'):\n    for i in range(N):\n        z[i] = i / 2 + x[i] * (i / 4)\n"
+    x = np.array([-7, 5, 3, -1], np.int32)
+    expected = np.arange(4) / 2 + x * (np.arange(4) / 4)
+    np.testing.assert_array_equal(poly.compile(read_nest(define(text)))(x, np.zeros(4)), expected)

@@ -20,7 +20,7 @@ from poly.codegen.pool import pool
 from poly.codegen.pool_ir import BOX, BOX_AUTO, MAX_THREADS, pool_ir
 from poly.errors import PolyError
 from poly.expr import Cast, Const, IndexValue, Read, apply
-from poly.loops import Alloc, LoopTree
+from poly.loops import Alloc, LoopTree, Sync
 from tests.loop_trees import at, compute, loop, tensor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -420,3 +420,8 @@ def test_a_worker_is_never_bound_to_a_core_that_the_set_has_no_bit_for(monkeypat
         words = [ctypes.c_int64.from_address(boxes + k * BOX + BOX_AUTO).value for k in range(6)]
     pool().configure()
     assert words == [4, 0, 0, 4, 0, 0]
+
+
+def test_meetings_without_work() -> None:
+    tree = LoopTree("idle", (), (loop("i", 0, 3, Sync()), loop("j", 0, 3, loop("k", 0, 3, Sync()))))
+    assert Kernel(tree, host_machine(), [], [])() == ()
