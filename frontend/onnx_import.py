@@ -84,25 +84,32 @@ def from_onnx(
     given = {n: tuple(map(int, v)) if isinstance(v, Sequence) else int(v) for n, v in (shapes or {}).items()}
 
     def at(sizes: Mapping[str, int]) -> Graph:
-        importer = Importer(model, sized=bool(ranges))
+        importer = Importer(model, sized=len(single) < len(free))
         importer.declare_inputs({**given, **sizes}, dict(constants or {}))
         importer.walk(model.graph.node)
         return importer.graph()
 
-    if not ranges:
+    free = _checked_ranges(model, ranges or {}, given)
+    single = {name: low for name, (low, high) in free.items() if low == high}
+    given |= single
+    if len(single) == len(free):
         return at({})
     from poly.frontend.onnx_symbolic import symbolic_graph
 
-    return symbolic_graph(at, _checked_ranges(model, ranges), model.graph.name)
+    return symbolic_graph(at, {n: ends for n, ends in free.items() if n not in single}, model.graph.name)
 
 
-def _checked_ranges(model: onnx.ModelProto, ranges: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+def _checked_ranges(
+    model: onnx.ModelProto, ranges: Mapping[str, Sequence[int]], shapes: Mapping[str, object]
+) -> dict[str, tuple[int, int]]:
     known = sorted({d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param})
     found: dict[str, tuple[int, int]] = {}
     for name, ends in ranges.items():
         if name not in known:
             hint = f"one of {', '.join(known)}" if known else "the model has none: from_onnx without ranges"
             raise OnnxError(f"ranges: {name!r} is no dynamic dimension", hint=hint)
+        if name in shapes:
+            raise OnnxError(f"{name!r} is in shapes and in ranges", hint="bind it, or leave it free: one of the two")
         if len(ends) != 2:
             raise OnnxError(f"ranges[{name!r}] is {tuple(ends)}", hint="the least and the greatest extent: (1, 64)")
         found[name] = (int(ends[0]), int(ends[1]))

@@ -114,7 +114,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="cpu", help="cpu, a profile's name (see poly machines) or a TOML file")
     parser.add_argument("--shape", action="append", default=[], metavar="[NAME=]1,3,224,224",
                         help="a tensor's shape; einsum operands have no names, in their order")  # fmt: skip
-    parser.add_argument("--dtype", default="f32", help="of einsum operands without an array (default f32)")
+    parser.add_argument("--dtype", default="", help="of einsum operands without an array (default f32)")
     parser.add_argument("--threads", type=_positive, default=1, help="for the CPU (default 1)")
 
 

@@ -76,7 +76,7 @@ class Work:
 
 
 def load(
-    what: str, shapes: Sequence[Named] = (), dtype: str = "f32", arrays: Sequence[Named] = (),
+    what: str, shapes: Sequence[Named] = (), dtype: str = "", arrays: Sequence[Named] = (),
     bind: Sequence[Named] = (), constants: Sequence[Named] = (),
 ) -> Work:  # fmt: skip
     """Read an ONNX file, a text file, Einstein notation or an einsum spec.
@@ -86,6 +86,8 @@ def load(
     Raises `UsageError` for a word that is none of these.
     """
     path = Path(what)
+    if dtype and (what.endswith(".onnx") or path.suffix == ".nest" or "[" in what or "=" in what):
+        raise UsageError("--dtype is for einsum specs", hint="notation and models have dtypes of their own")
     if what.endswith(".onnx"):
         given, fixed = bindings(what, shapes, bind, constants)
         return _load_onnx(path, given, fixed, arrays)
@@ -97,7 +99,7 @@ def load(
         return _load_text(what, shapes, "")
     if not any(c in what for c in ",>. ") and not what.isalpha():
         raise UsageError(f"{what!r} is no file, no notation and no einsum spec", hint='"C[i,k] += A[i,j]*B[j,k]"')
-    return _load_einsum(what, shapes, dtype, arrays)
+    return _load_einsum(what, shapes, dtype or "f32", arrays)
 
 
 def _extents(text: str) -> tuple[int | str, ...]:
@@ -346,6 +348,8 @@ def run(
     work: Work, target: str, threads: int, given: Sequence[Named], seed: int, check: bool, save: str | None
 ) -> bool:
     """Compile, run, print; False where `check` finds a difference."""
+    if save and not Path(save).absolute().parent.is_dir():
+        raise UsageError(f"--save {save}: no folder {Path(save).parent}", hint="make it first")
     machine = machine_of(target)
     inputs = read_inputs(work, given, seed)
     if work.graph is not None:

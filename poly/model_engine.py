@@ -107,6 +107,8 @@ class ModelEngine:
 
         Raises `RunError` for inputs that the model does not take, `OnnxError` where a node is wrong.
         """
+        if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RunError(f"inputs is {type(inputs).__name__}", hint="a dict from names to arrays")
         given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
         self.model.check_inputs(given)
         values: dict[str, object] = {name: given[name] for name in given}

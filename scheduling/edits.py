@@ -442,10 +442,10 @@ def nontemporal(schedule: Schedule, loop: str) -> Schedule:
 
     Every such store replaces what is there: a target that is combined with its old value is read, so cached, anyway.
     """
+    statements = [schedule.statement(name) for name in schedule.under(loop)]
     if schedule.kind(loop) != "vector":
         hint = f"vectorise({loop!r}) first"
         raise ScheduleError(f"loop {loop!r} is not a vector loop", where=schedule.source.name, hint=hint)
-    statements = [schedule.statement(name) for name in schedule.under(loop)]
     stores = [s for s in statements if not schedule.program.tensor[s.write.tensor].scope]
     if not stores or any(s.combiner is not None for s in stores):
         raise ScheduleError(

@@ -39,12 +39,12 @@ class Bound:
 
 
 def io_lower_bound(program: Program, capacity: int) -> Bound | None:
-    """Bytes that enter or leave a memory of `capacity` bytes in any order, at the least; None where a size is free.
+    """Bytes that enter a memory of `capacity` bytes in any order, at the least; None where a size is free.
 
     Holds for fully associative memories that are empty at first, without recomputation. Each statement is looked at
     alone, and the largest bound taken.
     """
-    least = compulsory_bytes(program)
+    least = compulsory_bytes(program, inward=True)
     if least is None:
         return None
     best = Bound(least)

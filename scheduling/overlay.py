@@ -31,12 +31,15 @@ def overlay(schedule: Schedule, tensor: str, inside: str) -> Schedule:
         )
     form = (old.shape, old.dtype, old.space)
     if form != (new.shape, new.dtype, new.space):
-        raise ScheduleError(
-            f"{tensor} and {inside} differ in shape, dtype or memory", where=where, hint=f"{old} and {new}"
-        )
+        hint = f"{_form(old)} and {_form(new)}"
+        raise ScheduleError(f"{tensor} and {inside} differ in shape, dtype or memory", where=where, hint=hint)
     statements = tuple(_turned(s, tensor, inside) for s in program.statements)
     result = replace(schedule, program=drop_unused(program, statements))
     return finish(schedule, result, "overlay", tensor=tensor, inside=inside)
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.name}: {tensor.dtype}[{', '.join(map(str, tensor.shape))}] in {tensor.space}"
 
 
 def _plain(program: Program, name: str) -> Tensor:

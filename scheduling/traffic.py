@@ -82,12 +82,15 @@ def traffic(schedule: Schedule) -> Traffic:
     )
 
 
-def compulsory_bytes(program: Program) -> int | None:
-    """Bytes that no schedule can avoid moving: what is read of inputs and constants, once, and written of outputs."""
+def compulsory_bytes(program: Program, *, inward: bool = False) -> int | None:
+    """Bytes that no schedule can avoid moving: what is read of inputs and constants, once, and written of outputs.
+
+    `inward`: into a memory only, where what is read and then written comes once.
+    """
     touched: dict[tuple[str, bool], isl.Set] = {}
     for s in program.statements:
         for touch in touches(program, s):
-            role, key = program.tensor[touch.tensor].role, (touch.tensor, touch.write)
+            role, key = program.tensor[touch.tensor].role, (touch.tensor, touch.write and not inward)
             if role != "temporary" and (touch.write or role != "output"):
                 part = touch.relation.range()
                 touched[key] = touched[key].union(part) if key in touched else part

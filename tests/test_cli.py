@@ -245,3 +245,11 @@ def test_module_runs_and_a_closed_pipe_is_no_error() -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
+
+
+def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly("run", MATMUL, *SHAPES, "--dtype", "f64") == 2
+    assert "--dtype is for einsum specs" in capsys.readouterr().err
+    missing = tmp_path / "none" / "out.npz"
+    assert poly("run", "ij->ji", "--shape", "3,4", "--save", str(missing)) == 2
+    assert "no folder" in capsys.readouterr().err

@@ -257,3 +257,17 @@ def test_real_models_at_many_sizes(name: str) -> None:
         for label, found in engine.run(inputs).items():
             want: np.ndarray = wanted[label]
             assert np.allclose(found, want, rtol=1e-3, atol=2e-5 * float(np.abs(want).max())), (label, sizes)
+
+
+def test_a_range_of_one_extent_is_bound() -> None:
+    given, _ = AFFINE["dense"]
+    x = np.ones((5, 3, 6), np.float32)
+    for ranges in ({"batch": (5, 5), "len": (1, 8)}, {"batch": (5, 5), "len": (3, 3)}):
+        (found,) = poly.compile(poly.from_onnx(given, ranges=ranges)).run({"x": x}).values()
+        np.testing.assert_allclose(found, np.maximum(x @ W + B, 0), rtol=1e-5)
+
+
+def test_a_dimension_is_bound_or_free() -> None:
+    given, _ = AFFINE["dense"]
+    with pytest.raises(OnnxError, match="'batch' is in shapes and in ranges"):
+        poly.from_onnx(given, shapes={"batch": 2}, ranges={"batch": (1, 4), "len": (1, 4)})

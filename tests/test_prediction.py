@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import poly
+from poly.frontend.nest import read_nest
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.io_bound import io_lower_bound, kernel, least_cover, least_exponents
 from poly.scheduling.prediction import predict
 from poly.scheduling.schedule import Schedule
+from tests.nest_texts import define
 
 LINE = 4  # bytes: one element, so that a line never holds two
 
@@ -171,3 +173,9 @@ def test_time_is_that_of_the_busiest_resource() -> None:
     assert shared.levels[1] == found.levels[1]  # all threads share the last cache
     free = predict(Schedule(poly.parse("C[i] = A[i]", A=("n",))), machine(1024))
     assert free.levels[0].bytes is None and free.seconds is None
+
+
+def test_what_is_updated_in_place_comes_in_once() -> None:
+    twice = read_nest(define("def f(N: int, A: 'f32[N]'):\n    for i in range(N):\n        A[i] = A[i] * 2\n"))
+    bound = io_lower_bound(twice.bind(N=64), 1 << 15)
+    assert bound is not None and bound.bytes == 4 * 64
