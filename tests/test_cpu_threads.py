@@ -62,7 +62,7 @@ def test_the_same_from_run_to_run(case: tuple[str, tuple[tuple[int, ...], ...]])
     want = np.einsum(spec, *[a.astype(np.float64) for a in inputs])
     for threads in (1, 2, 3):
         kernel = poly.compile(equation(spec, *shapes), threads=threads)
-        first = np.array(kernel(*inputs))
+        first = np.asarray(kernel(*inputs), np.float32)
         np.testing.assert_allclose(first, want, rtol=1e-4, atol=1e-3)
         for _ in range(10):
             np.testing.assert_array_equal(kernel(*inputs), first)
@@ -71,7 +71,7 @@ def test_the_same_from_run_to_run(case: tuple[str, tuple[tuple[int, ...], ...]])
 def test_a_convolution_is_the_same_from_run_to_run() -> None:
     program, x, w = parse_program(CONV), numbers(32, 30, 30), numbers(48, 32, 3, 3)
     kernels = [poly.compile(program, threads=threads) for threads in (1, 2, 3)]
-    results = [[np.array(kernel(x, w)) for _ in range(5)] for kernel in kernels]
+    results = [[np.asarray(kernel(x, w), np.float32) for _ in range(5)] for kernel in kernels]
     for found in results:
         np.testing.assert_allclose(found[0], results[0][0], rtol=1e-4, atol=1e-3)
         assert all(np.array_equal(found[0], again) for again in found)

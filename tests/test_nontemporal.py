@@ -120,7 +120,7 @@ SQUARE = (256, 256)
 
 def marked(text: str, machine: Machine = SMALL, **shapes: tuple[int, ...]) -> set[str]:
     """The tensors that the policy's schedule stores to past the caches."""
-    schedule = schedule_for_cpu(poly.parse(text, **shapes), machine)
+    schedule = schedule_for_cpu(poly.parse(text, dtypes=None, **shapes), machine)
     loops = [n for n in schedule.lower().nodes() if isinstance(n, For) and n.nontemporal]
     return {c.write.tensor for loop in loops for c in walk(loop.body) if isinstance(c, Compute)}
 
@@ -166,6 +166,6 @@ def test_large_results_start_at_a_line() -> None:
     one = poly.compile(poly.parse("B[i, j] = A[i, j] + 1", A=a.shape))
     two = poly.compile(poly.parse("B[i, j] = A[i, j] + 1; C[i, j] = A[i, j] * 3", A=a.shape))
     for _ in range(3):  # the first call is a careful one, the others are native
-        results = (one(a), *two(a))
+        results = [r for r in (one(a), *two(a)) if isinstance(r, np.ndarray)]
         assert [address(r) % 64 for r in results] == [0, 0, 0]
         assert [r[5, 7] for r in results] == [2, 2, 3]
