@@ -264,7 +264,7 @@ def test_a_range_of_one_extent_is_bound() -> None:
     x = np.ones((5, 3, 6), np.float32)
     for ranges in ({"batch": (5, 5), "len": (1, 8)}, {"batch": (5, 5), "len": (3, 3)}):
         (found,) = poly.compile(poly.from_onnx(given, ranges=ranges)).run({"x": x}).values()
-        np.testing.assert_allclose(found, np.maximum(x @ W + B, 0), rtol=1e-5)
+        np.testing.assert_allclose(np.asarray(found, np.float32), np.maximum(x @ W + B, 0), rtol=1e-5)
 
 
 def test_a_dimension_is_bound_or_free() -> None:
