@@ -192,7 +192,6 @@ def infer_sizes(
                 sizes.setdefault(*solved)
         missing = [n for n in missing if n not in sizes]
         if len(missing) == before:
-            raise RunError(
-                f"size {missing[0]} does not follow from the shapes of the inputs", hint="bind it when compiling"
-            )
+            hint = f"bind it before compiling: program.bind({missing[0]}=8)"
+            raise RunError(f"size {missing[0]} does not follow from the shapes of the inputs", hint=hint)
     return sizes
