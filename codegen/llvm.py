@@ -216,12 +216,7 @@ class Walker:
             kind, end = _type(entry), s.registers.entries[place].value.text
             writer.emit(f"{phis[place]} = phi {kind} [{entry.value.text}, %{label}p], [{end}, %{label}l]")
         writer.lines += [*region.head, *lines]
-        writer.emit(f"br label %{label}l")
-        writer.label(f"{label}l")
-        writer.emit(f"{following} = add nsw i64 {counter}, {node.step}")
-        again = writer.value(f"icmp slt i64 {following}, {last}")
-        writer.emit(f"br i1 {again}, label %{label}, label %{label}x")
-        writer.label(f"{label}x")
+        writer.latch(label, counter, following, node.step, last)
         if not certain:
             self._join(before[0], f"{label}p", f"{label}l")
 

@@ -192,12 +192,7 @@ class _Entry:
         writer.label(label)
         writer.emit(f"{counter} = phi i64 [{first}, %{label}p], [{following}, %{label}l]")
         writer.lines += [*region.head, *lines]
-        writer.emit(f"br label %{label}l")
-        writer.label(f"{label}l")
-        writer.emit(f"{following} = add nsw i64 {counter}, {loop.step}")
-        again = writer.value(f"icmp slt i64 {following}, {last}")
-        writer.emit(f"br i1 {again}, label %{label}, label %{label}x")
-        writer.label(f"{label}x")
+        writer.latch(label, counter, following, loop.step, last)
 
     def _bound(self, bounds: Sequence[Affine], name: str) -> str:
         texts = [self.indices.text(self.indices.linear(b)) for b in bounds]

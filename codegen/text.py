@@ -153,6 +153,15 @@ class Writer:
             self.depth_of[name] = depth
         return region.known[text]
 
+    def latch(self, label: str, counter: str, following: str, step: int, last: str) -> None:
+        """The end of a counted loop `label`: the next value of its counter, back while it is below `last`; its exit."""
+        self.emit(f"br label %{label}l")
+        self.label(f"{label}l")
+        self.emit(f"{following} = add nsw i64 {counter}, {step}")
+        again = self.value(f"icmp slt i64 {following}, {last}")
+        self.emit(f"br i1 {again}, label %{label}, label %{label}x")
+        self.label(f"{label}x")
+
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")
 
