@@ -29,10 +29,10 @@ from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object, link
 from poly.codegen.pool_ir import BOX, BOX_AUTO, BOX_CORE, CORES, LAST_CORE, MAX_THREADS, SPIN, WORKERS, pool_ir
 from poly.errors import PolyError
+from poly.settings import MOST_CORES, MOST_SPIN, spin_seconds, worker_cores
 
 SPIN_SECONDS: Final = 100e-6  # several calls' distance in a loop over small kernels, little on a busy machine
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
-_MASK: Final = 1024  # cores in the set of bits by which a thread is bound to one
 _EXPORTS: Final = (
     "polyloom.block", "polyloom.boxes", "polyloom.run", "polyloom.sequence", "polyloom.stop", "polyloom.forked",
 )  # fmt: skip
@@ -59,9 +59,7 @@ class Pool:
         self.spin = SPIN_SECONDS
         self.cores: tuple[int, ...] | None = None
         self._forked()
-        self.configure(spin=_spin_setting())
-        if (cores := os.environ.get("POLYLOOM_CORES")) is not None:
-            self.configure(cores=_core_setting(cores))
+        self.configure(spin=spin_seconds(), cores=worker_cores())
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._stop, 1)
 
@@ -76,9 +74,9 @@ class Pool:
         `spin`: seconds that a thread looks for work before it sleeps. `cores`: worker k runs on the k-th of these cores
         only, counted round; () lets the system choose. Raises `PolyError` for a number that makes no sense.
         """
-        if spin is not None and not 0 <= spin <= 10:
-            raise PolyError(f"spin is {spin!r} s", hint="seconds between 0 and 10")
-        if cores is not None and not all(isinstance(c, int) and 0 <= c < _MASK for c in cores):  # pyright: ignore
+        if spin is not None and not 0 <= spin <= MOST_SPIN:
+            raise PolyError(f"spin is {spin!r} s", hint=f"seconds from 0 to {MOST_SPIN:g}")
+        if cores is not None and not all(isinstance(c, int) and 0 <= c < MOST_CORES for c in cores):  # pyright: ignore
             raise PolyError(f"cores is {tuple(cores)!r}", hint="numbers of cores, from 0 on")
         self._stop(0)
         self.spin = self.spin if spin is None else float(spin)
@@ -110,23 +108,4 @@ def pool() -> Pool:
 
 def _pinned(core: int) -> int:
     """How a core is written down for the native code, 0: any, as is one that a set has no bit for."""
-    return core + 1 if core < _MASK else 0
-
-
-def _spin_setting() -> float | None:
-    text = os.environ.get("POLYLOOM_SPIN", "")
-    try:
-        return float(text) * 1e-6 if text else None
-    except ValueError as error:
-        raise PolyError(f"POLYLOOM_SPIN is {text!r}", hint="microseconds, as 50") from error
-
-
-def _core_setting(text: str) -> tuple[int, ...]:
-    try:
-        found: list[int] = []
-        for part in text.split(",") if text != "any" else ():
-            first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
-        return tuple(found)
-    except ValueError as error:
-        raise PolyError(f"POLYLOOM_CORES is {text!r}", hint="numbers of cores, as 0,2,4-7, or any") from error
+    return core + 1 if core < MOST_CORES else 0

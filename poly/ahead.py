@@ -23,6 +23,7 @@ from poly.errors import PolyError
 from poly.machine import Machine
 from poly.prepared import is_prepared, prepare
 from poly.program import Program
+from poly.settings import compiling_processes
 
 FEWEST: Final = 6  # programs that are worth a process: it starts in about a second
 MOST: Final = 7  # processes beside this one
@@ -36,7 +37,7 @@ def prepared_ahead(programs: Sequence[Program], machine: Machine, threads: int) 
     As many processes as there are other cores; `POLYLOOM_JOBS`, where it is set, is the number in all.
     """
     missing = [p for p in programs if not is_prepared(p, machine, threads)] if cache_directory() is not None else []
-    count = min(_jobs() - 1, MOST, len(missing) // FEWEST)
+    count = min(compiling_processes() - 1, MOST, len(missing) // FEWEST)
     started = [_start(_share(missing, k, count), machine, threads) for k in range(count)]
     try:
         yield
@@ -44,11 +45,6 @@ def prepared_ahead(programs: Sequence[Program], machine: Machine, threads: int) 
         for process in started:
             if process is not None:
                 _end(process)
-
-
-def _jobs() -> int:
-    chosen = os.environ.get("POLYLOOM_JOBS", "")
-    return int(chosen) if chosen.isdigit() else len(os.sched_getaffinity(0))
 
 
 def _share(programs: Sequence[Program], k: int, count: int) -> list[Program]:

@@ -31,6 +31,7 @@ from poly.program import Program
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
+from poly.settings import check_settings
 
 if TYPE_CHECKING:
     import onnx
@@ -124,6 +125,7 @@ def compile(
     policy's. `progress(done, all)` is called while a graph is compiled.
     Raises `PolyError` kinds: `ParseError`, `ScheduleError`, `UnsupportedError`, `CapacityError`, `MachineError`.
     """
+    check_settings()
     machine = machine_of(target)
     if threads is not None and (not isinstance(threads, int) or threads < 1):  # pyright: ignore
         raise PolyError(f"threads is {threads!r}", hint="a positive int")

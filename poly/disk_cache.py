@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from poly.settings import cache_folder, cache_megabytes
+
 _MAGIC: Final = b"polyloom entry 2\n"
-MEGABYTES: Final = 512  # of the cache, unless set
 _UNFINISHED: Final = "unfinished-"
 KEPT: Final = 0.75  # of the size, once entries have to go
 FRESH: Final = 3600.0  # seconds for which a use is not noted again, and for which an unfinished entry is left alone
@@ -29,16 +30,7 @@ FRESH: Final = 3600.0  # seconds for which a use is not noted again, and for whi
 
 def cache_directory() -> Path | None:
     """Where entries are kept; None where they are not."""
-    chosen = os.environ.get("POLYLOOM_CACHE")
-    if chosen == "off":
-        return None
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "polyloom"
-    except RuntimeError:  # no home directory
-        return None
+    return cache_folder()
 
 
 def cache_entry(kind: str, parts: Sequence[str], suffix: str) -> Path | None:
@@ -92,8 +84,7 @@ def write_entry(path: Path | None, content: bytes) -> None:
 
 def cache_size() -> int:
     """The most bytes that entries may take."""
-    chosen = os.environ.get("POLYLOOM_CACHE_SIZE", "")
-    return (int(chosen) if chosen.isdigit() else MEGABYTES) << 20
+    return cache_megabytes() << 20
 
 
 def trim(directory: Path, limit: int) -> None:

@@ -107,5 +107,9 @@ class FallbackWarning(UserWarning):
     """Something was computed by the reference instead of by compiled code."""
 
 
+class SettingWarning(UserWarning):
+    """Something in the environment that looks like a setting of this library and has no effect."""
+
+
 class Bug(AssertionError):
     """An invariant of ours that does not hold; never the user's fault."""

@@ -1,0 +1,134 @@
+"""Settings of the environment, all read here: one that cannot be read is an error that names it and what is allowed.
+
+A function raises `PolyError` for its own setting; `check_settings` for any, so that compiling says what a later call
+would.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Final, TypeVar
+from warnings import warn
+
+from poly.errors import PolyError, SettingWarning
+
+T = TypeVar("T")
+MEGABYTES: Final = 512  # of the disk cache, unless set
+MOST_CORES: Final = 1024  # cores in the set of bits by which a thread is bound to one
+MOST_SPIN: Final = 10.0  # seconds: longer would be a mistake of unit
+_MOST_MEGABYTES: Final = 1 << 30  # a petabyte
+_FOR_TESTS: Final = ("MODELS", "SLOW", "SEED", "PART", "MUTATIONS")
+_PREFIX: Final = "POLYLOOM_"
+
+
+def check_settings() -> None:
+    """Raise `PolyError` for a setting that cannot be read; warn, once, of a name that is none."""
+    for read in _READERS.values():
+        read()
+    _warn_of_others(tuple(sorted(name for name in os.environ if name.startswith(_PREFIX))))
+
+
+def cache_folder() -> Path | None:
+    """`POLYLOOM_CACHE`, else the user's cache folder; None where it is `off`, or there is no home."""
+    chosen = os.environ.get("POLYLOOM_CACHE", "").strip()
+    if chosen.lower() == "off":
+        return None
+    if chosen:
+        _warn_of_folder(chosen)
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "polyloom"
+    except RuntimeError:  # no home directory
+        return None
+
+
+def cache_megabytes() -> int:
+    """`POLYLOOM_CACHE_SIZE`."""
+    return _read("CACHE_SIZE", _whole(0, _MOST_MEGABYTES), "whole megabytes, from 0 on, as 512", MEGABYTES)
+
+
+def compiling_processes() -> int:
+    """`POLYLOOM_JOBS`: processes that compile a model's groups, this one with them."""
+    cores = len(os.sched_getaffinity(0))
+    return _read("JOBS", _whole(1, MOST_CORES), f"a number of processes, from 1 to {MOST_CORES}", cores)
+
+
+def spin_seconds() -> float | None:
+    """`POLYLOOM_SPIN` in seconds; None unless set."""
+    return _read("SPIN", _spin, f"microseconds from 0 to {MOST_SPIN * 1e6:g}, as 50", None)
+
+
+def worker_cores() -> tuple[int, ...] | None:
+    """`POLYLOOM_CORES`; () for any, None unless set."""
+    return _read("CORES", _cores, f"numbers of cores from 0 to {_last_core()}, as 0 or 0,2,4-7, or any", None)
+
+
+_READERS: Final[dict[str, Callable[[], object]]] = {
+    "CACHE": cache_folder, "CACHE_SIZE": cache_megabytes, "JOBS": compiling_processes, "SPIN": spin_seconds,
+    "CORES": worker_cores,
+}  # fmt: skip
+
+
+def _read(name: str, convert: Callable[[str], T], allowed: str, unless_set: T) -> T:
+    """The value of a setting; one that is empty is not set."""
+    text = os.environ.get(_PREFIX + name, "").strip()
+    try:
+        return convert(text) if text else unless_set
+    except ValueError as error:
+        raise PolyError(f"{_PREFIX}{name} is {text[:80]!r} in the environment", hint=allowed) from error
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
+            raise ValueError(text)
+        return int(text)
+
+    return convert
+
+
+def _spin(text: str) -> float:
+    seconds = float(text) * 1e-6
+    if not 0 <= seconds <= MOST_SPIN:  # nor NaN
+        raise ValueError(text)
+    return seconds
+
+
+def _cores(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for part in text.split(",") if text.lower() != "any" else ():
+        first, dash, last = part.partition("-")
+        numbers = range(int(first), int(last if dash else first) + 1)
+        if not numbers or not 0 <= numbers[0] <= numbers[-1] <= _last_core():
+            raise ValueError(text)
+        found += numbers
+    return tuple(found)
+
+
+def _last_core() -> int:
+    """The greatest number that a core of this machine may have, those that are switched off included."""
+    return min(max(os.sysconf("SC_NPROCESSORS_CONF"), 1 + max(os.sched_getaffinity(0))), MOST_CORES) - 1
+
+
+@cache
+def _warn_of_others(names: tuple[str, ...]) -> None:
+    known = [_PREFIX + name for name in (*_READERS, *_FOR_TESTS)]
+    for name in set(names) - set(known):
+        near = get_close_matches(name, known, 1)
+        meant = f"; did you mean {near[0]}?" if near else f"; settings: {', '.join(_PREFIX + n for n in _READERS)}"
+        warn(f"{name} in the environment is no setting{meant}", SettingWarning, stacklevel=4)
+
+
+@cache
+def _warn_of_folder(chosen: str) -> None:
+    """Warn where nothing can be kept: it is no folder, or none can be made. One that can only be read is a choice."""
+    path = Path(chosen).absolute()
+    there = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+    if not os.access(there, os.X_OK | (os.R_OK if there == path else os.W_OK)) or not there.is_dir():
+        text = f"POLYLOOM_CACHE is {chosen!r} in the environment, which is no folder and cannot be made one"
+        warn(f"{text}: nothing is kept; allowed: a folder of yours, or off", SettingWarning, stacklevel=5)

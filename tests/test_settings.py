@@ -1,0 +1,68 @@
+"""Settings of the environment: what cannot be read is said, with the setting, its value and what is allowed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from warnings import catch_warnings, simplefilter
+
+import pytest
+
+import poly
+from poly import settings
+from poly.errors import PolyError, SettingWarning
+
+PROGRAM = "A[i] = 2 * x[i]"
+
+
+@pytest.mark.parametrize(("name", "text", "allowed"), [
+    ("POLYLOOM_CACHE_SIZE", "2GB", "megabytes"), ("POLYLOOM_CACHE_SIZE", "-1", "megabytes"),
+    ("POLYLOOM_CACHE_SIZE", "9" * 30, "megabytes"), ("POLYLOOM_CACHE_SIZE", "1.5", "megabytes"),
+    ("POLYLOOM_JOBS", "two", "number of processes"), ("POLYLOOM_JOBS", "0", "from 1 to"),
+    ("POLYLOOM_JOBS", "²", "from 1"),
+    ("POLYLOOM_SPIN", "soon", "microseconds"), ("POLYLOOM_SPIN", "-3", "microseconds"),
+    ("POLYLOOM_SPIN", "nan", "microseconds"), ("POLYLOOM_SPIN", "1e300", "microseconds"),
+    ("POLYLOOM_CORES", "1;2", "0,2,4-7"), ("POLYLOOM_CORES", "5-2", "0,2,4-7"), ("POLYLOOM_CORES", "0-", "0,2,4-7"),
+    ("POLYLOOM_CORES", "0-99999999999", "numbers of cores"), ("POLYLOOM_CORES", ",", "0,2,4-7"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_an_error(
+    name: str, text: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(PolyError) as found:
+        poly.compile(poly.parse(PROGRAM, x=(4,)))
+    assert name in str(found.value) and text[:20] in str(found.value) and allowed in str(found.value)
+
+
+def test_what_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = min(os.sched_getaffinity(0))
+    for name, text, read, value in (
+        ("CACHE_SIZE", "7", settings.cache_megabytes, 7), ("CACHE_SIZE", "", settings.cache_megabytes, 512),
+        ("JOBS", " 3 ", settings.compiling_processes, 3), ("SPIN", "8", settings.spin_seconds, 8e-6),
+        ("SPIN", "", settings.spin_seconds, None), ("CORES", "any", settings.worker_cores, ()),
+        ("CORES", f"{core}, {core}-{core}", settings.worker_cores, (core, core)),
+        ("CACHE", "OFF", settings.cache_folder, None),
+    ):  # fmt: skip
+        monkeypatch.setenv(f"POLYLOOM_{name}", text)
+        assert read() == value
+
+
+def test_a_name_that_is_no_setting_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_CAHCE", "off")
+    with pytest.warns(SettingWarning, match="POLYLOOM_CAHCE .*is no setting; did you mean POLYLOOM_CACHE"):
+        settings.check_settings()
+    with catch_warnings():
+        simplefilter("error")
+        settings.check_settings()
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("POLYLOOM_CACHE", str(blocked / "cache"))
+    with pytest.warns(SettingWarning, match="POLYLOOM_CACHE is .*nothing is kept"):
+        settings.check_settings()
+    with catch_warnings():
+        simplefilter("error")
+        monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path / "new" / "cache"))
+        settings.check_settings()
