@@ -20,9 +20,32 @@ from benchmarks.cases import Case
 CHAINS = 12  # independent multiply-adds, enough for latency times units
 TRIPS = 100_000
 UNROLL = 8
+MOST_READ = 3  # arrays read beside one that is written
 SECONDS = 0.002  # of one measurement
 Loop = Callable[[int, int, int, int], float]
 _LOOP = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A walk over arrays of one length, one behind the other: so many are read, and the last one is written; `past`
+    the caches.
+    """
+
+    reads: int
+    writes: bool
+    past: bool = False
+
+    @property
+    def arrays(self) -> int:
+        return self.reads + self.writes
+
+
+_STREAMS: Mapping[str, Stream] = {
+    "read": Stream(1, writes=False),
+    **{f"write{'_past' * past}": Stream(0, True, past) for past in (False, True)},
+    **{f"copy{n}{'_past' * past}": Stream(n, True, past) for n in range(1, MOST_READ + 1) for past in (False, True)},
+}
 
 
 @dataclass(frozen=True)
@@ -41,16 +64,19 @@ class Limits:
 
 
 def pattern_of(case: Case) -> str:
-    """Mostly reading, mostly writing, or both."""
+    """Mostly reading, mostly writing, or both, by how many bytes are read for one that is written."""
     if case.writes * 4 <= case.reads:
         return "read"
-    return "write" if case.reads * 4 <= case.writes else "copy"
+    if case.reads * 4 <= case.writes:
+        return "write"
+    return f"copy{min(MOST_READ, max(1, round(case.reads / case.writes)))}"
 
 
 def measure(case: Case, threads: int) -> Limits:
     """The limits of a case now: the best of a few tries each."""
     pattern = pattern_of(case)
-    bandwidth = max(_bandwidth(pattern, max(4096, case.traffic), threads) for _ in range(3))
+    size, ways = max(4096, case.traffic), [pattern] if pattern == "read" else [pattern, f"{pattern}_past"]
+    bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
     flops = max(_peak(threads) for _ in range(3))
     return Limits(pattern, flops, bandwidth, {f: min(_function(f) for _ in range(5)) for f in case.calls})
 
@@ -91,14 +117,14 @@ def _peak(threads: int) -> float:
 def _bandwidth(pattern: str, size: int, threads: int) -> float:
     """Bytes a second over a working set of `size` bytes, each thread on a part of its own."""
     loop, step = _loops()[pattern], 4 * _lanes() * UNROLL
-    arrays = 2 if pattern == "copy" else 1
+    arrays = _STREAMS[pattern].arrays
     part = max(step, size // arrays // threads // step * step)
     memory = _memory(part * arrays + 64 * arrays, threads)
     starts = [-(-m.ctypes.data // 64) * 64 for m in memory]
     times = max(1, int(SECONDS * 2e10 / (part * arrays)))
 
     def work(k: int) -> None:
-        loop(starts[k], starts[k] + (part if arrays == 2 else 0), part // 4, times)
+        loop(starts[k], starts[k] + part * (arrays - 1), part // 4, times)
 
     return part * arrays * times * threads / min(_together(work, threads) for _ in range(3))
 
@@ -120,8 +146,9 @@ def _loops() -> Mapping[str, Loop]:
     from poly.codegen.host import host_machine
     from poly.codegen.jit import compile_object, link
 
-    names = ("peak", "read", "write", "copy")
-    text = "\n".join([_peak_text(_lanes()), *(_stream_text(n, _lanes()) for n in names[1:])])
+    names = ("peak", *_STREAMS)
+    streams = [_stream_text(n, s, _lanes()) for n, s in _STREAMS.items()]
+    text = "\n".join([_peak_text(_lanes()), *streams, "!0 = !{i32 1}"])
     kind = f"<{_lanes()} x float>"
     text += f"\ndeclare {kind} @llvm.fma.v{_lanes()}f32({kind}, {kind}, {kind})\n"
     linked = link(compile_object(text, host_machine()), names)
@@ -144,24 +171,30 @@ def _peak_text(lanes: int) -> str:
     ])  # fmt: skip
 
 
-def _stream_text(name: str, lanes: int) -> str:
-    """`times` passes over n floats: read a, write a, or copy a to b."""
-    kind, unrolled = f"<{lanes} x float>", range(UNROLL)
+def _stream_text(name: str, stream: Stream, lanes: int) -> str:
+    """`times` passes over n floats from each array at a on; what is written, at b, is the sum of what was read."""
+    kind = f"<{lanes} x float>"
+    sums = 2 if stream.writes else UNROLL  # those that write return something, too
+    how = f"align {4 * lanes}" + ", !nontemporal !0" * stream.past
     body: list[str] = []
-    sums = UNROLL if name == "read" else 2  # the others return something, too
-    for k in unrolled:
-        body += [f"  %p{k} = add i64 %i, {k * lanes}", f"  %q{k} = getelementptr float, ptr %a, i64 %p{k}"]
-        if name == "write":
-            body.append(f"  store {kind} splat (float 1.0), ptr %q{k}, align 4")
-        else:
-            body.append(f"  %v{k} = load {kind}, ptr %q{k}, align 4")
-        if name == "copy":
-            body += [f"  %r{k} = getelementptr float, ptr %b, i64 %p{k}", f"  store {kind} %v{k}, ptr %r{k}, align 4"]
+    for k in range(UNROLL):
+        body.append(f"  %p{k} = add i64 %i, {k * lanes}")
+        value = "splat (float 1.0)" if stream.reads == 0 else f"%v{k}x0"
+        for r in range(stream.reads):
+            body += [f"  %q{k}x{r} = getelementptr float, ptr %a{r}, i64 %p{k}"]
+            body += [f"  %v{k}x{r} = load {kind}, ptr %q{k}x{r}, align {4 * lanes}"]
+            if r:
+                body.append(f"  %w{k}x{r} = fadd {kind} {value}, %v{k}x{r}")
+                value = f"%w{k}x{r}"
+        if stream.writes:
+            body += [f"  %r{k} = getelementptr float, ptr %b, i64 %p{k}", f"  store {kind} {value}, ptr %r{k}, {how}"]
         if k < sums:
-            body.append(f"  %t{k} = fadd {kind} %s{k}, {f'%v{k}' if name == 'read' else 'zeroinitializer'}")
+            body.append(f"  %t{k} = fadd {kind} %s{k}, {'zeroinitializer' if stream.writes else value}")
     return "\n".join([
-        f"define float @{name}(ptr %a, ptr %b, i64 %n, i64 %times) {{", "entry:", "  br label %pass", "pass:",
-        "  %x = phi i64 [0, %entry], [%y, %next]", "  br label %loop", "loop:",
+        f"define float @{name}(ptr %a, ptr %b, i64 %n, i64 %times) {{", "entry:",
+        *(f"  %o{r} = mul i64 %n, {r}" for r in range(stream.reads)),
+        *(f"  %a{r} = getelementptr float, ptr %a, i64 %o{r}" for r in range(stream.reads)),
+        "  br label %pass", "pass:", "  %x = phi i64 [0, %entry], [%y, %next]", "  br label %loop", "loop:",
         "  %i = phi i64 [0, %pass], [%j, %loop]",
         *(f"  %s{k} = phi {kind} [zeroinitializer, %pass], [%t{k}, %loop]" for k in range(sums)), *body,
         f"  %j = add i64 %i, {lanes * UNROLL}", "  %c = icmp slt i64 %j, %n", "  br i1 %c, label %loop, label %next",
