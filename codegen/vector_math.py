@@ -3,8 +3,8 @@
 Errors against the exact value, at most, in units in the last place, over the whole range of finite arguments (measured
 by tests/test_vector_math.py, over every f32 with POLYLOOM_SLOW=1; with fused multiply-add):
 
-    f32   exp 1.3   log 0.9   tanh 6.0   sigmoid 3.0   erf 5.5   sin 1.6   cos 1.6   pow 0.6
-    f64   exp 1.1   log 0.8   tanh 1.3   sigmoid 1.8   erf 1.2   sin 1.5   cos 1.5   pow 1.9
+    f32   exp 1.2   log 0.9   tanh 6.0   sigmoid 1.9   erf 5.5   sin 1.6   cos 1.6   pow 0.6
+    f64   exp 1.3   log 0.9   tanh 1.4   sigmoid 1.6   erf 1.2   sin 1.5   cos 1.5   pow 1.9
 
 Infinities, NaN, denormals and signed zeros are as in C. Scalars and vectors give the same bits; no function of a
 library is called. Coefficients are minimax or least-squares fits of the function named beside them; arguments are
@@ -32,8 +32,9 @@ _EXP: Final = {
         2.499985102368986e-8,
     ),
 }  # fmt: skip
-# (exp(r) - 1 - r) / r^2 for |r| <= ln(2)/16; the mantissas of 2^(k/8)
+# (exp(r) - 1 - r) / r^2 for |r| <= ln(2)/16, short and close; the mantissas of 2^(k/8)
 _EXP_SHORT: Final = (0.50006497, 0.16668237)
+_EXP_CLOSE: Final = (0.49999999744887136, 0.16668025964748323, 0.04167063269622346)
 _EIGHTHS: Final = (0, 759234, 1587184, 2490071, 3474675, 4548394, 5719293, 6996167)
 # (log(1 + f) - f + f^2 / 2) / f^3 for sqrt(1/2) <= 1 + f <= sqrt(2)
 _LOG32: Final = (
@@ -119,11 +120,15 @@ def function(ops: Ops, name: str, operands: Sequence[Value]) -> Value:
 
 
 def exp(f: Floats, x: Value) -> Value:
-    """2^n * e^r with n = round(x / ln 2)."""
-    low, high = (-105.0, 90.0) if f.dtype == "f32" else (-750.0, 715.0)
-    x = f.at_most(f.at_least(x, low), high)
+    """e^x; x may be anything."""
+    return _exp_below(f, f.at_most(x, 90.0 if f.dtype == "f32" else 715.0), _EXP_SHORT)
+
+
+def _exp_below(f: Floats, x: Value, short: Sequence[float]) -> Value:
+    """2^n * e^r with n = round(x / ln 2), for x below that of infinity; `short`: the terms where there is a table."""
+    x = f.at_least(x, -105.0 if f.dtype == "f32" else -750.0)
     if f.dtype == "f32" and f.ops.table:
-        return _exp_by_table(f, x)
+        return _exp_by_table(f, x, short)
     n, shifted = f.round(x, LOG2E, 2 * BIAS[f.dtype])
     hi, lo = _LN2[f.dtype]
     r = f.fma(n, f.c(-lo), f.fma(n, f.c(-hi), x))
@@ -133,7 +138,7 @@ def exp(f: Floats, x: Value) -> Value:
     return f.scaled(f.fma(powers[2], f.poly(powers, high), p), shifted)
 
 
-def _exp_by_table(f: Floats, x: Value) -> Value:
+def _exp_by_table(f: Floats, x: Value, terms: Sequence[float]) -> Value:
     """2^(n / 8) * e^r with n = round(8 x / ln 2): fewer terms, and a choice among eight numbers in one instruction
     (Tang, "Table-driven implementation of the exponential function", 1989).
     """
@@ -141,7 +146,7 @@ def _exp_by_table(f: Floats, x: Value) -> Value:
     n, shifted = f.round(x, steps * LOG2E, steps * 2 * BIAS["f32"])
     hi, lo = _LN2["f32"]
     r = f.fma(n, f.c(-lo / steps), f.fma(n, f.c(-hi / steps), x))
-    p = f.fma(f.mul(r, r), f.poly(r, _EXP_SHORT), r)
+    p = f.fma(f.mul(r, r), f.poly(r, terms), r)
     first, second = f.halves(shifted, 3)
     # the index, still in the mantissa of `first`, is taken off the entries of the table
     table = [bits - (k << mantissa - 3) for k, bits in enumerate(_EIGHTHS)]
@@ -150,10 +155,13 @@ def _exp_by_table(f: Floats, x: Value) -> Value:
 
 
 def _sigmoid(f: Floats, x: Value) -> Value:
-    """1 / (1 + e^-x), from e^-|x| so that neither side overflows."""
-    e = exp(f, f.ops.negate(f.abs(x)))
-    numerator = f.when(f.less(x, f.c(0.0)), e, f.c(1.0))
-    return f.div(f.when(f.unordered(x, x), x, numerator), f.add(e, f.c(1.0)))
+    """1 / (1 + e^-x), from e = e^-|x| so that neither side overflows: 1 - q or e - e q with q = e / (1 + e), where the
+    errors of q count little. NaN stays in the denominator.
+    """
+    e = _exp_below(f, f.ops.negate(f.abs(x)), _EXP_CLOSE)
+    q = f.div(e, f.add(e, f.c(1.0)))
+    n = f.when(f.less(x, f.c(0.0)), e, f.c(1.0))
+    return f.fma(f.ops.negate(n), q, n)
 
 
 def _odd_ratio(f: Floats, x: Value, limit: float, ratio: tuple[Sequence[float], Sequence[float]]) -> Value:
