@@ -35,8 +35,9 @@ class Module:
 
     The function `entry` is `i64 f(ptr args, i64 part, i64 parts, ptr team)`. It is called once by each of `parts`
     threads at once, or by one with (0, 1, null), and runs the phases in order, those in a loop again and again: of a
-    parallel one its share, of another one all where it is part 0. After a phase the parts meet: the first word at
-    `team` points to a function `i64 (i64 status, i64 parts)` that gives all of them the same status. `parallel`: which
+    parallel one what it takes, of another one all where it is part 0. After a phase the parts meet: the first word at
+    `team` points to a function `i64 (i64 status, i64 parts)` that gives all of them the same status, the second to
+    `{i64, i64} (i64 part, i64 parts, i64 count)`, which hands out the next range of iterations. `parallel`: which
     phases are shared out.
     `args` points to 8-byte slots: a pointer for each tensor of `tensors`, each free size of `parameters`, then three
     for buffers: shared memory, private memory, and bytes of private memory for each part (all aligned to 64).
@@ -171,7 +172,7 @@ class _Context:
         for alloc in phase.shared:
             bases[alloc.tensor.name] = buffers.shared(alloc)
             self._strides(indices, alloc.tensor)
-        walker = Walker(state, buffers.allocate, ("%part", "%parts") if phase.parallel else None)
+        walker = Walker(state, buffers.allocate, ("%begin", "%end") if phase.parallel else None)
         buffers.on_stack = _stacked(phase.nodes, dict(self.tree.sizes))
         buffers.place(phase.nodes, "0")
         walker.nodes(phase.nodes)

@@ -31,8 +31,8 @@ MAX_COPIES = 50_000  # statements after unrolling: beyond, the code would neithe
 class Walker:
     """Emits nodes at the current place of `state.writer`.
 
-    `allocate` gives the base pointer of a memory buffer; `part`: the SSA values (part, parts) that split the first
-    parallel loop met, None to run every parallel loop in one piece.
+    `allocate` gives the base pointer of a memory buffer; `part`: the SSA values (begin, end), which
+    iterations of the first parallel loop met are run, counted from 0; None to run every parallel loop in one piece.
     """
 
     def __init__(self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None) -> None:
@@ -186,7 +186,7 @@ class Walker:
         written = self._written(node)
         first, last, certain = self._bound(lower, "smax"), self._bound(upper, "smin"), trips is not None
         if node.kind == "parallel" and self.part is not None:
-            first, last = self._partition(first, last, node.step)
+            first, last = self._partition(first, node.step)
             certain, self.part = False, None
         label = writer.fresh_label()
         before = s.registers.snapshot()
@@ -220,19 +220,12 @@ class Walker:
         if not certain:
             self._join(before[0], f"{label}p", f"{label}l")
 
-    def _partition(self, first: str, last: str, step: int) -> tuple[str, str]:
-        """The iterations of this part: [n * part / parts, n * (part + 1) / parts) of the n there are."""
+    def _partition(self, first: str, step: int) -> tuple[str, str]:
+        """The bounds of the iterations that are run."""
         assert self.part is not None
-        part, parts = self.part
         emit = self.s.writer.value
-        raised = emit(f"add i64 {emit(f'sub i64 {last}, {first}')}, {step - 1}")
-        count = emit(f"sdiv i64 {raised}, {step}")
-        count = self.s.writer.intrinsic("i64", "llvm.smax.i64", (("i64", count), ("i64", "0")))
-        starts: list[str] = []
-        for number in (part, emit(f"add i64 {part}, 1")):
-            begin = emit(f"udiv i64 {emit(f'mul i64 {count}, {number}')}, {parts}")
-            starts.append(emit(f"add i64 {first}, {emit(f'mul i64 {begin}, {step}')}"))
-        return starts[0], starts[1]
+        begin, end = (emit(f"add i64 {first}, {emit(f'mul i64 {at}, {step}')}") for at in self.part)
+        return begin, end
 
     def _join(self, before: dict[Place, Entry], skipped: str, done: str) -> None:
         """After code that may have been skipped: phis for every register element that it changed."""

@@ -1,7 +1,7 @@
 """What threads share out: the top of a loop tree cut into phases, and the function that runs them in order.
 
-A parallel loop is a phase whose iterations threads share; what lies between two of them is a phase for one thread. The
-serial loops around parallel ones are run by all threads, and buffers between them are shared; every phase ends in a
+A parallel loop is a phase whose iterations threads share: each takes ranges of them as long as there are some, first of
+its own even share (`poly.codegen.pool_ir`). What lies between two of them is a phase for one thread. The serial loops around parallel ones are run by all threads, and buffers between them are shared; every phase ends in a
 meeting. What stands inside of a condition, a register buffer or any other kind of loop is part of one phase.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from poly.affine import Affine
 from poly.codegen.addresses import Indices, Linear
+from poly.codegen.pool_ir import TAKE
 from poly.codegen.text import Region, Writer
 from poly.errors import UnsupportedError
 from poly.loops import Alloc, For, LoopTree, Node, Sync, walk
@@ -116,8 +117,11 @@ def _cut(node: Node, registers: frozenset[str]) -> bool:
 
 
 def passed(phase: Phase) -> str:
-    """The parameters of a phase's function behind its arguments: the part, and where the loops around are."""
-    return ", ".join(["i64 %part", "i64 %parts", *(f"i64 %l{k}" for k in range(len(phase.loops)))])
+    """The parameters of a phase's function behind its arguments: the part, which iterations of a parallel loop, counted
+    from 0, and where the loops around are.
+    """
+    taken = ["i64 %begin", "i64 %end"] if phase.parallel else []
+    return ", ".join(["i64 %part", *taken, *(f"i64 %l{k}" for k in range(len(phase.loops)))])
 
 
 def loop_values(phase: Phase, indices: Indices) -> None:
@@ -151,15 +155,7 @@ class _Entry:
 
     def phase(self, phase: Phase, ends: bool) -> None:
         writer, label = self.writer, self.writer.fresh_label()
-        arguments = ", ".join(["ptr %args", "i64 %part", "i64 %parts", *(f"i64 {c}" for c in self.counters)])
-        writer.emit(f"br label %{label}")
-        writer.label(label)
-        writer.emit(f"br i1 {'true' if phase.parallel else '%first'}, label %{label}w, label %{label}d")
-        writer.label(f"{label}w")
-        result = writer.value(f"call i64 @{next(self.names)}({arguments})")
-        writer.emit(f"br label %{label}d")
-        writer.label(f"{label}d")
-        status = writer.value(f"phi i64 [0, %{label}], [{result}, %{label}w]")
+        status = self._taken(phase, label) if phase.parallel else self._single(label)
         if ends:
             writer.emit(f"ret i64 {status}")
             return
@@ -175,6 +171,49 @@ class _Entry:
         writer.label(f"{label}x")
         writer.emit(f"ret i64 {found}")
         writer.label(f"{label}g")
+
+    def _single(self, label: str) -> str:
+        """A phase for the first part; the status."""
+        writer = self.writer
+        writer.emit(f"br label %{label}")
+        writer.label(label)
+        writer.emit(f"br i1 %first, label %{label}w, label %{label}d")
+        writer.label(f"{label}w")
+        result = self._call(())
+        writer.emit(f"br label %{label}d")
+        writer.label(f"{label}d")
+        return writer.value(f"phi i64 [0, %{label}], [{result}, %{label}w]")
+
+    def _taken(self, phase: Phase, label: str) -> str:
+        """A phase whose iterations the parts take in ranges, a part that is alone all at once; the status."""
+        writer, (loop,) = self.writer, phase.nodes
+        assert isinstance(loop, For)
+        first, last = self._bound(loop.lower, "smax"), self._bound(loop.upper, "smin")
+        raised = writer.value(f"add i64 {writer.value(f'sub i64 {last}, {first}')}, {loop.step - 1}")
+        count = writer.value(f"sdiv i64 {raised}, {loop.step}")
+        count = writer.intrinsic("i64", "llvm.smax.i64", (("i64", count), ("i64", "0")))
+        writer.emit(f"br label %{label}")
+        writer.label(label)
+        writer.emit(f"br i1 %alone, label %{label}w, label %{label}t")
+        writer.label(f"{label}t")
+        at = writer.value(f"getelementptr i8, ptr %team, i64 {TAKE}")
+        take = writer.value(f"load ptr, ptr {at}, align 8")
+        found = writer.value(f"call {{i64, i64}} {take}(i64 %part, i64 %parts, i64 {count})")
+        start, stop = (writer.value(f"extractvalue {{i64, i64}} {found}, {k}") for k in (0, 1))
+        some = writer.value(f"icmp ult i64 {start}, {stop}")
+        writer.emit(f"br i1 {some}, label %{label}w, label %{label}d")
+        writer.label(f"{label}w")
+        begin = writer.value(f"phi i64 [0, %{label}], [{start}, %{label}t]")
+        end = writer.value(f"phi i64 [{count}, %{label}], [{stop}, %{label}t]")
+        result = self._call((begin, end))
+        over = writer.value(f"or i1 %alone, {writer.value(f'icmp ne i64 {result}, 0')}")
+        writer.emit(f"br i1 {over}, label %{label}d, label %{label}t")
+        writer.label(f"{label}d")
+        return writer.value(f"phi i64 [0, %{label}t], [{result}, %{label}w]")
+
+    def _call(self, taken: Sequence[str]) -> str:
+        given = ", ".join(["ptr %args", "i64 %part", *(f"i64 {c}" for c in (*taken, *self.counters))])
+        return self.writer.value(f"call i64 @{next(self.names)}({given})")
 
     def repeated(self, step: Repeated) -> None:
         writer, label, loop = self.writer, self.writer.fresh_label(), step.loop

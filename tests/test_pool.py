@@ -17,7 +17,7 @@ from poly.codegen.host import host_machine
 from poly.codegen.jit import Linked, compile_object, link
 from poly.codegen.kernel import Kernel
 from poly.codegen.pool import pool
-from poly.codegen.pool_ir import BOX, BOX_AUTO, MAX_THREADS, pool_ir
+from poly.codegen.pool_ir import BOX, BOX_AUTO, MAX_THREADS, TAKE, pool_ir
 from poly.errors import PolyError
 from poly.expr import Cast, Const, IndexValue, Read, apply
 from poly.loops import Alloc, LoopTree, Sync
@@ -89,12 +89,71 @@ stop:
   store i64 %k, ptr %at
   ret i64 %s
 }
-"""
+define i64 @ranges(ptr %args, i64 %part, i64 %parts, ptr %team) { ; args: count, done, who waits for it, then one of each
+entry:
+  %count = load i64, ptr %args
+  %doneat = getelementptr i64, ptr %args, i64 1
+  %whoat = getelementptr i64, ptr %args, i64 2
+  %who = load i64, ptr %whoat
+  %takeat = getelementptr i8, ptr %team, i64 TAKE
+  %take = load ptr, ptr %takeat
+  %late = icmp eq i64 %who, %part
+  br i1 %late, label %look, label %next
+look:
+  %done = load atomic i64, ptr %doneat acquire, align 8
+  %all = icmp eq i64 %done, %count
+  br i1 %all, label %next, label %look
+next:
+  %range = call {i64, i64} %take(i64 %part, i64 %parts, i64 %count)
+  %begin = extractvalue {i64, i64} %range, 0
+  %end = extractvalue {i64, i64} %range, 1
+  %some = icmp ult i64 %begin, %end
+  br i1 %some, label %one, label %over
+one:
+  %i = phi i64 [%begin, %next], [%i1, %one]
+  %place = urem i64 %i, 32
+  %slot = add i64 %place, 8
+  %at = getelementptr i64, ptr %args, i64 %slot
+  %o1 = atomicrmw add ptr %at, i64 1 seq_cst
+  %o2 = atomicrmw add ptr %doneat, i64 1 seq_cst
+  %i1 = add i64 %i, 1
+  %more = icmp ult i64 %i1, %end
+  br i1 %more, label %one, label %next
+over:
+  %f = load ptr, ptr %team
+  %s = call i64 %f(i64 0, i64 %parts)
+  %again = call {i64, i64} %take(i64 %part, i64 %parts, i64 %parts)
+  %b = extractvalue {i64, i64} %again, 0
+  %e = extractvalue {i64, i64} %again, 1
+  %n = sub i64 %e, %b
+  %numberat = getelementptr i64, ptr %args, i64 3
+  %o3 = atomicrmw add ptr %numberat, i64 %n seq_cst
+  ret i64 0
+}
+define i64 @blocks(ptr %args, i64 %part, i64 %parts, ptr %team) { ; iterations of all ranges added up
+entry:
+  %count = load i64, ptr %args
+  %sumat = getelementptr i64, ptr %args, i64 1
+  %takeat = getelementptr i8, ptr %team, i64 TAKE
+  %take = load ptr, ptr %takeat
+  br label %next
+next:
+  %range = call {i64, i64} %take(i64 %part, i64 %parts, i64 %count)
+  %begin = extractvalue {i64, i64} %range, 0
+  %end = extractvalue {i64, i64} %range, 1
+  %n = sub i64 %end, %begin
+  %o = atomicrmw add ptr %sumat, i64 %n seq_cst
+  %some = icmp ne i64 %n, 0
+  br i1 %some, label %next, label %over
+over:
+  ret i64 0
+}
+""".replace("TAKE", str(TAKE))
 
 
 @pytest.fixture(scope="module")
 def code() -> Linked:
-    return link(compile_object(ENTRIES, HOST), ["count", "fail", "rounds", "early"])
+    return link(compile_object(ENTRIES, HOST), ["count", "fail", "rounds", "early", "ranges", "blocks"])
 
 
 def enter(code: Linked, name: str, words: ctypes.Array[ctypes.c_int64], parts: int, run: int = 0) -> int:
@@ -119,6 +178,26 @@ def test_parts_meet(code: Linked, parts: int) -> None:
     total = words()
     assert enter(code, "rounds", total, parts) == 0
     assert total[0] == 600
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 32])
+def test_iterations_are_handed_out_once(code: Linked, parts: int, count: int) -> None:
+    for late in range(-1, parts if count else 0):  # who is late leaves all of its share to the others
+        shared = words()
+        shared[0], shared[2] = count, late
+        assert enter(code, "ranges", shared, parts) == 0
+        assert list(shared)[8:40] == [1] * count + [0] * (32 - count)
+        assert shared[1] == count and shared[3] == parts
+
+
+@pytest.mark.parametrize("count", [1_000_003, (1 << 30) - 1, (1 << 30) + 1, (1 << 40) + 12345, (1 << 62) + 7])
+def test_many_iterations(code: Linked, count: int) -> None:
+    for parts in (2, 3):
+        shared = words()
+        shared[0] = count
+        assert enter(code, "blocks", shared, parts) == 0
+        assert shared[1] == count
 
 
 def test_statuses(code: Linked) -> None:
