@@ -28,6 +28,7 @@ from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
 from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
+from poly.scheduling.cpu_stages import schedule_stages, stages_of
 from poly.scheduling.cpu_threads import share
 from poly.scheduling.cpu_tile import schedule_tiles
 from poly.scheduling.cpu_window import schedule_window, window_of
@@ -144,8 +145,12 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
 
 
 def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
-    """A group of rows as one nest, or where its statements have no common way to run along rows, as its parts."""
-    rows = row_plan(schedule.program, group, machine)
+    """A group of rows or of row blocks as one nest, or where its statements have no common way to run, as its parts."""
+    if group.block:
+        blocks = Policy(stages_of, schedule_stages).apply(schedule, group, machine, threads)
+        if blocks is not None:
+            return _shared(schedule, blocks, group, machine, threads, len(group.box or ()))
+    rows = row_plan(schedule.program, group, machine) if not group.block else None
     if rows is None:
         for part in group.parts:
             schedule = schedule_group(schedule, part, machine, threads)

@@ -60,9 +60,9 @@ class RowPlan:
     height: int = 1
 
 
-def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None:
+def row_plan(program: Program, group: Group, machine: Machine, near: bool = False) -> RowPlan | None:
     """The choices for a group of rows; None where some statement has no contiguous loop inside the row or a reduction
-    keeps its order, or where the machine has no vectors.
+    keeps its order, or where the machine has no vectors. `near`: the rows are in a cache.
     """
     if any(s.combiner is not None and not s.reorder for s in group.statements):
         return None
@@ -86,7 +86,8 @@ def row_plan(program: Program, group: Group, machine: Machine) -> RowPlan | None
         return None
     single = sum(not extents[n] for n in extents)
     registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
-    far = bytes_touched(program, group.statements) > max((m.capacity or 0 for m in machine.caches), default=0) // 4
+    reach = max((m.capacity or 0 for m in machine.caches), default=0) // 4
+    far = not near and bytes_touched(program, group.statements) > reach
     core = _Core(vector, vector * widest, registers, in_flight, far)
     height = _height(program, group, passes, core)
     return RowPlan(tuple(_sized(program, p, core, height) for p in passes), inner, height)
@@ -201,10 +202,12 @@ def _sized(program: Program, part: Pass, core: _Core, height: int) -> Pass:
 
 def schedule_rows(schedule: Schedule, group: Group, plan: RowPlan, machine: Machine) -> Schedule:
     """Fuse, tile, promote and mark the statements of a group of rows."""
-    return written_past(_Rows(group, plan, machine).run(schedule), group, machine)
+    return written_past(Rows(group, plan, machine).run(schedule), group, machine)
 
 
-class _Rows:
+class Rows:
+    """The composition of one group of rows."""
+
     def __init__(self, group: Group, plan: RowPlan, machine: Machine) -> None:
         self.group, self.plan, self.machine = group, plan, machine
         self.depth = len(group.box or ())
@@ -227,7 +230,7 @@ class _Rows:
 
     def _ordered(self, schedule: Schedule, name: str) -> Schedule:
         """The shared loops outside, rows side by side around the lanes."""
-        rows = [loop_of(schedule, name, i) for i in self.group.axes[name]]
+        rows = self._rows(schedule, name)
         inner = [loop_of(schedule, name, i) for i in self.plan.inner[name]]
         nest = schedule.nests[name].names
         inner = inner or [n for n in nest if n not in rows]
@@ -238,6 +241,10 @@ class _Rows:
         schedule = schedule.tile({rows[-1]: self.plan.height}).unroll(side)
         order = [outer, *inner[:-1], side, *inner[-1:]]
         return schedule.reorder(*order) if len(self.plan.inner[name]) > 1 else schedule
+
+    def _rows(self, schedule: Schedule, name: str) -> list[str]:
+        """The loops of a statement that all share, a row at last."""
+        return [loop_of(schedule, name, i) for i in self.group.axes[name]]
 
     # ---- one pass over a row
 

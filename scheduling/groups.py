@@ -24,7 +24,8 @@ from poly.sets import SET, interval
 class Group:
     """`axes`: for every statement its iterator on each of the group's parallel loops (outermost first).
 
-    `parts`: the groups that a group of rows (`poly.scheduling.row_groups`) was joined from.
+    `parts`: the groups that a group of rows (`poly.scheduling.row_groups`) was joined from, or one of row blocks
+    (`poly.scheduling.row_blocks`), which has `block` rows.
     """
 
     statements: list[Statement] = field(default_factory=list)
@@ -33,6 +34,7 @@ class Group:
     box: tuple[tuple[int, int], ...] | None = None
     why: list[str] = field(default_factory=list)
     parts: tuple[Group, ...] = ()
+    block: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

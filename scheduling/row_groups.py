@@ -14,6 +14,7 @@ from math import prod
 from poly.affine import Affine
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
+from poly.scheduling.contraction import names_of
 from poly.scheduling.groups import (
     Group,
     bare,
@@ -23,6 +24,7 @@ from poly.scheduling.groups import (
     tensors_written,
     written_once,
 )  # fmt: skip
+from poly.scheduling.row_blocks import place_of_loop, row_blocks
 
 MOST_REUSE = 2  # uses of an element across the loops of a reduction from which it is a contraction
 LEAST_SAVED = 4  # a quarter of what the later group touches must be shared
@@ -33,7 +35,8 @@ def groups_for(program: Program, machine: Machine) -> list[Group]:
     caches = [m.capacity for m in machine.caches if m.capacity]
     if machine.kind != "cpu" or not caches:
         return groups_of(program)
-    return row_groups(program, caches[min(1, len(caches) - 1)] // 2, (caches[-1] // (4 * machine.cores), machine.cores))
+    far = (caches[-1] // (4 * machine.cores), machine.cores)
+    return row_blocks(program, row_groups(program, caches[min(1, len(caches) - 1)] // 2, far), machine)
 
 
 def row_groups(program: Program, room: int, far: tuple[int, int] = (0, 0)) -> list[Group]:
@@ -76,7 +79,7 @@ class _Facts:
         axes = {s.name: tuple(first.axes[s.name][a] for a in pairs) for s in first.statements}
         axes |= {s.name: tuple(second.axes[s.name][p] for p in pairs.values()) for s in second.statements}
         reductions = [s for g in (first, second) for s in g.statements if s.combiner is not None]
-        if any(frozenset(axes[s.name]) != _names(s.write) for s in reductions):
+        if any(frozenset(axes[s.name]) != names_of(s.write) for s in reductions):
             return None
         if all(set(axes[s.name]) == set(s.iterators) for s in (*first.statements, *second.statements)):
             return None
@@ -105,7 +108,7 @@ class _Facts:
             return False
         if any(r.guard or r.indirect for r in s.reads) or (s.combiner is None and set(names) != set(s.iterators)):
             return False
-        most = max((prod(extents[n] for n in s.iterators if n in _names(a)) for a, _ in s.accesses), default=1)
+        most = max((prod(extents[n] for n in s.iterators if n in names_of(a)) for a, _ in s.accesses), default=1)
         return prod(extents.values()) <= MOST_REUSE * most
 
     def _box(self, s: Statement) -> Mapping[str, int] | None:
@@ -140,7 +143,7 @@ class _Facts:
         total = 0
         for t in _touched(first) & _touched(second):
             found = [
-                any(n in axes[s.name] for n in _names(a)) for s in second.statements for a, _ in s.accesses
+                any(n in axes[s.name] for n in names_of(a)) for s in second.statements for a, _ in s.accesses
                 if a.tensor == t
             ]  # fmt: skip
             total += self.bytes(t) if all(found) else 0
@@ -177,20 +180,8 @@ def _pairs(
         for read in s.reads:
             for maker, access in handed.get(read.tensor, ()):
                 for a, axis in enumerate(first.axes[maker.name]):
-                    pairs.setdefault(a, set()).add(_place(access, axis, read, second.axes[s.name]))
+                    pairs.setdefault(a, set()).add(place_of_loop(access, axis, read, second.axes[s.name]))
     return pairs
-
-
-def _place(write: Access, axis: str, read: Access, loops: Sequence[str]) -> int | None:
-    """Which of a reader's loops the subscript is that a maker's loop is, or None."""
-    d = next((k for k, i in enumerate(write.index) if isinstance(i, Affine) and bare(i) == axis), None)
-    subscript = read.index[d] if d is not None else None
-    name = bare(subscript) if isinstance(subscript, Affine) else None
-    return loops.index(name) if name in loops else None
-
-
-def _names(access: Access) -> frozenset[str]:
-    return frozenset(n for i in access.index if isinstance(i, Affine) for n in i.names)
 
 
 def _touched(group: Group) -> set[str]:

@@ -1,0 +1,182 @@
+"""Policy for groups of row blocks (`poly.scheduling.row_blocks`): products and rows one after another in one block.
+
+Loops from the outside in: batch [operands that all rows use packed here], blocks of rows [what is handed on], then for
+every part of the group a nest of its own: of a product tiles of lanes and of rows [targets in registers], the
+reduction, rows, vectors, lanes; of statements along rows one pass after another (`poly.scheduling.cpu_rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from poly.affine import Affine
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.contraction import names_of
+from poly.scheduling.cpu_block import _Blocking as Blocking  # pyright: ignore[reportPrivateUsage]
+from poly.scheduling.cpu_chain import keep_values, parts_of
+from poly.scheduling.cpu_contract import Rated, rated_plans
+from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered
+from poly.scheduling.cpu_facts import facts_of
+from poly.scheduling.cpu_plan import BlockPlan, Piece, balanced
+from poly.scheduling.cpu_rows import RowPlan, Rows, row_plan
+from poly.scheduling.edits import piece_name
+from poly.scheduling.groups import Group, tensors_read, tensors_written
+from poly.scheduling.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a group with its choices; the axes of the part of a product are all its parallel loops."""
+
+    group: Group
+    plan: BlockPlan | RowPlan
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    stages: tuple[Stage, ...]
+
+
+def stages_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> StagePlan | None:
+    """The choices for a group of row blocks; None for any other, or where some part has no plan inside of a block."""
+    if not group.block or group.box is None:
+        return None
+    box = (*group.box[:-1], (0, group.block - 1))
+    stages: list[Stage] = []
+    for part in group.parts:
+        axes = {s.name: group.axes[s.name] for s in part.statements}
+        rows = Group(part.statements, axes, {}, box, part.why, part.parts)
+        plan = _product(program, part, group, machine, threads) or row_plan(program, rows, machine, near=True)
+        if plan is None:
+            return None
+        stages.append(Stage(part if isinstance(plan, BlockPlan) else rows, plan))
+    return StagePlan(tuple(stages))
+
+
+def _product(program: Program, part: Group, group: Group, machine: Machine, threads: int) -> BlockPlan | None:
+    """The plan for a part around one contraction with the group's rows as rows; None for any other."""
+    updates = [s for s in part.statements if s.combiner is not None]
+    if len(updates) != 1 or part.box is None or part.parts:
+        return None
+    facts = facts_of(program, part, machine, threads)
+    lanes = facts.lanes()
+    rows = part.axes[updates[0].name].index(group.axes[updates[0].name][-1])
+    shared = {part.axes[updates[0].name].index(a) for a in group.axes[updates[0].name]}
+    if lanes is None or lanes in shared or len(shared) + 1 != len(part.box):
+        return None
+
+    def suits(found: Rated) -> bool:
+        plan = found.plan
+        return plan.rows == rows and plan.depth is None and not any(p.pad or p.site == "rows" for p in plan.packs)
+
+    best = min(filter(suits, rated_plans(facts, lanes)), key=lambda r: r.cycles, default=None)
+    if best is None:
+        return None
+    height = max(p.tile for p in best.plan.strips[0].rows)
+    strips = tuple(replace(s, rows=balanced(0, group.block, height)) for s in best.plan.strips)
+    return replace(best.plan, strips=strips, row_block=0)
+
+
+def schedule_stages(schedule: Schedule, group: Group, plan: StagePlan, machine: Machine) -> Schedule:
+    """Share the outer loops, pack, compose the parts one after another, and keep what they hand on in a cache."""
+    names, depth = list(group.names), len(group.axes[group.names[0]])
+    for name in names:
+        shared = [loop_of(schedule, name, i) for i in group.axes[name]]
+        rest = [n for n in schedule.nests[name].names if n not in shared]
+        schedule = ordered(schedule, name, [*shared, *rest])
+    schedule = fused(schedule, names, range(depth - 1))
+    products = [
+        _Product(stage.group, stage.plan, machine, depth) for stage in plan.stages if isinstance(stage.plan, BlockPlan)
+    ]
+    for product in products:
+        schedule = product.packed(schedule)
+    for name in names:
+        schedule = schedule.tile({schedule.nests[name].names[depth - 1]: group.block})
+    schedule = fused(schedule, names, [depth - 1])
+    block = schedule.nests[names[0]].names[depth - 1]
+    for stage in plan.stages:
+        if isinstance(stage.plan, BlockPlan):
+            schedule = products.pop(0).run(schedule)
+        else:
+            schedule = _RowsInside(stage.group, stage.plan, machine).run(schedule)
+        schedule = keep_values(schedule, stage.group, machine)
+    for tensor in _handed(schedule, group):
+        schedule = schedule.promote(tensor, block, machine.cache_space(1), name=f"{tensor}_block")
+    return schedule
+
+
+def _handed(schedule: Schedule, group: Group) -> list[str]:
+    """The temporaries in memory that only statements of the group, or copies of theirs, touch."""
+    inside = set(parts_of(schedule, group))
+    found: list[str] = []
+    for t in schedule.program.tensors:
+        users = {s.name for s in schedule.program.statements if t.name in (*tensors_read(s), *tensors_written(s))}
+        if t.role == "temporary" and not t.origin and users and users <= inside:
+            found.append(t.name)
+    return found
+
+
+class _Product(Blocking):
+    """A product inside of a block of rows, `depth` loops deep, the first of which is the block's."""
+
+    def __init__(self, group: Group, plan: BlockPlan, machine: Machine, depth: int) -> None:
+        super().__init__(group, plan, machine)
+        self.depth = depth
+
+    def packed(self, schedule: Schedule) -> Schedule:
+        """What moves along the lanes in buffers for each iteration of the batch loops; constants once."""
+        update = next(s for s in self.group.statements if s.combiner is not None)
+        lanes = self.group.axes[update.name][self.plan.lanes]
+        around = schedule.nests[update.name].names[: self.depth - 1]
+        for pack in self.plan.packs:
+            access = next(r for r in update.reads if r.tensor == pack.tensor)
+            subscript = access.index[pack.lane]
+            if isinstance(subscript, Affine) and lanes in subscript.names:
+                moves = names_of(access) & {n for a in around for n in schedule.nests[update.name].loops[a].names}
+                schedule = self._pack(schedule, [update.name], pack, around[-1] if moves else None)
+        return schedule
+
+    def run(self, schedule: Schedule) -> Schedule:
+        plan, names = self.plan, list(self.group.names)
+        for name in names:
+            lanes, nest = self._loop(schedule, name, plan.lanes), schedule.nests[name].names
+            rest = [n for n in nest[self.depth + 1 :] if n != lanes]
+            schedule = ordered(schedule, name, [lanes, nest[self.depth], *rest])
+        schedule, parts = cut(schedule, self.group, names, plan.lanes, [s.low for s in plan.strips[1:]])
+        for strip, part in zip(plan.strips, parts, strict=True):
+            for name in part:
+                lanes, rows, *rest = schedule.nests[name].names[self.depth :]
+                if strip.low % (plan.vector * strip.width):
+                    schedule = schedule.shift(name, lanes, -strip.low)
+                schedule = ordered(schedule, name, [rows, lanes, *rest])
+            schedule, pieces = self._pieces(schedule, part, strip.rows)
+            for piece, statements in zip(strip.rows, pieces, strict=True):
+                schedule = self._rows(schedule, strip, piece, statements, self.depth)
+        return schedule
+
+    def _pieces(
+        self, schedule: Schedule, names: Sequence[str], rows: Sequence[Piece]
+    ) -> tuple[Schedule, list[list[str]]]:
+        """The statements cut along the rows of a block."""
+        pieces = [list(names)]
+        for piece in rows[1:]:
+            lower, upper = list[str](), list[str]()
+            for name in pieces[-1]:
+                lower.append(piece_name(schedule, name, "lo"))
+                upper.append(piece_name(schedule, name, "hi"))
+                schedule = schedule.split(schedule.nests[name].names[self.depth], piece.low)
+            pieces[-1:] = [lower, upper]
+        return schedule, pieces
+
+
+class _RowsInside(Rows):
+    """Statements along rows inside of a block."""
+
+    def __init__(self, group: Group, plan: RowPlan, machine: Machine) -> None:
+        super().__init__(group, plan, machine)
+        self.depth += 1
+
+    def _rows(self, schedule: Schedule, name: str) -> list[str]:
+        return list(schedule.nests[name].names[: self.depth])

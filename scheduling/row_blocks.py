@@ -1,0 +1,222 @@
+"""Groups of row blocks: products, and groups of rows between them, that share a loop over blocks of rows.
+
+A product that makes rows which only one later group uses, row by row, need not make all of them first: below a shared
+loop over blocks of rows the groups run one after another, and what they hand on is a block that stays in a cache. It
+pays where the bytes that memory or a farther cache need not move are more than what is fetched again for every block:
+the operands that all rows use, where they do not stay beside a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from poly.affine import Affine
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
+from poly.scheduling.contraction import names_of
+from poly.scheduling.cpu_cost import Core, core_of
+from poly.scheduling.cpu_facts import widest_element
+from poly.scheduling.groups import Group, bare, domain_box, tensors_read, tensors_written, written_once
+
+KEPT = 0.75  # of a cache that a block and the operands that all rows use may fill
+LEAST_ROWS, MOST_ROWS = 8, 128  # of a block: enough register tiles to use a panel again, and no more than pays
+LEAST_SAVED = 1 / 16  # of the operations' time, which every nest of the block pays back
+WORTH = 2.0  # bytes saved for a byte that is fetched again
+
+
+def row_blocks(program: Program, groups: Sequence[Group], machine: Machine) -> list[Group]:
+    """The groups with those joined that pay (see the module text); each later group with the makers of what it reads.
+
+    A joined group has `block` rows, its axes are the shared loops with the rows last, its `parts` what it was before.
+    """
+    found = list(groups)
+    facts = _Blocks(program, machine, written_once(program))
+    for second in groups:
+        at = next(k for k, g in enumerate(found) if g is second)
+        for first in [g for g in found[:at] if facts.feeds(g, found[at])]:
+            joined = facts.joined(first, found[at])
+            if joined is not None:
+                found[at] = joined
+                found.remove(first)
+                at -= 1
+    return found
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """What is asked of the groups of one program."""
+
+    program: Program
+    machine: Machine
+    single: frozenset[str]
+
+    def feeds(self, first: Group, second: Group) -> bool:
+        """Whether all that a group makes is used by itself and by one later group only, and not made of constants."""
+        inside = {*first.names, *second.names}
+        made = {t for s in first.statements for t in tensors_written(s)}
+        if not made & {t for s in second.statements for t in tensors_read(s)}:
+            return False
+        if any(self.program.tensor[t].role != "temporary" for t in made):
+            return False
+        if all(self.program.tensor[t].role == "constant" for s in first.statements for t in tensors_read(s)):
+            return False
+        touched = (s.name for s in self.program.statements if made & {*tensors_read(s), *tensors_written(s)})
+        return all(name in inside for name in touched) and made <= self.single
+
+    def joined(self, first: Group, second: Group) -> Group | None:
+        """One group of both, or None where that is not possible or does not pay."""
+        statements = (*first.statements, *second.statements)
+        if first.box is None or second.box is None or not all(self._plain(s) for s in statements):
+            return None
+        pairs = self._shared(first, second)
+        if pairs is None or not _reduced(first, second):
+            return None
+        axes = {s.name: tuple(first.axes[s.name][a] for a in pairs) for s in first.statements}
+        axes |= {s.name: tuple(second.axes[s.name][p] for p in pairs.values()) for s in second.statements}
+        rows = self._rows(statements, axes, len(pairs))
+        if rows is None:
+            return None
+        order = [*(k for k in range(len(pairs)) if k != rows), rows]
+        axes = {name: tuple(own[k] for k in order) for name, own in axes.items()}
+        box = tuple(first.box[list(pairs)[k]] for k in order)
+        parts = tuple(p for g in (first, second) for p in (g.parts if g.block else (g,)))
+        return self._paying(statements, axes, box, parts)
+
+    def _plain(self, s: Statement) -> bool:
+        """A statement over a box from 0 whose subscripts are iterators or numbers, without guards."""
+        if s.external is not None or any(r.guard or r.indirect for r in s.reads):
+            return False
+        box = domain_box(self.program, s, s.iterators)
+        if box is None or any(low for low, _ in box) or not s.reorder:
+            return False
+        every = [i for access, _ in s.accesses for i in access.index]
+        return all(isinstance(i, Affine) and (bare(i) is not None or i.is_constant) for i in every)
+
+    def _shared(self, first: Group, second: Group) -> dict[int, int] | None:
+        """The loops of the first group that are loops of the second for every element that is handed on."""
+        makers = {s.write.tensor: (s, s.write) for s in first.statements}
+        pairs: dict[int, set[int | None]] = {}
+        for s in second.statements:
+            for read in s.reads:
+                if read.tensor in makers:
+                    maker, write = makers[read.tensor]
+                    for a, axis in enumerate(first.axes[maker.name]):
+                        pairs.setdefault(a, set()).add(place_of_loop(write, axis, read, second.axes[s.name]))
+        assert first.box is not None and second.box is not None
+        found: dict[int, int] = {}
+        for a, places in sorted(pairs.items()):
+            place = next(iter(places)) if len(places) == 1 else None
+            if place is not None and first.box[a] == second.box[place]:
+                found[a] = place
+        return found if found and len(set(found.values())) == len(found) else None
+
+    def _rows(self, statements: Sequence[Statement], axes: Mapping[str, Sequence[str]], count: int) -> int | None:
+        """The longest shared loop along which every product uses an operand again, and does not write what is
+        contiguous; None where nothing is a product.
+        """
+        products = [s for s in statements if s.combiner is not None and len(s.iterators) > len(names_of(s.write))]
+        products = [s for s in products if len({r.tensor for r in s.reads if r.tensor != s.write.tensor}) > 1]
+        again = [
+            k for k in range(count)
+            if products and all(_uses_again(s, axes[s.name][k]) for s in products)
+        ]  # fmt: skip
+        extents = {k: self._extents(statements[0])[axes[statements[0].name][k]] for k in again}
+        return max(again, key=lambda k: extents[k], default=None)
+
+    def _extents(self, s: Statement) -> dict[str, int]:
+        box = domain_box(self.program, s, s.iterators)
+        assert box is not None
+        return {i: high + 1 for i, (_, high) in zip(s.iterators, box, strict=True)}
+
+    # ---- what pays
+
+    def _paying(
+        self,
+        statements: Sequence[Statement],
+        axes: Mapping[str, tuple[str, ...]],
+        box: tuple[tuple[int, int], ...],
+        parts: tuple[Group, ...],
+    ) -> Group | None:
+        """The group with the most rows whose block stays in a cache, where it pays."""
+        core = core_of(self.machine, widest_element(self.program, statements))
+        near = core.caches[min(1, len(core.caches) - 1)][0] * KEPT
+        extent, batches = box[-1][1] + 1, prod(high + 1 for _, high in box[:-1])
+        row, resident, handed = self._bytes(statements, axes, parts)
+        saved = 2 * sum(self._cycles(core, size) for size in handed)
+        fitting = [n for n in range(LEAST_ROWS, min(MOST_ROWS, extent) + 1) if extent % n == 0]
+        best = max((n for n in fitting if resident + n * row <= near), default=0)
+        again = 0.0
+        if not best:
+            best = max((n for n in fitting if n * row <= near), default=0)
+            again = batches * (extent / best - 1) * self._cycles(core, resident) if best else 0.0
+        work = sum(prod(self._extents(s).values()) for s in statements if s.combiner is not None)
+        least = LEAST_SAVED * work / core.lanes / core.fma_units
+        if not best or saved <= max(WORTH * again, least):
+            return None
+        why = f"{best} rows at a time: {row * best} bytes a block instead of {sum(handed)} bytes handed on"
+        whys = [w for p in parts for w in p.why]
+        return Group(list(statements), dict(axes), {}, box, [*whys, why], parts, best)
+
+    def _bytes(
+        self, statements: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], parts: Sequence[Group]
+    ) -> tuple[int, int, list[int]]:
+        """Bytes of memory or of a block that a row touches, those that all rows of a batch do, and those of every
+        tensor that parts hand on.
+        """
+        rows: dict[str, int] = {}
+        resident: dict[str, int] = {}
+        for s, access in _accesses(statements):
+            size = self._size(access, set(axes[s.name]))
+            into = rows if axes[s.name][-1] in names_of(access) else resident
+            into[access.tensor] = max(into.get(access.tensor, 0), size)
+        home = {s.name: k for k, part in enumerate(parts) for s in part.statements}
+        used: dict[str, set[int]] = {}
+        for s, access in _accesses(statements):
+            used.setdefault(access.tensor, set()).add(home[s.name])
+        binding, tensor = self.program.binding, self.program.tensor
+        made = {s.write.tensor for s in statements if tensor[s.write.tensor].role == "temporary"}
+        handed = [t for t in made if len(used[t]) > 1]
+        inside = [t for t in made if len(used[t]) == 1]
+        row = sum(size for t, size in rows.items() if t not in inside)
+        return row, sum(resident.values()), [tensor[t].nbytes(binding) for t in handed]
+
+    def _size(self, access: Access, outside: set[str]) -> int:
+        """Bytes of what an access touches in one iteration of some loops."""
+        tensor = self.program.tensor[access.tensor]
+        size = tensor.nbytes(self.program.binding)
+        for subscript, extent in zip(access.affine_index, tensor.extents(self.program.binding), strict=True):
+            size = size // extent if subscript.names and subscript.names <= outside else size
+        return size
+
+    def _cycles(self, core: Core, size: int) -> float:
+        """Cycles to bring bytes, or take them, from behind the caches that cannot hold them; 0 where the second can."""
+        behind = [rate for capacity, rate, _ in core.caches if size > capacity // 2]
+        return size / behind[-1] if len(behind) > 1 or (behind and len(core.caches) < 2) else 0.0
+
+
+def _accesses(statements: Sequence[Statement]) -> Iterator[tuple[Statement, Access]]:
+    for s in statements:
+        for access, _ in s.accesses:
+            yield s, access
+
+
+def _uses_again(s: Statement, loop: str) -> bool:
+    last = s.write.index[-1]
+    return any(loop not in names_of(r) for r in s.reads) and not (isinstance(last, Affine) and loop in last.names)
+
+
+def _reduced(first: Group, second: Group) -> bool:
+    """Whether the second group adds up, or otherwise reduces, what the first one makes along a row."""
+    made = {s.write.tensor for s in first.statements}
+    reads = [(s, r) for s in second.statements if s.combiner is not None for r in s.reads if r.tensor in made]
+    return any(names_of(r) - names_of(s.write) for s, r in reads)
+
+
+def place_of_loop(write: Access, axis: str, read: Access, loops: Sequence[str]) -> int | None:
+    """Which of a reader's loops the subscript is that a maker's loop is, or None."""
+    d = next((k for k, i in enumerate(write.index) if isinstance(i, Affine) and bare(i) == axis), None)
+    subscript = read.index[d] if d is not None else None
+    name = bare(subscript) if isinstance(subscript, Affine) else None
+    return loops.index(name) if name in loops else None

@@ -1,0 +1,112 @@
+"""Groups of row blocks: which products are joined with what follows them, what a block holds, results."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import poly
+from poly.interp import run_program
+from poly.loops import Alloc, For
+from poly.machine import Engine, Machine, Memory
+from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_stages import stages_of
+from poly.scheduling.row_groups import groups_for
+from poly.scheduling.schedule import Schedule
+
+SMALL = Machine(
+    "small", "cpu",
+    (
+        Memory("dram", None, "dram"), Memory("l2", 32 * 1024, "cache"), Memory("l1", 4 * 1024, "cache"),
+        Memory("reg", 16, "register"),
+    ),
+    (Engine("core", "core", lanes=8),),
+)  # fmt: skip
+ATTENTION = (
+    "t[b,i,j] += q[b,i,d] * k[b,d,j]; u[b,i,j] = t[b,i,j] * 0.125; m[b,i] max= u[b,i,j]; "
+    "e[b,i,j] = exp(u[b,i,j] - m[b,i]); s[b,i] += e[b,i,j]; p[b,i,j] = e[b,i,j] / s[b,i]; "
+    "y[b,i,c] += p[b,i,j] * v[b,j,c]"
+)
+PRODUCTS = "t[i,j] += a[i,k] * b[k,j]; u[i,j] = max(t[i,j], 0); y[i,l] += u[i,j] * c[j,l]"
+
+
+def attention(heads: int, rows: int, keys: int, width: int) -> Program:
+    return poly.parse(ATTENTION, q=(heads, rows, width), k=(heads, width, keys), v=(heads, keys, width))
+
+
+def agrees(schedule: Schedule, threads: int = 1) -> None:
+    """Compiled results against the interpreter's."""
+    program = schedule.source
+    random = np.random.default_rng(0)
+    arrays = {
+        t.name: random.standard_normal([int(e.evaluate(program.binding)) for e in t.shape]).astype("f4")
+        for t in program.inputs
+    }
+    expected = run_program(program, arrays)
+    found = poly.compile(program, threads=threads, schedule=schedule)(*[arrays[t.name] for t in program.inputs])
+    wanted = np.asarray(expected[program.outputs[0].name], "f8")
+    np.testing.assert_allclose(np.asarray(found, "f8"), wanted, rtol=2e-5, atol=1e-5)
+
+
+def test_attention_is_one_group_of_row_blocks() -> None:
+    program = attention(2, 64, 96, 8)
+    (group,) = groups_for(program, SMALL)
+    assert len(group.parts) == 3 and group.box == ((0, 1), (0, 63)) and 64 % group.block == 0
+    assert {group.axes[s.name] for s in program.statements} == {("b", "i")}
+    assert any("rows at a time" in why for why in group.why)
+
+
+def test_what_is_handed_on_is_a_block_in_the_cache() -> None:
+    schedule = schedule_for_cpu(attention(2, 64, 96, 8), SMALL)
+    (group,) = groups_for(schedule.source, SMALL)
+    assert not [t.name for t in schedule.program.tensors if t.role == "temporary" and not t.origin]
+    blocks = [n.tensor for n in schedule.lower().nodes() if isinstance(n, Alloc) and n.tensor.name.endswith("_block")]
+    assert blocks and {t.space for t in blocks} == {"l2"}
+    assert all(t.extents({})[:2] == (1, group.block) for t in blocks)
+    assert len([n for n in schedule.lower().nodes() if isinstance(n, For) and n.variable == "i.o"]) == 1
+
+
+def test_the_script_makes_the_same_schedule() -> None:
+    schedule = schedule_for_cpu(attention(2, 64, 96, 8), SMALL)
+    assert "_block" in schedule.script
+    assert str(Schedule.parse(str(schedule)).lower()) == str(schedule.lower())
+
+
+@pytest.mark.parametrize("sizes", [(2, 64, 96, 8), (1, 48, 101, 13), (3, 27, 150, 9)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_results(sizes: tuple[int, int, int, int], threads: int) -> None:
+    schedule = schedule_for_cpu(attention(*sizes), SMALL, threads)
+    assert "_block" in schedule.script
+    agrees(schedule, threads)
+
+
+def test_chains_of_products() -> None:
+    program = poly.parse(PRODUCTS, a=(64, 8), b=(8, 120), c=(120, 16))
+    schedule = schedule_for_cpu(program, SMALL)
+    assert len(groups_for(program, SMALL)) == 1 and "u_block" in schedule.script
+    agrees(schedule)
+
+
+def test_what_all_rows_use_must_pay() -> None:
+    narrow, wide = (poly.parse(PRODUCTS, a=(64, 8), b=(8, n), c=(n, m)) for n, m in ((120, 16), (120, 512)))
+    assert len(groups_for(narrow, SMALL)) == 1
+    assert len(groups_for(wide, SMALL)) == 2
+
+
+def test_what_others_need_is_made_whole() -> None:
+    for more, joined in (("", True), ("; z[i,j] = u[j,i]", False)):
+        program = poly.parse(PRODUCTS + more, a=(80, 8), b=(8, 80), c=(80, 16))
+        assert any(g.block for g in groups_for(program, SMALL)) == joined
+
+
+def test_what_fits_a_cache_is_not_joined() -> None:
+    program = attention(2, 64, 96, 8)
+    large = replace(SMALL, memories=(*SMALL.memories[:1], Memory("l2", 1 << 20, "cache"), *SMALL.memories[2:]))
+    assert not any(g.block for g in groups_for(program, large))
+
+
+def test_other_groups_have_no_stages() -> None:
+    program = poly.parse("y[i,l] += u[i,j] * c[j,l]", u=(64, 64), c=(64, 64))
+    (group,) = groups_for(program, SMALL)
+    assert stages_of(program, group, SMALL) is None
