@@ -27,10 +27,13 @@ from poly.scheduling.cpu_edits import (
     unrolled,
     with_padding,
 )
-from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip
-from poly.scheduling.cpu_tile import Tiling
+from poly.scheduling.cpu_facts import reduction_extents
+from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip
+from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
+
+FEW_STEPS = 4  # in one body: of large tiles fewer would fit, which cost registers and spare hardly any instructions
 
 
 def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
@@ -244,10 +247,45 @@ class _Blocking(Tiling[BlockPlan]):
             order = [first] * blocks + tiles if blocks else tiles
             order = [*order, *(n for n in band if n not in order and n not in points), *points]
             schedule = ordered(schedule, name, order)
-            inner = [n for n in order[blocks + 2 : -len(points)] if not self._slides(schedule, name, n)]
-            schedule = self._short(schedule, name, inner, strip.width * piece.tile)
+            inner = order[blocks + 2 : -len(points)]
+            schedule = self._steps(schedule, name, inner, points, strip.width * piece.tile)
             schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
         return self._tile(schedule, names, depth, blocks, piece.tile)
+
+    def _steps(
+        self, schedule: Schedule, name: str, loops: Sequence[str], points: Sequence[str], body: int
+    ) -> Schedule:
+        """Several steps of the reduction in one body, along the innermost loop whose steps share no elements: a core
+        whose other hardware thread is busy is short of instructions, and a loop costs four every time.
+        """
+        free = [n for n in loops if not self._slides(schedule, name, n)]
+        if not loops or not self._is_update(schedule, name):
+            return schedule
+        if loops[-1] in free and self._trips(schedule, name, loops[-1]) <= MOST_SHORT:
+            return self._short(schedule, name, free, body)
+        most = min(MOST_SHORT, UNROLLED // body)
+        for loop in reversed(free) if most >= FEW_STEPS else ():
+            trips = self._trips(schedule, name, loop)
+            steps = next((u for u in range(most, 1, -1) if trips % u == 0), 1)
+            if steps == 1:
+                continue
+            rest, inner = [n for n in loops if n != loop], loop
+            if steps < trips:
+                schedule, inner = schedule.tile({loop: steps}), f"{loop}.p"
+                rest = [f"{n}.o" if n == loop else n for n in loops]
+            return ordered(schedule, name, [*rest, inner, *points]).unroll(inner)
+        return self._short(schedule, name, free, body)
+
+    def _trips(self, schedule: Schedule, name: str, loop: str) -> int:
+        """Iterations of a reduction loop; 1 where they differ."""
+        s = schedule.program.statement[name]
+        extents = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
+        for iterator, extent in extents.items():
+            if iterator in schedule.nests[name].loops[loop].names:
+                if self.plan.depth is None or self.plan.depth[0] != iterator:
+                    return extent
+                return self.plan.depth[1] if extent % self.plan.depth[1] == 0 else 1
+        return 1
 
     def _is_turned(self, schedule: Schedule, name: str) -> bool:
         """Whether a statement that uses a register tile runs along its rows: what it writes is contiguous there."""
