@@ -26,6 +26,7 @@ from poly.loops import MAX_LANES, Alloc, Compute, External, For, If, Node, Sync,
 from poly.program import ReadIndex, Tensor
 
 MAX_COPIES = 50_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
+MAX_LENGTH = 16_000  # instructions of an unrolled loop, for which LLVM needs some seconds
 
 
 class Walker:
@@ -114,7 +115,6 @@ class Walker:
     # -- loops
 
     def loop(self, node: For) -> None:
-        s = self.s
         if node.kind == "parallel" and any(isinstance(n, Sync) for n in walk(node.body)):
             raise UnsupportedError(f"threads meet inside parallel loop {node.variable}", hint="move the sync out of it")
         lower = self._extreme(node.lower, node.variable, largest=True)
@@ -129,11 +129,23 @@ class Walker:
             raise UnsupportedError(f"the bounds of unrolled loop {node.variable} are not constant: {shown}")
         splitting = node.kind == "parallel" and self.part is not None
         if node.kind == "unroll" or (trips == 1 and not splitting):
-            for i in range(trips or 0):
-                s.indices.values[node.variable] = lower[0].plus(Linear((), i * node.step))
-                self.nodes(node.body)
-            return
+            return self._copies(node, lower[0], trips or 0)
         self._counted(node, lower, upper, trips)
+
+    def _copies(self, node: For, lower: Linear, trips: int) -> None:
+        """The body once for every iteration. Raises `UnsupportedError` where the code gets too long for LLVM."""
+        s = self.s
+        before = len(s.writer.lines)
+        for i in range(trips):
+            s.indices.values[node.variable] = lower.plus(Linear((), i * node.step))
+            self.nodes(node.body)
+            length = len(s.writer.lines) - before
+            if length > MAX_LENGTH and trips > 1:
+                raise UnsupportedError(
+                    f"unrolled loop {node.variable} is more than {MAX_LENGTH} instructions long: its {trips} copies "
+                    f"have some {length // (i + 1)} each",
+                    hint=f"tile it by {max(1, MAX_LENGTH * (i + 1) // length)} or less and unroll the inner loop",
+                )  # fmt: skip
 
     def _extreme(self, bounds: Sequence[Affine], variable: str, largest: bool) -> list[Linear]:
         """The bounds at the current place, without those that another one makes superfluous."""

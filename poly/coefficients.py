@@ -32,8 +32,9 @@ def bounded(operations: int, what: str, where: str) -> Generator[None]:
         if "number of operations" not in str(error):
             raise Bug(f"{where}: {error}") from None
         raise UnsupportedError(
-            f"{what} needs too many isl operations", where=where, hint="fewer or simpler skews and tiles"
-        ) from None
+            f"{what} takes more than {operations:,} isl operations, and is given up without a verdict", where=where,
+            hint="bind the sizes, promote at a loop further out or before tiling, or fewer and simpler skews and tiles",
+        ) from None  # fmt: skip
 
 
 def parameters_of(where: isl.Set | isl.BasicSet | isl.BasicMap | isl.Space) -> list[str]:

@@ -16,9 +16,10 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.coefficients import conditions_of, relation_of
 from poly.errors import ScheduleError
-from poly.sets import OUT, affine_of_pw, parameter_names
+from poly.sets import OUT, affine_of_pw, parameter_names, within_budget
 
 _ELEMENT: Final = "e_"
+_BUDGET: Final = 1_000_000  # operations of isl for one extent: about a second
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ def box_of(footprint: isl.Map, tile: Sequence[str], where: str) -> Box:
     extents: list[Affine] = []
     for d in range(footprint.dim(OUT)):
         axis = footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
-        rated = [
-            (extent, bound) for bound in _lower_bounds(axis, tile) if (extent := _extent(axis, tile, bound)) is not None
-        ]
+        corners = [(bound, _above(axis, tile, bound)) for bound in _lower_bounds(axis, tile)]
+        above = [(bound, values) for bound, values in corners if values is not None]
+        rated = [(e, bound) for bound, values in above if (e := _constant_extent(values)) is not None]
+        rated = rated or [(e, bound) for bound, values in above if (e := _affine_extent(values)) is not None]
         if not rated:
             raise ScheduleError(
                 f"axis {d} of the footprint {axis} has no affine corner",
@@ -75,24 +77,28 @@ def _bounded(axis: isl.Map) -> bool:
     return bool(axis.range().dim_has_any_lower_bound(isl.dim_type.set, 0))
 
 
-def _extent(axis: isl.Map, tile: Sequence[str], lower: Affine) -> Affine | None:
-    """The greatest output minus `lower`, plus one, over all tiles; affine in free sizes, or None."""
-    parameters = parameter_names(axis)
+def _above(axis: isl.Map, tile: Sequence[str], lower: Affine) -> isl.Set | None:
+    """By how much the outputs are above `lower`, over all tiles; None where it is no bound, or there is no other."""
     points = axis.wrap().flatten()
     points = points.reset_tuple_id() if points.has_tuple_id() else points
-    values = points.apply(relation_of([var(_ELEMENT) - lower], [*tile, _ELEMENT], parameters))
+    values = points.apply(relation_of([var(_ELEMENT) - lower], [*tile, _ELEMENT], parameter_names(axis)))
+    if values.is_empty():
+        return values
+    bounded = values.dim_has_any_upper_bound(isl.dim_type.set, 0) and values.dim_min_val(0).is_nonneg()
+    return values if bounded else None
+
+
+def _constant_extent(values: isl.Set) -> Affine | None:
+    """The greatest of `_above` plus one, where it is a number for all sizes."""
     if values.is_empty():
         return Affine((), 0)
-    if not values.dim_has_any_upper_bound(isl.dim_type.set, 0) or not values.dim_min_val(0).is_nonneg():
-        return None
-    top = values.dim_max_val(0) if not parameters else None
-    if top is not None and top.is_int():
-        return Affine((), int(str(top)) + 1)
-    greatest = values.dim_max(0)
-    constant = values.project_out_all_params().dim_max_val(0)
-    if constant.is_int():
-        return Affine((), int(str(constant)) + 1)
-    found = affine_of_pw(greatest, [])
+    greatest = values.project_out_all_params().dim_max_val(0)
+    return Affine((), int(str(greatest)) + 1) if greatest.is_int() else None
+
+
+def _affine_extent(values: isl.Set) -> Affine | None:
+    """The greatest of `_above` plus one, affine in the free sizes. isl may need seconds for it."""
+    found = within_budget(_BUDGET, lambda: affine_of_pw(values.dim_max(0), []), lambda: None)
     return None if found is None else found + 1
 
 

@@ -23,7 +23,8 @@ from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import IN, OUT, witness
 
-BUDGET = 20_000_000
+BUDGET = 20_000_000  # operations of isl for the check of a whole schedule, about as many microseconds
+EDIT_BUDGET = 3_000_000  # for one edit, for which somebody may wait
 Relaxed = Literal["none", "lanes", "all"]
 _ADVICE = {
     "order": "keep the source before the sink: another loop order, a shift or a skew of the sink's loop",
@@ -41,7 +42,8 @@ def check(schedule: Schedule, previous: Schedule | None = None) -> None:
 
     changed = _changed(schedule, previous)
     vectors = Vectors(schedule)
-    with bounded(BUDGET, "the check of the schedule", schedule.source.name):
+    budget, what = (BUDGET, "the schedule") if previous is None else (EDIT_BUDGET, "the edit")
+    with bounded(budget, f"the check of {what}", schedule.source.name):
         check_parts(schedule)
         check_order(schedule, changed, vectors)
         check_marks(schedule, changed, previous, vectors)

@@ -1,0 +1,41 @@
+"""What would keep somebody waiting ends soon, with a reason: long unrolled loops, checks that isl cannot finish."""
+# ruff: noqa: F722, F821, UP037, B007 (texts in annotations are shapes, not types)
+
+from __future__ import annotations
+
+import pytest
+
+import poly
+from poly.errors import UnsupportedError
+from poly.frontend.nest import Array, f64
+
+
+def test_a_long_unrolled_loop_is_refused_before_llvm_sees_it() -> None:
+    with pytest.raises(UnsupportedError, match="unrolled loop i is more than .* instructions long") as found:
+        poly.compile(poly.Schedule(poly.parse("C[i] = exp(A[i])", A=(2048,))).unroll("i"))
+    most = int(str(found.value).split("tile it by ")[1].split()[0])
+    assert 100 < most < 2048
+    poly.compile(poly.Schedule(poly.parse("C[i] = 2 * A[i]", A=(1024,))).unroll("i"))
+
+
+@poly.nest
+def heat(T: int, N: int, A: f64[Array, "N, N"], B: f64[Array, "N, N"]):  # type: ignore[no-untyped-def]
+    for t in range(T):
+        for i in range(1, N - 1):
+            for j in range(1, N - 1):
+                B[i, j] = A[i, j] + A[i - 1, j] + A[i + 1, j] + A[i, j - 1] + A[i, j + 1]
+        for i in range(1, N - 1):
+            for j in range(1, N - 1):
+                A[i, j] = B[i, j] + B[i - 1, j] + B[i + 1, j] + B[i, j - 1] + B[i, j + 1]
+
+
+def test_an_edit_whose_check_isl_cannot_finish_is_given_up_soon() -> None:
+    """A buffer inside a skewed tile of time: the extent of its footprint and its dataflow took isl a minute."""
+    schedule = (
+        poly.Schedule(heat.program).shift("S1", "S1.i", 1).shift("S1", "S1.j", 1).fuse("S0.i", "S1.i")
+        .fuse("S0.j", "S1.j").skew("i", "t", 2).skew("j", "t", 2).tile({"t": 8, "i": 16, "j": 16})
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="given up without a verdict") as found:
+        schedule.promote("A", "j.o", "l1")
+    assert "further out" in str(found.value)
+    assert schedule.promote("A", "i.o", "l1").log[-1].name == "promote"
