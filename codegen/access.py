@@ -45,6 +45,8 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
         address, stride = None, None
     if address is not None and stride == 0:
         return _load_uniform(s, tensor, address, guard, fill)
+    if s.ahead is not None and address is not None and stride:
+        _ask(s, tensor, subscripts, *s.ahead)
     if address is not None and stride == 1:
         return _load_vector(s, tensor, address, guard, fill)
     if address is not None and stride is not None:
@@ -52,6 +54,16 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
         if value is not None:
             return value
     return _load_lanes(s, tensor, subscripts, guard, fill)
+
+
+def _ask(s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int) -> None:
+    """Ask for the line of what is loaded some iterations of a loop later, if that moves with the loop."""
+    if not any(loop in c.names for c in subscripts):
+        return
+    later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
+    pointer = _pointer(s, tensor, _address(s, tensor, later, 0))
+    s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
 
 
 def _value(bit: Bit) -> Value:

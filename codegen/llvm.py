@@ -304,7 +304,7 @@ class Walker:
         start = lower[0] if len(lower) == 1 else Linear(((self._bound(lower, "smax"), 1),))
         s.indices.values[node.variable] = start._replace(lane=node.step)
         s.indices.lane_range = (0, bound - 1)
-        s.past = node.nontemporal
+        s.past, s.ahead = node.nontemporal, node.ahead
         if trips is not None:
             s.lanes = Lanes(width, trips, constant_mask(width, trips), True)
             self.nodes(node.body)
@@ -313,7 +313,7 @@ class Walker:
             s.lanes = Lanes(width, bound, prefix_mask(s, extent, width), False)
             some = Value("bool", 0, s.writer.pure(f"icmp sgt i64 {extent}, 0", extent))
             self._guarded(some, node.body)
-        s.lanes, s.past = None, False
+        s.lanes, s.past, s.ahead = None, False, None
         s.indices.lane_range = (0, 0)
 
     def _lane_bound(self, node: For, lower: list[Linear], upper: list[Linear]) -> int:

@@ -37,7 +37,7 @@ class State:
 
     `aligned`: bytes that every tensor's memory is aligned to, at most a vector's, 0 where it is not known; so what
     nontemporal loops store goes past the caches in whole vectors. `past`: inside of such a loop; `streamed`: the
-    tensors stored to in that way.
+    tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they load.
     """
 
     writer: Writer
@@ -52,6 +52,7 @@ class State:
     lanes: Lanes | None = None
     aligned: int = 0
     past: bool = False
+    ahead: tuple[str, int] | None = None
     streamed: set[str] = field(default_factory=set[str])
 
     def in_registers(self, tensor: str) -> bool:

@@ -7,6 +7,7 @@ depend on the lane or a buffer lives inside); `parallel` (iterations in any orde
 only serial loops and buffers in memory stand around, else run in one piece); `unit` (absorbed in one command of a
 machine's engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine` names it).
 A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
+What it loads `ahead` (a loop, iterations of it later) it asks for: no effect but on the caches.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class For:
     engine: str | None = None
     carried: tuple[tuple[str, tuple[int, ...]], ...] = ()
     nontemporal: bool = False
+    ahead: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)

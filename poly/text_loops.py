@@ -103,6 +103,8 @@ def _for_text(node: For) -> str:
         text += f" engine {quote(node.engine)}"
     if node.nontemporal:
         text += " nontemporal"
+    if node.ahead is not None:
+        text += f" ahead ({quote(node.ahead[0], inside=True)}, {node.ahead[1]})"
     if node.carried:
         text += f" carried ({', '.join(f'{quote(t, inside=True)}[{_list(index)}]' for t, index in node.carried)})"
     return text
@@ -185,7 +187,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
     match = re.match(r"for\s+([^\W\d]\w*)\s+in\s+range\s*(?=\()", head.text)
     if match is None:
         raise head.error("a loop is `for i in range(LOWER, UPPER, STEP):`")
-    bounds, clauses = split_clauses(head.part(match.end()), (*_KINDS, "engine", "carried", "nontemporal"))
+    bounds, clauses = split_clauses(head.part(match.end()), (*_KINDS, "engine", "carried", "nontemporal", "ahead"))
     parts = bracketed(bounds)
     if len(parts) not in (2, 3):
         raise bounds.error("range takes a lower bound, an upper bound (exclusive) and perhaps a step")
@@ -194,6 +196,8 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         raise head.error(f"a loop has one kind of {', '.join(_KINDS)}", match.end())
     if "nontemporal" in clauses and (kinds != ["vector"] or clauses["nontemporal"].text):
         raise head.error("only a vector loop is nontemporal", match.end())
+    if "ahead" in clauses and kinds != ["vector"]:
+        raise head.error("only a vector loop fetches ahead", match.end())
     return For(
         decode(match[1]), _bounds(parts[0], "max"), _bounds(parts[1], "min"), body,
         parts[2].integer() if len(parts) == 3 else 1,
@@ -201,7 +205,15 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         clauses["engine"].name() if "engine" in clauses else None,
         tuple(_element(p) for p in bracketed(clauses["carried"])) if "carried" in clauses else (),
         "nontemporal" in clauses,
+        _ahead(clauses["ahead"]) if "ahead" in clauses else None,
     )  # fmt: skip
+
+
+def _ahead(clause: Fragment) -> tuple[str, int]:
+    parts = bracketed(clause)
+    if len(parts) != 2 or parts[1].integer() < 1:
+        raise clause.error("a loop and how many of its iterations ahead are expected", hint="ahead (i.o, 1)")
+    return parts[0].name(), parts[1].integer()
 
 
 def _bounds(part: Fragment, function: str) -> tuple[Affine, ...]:

@@ -456,6 +456,31 @@ def nontemporal(schedule: Schedule, loop: str) -> Schedule:
     return finish(schedule, replace(schedule, marks=marks), "nontemporal", loop=loop)
 
 
+def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Schedule:
+    """Let a vector loop ask, for every vector that it loads from memory, for the one that it loads `ahead` iterations
+    of the loop `along` later, which is a loop around it.
+
+    Nothing is read or written by that, and no address is too far: it says where the caches will be needed. Where later
+    edits leave no loop of that name, nothing is asked for.
+    """
+    if schedule.kind(loop) != "vector":
+        hint = f"vectorise({loop!r}) first"
+        raise ScheduleError(f"loop {loop!r} is not a vector loop", where=schedule.source.name, hint=hint)
+    if along == loop or along not in schedule.outer(loop) or ahead < 1:
+        raise ScheduleError(
+            f"loop {loop!r} cannot ask for what it loads {ahead} iterations of {along!r} later",
+            where=schedule.source.name, hint=f"ahead is at least 1, along one of {', '.join(schedule.outer(loop))}",
+        )  # fmt: skip
+    reads = [r for name in schedule.under(loop) for r in schedule.statement(name).reads]
+    if all(r.indirect or schedule.program.tensor[r.tensor].scope for r in reads):
+        raise ScheduleError(
+            f"loop {loop!r} loads nothing of a whole tensor", where=schedule.source.name,
+            hint="mark the loop that reads the tensor, after promotion the one of its copy",
+        )  # fmt: skip
+    marks = {**schedule.marks, loop: replace(schedule.marks[loop], ahead=(along, ahead))}
+    return finish(schedule, replace(schedule, marks=marks), "prefetch", loop=loop, along=along, ahead=ahead)
+
+
 def parallelise(schedule: Schedule, loop: str) -> Schedule:
     """Run a loop's iterations at once, split over threads. It must carry nothing, reductions included."""
     return _marked(schedule, "parallelise", [loop], "parallel")
@@ -508,7 +533,7 @@ _VALUES: Mapping[str, type | tuple[type, ...]] = {
 PRIMITIVES: Mapping[str, str] = {
     **dict.fromkeys(
         ("tile", "interchange", "reorder", "fuse", "distribute", "shift", "skew", "split", "unroll", "vectorise",
-         "nontemporal", "parallelise", "tensorise"), "edits",
+         "nontemporal", "prefetch", "parallelise", "tensorise"), "edits",
     ),
     "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
     "rfactor": "rfactor", "overlay": "overlay",

@@ -52,6 +52,7 @@ class Mark:
     kind: LoopKind = "serial"
     engine: str | None = None
     nontemporal: bool = False
+    ahead: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -291,6 +292,13 @@ class Schedule:
         from poly.scheduling.edits import nontemporal
 
         return nontemporal(self, loop)
+
+    @checks_kinds(ScheduleError)
+    def prefetch(self, loop: str, along: str, ahead: int = 1) -> Schedule:
+        """Let a vector loop ask for what it loads `ahead` iterations of loop `along` later. Raises ScheduleError."""
+        from poly.scheduling.edits import prefetch
+
+        return prefetch(self, loop, along, ahead)
 
     @checks_kinds(ScheduleError)
     def parallelise(self, loop: str) -> Schedule:

@@ -73,6 +73,7 @@ def _node_lines(schedule: Schedule, node: TreeNode, indent: str) -> Iterator[str
 def _mark_text(mark: Mark) -> str:
     kind = "" if mark.kind == "serial" else f" {mark.kind}"
     kind += " nontemporal" if mark.nontemporal else ""
+    kind += f" ahead ({mark.ahead[0]}, {mark.ahead[1]})" if mark.ahead else ""
     return f"{kind} on {mark.engine}" if mark.engine else kind
 
 

@@ -162,6 +162,11 @@ def random_nontemporal(rng: random.Random, schedule: Schedule) -> tuple[str, tup
     return "nontemporal", (pick(rng, [loop for loop in loops_of(schedule) if schedule.kind(loop) == "vector"]),)
 
 
+def random_prefetch(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    loop = pick(rng, [loop for loop in loops_of(schedule) if schedule.kind(loop) == "vector"])
+    return "prefetch", (loop, pick(rng, list(schedule.outer(loop))), rng.randint(1, 2))
+
+
 def random_parallelise(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
     return "parallelise", (pick(rng, loops_of(schedule)),)
 
@@ -233,7 +238,8 @@ def random_overlay(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[o
 PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tuple[object, ...]]]]] = {
     "tile": random_tile, "interchange": random_interchange, "fuse": random_fuse, "distribute": random_distribute,
     "shift": random_shift, "skew": random_skew, "split": random_split, "unroll": random_unroll,
-    "vectorise": random_vectorise, "nontemporal": random_nontemporal, "parallelise": random_parallelise,
+    "vectorise": random_vectorise, "nontemporal": random_nontemporal, "prefetch": random_prefetch,
+    "parallelise": random_parallelise,
     "tensorise": random_tensorise,
     "promote": random_promote, "recompute": random_recompute, "double_buffer": random_double_buffer,
     "rfactor": random_rfactor, "overlay": random_overlay,
@@ -275,7 +281,7 @@ def base_for(rng: random.Random, kind: str, start: Schedule) -> Schedule:
         if kind == "early_reuse":
             schedule = random_legal(rng, schedule, 3, ("double_buffer",))
         return schedule
-    if kind == "nontemporal":
+    if kind in ("nontemporal", "prefetch"):
         schedule = random_legal(rng, start, rng.randint(0, 2), ("tile", "interchange", "split"))
         return random_legal(rng, schedule, 6, ("vectorise",))
     if kind in ("distribute", "recompute"):

@@ -1,0 +1,72 @@
+"""Lines asked for ahead of their use: what the mark means, where it is refused, and its text forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import poly
+from poly.codegen.function import lower
+from poly.codegen.host import host_machine
+from poly.errors import ParseError, ScheduleError
+from poly.loops import For, walk
+from poly.pictures import blocks_of
+from poly.scheduling.schedule import Schedule
+from poly.text import parse_loops, print_loops
+
+HOST = host_machine()
+LANES = HOST.lanes(4)
+
+
+def sums(rows: int, columns: int) -> Schedule:
+    s = Schedule(poly.parse("C[i, j] = A[i, j] + B[j]", A=(rows, columns), B=(columns,)))
+    return s.tile({"j": LANES}).vectorise("j.p")
+
+
+def test_what_moves_with_the_loop_is_asked_for() -> None:
+    s = sums(5, 4 * LANES)
+    assert "llvm.prefetch" not in lower(s.lower(), HOST, "entry").ir
+    rows, columns = (lower(s.prefetch("j.p", n).lower(), HOST, "entry").ir for n in ("i", "j.o"))
+    assert rows.count("call void @llvm.prefetch") == 1  # A only
+    assert columns.count("call void @llvm.prefetch") == 2
+
+
+@pytest.mark.parametrize("ahead", [1, 1000])
+def test_results_are_the_same(ahead: int) -> None:
+    kernel = poly.compile(sums(5, 4 * LANES).prefetch("j.p", "i", ahead), threads=1)
+    a, b = np.arange(20.0 * LANES, dtype=np.float32).reshape(5, -1), np.ones(4 * LANES, np.float32)
+    np.testing.assert_array_equal(kernel(a, b), a + 1)
+
+
+def test_text_forms() -> None:
+    s = sums(5, 4 * LANES).prefetch("j.p", "i", 2)
+    assert str(Schedule.parse(str(s))) == str(s)
+    loops = s.lower()
+    assert [n.ahead for n in walk(loops.body) if isinstance(n, For)] == [None, None, ("i", 2)]
+    assert parse_loops(print_loops(loops)) == loops
+    assert len(blocks_of(s)[1]) == 1
+    for text in ("serial ahead (i, 2)", "vector ahead (i, 0)", "vector ahead (i)"):
+        with pytest.raises(ParseError):
+            parse_loops(print_loops(loops).replace("vector ahead (i, 2)", text))
+
+
+def test_a_loop_that_is_gone_asks_for_nothing() -> None:
+    s = sums(5, 4 * LANES).prefetch("j.p", "i").tile({"i": 5})
+    assert "llvm.prefetch" not in lower(s.lower(), HOST, "entry").ir
+    whole = sums(1, 4 * LANES).prefetch("j.p", "i")  # the loop has one iteration
+    assert "llvm.prefetch" not in lower(whole.lower(), HOST, "entry").ir
+
+
+@pytest.mark.parametrize(
+    ("loop", "along", "ahead"), [("j.o", "i", 1), ("j.p", "j.p", 1), ("j.p", "i", 0), ("j.p", "x", 1)]
+)
+def test_refusals(loop: str, along: str, ahead: int) -> None:
+    with pytest.raises(ScheduleError):
+        sums(5, 4 * LANES).prefetch(loop, along, ahead)
+
+
+def test_registers_are_not_asked_for() -> None:
+    s = sums(5, 4 * LANES).promote("A", "j.o", HOST.register_space, name="R")
+    s = s.promote("B", "j.o", HOST.register_space, name="S")
+    with pytest.raises(ScheduleError, match="whole tensor"):
+        s.prefetch("j.p", "i")
