@@ -13,6 +13,7 @@ from poly.program import Program
 from poly.scheduling.aliases import Alias, aliases_of, place_of
 from poly.scheduling.axis_orders import reordered
 from poly.scheduling.groups import Group, extract
+from poly.scheduling.in_place import in_place
 from poly.scheduling.placement import Placement, blocks_of, place
 from poly.scheduling.row_groups import groups_for
 
@@ -58,4 +59,6 @@ def group_program(program: Program, machine: Machine) -> Grouping:
         program = replace(program, tensors=tensors)
     busy = {k: group for k, group in enumerate(groups) if k not in idle}
     parts = {k: extract(program, g, f"group_{k}") for k, g in busy.items()}
+    if machine.kind == "cpu":
+        parts, aliases = in_place(program, busy, parts, aliases)
     return Grouping(program, busy, parts, aliases, boxes)

@@ -107,9 +107,30 @@ def _home(
         first = group.statements[0]
         own = first.write.tensor == s.write.tensor and len(group.statements) == 1 and first.combiner is None
         return last if own and s.write.tensor in single and _add_update(program, group, s) else None
-    if s.write.tensor not in single or not all(t in single for t in tensors_read(s) if t in group.made):
+    if not (s.write.tensor in single or _overwrites(program, group, s)):
+        return None
+    if not all(t in single for t in tensors_read(s) if t in group.made):
         return None
     return last if _add_pointwise(program, group, s) else None
+
+
+def _overwrites(program: Program, group: Group, s: Statement) -> bool:
+    """Whether an assignment is the only writer of a tensor that came in, all of whose readers are in the group."""
+    name, own = s.write.tensor, {*group.names, s.name}
+    if program.tensor[name].role != "inout" or s.write.indirect:
+        return False
+    others = [x for x in program.statements if x is not s]
+    return all(
+        name not in tensors_written(x) and (x.name in own or name not in tensors_read(x)) for x in others
+    )  # fmt: skip
+
+
+def _reads_own(group: Group, s: Statement, axes: Sequence[str]) -> bool:
+    """Whether statements of a group read of what another one overwrites only the element that its instance writes."""
+    made = placement(s.write, axes)
+    places = {**group.axes, s.name: tuple(axes)}
+    reads = [(x, r) for x in (*group.statements, s) for r in x.reads if r.tensor == s.write.tensor]
+    return all(not r.guard and not r.indirect and placement(r, places[x.name]) == made for x, r in reads)
 
 
 def _anchor(program: Program, s: Statement) -> Group:
@@ -119,7 +140,7 @@ def _anchor(program: Program, s: Statement) -> Group:
         rest = [i for i in s.iterators if i not in axes]
         group.axes[s.name] = axes
         group.box = domain_box(program, s, axes) if not rest or s.combiner is not None else None
-        group.made[s.write.tensor] = _placement(s.write, axes)
+        group.made[s.write.tensor] = placement(s.write, axes)
     return group
 
 
@@ -152,8 +173,8 @@ def _digits(program: Program, s: Statement, subscript: Affine) -> bool:
     return True
 
 
-def _placement(access: Access, axes: Sequence[str]) -> tuple[Affine, ...]:
-    """The subscripts, with `#k` for the k-th parallel loop."""
+def placement(access: Access, axes: Sequence[str]) -> tuple[Affine, ...]:
+    """An access' subscripts, with `#k` for the k-th parallel loop."""
     names = {name: var(f"#{k}") for k, name in enumerate(axes)}
     return tuple(i.substitute(names) if isinstance(i, Affine) else var("?") for i in access.index)
 
@@ -233,11 +254,11 @@ def _add_pointwise(program: Program, group: Group, s: Statement) -> bool:
             axes = found
     if axes is None or set(axes) != set(s.iterators) or domain_box(program, s, axes) != group.box:
         return False
-    if not all(isinstance(i, Affine) for i in s.write.index):
+    if not all(isinstance(i, Affine) for i in s.write.index) or not _reads_own(group, s, axes):
         return False
     group.statements.append(s)
     group.axes[s.name] = axes
-    group.made[s.write.tensor] = _placement(s.write, axes)
+    group.made[s.write.tensor] = placement(s.write, axes)
     group.why.append(
         f"{s.name} reads {', '.join(r.tensor for r in s.reads if r.tensor in group.made)} where it is made"
     )
