@@ -14,7 +14,7 @@ from poly.dlpack import Exporter, from_dlpack
 from poly.dtypes import numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.interp_arrays import pack, solved_extent
-from poly.pointers import LARGE, fresh_empty, fresh_zeros
+from poly.pointers import LARGE, aligned_zeros, fresh_empty, fresh_zeros
 from poly.program import Program, Tensor
 from poly.relations import access_map, bound_domain, box
 from poly.sets import fix_sizes
@@ -64,10 +64,13 @@ def _written(program: Program, tensor: Tensor) -> bool:
 def typed(tensor: Tensor, array: object) -> Array:
     """A numpy array on what was given: an array of the dtype of this tensor, anything with `__dlpack__` (its memory is
     used), or numbers and lists of them. Raises `RunError`."""
-    return array_of(tensor.name, numpy_dtype(tensor.dtype), array, tensor.name, tensor.dtype)
+    what = "constant" if tensor.role == "constant" else "input"
+    return array_of(tensor.name, numpy_dtype(tensor.dtype), array, tensor.name, tensor.dtype, what)
 
 
-def array_of(name: str, expected: np.dtype[np.generic], array: object, spelled: str, kind: str = "") -> Array:
+def array_of(
+    name: str, expected: np.dtype[np.generic], array: object, spelled: str, kind: str = "", what: str = "input"
+) -> Array:
     """`typed` for an input `name`, which the caller writes as `spelled`. `kind`: the name of its dtype in messages."""
     kind = kind or expected.name
     if isinstance(array, np.ndarray | np.generic):
@@ -80,10 +83,10 @@ def array_of(name: str, expected: np.dtype[np.generic], array: object, spelled: 
                 return _numbers(array, expected)
             found = from_dlpack(cast("Exporter", array))
         except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
-            raise RunError(f"input {name}: {type(array).__name__} is no array of {kind}: {error}") from error
+            raise RunError(f"{what} {name}: {type(array).__name__} is no array of {kind}: {error}") from error
     if found.dtype != expected:
         hint = f"{spelled}.astype({expected.name!r})"
-        raise RunError(f"input {name} is {found.dtype}, expected {kind}", hint=hint)
+        raise RunError(f"{what} {name} is {found.dtype}, expected {kind}", hint=hint)
     return found
 
 
@@ -165,11 +168,22 @@ def plain(array: Array) -> Array:
     return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
 
 
-def constant(tensor: Tensor, array: Array, sizes: Mapping[str, int]) -> Array:
-    """The memory of a constant. Raises `RunError` for an array that does not fit."""
+def constant(tensor: Tensor, array: object, sizes: Mapping[str, int]) -> Array:
+    """What was given for a constant, in its dtype and shape. Raises `RunError` for an array that does not fit."""
     found = plain(typed(tensor, array))
     check_shape(tensor, found, tensor.extents(sizes), "constant")
-    return pack(tensor, sizes, found)
+    return found
+
+
+def constant_memory(tensor: Tensor, array: object, sizes: Mapping[str, int]) -> Array:
+    """The memory of a constant: the caller's own array only where nobody can write to it. Raises as `constant` does."""
+    kept = pack(tensor, sizes, constant(tensor, array, sizes))
+    if not kept.flags.writeable:
+        return kept
+    copy = aligned_zeros(kept.shape, kept.dtype)
+    np.copyto(copy, kept)
+    copy.flags.writeable = False
+    return copy
 
 
 def infer_sizes(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from poly.codegen.arguments import (
     check_shape,
-    constant,
+    constant_memory,
     expected_arrays,
     infer_sizes,
     overlap,
@@ -78,7 +78,7 @@ class Kernel(NativeCall):
         known = {t.name: t for t in (*tree.tensors, *inputs, *outputs)}
         self._tensors = [known[name] for name in self.module.tensors]
         self.constants = {
-            n: constant(known[n], a, sizes) for n, a in (constants or {}).items() if n in self.module.tensors
+            n: constant_memory(known[n], a, sizes) for n, a in (constants or {}).items() if n in self.module.tensors
         }
         self.constants |= {n: a for n, a in (stored or {}).items() if n in self.module.tensors}
         given = {t.name for t in (*inputs, *outputs)} | self.constants.keys()

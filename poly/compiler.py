@@ -189,13 +189,17 @@ def compile_program(
 ) -> Kernel | StreamKernel:
     """One program for one machine.
 
-    Raises `PolyError` where a constant is missing or the program has no compiled form.
+    Raises `PolyError` where a constant is missing or does not fit, or the program has no compiled form.
     """
+    from poly.codegen.arguments import constant
+
     for t in program.with_role("constant"):
         if t.name not in constants:
             raise PolyError(
                 f"constant {t.name!r} has no value", where=program.name, hint="compile(..., constants={name: array})"
             )
+    fitting = {t.name: constant(t, constants[t.name], program.binding) for t in program.with_role("constant")}
+    constants = {**constants, **fitting}
     if machine.kind == "accelerator":
         from poly.accel.compiled import compile_stream
 

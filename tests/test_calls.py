@@ -155,6 +155,28 @@ def test_wrong_arguments() -> None:
         kernel(a, b, **{"out": c, "x": 1})  # type: ignore[arg-type]
 
 
+def test_constants_are_checked_and_kept() -> None:
+    text = "input x: f32[64,64]\nconstant w: f32[64,64]\noutput y: f32[64,64]\n"
+    x, w = np.eye(64, dtype=np.float32), np.arange(4096, dtype=np.float32).reshape(64, 64)
+    for equation, want in (("y[i,j] += x[i,k] * w[j,k]", w.T), ("y[i,j] = x[i,j] + w[j,i]", x + w.T)):
+        program = poly.parse(text + equation)
+        for bad, message in [
+            (w[:2, :2], r"constant w has shape \[2, 2\]"),
+            (w.ravel(), r"constant w has shape \[4096\]"),
+            (w.astype(np.float64), "constant w is float64"),
+            ("w", "constant w: str is no array"),
+            (None, "constant w: NoneType is no array"),
+        ]:
+            with pytest.raises(RunError, match=message):
+                poly.compile(program, constants={"w": bad})  # type: ignore[dict-item]
+        mine = w.copy()
+        kernel, expected = poly.compile(program, constants={"w": mine}), want.copy()
+        assert isinstance(kernel, Kernel)
+        np.testing.assert_array_equal(kernel(x, out=mine), expected)  # the kernel has its own
+        mine[...] = 0
+        np.testing.assert_array_equal(kernel(x), expected)
+
+
 def test_references_are_kept_in_balance() -> None:
     kernel, (a, b, c) = plus(), operands()
     gc.collect()
