@@ -20,13 +20,14 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Statement
 from poly.relations import expressions_map
-from poly.scheduling.cpu_cost import EDGE, MEETING, REMOTE, core_of
+from poly.scheduling.cpu_cost import EDGE, core_of
+from poly.scheduling.cpu_shares import shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 from poly.sets import fix_sizes, interval
 
 LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
-EVEN: Final = 0.95  # of the threads' time: where a loop uses as much of it, none inside is better
+EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
 STREAMED, LONG, SCALAR = 0.4, 2.0, 8.0  # cycles: of an element that is moved, an operation in steps, no lanes (factor)
 LIGHT: Final = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 
@@ -86,27 +87,24 @@ class _Sharing:
     def _cheapest(self, schedule: Schedule, name: str, loops: Sequence[str]) -> str | None:
         """The loop that takes a nest's work from the first thread best; None where it is over sooner alone."""
         extents = {n: _extent(schedule, n) for n in schedule.nests[name].names}
-        instances = prod(extents.values())
-        if not instances:  # free sizes
-            return next((n for n in loops if extents[n] >= self.threads and not _carries(schedule, n)), None)
+        instances = prod(extents.values())  # 0 where a size is free
         whole = self._work(schedule, name)
         best, least = None, whole
         for k, loop in enumerate(loops):
             extent, reached = extents[loop], prod(extents[n] for n in loops[:k])
-            if extent < 2 or loop in self.alone or instances < LEAST_SHARED * reached:
+            if extent < 2 or loop in self.alone or instances < LEAST_SHARED * max(1, reached):
                 continue
-            busy = extent / (-(-extent // self.threads) * self.threads)
             far = sum(_bytes(schedule, t) for t in self._travelling(schedule, loop)) * (1 - 1 / self.threads)
-            far = (far + _edges(schedule, loop) * (self.threads - 1)) / REMOTE
-            cost = whole / self.threads / busy + (reached - 1) * MEETING + far
+            far += _edges(schedule, loop) * (self.threads - 1)
+            cost = shared_time(whole, extent, reached - 1, far, self.threads)
             if cost < least and not _carries(schedule, loop):
                 best, least = loop, cost
-                if busy >= EVEN and not far:
+                if cost * self.threads <= EVEN * whole and not far:
                     break
         return best
 
     def _work(self, schedule: Schedule, name: str) -> float:
-        """Cycles of a statement's instances, roughly; 0 where free sizes leave it open."""
+        """Cycles of a statement's instances, roughly."""
         s = schedule.program.statement[name]
         core = core_of(self.machine, size_bytes(schedule.program.tensor[s.write.tensor].dtype))
         lanes = any(schedule.kind(n) == "vector" for n in schedule.nests[name].names)

@@ -1,0 +1,19 @@
+"""The formula of a loop's time on several threads."""
+
+from __future__ import annotations
+
+from poly.scheduling.cpu_cost import MEETING
+from poly.scheduling.cpu_shares import shared_time
+
+
+def test_more_iterations_share_better() -> None:
+    """At best the work over the threads; the fewer iterations a share has, the more is lost to the slower thread."""
+    times = [shared_time(1e6, trips, 0, 0.0, 2) for trips in (2, 4, 8, 64)]
+    assert times == sorted(times, reverse=True) and 5e5 < times[-1] < 5.1e5
+    assert shared_time(1e6, 3, 0, 0.0, 2) > shared_time(1e6, 4, 0, 0.0, 2)
+
+
+def test_what_a_share_costs_besides() -> None:
+    alone = shared_time(1e6, 8, 0, 0.0, 2)
+    assert shared_time(1e6, 8, 3, 0.0, 2) == alone + 3 * MEETING
+    assert shared_time(1e6, 8, 0, 4096.0, 2) > alone
