@@ -258,6 +258,8 @@ class Ops:
                 return self._shift(name, *operands)
             case "fmod" if is_float(a.dtype):
                 return self.op("frem", a, *operands)
+            case "bit_and" | "bit_or" | "bit_xor" | "shift_left" | "shift_right":
+                raise UnsupportedError(f"{name} of {a.dtype}", hint="convert the operands to integers")
             case _ if is_float(a.dtype):
                 from poly.codegen import vector_math
 

@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.dtypes import is_integer
-from poly.errors import PolyError
+from poly.errors import PolyError, ShapeError
 from poly.expr import COMBINERS, Apply, Cast, Const, Expr, Read, walk
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_signature import Argument, read_signature
@@ -118,10 +118,11 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
     context = _context(sizes, reader.context)
     if context.is_empty():
         raise text.source.error(text.definition, "no sizes satisfy the assertions")
-    tensors = _tensors(arguments, reader)
-    statements = tuple(
-        _statement(draft, f"S{k}", tensors, sizes, exact) for k, draft in enumerate(reader.drafts)
-    )
+    try:
+        tensors = _tensors(arguments, reader)
+        statements = tuple(_statement(d, f"S{k}", tensors, sizes, exact) for k, d in enumerate(reader.drafts))
+    except ShapeError as error:
+        raise text.source.error(text.definition, error.message, error.hint) from error
     for statement, draft in zip(statements, reader.drafts, strict=True):
         _check_bounds(text.source, statement, draft, tensors, sizes, context)
     try:
@@ -209,6 +210,10 @@ def _statement(
     target = tensors[draft.write.tensor].dtype
     body, reads, symbol = draft.body, draft.reads, draft.symbol
     found, dtype = typed(body, [tensors[r.tensor].dtype for r in reads])
+    if symbol in ("and", "or") and (target != "bool" or dtype != "bool"):  # `|=` of integers changes bits
+        reads = (*reads, draft.write)
+        body = Apply(f"bit_{symbol}", (Read(len(reads) - 1), body))
+        found, dtype, symbol = *typed(body, [tensors[r.tensor].dtype for r in reads]), ""
     if symbol and is_integer(target) and (dtype not in (None, target) or _fractional(found)):
         # the sum is made in the wider dtype and then converted: no update of the target by one value
         reads = (*reads, draft.write)

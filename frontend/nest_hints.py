@@ -128,8 +128,6 @@ def value(node: ast.expr) -> str:
             return f"shift_left({ast.unparse(a)}, {ast.unparse(b)})"
         case ast.BinOp(left=a, op=ast.RShift(), right=b):
             return f"shift_right({ast.unparse(a)}, {ast.unparse(b)})"
-        case ast.BinOp(left=a, op=ast.BitXor(), right=b):
-            return f"bit_xor({ast.unparse(a)}, {ast.unparse(b)})"
         case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
             return "a loop that adds to a local: s = 0.0; for k in range(N): s += B[k]"
         case ast.NamedExpr(target=target):

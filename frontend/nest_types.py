@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from poly.dtypes import dtype_name, is_float, numpy_dtype
+from poly.errors import ShapeError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, walk
 
 
@@ -42,6 +43,8 @@ def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> tuple[
     operands = arguments[len(head) :]
     found = [typed(a, reads) for a in operands]
     common = _common(name, [(o, d) for o, (_, d) in zip(operands, found, strict=True)])
+    if name.startswith("bit_") and common is not None and is_float(common):
+        raise ShapeError(f"{name} of {common}: floats have no bits here", hint="integers or truths on both sides")
     converted = [e if common is None or d == common else settled(e, common) if d is None else Cast(common, e)
                  for e, d in found]  # fmt: skip
     result = Apply(name, (*head, *converted))

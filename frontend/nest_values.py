@@ -21,17 +21,20 @@ from poly.frontend.nest_source import Source
 from poly.program import Access
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "and",
-    ast.BitOr: "or",
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "bit_and",
+    ast.BitOr: "bit_or", ast.BitXor: "bit_xor",
 }  # fmt: skip
 _COMPARE: Final[dict[type[ast.cmpop], str]] = {
     ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
 }  # fmt: skip
 _SIGNS: Final = {"eq": "=", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _SAME: Final = {
-    "fabs": "abs", "absolute": "abs", "maximum": "max", "minimum": "min", "fmax": "max", "fmin": "min", "amax": "max",
+    "fabs": "abs", "absolute": "abs", "maximum": "max", "minimum": "min",
     "where": "select", "power": "pow", "rint": "round", "logical_and": "and", "logical_or": "or", "logical_not": "not",
+    "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
 }  # fmt: skip
+_NUMBERS: Final = {"fmax": "gt", "fmin": "lt"}  # of two numbers as max and min, else the one that is none NaN
+_TRUTHS: Final = frozenset(("and", "or", "not", *_COMPARE.values()))
 _CASTS: Final = {"float": "f64", "int": "i64", "bool": "bool"}
 
 
@@ -212,19 +215,27 @@ class Values:
                 return self._read(node, self.subscripted(node), guard)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 return self._operation(_ARITHMETIC[type(op)], self.value(left, guard), self.value(right, guard))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return apply("not", self.truth(operand, guard))
             case ast.UnaryOp(op=op, operand=operand):
                 return self._unary(node, op, self.value(operand, guard))
             case ast.Compare(left=left, ops=ops, comparators=rest):
                 return self._comparison(node, [self.value(e, guard) for e in (left, *rest)], ops)
             case ast.BoolOp(op=op, values=values):
-                name = "and" if isinstance(op, ast.And) else "or"
-                return _folded(name, [self.value(v, guard) for v in values])
+                return _first_that_decides(isinstance(op, ast.And), [self.value(v, guard) for v in values])
             case ast.IfExp():
                 return self._choice(node, guard)
             case ast.Call(func=function, args=arguments, keywords=[]):
                 return self._call(node, last_name(function), arguments, guard)
             case _:
                 raise self._unknown(node)
+
+    def truth(self, node: ast.expr, guard: tuple[Constraint, ...] = ()) -> Expr:
+        """A value of which only the truth counts: `and` and `or` need not give an operand there."""
+        if isinstance(node, ast.BoolOp):
+            name = "and" if isinstance(node.op, ast.And) else "or"
+            return _folded(name, [self.truth(v, guard) for v in node.values])
+        return self.value(node, guard)
 
     def subscripted(self, node: ast.Subscript) -> Access:
         """The element that `A[i, j]` names; `A[i][j]` is the same, `s[()]` an array of rank 0."""
@@ -288,8 +299,6 @@ class Values:
                 return apply("neg", operand)
             case ast.UAdd():
                 return operand
-            case ast.Not():
-                return apply("not", operand)
             case _:
                 raise self._unknown(node)
 
@@ -309,13 +318,15 @@ class Values:
             if isinstance(fill, Const):
                 access = self.subscripted(node.body)
                 return Read(self._position(node, Access(access.tensor, access.index, (*guard, *then), fill)))
-        test = self.value(node.test, guard)
+        test = self.truth(node.test, guard)
         first = self.value(node.body, (*guard, *(then or ())))
         return apply("select", test, first, self.value(node.orelse, (*guard, *(other or ()))))
 
     def _call(self, node: ast.Call, name: str, nodes: Sequence[ast.expr], guard: tuple[Constraint, ...]) -> Expr:
         cast = _cast_of(name)
         spelled = _SAME.get(name, name)
+        if name in _NUMBERS and len(nodes) == 2:
+            return _of_numbers(_NUMBERS[name], self.value(nodes[0], guard), self.value(nodes[1], guard))
         if not (cast or spelled in OPERATORS or spelled in ("max", "min", "pow")):
             raise self.scope.source.error(node, f"unknown function {name!r}", hints.function(node, name))
         arguments = [self.value(a, guard) for a in nodes]
@@ -347,6 +358,27 @@ def _folded(name: str, values: Sequence[Expr]) -> Expr:
     for value in values[1:]:
         result = apply(name, result, value)
     return result
+
+
+def _first_that_decides(conjunction: bool, values: Sequence[Expr]) -> Expr:
+    """`a and b`, `a or b` of values: one of the operands, as in Python; a truth where all of them are."""
+    if all(_is_truth(v) for v in values):
+        return _folded("and" if conjunction else "or", values)
+    result = values[-1]
+    for value in reversed(values[:-1]):
+        result = apply("select", value, result, value) if conjunction else apply("select", value, value, result)
+    return result
+
+
+def _is_truth(value: Expr) -> bool:
+    return isinstance(value, Apply) and value.operator in _TRUTHS or (
+        isinstance(value, Const) and isinstance(value.value, bool)
+    )
+
+
+def _of_numbers(sign: str, a: Expr, b: Expr) -> Expr:
+    """`np.fmax`, `np.fmin`: NaN only where both are."""
+    return apply("select", apply("ne", a, a), b, apply("select", apply(sign, b, a), b, a))
 
 
 def _cast_of(name: str) -> str | None:

@@ -224,8 +224,11 @@ def fold_batch_norm(norm: Call, conv: Call, constant: Callable[[str, Array], Val
     if any(a.shape != weights.shape[:1] for a in statistics):
         return None
     epsilon = attributes.get("epsilon", 1e-5)
-    factor, offset = affine_of_statistics(statistics, epsilon if isinstance(epsilon, float) else 1e-5)
     dtype = numpy_dtype(weights.dtype)
+    affine = affine_of_statistics(statistics, epsilon if isinstance(epsilon, float) else 1e-5, dtype)
+    if affine is None:
+        return None
+    factor, offset = affine
     scaled = weights.array.astype(np.float64) * factor.reshape(-1, *(1,) * (weights.rank - 1))
     start = offset if bias is None or bias.array is None else bias.array.astype(np.float64) * factor + offset
     operands = (

@@ -331,9 +331,9 @@ def batch_normalization(b: Notation) -> None:
     ranges, point = positions(x.shape)
     c: Index = point[1] if x.rank > 1 else 0
     known = [a for a in arrays if a is not None]
-    if len(known) == 4:
-        factor, offset = affine_of_statistics(known, epsilon)
-        dtype = numpy_dtype(x.dtype)
+    dtype = numpy_dtype(x.dtype)
+    if len(known) == 4 and (affine := affine_of_statistics(known, epsilon, dtype)) is not None:
+        factor, offset = affine
         f, o = b.new_constant("factor", factor.astype(dtype)), b.new_constant("offset", offset.astype(dtype))
         b.assign(y, ranges, x[tuple(point)] * f[c] + o[c])
         return
@@ -369,11 +369,19 @@ def _batch_statistics(b: Notation, x: Value, scale: Value, shift: Value, mean: V
             b.assign(kept, ranges, value, suffix=f"_{position}")
 
 
-def affine_of_statistics(statistics: Sequence[Array], epsilon: float) -> tuple[FloatArray, FloatArray]:
-    """Batch normalisation by (scale, shift, mean, variance) as factor and offset, both f64."""
+def affine_of_statistics(
+    statistics: Sequence[Array], epsilon: float, dtype: np.dtype[np.generic]
+) -> tuple[FloatArray, FloatArray] | None:
+    """Batch normalisation by (scale, shift, mean, variance) as factor and offset, both f64.
+
+    None where one is not finite in `dtype`: (x - mean) * factor + shift then gives other values (epsilon + variance 0).
+    """
     scale, shift, mean, variance = (a.astype(np.float64) for a in statistics)
-    factor = scale / np.sqrt(variance + epsilon)
-    return factor, shift - mean * factor
+    with np.errstate(all="ignore"):
+        factor = scale / np.sqrt(variance + epsilon)
+        offset = shift - mean * factor
+        finite = all(np.isfinite(a.astype(dtype).astype(np.float64)).all() for a in (factor, offset))
+    return (factor, offset) if finite else None
 
 
 def layer_normalization(b: Notation) -> None:

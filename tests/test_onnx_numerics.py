@@ -223,3 +223,14 @@ def test_compress_by_a_run_time_condition_still_runs() -> None:
     for given in (np.array([True, False, True]), np.array([False, True, False])):
         found = compiled_once.run({**arrays, "x1": given})["y0"]
         np.testing.assert_array_equal(found, np.compress(given, _BLOCK, 1))
+
+
+@pytest.mark.parametrize("constant", [[], [1, 2, 3, 4]], ids=["inputs", "constants"])
+def test_batch_normalisation_without_variance_or_epsilon_is_as_in_the_reference(constant: list[int]) -> None:
+    """(x - mean) / 0: infinite but at the mean itself, where a factor and an offset would give NaN everywhere."""
+    x = np.array([[[1, 2, -3], [0, 1, -0.0]]], np.float32)
+    statistics = [np.array(a, np.float32) for a in ([1, 2], [3, 4], [1, 0], [0, 0])]
+    options = {"constant": constant, "opset": 15, "epsilon": 0.0}
+    want = [[[np.nan, np.inf, -np.inf], [np.nan, np.inf, np.nan]]]
+    for found in results("BatchNormalization", [x, *statistics], **options):
+        np.testing.assert_array_equal(found, want)

@@ -1,0 +1,116 @@
+"""Operators of nests mean what they mean in Python, or, for `max` and `min` with NaN, what the README says."""
+# ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import poly
+from poly.errors import ParseError, PolyError
+from poly.frontend.nest import Array, f64, i64
+from poly.interp import run_program
+
+NAN = float("nan")
+FLOATS = (np.array([0, 2, NAN, 3, -0.0, 0.3, NAN]), np.array([5, 0, 1, 4, 0, NAN, NAN]), np.full(7, 9.0))
+INTEGERS = (np.array([0, 2, 5, 3, 0, 6, 12]), np.array([5, 0, 1, 4, 0, 3, 10]), np.full(7, 9))
+
+
+def operand_of_and(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = x[i] and y[i]
+
+
+def operand_of_or(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = x[i] or y[i] or 7.0
+
+
+def truth_of_both(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = 3.0 * (x[i] > 0 and y[i] > 0) + (not (x[i] or y[i])) if x[i] or y[i] else -1.0
+
+
+def numbers_before_nan(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = np.fmax(x[i], y[i]) - 2.0 * np.fmin(x[i], 1.0)
+
+
+def nan_before_numbers(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = np.maximum(x[i], y[i]) - 2.0 * np.minimum(1.0, y[i])
+
+
+def bits_of_both(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = 100 * (x[i] | y[i]) + 10 * (x[i] & y[i]) + (x[i] ^ y[i]) + (x[i] | (y[i] > 2))
+
+
+def bits_that_come_in(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] |= x[i]
+        z[i] &= y[i]
+
+
+def operand_and_truth(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = x[i] and y[i] > 2
+
+
+@pytest.mark.parametrize(("nest", "arrays"), [
+    *((f, FLOATS) for f in (operand_of_and, operand_of_or, truth_of_both, numbers_before_nan, nan_before_numbers)),
+    *((f, INTEGERS) for f in (bits_of_both, bits_that_come_in, operand_and_truth)),
+])  # fmt: skip
+def test_compiled_and_interpreted_as_in_python(
+    nest: Callable[..., None], arrays: tuple[npt.NDArray[np.generic], ...]
+) -> None:
+    expected = arrays[2].copy()
+    nest(7, arrays[0], arrays[1], expected)
+    found = poly.compile(poly.nest(nest))(*arrays)
+    np.testing.assert_array_equal(found, expected)
+    names = ("x", "y", "z")
+    bound = poly.nest(nest).program.bind(N=7)
+    np.testing.assert_array_equal(run_program(bound, dict(zip(names, arrays, strict=True)))["z"], expected)
+
+
+def test_bits_of_floats_are_refused() -> None:
+    def floats(N: int, x: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+        for i in range(N):
+            z[i] = x[i] | x[i]  # type: ignore[operator]
+
+    with pytest.raises(ParseError, match="bit_or of f64"):
+        poly.nest(floats)
+    program = poly.parse("z[i] = bit_or(x[i], x[i])", x=(4,))
+    with pytest.raises(PolyError, match="bit_or of f32"):
+        poly.compile(program)
+
+
+def test_the_largest_along_an_axis_is_no_maximum_of_two() -> None:
+    def along(N: int, x: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+        for i in range(N):
+            z[i] = np.amax(x[i], 0)
+
+    with pytest.raises(ParseError, match="amax"):
+        poly.nest(along)
+
+
+@pytest.mark.parametrize("place", [None, 0, 17, 36])
+def test_max_and_min_with_nan_are_nan_in_every_frontend(place: int | None) -> None:
+    def largest(N: int, x: f64[Array, "N"], z: f64[Array, ""]) -> None:
+        for i in range(N):
+            z[()] = max(z[()], x[i])
+
+    x = np.sin(np.arange(37.0))
+    if place is not None:
+        x[place] = NAN
+    z = np.array(-5.0)
+    np.testing.assert_array_equal(poly.compile(poly.nest(largest))(x, z), np.maximum.reduce(x))
+    for sign, ufunc in (("max", np.maximum), ("min", np.minimum)):
+        text = f"s {sign}= x[i]; e[i] = {sign}(x[i], 0.25); f[i] = {sign}(0.25, x[i])"
+        program = poly.parse(text, dtypes={"x": "f64"}, x=(37,))
+        found = poly.compile(program)(x)
+        for a, b in zip(found, (ufunc.reduce(x), ufunc(x, 0.25), ufunc(0.25, x)), strict=True):
+            np.testing.assert_array_equal(a, b)
