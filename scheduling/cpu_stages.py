@@ -82,6 +82,8 @@ def _product(program: Program, part: Group, group: Group, machine: Machine, thre
 def schedule_stages(schedule: Schedule, group: Group, plan: StagePlan, machine: Machine) -> Schedule:
     """Share the outer loops, pack, compose the parts one after another, and keep what they hand on in a cache."""
     names, depth = list(group.names), len(group.axes[group.names[0]])
+    for tensor, place in _in_place(schedule, group, plan).items():
+        schedule = schedule.overlay(tensor, place)
     for name in names:
         shared = [loop_of(schedule, name, i) for i in group.axes[name]]
         rest = [n for n in schedule.nests[name].names if n not in shared]
@@ -115,6 +117,44 @@ def _handed(schedule: Schedule, group: Group) -> list[str]:
         users = {s.name for s in schedule.program.statements if t.name in (*tensors_read(s), *tensors_written(s))}
         if t.role == "temporary" and not t.origin and users and users <= inside:
             found.append(t.name)
+    return found
+
+
+def _in_place(schedule: Schedule, group: Group, plan: StagePlan) -> dict[str, str]:
+    """Temporaries of the group and those in which their elements can lie: where a statement along rows is the last one
+    to touch a temporary, and reads of it the element that it writes of another one of the same form.
+    """
+    inside, places = set(group.names), _passes(plan)
+    tensors, statements = schedule.program.tensor, schedule.program.statement
+    users: dict[str, list[str]] = {}
+    result: dict[str, str] = {}
+    for s in schedule.program.statements:
+        for t in {*tensors_read(s), *tensors_written(s)}:
+            users.setdefault(t, []).append(s.name)
+    for name in reversed([n for n in places if statements[n].combiner is None]):
+        s = statements[name]
+        target = tensors[s.write.tensor]
+        for t in dict.fromkeys(r.tensor for r in s.reads):
+            found, others = tensors[t], [u for u in users[t] if u != name]
+            forms = {(x.role, x.shape, x.dtype, x.space) for x in (found, target)}
+            private = found.role == "temporary" and inside >= {*others, *users[target.name]}
+            last = all(places[o] < places[name] for o in others if o in places) and inside >= {*others}
+            same = all(r.index == s.write.index for r in s.reads if r.tensor == t)
+            same = same and bool(names_of(s.write) - {*group.axes[name]})  # else it is a value in a register
+            if len(forms) == 1 and private and last and same and t != target.name:
+                result[t] = result.get(target.name, target.name)
+                break
+    return result
+
+
+def _passes(plan: StagePlan) -> dict[str, tuple[int, int]]:
+    """When every statement runs: its stage, and the pass over a row there."""
+    found: dict[str, tuple[int, int]] = {}
+    for k, stage in enumerate(plan.stages):
+        if isinstance(stage.plan, RowPlan):
+            found |= {n: (k, p) for p, part in enumerate(stage.plan.passes) for n in part.statements}
+        else:
+            found |= dict.fromkeys(stage.group.names, (k, 0))
     return found
 
 

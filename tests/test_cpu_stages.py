@@ -110,3 +110,13 @@ def test_other_groups_have_no_stages() -> None:
     program = poly.parse("y[i,l] += u[i,j] * c[j,l]", u=(64, 64), c=(64, 64))
     (group,) = groups_for(program, SMALL)
     assert stages_of(program, group, SMALL) is None
+
+
+def test_rows_are_changed_in_place() -> None:
+    elsewhere = f"{ATTENTION}; z[b,i,j] = e[b,i,j] + u[b,i,j]"
+    for text, inside in ((ATTENTION, True), (elsewhere, False)):
+        program = poly.parse(text, q=(2, 64, 8), k=(2, 8, 96), v=(2, 96, 8))
+        script = schedule_for_cpu(program, SMALL).script
+        assert ("overlay(tensor='e', inside='p')" in script) == inside
+        assert ("overlay(tensor='u', inside='p')" in script) == inside
+        assert "_block" in script
