@@ -73,11 +73,11 @@ def prepare(program: Program, machine: Machine, threads: int, schedule: Schedule
 
 def prepare_free(program: Program, machine: Machine, threads: int) -> Prepared:
     """A program whose sizes are free, in its own order where the policy has no code for it. Raises `PolyError`."""
-    from poly.scheduling.cpu_free import schedule_free
+    from poly.scheduling.cpu_each import schedule_each
 
     def made() -> Prepared:
         try:
-            return _lowered(settled(schedule_free(program, machine, threads)), machine)
+            return _lowered(settled(schedule_each(program, machine, threads)), machine)
         except PolyError:
             return _lowered(Schedule(program), machine)
 
@@ -132,9 +132,9 @@ def _planned(program: Program, machine: Machine, threads: int) -> Prepared:
     statements each for itself, the program's own order.
     """
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
-    from poly.scheduling.cpu_free import schedule_free
+    from poly.scheduling.cpu_each import schedule_each
 
-    for make in (schedule_for_cpu, schedule_one_by_one, schedule_free):
+    for make in (schedule_for_cpu, schedule_one_by_one, schedule_each):
         try:
             return _lowered(make(program, machine, threads), machine)
         except (CapacityError, UnsupportedError):

@@ -3,7 +3,7 @@
 The sizes of a call follow from the shapes of its inputs. Before a size is used for the first time the graph is compared
 with what the front end makes for it (see `poly.frontend.onnx_symbolic`); where it is not the same, and on machines that
 need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and has lanes
-and register tiles (`poly.scheduling.cpu_free`), but packs and fuses less than code for one: `specialise(batch=8)`
+and register tiles (`poly.scheduling.cpu_each`), but packs and fuses less than code for one: `specialise(batch=8)`
 compiles for a size that matters, and calls of that size take it from then on. A bounded number of sizes is remembered.
 (`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
 """
@@ -51,6 +51,7 @@ class SizedStep:
     kernel: Kernel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    statements: tuple[str, ...]  # of the graph's program: the kernel may be that of another group, too
 
     @property
     def arrays(self) -> tuple[str, ...]:
@@ -167,7 +168,7 @@ class SizedEngine:
             assert step.kernel.schedule is not None
             program = step.kernel.schedule.source
             program = program.bind(**{n: v for n, v in sizes.items() if n in program.parameters})
-            parts.append(Part(step.name, tuple(s.name for s in program.statements), program, True))
+            parts.append(Part(step.name, step.statements, program, True))
 
         return profile(self.graph.name, parts, lambda observe: self.run(inputs, observe=observe), runs)
 
@@ -290,7 +291,8 @@ def _steps(
             kernels[key] = compile_kernel(canonical)
         kernel = kernels[key]
         steps.append(SizedStep(
-            f"group {k}", kernel, tuple(old[t.name] for t in kernel.inputs), tuple(old[t.name] for t in kernel.outputs)
+            f"group {k}", kernel, tuple(old[t.name] for t in kernel.inputs), tuple(old[t.name] for t in kernel.outputs),
+            tuple(s.name for s in part.statements),
         ))  # fmt: skip
         if progress is not None:
             progress(k + 1, len(groups))

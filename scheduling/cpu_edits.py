@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from poly.affine import var
 from poly.errors import PolyError, ScheduleError
+from poly.program import Statement
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -108,7 +109,18 @@ def with_padding(
     """Guarded reads inside reductions go through a padded copy of the tensor, made in vectors, but for those that are
     packed, given as (statement, tensor).
     """
-    for s in group.statements:
+    schedule, made = with_padded_reads(schedule, group.statements, packed)
+    for tensor, buffer in made:
+        schedule = _edges_apart(schedule, tensor, buffer, vector)
+    return schedule
+
+
+def with_padded_reads(
+    schedule: Schedule, statements: Sequence[Statement], packed: Collection[tuple[str, str]] = ()
+) -> tuple[Schedule, list[tuple[str, str]]]:
+    """Guarded reads inside reductions from padded copies; the tensors and their copies."""
+    made: list[tuple[str, str]] = []
+    for s in statements:
         padded = {r.tensor for r in s.reads if r.guard} if s.combiner is not None else set[str]()
         for tensor in sorted(t for t in padded if (s.name, t) not in packed):
             buffer = f"{tensor}_{s.name}_padded"
@@ -116,8 +128,8 @@ def with_padding(
                 schedule = schedule.promote(tensor, None, "dram", users=[s.name], name=buffer, pad=True)
             except PolyError:
                 continue
-            schedule = _edges_apart(schedule, tensor, buffer, vector)
-    return schedule
+            made.append((tensor, buffer))
+    return schedule, made
 
 
 def _edges_apart(schedule: Schedule, tensor: str, buffer: str, vector: int) -> Schedule:

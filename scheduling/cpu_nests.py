@@ -286,8 +286,10 @@ def shared(schedule: Schedule, names: Sequence[str], threads: int) -> Schedule:
 
 
 def _work(schedule: Schedule, loop: str, threads: int) -> bool:
-    """Whether one run of a loop is worth calling the other threads: by the boxes around the domains."""
-    total = 0
+    """Whether one run of a loop is worth calling the other threads: by the boxes around the domains. Where sizes leave
+    it open, an outermost loop is.
+    """
+    total, unknown = 0, threads if len(schedule.outer(loop)) > 1 else LEAST_WORK
     for name in schedule.under(loop):
         s, nest = schedule.program.statement[name], schedule.nests[name]
         inner = {i for n in nest.names[nest.names.index(loop) :] for i in nest.loops[n].names}
@@ -295,7 +297,7 @@ def _work(schedule: Schedule, loop: str, threads: int) -> bool:
         product = 1
         for iterator in inner - outer:
             if iterator in s.iterators:
-                product *= _longest(schedule.program, s, iterator) or threads
+                product *= _longest(schedule.program, s, iterator) or unknown
         total += product
     return total >= LEAST_WORK
 

@@ -12,7 +12,7 @@ from poly.codegen.host import host_machine
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_free import schedule_free
+from poly.scheduling.cpu_each import schedule_each
 from poly.scheduling.schedule import Schedule
 
 RENAMED = replace(
@@ -35,7 +35,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[int | str, ...]]]] = {
 
 
 def scheduled(program: Program, machine: Machine) -> Schedule:
-    return schedule_free(program, machine) if program.parameters else schedule_for_cpu(program, machine)
+    return schedule_each(program, machine) if program.parameters else schedule_for_cpu(program, machine)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

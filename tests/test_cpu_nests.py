@@ -18,7 +18,7 @@ from poly.frontend.nest import read_nest
 from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_free import schedule_free
+from poly.scheduling.cpu_each import schedule_each
 from poly.scheduling.cpu_nests import ends_of
 from poly.scheduling.distribution import components, distributed
 from poly.scheduling.isl_scheduler import schedule_by_isl
@@ -124,8 +124,8 @@ def test_split_at_an_expression() -> None:
 def test_register_tiles_have_known_sizes() -> None:
     body = "    for i in range(N):\n        for j in range(N):\n            for k in range(N):\n"
     free = read_nest(define(HEAD + body + "                B[i, i] += A[i, j] * C[k]\n"))
-    agrees(free.bind(N=19), schedule_free(free.bind(N=19), machine_of("cpu")))
-    kernel, values = poly.compile(schedule_free(free, machine_of("cpu"))), arrays(free.bind(N=19))
+    agrees(free.bind(N=19), schedule_each(free.bind(N=19), machine_of("cpu")))
+    kernel, values = poly.compile(schedule_each(free, machine_of("cpu"))), arrays(free.bind(N=19))
     wanted = run_program(free.bind(N=19), values)["B"]
     np.testing.assert_array_equal(kernel(*[values[t.name] for t in free.inputs]), wanted)
     with pytest.raises(CapacityError, match="depends on size N, which is free"):

@@ -1,4 +1,4 @@
-"""Lanes where sizes are free: what gets them, and that the code agrees with the interpreter at every size."""
+"""Each statement for itself: what gets lanes where sizes are free, and that the code agrees with the interpreter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import poly
 from poly.compiler import machine_of
 from poly.dtypes import numpy_dtype
 from poly.errors import PolyError
-from poly.scheduling.cpu_free import schedule_free
+from poly.scheduling.cpu_each import schedule_each
 from poly.scheduling.schedule import Schedule
 
 CPU = machine_of("cpu")
@@ -40,7 +40,7 @@ def arrays(program: poly.Program, sizes: dict[str, int], dtype: str) -> dict[str
 def test_lanes_and_results(name: str, threads: int) -> None:
     text, shapes, dtype, lanes = CASES[name]
     program = poly.parse(text, dtypes=dict.fromkeys(shapes, dtype), **shapes)
-    schedule = schedule_free(program, CPU, threads)
+    schedule = schedule_each(program, CPU, threads)
     schedule.check()
     marked = {n for n in schedule.nests if any(schedule.kind(x) == "vector" for x in schedule.nests[n].names)}
     assert len({s.origin or s.name for s in schedule.program.statements if s.name in marked and not s.copies}) == lanes
@@ -57,9 +57,21 @@ def test_lanes_and_results(name: str, threads: int) -> None:
 
 def test_what_a_check_refuses_stays_as_it_was() -> None:
     program = poly.parse("A[i,k] += A[i-1,k] where 1 <= i < M and 0 <= k < 16", A=("M", 16))
-    schedule = schedule_free(program, CPU)
+    schedule = schedule_each(program, CPU)
     schedule.check()
     scan = poly.parse("S[b,k] = S[b,k-1] + A[b,k] where 0 <= b < M and 1 <= k < 16", A=("M", 16), S=("M", 16))
     with pytest.raises(PolyError):
         Schedule(scan).vectorise("k")
-    assert "vectorise" not in schedule_free(scan, CPU).script
+    assert "vectorise" not in schedule_each(scan, CPU).script
+
+
+def test_threads_share_what_sizes_leave_open() -> None:
+    """The outermost loop of every nest, a padded copy's too; not where it is known to be short work."""
+    text = "Y[i,j] += (X[i+r-1,j] if 0 <= i+r-1 and i+r-1 < M else 0) where 0 <= i < M and 0 <= j < 40 and 0 <= r < 3"
+    schedule = schedule_each(poly.parse(text, X=("M", 40)), CPU, 2)
+    schedule.check()
+    outermost = {nest.names[0] for nest in schedule.nests.values() if nest.names}
+    assert any(s.copies for s in schedule.program.statements)
+    assert {schedule.kind(loop) for loop in outermost} == {"parallel"}
+    short = schedule_each(poly.parse("C[i] = A[i] + 1", A=(64,)), CPU, 2)
+    assert "parallelise" not in short.script

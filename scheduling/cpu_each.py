@@ -1,0 +1,32 @@
+"""Policy for a core, each statement for itself: for programs with free sizes, and where no other policy has code.
+
+The choices of `poly.scheduling.cpu` weigh numbers that free sizes do not have. Here loops around several statements are
+cut apart, reads under a condition inside of sums go through padded copies, and each statement gets lanes, and rows of a
+register tile where lanes are used again (`poly.scheduling.cpu_nests`, whose bounds may be symbols): whole blocks are
+split from the rest at multiples of a block's size. What a check refuses stays as it was.
+"""
+
+from __future__ import annotations
+
+from poly.errors import PolyError
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.cpu_edits import with_padded_reads
+from poly.scheduling.cpu_nests import schedule_nest, shared
+from poly.scheduling.distribution import distributed
+from poly.scheduling.edits import settle, unchecked
+from poly.scheduling.schedule import Schedule
+
+
+def schedule_each(program: Program, machine: Machine, threads: int = 1) -> Schedule:
+    """A checked schedule; threads share the outermost loops that they can."""
+    start, _ = distributed(unchecked(Schedule(program)))
+    try:
+        schedule = settle(start)
+    except PolyError:
+        schedule = Schedule(program)
+    names = [s.name for s in program.statements if s.external is None]
+    schedule, _ = with_padded_reads(schedule, schedule.program.statements)
+    schedule = schedule_nest(schedule, names, machine, 1)
+    every = [s.origin or s.name for s in schedule.program.statements]
+    return shared(schedule, every, threads) if threads > 1 else schedule
