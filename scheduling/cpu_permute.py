@@ -4,21 +4,22 @@ Square blocks go through registers: rows as they lie in the read tensor, read ac
 network of shuffles (`poly.codegen.transpose`). A block takes whole cache lines of the read tensor; blocks make tiles of
 few enough pages and lines that both sides' lines are used whole before they are evicted. Where the lines of a block's
 target meet in too few sets of the first cache, or go past the caches, it takes whole lines of the target instead, and
-those of the read are whole in a narrow tile. Edges are index-set splits.
+those of the read are whole in a narrow tile; what goes past the caches is put together in a buffer, so that it leaves
+in long runs, while the next tile's lines are asked for. Edges are index-set splits.
 Where both are contiguous along one loop only the order of the others matters: that of the read, so that memory is read
 in few streams, and written in runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_cost import LINE, SETS, core_of, crowding
+from poly.scheduling.cpu_cost import LINE, SETS, Core, core_of, crowding
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, ordered, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import results_past
@@ -28,6 +29,7 @@ from poly.scheduling.schedule import Schedule
 FEWEST = 5  # iterations along either side: below, strided loads and stores do
 RUN = 4  # iterations that write one after the other before the order of the read goes on
 PAGE = 4096
+LEAST_RUN, MOST_RUN = 256, 640  # bytes of a row of the target that leave the caches together
 MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds
 
 
@@ -36,7 +38,8 @@ class Permutation:
     """`outer`: positions of the other parallel loops, outermost first; `lanes`, `across`: of those along which the
     target and the turned reads are contiguous; `turned`: the tensors of these reads. A block is `rows` iterations of
     `lanes` times `columns` of `across`, a tile (of `lanes`, of `across`) whole blocks (None: no tiles, and lanes
-    inside). `past`: the target is written past the caches.
+    inside). `past`: the target is written past the caches, tile by tile from a buffer; `along`: which loop goes from
+    one tile to the next, the position of one of `outer`, None for that over tiles of `across`.
     """
 
     statement: str
@@ -49,6 +52,7 @@ class Permutation:
     columns: int
     tile: tuple[int, int] | None
     past: bool
+    along: int | None
 
 
 @dataclass(frozen=True)
@@ -142,10 +146,33 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     core = core_of(machine, size)
     past = s.write.tensor in results_past(program, group, machine) and _whole_lines(strides[-1], lanes, size)
     crowded = core.caches[0][2] * SETS / crowding((strides[-1][across] or 0) * size) < columns
-    if (past or crowded) and tile is not None:
+    along, run = None, _run(extents[lanes], size)
+    past = past and all(2 * run <= _kept(core, strides[k][lanes] or 0, size) for k in turned)
+    if past:
+        rows, columns = vector * max(1, room // wide), vector * wide
+        tile = (run, columns)
+        nearest = next((a for a in outer if strides[-1][a] == extents[lanes]), None)
+        if nearest is not None and extents[lanes] * size < MOST_RUN:
+            along, outer = nearest, (*(a for a in outer if a != nearest), nearest)
+    elif crowded and tile is not None:
         rows, columns = vector * wide, vector
         tile = (max(MOST_PAGES, rows), rows)
-    return Permutation(s.name, outer, lanes, across, tensors, vector, rows, columns, tile, past and tile is not None)
+    return Permutation(s.name, outer, lanes, across, tensors, vector, rows, columns, tile, past, along)
+
+
+def _kept(core: Core, step: int, size: int) -> float:
+    """How many lines that far apart the last cache holds: those asked for have to be there yet when they are used."""
+    capacity, _, ways = core.caches[-1]
+    lines, apart = capacity // LINE, max(1, step * size // LINE)
+    return max(ways, lines / (apart & -apart))
+
+
+def _run(extent: int, size: int) -> int:
+    """Elements of a row of the target that leave the caches together: whole lines, and few are left over."""
+    line = LINE // size
+    most = max(1, min(extent, MOST_RUN // size) // line)
+    runs = range(min(most, LEAST_RUN // LINE), most + 1)
+    return line * max(runs, key=lambda n: (extent // (n * line) * n, n))
 
 
 def _whole_lines(steps: Mapping[int, int | None], lanes: int, size: int) -> bool:
@@ -194,7 +221,14 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
     schedule, strips = whole_blocks(schedule, name, depth, extents[plan.across], plan.columns)
     for strip, columns in strips:
         schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))  # so that a cut parts all of the nest
-        schedule, parts = whole_blocks(schedule, strip, depth, extents[plan.lanes], plan.rows)
+        rest = extents[plan.lanes]
+        if plan.past and plan.tile is not None and columns == plan.columns and rest >= plan.tile[0]:
+            schedule, (whole, *others) = whole_blocks(schedule, strip, depth, rest, plan.tile[0])
+            schedule = _buffered(schedule, plan, whole[0], axes, machine)
+            if not others:
+                continue
+            strip, rest = others[0]
+        schedule, parts = whole_blocks(schedule, strip, depth, rest, plan.rows)
         for part, rows in parts:
             schedule = _blocks(schedule, plan, part, rows, columns)
             for tensor in plan.turned:
@@ -218,8 +252,33 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
     schedule = schedule.reorder(*tiles, *blocks, f"{across}.p", f"{lanes}.p")
     schedule = schedule.unroll(f"{across}.p")
     schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
-    whole = plan.past and rows == plan.rows
-    return schedule.nontemporal(schedule.nests[name].names[-1]) if whole else schedule
+    return schedule
+
+
+def _buffered(
+    schedule: Schedule, plan: Permutation, name: str, axes: Sequence[str], machine: Machine
+) -> Schedule:
+    """A piece of whole tiles, each turned into a buffer that then leaves past the caches row by row."""
+    assert plan.tile is not None
+    outer, (lanes, across) = list(schedule.nests[name].names[: len(plan.outer)]), schedule.nests[name].names[-2:]
+    height, columns = plan.tile
+    inner = outer.pop() if plan.along is not None else ""
+    schedule = schedule.tile({lanes: height, across: columns}).tile({f"{lanes}.p": plan.rows})
+    tiles = [f"{lanes}.o", f"{across}.o", *filter(None, [inner])]
+    schedule = schedule.reorder(*outer, *tiles, f"{lanes}.p.o", f"{across}.p", f"{lanes}.p.p")
+    schedule = schedule.unroll(f"{across}.p")
+    schedule = in_vectors(schedule, f"{lanes}.p.p", plan.rows, plan.vector, FEW_VECTORS)
+    for tensor in plan.turned:
+        (read,) = (r for r in schedule.program.statement[name].reads if r.tensor == tensor)
+        along = axis_of(read, axes[plan.across])
+        schedule = _square(schedule, plan, name, tensor, along, columns, machine.register_space)
+        schedule = schedule.prefetch(schedule.nests[f"ld_{tensor}_{name}_t"].names[-1], tiles[-1])
+    target = schedule.program.statement[name].write.tensor
+    buffer = f"{target}_{name}_b"
+    schedule = schedule.promote(target, tiles[-1], machine.cache_space(0), name=buffer, users=[name])
+    row = f"st_{buffer}.{schedule.program.tensor[target].rank - 1}"
+    schedule = in_vectors(schedule, row, height, plan.vector)
+    return schedule.nontemporal(schedule.nests[f"st_{buffer}"].names[-1])
 
 
 def _square(

@@ -9,8 +9,10 @@ import pytest
 
 import poly
 from poly.codegen.host import machine_of_features
+from poly.codegen.kernel import Kernel
 from poly.dtypes import numpy_dtype
 from poly.frontend.einsum import einsum_program
+from poly.loops import For, walk
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
@@ -122,3 +124,30 @@ def test_its_schedule_is_a_checked_script() -> None:
     assert any(t.space == "reg" for t in schedule.program.tensors)
     schedule.check()
     assert str(Schedule.parse(str(schedule))) == str(schedule)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "along"),
+    [
+        ("Y[j, i] = X[i, j]", (160, 208), "j"),
+        ("Y[j, i] = X[i, j]", (176, 83), "j"),
+        ("Y[c, b, a] = X[a, b, c]", (48, 12, 48), "b"),
+        ("Y[b, j, i] = X[b, i, j]", (3, 240, 80), "j"),
+        ("Y[j, i] = max(X[i, j] + Z[i, j], 0)", (160, 208), "j"),
+    ],
+)
+def test_beyond_the_caches_tiles_leave_from_a_buffer(text: str, shape: tuple[int, ...], along: str) -> None:
+    """The next tile's lines are asked for along the loop that goes there."""
+    small = machine_of_features("x86-64", AVX2, "x86_64-unknown-linux-gnu", dict.fromkeys((1, 2, 3), 32 << 10), 2, 3000)
+    program = poly.parse(text, **{t: shape for t in ("X", "Z") if t in text})
+    schedule = schedule_for_cpu(program, small)
+    asked = {n.ahead[0].split(".")[0] for n in walk(schedule.lower().body) if isinstance(n, For) and n.ahead}
+    assert asked == {along}
+    assert any(t.space == small.cache_space(0) and t.origin == "Y" for t in schedule.program.tensors)
+    kernel = poly.compile(schedule, threads=1)
+    assert isinstance(kernel, Kernel)
+    arrays = [np.random.default_rng(k).random(shape, np.float32) for k in range(len(program.inputs))]
+    order = text[2 : text.index("]")].replace(", ", "")
+    names = text[text.index("X[") + 2 : text.index("]", text.index("X["))].replace(", ", "")
+    want = np.einsum(f"{names}->{order}", np.sum(arrays, axis=0))
+    np.testing.assert_allclose(kernel(*arrays), want)
