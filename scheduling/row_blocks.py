@@ -23,7 +23,6 @@ from poly.scheduling.groups import Group, bare, domain_box, tensors_read, tensor
 KEPT = 0.75  # of a cache that a block and the operands that all rows use may fill
 LEAST_ROWS, MOST_ROWS = 8, 128  # of a block: enough register tiles to use a panel again, and no more than pays
 LEAST_SAVED = 1 / 16  # of the operations' time, which every nest of the block pays back
-WORTH = 2.0  # bytes saved for a byte that is fetched again
 
 
 def row_blocks(program: Program, groups: Sequence[Group], machine: Machine) -> list[Group]:
@@ -87,6 +86,9 @@ class _Blocks:
     def _plain(self, s: Statement) -> bool:
         """A statement over a box from 0 whose subscripts are iterators or numbers, without guards."""
         if s.external is not None or any(r.guard or r.indirect for r in s.reads):
+            return False
+        shapes = [e for a, _ in s.accesses for e in self.program.tensor[a.tensor].shape]
+        if any(not e.names <= self.program.binding.keys() for e in shapes):
             return False
         box = domain_box(self.program, s, s.iterators)
         if box is None or any(low for low, _ in box) or not s.reorder:
@@ -153,7 +155,7 @@ class _Blocks:
             again = batches * (extent / best - 1) * self._cycles(core, resident) if best else 0.0
         work = sum(prod(self._extents(s).values()) for s in statements if s.combiner is not None)
         least = LEAST_SAVED * work / core.lanes / core.fma_units
-        if not best or saved <= max(WORTH * again, least):
+        if not best or saved <= max(again, least):
             return None
         why = f"{best} rows at a time: {row * best} bytes a block instead of {sum(handed)} bytes handed on"
         whys = [w for p in parts for w in p.why]
@@ -162,8 +164,8 @@ class _Blocks:
     def _bytes(
         self, statements: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], parts: Sequence[Group]
     ) -> tuple[int, int, list[int]]:
-        """Bytes of memory or of a block that a row touches, those that all rows of a batch do, and those of every
-        tensor that parts hand on.
+        """Bytes of memory or of a block that a row touches, where what is handed on is changed in place, those that
+        all rows of a batch do, and those of every tensor that parts hand on.
         """
         rows: dict[str, int] = {}
         resident: dict[str, int] = {}
@@ -179,7 +181,8 @@ class _Blocks:
         made = {s.write.tensor for s in statements if tensor[s.write.tensor].role == "temporary"}
         handed = [t for t in made if len(used[t]) > 1]
         inside = [t for t in made if len(used[t]) == 1]
-        row = sum(size for t, size in rows.items() if t not in inside)
+        place = {t: (tensor[t].shape, tensor[t].dtype) if t in handed else t for t in rows}  # one form: in place
+        row = sum({place[t]: size for t, size in rows.items() if t not in inside}.values())
         return row, sum(resident.values()), [tensor[t].nbytes(binding) for t in handed]
 
     def _size(self, access: Access, outside: set[str]) -> int:
