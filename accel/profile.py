@@ -36,4 +36,5 @@ def profile(name: str) -> Machine:
         if not isinstance(machine, Machine):
             raise MachineError(f"{entry.value} gives no Machine", where=f"entry point {name}")
         return machine
-    raise MachineError(f"no machine {name!r}", hint=f"one of {', '.join(profile_names())}, or a path to a .toml file")
+    known = ", ".join(("cpu", *profile_names()))
+    raise MachineError(f"no machine {name!r}", hint=f"one of {known}, or a path to a .toml file")

@@ -196,13 +196,13 @@ class Shapes:
         at = written.intersect(isl.Set(_one_dimension(self.parameters, written.dim(SET), d, f"d_ = {found.isl_text}")))
         return found if beyond.is_empty() and written.params().is_subset(at.params()) else None
 
-    def _require(self, sizes: isl.Set, otherwise: str, draft: Draft) -> None:
+    def _require(self, sizes: isl.Set, otherwise: str, draft: Draft, hint: str | None = None) -> None:
         """Add a condition on the sizes to the context. Raises `ShapeError` where it never holds."""
         if self.context.is_subset(sizes):
             return
         context = self.context.intersect(sizes).coalesce()
         if context.is_empty():
-            raise ShapeError(otherwise, where=draft.shown)
+            raise ShapeError(otherwise, where=draft.shown, hint=hint)
         self.context = context
 
     def _check_bounds(self, draft: Draft) -> None:
@@ -218,4 +218,6 @@ class Shapes:
             first, second = witness(outside, (draft.iterators, [f"d{d}" for d in range(len(shape))]))
             extents = ", ".join(map(str, shape))
             message = f"{access.tensor} of shape [{extents}] is accessed out of bounds: {first} -> {second}"
-            self._require(outside.params().complement(), message, draft)
+            free = ", ".join(draft.iterators)
+            hint = f"a larger {access.tensor}, or fewer iterations: ... where <condition on {free}>"
+            self._require(outside.params().complement(), message, draft, hint)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, overload
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine
-from poly.arguments import checks_kinds
+from poly.arguments import checks_kinds, shown
 from poly.dtypes import dtype_name, numpy_dtype
 from poly.errors import OnnxError, PolyError
 from poly.expr import Const
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 MOST_ELEMENTS: Final = 2**36
 _CHECKER: Final = "onnx.checker.check_model(path, full_check=True) may say more"
+Ends = Sequence[int]  # the least and the greatest; looked at by `_checked_ranges`, which says more
 Fate = Literal["compiled", "expanded", "folded", "inlined", "at first run", "fallback", "refused", "not reached"]
 
 
@@ -70,7 +72,7 @@ def from_onnx(
     path: str | Path | onnx.ModelProto,
     shapes: Mapping[str, Sequence[int] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
-    ranges: Mapping[str, Sequence[int]] | None = None,
+    ranges: Mapping[str, Ends] | None = None,
 ) -> Graph:
     """Read a model. Its dynamic extents must be bound, or stay free in `ranges`.
 
@@ -110,8 +112,11 @@ def _checked_ranges(
             raise OnnxError(f"ranges: {name!r} is no dynamic dimension", hint=hint)
         if name in shapes:
             raise OnnxError(f"{name!r} is in shapes and in ranges", hint="bind it, or leave it free: one of the two")
-        if len(ends) != 2:
-            raise OnnxError(f"ranges[{name!r}] is {tuple(ends)}", hint="the least and the greatest extent: (1, 64)")
+        pair = isinstance(ends, Sequence) and len(ends) == 2  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not pair or not all(isinstance(e, Integral) for e in ends):  # pyright: ignore[reportUnnecessaryIsInstance]
+            most = ends if isinstance(ends, int) else 64
+            hint = f"ranges={{{name!r}: (1, {most})}}, least and greatest; one extent is shapes={{{name!r}: {most}}}"
+            raise OnnxError(f"ranges[{name!r}] is {shown(ends)}", hint=hint)
         found[name] = (int(ends[0]), int(ends[1]))
     return found
 

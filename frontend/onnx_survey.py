@@ -88,7 +88,7 @@ def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto], foreign: Iterabl
             note(proto, fate, importer.reason if fate == "fallback" else "")
         except Interrupted as later:
             names = "" if later.value is None else ", ".join(sorted(importer.origins(later.value)))
-            hint = f"fix it: constants={{...}} of {names}" if names else ""
+            hint = f"fix it: constants={{...}} of {names}, or --constant NAME=VALUE" if names else ""
             waits = later.value is not None or proto.op_type in CONTROL
             note(proto, "at first run" if waits else "fallback", later.reason, hint)
             lost |= dict.fromkeys(importer.give_up(proto), "at first run")

@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="print a level of what is made", epilog=_EXAMPLES,
                                formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     _add_what(show)
+    show.set_defaults(target=None)
     levels = ("program", "schedule", "loops", "ir", "asm", "stream", "explain")
     show.add_argument("--level", default="program", choices=levels,
                       help="which level (default program); stream needs an accelerator (default s16)")  # fmt: skip
@@ -142,11 +143,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from poly.commands import load, show
+    from poly.commands import DEFAULT_PROFILE, load, show
 
+    target = options.target or "cpu"
+    if options.level == "stream" and options.target is None:
+        target = DEFAULT_PROFILE
+        print(f"poly: the stream for {target}; another accelerator: --target NAME (see poly machines)", file=sys.stderr)
     work = load(options.what, _named(options.shape), options.dtype, (), _named(options.bind),
                 _named(options.constant))  # fmt: skip
-    print(show(work, options.level, options.target, options.group, options.threads).rstrip("\n"))
+    print(show(work, options.level, target, options.group, options.threads).rstrip("\n"))
     return 0
 
 

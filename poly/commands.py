@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Level = Literal["program", "schedule", "loops", "ir", "asm", "stream", "explain"]
 Named = tuple[str | None, str]
-_DEFAULT_PROFILE: Final = "s16"
+DEFAULT_PROFILE: Final = "s16"  # where a command needs an accelerator and names none
 
 
 class UsageError(PolyError):
@@ -559,13 +559,11 @@ def show(work: Work, level: Level, target: str, group: int | None, threads: int)
     assert program is not None
     if level == "program":
         return str(program)
-    if level == "stream" and target == "cpu":
-        target = _DEFAULT_PROFILE
     machine = machine_of(target)
     if level in ("ir", "asm") and machine.kind != "cpu":
         raise UsageError(f"{machine.name} has no {level}", hint="--level stream, or --target cpu")
     if level == "stream" and machine.kind == "cpu":
-        raise UsageError("a CPU has no command stream", hint=f"--target {_DEFAULT_PROFILE}")
+        raise UsageError("a CPU has no command stream", hint=f"--target {DEFAULT_PROFILE}")
     return _level_text(work, program, level, machine, threads)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from poly.arguments import checks_kinds, shown
+from poly.console import interactive, steps
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine, Unit
 from poly.engine_build import build_engine
@@ -122,7 +123,8 @@ def compile(
     `target`: "cpu", the name of an accelerator profile, a path to a machine's TOML file, or a `Machine`. `constants`:
     arrays of the program's constant tensors. `threads`: for the CPU, 1 unless given; all kernels of a process
     share one pool, whose settings `poly.pool()` has. `schedule`: a schedule of this program to use instead of the
-    policy's. `progress(done, all)` is called while a graph is compiled.
+    policy's. `progress(done, all)` is called while a graph is compiled; without one,
+    a bar shows after a second in an interactive session or a notebook (`POLYLOOM_PROGRESS`).
     Raises `PolyError` kinds: `ParseError`, `ScheduleError`, `UnsupportedError`, `CapacityError`, `MachineError`.
     """
     check_settings()
@@ -134,6 +136,9 @@ def compile(
             raise ScheduleError(
                 "a graph brings its own constants and schedules", hint="compile graph.to_program() instead"
             )
+        if progress is None and interactive():
+            with steps(f"compiling {what.name}") as shown_steps:
+                return compile(what, machine, threads=threads, progress=shown_steps)
         unit, ahead = _unit_compiler(machine, threads or 1)
         if isinstance(what, SizedGraph):
             from poly.sized_engine import build_sized_engine

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from poly.document import Document, Table
+from poly.settings import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 class Steps:
-    """`steps(done, all)`: a progress bar on stderr, from the second second on, and only on a terminal."""
+    """`steps(done, all)`: a progress bar on stderr, from the second second on; on a terminal or in a notebook only."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -35,7 +36,7 @@ class Steps:
         self._task: TaskID | None = None
 
     def __call__(self, done: int, total: int) -> None:
-        if self._progress is None and sys.stderr.isatty() and monotonic() - self._start > PATIENCE and done < total:
+        if self._progress is None and _watched() and monotonic() - self._start > PATIENCE and done < total:
             from rich.progress import Progress
 
             self._progress = Progress(console=console(stderr=True), transient=True)
@@ -48,6 +49,22 @@ class Steps:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _notebook() -> bool:
+    """Whether this runs in a notebook, whose streams are no terminals."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def _watched() -> bool:
+    return progress() != "off" and (sys.stderr.isatty() or _notebook())
+
+
+def interactive() -> bool:
+    """Whether calls of the library show how far they are: where somebody types, or the setting says so."""
+    typed = hasattr(sys, "ps1") or bool(sys.flags.interactive) or "IPython" in sys.modules
+    return _watched() and (typed or progress() == "on")
 
 
 @contextmanager
@@ -63,7 +80,7 @@ def steps(what: str) -> Generator[Callable[[int, int], None], None, None]:
 @contextmanager
 def busy(what: str) -> Generator[None, None, None]:
     """A spinner for work without steps, on a terminal."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or progress() == "off":
         yield
         return
     with console(stderr=True).status(what):

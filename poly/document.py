@@ -16,6 +16,11 @@ CSS: Final = (
 )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 edit", "2 edits"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of text under column heads. Columns whose cells are all numbers (with a unit) are set to the right."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Final, Protocol
 
-from poly.document import CSS, Document, Text, bytes_text, table
+from poly.document import CSS, Document, Text, bytes_text, counted, table
 
 if TYPE_CHECKING:
     from poly.graph import Graph
@@ -66,7 +66,8 @@ def program_html(program: Program) -> str:
 def schedule_html(schedule: object) -> str:
     """The tree as nested boxes, the script below it. `schedule`: whatever prints as a schedule does."""
     _, script, _ = _sections(str(schedule))
-    folded = f"<details><summary>script, {len(script)} edits</summary>{text_html(chr(10).join(script))}</details>"
+    count = counted(len(script), "edit")
+    folded = f"<details><summary>script, {count}</summary>{text_html(chr(10).join(script))}</details>"
     title = escape(repr(schedule).strip("<>"))
     return f'<div style="{CSS}"><b>{title}</b><div>{schedule_svg(schedule)}</div>{folded if script else ""}</div>'
 

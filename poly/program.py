@@ -25,6 +25,7 @@ from poly.dtypes import DTYPES, size_bytes
 from poly.errors import PolyError, ShapeError
 from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, require_literals, walk
 from poly.locks import cached_property
+from poly.text_sets import print_condition
 
 Role = Literal["input", "output", "inout", "constant", "temporary", "state"]
 PathStep = int | str
@@ -262,7 +263,8 @@ class Program:
                 raise ShapeError(f"{name} = {value} is more than {MOST_SIZE}", where=f"program {self.name}")
             context = context.intersect_params(isl.Set(f"[{name}] -> {{ : {name} = {value} }}"))
             if context.is_empty():
-                raise ShapeError(f"{name} = {value} is outside {self.context}", where=f"program {self.name}")
+                allowed = print_condition(self.context)
+                raise ShapeError(f"{name} = {value} is not allowed: {allowed}", where=f"program {self.name}")
         return replace(self, sizes=tuple(sorted((self.binding | sizes).items())))
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 from warnings import warn
 
 from poly.errors import PolyError, SettingWarning
@@ -68,9 +68,14 @@ def worker_cores() -> tuple[int, ...] | None:
     return _read("CORES", _cores, f"numbers of cores from 0 to {_last_core()}, as 0 or 0,2,4-7, or any", None)
 
 
+def progress() -> Literal["auto", "on", "off"]:
+    """`POLYLOOM_PROGRESS`: whether work of more than a second shows how far it is; auto: where somebody types."""
+    return _read("PROGRESS", _switch, "auto, on or off", "auto")
+
+
 _READERS: Final[dict[str, Callable[[], object]]] = {
     "CACHE": cache_folder, "CACHE_SIZE": cache_megabytes, "JOBS": compiling_processes, "SPIN": spin_seconds,
-    "CORES": worker_cores,
+    "CORES": worker_cores, "PROGRESS": progress,
 }  # fmt: skip
 
 
@@ -90,6 +95,14 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return convert
+
+
+def _switch(text: str) -> Literal["auto", "on", "off"]:
+    match text.lower():
+        case "auto" | "on" | "off" as found:
+            return found
+        case _:
+            raise ValueError(text)
 
 
 def _spin(text: str) -> float:

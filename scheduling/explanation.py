@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from poly.document import Document, Explanation, Text, bytes_text, count_text, ratio_text, seconds_text, table
+from poly.document import counted as number_of
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.program import Program, Statement
@@ -143,7 +144,7 @@ class ScheduleExplanation(Explanation):
         least = bytes_text(self.traffic.compulsory)
         dram = f"{bytes_text(self.traffic.between('dram'))}, {ratio_text(self.traffic.ratio)} the compulsory {least}"
         return Document(
-            f"schedule of {self.schedule.source.name}: {len(self.schedule.log)} edits",
+            f"schedule of {self.schedule.source.name}: {number_of(len(self.schedule.log), 'edit')}",
             (("dram traffic", dram), ("why legal", "\n".join(self.checks.lines))),
             (
                 table("loops", ("loop", "runs", "values", "statements"), loops),

@@ -45,7 +45,7 @@ def box_of(footprint: isl.Map, tile: Sequence[str], where: str) -> Box:
         rated = rated or [(e, bound) for bound, values in above if (e := _affine_extent(values)) is not None]
         if not rated:
             raise ScheduleError(
-                f"axis {d} of the footprint {axis} has no affine corner",
+                f"axis {d} of the footprint has no corner that is affine in {', '.join(tile) or 'the sizes'}",
                 where=where,
                 hint="split the loop, or promote further out",
             )

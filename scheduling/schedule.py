@@ -206,8 +206,10 @@ class Schedule:
         return print_schedule(self)
 
     def __repr__(self) -> str:
-        counts = f"{len(self.nests)} statements, {len(self.loop_statements)} loops, {len(self.log)} edits"
-        return f"<Schedule {self.source.name}: {counts}>"
+        from poly.document import counted
+
+        parts = ((len(self.nests), "statement"), (len(self.loop_statements), "loop"), (len(self.log), "edit"))
+        return f"<Schedule {self.source.name}: {', '.join(counted(n, noun) for n, noun in parts)}>"
 
     def _repr_html_(self) -> str:
         from poly.pictures import schedule_html

@@ -129,3 +129,65 @@ def test_every_engine_writes_to_out_and_is_profiled(tmp_path: Path) -> None:
             with pytest.raises(PolyError, match="no output 'z'|out for 'y'"):
                 engine.run({"x": X}, out=wrong)
         assert len(engine.profile({"x": X}, runs=2).groups) == 1
+
+
+@pytest.mark.parametrize("ends", [4, "ab", (1, 2, 3), (1.5, 2)])
+def test_a_range_that_is_none_says_what_to_write(ends: object) -> None:
+    with pytest.raises(PolyError, match=r"ranges\['N'\] is .*") as found:
+        poly.from_onnx(relu_model(), ranges={"N": ends})  # type: ignore[dict-item]  # pyright: ignore
+    assert f"ranges={{'N': (1, {4 if ends == 4 else 64})}}" in str(found.value)
+
+
+def test_a_target_that_does_not_exist_brings_the_processor_to_mind() -> None:
+    with pytest.raises(PolyError, match="one of cpu, "):
+        poly.compile("y[i] = 1 where 0 <= i < 4", target="nope")
+
+
+def test_a_subscript_out_of_bounds_says_what_to_write() -> None:
+    with pytest.raises(PolyError, match="a larger x, or fewer iterations: ... where <condition on i>"):
+        poly.parse("y[i] = x[i+2] where 0 <= i < 8", x=(8,))
+
+
+def test_a_size_that_is_not_allowed_is_no_text_of_isl() -> None:
+    with pytest.raises(PolyError, match="N = -1 is not allowed: N > 0"):
+        poly.parse("y[i] = x[i]", x=("N",)).bind(N=-1)
+
+
+def test_one_edit_is_one_edit() -> None:
+    schedule = poly.Schedule(poly.parse("y[i] = x[i]", x=(8,)))
+    assert repr(schedule) == "<Schedule program: 1 statement, 1 loop, 0 edits>"
+    assert "1 edit>" in repr(schedule.tile({"i": 4})) and str(poly.explain(schedule.tile({"i": 4}))).startswith(
+        "schedule of program: 1 edit\n"
+    )
+
+
+def test_a_profile_for_free_sizes_names_the_models_statements() -> None:
+    engine = poly.compile(poly.from_onnx(relu_model(), ranges={"N": (1, 4)}))
+    (group,) = engine.profile({"x": X}, runs=1).groups
+    assert group.statements == tuple(s.name for s in poly.from_onnx(relu_model(), {"N": 1}).to_program().statements)
+
+
+def test_a_stream_without_a_target_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "y[i] = 2 * x[i] where 0 <= i < 16"
+    assert main(["show", text, "--shape", "x=16", "--level", "stream"]) == 0
+    assert "the stream for s16" in capsys.readouterr().err
+    assert main(["show", text, "--shape", "x=16", "--level", "stream", "--target", "cpu"]) == 2
+    assert "a CPU has no command stream" in capsys.readouterr().err
+
+
+def test_progress_shows_where_somebody_types_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from poly import console
+
+    for name, terminal, typed, expected in (
+        ("auto", True, True, True), ("auto", True, False, False), ("auto", False, True, False),
+        ("on", True, False, True), ("on", False, False, False), ("off", True, True, False),
+    ):  # fmt: skip
+        monkeypatch.setenv("POLYLOOM_PROGRESS", name)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda t=terminal: t, raising=False)
+        monkeypatch.delitem(sys.modules, "IPython", raising=False)
+        monkeypatch.delattr(sys, "ps1", raising=False)
+        if typed:
+            monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+        assert console.interactive() is expected
