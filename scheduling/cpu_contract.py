@@ -369,7 +369,7 @@ class Choice:
             if self.update.accesses[k][0].guard and k not in packed:
                 size = float(prod(o.shape))
                 copying[k] = Copied(0, np.full((), size / GUARDED), np.full((), size * o.element))
-        inside = together([work, *moved]) + np.zeros(len(height))
+        inside = together(work, moved) + np.zeros(len(height))
         return shared_cycles(inside, self.operands, loops, copying, self.facts.threads, [*self.ranges])
 
     def _loops(

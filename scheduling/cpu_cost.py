@@ -23,7 +23,9 @@ FREE = 1e9  # elements a cycle of what is copied when compiling
 # are not shared; a machine whose cores share one loses little by sparing it).
 MEETING, REMOTE = 1500.0, 1.5
 EDGE = 256  # bytes that a prefetcher reaches over the end of a row that threads write side by side
-SHARE, SHARED = 0.75, 0.125  # of a cache that stays with the tiles: one core's own, one of many
+# Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
+# somebody else, of one of many cores an eighth.
+SHARE, SHARED = 0.5, 0.125
 # Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, more
 # where it has a page of its own; near the core only where they all meet in one set. A few pieces are streams.
 LINE, SETS, PAGE = 64, 64, 4096  # bytes of a cache's line, sets of the first level, bytes of a page
@@ -322,6 +324,9 @@ def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tu
     return step_cycles(core, work, loads), rest
 
 
-def together(parts: Sequence[Numbers]) -> Numbers:
-    """Cycles of things that overlap, the longest hides most of the others."""
-    return sum((p**4 for p in parts), np.zeros(())) ** 0.25
+def together(work: Numbers, moved: Sequence[Numbers]) -> Numbers:
+    """Cycles of operations and of the traffic of each level, the first level first: what comes from caches overlaps,
+    and the longest hides most of the others; for memory a core waits, as prefetchers start anew in every page.
+    """
+    *near, far = moved
+    return sum((p**4 for p in (work, *near)), np.zeros(())) ** 0.25 + far
