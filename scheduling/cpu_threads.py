@@ -42,9 +42,8 @@ def share(
     moving = [s for s in schedule.program.statements if s.name in names and not _constant(schedule, s)]
     for name in state.by_work(schedule, [s.name for s in moving if not s.copies]):
         schedule = state.share(schedule, name, depth)
-    for s in moving:
-        if s.copies:
-            schedule = state.share(_along(schedule, s, state.done), s.name, depth)
+    for name in state.by_work(schedule, [s.name for s in moving if s.copies]):
+        schedule = state.share(_along(schedule, schedule.program.statement[name], state.done), name, depth)
     return schedule
 
 
@@ -85,26 +84,25 @@ class _Sharing:
         return schedule.parallelise(loop)
 
     def _cheapest(self, schedule: Schedule, name: str, loops: Sequence[str]) -> str | None:
-        """The loop that takes a nest's work from the first thread best; None where it is over sooner alone."""
+        """The loop that takes most of a nest's work from the first thread; None where it is over sooner alone."""
         extents = {n: _extent(schedule, n) for n in schedule.nests[name].names}
-        instances = prod(extents.values())  # 0 where a size is free
-        whole = self._work(schedule, name)
-        best, least = None, whole
+        best, most = None, 0.0
         for k, loop in enumerate(loops):
             extent, reached = extents[loop], prod(extents[n] for n in loops[:k])
-            if extent < 2 or loop in self.alone or instances < LEAST_SHARED * max(1, reached):
+            if extent < 2 or loop in self.alone or _instances(schedule, loop) < LEAST_SHARED * max(1, reached):
                 continue
+            whole = sum(self._work(schedule, n) for n in schedule.under(loop))
             far = sum(_bytes(schedule, t) for t in self._travelling(schedule, loop)) * (1 - 1 / self.threads)
             far += _edges(schedule, loop) * (self.threads - 1)
             cost = shared_time(whole, extent, reached - 1, far, self.threads)
-            if cost < least and not _carries(schedule, loop):
-                best, least = loop, cost
+            if whole - cost > most and not _carries(schedule, loop):
+                best, most = loop, whole - cost
                 if cost * self.threads <= EVEN * whole and not far:
                     break
         return best
 
     def _work(self, schedule: Schedule, name: str) -> float:
-        """Cycles of a statement's instances, roughly."""
+        """Cycles of a statement's instances, roughly; 0 where a size is free."""
         s = schedule.program.statement[name]
         core = core_of(self.machine, size_bytes(schedule.program.tensor[s.write.tensor].dtype))
         lanes = any(schedule.kind(n) == "vector" for n in schedule.nests[name].names)
@@ -223,6 +221,11 @@ def _edges(schedule: Schedule, loop: str) -> float:
 
 def _carries(schedule: Schedule, loop: str) -> bool:
     return any(True for _ in carried(schedule, loop))
+
+
+def _instances(schedule: Schedule, loop: str) -> int:
+    """Of all statements under a loop, without those whose sizes are free."""
+    return sum(prod(_extent(schedule, n) for n in schedule.nests[name].names) for name in schedule.under(loop))
 
 
 def _extent(schedule: Schedule, loop: str) -> int:

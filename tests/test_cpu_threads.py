@@ -95,6 +95,17 @@ def test_copies_are_shared_along_what_uses_them() -> None:
         assert any(loop in done for loop in schedule.nests[s.name].names), str(schedule)
 
 
+def test_a_piece_of_a_copy_does_not_keep_the_others_on_one_thread() -> None:
+    """The edges of a padded copy are too little work, what lies between them in the same loops is not."""
+    text = CONV.replace("30", "56").replace("48", "64").replace("32", "64").replace("f64", "f32")
+    schedule = schedule_for_cpu(parse_program(text), host_machine(), 2)
+    copies = [s for s in schedule.program.statements if s.copies == "x"]
+    assert any("lo" in s.name for s in copies), str(schedule)
+    for s in copies:
+        points = s.domain.count_val().to_python()
+        assert points < 1 << 15 or any(loop in shared(schedule) for loop in schedule.nests[s.name].names), s.name
+
+
 def test_shares_are_even() -> None:
     """Three batches are no work for two threads, their rows are."""
     schedule = schedule_for_cpu(equation("bik,bkj->bij", (3, 240, 64), (3, 64, 64)), host_machine(), 2)
