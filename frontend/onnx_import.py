@@ -283,7 +283,11 @@ class Importer:
             known = f"{call.operator!r}, {call.opset}, {call.domain!r}"
             hint = error.hint or f"what it takes is in onnx.defs.get_schema({known}).doc"
             raise OnnxError(error.message, where=error.where if told else call.where, hint=hint) from error
-        except (ValueError, TypeError, ArithmeticError, LookupError, MemoryError, AssertionError) as error:
+        except AssertionError as error:  # ours, but no reason to end a program that only asked
+            hint = "the fault is Polyloom's, not the model's: please report it, with the model"
+            broken = f"an invariant of the import does not hold: {error}"
+            raise OnnxError(broken, where=call.where, hint=hint) from error
+        except (ValueError, TypeError, ArithmeticError, LookupError, MemoryError) as error:
             # what a row did not foresee is an error of this node all the same
             words = str(error).partition("\n")[0] or ("no memory" if isinstance(error, MemoryError) else "operands")
             raise OnnxError(f"cannot be written down: {words}", where=call.where, hint=_CHECKER) from error

@@ -126,7 +126,8 @@ class Schedule:
     def parse(text: str) -> Schedule:
         """The schedule that `str(schedule)` describes: its program, with its script replayed and its tree compared.
 
-        Raises `ParseError`, and what the edits raise.
+        Raises `ParseError`, and what the edits raise. Whether every access of the program is in bounds is proven on the
+        loops: `lower`, and so `compile`, refuses what leaves its tensor.
         """
         from poly.scheduling.schedule_text import parse_schedule
 

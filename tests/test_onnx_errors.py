@@ -6,6 +6,7 @@ import os
 import random
 import re
 
+import numpy as np
 import onnx
 import pytest
 
@@ -79,3 +80,15 @@ def test_most_sites_are_reached() -> None:
     missed = "\n".join(f"{name}:{line}" for name, line, _ in sorted(sites() - hit))
     assert not lacking, "\n".join(lacking[:10])
     assert len(hit) > 0.8 * len(sites()), missed  # the others are about files, in other tests
+
+
+def test_a_fault_of_the_import_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from poly.errors import Bug
+    from poly.frontend import onnx_import
+
+    def broken(_: object) -> None:
+        raise Bug("two names for one thing")
+
+    monkeypatch.setattr(onnx_import, "OPERATORS", {**onnx_import.OPERATORS, "Relu": broken})
+    with pytest.raises(OnnxError, match="does not hold: two names.*\n.*the fault is Polyloom's"):
+        from_onnx(node_model("Relu", [np.ones(3, np.float32)])[0])
