@@ -19,7 +19,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import interval_of, intervals_of
 from poly.scheduling.cpu_edits import cut, fused, in_vectors, loop_of, loop_of_axis, loops_of_copy, unrolled
-from poly.scheduling.cpu_facts import widest_element
+from poly.scheduling.cpu_facts import bytes_touched, widest_element
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -29,6 +29,7 @@ FEW_VECTORS = 8  # in a row: its vectors may be unrolled
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
 ROLLED = 48  # operations of one register tile where a row read serves all rows written at once
 COPIES = 40  # vectors of a copy that may be laid out
+OWN = 2  # levels of cache that a core has for itself
 BODY = 300  # operations of unrolled register tiles
 SPARE = 2  # registers besides sums and kept operands
 KEPT_BESIDE = 6  # registers that have to be left where operands are kept
@@ -41,7 +42,8 @@ class Window:
     dilation along rows, `reach`: the rows it covers; `axis`: of the tensor's rows, `offset`: of the first one read.
     `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read
     goes through a buffer. `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full.
-    `cuts`, `lane_cuts`: where rows and lanes are cut into pieces of their own.
+    `cuts`, `lane_cuts`: where rows and lanes are cut into pieces of their own. `far`: what is copied comes from beyond
+    a core's own caches, so that it is asked for a strip ahead.
     """
 
     statement: str
@@ -64,6 +66,7 @@ class Window:
     unrolled: bool
     cuts: tuple[int, ...]
     lane_cuts: tuple[int, ...]
+    far: bool
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
         update.name, shape.read.tensor, shape.rows, shape.lanes, shape.down, shape.across, step_down, step,
         spread, spread * (reach - 1) + 1, row, down.constant, vector, tile, strip, copied, kept, unrolled,
         (whole,) if whole < height else (), (width // vector * vector,) if ragged else (),
+        bytes_touched(program, group.statements) > sum(m.capacity or 0 for m in machine.caches[:OWN]),
     )  # fmt: skip
 
 
@@ -337,6 +341,18 @@ class Windows:
                 schedule, pieces = self._edges(schedule, row, at, rows)
         for piece in pieces:
             schedule = self._in_vectors(schedule, f"ld_{buffer}.{rank - 1}{piece}", shape[-1])
+        return self._asked(schedule, f"ld_{buffer}", rows) if w.far else schedule
+
+    def _asked(self, schedule: Schedule, copy: str, rows: tuple[int, int, int]) -> Schedule:
+        """A copy asks for what the next strip reads; where there is one only, for that of the next loop around."""
+        low, high, strip = rows
+        strips = high - low >= strip
+        for name in [n for n in schedule.nests if n == copy or n.startswith(f"{copy}_")]:
+            loops = schedule.nests[name].names
+            own = [n for n in loops if n.startswith(f"{copy}.{self.window.axis}")]
+            around = own[:1] if strips else loops[len(self.outer) - 1 : len(self.outer)]
+            if around and schedule.kind(loops[-1]) == "vector":
+                schedule = schedule.prefetch(loops[-1], around[0], self.window.step_down * strip if strips else 1)
         return schedule
 
     def _edges(
