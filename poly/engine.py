@@ -148,7 +148,7 @@ class Engine:
         `observe(step, seconds)` is called after each step.
         """
         given = self._checked(inputs)
-        wanted = self._targets(out, given) if out else {}
+        wanted = self._targets(out, given) if out is not None else {}
         with self._lock:
             plan = self._plan_of_run
             fresh = {n: wanted[n] if n in wanted else make(shape, dtype) for n, make, shape, dtype in plan.results}

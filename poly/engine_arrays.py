@@ -72,6 +72,7 @@ def targets_of(
     """The arrays of `out` by tensor; `known`: tensor, shape and dtype of each output by its label; `given`: inputs, all
     C-contiguous. Raises `RunError` where one is none of the outputs or cannot be written to.
     """
+    require_mapping(out, where)
     found: dict[str, Array] = {}
     for label, array in out.items():
         if label not in known:
@@ -86,6 +87,12 @@ def targets_of(
             raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
         found[name] = array
     return found
+
+
+def require_mapping(out: object, where: str) -> None:
+    """Raise `RunError` for an `out` that has no names."""
+    if not isinstance(out, Mapping):
+        raise RunError(f"out is {type(out).__name__}", where=where, hint="out={name: array}")
 
 
 def _overlap(one: Array, other: Array) -> bool:

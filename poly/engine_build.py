@@ -147,9 +147,13 @@ class _Build:
         return self.names[key]
 
     def constants(self) -> dict[str, Array]:
-        """Everything that steps read and nothing else, so that no weight is kept in two forms without need."""
+        """Everything that steps read and nothing else, so that no weight is kept in two forms without need; read-only,
+        so that none of it can be the `out` of a run."""
         used = {name for step in self.steps for name in step.inputs}
-        return {n: a for n, a in {**self.given, **self.computed}.items() if n in used}
+        found = {n: a.view() for n, a in {**self.given, **self.computed}.items() if n in used}
+        for array in found.values():
+            array.flags.writeable = False
+        return found
 
 
 def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poly.engine import Engine
+from poly.engine_arrays import require_mapping
 from poly.errors import FallbackWarning, RunError
 from poly.frontend.onnx_control import body_name, run_control
 from poly.frontend.onnx_reference import evaluate_node
@@ -109,6 +110,8 @@ class ModelEngine:
         """
         if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RunError(f"inputs is {type(inputs).__name__}", hint="a dict from names to arrays")
+        if out is not None:
+            require_mapping(out, self.model.model.graph.name)
         given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
         self.model.check_inputs(given)
         values: dict[str, object] = {name: given[name] for name in given}

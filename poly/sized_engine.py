@@ -131,7 +131,7 @@ class SizedEngine:
             if prepared is None:
                 return self._specialised(key, sizes).run(inputs, out=out)
             values: dict[str, Array] = {**self.graph.constants, **given}
-            values |= self._targets(out, sizes, values) if out else {}
+            values |= self._targets(out, sizes, values) if out is not None else {}
             arena = aligned_bytes(prepared.arena)
             for t in self.graph.outputs:
                 values.setdefault(t.name, np.zeros(t.extents(sizes), numpy_dtype(t.dtype)))

@@ -52,6 +52,17 @@ def test_outputs_go_where_they_are_wanted() -> None:
     np.testing.assert_array_equal(y, [2, 2, 2, 2])
     np.testing.assert_array_equal(z, [0, 2, 2, 2])
     wrong = [{"W": y}, {"Y": y[:3]}, {"Y": y.astype("f8")}, {"Y": x}, {"Y": y, "Z": y}, {"Y": np.zeros(8, "f4")[::2]}]
-    for out in wrong:
+    for out in (*wrong, [y], y, 5):
         with pytest.raises(RunError, match="out"):
-            engine.run({"X": x}, out=out)
+            engine.run({"X": x}, out=out)  # type: ignore[arg-type]
+
+
+def test_constants_are_no_outputs() -> None:
+    program = parse("input x: f32[4]\nconstant w: f32[4]\noutput y: f32[4]\ny[i] = x[i] + w[3-i]")
+    w, x = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+    graph = Graph("g", program.tensors, (Node("n", "Op", (), (), program.statements),), {"w": w})
+    engine = poly.compile(graph)
+    for array in engine.constants.values():
+        with pytest.raises(RunError, match="not writable"):
+            engine.run({"x": x}, out={"y": array})
+    np.testing.assert_array_equal(engine.run({"x": x})["y"], x + w[::-1])
