@@ -38,8 +38,7 @@ class Permutation:
     """`outer`: positions of the other parallel loops, outermost first; `lanes`, `across`: of those along which the
     target and the turned reads are contiguous; `turned`: the tensors of these reads. A block is `rows` iterations of
     `lanes` times `columns` of `across`, a tile (of `lanes`, of `across`) whole blocks (None: no tiles, and lanes
-    inside). `past`: the target is written past the caches, tile by tile from a buffer; `along`: which loop goes from
-    one tile to the next, the position of one of `outer`, None for that over tiles of `across`.
+    inside). `past`: the target is written past the caches, tile by tile from a buffer.
     """
 
     statement: str
@@ -52,7 +51,6 @@ class Permutation:
     columns: int
     tile: tuple[int, int] | None
     past: bool
-    along: int | None
 
 
 @dataclass(frozen=True)
@@ -146,18 +144,16 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     core = core_of(machine, size)
     past = s.write.tensor in results_past(program, group, machine) and _whole_lines(strides[-1], lanes, size)
     crowded = core.caches[0][2] * SETS / crowding((strides[-1][across] or 0) * size) < columns
-    along, run = None, _run(extents[lanes], size)
+    run = _run(extents[lanes], size)
+    past = past and run * size >= LEAST_RUN  # shorter ones would touch a page a line
     past = past and all(2 * run <= _kept(core, strides[k][lanes] or 0, size) for k in turned)
     if past:
         rows, columns = vector * max(1, room // wide), vector * wide
         tile = (run, columns)
-        nearest = next((a for a in outer if strides[-1][a] == extents[lanes]), None)
-        if nearest is not None and extents[lanes] * size < MOST_RUN:
-            along, outer = nearest, (*(a for a in outer if a != nearest), nearest)
     elif crowded and tile is not None:
         rows, columns = vector * wide, vector
         tile = (max(MOST_PAGES, rows), rows)
-    return Permutation(s.name, outer, lanes, across, tensors, vector, rows, columns, tile, past, along)
+    return Permutation(s.name, outer, lanes, across, tensors, vector, rows, columns, tile, past)
 
 
 def _kept(core: Core, step: int, size: int) -> float:
@@ -255,16 +251,12 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
     return schedule
 
 
-def _buffered(
-    schedule: Schedule, plan: Permutation, name: str, axes: Sequence[str], machine: Machine
-) -> Schedule:
+def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[str], machine: Machine) -> Schedule:
     """A piece of whole tiles, each turned into a buffer that then leaves past the caches row by row."""
     assert plan.tile is not None
-    outer, (lanes, across) = list(schedule.nests[name].names[: len(plan.outer)]), schedule.nests[name].names[-2:]
-    height, columns = plan.tile
-    inner = outer.pop() if plan.along is not None else ""
+    (*outer, lanes, across), (height, columns) = schedule.nests[name].names, plan.tile
     schedule = schedule.tile({lanes: height, across: columns}).tile({f"{lanes}.p": plan.rows})
-    tiles = [f"{lanes}.o", f"{across}.o", *filter(None, [inner])]
+    tiles = [f"{lanes}.o", f"{across}.o"]
     schedule = schedule.reorder(*outer, *tiles, f"{lanes}.p.o", f"{across}.p", f"{lanes}.p.p")
     schedule = schedule.unroll(f"{across}.p")
     schedule = in_vectors(schedule, f"{lanes}.p.p", plan.rows, plan.vector, FEW_VECTORS)

@@ -131,7 +131,7 @@ def test_its_schedule_is_a_checked_script() -> None:
     [
         ("Y[j, i] = X[i, j]", (160, 208), "j"),
         ("Y[j, i] = X[i, j]", (176, 83), "j"),
-        ("Y[c, b, a] = X[a, b, c]", (48, 12, 48), "b"),
+        ("Y[c, b, a] = X[a, b, c]", (64, 5, 48), "c"),
         ("Y[b, j, i] = X[b, i, j]", (3, 240, 80), "j"),
         ("Y[j, i] = max(X[i, j] + Z[i, j], 0)", (160, 208), "j"),
     ],
