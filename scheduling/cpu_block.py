@@ -55,10 +55,12 @@ def _composed(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machin
 
 def block_group(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a group with rows."""
-    return _Blocking(group, plan, machine).run(schedule)
+    return Blocking(group, plan, machine).run(schedule)
 
 
-class _Blocking(Tiling[BlockPlan]):
+class Blocking(Tiling[BlockPlan]):
+    """The nest of one contraction."""
+
     def run(self, schedule: Schedule) -> Schedule:
         plan, names = self.plan, list(self.group.names)
         for name in names:

@@ -14,7 +14,7 @@ from poly.affine import Affine
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_block import _Blocking as Blocking  # pyright: ignore[reportPrivateUsage]
+from poly.scheduling.cpu_block import Blocking
 from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_contract import Rated, rated_plans
 from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered
