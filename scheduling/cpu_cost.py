@@ -15,13 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.machine import Machine
+from poly.scheduling.cpu_shares import Numbers, shared_time
 
-Numbers = npt.NDArray[np.float64]
 TILE_CYCLES = 20.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
 FREE = 1e9  # elements a cycle of what is copied when compiling
-# Threads: cycles until all have met and go on, bytes a cycle of what one wrote and another reads (between caches that
-# are not shared; a machine whose cores share one loses little by sparing it).
-MEETING, REMOTE = 1500.0, 1.5
 EDGE = 256  # bytes that a prefetcher reaches over the end of a row that threads write side by side
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
 # somebody else, of one of many cores an eighth.
@@ -204,12 +201,11 @@ def shared_cycles(
             own = inside + sum((c.cycles for k, c in copied.items() if k not in before), np.zeros(()))
             common = sum((copied[k].cycles for k in before), np.zeros(()))
             far = [copied[k].bytes for k in before if not operands[k].depends(loop.iterator)]
-            travelling = sum(far, np.zeros(())) * (1 - 1 / threads) / REMOTE
+            travelling = sum(far, np.zeros(())) * (1 - 1 / threads)
             for o in operands:
                 if o.write and o.stride(loop.iterator) == o.element:
-                    travelling = travelling + EDGE * (threads - 1) * float(prod(o.shape[:-1])) / REMOTE
-            busy = loop.trips / (np.ceil(loop.trips / threads) * threads)
-            cycles = own / threads / busy + common / threads + travelling + reached * MEETING
+                    travelling = travelling + EDGE * (threads - 1) * float(prod(o.shape[:-1]))
+            cycles = common / threads + shared_time(own, loop.trips, reached, travelling, threads)
             best = np.minimum(best, np.where(loop.trips > 1, cycles, best))
         reached = reached * loop.trips
     return best

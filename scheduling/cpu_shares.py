@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from math import ceil
+import numpy as np
+import numpy.typing as npt
 
-from poly.scheduling.cpu_cost import MEETING, REMOTE
-
+Numbers = npt.NDArray[np.float64]
+# Cycles until all threads have met and go on, bytes a cycle of what one wrote and another reads (between caches that
+# are not shared; a machine whose cores share one loses little by sparing it).
+MEETING, REMOTE = 1500.0, 1.5
 UNEVEN = 0.1  # of an iteration that a slower thread still has to do when the others have taken all there were
 
 
-def shared_time(cycles: float, trips: int, meetings: int, travelling: float, threads: int) -> float:
+Value = Numbers | float
+
+
+def shared_time(cycles: Value, trips: Value, meetings: Value, travelling: Value, threads: int) -> Numbers:
     """Of a loop with `trips` iterations that takes one thread `cycles`, with meetings besides those at its ends.
 
     `travelling`: bytes that one thread writes and another reads or fetches. Threads take iterations as they go, so what
     one of them is late is less where a share has more of them.
     """
-    return cycles * (ceil(trips / threads) + UNEVEN) / trips + meetings * MEETING + travelling / REMOTE
+    share = np.asarray(np.ceil(np.asarray(trips) / threads) + UNEVEN)
+    return np.asarray(cycles * share / trips + meetings * MEETING + travelling / REMOTE)

@@ -94,7 +94,7 @@ class _Sharing:
             whole = sum(self._work(schedule, n) for n in schedule.under(loop))
             far = sum(_bytes(schedule, t) for t in self._travelling(schedule, loop)) * (1 - 1 / self.threads)
             far += _edges(schedule, loop) * (self.threads - 1)
-            cost = shared_time(whole, extent, reached - 1, far, self.threads)
+            cost = float(shared_time(whole, extent, reached - 1, far, self.threads))
             if whole - cost > most and not _carries(schedule, loop):
                 best, most = loop, whole - cost
                 if cost * self.threads <= EVEN * whole and not far:

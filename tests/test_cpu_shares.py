@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from poly.scheduling.cpu_cost import MEETING
-from poly.scheduling.cpu_shares import shared_time
+from poly.scheduling.cpu_shares import MEETING, shared_time
 
 
 def test_more_iterations_share_better() -> None:
