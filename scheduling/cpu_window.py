@@ -66,7 +66,7 @@ class Window:
     unrolled: bool
     cuts: tuple[int, ...]
     lane_cuts: tuple[int, ...]
-    far: bool
+    far: bool = False
 
 
 @dataclass(frozen=True)
