@@ -66,7 +66,7 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
     index = read.affine_index[axis]
     window = Window(
         update.name, read.tensor, rows, lanes, down, "", index.coefficient(names[rows]), 1, index.coefficient(down),
-        1, axis, index.constant, vector, height, group.box[rows][1] + 1, False, (), False, (), (),
+        1, axis, index.constant, vector, height, group.box[rows][1] + 1, False, (), False, (), (), False,
     )  # fmt: skip
     return Beside(window, {**cuts, rows: tiles}, edges, constants)
 
