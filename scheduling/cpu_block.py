@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from poly.affine import Affine
+from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.scheduling.cpu_chain import keep_values
@@ -27,12 +29,13 @@ from poly.scheduling.cpu_edits import (
     unrolled,
     with_padding,
 )
-from poly.scheduling.cpu_facts import reduction_extents
+from poly.scheduling.cpu_facts import own_capacity, reduction_extents
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
+ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no prefetcher of a core follows
 FEW_STEPS = 4  # in one body: of large tiles fewer would fit, which cost registers and spare hardly any instructions
 
 
@@ -137,7 +140,11 @@ class Blocking(Tiling[BlockPlan]):
         width, extent = min(self.plan.vector, pack.block & -pack.block), min(extents[pack.lane], pack.block)
         if extents[pack.lane] > pack.block and extents[pack.lane] % pack.block or width < 2:
             return schedule
-        return in_vectors(schedule, lane, extent, width)
+        schedule = in_vectors(schedule, lane, extent, width)
+        rows, vector = loops_of_copy(schedule, copy)[0], schedule.nests[copy].names[-1]
+        if rows == vector or not self._is_far(schedule, pack.tensor):
+            return schedule
+        return schedule.prefetch(vector, rows, ROWS_AHEAD)
 
     def _blocks_first(
         self, schedule: Schedule, copy: str, lane: str, pack: Pack, extents: Sequence[int]
@@ -314,4 +321,21 @@ class Blocking(Tiling[BlockPlan]):
             return schedule
         if blocks:
             schedule = self._packed_at(schedule, names, "rows", loops[depth], height)
-        return self._target(schedule, schedule.program.statement[updates[0]], loops[depth + blocks + 1])
+        tiles = loops[depth + blocks : depth + blocks + 2]
+        schedule = self._target(schedule, schedule.program.statement[updates[0]], tiles[-1])
+        return self._asked_for(schedule, names, tiles[-1])
+
+    def _asked_for(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:
+        """What is read beside the reduction from beyond a core's own caches is asked for a register tile ahead."""
+        for name in names:
+            s, vector = schedule.program.statement[name], schedule.nests[name].names[-1]
+            far = any(self._is_far(schedule, r.tensor) for r in s.reads if not r.indirect)
+            if s.combiner is None and far and schedule.kind(vector) == "vector":
+                schedule = schedule.prefetch(vector, tile)
+        return schedule
+
+    def _is_far(self, schedule: Schedule, tensor: str) -> bool:
+        """Whether a tensor comes from elsewhere, and from beyond a core's own caches."""
+        found = schedule.program.tensor[tensor]
+        size = size_bytes(found.dtype) * prod(found.extents(schedule.program.binding))
+        return found.role in ("input", "inout") and size > own_capacity(self.machine)

@@ -19,6 +19,14 @@ from poly.sets import interval
 Strides = dict[int, int | None]
 
 
+OWN = 2  # levels of cache that a core has for itself
+
+
+def own_capacity(machine: Machine) -> int:
+    """Bytes of the caches that a core has for itself."""
+    return sum(m.capacity or 0 for m in machine.caches[:OWN])
+
+
 @dataclass(frozen=True)
 class Facts:
     """What the choices for one group are made from. `extents`: of its parallel loops."""

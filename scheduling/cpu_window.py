@@ -19,7 +19,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import interval_of, intervals_of
 from poly.scheduling.cpu_edits import cut, fused, in_vectors, loop_of, loop_of_axis, loops_of_copy, unrolled
-from poly.scheduling.cpu_facts import bytes_touched, widest_element
+from poly.scheduling.cpu_facts import bytes_touched, own_capacity, widest_element
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -29,7 +29,6 @@ FEW_VECTORS = 8  # in a row: its vectors may be unrolled
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
 ROLLED = 48  # operations of one register tile where a row read serves all rows written at once
 COPIES = 40  # vectors of a copy that may be laid out
-OWN = 2  # levels of cache that a core has for itself
 BODY = 300  # operations of unrolled register tiles
 SPARE = 2  # registers besides sums and kept operands
 KEPT_BESIDE = 6  # registers that have to be left where operands are kept
@@ -122,7 +121,7 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
         update.name, shape.read.tensor, shape.rows, shape.lanes, shape.down, shape.across, step_down, step,
         spread, spread * (reach - 1) + 1, row, down.constant, vector, tile, strip, copied, kept, unrolled,
         (whole,) if whole < height else (), (width // vector * vector,) if ragged else (),
-        bytes_touched(program, group.statements) > sum(m.capacity or 0 for m in machine.caches[:OWN]),
+        bytes_touched(program, group.statements) > own_capacity(machine),
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine
+from poly.machine import Engine, Machine, Memory
 from poly.program import Program
-from poly.scheduling.cpu_block import block_group
+from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
 from poly.scheduling.cpu_cost import Copy, Core, Loop, Operand, cycles_of_memory
 from poly.scheduling.cpu_facts import Facts, facts_of
@@ -18,6 +19,14 @@ from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 
+AVX2 = Machine(
+    "avx2", "cpu",
+    (
+        Memory("dram", None, "dram"), Memory("l2", 512 * 1024, "cache"), Memory("l1", 32 * 1024, "cache"),
+        Memory("reg", 16, "register"),
+    ),
+    (Engine("core", "core", lanes=8),),
+)  # fmt: skip
 GEMM = "C[i,j] += A[i,k] * B[k,j]"
 TRANSPOSED = "C[i,j] += A[k,i] * B[j,k]"
 WITH_BIAS_AND_SUM = """program tile
@@ -154,3 +163,48 @@ def test_a_copy_from_far_waits_for_memory() -> None:
         return float(copied[0].cycles) / rows
 
     assert 0.24 < cycles(1 << 10) < 0.27 and cycles(1 << 20) > 1.0
+
+
+def scheduled(program: Program) -> Schedule:
+    """The contraction of a program as the model chooses it for a core of 8 lanes and 16 registers, unchecked."""
+    (group,) = groups_of(program)
+    facts = facts_of(program, group, AVX2)
+    lanes = facts.lanes()
+    assert lanes is not None
+    plan = contraction_plan(facts, lanes)
+    assert plan is not None
+    return schedule_contraction(unchecked(Schedule(program)), group, plan, AVX2)
+
+
+def unrolled_steps(schedule: Schedule, iterators: str) -> list[str]:
+    """Unrolled loops along iterators of the reduction."""
+    nest = schedule.nests["s0" if "s0" in schedule.nests else next(n for n in schedule.nests if "update" in n)]
+    return [n for n in nest.names if schedule.kind(n) == "unroll" and nest.loops[n].names & set(iterators)]
+
+
+@pytest.mark.parametrize(("extent", "steps"), [(64, 8), (36, 6), (35, 7), (61, 0)])
+def test_steps_of_a_reduction_share_a_body(extent: int, steps: int) -> None:
+    schedule = scheduled(poly.parse(GEMM, A=(48, extent), B=(extent, 32)))
+    assert schedule.lower() is not None
+    found = unrolled_steps(schedule, "k")
+    assert bool(found) == (steps > 0)
+    assert not steps or f"tile(sizes={{'k': {steps}}})" in str(schedule)
+
+
+def test_steps_that_share_elements_stay_in_a_loop() -> None:
+    program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(32, 24, 3, 3), X=(24, 20, 20))
+    schedule = scheduled(program)
+    found = unrolled_steps(schedule, "cqr")
+    nest = schedule.nests[next(n for n in schedule.nests if "update" in n)]
+    assert found and all("r" not in nest.loops[n].names for n in found)
+
+
+def test_only_what_comes_from_afar_is_asked_for() -> None:
+    def asked(rows: int, columns: int) -> set[str]:
+        text = "T[i,j] += A[i,k]*B[k,j]\nY[i,j] = T[i,j] + R[i,j]"
+        schedule = scheduled(poly.parse(text, A=(rows, 64), B=(64, columns), R=(rows, columns)))
+        marked = [loop for loop, mark in schedule.marks.items() if mark.ahead is not None]
+        return {n.split("_")[0] for loop in marked for n in schedule.under(loop)}
+
+    assert asked(48, 64) == set()
+    assert asked(1024, 512) == {"Y"}
