@@ -8,7 +8,7 @@ the operands that all rows use, where they do not stay beside a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 
@@ -31,7 +31,8 @@ def row_blocks(program: Program, groups: Sequence[Group], machine: Machine) -> l
     A joined group has `block` rows, its axes are the shared loops with the rows last, its `parts` what it was before.
     """
     found = list(groups)
-    facts = _Blocks(program, machine, written_once(program))
+    single = written_once(program)
+    facts = _Blocks(program, machine, single, {t for s in program.statements for t in tensors_written(s)} - single)
     for second in groups:
         at = next(k for k, g in enumerate(found) if g is second)
         for first in [g for g in found[:at] if facts.feeds(g, found[at])]:
@@ -50,6 +51,7 @@ class _Blocks:
     program: Program
     machine: Machine
     single: frozenset[str]
+    changed: Set[str]  # what is written more than once, or comes in and is written
 
     def feeds(self, first: Group, second: Group) -> bool:
         """Whether all that a group makes is used by itself and by one later group only, and not made of constants."""
@@ -59,6 +61,8 @@ class _Blocks:
             return False
         if any(self.program.tensor[t].role != "temporary" for t in made):
             return False
+        if any(t in self.changed for s in first.statements for t in tensors_read(s)):
+            return False  # a statement between the groups may write it
         if all(self.program.tensor[t].role == "constant" for s in first.statements for t in tensors_read(s)):
             return False
         touched = (s.name for s in self.program.statements if made & {*tensors_read(s), *tensors_written(s)})

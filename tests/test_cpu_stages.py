@@ -120,3 +120,10 @@ def test_rows_are_changed_in_place() -> None:
         assert ("overlay(tensor='e', inside='p')" in script) == inside
         assert ("overlay(tensor='u', inside='p')" in script) == inside
         assert "_block" in script
+
+
+def test_a_product_stays_before_what_overwrites_its_operand() -> None:
+    text = PRODUCTS.replace("; u", "; b[k,j] = d[j,k]; u")
+    program = poly.parse(text, a=(64, 16), b=(16, 96), d=(96, 16), c=(96, 16))
+    order = [name for g in groups_for(program, SMALL) for name in g.names]
+    assert order.index("t_update") < order.index("b_set")
