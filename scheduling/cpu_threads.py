@@ -83,13 +83,19 @@ class _Sharing:
         self.done.add(loop)
         return schedule.parallelise(loop)
 
+    def _holds_shared(self, schedule: Schedule, loop: str) -> bool:
+        """Whether a loop inside is shared already, which would be one thread's then."""
+        return any(self.done.intersection(schedule.nests[n].names) for n in schedule.under(loop))
+
     def _cheapest(self, schedule: Schedule, name: str, loops: Sequence[str]) -> str | None:
         """The loop that takes most of a nest's work from the first thread; None where it is over sooner alone."""
         extents = {n: _extent(schedule, n) for n in schedule.nests[name].names}
         best, most = None, 0.0
         for k, loop in enumerate(loops):
             extent, reached = extents[loop], prod(extents[n] for n in loops[:k])
-            if extent < 2 or loop in self.alone or _instances(schedule, loop) < LEAST_SHARED * max(1, reached):
+            if extent < 2 or loop in self.alone or self._holds_shared(schedule, loop):
+                continue
+            if _instances(schedule, loop) < LEAST_SHARED * max(1, reached):
                 continue
             whole = sum(self._work(schedule, n) for n in schedule.under(loop))
             far = sum(_bytes(schedule, t) for t in self._travelling(schedule, loop)) * (1 - 1 / self.threads)

@@ -116,3 +116,10 @@ def test_shares_are_even() -> None:
 def test_small_nests_stay_on_one_thread() -> None:
     assert not shared(schedule_for_cpu(equation("ij->i", (20, 20)), host_machine(), 2))
     assert not shared(schedule_for_cpu(equation("ik,kj->ij", (128, 128), (128, 128)), host_machine(), 1))
+
+
+def test_no_loop_is_shared_around_one_that_is() -> None:
+    schedule = schedule_for_cpu(equation("ik,kj->ij", (128, 768), (768, 3072)), host_machine(), 2)
+    assert shared(schedule)
+    for nest in schedule.nests.values():
+        assert sum(schedule.kind(loop) == "parallel" for loop in nest.names) <= 1
