@@ -1,7 +1,7 @@
 """Results in the memory of an operand that nobody needs any more: one tensor is moved through the caches, not two.
 
 An output of a group takes the place of an input where the group reads each of its elements only for the result that
-lies there, and no later group reads the input. The group's program then has one tensor that comes in and goes out, so
+lies there, and no later group reads or writes the input. The group's program then has one tensor that comes in and goes out, so
 that its dependences say in which order a schedule may read and write it.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from poly.program import Access, Program, Tensor
 from poly.scheduling.aliases import Alias
-from poly.scheduling.groups import Group, placement, tensors_read
+from poly.scheduling.groups import Group, placement, tensors_read, tensors_written
 
 
 def in_place(
     program: Program, groups: Mapping[int, Group], parts: Mapping[int, Program], aliases: Mapping[str, Alias]
 ) -> tuple[dict[int, Program], dict[str, Alias]]:
     """The groups as programs, with results in the place of operands, and all tensors that lie in others' memory."""
-    last = {t: k for k, group in groups.items() for s in group.statements for t in tensors_read(s)}
+    last = {t: k for k, g in groups.items() for s in g.statements for t in (*tensors_read(s), *tensors_written(s))}
     taken = {name for a in aliases.values() for name in (a.tensor, a.inside)}
     apart = {t.name for t in program.tensors if t.role == "temporary" and t.layout is None and t.name not in taken}
     found, known = dict(parts), dict(aliases)

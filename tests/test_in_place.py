@@ -42,8 +42,9 @@ def test_the_group_has_one_tensor_that_comes_in_and_goes_out() -> None:
 
 @pytest.mark.parametrize(
     ("read", "more"),
-    [("[j,i]", ""), ("[i,j] * A[0,j]", ""), ("[i,j]", "F[i,j] = A[i,23-j] * E[0,j];")],
-    ids=["another element", "another element besides", "read later"],
+    [("[j,i]", ""), ("[i,j] * A[0,j]", ""), ("[i,j]", "F[i,j] = A[i,23-j] * E[0,j];"),
+     ("[i,j]", "A[i,j] = X[i,j];")],
+    ids=["another element", "another element besides", "read later", "written later"],
 )
 def test_an_operand_that_is_needed_keeps_its_memory(read: str, more: str) -> None:
     assert "E" not in places(program_of(read, more))
