@@ -1,8 +1,8 @@
 """Results in the memory of an operand that nobody needs any more: one tensor is moved through the caches, not two.
 
 An output of a group takes the place of an input where the group reads each of its elements only for the result that
-lies there, and no later group reads or writes the input. The group's program then has one tensor that comes in and goes out, so
-that its dependences say in which order a schedule may read and write it.
+lies there, and no later group reads or writes the input. The group's program then has one tensor that comes in and
+goes out, so that its dependences say in which order a schedule may read and write it.
 """
 
 from __future__ import annotations
