@@ -23,7 +23,7 @@ from poly.dtypes import is_float
 from poly.errors import UnsupportedError
 from poly.expr import Apply, Const, reads_of
 from poly.loops import MAX_LANES, Alloc, Compute, External, For, If, Node, Sync, walk
-from poly.program import ReadIndex, Tensor
+from poly.program import ReadIndex
 
 MAX_COPIES = 50_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
 MAX_LENGTH = 16_000  # instructions of an unrolled loop, for which LLVM needs some seconds
@@ -379,7 +379,7 @@ class Walker:
     def buffer(self, node: Alloc) -> None:
         s, tensor = self.s, node.tensor
         if s.in_registers(tensor.name):
-            s.indices.set_strides(tensor.name, _extents(tensor))
+            s.indices.set_strides(tensor.name, tensor.storage_shape)
             s.registers.forget(tensor.name)
             self.nodes(node.body)
             s.registers.forget(tensor.name)
@@ -388,7 +388,7 @@ class Walker:
             raise UnsupportedError(f"buffer {tensor.name} is allocated inside a vector loop", hint="promote it outside")
         if not s.writer.probing:
             s.bases[tensor.name] = self.allocate(node)
-        s.indices.set_strides(tensor.name, _extents(tensor))
+        s.indices.set_strides(tensor.name, tensor.storage_shape)
         self.nodes(node.body)
 
 
@@ -404,16 +404,12 @@ class Probe(Walker):
             self.written |= set(register_writes(self.s, node.write, node.statement))
 
     def buffer(self, node: Alloc) -> None:
-        self.s.indices.set_strides(node.tensor.name, _extents(node.tensor))
+        self.s.indices.set_strides(node.tensor.name, node.tensor.storage_shape)
         self.nodes(node.body)
 
 
 def _type(entry: Entry) -> str:
     return value_type(entry.value.dtype, entry.value.lanes)
-
-
-def _extents(tensor: Tensor) -> tuple[Affine, ...]:
-    return tensor.storage_shape
 
 
 def _lane_parallel(node: For) -> bool:

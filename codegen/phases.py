@@ -1,8 +1,9 @@
 """What threads share out: the top of a loop tree cut into phases, and the function that runs them in order.
 
 A parallel loop is a phase whose iterations threads share: each takes ranges of them as long as there are some, first of
-its own even share (`poly.codegen.pool_ir`). What lies between two of them is a phase for one thread. The serial loops around parallel ones are run by all threads, and buffers between them are shared; every phase ends in a
-meeting. What stands inside of a condition, a register buffer or any other kind of loop is part of one phase.
+its own even share (`poly.codegen.pool_ir`). What lies between two of them is a phase for one thread. The serial
+loops around parallel ones are run by all threads, and buffers between them are shared; every phase but the last ends in
+a meeting. What stands inside of a condition, a register buffer or any other kind of loop is part of one phase.
 """
 
 from __future__ import annotations

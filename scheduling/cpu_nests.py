@@ -16,8 +16,9 @@ from poly.affine import Affine, var
 from poly.dtypes import size_bytes
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
-from poly.program import Access, Program, ReadIndex, Statement
+from poly.program import Program, ReadIndex, Statement
 from poly.relations import bound_domain, interval_of
+from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_edits import in_vectors, loops_of_copy, unrolled
 from poly.scheduling.cpu_facts import stride, widest_element
 from poly.scheduling.edits import piece_name, settle, unchecked
@@ -132,17 +133,13 @@ def _row(
         iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), "")
         own = ends_of(schedule.program, s, iterator) if iterator else None
         again = any(
-            lane in x.names and iterator not in _indices(r) for r in s.reads for x in r.affine_index
+            lane in x.names and iterator not in names_of(r) for r in s.reads for x in r.affine_index
         )
         if own is None or not again or not (own[0].names | own[1].names) <= set(sizes):
             continue
         if ends is not None and iterator not in ends[0].names | ends[1].names and own[0] == Affine():
             return loop
     return ""
-
-
-def _indices(access: Access) -> set[str]:
-    return {n for x in access.affine_index for n in x.names}
 
 
 def _in_rows(

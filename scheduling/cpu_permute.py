@@ -19,7 +19,7 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_cost import LINE, SETS, Core, core_of, crowding
+from poly.scheduling.cpu_cost import LINE, PAGE, SETS, Core, core_of, crowding
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, ordered, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import results_past
@@ -28,7 +28,6 @@ from poly.scheduling.schedule import Schedule
 
 FEWEST = 5  # iterations along either side: below, strided loads and stores do
 RUN = 4  # iterations that write one after the other before the order of the read goes on
-PAGE = 4096
 LEAST_RUN, MOST_RUN = 256, 640  # bytes of a row of the target that leave the caches together
 MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds
 

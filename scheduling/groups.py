@@ -22,7 +22,9 @@ from poly.sets import SET, interval
 
 @dataclass
 class Group:
-    """`axes`: for every statement its iterator on each of the group's parallel loops (outermost first).
+    """`axes`: for every statement its iterator on each of the group's parallel loops (outermost first); `box`: first
+    and last value of these, None where they are no box of known size; `made`: the subscripts at which each tensor that
+    the group makes is written, in terms of these (`placement`); `why`: the reasons for it.
 
     `parts`: the groups that a group of rows (`poly.scheduling.row_groups`) was joined from, or one of row blocks
     (`poly.scheduling.row_blocks`), which has `block` rows.

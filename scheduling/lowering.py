@@ -23,7 +23,7 @@ from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
 from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, common_prefix, statements_of
 from poly.sets import conjunctions_of, fix_sizes
 
-BUDGET = 20_000_000
+BUDGET = 20_000_000  # operations of isl
 Names = tuple[str, ...]
 
 

@@ -89,7 +89,7 @@ stop:
   store i64 %k, ptr %at
   ret i64 %s
 }
-define i64 @ranges(ptr %args, i64 %part, i64 %parts, ptr %team) { ; args: count, done, who waits for it, then one of each
+define i64 @ranges(ptr %args, i64 %part, i64 %parts, ptr %team) { ; args: count, done, who waits for it, one of each
 entry:
   %count = load i64, ptr %args
   %doneat = getelementptr i64, ptr %args, i64 1
