@@ -23,8 +23,9 @@ from poly.sets import SET, interval
 @dataclass
 class Group:
     """`axes`: for every statement its iterator on each of the group's parallel loops (outermost first); `box`: first
-    and last value of these, None where they are no box of known size; `made`: the subscripts at which each tensor that
-    the group makes is written, in terms of these (`placement`); `why`: the reasons for it.
+    and last value of these, None where they are no box of known size, or some tensor has an extent that is not known;
+    `made`: the subscripts at which each tensor that the group makes is written, in terms of these (`placement`); `why`:
+    the reasons for it.
 
     `parts`: the groups that a group of rows (`poly.scheduling.row_groups`) was joined from, or one of row blocks
     (`poly.scheduling.row_blocks`), which has `block` rows.
@@ -141,9 +142,16 @@ def _anchor(program: Program, s: Statement) -> Group:
         axes = _parallel(program, s)
         rest = [i for i in s.iterators if i not in axes]
         group.axes[s.name] = axes
-        group.box = domain_box(program, s, axes) if not rest or s.combiner is not None else None
+        whole = (not rest or s.combiner is not None) and _has_extents(program, s)
+        group.box = domain_box(program, s, axes) if whole else None
         group.made[s.write.tensor] = placement(s.write, axes)
     return group
+
+
+def _has_extents(program: Program, s: Statement) -> bool:
+    """Whether all that a statement touches has known extents: strides and bytes, which choices are made from."""
+    shapes = (program.tensor[a.tensor].shape for a, _ in s.accesses)
+    return all(e.names <= program.binding.keys() for shape in shapes for e in shape)
 
 
 def _parallel(program: Program, s: Statement) -> tuple[str, ...]:
@@ -219,6 +227,8 @@ def _add_update(program: Program, group: Group, s: Statement) -> bool:
     aligned = _aligned(s.write, group.made[s.write.tensor], len(group.axes[first.name]))
     if aligned is None or group.box is None or domain_box(program, s, aligned) != group.box:
         return False
+    if not _has_extents(program, s):
+        return False
     group.statements.append(s)
     group.axes[s.name] = aligned
     return True
@@ -244,7 +254,7 @@ def _aligned(access: Access, places: Sequence[Affine], count: int) -> tuple[str,
 
 def _add_pointwise(program: Program, group: Group, s: Statement) -> bool:
     """Take an assignment that reads what the group makes only at its own element."""
-    if group.box is None or not group.axes:
+    if group.box is None or not group.axes or not _has_extents(program, s):
         return False
     count = len(group.box)
     axes: tuple[str, ...] | None = None

@@ -5,7 +5,7 @@ import pytest
 
 import poly
 from poly.affine import Affine
-from poly.errors import ScheduleError
+from poly.errors import PolyError, ScheduleError
 from poly.frontend.einsum import einsum_program
 from poly.loops import Alloc, Compute, For, LoopTree, Node
 from poly.machine import Engine, Machine, Memory
@@ -17,6 +17,7 @@ from poly.scheduling.cpu_cost import core_of, step_cycles
 from poly.scheduling.cpu_plan import balanced
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.schedule import Schedule
+from poly.text import parse_program
 
 AVX2 = Machine(
     "avx2", "cpu",
@@ -251,3 +252,27 @@ def test_convolutions_are_exact(case: tuple[str, tuple[int, ...], tuple[int, ...
     grouped = windows.reshape(n, groups, c // groups, h, v, *w.shape[2:])
     expected = np.einsum("ngchvrs,gocrs->ngohv", grouped, w.reshape(groups, -1, *w.shape[1:])).reshape(n, -1, h, v)
     assert np.array_equal(engine.run({"x": x, "w": w})["y"], expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "update",
+    [
+        "C_update[i, k, j]: C[i, k] += A[i, j]*B[j, k] where 0 <= i <= 63 and 0 <= k <= 31 and 0 <= j <= 95",
+        "C_update[i, k]: C[i, k] = C[i, k] + A[i, k]*B[i, k] where 0 <= i <= 63 and 0 <= k <= 31",
+    ],
+)
+def test_known_loops_over_a_tensor_with_a_free_extent(update: str, threads: int) -> None:
+    text = f"""program p(N){{context}}
+output C: f32[64, 32]
+input A: f32[N, 96]
+input B: f32[96, 32]
+C_init[i, k]: C[i, k] = 0 where 0 <= i <= 63 and 0 <= k <= 31
+{update}
+"""
+    with pytest.raises(PolyError, match="A: subscript .* is 0, outside"):
+        poly.compile(parse_program(text.format(context="")), threads=threads)
+    program = parse_program(text.format(context=" where N >= 64"))
+    kernel = poly.compile(program, threads=threads)
+    a, b = (np.random.default_rng(k).integers(-4, 5, n).astype(np.float32) for k, n in enumerate([(70, 96), (96, 32)]))
+    np.testing.assert_array_equal(kernel(a, b), a[:64] @ b if "+=" in update else a[:64, :32] * b[:64])
