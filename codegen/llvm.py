@@ -125,8 +125,14 @@ class Walker:
         if node.kind == "vector" and (trips is None or trips > 1) and self._across_lanes(node):
             return self._vector(node, lower, upper, trips)
         if node.kind == "unroll" and trips is None:
-            shown = f"for {node.variable} from {', '.join(map(str, node.lower))} to {', '.join(map(str, node.upper))}"
-            raise UnsupportedError(f"the bounds of unrolled loop {node.variable} are not constant: {shown}")
+            low, high = (
+                f"{name}({', '.join(ends)})" if len(ends) > 1 else "".join(ends)
+                for name, ends in (("max", [str(e) for e in node.lower]), ("min", [str(e) for e in node.upper]))
+            )
+            raise UnsupportedError(
+                f"the bounds of unrolled loop {node.variable} are not constant: from {low} to {high}",
+                hint="a tile that divides the extent, or a split of the loop before it is tiled, where whole tiles end",
+            )
         splitting = node.kind == "parallel" and self.part is not None
         if node.kind == "unroll" or (trips == 1 and not splitting):
             return self._copies(node, lower[0], trips or 0)

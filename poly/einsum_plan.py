@@ -27,6 +27,7 @@ from poly.frontend.einsum import Equation, equation_of, work_of
 from poly.frontend.strides import Dimensions, Memory, dense_strides, dimensions_of, form_of, is_dense, strides_like
 from poly.pointers import address
 from poly.scheduling.schedule import Schedule
+from poly.settings import check_settings
 
 FREE_WORK: Final = 1 << 15  # multiplications up to which a kernel with free sizes does
 REUSE: Final = 8  # products an element, from which on complex operands are taken apart first
@@ -135,6 +136,7 @@ def _scale(result: Array, factor: Array) -> None:
 
 def make_plan(spec: str, operands: tuple[Signature, ...], options: Options, out: Signature | None) -> Plan:
     """The plan for operands (and `out`) with these shapes, strides and dtypes. Raises as `poly.einsum` does."""
+    check_settings()
     equation = equation_of(spec, [o.shape for o in operands])
     if len(operands) == 1 and out is None and set(equation.operands[0]) == set(equation.result):
         return Viewed(spec)

@@ -138,4 +138,7 @@ def _same_tree(schedule: Schedule, tree: Lines, text: str) -> None:
         got = found[k] if k < len(found) else "(nothing)"
         if expected != got:
             line = tree[k][0] if k < len(tree) else tree[-1][0] if tree else 0
-            raise ParseError(f"the script gives another tree: {got.strip()!r}", text=text, line=line)
+            column = len(expected) - len(expected.lstrip()) if k < len(tree) else 0
+            hint = "edit the script and leave the tree out: it is made from the script"
+            message = f"the script gives another tree: {got.strip()!r}"
+            raise ParseError(message, text=text, line=line, column=column, hint=hint)

@@ -631,7 +631,8 @@ def copy(write: Access | None = None, read: Access | None = None) -> Compute:
 
 
 def test_refusals_name_the_place() -> None:
-    assert "unrolled loop i" in refused(loop("i", 0, "N", copy(), kind="unroll"))
+    assert "unrolled loop i are not constant: from 0 to N" in refused(loop("i", 0, "N", copy(), kind="unroll"))
+    assert "from 0 to min(N, 4)" in refused(loop("i", 0, ["N", 4], copy(), kind="unroll"))
     assert "vector loop i" in refused(loop("i", 0, "N", copy(), kind="vector"))
     assert "inside another" in refused(loop("i", 0, 8, loop("j", 0, 4, copy(), kind="vector"), kind="vector"))
     register = tensor("R", 32, space="reg")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from warnings import catch_warnings, simplefilter
 
+import numpy as np
 import pytest
 
 import poly
@@ -32,6 +33,14 @@ def test_what_cannot_be_read_is_an_error(
     with pytest.raises(PolyError) as found:
         poly.compile(poly.parse(PROGRAM, x=(4,)))
     assert name in str(found.value) and text[:20] in str(found.value) and allowed in str(found.value)
+
+
+def test_einsum_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_JOBS", "0")
+    with pytest.raises(PolyError, match="POLYLOOM_JOBS"):
+        poly.einsum("ab,bc->ac", np.ones((3, 37)), np.ones((37, 5)))
+    monkeypatch.delenv("POLYLOOM_JOBS")
+    assert poly.einsum("ab,bc->ac", np.ones((3, 37)), np.ones((37, 5)))[0, 0] == 37
 
 
 def test_what_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
