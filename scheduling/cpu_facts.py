@@ -17,9 +17,9 @@ from poly.scheduling.groups import Group
 from poly.sets import interval
 
 Strides = dict[int, int | None]
-
-
 OWN = 2  # levels of cache that a core has for itself
+# Operations that are an instruction or a few; all others are functions with a polynomial, a table or a loop.
+LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 
 
 def own_capacity(machine: Machine) -> int:

@@ -11,14 +11,14 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_cost import core_of, step_cycles
-from poly.scheduling.cpu_facts import Facts, Strides, axis_of, facts_of, moving, reduction_extents
+from poly.scheduling.cpu_facts import LIGHT, Facts, Strides, axis_of, facts_of, moving, reduction_extents
 from poly.scheduling.cpu_plan import Strip, TilePlan, Turn, balanced
 from poly.scheduling.groups import Group
 
 SCALAR_ROWS = 8
 SIDE_BY_SIDE = 4  # vectors of light work in one iteration
 FEW_OPERATIONS = 6
-LIGHT = frozenset({"add", "sub", "mul", "max", "min", "neg", "abs", "select"})
+QUICK = LIGHT - {"div", "sqrt"}  # which keep their unit busy for several cycles
 
 
 def tiles_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> TilePlan | None:
@@ -58,7 +58,7 @@ def lane_plan(facts: Facts, lanes: int) -> TilePlan:
 def _light(facts: Facts) -> bool:
     """Whether the work on an element is so little that counting the loop would be much of it."""
     used = [e.operator for s in facts.group.statements for e in walk(s.body) if isinstance(e, Apply)]
-    return len(used) <= FEW_OPERATIONS and LIGHT.issuperset(used)
+    return len(used) <= FEW_OPERATIONS and QUICK.issuperset(used)
 
 
 def _whole_and_rest(facts: Facts, lanes: int, vector: int, width: int = 1) -> tuple[Strip, ...]:

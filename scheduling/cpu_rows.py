@@ -20,7 +20,7 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
-from poly.scheduling.cpu_facts import bytes_touched, reduction_extents, stride, widest_element
+from poly.scheduling.cpu_facts import LIGHT, bytes_touched, reduction_extents, stride, widest_element
 from poly.scheduling.cpu_nontemporal import written_past
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
@@ -35,7 +35,6 @@ HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements t
 )
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 STREAM = 1024  # bytes of rows side by side that come from far: a prefetcher follows them as one stream of lines
-LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 
 
 @dataclass

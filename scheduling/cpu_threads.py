@@ -21,6 +21,7 @@ from poly.machine import Machine
 from poly.program import Access, Statement
 from poly.relations import expressions_map
 from poly.scheduling.cpu_cost import EDGE, core_of
+from poly.scheduling.cpu_facts import LIGHT
 from poly.scheduling.cpu_shares import shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
@@ -29,7 +30,6 @@ from poly.sets import fix_sizes, interval
 LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
 STREAMED, LONG, SCALAR = 0.4, 2.0, 8.0  # cycles: of an element that is moved, an operation in steps, no lanes (factor)
-LIGHT: Final = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 
 
 def share(
