@@ -1,12 +1,12 @@
 """Policy for a core with vector registers: composes primitives, knows nothing of operators.
 
-For each fusion group: parallel loops outside and shared by all its statements; one of them becomes lanes, for
-reductions a second one rows of a register tile; the target of a reduction is promoted to registers for the length of
-its reduction loops, and what lies hostile to the lanes is promoted to a cache space (packed) where it is used often.
-Edges are index-set splits, so every register tile is whole. Every kind of group has a policy of its own, that
-recognises it, chooses, and composes primitives (`POLICIES`). Groups of rows (`poly.scheduling.row_groups`) share only
-outer loops and run one pass over a cache-resident row after another (`poly.scheduling.cpu_rows`). Zhao et al. call the
-first step a conservative start-up fusion.
+Every fusion group goes to the first of `POLICIES` that recognises its kind, chooses, and composes primitives
+(docs/decisions/0006). Most of them have the parallel loops outside, shared by all statements of the group, one of them
+as lanes, and what a reduction adds up in registers; edges are index-set splits, so that every register tile is whole.
+Groups of rows (`poly.scheduling.row_groups`) share only outer loops and run one pass over a cache-resident row after
+another (`poly.scheduling.cpu_rows`), groups of row blocks one part after another (`poly.scheduling.cpu_stages`); where
+they cannot, their parts are groups again. Then threads share loops (`poly.scheduling.cpu_threads`). Zhao et al. call
+the first step a conservative start-up fusion.
 """
 
 from __future__ import annotations
