@@ -30,7 +30,7 @@ from poly.scheduling.cpu_edits import (
     with_padding,
 )
 from poly.scheduling.cpu_facts import own_capacity, reduction_extents
-from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip
+from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -257,19 +257,23 @@ class Blocking(Tiling[BlockPlan]):
             order = [*order, *(n for n in band if n not in order and n not in points), *points]
             schedule = ordered(schedule, name, order)
             inner = order[blocks + 2 : -len(points)]
-            schedule = self._steps(schedule, name, inner, points, strip.width * piece.tile)
+            schedule = self._steps(schedule, name, inner, points, (piece.tile, strip.width))
             schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
         return self._tile(schedule, names, depth, blocks, piece.tile)
 
     def _steps(
-        self, schedule: Schedule, name: str, loops: Sequence[str], points: Sequence[str], body: int
+        self, schedule: Schedule, name: str, loops: Sequence[str], points: Sequence[str], tile: tuple[int, int]
     ) -> Schedule:
-        """Several steps of the reduction in one body, along the innermost loop whose steps share no elements: a core
-        whose other hardware thread is busy is short of instructions, and a loop costs four every time.
+        """Several steps of the reduction in one body: a core whose other hardware thread is busy is short of
+        instructions, and a loop costs four every time. All steps of a window where what they share stays in registers,
+        else steps along the innermost loop that share nothing.
         """
-        free = [n for n in loops if not self._slides(schedule, name, n)]
         if not loops or not self._is_update(schedule, name):
             return schedule
+        free, body = [n for n in loops if not self._slides(schedule, name, n)], tile[0] * tile[1]
+        registers = self.machine.vector_registers
+        if loops[-1] not in free and window_stays(*tile, self._trips(schedule, name, loops[-1]), registers):
+            return schedule.unroll(loops[-1])
         if loops[-1] in free and self._trips(schedule, name, loops[-1]) <= MOST_SHORT:
             return self._short(schedule, name, free, body)
         most = min(MOST_SHORT, UNROLLED // body)

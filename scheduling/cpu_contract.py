@@ -37,7 +37,7 @@ from poly.scheduling.cpu_cost import (
     together,
 )
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, reduction_extents, step_of
-from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced
+from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced, window_stays
 from poly.scheduling.groups import Group
 
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
@@ -45,7 +45,7 @@ MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
 GOOD = 1.05  # of the least cycles: where the contiguous loop as lanes takes more, others are tried
 TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
 MOST_VECTORS = 4  # side by side in a register tile
-TILES = 3  # shapes of register tiles that are rated with all blocks
+TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many that keep a window
 PANELS, ROW_BLOCKS, DEPTHS = (1, 4, 8, 16, 64), (4, 16, 64), (16, 128, 512)
 ACROSS, GUARDED, SCALAR = 1.5, 1.0, 0.7  # elements a cycle of copies: register squares, with padding, one by one
 
@@ -304,7 +304,10 @@ class Choice:
         deep = deep if len(self.facts.group.statements) <= 2 and not self.across else [0]
         packs_rows, packs_lanes = "rows" in whole.values(), "lanes" in whole.values()
         found: list[tuple[int, ...]] = []
-        for h, w in (shapes[k] for k in order[:TILES]):
+        steps = self._window(way)
+        liked = [shapes[k] for k in order]
+        best = [s for n, s in enumerate(liked) if n < TILES or window_stays(s[0], s[1], steps, registers)]
+        for h, w in best[: 2 * TILES]:
             tiles, count = -(-self.vectors // w), -(-rows // h)
             panels = sorted({min(p, tiles) for p in (*PANELS, tiles)}) if packs_lanes or way.lanes_inside else [1]
             blocks = sorted({min(b, count) for b in (*ROW_BLOCKS, count)})
@@ -314,6 +317,12 @@ class Choice:
                 panels = sorted({*panels, -(-tiles // self.facts.threads)})
             found += [(h, w, p, b, d) for p in panels for b in blocks for d in deep]
         return np.array(found, float).reshape(len(found), 5)
+
+    def _window(self, way: Way) -> int:
+        """Iterations of the innermost loop of the reduction where it moves a window along the rows; else 0."""
+        rows, inner = self.names[way.rows], next(reversed(self.ranges), "")
+        slides = any(rows in axis and inner in axis for o in self.operands for axis in o.axes)
+        return self.ranges[inner] if slides else 0
 
     def _work(self, way: Way, height: Numbers, width: Numbers, depth: Numbers) -> tuple[Numbers, Numbers]:
         """Cycles of the operations over all tiles with their edges, and the number of tiles."""

@@ -107,6 +107,14 @@ class BlockPlan:
         return replace(self, outer=(*self.outer, *self.middle), middle=(), packs=())
 
 
+def window_stays(height: int, width: int, steps: int, registers: int) -> bool:
+    """Whether registers hold the sums of a tile, the elements that all steps of a window along its rows meet, and the
+    vectors of one step: each is read once then. The first is not needed any more when the last is read.
+    """
+    fits = height * width + (height + steps - 1) + width <= registers + 1
+    return steps > 1 and fits and height * width * steps <= UNROLLED
+
+
 def balanced(low: int, extent: int, tile: int) -> tuple[Piece, ...]:
     """A range in as few tiles of at most `tile` as possible, of sizes that differ by at most one."""
     count = -(-extent // tile)

@@ -13,7 +13,7 @@ from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
 from poly.scheduling.cpu_cost import Copy, Core, Loop, Operand, cycles_of_memory
 from poly.scheduling.cpu_facts import Facts, facts_of
-from poly.scheduling.cpu_plan import BlockPlan
+from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -197,6 +197,15 @@ def test_steps_that_share_elements_stay_in_a_loop() -> None:
     found = unrolled_steps(schedule, "cqr")
     nest = schedule.nests[next(n for n in schedule.nests if "update" in n)]
     assert found and all("r" not in nest.loops[n].names for n in found)
+
+
+def test_a_window_that_stays_in_registers_is_read_once() -> None:
+    assert window_stays(7, 1, 3, 16) and window_stays(4, 2, 3, 16) and not window_stays(6, 2, 3, 16)
+    assert not window_stays(7, 1, 1, 16)
+    program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(512, 512, 3, 3), X=(512, 9, 9))
+    schedule = scheduled(program)
+    nest = schedule.nests[next(n for n in schedule.nests if "update" in n)]
+    assert any("r" in nest.loops[n].names for n in unrolled_steps(schedule, "r"))
 
 
 def test_only_what_comes_from_afar_is_asked_for() -> None:
