@@ -31,7 +31,10 @@ EXAMPLES = """examples:
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    if (wrong := wrong_option(options)) is not None:
+        parser.error(wrong)
     with tempfile.TemporaryDirectory(prefix="polyloom_models_") as work:
         models = model_cases(options.models, Path(work)) if options.only != "kernels" else ()
         chosen = _chosen(load_cases(options.cases, models), models, options)
@@ -88,6 +91,22 @@ def _chosen(cases: Sequence[Case], models: Sequence[Case], options: argparse.Nam
         extra = {c.name for c in MORE}
         return [c for c in cases if c.name not in extra]
     return [c for c in cases if any(c.name == w[1:] if w.startswith("=") else w in c.name for w in options.words)]
+
+
+def wrong_option(options: argparse.Namespace) -> str | None:
+    """What would be ignored, or would fail only once all is measured."""
+    known = [*installed()[1:], *absent(), "ours"]
+    for name in options.peers or ():
+        if name not in known:
+            return f"no peer {name!r}: one of {', '.join(known)}"
+    if min(options.threads) < 1 or options.rounds < 1 or options.seconds <= 0:
+        return "--threads, --rounds and --seconds are positive"
+    for file in (options.json, options.picture):
+        if file is not None and not file.absolute().parent.is_dir():
+            return f"no folder {file.absolute().parent} for {file.name}"
+    if options.picture is not None and options.picture.suffix not in (".png", ".svg"):
+        return f"{options.picture} is no .png or .svg"
+    return None
 
 
 def _warn_of_cores(threads: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import choices
+from benchmarks.__main__ import main
 from benchmarks.candidates import Shelf, make, nests_of, plans_of
 from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
 from benchmarks.choices import Candidate, Found, Judge
@@ -105,3 +107,17 @@ def test_choices_are_measured_against_other_plans(tmp_path: Path) -> None:
 def test_choices_near_the_best_are_counted() -> None:
     near, far = (Found("n", (Candidate("a", 1.0, t), Candidate("b", 2.0, 1.0))) for t in (1.05, 2.0))
     assert "1 of 2 (50%)" in choices.summary([near, far])
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("--peers onnxruntme", "no peer 'onnxruntme': one of numpy"), ("--threads 1 0", "positive"),
+    ("--rounds 0", "positive"), ("--seconds 0", "positive"), ("--json nowhere/x.json", "no folder .*nowhere"),
+    ("--picture x.bmp", "no .png or .svg"),
+])  # fmt: skip
+def test_a_wrong_option_is_said_before_anything_is_measured(
+    words: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "=gemm_64", *words.split()])
+    with pytest.raises(SystemExit):
+        main()
+    assert re.search(said, capsys.readouterr().err)
