@@ -36,7 +36,9 @@ from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no prefetcher of a core follows
-FEW_STEPS = 4  # in one body: of large tiles fewer would fit, which cost registers and spare hardly any instructions
+# Steps in one body, as the loop's extent allows: four spare most of a loop's instructions, more cost compile time.
+# Where four do not fit, fewer would cost registers and spare hardly anything.
+STEPS = (4, 5, 6, 7, 8, 3, 2)
 
 
 def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
@@ -276,10 +278,10 @@ class Blocking(Tiling[BlockPlan]):
             return schedule.unroll(loops[-1])
         if loops[-1] in free and self._trips(schedule, name, loops[-1]) <= MOST_SHORT:
             return self._short(schedule, name, free, body)
-        most = min(MOST_SHORT, UNROLLED // body)
-        for loop in reversed(free) if most >= FEW_STEPS else ():
+        most = UNROLLED // body
+        for loop in reversed(free) if most >= STEPS[0] else ():
             trips = self._trips(schedule, name, loop)
-            steps = next((u for u in range(most, 1, -1) if trips % u == 0), 1)
+            steps = next((u for u in STEPS if u <= most and trips % u == 0), 1)
             if steps == 1:
                 continue
             rest, inner = [n for n in loops if n != loop], loop
