@@ -13,15 +13,17 @@ from dataclasses import dataclass
 
 import islpy as isl
 
+from poly.affine import var
 from poly.dtypes import size_bytes
 from poly.expr import Apply, walk
 from poly.machine import Machine, Memory
 from poly.program import Statement, Tensor
+from poly.relations import relation_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode, statements_of
 from poly.scheduling.traffic import count_points
 from poly.scheduling.vectors import Vectors
-from poly.sets import SET, within_budget
+from poly.sets import OUT, SET, within_budget
 
 _OPERATIONS = 400_000
 
@@ -251,10 +253,9 @@ def _without(domain: isl.Set, positions: Sequence[int]) -> isl.Set:
 
 
 def _lines(tensor: Tensor, line: int) -> isl.Map:
-    """{ T[.., b] -> T[.., line that holds b] }, rows taken to begin lines."""
-    count = max(1, line // size_bytes(tensor.dtype))
+    """{ T[index] -> T[place, but for the last coordinate the line that holds it] }, rows taken to begin lines."""
     names = [f"a{d}" for d in range(tensor.rank)]
-    if not names:
-        return isl.Map(f"{{ {tensor.name}[] -> {tensor.name}[] }}")
-    last = f"floor({names[-1]}/{count})"
-    return isl.Map(f"{{ {tensor.name}[{', '.join(names)}] -> {tensor.name}[{', '.join([*names[:-1], last])}] }}")
+    place = [var(n) for n in names] if tensor.layout is None else list(tensor.layout.place([var(n) for n in names]))
+    if place:
+        place[-1] = place[-1] // max(1, line // size_bytes(tensor.dtype))
+    return relation_of(place, names, (), tensor.name).set_tuple_name(OUT, tensor.name)

@@ -2,20 +2,24 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from math import sqrt
 
+import islpy as isl
 import numpy as np
 import pytest
 
 import poly
+from poly.affine import Affine, var
 from poly.frontend.nest import read_nest
 from poly.machine import Engine, Machine, Memory
-from poly.program import Program
+from poly.program import Layout, Program, Tensor
 from poly.scheduling.io_bound import io_lower_bound, kernel, least_cover, least_exponents
-from poly.scheduling.prediction import predict
+from poly.scheduling.prediction import _lines, predict  # pyright: ignore[reportPrivateUsage]
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.traffic import count_points
 from tests.nest_texts import define
 
 LINE = 4  # bytes: one element, so that a line never holds two
@@ -179,3 +183,15 @@ def test_what_is_updated_in_place_comes_in_once() -> None:
     twice = read_nest(define("def f(N: int, A: 'f32[N]'):\n    for i in range(N):\n        A[i] = A[i] * 2\n"))
     bound = io_lower_bound(twice.bind(N=64), 1 << 15)
     assert bound is not None and bound.bytes == 4 * 64
+
+
+def test_lines_of_a_packed_buffer_are_those_of_its_layout() -> None:
+    """A panel of 16 columns of 3 x 3 weights, the columns side by side: 9 lines a channel, not 48."""
+    a = [var(f"a{d}") for d in range(4)]
+    sizes = tuple(Affine((), n) for n in (4, 8, 3, 3, 16))
+    layout = Layout(("a0", "a1", "a2", "a3"), (a[0] // 16, a[1], a[2], a[3], a[0] % 16), sizes)
+    packed = Tensor("w", tuple(Affine((), n) for n in (64, 8, 3, 3)), layout=layout)
+    plain = replace(packed, layout=None)
+    panel = isl.Set("{ w[o, 0, r, q] : 0 <= o < 16 and 0 <= r < 3 and 0 <= q < 3 }")
+    assert count_points(panel.apply(_lines(packed, 64))) == 9
+    assert count_points(panel.apply(_lines(plain, 64))) == 48
