@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from poly.affine import var
 from poly.errors import PolyError, ScheduleError
@@ -71,13 +71,20 @@ def cut(
     schedule: Schedule, group: Group, names: Sequence[str], axis: int, cuts: Iterable[int]
 ) -> tuple[Schedule, list[list[str]]]:
     """Cut one of a group's parallel loops in all of some statements, at ascending places: the statements by piece."""
+    return cut_loops(schedule, names, cuts, lambda s, name: loop_of_axis(s, group, name, axis))
+
+
+def cut_loops(
+    schedule: Schedule, names: Sequence[str], cuts: Iterable[int], loop: Callable[[Schedule, str], str]
+) -> tuple[Schedule, list[list[str]]]:
+    """Cut a loop of each of some statements, as `loop` names it, at ascending places: the statements by piece."""
     pieces = [list(names)]
     for place in cuts:
         lower, upper = list[str](), list[str]()
         for name in pieces[-1]:
             lower.append(piece_name(schedule, name, "lo"))
             upper.append(piece_name(schedule, name, "hi"))
-            schedule = schedule.split(loop_of_axis(schedule, group, name, axis), place)
+            schedule = schedule.split(loop(schedule, name), place)
         pieces[-1:] = [lower, upper]
     return schedule, pieces
 

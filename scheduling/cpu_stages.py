@@ -7,7 +7,6 @@ reduction, rows, vectors, lanes; of statements along rows one pass after another
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from poly.affine import Affine
@@ -17,11 +16,10 @@ from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_block import Blocking
 from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_contract import Rated, rated_plans
-from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered
+from poly.scheduling.cpu_edits import cut, cut_loops, fused, loop_of, ordered
 from poly.scheduling.cpu_facts import facts_of
-from poly.scheduling.cpu_plan import BlockPlan, Piece, balanced
+from poly.scheduling.cpu_plan import BlockPlan, balanced
 from poly.scheduling.cpu_rows import RowPlan, Rows, row_plan
-from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 
@@ -191,24 +189,11 @@ class _Product(Blocking):
                 if strip.low % (plan.vector * strip.width):
                     schedule = schedule.shift(name, lanes, -strip.low)
                 schedule = ordered(schedule, name, [rows, lanes, *rest])
-            schedule, pieces = self._pieces(schedule, part, strip.rows)
+            cuts = [p.low for p in strip.rows[1:]]
+            schedule, pieces = cut_loops(schedule, part, cuts, lambda s, n: s.nests[n].names[self.depth])
             for piece, statements in zip(strip.rows, pieces, strict=True):
                 schedule = self._rows(schedule, strip, piece, statements, self.depth)
         return schedule
-
-    def _pieces(
-        self, schedule: Schedule, names: Sequence[str], rows: Sequence[Piece]
-    ) -> tuple[Schedule, list[list[str]]]:
-        """The statements cut along the rows of a block."""
-        pieces = [list(names)]
-        for piece in rows[1:]:
-            lower, upper = list[str](), list[str]()
-            for name in pieces[-1]:
-                lower.append(piece_name(schedule, name, "lo"))
-                upper.append(piece_name(schedule, name, "hi"))
-                schedule = schedule.split(schedule.nests[name].names[self.depth], piece.low)
-            pieces[-1:] = [lower, upper]
-        return schedule, pieces
 
 
 class _RowsInside(Rows):

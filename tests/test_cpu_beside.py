@@ -7,21 +7,12 @@ import pytest
 
 import poly
 from poly.interp import run_program
-from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_beside import Beside, beside_of
 from poly.scheduling.groups import groups_of
 from poly.text import parse_program
-
-AVX2 = Machine(
-    "avx2", "cpu",
-    (
-        Memory("dram", None, "dram"), Memory("l2", 512 * 1024, "cache"), Memory("l1", 32 * 1024, "cache"),
-        Memory("reg", 16, "register"),
-    ),
-    (Engine("core", "core", lanes=8),),
-)  # fmt: skip
+from tests.machines import AVX2
 
 
 def sums(height: int, width: int, lanes: int, taps: int = 3, step: int = 1, pad: int = 1, spread: int = 1) -> Program:

@@ -7,7 +7,6 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine
-from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
@@ -18,15 +17,8 @@ from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
+from tests.machines import AVX2
 
-AVX2 = Machine(
-    "avx2", "cpu",
-    (
-        Memory("dram", None, "dram"), Memory("l2", 512 * 1024, "cache"), Memory("l1", 32 * 1024, "cache"),
-        Memory("reg", 16, "register"),
-    ),
-    (Engine("core", "core", lanes=8),),
-)  # fmt: skip
 GEMM = "C[i,j] += A[i,k] * B[k,j]"
 TRANSPOSED = "C[i,j] += A[k,i] * B[j,k]"
 WITH_BIAS_AND_SUM = """program tile

@@ -18,15 +18,8 @@ from poly.scheduling.cpu_plan import balanced
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
+from tests.machines import AVX2
 
-AVX2 = Machine(
-    "avx2", "cpu",
-    (
-        Memory("dram", None, "dram"), Memory("l2", 512 * 1024, "cache"), Memory("l1", 32 * 1024, "cache"),
-        Memory("reg", 16, "register"),
-    ),
-    (Engine("core", "core", lanes=8),),
-)  # fmt: skip
 WIDE = Machine("wide", "cpu", (*AVX2.memories[:3], Memory("reg", 32, "register")), (Engine("core", "core", lanes=16),))
 
 

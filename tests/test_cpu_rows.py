@@ -8,22 +8,15 @@ from hypothesis import strategies as st
 import poly
 from poly.interp import run_program
 from poly.loops import Alloc, Compute
-from poly.machine import Engine, Machine, Memory
+from poly.machine import Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_rows import row_plan
 from poly.scheduling.groups import groups_of
 from poly.scheduling.row_groups import groups_for, row_groups
 from poly.scheduling.schedule import Schedule
+from tests.machines import AVX2
 
-AVX2 = Machine(
-    "avx2", "cpu",
-    (
-        Memory("dram", None, "dram"), Memory("l2", 512 * 1024, "cache"), Memory("l1", 32 * 1024, "cache"),
-        Memory("reg", 16, "register"),
-    ),
-    (Engine("core", "core", lanes=8),),
-)  # fmt: skip
 SOFTMAX = "m[i] max= x[i,j]; e[i,j] = exp(x[i,j] - m[i]); s[i] += e[i,j]; y[i,j] = e[i,j] / s[i]"
 LAYERNORM = (
     "s[i] += x[i,j]; m[i] = s[i] / 64; q[i] += (x[i,j] - m[i]) * (x[i,j] - m[i]); "

@@ -8,21 +8,15 @@ import pytest
 import poly
 from poly.interp import run_program
 from poly.loops import Alloc, For
-from poly.machine import Engine, Machine, Memory
+from poly.machine import Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_stages import stages_of
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
+from tests.machines import avx2_core
 
-SMALL = Machine(
-    "small", "cpu",
-    (
-        Memory("dram", None, "dram"), Memory("l2", 32 * 1024, "cache"), Memory("l1", 4 * 1024, "cache"),
-        Memory("reg", 16, "register"),
-    ),
-    (Engine("core", "core", lanes=8),),
-)  # fmt: skip
+SMALL = avx2_core(32 * 1024, 4 * 1024)
 ATTENTION = (
     "t[b,i,j] += q[b,i,d] * k[b,d,j]; u[b,i,j] = t[b,i,j] * 0.125; m[b,i] max= u[b,i,j]; "
     "e[b,i,j] = exp(u[b,i,j] - m[b,i]); s[b,i] += e[b,i,j]; p[b,i,j] = e[b,i,j] / s[b,i]; "

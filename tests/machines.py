@@ -1,0 +1,15 @@
+"""Machines that tests of policies for a core share."""
+
+from __future__ import annotations
+
+from poly.machine import Engine, Machine, Memory
+
+
+def avx2_core(l2: int, l1: int) -> Machine:
+    """A core of 8 lanes and 16 registers; capacities of its caches in bytes."""
+    caches = (Memory("l2", l2, "cache"), Memory("l1", l1, "cache"))
+    memories = (Memory("dram", None, "dram"), *caches, Memory("reg", 16, "register"))
+    return Machine("avx2", "cpu", memories, (Engine("core", "core", lanes=8),))
+
+
+AVX2 = avx2_core(512 * 1024, 32 * 1024)
