@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from poly.errors import PolyError
 
 if TYPE_CHECKING:
-    from poly.commands import Named
+    from poly.work import Named
 
 _EXAMPLES = """\
 examples:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: PolyError) -> int:
-    from poly.commands import UsageError
+    from poly.work import UsageError
 
     print(f"poly: {type(error).__name__}: {error}", file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
@@ -132,7 +132,8 @@ def _named(texts: Sequence[str]) -> list[Named]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from poly.commands import load, require_inputs, run
+    from poly.commands import run
+    from poly.work import load, require_inputs
 
     arrays = _named(options.input)
     require_inputs(arrays)
@@ -143,7 +144,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from poly.commands import DEFAULT_PROFILE, load, show
+    from poly.commands import DEFAULT_PROFILE, show
+    from poly.work import load
 
     target = options.target or "cpu"
     if options.level == "stream" and options.target is None:
@@ -156,8 +158,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from poly.commands import bindings
     from poly.model_check import check_model
+    from poly.work import bindings
 
     shapes, constants = bindings(options.what, _named(options.shape), _named(options.bind), _named(options.constant))
     found = check_model(options.what, shapes, constants)

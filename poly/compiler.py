@@ -133,36 +133,43 @@ def compile(
         raise PolyError(f"threads is {threads!r}", hint="a positive int")
     if isinstance(what, Graph):
         if schedule is not None or constants:
-            raise ScheduleError(
-                "a graph brings its own constants and schedules", hint="compile graph.to_program() instead"
-            )
-        if progress is None and interactive():
-            with steps(f"compiling {what.name}") as shown_steps:
-                return compile(what, machine, threads=threads, progress=shown_steps)
-        unit, ahead = _unit_compiler(machine, threads or 1)
-        if isinstance(what, SizedGraph):
-            from poly.sized_engine import build_sized_engine
-
-            kernel, literal = partial(_sized_kernel, machine, threads or 1), partial(_literal_engine, machine, unit)
-            return build_sized_engine(what, machine, kernel, literal, progress=progress)
-        return build_engine(what, machine, unit, progress=progress, ahead=ahead)
+            hint = "compile graph.to_program() instead"
+            raise ScheduleError("a graph brings its own constants and schedules", hint=hint)
+        return _graph_engine(what, machine, threads or 1, progress)
     if isinstance(what, Path) or type(what).__name__ == "ModelProto":
         if schedule is not None or constants:
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
         return _model_engine(what, machine, threads or 1, progress)  # type: ignore[arg-type]
-    if isinstance(what, str):
-        what = _read_text(what)
-    if isinstance(nested := getattr(what, "program", None), Program) and not isinstance(what, Schedule):
-        what = nested  # a nest, or something compiled before
+    program, own = _program_of(what)  # type: ignore[arg-type]
+    schedule = schedule or own
+    if schedule is not None and str(schedule.source) not in (str(program), str(join_axes(program))):
+        raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
+    check_initialised(program)
+    return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
+
+
+def _program_of(what: Program | Schedule | Nest[..., object] | str) -> tuple[Program, Schedule | None]:
+    """The program of a text, a nest, a schedule or something compiled before; a schedule itself, too."""
     if isinstance(what, Schedule):
-        what, schedule = what.source, schedule or what
-    if not isinstance(what, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return what.source, what
+    found = _read_text(what) if isinstance(what, str) else getattr(what, "program", what)
+    if not isinstance(found, Program):
         hint = "a Program, its text, a nest, a Schedule, a Graph or an ONNX model"
         raise PolyError(f"cannot compile {type(what).__name__}", hint=hint)
-    if schedule is not None and str(schedule.source) not in (str(what), str(join_axes(what))):
-        raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
-    check_initialised(what)
-    return compile_program(what, machine, dict(constants or {}), threads or 1, schedule)
+    return found, None
+
+
+def _graph_engine(graph: Graph, machine: Machine, threads: int, progress: Progress | None) -> Engine | SizedEngine:
+    if progress is None and interactive():
+        with steps(f"compiling {graph.name}") as shown_steps:
+            return _graph_engine(graph, machine, threads, shown_steps)
+    unit, ahead = _unit_compiler(machine, threads)
+    if isinstance(graph, SizedGraph):
+        from poly.sized_engine import build_sized_engine
+
+        kernel, literal = partial(_sized_kernel, machine, threads), partial(_literal_engine, machine, unit)
+        return build_sized_engine(graph, machine, kernel, literal, progress=progress)
+    return build_engine(graph, machine, unit, progress=progress, ahead=ahead)
 
 
 def _read_text(text: str) -> Program:
