@@ -82,6 +82,13 @@ class Address(NamedTuple):
         return Address(tuple(terms.items()), (), constant)
 
 
+class Flat(NamedTuple):
+    """An offset in elements before it is known what loop variables are: constant + sum of factor * atom."""
+
+    atoms: tuple[tuple[Atom, int], ...]
+    constant: int
+
+
 class Indices:
     """What the loop variables and sizes are at the current place, and arithmetic on them."""
 
@@ -99,6 +106,8 @@ class Indices:
 
     def linear(self, expression: Affine, lane: int | None = None) -> Linear:
         """The expression at the current place; for one lane only where `lane` is given. Raises `LaneError`."""
+        if not expression.terms:
+            return Linear((), expression.constant)
         constant, lanes, terms = expression.constant, 0, dict[str, int]()
         for atom, c in expression.terms:
             part = self._atom(atom, lane)
@@ -220,14 +229,50 @@ class Indices:
         kept = tuple((k, c) for k, c in terms.items() if c)
         return Address(kept, tuple((v, c) for v, c in lanes.items() if c), constant)
 
+    def flat(self, tensor: str, coordinates: Sequence[Affine]) -> Flat | None:
+        """Physical coordinates as one sum, for `offset`; None where a stride is only known when running."""
+        atoms: list[tuple[Atom, int]] = []
+        constant = 0
+        for form, stride in zip(coordinates, self.strides_of[tensor], strict=True):
+            if stride.value:
+                return None
+            atoms += [(atom, c * stride.factor) for atom, c in form.terms]
+            constant += form.constant * stride.factor
+        return Flat(tuple(atoms), constant)
+
+    def offset(self, flat: Flat) -> Address:
+        """What `address` gives for the coordinates, at the current place. Raises `LaneError`."""
+        constant, lanes, terms = flat.constant, 0, dict[tuple[str, str], int]()
+        values, known = self.values, self.lane_values
+        for atom, factor in flat.atoms:
+            simple = isinstance(atom, Var) and atom.name not in known
+            part = values[atom.name] if simple else self._atom(atom, None)
+            constant += factor * part.constant
+            lanes += factor * part.lane
+            for name, c in part.terms:
+                key = (name, "")
+                terms[key] = terms.get(key, 0) + factor * c
+        kept = tuple((k, c) for k, c in terms.items() if c) if terms else ()
+        return Address(kept, (("", lanes),) if lanes else (), constant)
+
     def pointer(self, base: str, element: str, address: Address) -> str:
         """The pointer of an address without lanes; the constant part stays a displacement at the place of use."""
+        pointer = self._base(base, element, address.terms) if address.terms else base
+        if address.constant:
+            pointer = self.writer.cached(f"getelementptr {element}, ptr {pointer}, i64 {address.constant}")
+        return pointer
+
+    def _base(self, base: str, element: str, terms: tuple[tuple[tuple[str, str], int], ...]) -> str:
+        """The pointer without the constant; found once for every loop that it is used in."""
         writer = self.writer
-        depth = writer.depth_of
+        depth, found, key = writer.depth_of, writer.regions[-1].pointers, (base, element, terms)
+        if key in found:
+            return found[key]
         pointer = base
-        for (name, stride), c in sorted(address.terms, key=lambda t: max(depth.get(t[0][0], 0), depth.get(t[0][1], 0))):
+        order = [(max(depth.get(name, 0), depth.get(stride, 0)), name, stride, c) for (name, stride), c in terms]
+        for _, name, stride, c in sorted(order, key=lambda t: t[0]):
             offset = self.multiply(self.multiply(name or "1", str(c)), stride or "1")
             pointer = writer.pure(f"getelementptr {element}, ptr {pointer}, i64 {offset}", pointer, offset)
-        if address.constant:
-            pointer = writer.cached(f"getelementptr {element}, ptr {pointer}, i64 {address.constant}")
+        if max(at for at, *_ in order) < len(writer.regions):  # in the head of a loop around, not in a branch
+            found[key] = pointer
         return pointer

@@ -84,10 +84,14 @@ LOCAL: Final = 1 << 30  # the depth of an integer that is not known in any loop'
 
 @dataclass
 class Region:
-    """The inside of a loop (or the function): instructions that belong to its start, and what they computed."""
+    """The inside of a loop (or the function): instructions that belong to its start, and what they computed.
+
+    `pointers`: those that hold everywhere inside, by what they were made of.
+    """
 
     head: list[str] = field(default_factory=lambda: [])
     known: dict[str, str] = field(default_factory=lambda: {})
+    pointers: dict[object, str] = field(default_factory=lambda: {})
 
 
 class Writer:
@@ -127,16 +131,19 @@ class Writer:
 
     def cached(self, text: str) -> str:
         """Like `value`, but an equal instruction of this block or a block around serves again."""
-        if text not in self.local:
-            self.local[text] = self.value(text)
-        return self.local[text]
+        found = self.local.get(text)
+        if found is None:
+            found = self.local[text] = self.value(text)
+        return found
 
     def pure(self, text: str, *operands: str) -> str:
         """An instruction without side effects whose operands are all known in loop heads; hoisted as far as they allow.
 
         `operands` are names that occur in the text (literals are ignored).
         """
-        depth = max((self.depth_of.get(o, 0) for o in operands), default=0)
+        depth, depths = 0, self.depth_of
+        for operand in operands:
+            depth = max(depth, depths.get(operand, 0))
         if self.probing:
             name = self.name()
             self.depth_of[name] = depth
