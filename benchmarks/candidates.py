@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -73,8 +73,10 @@ def _values(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> 
 def nests_of(case: Case, machine: Machine) -> list[Nest]:
     """The groups of a case that have a choice."""
     found: list[Nest] = []
-    for k, part in enumerate(group_program(_program(case), machine).parts.values()):
-        program = part if case.kind == "einsum" else join_axes(part)
+    whole = case.kind == "einsum"  # joined before it is grouped, as `poly.compile` does; parts of a model after that
+    source = join_axes(_program(case)) if whole else _program(case)
+    for k, part in enumerate(group_program(source, machine).parts.values()):
+        program = part if whole else join_axes(part)
         groups = groups_of(program)
         group = groups[0]
         if len(groups) != 1 or group.box is None or not group.axes or group.parts:
@@ -165,7 +167,3 @@ def make(shelf: Shelf, program: Program, plan: BlockPlan) -> None:
     temporary = path.with_suffix(".part")
     temporary.write_bytes(content)
     temporary.replace(path)
-
-
-def batches(items: Sequence[Rated], size: int) -> Iterator[Sequence[Rated]]:
-    return (items[k : k + size] for k in range(0, len(items), size))
