@@ -9,7 +9,7 @@ from math import gcd
 from poly.affine import Affine, var
 from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
-from poly.codegen.predicates import Bit, State, active, any_lane, both, enabled, lane_bit, predicate
+from poly.codegen.predicates import Bit, Plan, State, active, any_lane, both, enabled, lane_bit, predicate
 from poly.codegen.text import LOCAL, constant_text, memory_type, suffix, value_type
 from poly.codegen.values import Value
 from poly.dtypes import size_bytes
@@ -37,12 +37,8 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     if s.in_registers(tensor.name):
         value = _load_registers(s, access, statement)
         return value if guard is True else s.ops.select(_value(guard), value, s.ops.const(tensor.dtype, fill.value))
-    subscripts = _subscripts(s, access, values, guard, statement, position)
-    try:
-        address = _address(s, tensor, subscripts)
-        stride = address.lane_stride
-    except LaneError:
-        address, stride = None, None
+    subscripts, address = _located(s, access, values, guard, statement, position)
+    stride = None if address is None else address.lane_stride
     if address is not None and stride == 0:
         return _load_uniform(s, tensor, address, guard, fill)
     if s.ahead is not None and address is not None and stride:
@@ -88,14 +84,9 @@ def _load_registers(s: State, access: Access, statement: str) -> Value:
 
 def register_place(s: State, access: Access, statement: str) -> tuple[int, int]:
     """Storage element at lane 0 and the stride of the lanes. Raises `UnsupportedError` where it is not constant."""
-    tensor = s.tensors[access.tensor]
-    if not access.indirect:
-        try:
-            address = _address(s, tensor, access.affine_index)
-            if not address.terms and address.lane_stride is not None:
-                return address.constant, address.lane_stride
-        except LaneError:
-            pass
+    address = None if access.indirect else _direct(s, access)
+    if address is not None and not address.terms and (stride := address.lane_stride) is not None:
+        return address.constant, stride
     raise UnsupportedError(
         f"the index of register tensor {access.tensor} is not constant: {', '.join(str(i) for i in access.index)}",
         where=f"statement {statement}",
@@ -106,6 +97,43 @@ def register_place(s: State, access: Access, statement: str) -> tuple[int, int]:
 def _address(s: State, tensor: Tensor, subscripts: Sequence[Affine], lane: int | None = None) -> Address:
     coordinates = subscripts if tensor.layout is None else _placed(tensor.layout, tuple(subscripts))
     return s.indices.address(tensor.name, [s.indices.linear(c, lane) for c in coordinates])
+
+
+def _plan(s: State, access: Access) -> Plan:
+    found = s.plans.get(id(access))
+    if found is None:
+        tensor, subscripts = s.tensors[access.tensor], access.affine_index
+        coordinates = subscripts if tensor.layout is None else _placed(tensor.layout, subscripts)
+        found = s.plans[id(access)] = Plan(access, subscripts, s.indices.flat(tensor.name, coordinates))
+    return found
+
+
+def _direct(s: State, access: Access) -> Address | None:
+    """Where an access without indirection is; None where it is not linear in the lane. Found once a statement."""
+    key = id(access)
+    if key not in s.located:
+        plan = _plan(s, access)
+        try:
+            flat = plan.flat
+            s.located[key] = (
+                _address(s, s.tensors[access.tensor], plan.subscripts) if flat is None else s.indices.offset(flat)
+            )
+        except LaneError:
+            s.located[key] = None
+    return s.located[key]
+
+
+def _located(
+    s: State, access: Access, values: dict[int, Value], guard: Bit, statement: str, position: int
+) -> tuple[tuple[Affine, ...], Address | None]:
+    """The subscripts of an access, and where it is; None where that is not linear in the lane."""
+    if not access.indirect:
+        return _plan(s, access).subscripts, _direct(s, access)
+    subscripts = _subscripts(s, access, values, guard, statement, position)
+    try:
+        return subscripts, _address(s, s.tensors[access.tensor], subscripts)
+    except LaneError:
+        return subscripts, None
 
 
 @lru_cache(maxsize=1024)
@@ -289,12 +317,8 @@ def store(
     if s.in_registers(access.tensor):
         return _store_registers(s, access, value, combine, neutral, statement)
     tensor = s.tensors[access.tensor]
-    subscripts = _subscripts(s, access, values, True, statement, WRITE)
-    try:
-        address = _address(s, tensor, subscripts)
-        stride = address.lane_stride
-    except LaneError:
-        address, stride = None, None
+    subscripts, address = _located(s, access, values, True, statement, WRITE)
+    stride = None if address is None else address.lane_stride
     if address is not None and stride == 0:
         pointer = _pointer(s, tensor, address)
         new = _fold(s, value, combine, neutral, lambda: _raw_load(s, tensor, pointer))
@@ -458,10 +482,8 @@ def elementwise(s: State, access: Access) -> bool:
         return True
     if access.indirect:
         return False
-    try:
-        return _address(s, s.tensors[access.tensor], access.affine_index).lane_stride == 1
-    except LaneError:
-        return False
+    address = _direct(s, access)
+    return address is not None and address.lane_stride == 1
 
 
 def register_writes(s: State, access: Access, statement: str) -> list[tuple[str, int]]:

@@ -40,6 +40,7 @@ class Walker:
         self.s, self.allocate, self.part = state, allocate, part
         self.copies = 0
         self.lane_parallel: dict[int, bool] = {}
+        self.needed: dict[int, list[int]] = {}
 
     def nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -72,15 +73,12 @@ class Walker:
                 f"more than {MAX_COPIES} statements after unrolling", where=f"statement {node.statement}"
             )
         s = self.s
-        if len(node.reads) > WRITE:
-            raise UnsupportedError(
-                f"reads {len(node.reads)} elements, at most {WRITE}", where=f"statement {node.statement}",
-                hint="compute it in several statements",
-            )  # fmt: skip
-        accesses = [*node.reads, node.write]
-        needed = set(reads_of(node.body)) | {i.position for a in accesses for i in a.index if isinstance(i, ReadIndex)}
+        s.located.clear()
+        needed = self.needed.get(id(node))
+        if needed is None:
+            needed = self.needed[id(node)] = _needed(node)
         values: dict[int, Value] = {}
-        for position in sorted(needed):
+        for position in needed:
             values[position] = load(s, node.reads[position], values, node.statement, position)
         target = s.tensors[node.write.tensor].dtype
         try:
@@ -407,11 +405,23 @@ class Probe(Walker):
 
     def compute(self, node: Compute) -> None:
         if self.s.in_registers(node.write.tensor):
+            self.s.located.clear()
             self.written |= set(register_writes(self.s, node.write, node.statement))
 
     def buffer(self, node: Alloc) -> None:
         self.s.indices.set_strides(node.tensor.name, node.tensor.storage_shape)
         self.nodes(node.body)
+
+
+def _needed(node: Compute) -> list[int]:
+    """The reads whose values a statement takes. Raises `UnsupportedError` for more than a status can tell apart."""
+    if len(node.reads) > WRITE:
+        raise UnsupportedError(
+            f"reads {len(node.reads)} elements, at most {WRITE}", where=f"statement {node.statement}",
+            hint="compute it in several statements",
+        )  # fmt: skip
+    accesses = [*node.reads, node.write]
+    return sorted({*reads_of(node.body), *(i.position for a in accesses for i in a.index if isinstance(i, ReadIndex))})
 
 
 def _type(entry: Entry) -> str:

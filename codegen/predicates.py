@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from poly.affine import Affine, Constraint
-from poly.codegen.addresses import Indices, LaneError, Linear
+from poly.codegen.addresses import Address, Flat, Indices, LaneError, Linear
 from poly.codegen.registers import Registers
 from poly.codegen.text import Writer
 from poly.codegen.values import Ops, Value
-from poly.program import Tensor
+from poly.program import Access, Tensor
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,15 @@ class Lanes:
         return None if self.constant else self.mask
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What an access without indirection comes to wherever it is met: its subscripts, and their sum."""
+
+    access: Access
+    subscripts: tuple[Affine, ...]
+    flat: Flat | None
+
+
 @dataclass
 class State:
     """What an emitter of one function carries along. `masked_stores`: they are cheap on the target.
@@ -38,6 +47,7 @@ class State:
     `aligned`: bytes that every tensor's memory is aligned to, at most a vector's, 0 where it is not known; so what
     nontemporal loops store goes past the caches in whole vectors. `past`: inside of such a loop; `streamed`: the
     tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they load.
+    `plans`: by the identity of an access; `located`: where the accesses of the current statement are.
     """
 
     writer: Writer
@@ -54,6 +64,8 @@ class State:
     past: bool = False
     ahead: tuple[str, int] | None = None
     streamed: set[str] = field(default_factory=set[str])
+    plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
+    located: dict[int, Address | None] = field(default_factory=dict[int, "Address | None"])
 
     def in_registers(self, tensor: str) -> bool:
         return self.tensors[tensor].space in self.register_spaces
