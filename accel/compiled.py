@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from poly.accel.isa import CommandStream
 from poly.accel.simulate import Counters, run
 from poly.accel.timing import Report, simulate
 from poly.accel.verify import require_verified
+from poly.arguments import counted, in_order
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
 from poly.locks import cached_property
@@ -27,7 +29,8 @@ Array = npt.NDArray[np.generic]
 
 
 class StreamKernel:
-    """`kernel(*inputs, out=None)`: inputs in the program's order; gives the output array, or a tuple of several.
+    """`kernel(*inputs, out=None)`: inputs in the program's order, or by name as `kernel(A=a, B=b)`; gives the output
+    array, or a tuple of several.
 
     `stream`: what the machine runs, verified; `report`: cycles and bytes; `loops`, `schedule`: what it came from.
     """
@@ -54,18 +57,21 @@ class StreamKernel:
     def cycles(self) -> int:
         return self.report.cycles
 
-    def __call__(self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None) -> Array | tuple[Array, ...]:
-        if len(inputs) != len(self.inputs):
-            names = ", ".join(t.name for t in self.inputs)
-            raise RunError(f"takes {len(self.inputs)} arrays ({names}), got {len(inputs)}", where=self.program.name)
-        given = [self._checked(t, self._array(t, a)) for t, a in zip(self.inputs, inputs, strict=True)]
+    def __call__(
+        self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
+    ) -> Array | tuple[Array, ...]:
+        ordered = in_order([t.name for t in self.inputs], inputs, named, self.program.name)
+        given = [self._checked(t, self._array(t, a)) for t, a in zip(self.inputs, ordered, strict=True)]
         if out is None:
             results = [np.empty(self._shape(t), numpy_dtype(t.dtype)) for t in self.outputs]
         else:
-            results = [out] if isinstance(out, np.ndarray) else list(out)
+            results: list[Array] = list(out) if isinstance(out, tuple | list) else [cast("Array", out)]
             if len(results) != len(self.outputs):
-                raise RunError(f"{len(self.outputs)} outputs, out has {len(results)}", where=self.program.name)
+                text = f"{counted(len(self.outputs), 'output')}, out has {len(results)}"
+                raise RunError(text, where=self.program.name)
             for t, a in zip(self.outputs, results, strict=True):
+                if not isinstance(a, np.ndarray) or not a.flags.writeable:  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise RunError(f"out for {t.name} is no array that can be written to", where=self.program.name)
                 self._checked(t, a)
         self.run_into(given, results)
         return results[0] if len(results) == 1 else tuple(results)
@@ -83,7 +89,7 @@ class StreamKernel:
     def _shape(self, t: Tensor) -> tuple[int, ...]:
         return t.extents(self.program.binding)
 
-    def _array(self, t: Tensor, a: npt.ArrayLike) -> Array:
+    def _array(self, t: Tensor, a: object) -> Array:
         """Lists and numbers take the tensor's dtype, arrays must have it."""
         if isinstance(a, np.ndarray | np.generic):
             return np.asarray(a)
@@ -91,7 +97,7 @@ class StreamKernel:
             return np.asarray(a, numpy_dtype(t.dtype))
         except (TypeError, ValueError, OverflowError) as error:
             raise RunError(
-                f"{t.name}: {type(a).__name__} is no array of {t.dtype}: {error}", where=self.program.name
+                f"{t.name}: {type(a).__name__} is no array of {numpy_dtype(t.dtype)}: {error}", where=self.program.name
             ) from error
 
     def _checked(self, t: Tensor, a: Array) -> Array:

@@ -9,6 +9,7 @@ from typing import Final, cast
 import numpy as np
 import numpy.typing as npt
 
+from poly.arguments import counted
 from poly.codegen.call import Expected
 from poly.dlpack import Exporter, from_dlpack
 from poly.dtypes import numpy_dtype
@@ -65,14 +66,13 @@ def typed(tensor: Tensor, array: object) -> Array:
     """A numpy array on what was given: an array of the dtype of this tensor, anything with `__dlpack__` (its memory is
     used), or numbers and lists of them. Raises `RunError`."""
     what = "constant" if tensor.role == "constant" else "input"
-    return array_of(tensor.name, numpy_dtype(tensor.dtype), array, tensor.name, tensor.dtype, what)
+    return array_of(tensor.name, numpy_dtype(tensor.dtype), array, tensor.name, what)
 
 
 def array_of(
-    name: str, expected: np.dtype[np.generic], array: object, spelled: str, kind: str = "", what: str = "input"
+    name: str, expected: np.dtype[np.generic], array: object, spelled: str, what: str = "input"
 ) -> Array:
-    """`typed` for an input `name`, which the caller writes as `spelled`. `kind`: the name of its dtype in messages."""
-    kind = kind or expected.name
+    """`typed` for an input `name`, which the caller writes as `spelled`. Messages name dtypes as numpy does."""
     if isinstance(array, np.ndarray | np.generic):
         found = np.asarray(array)
     else:
@@ -83,10 +83,10 @@ def array_of(
                 return _numbers(array, expected)
             found = from_dlpack(cast("Exporter", array))
         except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
-            raise RunError(f"{what} {name}: {type(array).__name__} is no array of {kind}: {error}") from error
+            raise RunError(f"{what} {name}: {type(array).__name__} is no array of {expected.name}: {error}") from error
     if found.dtype != expected:
         hint = f"{spelled}.astype({expected.name!r})"
-        raise RunError(f"{what} {name} is {found.dtype}, expected {kind}", hint=hint)
+        raise RunError(f"{what} {name} is {found.dtype}, expected {expected.name}", hint=hint)
     return found
 
 
@@ -126,7 +126,7 @@ def results_of(
         hint = "a numpy array" if len(outputs) == 1 else f"a tuple of {len(outputs)} numpy arrays"
         raise RunError(f"out is {type(out).__name__}", where=where, hint=hint)
     if len(chosen) != len(outputs):
-        raise RunError(f"{len(outputs)} outputs, out has {len(chosen)}", where=where)
+        raise RunError(f"{counted(len(outputs), 'output')}, out has {len(chosen)}", where=where)
     results: dict[str, Array] = {}
     for tensor, array in zip(outputs, chosen, strict=True):
         results[tensor.name] = target = _target(tensor, array, inputs, given, shapes[tensor.name], where)
@@ -138,9 +138,10 @@ def results_of(
 def _target(
     tensor: Tensor, array: object, inputs: Sequence[Tensor], given: Sequence[Array], shape: tuple[int, ...], where: str
 ) -> Array:
-    if not isinstance(array, np.ndarray) or array.dtype != numpy_dtype(tensor.dtype):
+    dtype = numpy_dtype(tensor.dtype)
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
         got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise RunError(f"out for {tensor.name} is {got}, expected {tensor.dtype}", where=where)
+        raise RunError(f"out for {tensor.name} is {got}, expected {dtype.name}", where=where)
     check_shape(tensor, array, shape, "out for")
     flags = array.flags
     if not (flags.writeable and flags.c_contiguous and flags.aligned):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from poly.arguments import in_order
 from poly.codegen.arguments import (
     check_shape,
     constant_memory,
@@ -43,7 +44,8 @@ MAX_RECORDS: Final = 64
 
 
 class Kernel(NativeCall):
-    """`kernel(*inputs, out=None)`: inputs in the program's order; gives the output array, or a tuple of several.
+    """`kernel(*inputs, out=None)`: inputs in the program's order, or by name as `kernel(A=a, B=b)`; gives the output
+    array, or a tuple of several.
 
     An input must have the declared dtype and shape; sizes left free are taken from the shapes. An array that is not
     C-contiguous is copied, one whose tensor has a layout is packed; arrays of other libraries come in through DLPack,
@@ -52,7 +54,7 @@ class Kernel(NativeCall):
     `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source` is
     its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR, where it
     is there. Calls may run at the same time: one of them has the worker threads, the others run alone, with the same
-    results. Raises `RunError`.
+    results. Raises `RunError`; an argument missing or too many is a `TypeError`, too.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Kernel(NativeCall):
     if TYPE_CHECKING:
 
         def __call__(
-            self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None
+            self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
         ) -> Array | tuple[Array, ...]: ...
 
     @cached_property
@@ -117,16 +119,14 @@ class Kernel(NativeCall):
         return self.threads > 1 and any(self.module.parallel)
 
     def _careful(
-        self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None
+        self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
     ) -> Array | tuple[Array, ...]:
         """A call whose arguments native code did not take as they are."""
-        if len(inputs) != len(self.inputs):
-            names = ", ".join(t.name for t in self.inputs)
-            raise RunError(f"{self.loops.name} takes {len(self.inputs)} arrays ({names}), got {len(inputs)}")
-        given = [typed(t, a) for t, a in zip(self.inputs, inputs, strict=True)]
+        ordered = in_order([t.name for t in self.inputs], inputs, named, self.loops.name)
+        given = [typed(t, a) for t, a in zip(self.inputs, ordered, strict=True)]
         if self._plain and not overlap(out, given):
             ready = [plain(a) for a in given]
-            if any(a is not i for a, i in zip(ready, inputs, strict=True)):
+            if named or any(a is not i for a, i in zip(ready, inputs, strict=True)):
                 return self(*ready, out=out)
         sizes = self._sizes
         if self.module.parameters:

@@ -120,9 +120,9 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
         raise text.source.error(text.definition, "no sizes satisfy the assertions")
     try:
         tensors = _tensors(arguments, reader)
-        statements = tuple(_statement(d, f"S{k}", tensors, sizes, exact) for k, d in enumerate(reader.drafts))
     except ShapeError as error:
         raise text.source.error(text.definition, error.message, error.hint) from error
+    statements = _statements(text.source, reader.drafts, tensors, sizes, exact)
     for statement, draft in zip(statements, reader.drafts, strict=True):
         _check_bounds(text.source, statement, draft, tensors, sizes, context)
     try:
@@ -201,6 +201,18 @@ def _has_float(name: str, drafts: Sequence[Draft]) -> bool:
 # ---- statements
 
 
+def _statements(
+    source: Source, drafts: Sequence[Draft], tensors: Mapping[str, Tensor], sizes: Sequence[str], exact: bool
+) -> tuple[Statement, ...]:
+    found: list[Statement] = []
+    for k, draft in enumerate(drafts):
+        try:
+            found.append(_statement(draft, f"S{k}", tensors, sizes, exact))
+        except ShapeError as error:
+            raise source.error(draft.node, error.message, error.hint) from error
+    return tuple(found)
+
+
 def _statement(
     draft: Draft, name: str, tensors: Mapping[str, Tensor], sizes: Sequence[str], exact: bool
 ) -> Statement:
@@ -214,7 +226,7 @@ def _statement(
         reads = (*reads, draft.write)
         body = Apply(f"bit_{symbol}", (Read(len(reads) - 1), body))
         found, dtype, symbol = *typed(body, [tensors[r.tensor].dtype for r in reads]), ""
-    if symbol and is_integer(target) and (dtype not in (None, target) or _fractional(found)):
+    if symbol and not _by_one_value(found, dtype, target):
         # the sum is made in the wider dtype and then converted: no update of the target by one value
         reads = (*reads, draft.write)
         body = Apply(COMBINERS[symbol].operator, (Read(len(reads) - 1), body))
@@ -227,8 +239,12 @@ def _statement(
     )  # fmt: skip
 
 
-def _fractional(body: Expr) -> bool:
-    return isinstance(body, Const) and isinstance(body.value, float)
+def _by_one_value(body: Expr, dtype: str | None, target: str) -> bool:
+    """True where an update computes in the target's dtype."""
+    if target != "bool" and not is_integer(target) or dtype == target:
+        return True
+    allowed = bool if target == "bool" else int
+    return dtype is None and not any(isinstance(e, Const) and not isinstance(e.value, allowed) for e in walk(body))
 
 
 def _filled(reads: Sequence[Access], tensors: Mapping[str, Tensor]) -> tuple[Access, ...]:

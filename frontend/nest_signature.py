@@ -99,6 +99,7 @@ def _read(source: Source, place: ast.expr, node: ast.expr) -> tuple[str, tuple[A
     parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
     if name == "Annotated" and len(parts) == 2 and isinstance(parts[1], ast.Constant):
         return read_annotation(source, parts[1])
+    name = "bool" if name == "boolean" else name
     if name not in DTYPES:
         raise _unreadable(source, place)
     if len(parts) == 2 and _is_text(parts[1]) and not _is_text(parts[0]):

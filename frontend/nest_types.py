@@ -1,18 +1,22 @@
 """Conversions in bodies, as numpy puts them: operands of two dtypes meet in numpy's common one.
 
 Literals and loop variables are weak: they take the dtype of what they are combined with, unless that is an integer and
-they are not, as `i / 2`. `/` and the functions of real numbers make integers f64.
+they are not, as `i / 2`. `/` and the functions of real numbers make integers f64. Truths of elements are numpy's: the
+sum of two is a truth again; comparisons of loop variables are Python's, whose sum is an integer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
-from poly.dtypes import dtype_name, is_float, numpy_dtype
+from poly.dtypes import dtype_name, is_float, is_integer, numpy_dtype
 from poly.errors import ShapeError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, walk
+
+_OF_TRUTHS: Final = {"add": "or", "mul": "and"}  # numpy's meaning of + and * of two truths
 
 
 def promoted(dtypes: Sequence[str]) -> str:
@@ -47,6 +51,10 @@ def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> tuple[
         raise ShapeError(f"{name} of {common}: floats have no bits here", hint="integers or truths on both sides")
     converted = [e if common is None or d == common else settled(e, common) if d is None else Cast(common, e)
                  for e, d in found]  # fmt: skip
+    if common == "bool" and name == "sub":
+        raise ShapeError("numpy has no difference of truths", hint="p ^ q, or int(p) - int(q) for 1, 0 or -1")
+    if common == "bool":
+        name = _OF_TRUTHS.get(name, name)
     result = Apply(name, (*head, *converted))
     return result, "bool" if OPERATORS[name].result == "bool" else common
 
@@ -73,12 +81,19 @@ def _truth(argument: Expr, reads: Sequence[str]) -> Expr:
 def _common(name: str, operands: Sequence[tuple[Expr, str | None]]) -> str | None:
     strong = [d for e, d in operands if d is not None and not _weak(e)]
     weak = [d for e, d in operands if d is not None and _weak(e)]
-    common = promoted(strong) if strong else weak[0] if weak else None
-    fraction = any(_has_fraction(e) for e, d in operands if d is None) or any(is_float(d) for d in weak)
+    free = [e for e, d in operands if d is None]
+    common = promoted(strong) if strong else promoted(weak) if weak else None
+    fraction = any(_has_fraction(e) for e in free) or any(is_float(d) for d in weak)
     real = name == "div" or OPERATORS[name].result == "float"
     if common is not None and not is_float(common) and common[0] != "c" and (fraction or real):
         return "f64"
-    return "i64" if common == "bool" and name in ("add", "sub", "mul", "neg") else common
+    if common != "bool":
+        return common
+    if any(is_integer(d) for d in weak) or any(_has_integer(e) for e in free):
+        return "i64"
+    if name == "neg" or not strong and name in ("add", "sub", "mul"):
+        return "i64"
+    return "i8" if name == "pow" else common
 
 
 def _weak(body: Expr) -> bool:
@@ -90,3 +105,7 @@ def _weak(body: Expr) -> bool:
 
 def _has_fraction(body: Expr) -> bool:
     return any(isinstance(e, Const) and isinstance(e.value, float) for e in walk(body))
+
+
+def _has_integer(body: Expr) -> bool:
+    return any(isinstance(e, Const) and not isinstance(e.value, bool | float) for e in walk(body))

@@ -14,7 +14,7 @@ from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from poly.errors import PolyError
+from poly.errors import ArgumentTypeError, PolyError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,6 +74,31 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
         return call
 
     return decorate
+
+
+def in_order(
+    names: Sequence[str], given: Sequence[object], named: Mapping[str, object], where: str
+) -> tuple[object, ...]:
+    """The arrays of a call in the order of `names`: the first ones by position, the others by name.
+
+    Raises `ArgumentTypeError` where one is missing, there twice, or not known.
+    """
+    takes = f"takes {counted(len(names), 'array')} ({', '.join(names)})"
+    if len(given) > len(names) or (not named and len(given) < len(names)):
+        raise ArgumentTypeError(f"{takes}, got {len(given)}", where=where)
+    for name in named:
+        if name not in names:
+            raise ArgumentTypeError(f"{takes}, none is called {name!r}", where=where)
+        if names.index(name) < len(given):
+            raise ArgumentTypeError(f"{name} is given by position and by name", where=where)
+    if absent := [n for n in names[len(given) :] if n not in named]:
+        raise ArgumentTypeError(f"{takes}, {absent[0]} is missing", where=where)
+    return (*given, *(named[n] for n in names[len(given) :]))
+
+
+def counted(count: int, what: str) -> str:
+    """`1 array`, `2 arrays`."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _anything(_: object) -> bool:

@@ -137,7 +137,7 @@ def test_wrong_arguments() -> None:
         ((a, b), 5, "out is int"),
         ((a, b), "c", "out is str"),
         ((a, b), [[1.0]], "out for C is list"),
-        ((a, b), (c, c), "1 outputs, out has 2"),
+        ((a, b), (c, c), "1 output, out has 2"),
         ((a, b), fixed, "not writable"),
         ((a, b), c.T, "out for C has shape"),
         ((a, b), np.zeros((4, 3), np.float32).T, "not C-contiguous"),
@@ -149,10 +149,27 @@ def test_wrong_arguments() -> None:
         with pytest.raises(RunError, match=message):
             kernel(*args, out=out)  # type: ignore[arg-type]
     kernel(one[:12].reshape(3, 4), b, out=one[12:24].reshape(3, 4))
-    with pytest.raises(TypeError):
-        kernel(a, b, into=c)  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
-        kernel(a, b, **{"out": c, "x": 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", ["cpu", "s16"])
+def test_arguments_by_name(target: str) -> None:
+    program = poly.parse("C[i,j] = A[i,j] - B[i,j]", A=(3, 4), B=(3, 4))
+    kernel: Callable[..., object] = poly.compile(program, target=target)
+    a, b, c = operands()
+    for _ in range(2):
+        np.testing.assert_array_equal(kernel(B=b, A=a), a - b)
+        assert kernel(a, B=b, out=c) is c
+        np.testing.assert_array_equal(c, a - b)
+    for args, named, message in [
+        ((a,), {}, r"takes 2 arrays \(A, B\), got 1"),
+        ((a, b, c), {}, "takes 2 arrays"),
+        ((a, b), {"into": c}, "none is called 'into'"),
+        ((a, b), {"B": b}, "B is given by position and by name"),
+        ((), {"B": b}, "A is missing"),
+    ]:
+        for kind in (RunError, TypeError):
+            with pytest.raises(kind, match=message):
+                kernel(*args, **named)
 
 
 def test_constants_are_checked_and_kept() -> None:
@@ -309,7 +326,7 @@ def test_arrays_of_other_libraries() -> None:
         def __dlpack__(self, **keywords: object) -> object:
             raise BufferError("on another device")
 
-    with pytest.raises(RunError, match="input A: Refusing is no array of f32: on another device"):
+    with pytest.raises(RunError, match="input A: Refusing is no array of float32: on another device"):
         kernel(Refusing(a), b)  # type: ignore[arg-type]
 
 

@@ -660,9 +660,9 @@ def test_calls_check_their_arguments() -> None:
     a, b = integers(3, 2), integers(2, 4)
     for arguments, message in [
         ((a,), r"takes 2 arrays \(A, B\), got 1"),
-        ((a, b.astype(np.float64)), "input B is float64, expected f32"),
+        ((a, b.astype(np.float64)), "input B is float64, expected float32"),
         ((a, integers(4, 2)), r"input B has shape \[4, 2\], expected \[2, 4\]"),
-        ((a, "text"), "input B: str is no array of f32"),
+        ((a, "text"), "input B: str is no array of float32"),
     ]:
         with pytest.raises(RunError, match=message):
             kernel(*arguments)
@@ -681,11 +681,11 @@ def test_out() -> None:
     fixed.flags.writeable = False
     buffer = np.zeros(12, np.float32)
     for bad, message in [
-        (np.empty((3, 4)), "out for C is float64, expected f32"),
+        (np.empty((3, 4)), "out for C is float64, expected float32"),
         (np.empty((4, 3), np.float32), "out for C has shape"),
         (np.empty((3, 8), np.float32)[:, ::2], "not C-contiguous"),
         (fixed, "not writable"),
-        ((out, out), "1 outputs, out has 2"),
+        ((out, out), "1 output, out has 2"),
     ]:
         with pytest.raises(RunError, match=message):
             kernel(a, b, out=bad)

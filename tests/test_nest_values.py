@@ -11,11 +11,13 @@ import pytest
 
 import poly
 from poly.errors import ParseError, PolyError
-from poly.frontend.nest import Array, f64, i64
+from poly.frontend.nest import Array, boolean, f64, i64
 from poly.interp import run_program
 
 NAN = float("nan")
 FLOATS = (np.array([0, 2, NAN, 3, -0.0, 0.3, NAN]), np.array([5, 0, 1, 4, 0, NAN, NAN]), np.full(7, 9.0))
+TRUTHS = (np.arange(7) % 2 == 0, np.arange(7) > 3, np.full((9, 7), 9.0))
+BITS = (np.arange(7) % 2 == 0, np.arange(7) > 3, np.arange(42).reshape(6, 7) % 3 == 0)
 INTEGERS = (np.array([0, 2, 5, 3, 0, 6, 12]), np.array([5, 0, 1, 4, 0, 3, 10]), np.full(7, 9))
 
 
@@ -60,7 +62,31 @@ def operand_and_truth(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Arr
         z[i] = x[i] and y[i] > 2
 
 
+def sums_of_truths(N: int, x: boolean[Array, "N"], y: boolean[Array, "N"], z: f64[Array, "9, N"]) -> None:
+    for i in range(N):
+        z[0, i] = x[i] + y[i]
+        z[1, i] = (z[0, i] > 0) + (z[1, i] > 0)
+        z[2, i] = x[i] + y[i] + 1
+        z[3, i] = (i > 2) + (i > 4)
+        z[4, i] = (i > 2) + x[i]
+        z[5, i] = max(x[i], 2) + x[i] * i
+        z[6, i] = (x[i] < 2) + 0.5
+        z[7, i] -= x[i]
+        z[8, i] = x[i] ** y[i] + x[i] ** x[i]
+
+
+def truths_that_change(N: int, x: boolean[Array, "N"], y: boolean[Array, "N"], z: boolean[Array, "6, N"]) -> None:
+    for i in range(N):
+        z[0, i] += x[i]
+        z[1, i] *= x[i]
+        z[2, i] -= 1
+        z[3, i] += 2
+        z[4, i] = z[4, i] + x[i] * y[i]
+        z[5, i] = max(z[5, i], x[i])
+
+
 @pytest.mark.parametrize(("nest", "arrays"), [
+    (sums_of_truths, TRUTHS), (truths_that_change, BITS),
     *((f, FLOATS) for f in (operand_of_and, operand_of_or, truth_of_both, numbers_before_nan, nan_before_numbers)),
     *((f, INTEGERS) for f in (bits_of_both, bits_that_come_in, operand_and_truth)),
 ])  # fmt: skip
@@ -86,6 +112,15 @@ def test_bits_of_floats_are_refused() -> None:
     program = poly.parse("z[i] = bit_or(x[i], x[i])", x=(4,))
     with pytest.raises(PolyError, match="bit_or of f32"):
         poly.compile(program)
+
+
+def test_a_difference_of_truths_is_refused_where_it_stands() -> None:
+    def difference(N: int, x: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+        for i in range(N):
+            z[i] = (x[i] > 0) - (x[i] > 1)
+
+    with pytest.raises(ParseError, match=r"no difference of truths\n.*z\[i\] = "):
+        poly.nest(difference)
 
 
 def test_the_largest_along_an_axis_is_no_maximum_of_two() -> None:
