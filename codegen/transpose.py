@@ -3,7 +3,9 @@
 An element has a row and a lane; the network permutes the bits of these two numbers. Each round combines pairs of
 vectors whose numbers differ in one bit: that bit becomes one of the lane, and a bit of the lane becomes one of the
 number. First inside blocks of 16 bytes, which machines interleave in one instruction, then whole blocks. Any power of
-two of lanes, any element. A column asks only for the shuffles it needs; equal ones are emitted once.
+two of lanes, any element. Rows shorter than a column are put beside one another first, which a load does on its way,
+and all squares go through the network at once. A column asks only for the shuffles it needs; equal ones are emitted
+once.
 """
 
 from __future__ import annotations
@@ -22,14 +24,21 @@ def column(ops: Ops, rows: Sequence[Value], at: int, lanes: int) -> Value:
     first = at // side * side
     parts = [r if r.lanes == side else ops.part(r, first, side) for r in rows]
     parts += [Value(parts[0].dtype, side, "poison")] * (lanes - len(parts))
-    found = [_column(ops, parts[k : k + side], at - first) for k in range(0, lanes, side)]
-    while len(found) > 1:
-        found = [ops.shuffle(a, b, range(2 * a.lanes)) for a, b in zip(found[::2], found[1::2], strict=True)]
-    return found[0]
+    return _column(ops, [_beside(ops, parts[k::side]) for k in range(side)], at - first)
+
+
+def _beside(ops: Ops, parts: Sequence[Value]) -> Value:
+    """The lanes of all parts, one part behind the other."""
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [a if a.text == b.text == "poison" else ops.shuffle(a, b, range(2 * a.lanes)) for a, b in pairs]
+        lanes = max(p.lanes for p in parts)
+        parts = [p if p.lanes == lanes else Value(p.dtype, lanes, "poison") for p in parts]
+    return parts[0]
 
 
 def _column(ops: Ops, rows: Sequence[Value], at: int) -> Value:
-    """One column of a square."""
+    """One column of some squares that lie beside one another."""
     bits = len(rows).bit_length() - 1
     inner = min(bits, (BLOCK // size_bytes(rows[0].dtype)).bit_length() - 1)
     number = 0  # of the vector that becomes the column: each round moves the highest bit left of the (inner) lane
@@ -48,7 +57,9 @@ def _after(ops: Ops, rows: Sequence[Value], number: int, rounds: int, inner: int
     b = _after(ops, rows, number | bit, rounds - 1, inner)
     if a.text == b.text == "poison":
         return a
-    return ops.shuffle(a, b, _places(len(rows), rounds - 1, inner, bool(number & bit)))
+    side, lanes = len(rows), a.lanes
+    places = _places(side, rounds - 1, inner, bool(number & bit))  # of one square, the second vector's after `side`
+    return ops.shuffle(a, b, [p % side + p // side * lanes + k for k in range(0, lanes, side) for p in places])
 
 
 def _places(side: int, turn: int, inner: int, upper: bool) -> list[int]:

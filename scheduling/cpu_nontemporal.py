@@ -2,7 +2,8 @@
 
 A store to a line that is in no cache fetches it first, and throws out a line that may be used again. Where the tensors
 of a group do not fit the last cache anyway, both are lost: a result that is written once, in whole vectors one after
-the other, goes to memory at once.
+the other, goes to memory at once. Of the last cache, which other cores and other hardware threads use too, half is
+counted on where what is read would stay there but for the writes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
+from poly.scheduling.cpu_cost import LINE, SHARE
 from poly.scheduling.cpu_facts import bytes_touched
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
+LEAST_RUN = 256  # bytes of whole lines that leave one after the other: shorter ones pay for the page of each
+MUCH_READ = 0.75  # bytes read for one that is written
 LEAST_ROW = 1024  # bytes along the lanes: at its ends a row may leave lines in part to others, which costs a read
 
 
@@ -24,8 +28,7 @@ def results_past(program: Program, group: Group, machine: Machine) -> frozenset[
     """The outputs that a group writes, each by one assignment, and nobody reads; none where the caches hold all that
     the group touches.
     """
-    last = max((m.capacity or 0 for m in machine.caches), default=0)
-    if not last or bytes_touched(program, group.statements) < last:
+    if not _beyond(program, group, machine):
         return frozenset()
     read = {r.tensor for s in program.statements for r in s.reads}
     read |= {t for s in program.statements if s.external is not None for t in s.external.reads}
@@ -33,6 +36,18 @@ def results_past(program: Program, group: Group, machine: Machine) -> frozenset[
     once = {s.write.tensor for s in group.statements if s.combiner is None and not s.write.indirect}
     single = {t for t in once - read if writers.count(t) == 1}
     return frozenset(t.name for t in program.tensors if t.name in single and t.role == "output")
+
+
+def _beyond(program: Program, group: Group, machine: Machine) -> bool:
+    """Whether what a group touches does not stay in the last cache; half of that is enough where it reads about as much
+    as it writes, since the reads stay if the writes go past.
+    """
+    last = max((m.capacity or 0 for m in machine.caches), default=0)
+    touched = bytes_touched(program, group.statements)
+    targets = {s.write.tensor for s in group.statements}
+    written = sum(t.nbytes(program.binding) for t in program.tensors if t.name in targets and t.role == "output")
+    enough = last * SHARE if touched - written >= written * MUCH_READ else last
+    return 0 < last and touched >= enough
 
 
 def _row(tensor: Tensor, sizes: Mapping[str, int]) -> int:
@@ -44,7 +59,8 @@ def written_past(schedule: Schedule, group: Group, machine: Machine) -> Schedule
     """Mark the vector loops of a scheduled group that store such results, one vector beside the other."""
     program = schedule.program
     past = results_past(program, group, machine)
-    results = {t for t in past if _row(program.tensor[t], program.binding) >= LEAST_ROW}
+    rows = {t: _row(program.tensor[t], program.binding) for t in past}
+    results = {t for t, n in rows.items() if n >= LEAST_ROW or (n >= LEAST_RUN and n % LINE == 0)}
     for name in parts_of(schedule, group) if results else ():
         loops = schedule.nests[name].names
         alone = loops and schedule.under(loops[-1]) == (name,) and schedule.kind(loops[-1]) == "vector"

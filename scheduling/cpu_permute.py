@@ -5,7 +5,8 @@ network of shuffles (`poly.codegen.transpose`). A block takes whole cache lines 
 few enough pages and lines that both sides' lines are used whole before they are evicted. Where the lines of a block's
 target meet in too few sets of the first cache, or go past the caches, it takes whole lines of the target instead, and
 those of the read are whole in a narrow tile; what goes past the caches is put together in a buffer, so that it leaves
-in long runs, while the next tile's lines are asked for. Edges are index-set splits.
+in long runs, while the next tile's lines are asked for. Where the target's rows are too short for that, its lines leave
+straight from registers, and the loops follow the read, which then comes in streams. Edges are index-set splits.
 Where both are contiguous along one loop only the order of the others matters: that of the read, so that memory is read
 in few streams, and written in runs.
 """
@@ -22,13 +23,14 @@ from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_cost import LINE, PAGE, SETS, Core, core_of, crowding
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, ordered, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, facts_of
-from poly.scheduling.cpu_nontemporal import results_past
+from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 5  # iterations along either side: below, strided loads and stores do
-RUN = 4  # iterations that write one after the other before the order of the read goes on
-LEAST_RUN, MOST_RUN = 256, 640  # bytes of a row of the target that leave the caches together
+RUN = 8  # iterations that write one after the other before the order of the read goes on
+MOST_RUN = 640  # bytes of a row of the target that leave the caches together, at most
+NARROW = 16  # bytes of a row read that are turned in few registers: as many as machines interleave in an instruction
 MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds
 
 
@@ -37,7 +39,8 @@ class Permutation:
     """`outer`: positions of the other parallel loops, outermost first; `lanes`, `across`: of those along which the
     target and the turned reads are contiguous; `turned`: the tensors of these reads. A block is `rows` iterations of
     `lanes` times `columns` of `across`, a tile (of `lanes`, of `across`) whole blocks (None: no tiles, and lanes
-    inside). `past`: the target is written past the caches, tile by tile from a buffer.
+    inside). `past`: the target is written past the caches; `buffered`: tile by tile from
+    a buffer, else straight from registers.
     """
 
     statement: str
@@ -50,6 +53,7 @@ class Permutation:
     columns: int
     tile: tuple[int, int] | None
     past: bool
+    buffered: bool
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def schedule_runs(schedule: Schedule, group: Group, plan: Runs, machine: Machine
     schedule, parts = whole_blocks(schedule, name, len(plan.outer) + 1, high - low + 1, plan.vector)
     for part, _ in parts:
         schedule = in_vectors(schedule, schedule.nests[part].names[-1], high - low + 1, plan.vector, FEW_VECTORS)
-    return schedule
+    return written_past(schedule, group, machine)
 
 
 def permutation_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Permutation | None:
@@ -137,22 +141,28 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     room, line = registers * machine_lanes // vector**2, _line(machine) // (vector * size)  # in squares, in vectors
     wide = max(1, min(line, room))
     rows, columns = vector * max(1, min(line, room // wide)), vector * wide
-    others = [a for a in range(len(axes)) if a not in (lanes, across)]
-    outer = tuple(sorted(others, key=lambda a: -(strides[-1][a] or 0)))
     tile = _tile(extents[lanes], strides[turned[0]][lanes], size, columns)
     core = core_of(machine, size)
     past = s.write.tensor in results_past(program, group, machine) and _whole_lines(strides[-1], lanes, size)
     crowded = core.caches[0][2] * SETS / crowding((strides[-1][across] or 0) * size) < columns
     run = _run(extents[lanes], size)
-    past = past and run * size >= LEAST_RUN  # shorter ones would touch a page a line
-    past = past and all(2 * run <= _kept(core, strides[k][lanes] or 0, size) for k in turned)
-    if past:
+    buffered = past and run * size >= LEAST_RUN  # shorter ones would touch a page a line
+    past = past and (not buffered or all(2 * run <= _kept(core, strides[k][lanes] or 0, size) for k in turned))
+    if past and buffered:
         rows, columns = vector * max(1, room // wide), vector * wide
         tile = (run, columns)
+    elif past:
+        rows, columns = vector * wide, min(vector, max(1, NARROW // size))
+        tile = (rows, _line(machine) // size)
     elif crowded and tile is not None:
         rows, columns = vector * wide, vector
         tile = (max(MOST_PAGES, rows), rows)
-    return Permutation(s.name, outer, lanes, across, tensors, vector, rows, columns, tile, past)
+    leading = strides[turned[0] if past and not buffered else -1]  # whose order the other loops follow
+    others = [a for a in range(len(axes)) if a not in (lanes, across)]
+    return Permutation(
+        statement=s.name, outer=tuple(sorted(others, key=lambda a: -(leading[a] or 0))), lanes=lanes, across=across,
+        turned=tensors, vector=vector, rows=rows, columns=columns, tile=tile, past=past, buffered=past and buffered,
+    )  # fmt: skip
 
 
 def _kept(core: Core, step: int, size: int) -> float:
@@ -217,7 +227,7 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
     for strip, columns in strips:
         schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))  # so that a cut parts all of the nest
         rest = extents[plan.lanes]
-        if plan.past and plan.tile is not None and columns == plan.columns and rest >= plan.tile[0]:
+        if plan.buffered and plan.tile is not None and columns == plan.columns and rest >= plan.tile[0]:
             schedule, (whole, *others) = whole_blocks(schedule, strip, depth, rest, plan.tile[0])
             schedule = _buffered(schedule, plan, whole[0], axes, machine)
             if not others:
@@ -247,7 +257,8 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
     schedule = schedule.reorder(*tiles, *blocks, f"{across}.p", f"{lanes}.p")
     schedule = schedule.unroll(f"{across}.p")
     schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
-    return schedule
+    straight = plan.past and not plan.buffered and rows == plan.rows
+    return schedule.nontemporal(schedule.nests[name].names[-1]) if straight else schedule
 
 
 def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[str], machine: Machine) -> Schedule:

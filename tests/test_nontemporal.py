@@ -132,10 +132,17 @@ def test_results_beyond_the_caches_are_marked() -> None:
     assert marked("C[j, i] = A[i, j]", A=(1088, 64)) == {"C"}
 
 
+def test_half_of_the_last_cache_counts_where_reads_stay_in_it() -> None:
+    """Here 96 KiB of 128 are touched."""
+    assert marked("C[i, j] = A[i, j] + 1", A=(48, 256)) == {"C"}
+    assert marked("C[i, j] = A[i] * B[j]", A=(96,), B=(256,)) == set()
+    assert marked("C[i, j] = A[i, j] + 1", A=(24, 256)) == set()
+
+
 def test_rows_beyond_the_caches_are_marked() -> None:
     text = "m[i] += x[i, j] / 512; y[i, j] = x[i, j] - m[i]"
     assert marked(text, x=(128, 512)) == {"y"}
-    assert marked(text, x=(16, 512)) == set()
+    assert marked(text, x=(12, 512)) == set()
 
 
 def test_what_is_read_or_written_again_is_not_marked() -> None:
