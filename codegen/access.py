@@ -84,7 +84,7 @@ def _load_registers(s: State, access: Access, statement: str) -> Value:
 
 def register_place(s: State, access: Access, statement: str) -> tuple[int, int]:
     """Storage element at lane 0 and the stride of the lanes. Raises `UnsupportedError` where it is not constant."""
-    address = None if access.indirect else _direct(s, access)
+    address = _direct(s, access) if id(access) in s.plans or not access.indirect else None
     if address is not None and not address.terms and (stride := address.lane_stride) is not None:
         return address.constant, stride
     raise UnsupportedError(
@@ -127,7 +127,7 @@ def _located(
     s: State, access: Access, values: dict[int, Value], guard: Bit, statement: str, position: int
 ) -> tuple[tuple[Affine, ...], Address | None]:
     """The subscripts of an access, and where it is; None where that is not linear in the lane."""
-    if not access.indirect:
+    if id(access) in s.plans or not access.indirect:
         return _plan(s, access).subscripts, _direct(s, access)
     subscripts = _subscripts(s, access, values, guard, statement, position)
     try:

@@ -67,12 +67,14 @@ class Address(NamedTuple):
     @property
     def lane_stride(self) -> int | None:
         """Elements between lanes; None where only known when running."""
-        if any(value for value, _ in self.lane):
-            return None
-        return self.lane[0][1] if self.lane else 0
+        if not self.lane:
+            return 0
+        return None if any(value for value, _ in self.lane) else self.lane[0][1]
 
     def at(self, lane: int) -> Address:
         """The address of one lane."""
+        if not lane and not any(value for value, _ in self.lane):
+            return Address(self.terms, (), self.constant)
         terms, constant = dict(self.terms), self.constant
         for value, c in self.lane:
             if value:

@@ -19,6 +19,7 @@ from poly.codegen.predicates import Lanes, State, any_lane, both, constant_mask,
 from poly.codegen.registers import Entry, Place
 from poly.codegen.text import Region, value_type
 from poly.codegen.values import Value
+from poly.codegen.written import RegisterWrites
 from poly.dtypes import is_float
 from poly.errors import UnsupportedError
 from poly.expr import Apply, Const, reads_of
@@ -41,6 +42,8 @@ class Walker:
         self.copies = 0
         self.lane_parallel: dict[int, bool] = {}
         self.needed: dict[int, list[int]] = {}
+        self.writes = RegisterWrites(state.in_registers)
+        self.probed: dict[object, frozenset[Place]] = {}
 
     def nodes(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -259,6 +262,8 @@ class Walker:
 
     def _written(self, node: For) -> set[Place]:
         s = self.s
+        if not self.writes.below(node):
+            return set()
         inside = [n for n in walk(node.body) if isinstance(n, Compute | Alloc)]
         own = {n.tensor.name for n in inside if isinstance(n, Alloc)}  # ends with the body
         written = {n.write.tensor for n in inside if isinstance(n, Compute)} - own
@@ -266,8 +271,7 @@ class Walker:
             return set()
         saved, part, lanes, copies = dict(s.indices.values), self.part, s.lanes, self.copies
         lane_range = s.indices.lane_range
-        probe = Probe(s, self.allocate, None)
-        probe.lane_parallel = self.lane_parallel
+        probe = Probe(s, self.allocate, None, self)
         s.writer.probing = True
         try:
             probe.loop(node)
@@ -399,9 +403,28 @@ class Walker:
 class Probe(Walker):
     """Walks without output, to learn which register elements are written."""
 
-    def __init__(self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None) -> None:
+    def __init__(
+        self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None, walker: Walker
+    ) -> None:
         super().__init__(state, allocate, part)
+        self.lane_parallel, self.writes, self.probed = walker.lane_parallel, walker.writes, walker.probed
         self.written: set[Place] = set()
+
+    def node(self, node: Node) -> None:
+        if self.writes.below(node):
+            super().node(node)
+
+    def loop(self, node: For) -> None:
+        """Every loop once for the values that decide what it writes."""
+        s, names = self.s, self.writes.names(node) or frozenset()
+        key = (id(node), s.lanes, *(s.indices.values.get(name) for name in sorted(names)))
+        found = self.probed.get(key)
+        if found is None:
+            around, self.written = self.written, set()
+            super().loop(node)
+            found = self.probed[key] = frozenset(self.written)
+            self.written = around
+        self.written |= found
 
     def compute(self, node: Compute) -> None:
         if self.s.in_registers(node.write.tensor):

@@ -123,6 +123,9 @@ class Registers:
     def set_vector(self, tensor: str, at: int, value: Value, count: int) -> None:
         """Write the elements at .. at + count - 1; the other lanes of the value mean nothing."""
         old = self.entries.get((tensor, at))
+        if old is not None and old.value.lanes == value.lanes and old.count == count:
+            self.entries[tensor, at] = Entry(value, count)
+            return
         if old is not None and old.value.lanes == value.lanes and old.count > count:
             lanes = value.lanes
             mask = "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(lanes)) + ">"
