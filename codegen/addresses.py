@@ -247,8 +247,7 @@ class Indices:
         constant, lanes, terms = flat.constant, 0, dict[tuple[str, str], int]()
         values, known = self.values, self.lane_values
         for atom, factor in flat.atoms:
-            simple = isinstance(atom, Var) and atom.name not in known
-            part = values[atom.name] if simple else self._atom(atom, None)
+            part = values[atom.name] if isinstance(atom, Var) and atom.name not in known else self._atom(atom, None)
             constant += factor * part.constant
             lanes += factor * part.lane
             for name, c in part.terms:
