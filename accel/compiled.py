@@ -14,7 +14,8 @@ from poly.accel.isa import CommandStream
 from poly.accel.simulate import Counters, run
 from poly.accel.timing import Report, simulate
 from poly.accel.verify import require_verified
-from poly.arguments import counted, in_order
+from poly.arguments import in_order
+from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
 from poly.locks import cached_property

@@ -9,9 +9,9 @@ from typing import Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from poly.arguments import counted
 from poly.codegen.call import Expected
 from poly.dlpack import Exporter, from_dlpack
+from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.interp_arrays import pack, solved_extent

@@ -84,7 +84,8 @@ def core_count() -> int:
 
 
 def clock_mhz() -> int:
-    """The clock as the system tells it; 3000 where it does not."""
+    """The clock as the system tells it, mostly without boost; 3000 where it does not. Not measured: plans and what is
+    kept of them must not differ from run to run."""
     try:
         return int((_CPU_DIRECTORY / "cpu0/cpufreq/cpuinfo_max_freq").read_text()) // 1000
     except (OSError, ValueError):

@@ -18,6 +18,7 @@ from string import ascii_letters, ascii_lowercase, ascii_uppercase
 import numpy as np
 
 from poly.affine import Affine, var
+from poly.document import counted
 from poly.dtypes import dtype_name, numpy_dtype
 from poly.errors import ParseError, ShapeError
 from poly.frontend.contraction import Contractions, Steps, contract_steps
@@ -35,7 +36,9 @@ def einsum_program(spec: str, shapes: Sequence[tuple[int, ...]], dtypes: Sequenc
     """
     equation = equation_of(spec, shapes)
     if len(dtypes) != len(shapes):
-        raise ShapeError(f"{len(dtypes)} dtypes for {len(shapes)} operands", where=f"einsum {spec!r}")
+        raise ShapeError(
+            f"{counted(len(dtypes), 'dtype')} for {counted(len(shapes), 'operand')}", where=f"einsum {spec!r}"
+        )
     sizes = equation.sizes
     dtype = _common_dtype(spec, dtypes)
     build = Contractions({i: var(f"N{i}") for i in sizes}, [f"N{i}" for i in sizes], dtype, pairs=False)
@@ -67,7 +70,8 @@ def equation_of(spec: str, shapes: Sequence[tuple[int, ...]]) -> Equation:
     """
     inputs, output = _parse(spec)
     if len(inputs) != len(shapes):
-        raise ShapeError(f"einsum {spec!r} names {len(inputs)} operands, there are {len(shapes)}")
+        names, given = counted(len(inputs), "operand"), f"{len(shapes)} {'is' if len(shapes) == 1 else 'are'} given"
+        raise ShapeError(f"einsum {spec!r} names {names}, {given}", hint="one array for each term between commas")
     indices = _expand(spec, inputs, shapes)
     result = _output(spec, output, indices)
     return Equation(tuple(map(tuple, indices)), tuple(result), _sizes(spec, indices, shapes))
@@ -136,7 +140,7 @@ def _expand(spec: str, inputs: Sequence[Sequence[str]], shapes: Sequence[tuple[i
             shown = "".join(term)
             hint = None if len(shape) < letters else f"...{shown} for the dimensions in front"
             raise ShapeError(
-                f"operand {n} has {len(shape)} dimensions, {shown!r} is for {letters}",
+                f"operand {n} has {counted(len(shape), 'dimension')}, {shown!r} is for {letters}",
                 where=f"einsum {spec!r}",
                 hint=hint,
             )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from poly.affine import Affine, var
+from poly.document import counted
 from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
 from poly.frontend import nest_hints as hints
@@ -221,7 +222,8 @@ class Reader:
             ):
                 shape = around.scope.shapes.get(array, ())
                 if len(names) != len(shape) or not all(isinstance(n, ast.Name) for n in names):
-                    raise around.scope.source.error(node, f"{array} has {len(shape)} dimensions, {len(names)} names")
+                    text = f"{array} has {counted(len(shape), 'dimension')}, here are {counted(len(names), 'name')}"
+                    raise around.scope.source.error(node, text)
                 return {n.id: e for n, e in zip(names, shape, strict=True) if isinstance(n, ast.Name)}
             case _:
                 return None

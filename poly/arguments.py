@@ -14,6 +14,7 @@ from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 
+from poly.document import counted
 from poly.errors import ArgumentTypeError, PolyError
 
 P = ParamSpec("P")
@@ -94,11 +95,6 @@ def in_order(
     if absent := [n for n in names[len(given) :] if n not in named]:
         raise ArgumentTypeError(f"{takes}, {absent[0]} is missing", where=where)
     return (*given, *(named[n] for n in names[len(given) :]))
-
-
-def counted(count: int, what: str) -> str:
-    """`1 array`, `2 arrays`."""
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _anything(_: object) -> bool:

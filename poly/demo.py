@@ -17,7 +17,7 @@ from poly.checking import Array, Difference, compare, onnx_reference
 from poly.commands import engine_cycles
 from poly.compiler import compile, machine_of
 from poly.console import busy, print_table, steps
-from poly.document import bytes_text, count_text, ratio_text, seconds_text
+from poly.document import bytes_text, count_text, counted, ratio_text, seconds_text
 from poly.engine import Engine
 from poly.explainer import GroupFacts, explain_engine
 from poly.frontend.einsum import einsum_program
@@ -173,7 +173,8 @@ def _network_on(
     first = perf_counter() - start
     differences = [compare(f"{NETWORK} on {machine.name}: {n}", outputs[n], a, TOLERANCE) for n, a in expected.items()]
     if engine.fallbacks:
-        missing = f"{len(engine.fallbacks)} nodes ran by the reference evaluator: {', '.join(engine.fallbacks[:4])}"
+        nodes = counted(len(engine.fallbacks), "node")
+        missing = f"{nodes} ran by the reference evaluator: {', '.join(engine.fallbacks[:4])}"
         differences.append(Difference(f"{NETWORK} on {machine.name}", 0.0, 0.0, 0.0, missing))
     explained = explain_engine(engine)
     worst = max(d.worst for d in differences)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.engine_arrays import Expected, inputs_of, targets_of
 from poly.graph import Array, Graph
@@ -265,8 +266,8 @@ class Engine:
 
     def __repr__(self) -> str:
         return (
-            f"<Engine {self.graph.name} on {self.machine.name}: {len(self.steps)} groups "
-            f"({len(self.units)} different), arena {self.plan.size} B, {len(self.fallbacks)} fallbacks>"
+            f"<Engine {self.graph.name} on {self.machine.name}: {counted(len(self.steps), 'group')} "
+            f"({len(self.units)} different), arena {self.plan.size} B, {counted(len(self.fallbacks), 'fallback')}>"
         )
 
     def __str__(self) -> str:

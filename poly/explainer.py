@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poly.document import Document, Explanation, Text, bytes_text, count_text, ratio_text, seconds_text, table
+from poly.document import Document, Explanation, Text, bytes_text, count_text, counted, ratio_text, seconds_text, table
 from poly.engine import Engine, Step, Unit
 from poly.errors import PolyError
 from poly.frontend.nest import Nest
@@ -66,9 +66,11 @@ class KernelExplanation(Explanation):
             for v, b in zip(p.levels, self.bounds, strict=True)
         ]  # fmt: skip
         heads = ("into", "capacity", "bytes", "lower bound", "of bound", "cycles")
-        least = "not known" if p.seconds is None else f"{seconds_text(p.seconds)}, limited by {p.limit}"
+        clock = self.machine.clock_mhz
+        least = "not known" if p.seconds is None else f"{seconds_text(p.seconds)} at {clock} MHz, limited by {p.limit}"
+        used = self.threads if self.shared else 1
         facts = (
-            ("machine", f"{self.machine.name}, {self.machine.cores} cores, {self.threads if self.shared else 1} used"),
+            ("machine", f"{self.machine.name}, {counted(self.machine.cores, 'core')}, {used} used"),
             *((("threads", self._threads),) if self.threads > 1 else ()),
             ("vectors", f"{self.vector_bits} bits, {self.machine.lanes(4)} lanes of 4 bytes"),
             ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),

@@ -13,6 +13,7 @@ import islpy as isl
 import numpy as np
 import numpy.typing as npt
 
+from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.locks import cached_property
 from poly.program import Program, Statement, Tensor
@@ -102,7 +103,7 @@ class Graph:
         return print_graph(self)
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name}: {len(self.nodes)} nodes, {len(self.constants)} constants>"
+        return f"<Graph {self.name}: {counted(len(self.nodes), 'node')}, {counted(len(self.constants), 'constant')}>"
 
     def _repr_html_(self) -> str:
         from poly.pictures import graph_html
@@ -121,4 +122,4 @@ class SizedGraph(Graph):
     literal: Callable[[Mapping[str, int]], Graph] | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
-        return f"<Graph {self.name}({', '.join(self.parameters)}): {len(self.nodes)} nodes>"
+        return f"<Graph {self.name}({', '.join(self.parameters)}): {counted(len(self.nodes), 'node')}>"

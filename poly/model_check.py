@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from poly.arguments import checks_kinds
-from poly.document import Document, Table, bytes_text, count_text
+from poly.document import Document, Table, bytes_text, count_text, counted
 from poly.errors import OnnxError
 from poly.expr import Apply, walk
 from poly.frontend.onnx_import import Fate
@@ -121,11 +121,12 @@ class ModelCheck:
         if self.problem:
             return "cannot be read"
         if self.refused:
-            return f"cannot be compiled: {len(self.refused)} nodes are refused"
+            return f"cannot be compiled: {counted(len(self.refused), 'node')} refused"
         if self.waiting:
-            return f"compiles at its first run: {len(self.waiting)} nodes wait for values (poly.compile of its path)"
+            nodes = counted(len(self.waiting), "node")
+            return f"compiles at its first run: {nodes} without values (poly.compile of its path)"
         if self.fallbacks:
-            return f"compiles, but for {len(self.fallbacks)} nodes that the reference evaluator runs"
+            return f"compiles, but for {counted(len(self.fallbacks), 'node')} that the reference evaluator runs"
         return "compiles"
 
 
@@ -262,11 +263,11 @@ def _facts(c: ModelCheck) -> Iterator[tuple[str, str]]:
         return
     if c.waiting:
         yield "counts", "of what is known before the first run"
-    yield "program", f"{c.statements} statements in {c.groups} groups"
+    yield "program", f"{counted(c.statements, 'statement')} in {counted(c.groups, 'group')}"
     yield "weights", bytes_text(c.weights)
     yield "activations", f"{bytes_text(c.peak)} at most at a time, lower bound {bytes_text(c.bound)}"
     yield "inputs and outputs", bytes_text(c.io)
-    unknown = f", and {len(c.uncounted)} nodes that are not counted" if c.uncounted else ""
+    unknown = f", and {counted(len(c.uncounted), 'node')} not counted" if c.uncounted else ""
     yield "work", f"{count_text(c.operations)} operations{unknown}"
     yield "moved", f"{bytes_text(c.moved)} between groups, {c.operations / max(1, c.moved):.2f} operations a byte"
 

@@ -21,6 +21,7 @@ from typing import Literal, get_args
 import islpy as isl
 
 from poly.affine import Affine, Constraint, var
+from poly.document import counted
 from poly.dtypes import DTYPES, size_bytes
 from poly.errors import PolyError, ShapeError
 from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, require_literals, walk
@@ -139,8 +140,8 @@ class Access:
 
     def substitute(self, values: Mapping[str, Affine | int]) -> Access:
         """Replace iterators in subscripts and guard."""
-        index = tuple(s.substitute(values) if isinstance(s, Affine) else s for s in self.index)
-        return replace(self, index=index, guard=tuple(c.substitute(values) for c in self.guard))
+        index = tuple([s.substitute(values) if isinstance(s, Affine) else s for s in self.index])
+        return Access(self.tensor, index, tuple([c.substitute(values) for c in self.guard]), self.fill)
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,8 @@ class Program:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{p}={self.binding[p]}" if p in self.binding else p for p in self.parameters)
-        return f"<Program {self.name}({sizes}): {len(self.statements)} statements, {len(self.tensors)} tensors>"
+        statements, tensors = counted(len(self.statements), "statement"), counted(len(self.tensors), "tensor")
+        return f"<Program {self.name}({sizes}): {statements}, {tensors}>"
 
     def _repr_html_(self) -> str:
         from poly.pictures import program_html

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poly.arguments import shown
+from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine
 from poly.engine_arrays import ALIGN, Expected, aligned_bytes, inputs_of, targets_of
@@ -252,7 +253,7 @@ class SizedEngine:
         return inputs_of(inputs, known, self.graph.name)
 
     def __repr__(self) -> str:
-        how = f"{len(self.steps)} groups for all sizes" if self.steps else "compiled for each size"
+        how = f"{counted(len(self.steps), 'group')} for all sizes" if self.steps else "compiled for each size"
         name = f"{self.graph.name}({', '.join(self.graph.parameters)})"
         return f"<SizedEngine {name} on {self.machine.name}: {how}, {len(self._engines)} specialised>"
 

@@ -13,6 +13,7 @@ import numpy as np
 from poly.affine import Affine
 from poly.checking import Array
 from poly.console import busy
+from poly.document import counted
 from poly.dtypes import dtype_name, is_float, numpy_dtype
 from poly.errors import OnnxError, ParseError, PolyError, RunError, ShapeError
 from poly.graph import Graph
@@ -301,7 +302,8 @@ def read_inputs(work: Work, given: Sequence[Named], seed: int) -> dict[str, Arra
             raise UsageError(f"no input {name!r}", hint=f"inputs: {', '.join(known)}")
         found[name] = read_array(file)
     if len(unnamed) > len(known):
-        raise UsageError(f"{len(unnamed)} arrays for {len(known)} inputs", hint=f"inputs: {', '.join(known)}")
+        text = f"{counted(len(unnamed), 'array')} for {counted(len(known), 'input')}"
+        raise UsageError(text, hint=f"inputs: {', '.join(known)}")
     rng = np.random.default_rng(seed)
     sizes = known_sizes(work, found)
     return {n: found[n] if n in found else random_array(t, sizes, rng) for n, t in known.items()}

@@ -145,12 +145,12 @@ class ScheduleExplanation(Explanation):
         dram = f"{bytes_text(self.traffic.between('dram'))}, {ratio_text(self.traffic.ratio)} the compulsory {least}"
         return Document(
             f"schedule of {self.schedule.source.name}: {number_of(len(self.schedule.log), 'edit')}",
-            (("dram traffic", dram), ("why legal", "\n".join(self.checks.lines))),
+            (("array traffic", f"{dram}; caches are not counted"), ("why legal", "\n".join(self.checks.lines))),
             (
                 table("loops", ("loop", "runs", "values", "statements"), loops),
                 table("promoted buffers", ("buffer", "of", "memory", "extents", "bytes", "one for each"), buffers),
                 table("footprints of one iteration", ("loop", "tensor", "box", "bytes"), prints),
-                table("bytes moved", ("from", "to", "bytes"), pairs),
+                table("bytes moved, caches not counted", ("from", "to", "bytes"), pairs),
                 Text("script", self.schedule.script or "(no edits)"),
                 self.program.document,
             ),
