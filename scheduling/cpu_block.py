@@ -1,9 +1,10 @@
 """Blocked contractions of one group, composed of primitives as a plan says (`poly.scheduling.cpu_plan`).
 
-Loops from the outside in: outer, blocks of the reduction, [packed here], blocks of lanes [packed], middle, blocks of
-rows [packed], tiles of lanes and of rows in either order [targets in registers], the reduction, rows, vectors, lanes.
-Goto and van de Geijn's order (TOMS 2008) is one of those that these make. With blocks of the reduction, partial sums
-go through memory, and what initialises or uses them are nests of their own.
+Loops from the outside in: outer, blocks of the reduction and blocks of lanes in either order [packed here], middle,
+blocks of rows [packed], tiles of lanes and of rows in either order [targets in registers], the reduction, rows,
+vectors, lanes. Goto and van de Geijn's order (TOMS 2008) is one of those that these make. With blocks of the
+reduction, partial sums go through memory, and what initialises or uses them are nests of their own, which share the
+blocks of lanes where these are outside.
 """
 
 from __future__ import annotations
@@ -74,18 +75,18 @@ class Blocking(Tiling[BlockPlan]):
         update = next(n for n in names if schedule.program.statement[n].combiner is not None)
         schedule = self._packed_at(schedule, [update], "whole", None)
         schedule = self._shared(schedule, names, plan.outer)
-        schedule = self._deep(schedule, update)
-        around = schedule.nests[update].names[: self._outside(True)]
-        schedule = self._packed_at(schedule, [update], "outer", around[-1] if around else None)
+        if not plan.lanes_outside:
+            schedule = self._deep(schedule, update, self._outside())
+            around = schedule.nests[update].names[: self._outside() + (plan.depth is not None)]
+            schedule = self._packed_at(schedule, [update], "outer", around[-1] if around else None)
         schedule, parts = cut(schedule, self.group, names, plan.lanes, [s.low for s in plan.strips[1:]])
         for strip, part in zip(plan.strips, parts, strict=True):
-            for together in self._together(schedule, part):
-                schedule = self._lanes(schedule, strip, together)
+            schedule = self._strip(schedule, strip, part)
         return schedule
 
-    def _outside(self, update: bool) -> int:
-        """Loops outside of the blocks of lanes."""
-        return len(self.extra) + len(self.plan.outer) + (update and self.plan.depth is not None)
+    def _outside(self) -> int:
+        """Loops outside of all blocks."""
+        return len(self.extra) + len(self.plan.outer)
 
     def _together(self, schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
         """The statements that share a nest: all, but where sums are partial the reduction is alone."""
@@ -93,14 +94,14 @@ class Blocking(Tiling[BlockPlan]):
             return [list(names)]
         return [[name] for name in names]
 
-    def _deep(self, schedule: Schedule, update: str) -> Schedule:
-        """Blocks of a reduction loop around the blocks of lanes."""
+    def _deep(self, schedule: Schedule, update: str, depth: int) -> Schedule:
+        """Blocks of a reduction loop inside of `depth` loops."""
         if self.plan.depth is None:
             return schedule
         iterator, size = self.plan.depth
         loop = loop_of(schedule, update, iterator)
         schedule = schedule.tile({loop: size})
-        inner = schedule.nests[update].names[self._outside(False) :]
+        inner = schedule.nests[update].names[depth:]
         return schedule.reorder(f"{loop}.o", *(n for n in inner if n != f"{loop}.o"))
 
     def _is_update(self, schedule: Schedule, name: str) -> bool:
@@ -210,25 +211,43 @@ class Blocking(Tiling[BlockPlan]):
 
     # ---- the nest of a strip of lanes
 
-    def _lanes(self, schedule: Schedule, strip: Strip, names: Sequence[str]) -> Schedule:
-        """Blocks of lanes, what is packed for them, middle loops, pieces of rows."""
-        plan = self.plan
-        update = any(self._is_update(schedule, n) for n in names)
-        depth = self._outside(update)
+    def _strip(self, schedule: Schedule, strip: Strip, names: Sequence[str]) -> Schedule:
+        """Blocks of lanes, around those of the reduction or inside of them, and what is in them."""
+        depth = self._outside()
         for name in names:
-            loop = self._loop(schedule, name, plan.lanes)
-            schedule = self._tiled(schedule, name, loop, strip.low, plan.vector * strip.width * strip.block)
-            inner = [self._loop(schedule, name, a) for a in (*plan.middle, plan.rows)]
-            schedule = schedule.reorder(*inner, f"{loop}.p")
+            schedule = self._blocks(schedule, strip, name)
+        if not self.plan.lanes_outside:
+            for together in self._together(schedule, names):
+                inside = depth + (self.plan.depth is not None and self._is_update(schedule, together[0]))
+                schedule = fused(schedule, together, [inside])
+                schedule = self._in_block(schedule, strip, together, inside + 1)
+            return schedule
         schedule = fused(schedule, names, [depth])
-        if update:
-            schedule = self._packed_at(
-                schedule, names, "lanes", schedule.nests[names[0]].names[depth], plan.vector * strip.width
-            )
-        schedule = fused(schedule, names, range(depth + 1, depth + 1 + len(plan.middle)))
+        for name in names:
+            update = self._is_update(schedule, name)
+            if update:
+                schedule = self._deep(schedule, name, depth + 1)
+            schedule = self._in_block(schedule, strip, [name], depth + 1 + update)
+        return schedule
+
+    def _blocks(self, schedule: Schedule, strip: Strip, name: str) -> Schedule:
+        """One statement's blocks of lanes outside of its middle loops and rows."""
+        plan = self.plan
+        loop = self._loop(schedule, name, plan.lanes)
+        schedule = self._tiled(schedule, name, loop, strip.low, plan.vector * strip.width * strip.block)
+        inner = [self._loop(schedule, name, a) for a in (*plan.middle, plan.rows)]
+        return schedule.reorder(*inner, f"{loop}.p")
+
+    def _in_block(self, schedule: Schedule, strip: Strip, names: Sequence[str], depth: int) -> Schedule:
+        """What is packed for a block of lanes, middle loops, pieces of rows, inside of `depth` loops."""
+        plan = self.plan
+        if any(self._is_update(schedule, n) for n in names):
+            at = schedule.nests[names[0]].names[depth - 1]
+            schedule = self._packed_at(schedule, names, "lanes", at, plan.vector * strip.width)
+        schedule = fused(schedule, names, range(depth, depth + len(plan.middle)))
         schedule, parts = cut(schedule, self.group, names, plan.rows, [p.low for p in strip.rows[1:]])
         for piece, part in zip(strip.rows, parts, strict=True):
-            schedule = self._rows(schedule, strip, piece, part, depth + 1 + len(plan.middle))
+            schedule = self._rows(schedule, strip, piece, part, depth + len(plan.middle))
         return schedule
 
     def _rows(self, schedule: Schedule, strip: Strip, piece: Piece, names: Sequence[str], depth: int) -> Schedule:

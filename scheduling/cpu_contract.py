@@ -55,12 +55,14 @@ class Way:
     """What is no number: the loop of rows, the site of every packed operand, the order of the tile loops.
 
     `reused`: what is packed once is used again by loops inside of the blocks of lanes, else these are outside.
+    `lanes_outside`: blocks of lanes are around blocks of the reduction, of which there are some.
     """
 
     rows: int
     packs: tuple[tuple[int, Site], ...]
     lanes_inside: bool
     reused: bool = False
+    lanes_outside: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,13 @@ class Choice:
         return max(found, key=lambda n: self.ranges[n], default="")
 
     @cached_property
+    def depths(self) -> list[int]:
+        """Iterations of that loop in a block of the reduction that are tried, where it can be cut."""
+        if not self.deep or len(self.facts.group.statements) > 2 or self.across:
+            return []
+        return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep]]
+
+    @cached_property
     def across(self) -> bool:
         """Whether a register tile is turned before it is stored."""
         return self.operands[-1].stride(self.names[self.lanes]) != self.operands[-1].element
@@ -233,6 +242,8 @@ class Choice:
                 for reused in (False, True) if self._again(rows, packs) else (self.across,):
                     for inside in (False, True):
                         yield Way(rows, packs, inside, reused)
+                        if self.depths:
+                            yield Way(rows, packs, inside, reused, True)
 
     def _again(self, rows: int, packs: Sequence[tuple[int, Site]]) -> bool:
         """Whether loops around can be on either side of the blocks of lanes: operands packed once do not move there."""
@@ -300,8 +311,7 @@ class Choice:
             return np.empty((0, 5))
         table = np.array(shapes, float)
         order = np.argsort(self._work(way, table[:, 0], table[:, 1], np.zeros(()))[0], kind="stable")
-        deep = [0, *(d for d in DEPTHS if self.deep and 2 * d <= self.ranges[self.deep])]
-        deep = deep if len(self.facts.group.statements) <= 2 and not self.across else [0]
+        deep = self.depths if way.lanes_outside else [0, *self.depths]
         packs_rows, packs_lanes = "rows" in whole.values(), "lanes" in whole.values()
         found: list[tuple[int, ...]] = []
         steps = self._window(way)
@@ -309,11 +319,12 @@ class Choice:
         best = [s for n, s in enumerate(liked) if n < TILES or window_stays(s[0], s[1], steps, registers)]
         for h, w in best[: 2 * TILES]:
             tiles, count = -(-self.vectors // w), -(-rows // h)
-            panels = sorted({min(p, tiles) for p in (*PANELS, tiles)}) if packs_lanes or way.lanes_inside else [1]
+            cut = packs_lanes or way.lanes_inside or way.lanes_outside
+            panels = sorted({min(p, tiles) for p in (*PANELS, tiles)}) if cut else [1]
             blocks = sorted({min(b, count) for b in (*ROW_BLOCKS, count)})
             if not packs_rows:
                 blocks = [0] if way.lanes_inside else [0, *blocks[:-1]]
-            if self.facts.threads > 1 and packs_lanes:
+            if self.facts.threads > 1 and (packs_lanes or way.lanes_outside):
                 panels = sorted({*panels, -(-tiles // self.facts.threads)})
             found += [(h, w, p, b, d) for p in panels for b in blocks for d in deep]
         return np.array(found, float).reshape(len(found), 5)
@@ -345,13 +356,19 @@ class Choice:
 
     def _loads(self, way: Way, height: Numbers, width: Numbers) -> Numbers:
         """Loads for one step of the reduction on a register tile."""
-        lanes, rows = self.names[self.lanes], self.names[way.rows]
+        lanes, rows, packed = self.names[self.lanes], self.names[way.rows], dict(way.packs)
         total: Numbers = np.zeros(())
-        for o in self.operands[:-1]:
-            slides = any(lanes in axis and len(axis) > 1 for axis in o.axes)  # loads that cross lines
-            vectors = width * (1.5 if slides else 1.0) if o.depends(lanes) else 1.0
+        for k, o in enumerate(self.operands[:-1]):
+            vectors = width * self._crossing(o, k in packed) if o.depends(lanes) else 1.0
             total = total + np.where(o.depends(rows), height, 1.0) * vectors
         return total
+
+    def _crossing(self, operand: Operand, packed: bool) -> float:
+        """Loads of a vector along the lanes: more than one where it lies in two lines now and then."""
+        lanes, whole = self.names[self.lanes], self.vector * operand.element
+        slides = any(lanes in axis and len(axis) > 1 for axis in operand.axes)
+        apart = not packed and any(operand.stride(n) % whole for n in self.extents if n != lanes)
+        return 1.5 if slides or apart else 1.0
 
     def _missed(self, way: Way, height: Numbers) -> Numbers:
         """Cycles of a step for lines that meet in so few sets of the first cache that none stays until the next one."""
@@ -390,13 +407,13 @@ class Choice:
         lanes, rows = self.names[self.lanes], self.names[way.rows]
         outer, middle = self.around(way)
         loops = [Loop(self.names[a], full[self.names[a]], one) for a in outer]
-        if self.deep:
-            loops.append(Loop(self.deep, full[self.deep], np.where(depth > 0, depth, full[self.deep])))
-        sites: dict[Site, int] = {"whole": 0, "outer": len(loops)}
         panel = np.minimum(full[lanes], width * self.vector)
         block = np.minimum(full[lanes], panel * panels)
-        loops.append(Loop(lanes, full[lanes], block))
-        sites["lanes"] = len(loops)
+        blocks_of = [Loop(lanes, full[lanes], block)]
+        if self.deep:
+            blocks_of.append(Loop(self.deep, full[self.deep], np.where(depth > 0, depth, full[self.deep])))
+        loops += blocks_of if way.lanes_outside else reversed(blocks_of)
+        sites: dict[Site, int] = {"whole": 0, "outer": len(loops) - 1, "lanes": len(loops)}
         loops += [Loop(self.names[a], full[self.names[a]], one) for a in middle]
         tile = full[rows] / count
         high = np.where(blocks > 0, np.minimum(full[rows], tile * blocks), full[rows])
@@ -455,6 +472,7 @@ class Choice:
         return BlockPlan(
             outer, middle, way.rows, self.lanes, self.vector, strips, packs,
             (self.deep, depth) if depth else None, blocks, way.lanes_inside,
+            way.lanes_outside and depth > 0,
         )  # fmt: skip
 
     def _strips(self, width: int, panels: int, rows: tuple[Piece, ...]) -> tuple[Strip, ...]:

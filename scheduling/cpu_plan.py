@@ -88,7 +88,8 @@ class BlockPlan:
     """A contraction in blocks. `outer`, `middle`, `rows`, `lanes`: positions among the group's parallel loops; the
     loops of `middle` use again what is packed. `depth`: a reduction loop and its iterations per block, None where it
     is whole (else partial sums go through memory); `row_block`: tiles of rows per block, 0 for all; `lanes_inside`:
-    the order of the tile loops.
+    the order of the tile loops; `lanes_outside`: blocks of lanes are around blocks of the reduction, and around what
+    initialises or uses the sums.
     """
 
     outer: tuple[int, ...]
@@ -101,6 +102,7 @@ class BlockPlan:
     depth: tuple[str, int] | None = None
     row_block: int = 0
     lanes_inside: bool = False
+    lanes_outside: bool = False
 
     def without_packs(self) -> BlockPlan:
         """The same where operands are used as they lie."""
