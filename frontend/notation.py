@@ -7,9 +7,10 @@ What is left out is filled in. An index without bounds in a `where` gets its ran
 a statement of its own, unless its target is declared `inout`. A tensor that is never written is an input, one that is
 read first and written later an inout, one that no other statement reads an output; the rest are temporary. A tensor
 that is written has one more than the greatest subscripts as its shape, and the dtype of what is written; every other
-undeclared dtype is f32, or i64 for subscripts. Names in shapes are sizes, at least 1 unless the header's condition
-speaks for them. A text that leaves nothing out (a header, every tensor with its role, every statement with label,
-iterators and `where`) is read as it stands, and nothing is added.
+undeclared dtype is f32, or i64 for subscripts. An assignment over an index that its target lacks, which would keep the
+last value only, is refused unless a label names the index or a `for` line has it. Names in shapes are sizes, at least
+1 unless the header's condition speaks for them. A text that leaves nothing out (a header, every tensor with its role,
+every statement with label, iterators and `where`) is read as it stands, and nothing is added.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
 from poly.lexical import decode
 from poly.program import Program, ReadIndex, Role, Tensor
+from poly.relations import access_map
 from poly.sets import header, identifier
 from poly.text import build_program
 from poly.text_body import BodyReader
@@ -115,6 +117,8 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
             raise _no_tensor(name, names)
     found = Shapes(shapes, parameters, context)
     found.solve(drafts)
+    for draft in drafts:
+        _require_one_value(draft, found)
     tensors: dict[str, Tensor] = {}
     for name in names:
         role = _role(name, drafts)
@@ -201,6 +205,22 @@ def _iterators(line: StatementLine, used: Mapping[str, None], parameters: Sequen
             taken = "it is a size" if name in parameters else "the name is reserved"
             raise line.place.error(f"{name!r} cannot name an index: {taken}", hint="rename it")
     return names
+
+
+def _require_one_value(draft: Draft, found: Shapes) -> None:
+    """An assignment over an index that its target lacks would keep the last value; whoever wants that says so."""
+    written = {n for s in draft.write.index if isinstance(s, Affine) for n in ordered_names(s)}
+    missing = [i for i in draft.iterators if i not in written]
+    line = draft.line
+    if line.combiner or line.iterators is not None or draft.around or draft.write.indirect or not missing:
+        return
+    inside = draft.statement()
+    relation = access_map(inside, draft.write, found.parameters, found.shapes[draft.tensor])
+    if not relation.intersect_domain(inside.domain).intersect_params(found.context).is_injective():
+        shown, last = ", ".join(missing), draft.iterators
+        text = f"{shown} only on the right of =: every element of {draft.tensor} would keep its last value"
+        hint = f"+= to sum over {shown}, a number in its place, or {line.label or 'S'}[{', '.join(last)}]: in front"
+        raise line.place.error(text, hint=f"{hint} where the last value is meant")
 
 
 def _role(name: str, drafts: Sequence[Draft]) -> Role:

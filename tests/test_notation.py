@@ -147,6 +147,15 @@ def test_sizes_that_must_fit_go_to_the_context() -> None:
     run(p, M=4, N=3)
 
 
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [("S[i, j]: C[i] = A[i,j]", 3), ("C[i] = A[i,j] where j = 2", 2), ("for j:\n  C[i] = A[i,j]", 3)],
+)
+def test_an_assignment_over_more_indices_where_it_is_meant(text: str, last: int) -> None:
+    inputs, results = run(parse(text, A=(3, 4)))
+    np.testing.assert_array_equal(results["C"], inputs["A"][:, last])
+
+
 @settings(derandomize=True, max_examples=40, deadline=None)
 @given(programs())
 def test_complete_text_is_read_as_it_stands(p: Program) -> None:
@@ -161,6 +170,9 @@ def test_complete_text_is_read_as_it_stands(p: Program) -> None:
         ("C[i] = A[i] + B[i]", {"A": ("N",), "B": ("M",)}, ShapeError, "A .*N.* B .*M"),
         ("C[i,k] += A[i,j]*B[j,k]", {"A": (3, 4), "B": (5, 6)}, ShapeError, "'j'.* A .*4.* B .*5"),
         ("C[i] = A[i,j]", {"A": (3,)}, ShapeError, "rank 1"),
+        ("C[i] = A[i,j]", {"A": (3, 4)}, ParseError, r"j only on the right.* last value(?s:.*)\+=.*S\[i, j\]:"),
+        ("s = A[i,j]", {"A": (3, 4)}, ParseError, "i, j only on the right"),
+        ("C[i] = A[i,j] where 1 <= j < N", {"A": (3, "N")}, ParseError, "j only on the right"),
         ("C[i] = A[i] + Q[i]", {"A": (3,)}, ParseError, "shape of Q"),
         ("A[i] = A[i-1]+x[i]", {"x": ("N",)}, ParseError, "shape of A"),
         ("C[i] = A[i] where 0 <= i <= N", {"A": ("N",)}, ShapeError, "out of bounds"),
