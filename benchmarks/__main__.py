@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,10 +141,22 @@ def _facts(options: argparse.Namespace) -> dict[str, object]:
     from poly.codegen.host import host_machine
 
     return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": _commit(),
         "processor": _processor(), "cores": os.cpu_count(), "machine": str(host_machine()),
         "python": platform.python_version(), "versions": versions(), "absent": absent(),
         "rounds": options.rounds, "least": options.least, "seconds": options.seconds,
     }  # fmt: skip
+
+
+def _commit() -> str:
+    """Of this package's folder, `+` where files differ from it; "" where there is no git."""
+    try:
+        told = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=8"], cwd=ROOT, capture_output=True, text=True
+        )
+        return told.stdout.strip()
+    except OSError:
+        return ""
 
 
 def _processor() -> str:

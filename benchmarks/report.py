@@ -158,4 +158,7 @@ def _title(rows: Sequence[Row], facts: Mapping[str, object]) -> str:
         if found:
             label = f"{count} thread{'s' * (count > 1)}"
             parts.append(f"{label}: {found[1]:.2f} of the best peer (geometric mean, {found[0]} cases)")
-    return f"{facts.get('processor', '')}\n{'; '.join(parts)}; grey ticks: other peers"
+    commit = f"commit {facts['commit']}" if facts.get("commit") else ""
+    run = ", ".join(str(part) for part in (facts.get("processor"), facts.get("date"), commit) if part)
+    peers = ", ".join(sorted({n for r in rows for n in r.seconds if n != "ours"}))
+    return f"{run}\n{'; '.join(parts)}\ngrey ticks: other peers, of {peers or 'which there are none'}"

@@ -20,8 +20,18 @@ from poly.codegen.call_ir import MAX_GIVEN
 from poly.codegen.kernel import Kernel
 from poly.compiler import compile_program, machine_of
 from poly.dtypes import dtype_name, numpy_dtype, size_bytes
-from poly.einsum_rules import Array, Dtype, Options, Signature, numpy_einsum, result_of, sample, steps_of
-from poly.errors import ArgumentTypeError, FallbackWarning, PolyError, ScheduleError
+from poly.einsum_rules import (
+    Array,
+    Dtype,
+    Options,
+    Signature,
+    numpy_einsum,
+    overlaps_itself,
+    result_of,
+    sample,
+    steps_of,
+)
+from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError
 from poly.frontend.contraction import Form, Steps
 from poly.frontend.einsum import Equation, equation_of, work_of
 from poly.frontend.strides import Dimensions, Memory, dense_strides, dimensions_of, form_of, is_dense, strides_like
@@ -138,6 +148,9 @@ def make_plan(spec: str, operands: tuple[Signature, ...], options: Options, out:
     """The plan for operands (and `out`) with these shapes, strides and dtypes. Raises as `poly.einsum` does."""
     check_settings()
     equation = equation_of(spec, [o.shape for o in operands])
+    if out is not None and overlaps_itself(out):
+        hint = "an array of its own: numpy.empty(out.shape, out.dtype)"
+        raise ArgumentError("elements of out share memory", where=f"einsum {spec!r}", hint=hint)
     if len(operands) == 1 and out is None and set(equation.operands[0]) == set(equation.result):
         return Viewed(spec)
     samples = [sample(o) for o in operands]

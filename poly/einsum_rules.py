@@ -21,6 +21,7 @@ Array = npt.NDArray[np.generic]
 Dtype = np.dtype[np.generic]
 
 _SMALL: Final = 4096  # products that numpy itself makes to tell the layout of their result
+_SEARCHED: Final = 1 << 22  # elements whose addresses are compared
 # bound here: whoever puts ours in the place of numpy's must not make it call itself
 numpy_einsum: Final = cast("Callable[..., Array]", np.einsum)
 
@@ -49,6 +50,23 @@ def sample(array: Signature) -> Array:
         return np.lib.stride_tricks.as_strided(np.zeros((), array.dtype), array.shape, array.strides)
     except TypeError as error:  # a dtype that numpy itself knows too little of
         raise ArgumentTypeError(f"arrays of {array.dtype} have no compiled form") from error
+
+
+def overlaps_itself(array: Signature) -> bool:
+    """Whether two elements of an array share memory; of millions that are interleaved in no plain way, True."""
+    moving = sorted((abs(t), n) for n, t in zip(array.shape, array.strides, strict=True) if n > 1)
+    if prod(array.shape) < 2:
+        return False
+    end, apart = array.dtype.itemsize, True
+    for stride, extent in moving:
+        apart = apart and stride >= end
+        end += (extent - 1) * stride
+    if apart or prod(n for _, n in moving) > _SEARCHED:
+        return not apart
+    starts = np.zeros(1, np.int64)
+    for stride, extent in moving:
+        starts = np.add.outer(starts, stride * np.arange(extent)).ravel()
+    return bool((np.diff(np.sort(starts)) < array.dtype.itemsize).any())
 
 
 def steps_of(

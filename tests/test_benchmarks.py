@@ -79,8 +79,9 @@ def test_rows_give_ratios_only_where_both_are_right(tmp_path: Path) -> None:
     write_json(tmp_path / "out.json", rows, {"processor": "p"})
     assert [r["ratio"] for r in json.loads((tmp_path / "out.json").read_text())["rows"]] == [0.5, 2.0, None, None]
     assert read_json(tmp_path / "out.json") == rows and read_json(tmp_path / "none.json") == []
-    draw(tmp_path / "out.svg", rows, {"processor": "p"})
-    assert "time of the best peer" in (tmp_path / "out.svg").read_text()
+    draw(tmp_path / "out.svg", rows, {"processor": "p", "date": "2026-11-21", "commit": "abc"})
+    drawn = (tmp_path / "out.svg").read_text()
+    assert all(part in drawn for part in ("time of the best peer", "p, 2026-11-21, commit abc", "peers, of numpy"))
 
 
 def test_a_file_adds_cases(tmp_path: Path) -> None:

@@ -325,6 +325,14 @@ def test_lists_of_subscripts() -> None:
     check(a, [Ellipsis, 0], b[:, 0], [0, Ellipsis], [Ellipsis])
 
 
+def test_out_whose_elements_are_interleaved() -> None:
+    memory = np.zeros(24, np.float32)
+    out = as_strided(memory, (2, 3), (8, 12))  # at 0, 12, 24, 8, 20, 32: no two of them share memory
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(poly.einsum("ij->ij", a, out=out), a)
+    np.testing.assert_array_equal(poly.einsum("ij->ij", a, out=out[::-1, ::-1]), a)
+
+
 def test_out() -> None:
     a, b = random_of((3, 3), "f8", 1), random_of((3, 3), "f8", 2)
     product = a @ b
@@ -454,7 +462,7 @@ def test_classes_with_their_own_einsum() -> None:
     ("arguments", "keywords", "kind", "words"),
     [
         ((), {}, ArgumentError, "string of subscripts"),
-        (("",), {}, ShapeError, "1 operands"),
+        (("",), {}, ShapeError, "1 operand, 0 are given"),
         ((0, 0), {}, ArgumentTypeError, "subscripts are"),
         ((np.ones(2), [0.5]), {}, ArgumentTypeError, "ints below 52"),
         ((np.ones(2), [52]), {}, ParseError, "52 is outside"),
@@ -471,6 +479,9 @@ def test_classes_with_their_own_einsum() -> None:
         (("i->", np.ones(2)), {"out": np.ones(2)}, ShapeError, r"out has shape \(2,\)"),
         (("i->", np.ones(2)), {"out": 3}, ArgumentTypeError, "out is int"),
         (("i->i", np.ones(2)), {"out": np.broadcast_to(0.0, 2)}, ArgumentError, "read-only"),
+        (("ij->ij", np.ones((2, 3))), {"out": as_strided(np.ones(9), (2, 3), (8, 8))}, ArgumentError, "share memory"),
+        (("i->i", np.ones(4)), {"out": as_strided(np.ones(9), (4,), (0,))}, ArgumentError, "share memory"),
+        (("i->i", np.ones(4)), {"out": as_strided(np.ones(9), (4,), (4,))}, ArgumentError, "share memory"),
         (("i->", np.ones(2)), {"order": "W"}, ArgumentError, "order 'W'"),
         (("i->", np.ones(2)), {"casting": "blah"}, ArgumentError, "casting 'blah'"),
         (("i->", np.ones(2)), {"dtype": "bad"}, ArgumentTypeError, "'bad'"),
@@ -482,7 +493,7 @@ def test_refusals(arguments: Any, keywords: Any, kind: type[PolyError], words: s
     with pytest.raises(kind, match=words) as refusal:
         poly.einsum(*arguments, **keywords)
     assert isinstance(refusal.value, ValueError | TypeError)
-    if not {"threads", "optimize"} & keywords.keys() and "object" not in words:
+    if not {"threads", "optimize"} & keywords.keys() and "object" not in words and "share" not in words:
         with pytest.raises((ValueError, TypeError)) as numpys:
             np.einsum(*arguments, **keywords)
         assert isinstance(refusal.value, type(numpys.value))
