@@ -93,7 +93,9 @@ class Affine:
         return Affine.of(other) - self
 
     def __mul__(self, factor: int) -> Affine:
-        return _collect([(atom, c * factor) for atom, c in self.terms], self.constant * factor)
+        if not factor:
+            return Affine()
+        return self if factor == 1 else Affine(tuple([(a, c * factor) for a, c in self.terms]), self.constant * factor)
 
     def __rmul__(self, factor: int) -> Affine:
         return self * factor
@@ -241,6 +243,7 @@ def _bare(argument: Affine) -> bool:
     return len(argument.terms) == 1 and argument.constant == 0 and argument.terms[0][1] == 1
 
 
+@lru_cache(maxsize=4096)
 def _key(atom: Atom) -> tuple[int, str]:
     return (0, atom.name) if isinstance(atom, Var) else (1, str(Affine(((atom, 1),))))
 
@@ -250,7 +253,14 @@ def _collect(terms: list[tuple[Atom, int]], constant: int) -> Affine:
     for atom, c in terms:
         total[atom] = total.get(atom, 0) + c
     kept = [(a, c) for a, c in total.items() if c]
-    return Affine(tuple(sorted(kept, key=lambda term: _key(term[0])) if len(kept) > 1 else kept), constant)
+    if len(kept) > 1:
+        kept.sort(key=_place)
+    return Affine(tuple(kept), constant)
+
+
+def _place(term: tuple[Atom, int]) -> tuple[int, str]:
+    atom = term[0]
+    return (0, atom.name) if isinstance(atom, Var) else _key(atom)
 
 
 def parse_affine(text: str) -> Affine:

@@ -14,7 +14,7 @@ import islpy as isl
 
 from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
 from poly.errors import Bug, ShapeError, UnsupportedError
-from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, operation_budget
+from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, number, operation_budget
 
 _CST = isl.dim_type.cst
 Row = dict[int, int]
@@ -91,7 +91,8 @@ def _matrix(rows: Sequence[Row], width: int) -> isl.Mat:
         for c, value in row.items():
             if not -MOST <= value <= MOST:
                 raise ShapeError(f"the number {value} is beyond {MOST}", hint="subscripts and sizes are smaller")
-            matrix = matrix.set_element_val(r, c, isl.Val(value))
+            if value:
+                matrix = matrix.set_element_val(r, c, number(value))
     return matrix
 
 

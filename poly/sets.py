@@ -25,6 +25,12 @@ _RESERVED = frozenset(  # isl reads them in any case
 )
 
 
+@lru_cache(maxsize=1024)
+def number(value: int) -> isl.Val:
+    """An integer of isl's; to make one takes longer than most of what is done with it."""
+    return isl.Val(value)
+
+
 @lru_cache(maxsize=4096)
 def interval(values: isl.Set, k: int) -> tuple[int, int] | None:
     """First and last value of a set's dimension; None where they depend on a size, or there is none."""
@@ -136,7 +142,7 @@ def fix_sizes(domain: Domain, sizes: Mapping[str, int]) -> Domain:
     for name, value in sizes.items():
         position = domain.find_dim_by_name(PARAM, name)
         if position >= 0:
-            domain = domain.fix_val(PARAM, position, isl.Val(value)).project_out(PARAM, position, 1)
+            domain = domain.fix_val(PARAM, position, number(value)).project_out(PARAM, position, 1)
     return domain
 
 

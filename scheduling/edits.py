@@ -117,6 +117,8 @@ def _strip_mine(schedule: Schedule, loop: str, size: int) -> Schedule:
     moved = renest(schedule, schedule.under(loop), cut)
     tensors = tuple(
         replace(t, scope=tuple(n for s in t.scope for n in ((outer, point) if s == loop else (s,))))
+        if loop in t.scope
+        else t
         for t in moved.program.tensors
     )
     return replace(moved, marks=marks, program=_with_tensors(moved.program, tensors))

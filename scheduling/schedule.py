@@ -459,6 +459,14 @@ def _canonical(
     paths: dict[str, tuple[PathStep, ...]],
 ) -> None:
     """`paths_of` of `build_tree`, without the tree: paths agree in their first `depth` steps, which become `prefix`."""
+    first = members[0][1]
+    if len(members) == 1:
+        paths[members[0][0]] = (*prefix, *(step for step in first[depth:] if isinstance(step, str)))
+        return
+    for step in first[depth:]:  # loops with all members inside follow one another
+        if not isinstance(step, str) or any(path[depth : depth + 1] != (step,) for _, path in members):
+            break
+        prefix, depth = (*prefix, step), depth + 1
     places: dict[tuple[PathStep, ...], list[tuple[str, tuple[PathStep, ...]]]] = {}
     for name, path in members:
         end = depth
