@@ -14,6 +14,7 @@ from math import prod
 from poly.affine import var
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
+from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import cut, fused
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
 from poly.scheduling.cpu_window import MOST_TAPS, Window, Windows, beside, row_axis, suits
@@ -124,7 +125,7 @@ def _tiles(extent: int, height: int, inside: tuple[int, int]) -> tuple[int, ...]
 
 def schedule_beside(schedule: Schedule, group: Group, plan: Beside, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a window's group."""
-    return _Beside(group, plan, machine).run(schedule)
+    return keep_values(_Beside(group, plan, machine).run(schedule), group, machine)
 
 
 class _Beside(Windows):

@@ -18,6 +18,7 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import interval_of, intervals_of
+from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import cut, fused, in_vectors, loop_of, loop_of_axis, loops_of_copy, unrolled
 from poly.scheduling.cpu_facts import bytes_touched, own_capacity, widest_element
 from poly.scheduling.groups import Group
@@ -214,7 +215,7 @@ def _extents(program: Program, s: Statement, axes: Sequence[str]) -> dict[str, i
 
 def schedule_window(schedule: Schedule, group: Group, window: Window, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a window's group."""
-    return Windows(group, window, machine).run(schedule)
+    return keep_values(Windows(group, window, machine).run(schedule), group, machine)
 
 
 class Windows:
@@ -392,19 +393,19 @@ class Windows:
         return unrolled(schedule, loops_of_copy(schedule, f"ld_{buffer}"))
 
     def _targets(self, schedule: Schedule, names: Sequence[str], at: str) -> Schedule:
-        """The sums, and what passes between the statements, in registers."""
-        made = dict.fromkeys(schedule.program.statement[n].write.tensor for n in names)
-        for tensor in made:
-            users = [n for n in names if tensor in _touched(schedule.program.statement[n])]
-            if len(users) < 2:
-                continue
-            buffer = f"{tensor}_{users[0]}_r"
-            schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer)
-            for copy in (f"ld_{buffer}", f"st_{buffer}"):
-                if copy in schedule.nests:
-                    for loop in loops_of_copy(schedule, copy):
-                        last = loop == f"{copy}.{schedule.program.tensor[tensor].rank - 1}"
-                        schedule = schedule.vectorise(loop) if last else schedule.unroll(loop)
+        """The sums in registers."""
+        update = next(n for n in names if (schedule.program.statement[n].origin or n) == self.window.statement)
+        tensor = schedule.program.statement[update].write.tensor
+        users = [n for n in names if tensor in _touched(schedule.program.statement[n])]
+        if len(users) < 2:
+            return schedule
+        buffer = f"{tensor}_{users[0]}_r"
+        schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer)
+        for copy in (f"ld_{buffer}", f"st_{buffer}"):
+            if copy in schedule.nests:
+                for loop in loops_of_copy(schedule, copy):
+                    last = loop == f"{copy}.{schedule.program.tensor[tensor].rank - 1}"
+                    schedule = schedule.vectorise(loop) if last else schedule.unroll(loop)
         return schedule
 
 

@@ -8,6 +8,7 @@ import pytest
 import poly
 from poly.interp import run_program
 from poly.program import Program
+from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_beside import Beside, beside_of
 from poly.scheduling.groups import groups_of
@@ -31,6 +32,23 @@ def sums(height: int, width: int, lanes: int, taps: int = 3, step: int = 1, pad:
         f"b[y, x, c, r, s]: T[y, x, c] += {read} * W[c, r, s] where {every} and 0 <= r < {taps} and 0 <= s < {taps}\n"
         f"d[y, x, c]: Y[y, x, c] = max(T[y, x, c], 0) where {every}\n"
     )
+
+
+def chained(program: Program) -> Program:
+    """The same with several values behind the sums, each used twice: more than registers hold for a whole tile."""
+    head, tail = str(program).split("output Y", 1)
+    shape = tail.split("\n", 1)[0]
+    text = "".join(f"temporary V{k}{shape}\n" for k in range(3)) + "output Y" + tail
+    last = text.strip().splitlines()[-1]
+    every = last.split(" where ", 1)[1]
+    chain = [
+        f"e[y, x, c]: V0[y, x, c] = T[y, x, c] * 0.5 where {every}",
+        f"f[y, x, c]: V1[y, x, c] = i32(max(V0[y, x, c], 0)) where {every}",
+        f"g[y, x, c]: V2[y, x, c] = f32(V1[y, x, c]) + V0[y, x, c] where {every}",
+        f"d[y, x, c]: Y[y, x, c] = V0[y, x, c] * V2[y, x, c] + f32(V1[y, x, c]) where {every}",
+    ]
+    text = text.replace(f"temporary V1{shape}", f"temporary V1{shape.replace('f32', 'i32')}")
+    return parse_program(head + text.replace(last, "\n".join(chain)))
 
 
 def plan(program: Program) -> Beside | None:
@@ -93,3 +111,17 @@ def test_the_schedule_is_checked_and_copies_no_input() -> None:
     schedule = schedule_for_cpu(sums(20, 30, 16), AVX2)
     assert not any(t.origin == "X" for t in schedule.program.tensors)
     assert any(s.origin == "b" for s in schedule.program.statements)  # cut, so by this policy
+
+
+def test_a_chain_of_values_takes_a_register_each() -> None:
+    program = chained(sums(14, 14, 16, taps=5, pad=2))
+    assert plan(program) is not None
+    schedule = schedule_for_cpu(program, AVX2)
+    check_capacity(schedule.lower(), AVX2)
+    kept = [t for t in schedule.program.tensors if t.origin.startswith("V")]
+    assert kept and all(t.space == "reg" and t.nbytes({}) == 32 for t in kept)
+    random = np.random.default_rng(0)
+    x = random.integers(-3, 4, (14, 14, 16)).astype("f4")
+    w = random.integers(-3, 4, (16, 5, 5)).astype("f4")
+    expected = run_program(program, {"X": x, "W": w})["Y"]
+    assert np.array_equal(np.asarray(poly.compile(program, constants={"W": w})(x)), expected)

@@ -14,6 +14,7 @@ import poly
 from poly.codegen import strided
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import Kernel
+from poly.interp import run_program
 from poly.loops import For
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
@@ -22,6 +23,8 @@ from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_window import window_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.instances import check_instances
+from poly.text import parse_program
+from tests.machines import AVX2
 from tests.onnx_helpers import run_graph
 
 
@@ -102,6 +105,30 @@ def test_results(name: str, threads: int) -> None:
     found = poly.compile(graph, threads=threads).run(arrays)
     (result,) = found.values()
     np.testing.assert_array_equal(result, next(iter(run_graph(graph, arrays).values())))
+
+
+def test_a_chain_of_values_takes_a_register_each() -> None:
+    """Seven rows of sums, and three values behind them that are used twice: 28 vectors if all were kept by tile."""
+    text = (
+        "input X: f32[4, 14, 14]\nconstant W: f32[4, 3, 3]\ntemporary T: f32[4, 14, 14]\n"
+        "temporary U: f32[4, 14, 14]\ntemporary V: f32[4, 14, 14]\ntemporary Z: f32[4, 14, 14]\n"
+        "output Y: f32[4, 14, 14]\n"
+        "a[c, y, x]: T[c, y, x] = 0 where EVERY\n"
+        "b[c, y, x, r, s]: T[c, y, x] += (X[c, y + r - 1, x + s - 1] if 0 <= y + r - 1 < 14 and 0 <= x + s - 1 < 14 "
+        "else 0) * W[c, r, s] where EVERY and 0 <= r < 3 and 0 <= s < 3\n"
+        "d[c, y, x]: U[c, y, x] = T[c, y, x] * 0.5 where EVERY\n"
+        "e[c, y, x]: V[c, y, x] = max(U[c, y, x], 0) where EVERY\n"
+        "f[c, y, x]: Z[c, y, x] = V[c, y, x] + U[c, y, x] where EVERY\n"
+        "g[c, y, x]: Y[c, y, x] = V[c, y, x] * Z[c, y, x] + U[c, y, x] where EVERY\n"
+    )
+    every = "0 <= c < 4 and 0 <= y < 14 and 0 <= x < 14"
+    program = parse_program("program chain\n" + text.replace("EVERY", every))
+    assert any(window_of(program, g, AVX2) is not None for g in groups_of(program))
+    check_capacity(schedule_for_cpu(program, AVX2).lower(), AVX2)
+    random = np.random.default_rng(0)
+    arrays = {n: random.integers(-3, 4, shape).astype("f4") for n, shape in (("X", (4, 14, 14)), ("W", (4, 3, 3)))}
+    found = poly.compile(program, constants={"W": arrays["W"]})(arrays["X"])
+    assert np.array_equal(np.asarray(found), run_program(program, arrays)["Y"])
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if n != "mean"])
