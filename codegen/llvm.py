@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from poly.affine import Affine
+from poly.affine import Affine, Constraint, var
 from poly.codegen.access import WRITE, elementwise, load, register_writes, store
 from poly.codegen.addresses import Linear
 from poly.codegen.expressions import expression, multiply_accumulate
@@ -41,6 +41,7 @@ class Walker:
         self.s, self.allocate, self.part = state, allocate, part
         self.copies = 0
         self.lane_parallel: dict[int, bool] = {}
+        self.guarded: dict[int, For] = {}  # unrolled loops with ragged ends, as they are printed
         self.needed: dict[int, list[int]] = {}
         self.writes = RegisterWrites(state.in_registers)
         self.probed: dict[object, frozenset[Place]] = {}
@@ -126,6 +127,17 @@ class Walker:
         if node.kind == "vector" and (trips is None or trips > 1) and self._across_lanes(node):
             return self._vector(node, lower, upper, trips)
         if node.kind == "unroll" and trips is None:
+            return self._ragged(node, lower, upper)
+        splitting = node.kind == "parallel" and self.part is not None
+        if node.kind == "unroll" or (trips == 1 and not splitting):
+            return self._copies(node, lower[0], trips or 0)
+        self._counted(node, lower, upper, trips)
+
+    def _ragged(self, node: For, lower: list[Linear], upper: list[Linear]) -> None:
+        """Copies for all values that an unrolled loop takes anywhere, each under the bounds that hold here."""
+        intervals = [[r for f in forms if (r := self.s.indices.interval(f)) is not None] for forms in (lower, upper)]
+        least, most = (max((r[0] for r in intervals[0]), default=None), min((r[1] for r in intervals[1]), default=None))
+        if least is None or most is None or (node.step > 1 and [f.is_constant for f in lower] != [True]):
             low, high = (
                 f"{name}({', '.join(ends)})" if len(ends) > 1 else "".join(ends)
                 for name, ends in (("max", [str(e) for e in node.lower]), ("min", [str(e) for e in node.upper]))
@@ -134,10 +146,11 @@ class Walker:
                 f"the bounds of unrolled loop {node.variable} are not constant: from {low} to {high}",
                 hint="a tile that divides the extent, or a split of the loop before it is tiled, where whole tiles end",
             )
-        splitting = node.kind == "parallel" and self.part is not None
-        if node.kind == "unroll" or (trips == 1 and not splitting):
-            return self._copies(node, lower[0], trips or 0)
-        self._counted(node, lower, upper, trips)
+        if id(node) not in self.guarded:
+            at = var(node.variable)
+            inside = tuple(Constraint(at - e) for e in node.lower) + tuple(Constraint(e - 1 - at) for e in node.upper)
+            self.guarded[id(node)] = replace(node, body=(If((inside,), node.body),))
+        self._copies(self.guarded[id(node)], Linear((), least), max(0, -((least - most) // node.step)))
 
     def _copies(self, node: For, lower: Linear, trips: int) -> None:
         """The body once for every iteration. Raises `UnsupportedError` where the code gets too long for LLVM."""

@@ -1,7 +1,7 @@
 """`LoopTree`: a schedule as loops. What the emitters of `codegen` and `accel` print; they decide nothing.
 
 Subscripts and bounds are quasi-affine in loop variables and free sizes. A loop's `kind` says how it runs:
-`serial`; `unroll` (as literal copies); `vector` (as lanes: any extent with a constant bound of at most
+`serial`; `unroll` (as literal copies, under guards where its ends differ from place to place); `vector` (as lanes: any extent with a constant bound of at most
 `MAX_LANES`, which LLVM splits into machine vectors; run one by one where the bounds of a loop inside
 depend on the lane or a buffer lives inside); `parallel` (iterations in any order and at once, split over threads where
 only serial loops and buffers in memory stand around, else run in one piece); `unit` (absorbed in one command of a
