@@ -1,11 +1,12 @@
 """`LoopTree`: a schedule as loops. What the emitters of `codegen` and `accel` print; they decide nothing.
 
 Subscripts and bounds are quasi-affine in loop variables and free sizes. A loop's `kind` says how it runs:
-`serial`; `unroll` (as literal copies, under guards where its ends differ from place to place); `vector` (as lanes: any extent with a constant bound of at most
-`MAX_LANES`, which LLVM splits into machine vectors; run one by one where the bounds of a loop inside
-depend on the lane or a buffer lives inside); `parallel` (iterations in any order and at once, split over threads where
-only serial loops and buffers in memory stand around, else run in one piece); `unit` (absorbed in one command of a
-machine's engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine` names it).
+`serial`; `unroll` (as literal copies, under guards where its ends differ from place to place); `vector` (as lanes: any
+extent with a constant bound of at most `MAX_LANES`, which LLVM splits into machine vectors; run one by one where the
+bounds of a loop inside depend on the lane or a buffer lives inside); `parallel` (iterations in any order and at once,
+split over threads where only serial loops and buffers in memory stand around, else run in one piece); `unit` (absorbed
+in one command of a machine's engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine`
+names it).
 A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
 What it loads `ahead` (a loop, iterations of it later) it asks for: no effect but on the caches.
 """
