@@ -17,7 +17,7 @@ from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import cut, fused
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
-from poly.scheduling.cpu_window import MOST_TAPS, Window, Windows, beside, row_axis, suits
+from poly.scheduling.cpu_window import MOST_TAPS, Window, Windows, beside, inside_of, row_axis, suits
 from poly.scheduling.groups import Group, domain_box
 from poly.scheduling.schedule import Schedule
 
@@ -56,7 +56,7 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
         return None
     slides = {a: (n, row_axis(read, names[a])) for n, i in found.items() for a in [names.index(i)]}
     rows = max(slides, key=lambda a: slides[a][1])
-    inside = {a: _inside(program, read, names[a], n, d, taps[n]) for a, (n, d) in slides.items()}
+    inside = {a: inside_of(program, read, names[a], n, d, taps[n]) for a, (n, d) in slides.items()}
     down, axis = slides[rows]
     height = _height(group.box[rows][1] + 1, taps[down], machine.vector_registers)
     cuts = {a: _cuts(group.box[a][1] + 1, inside[a]) for a in slides if a != rows}
@@ -66,8 +66,10 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
     edges = {a: (inside[a][0] > 0, inside[a][1] <= group.box[a][1]) for a in slides if a != rows}
     index = read.affine_index[axis]
     window = Window(
-        update.name, read.tensor, rows, lanes, down, "", index.coefficient(names[rows]), 1, index.coefficient(down),
-        1, axis, index.constant, vector, height, group.box[rows][1] + 1, False, (), False, (), (), False,
+        statement=update.name, tensor=read.tensor, rows=rows, lanes=lanes, down=down, across="",
+        step_down=index.coefficient(names[rows]), step=1, spread=index.coefficient(down), reach=1, axis=axis,
+        offset=index.constant, vector=vector, height=height, strip=group.box[rows][1] + 1, copied=False, kept=(),
+        unrolled=False, cuts=(), lane_cuts=(), vector_cuts=(),
     )  # fmt: skip
     return Beside(window, {**cuts, rows: tiles}, edges, constants)
 
@@ -89,14 +91,6 @@ def _operands(
             return None, None
         found.append((read.tensor, axis))
     return sliding[0], tuple(found)
-
-
-def _inside(program: Program, read: Access, loop: str, tap: str, axis: int, taps: int) -> tuple[int, int]:
-    """The positions of a loop, first and end, at which the whole window lies in the tensor."""
-    index = read.affine_index[axis]
-    step, reach = index.coefficient(loop), index.coefficient(tap) * (taps - 1)
-    extent = int(program.tensor[read.tensor].shape[axis].evaluate(program.binding))
-    return max(0, -(index.constant // step)), (extent - 1 - reach - index.constant) // step + 1
 
 
 def _height(extent: int, taps: int, registers: int) -> int:

@@ -4,7 +4,10 @@ the window itself (depthwise convolutions, pooling, filters).
 From access maps and domains only. Loops from the outside in: outer, strips of rows [what a strip reads, with its
 padding, in the first cache level; the other operands in registers], rows of register tiles, vectors [the sums in
 registers], columns of the window, rows read, rows written, lanes. A row of the input is loaded once and used for all
-the rows of the tile that its window reaches; a strided window reads a copy in which every n-th element lies together.
+the rows of the tile that its window reaches. Windows that leave the tensor read it where it is: the vectors that see
+padding at their ends are pieces of their own, the others load without masks (whole rows of padding cost an address).
+Where those would be too many, and for strided windows, which want every n-th element together, what a strip reads is
+copied.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from poly.relations import interval_of, intervals_of
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import cut, fused, in_vectors, loop_of, loop_of_axis, loops_of_copy, unrolled
 from poly.scheduling.cpu_facts import bytes_touched, own_capacity, widest_element
+from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -30,7 +34,7 @@ FEW_VECTORS = 8  # in a row: its vectors may be unrolled
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
 ROLLED = 48  # operations of one register tile where a row read serves all rows written at once
 COPIES = 40  # vectors of a copy that may be laid out
-BODY = 300  # operations of unrolled register tiles
+BODY = 300  # operations of all register tiles that are laid out, or pieces of their own
 SPARE = 2  # registers besides sums and kept operands
 KEPT_BESIDE = 6  # registers that have to be left where operands are kept
 
@@ -42,7 +46,8 @@ class Window:
     dilation along rows, `reach`: the rows it covers; `axis`: of the tensor's rows, `offset`: of the first one read.
     `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read
     goes through a buffer. `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full.
-    `cuts`, `lane_cuts`: where rows and lanes are cut into pieces of their own. `far`: what is copied comes from beyond
+    `cuts`, `lane_cuts`: where rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the
+    vectors of a piece is. `far`: what is copied comes from beyond
     a core's own caches, so that it is asked for a strip ahead.
     """
 
@@ -66,6 +71,7 @@ class Window:
     unrolled: bool
     cuts: tuple[int, ...]
     lane_cuts: tuple[int, ...]
+    vector_cuts: tuple[int, ...]
     far: bool = False
 
 
@@ -104,26 +110,53 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
     rolling = bool(kept) or not shape.others
     room = registers - SPARE - (taps if kept else 1)
     most = max(1, min(room, max(2, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS, height))
-    copied = bool(shape.read.guard) or (step > 1 and shape.taps[shape.across] > step)
-    fitting = height
+    vectors = -(-width // vector)
+    small = -(-height // most) * vectors * most * taps <= BODY
+    tile = -(-height // -(-height // most)) if small else _divisor(height, most)
+    whole = height if small else height // tile * tile
+    ragged = width % vector and vectors > FEW_VECTORS
+    edges = _edges(program, shape, names[shape.lanes], vector) if not small else ()
+    bodies = len(edges) + 1 if width % vector == 0 or ragged else vectors
+    strided = step > 1 and shape.taps[shape.across] > step
+    flat = taps == reach * shape.taps[shape.across]  # no window along other axes, whose padding would not be apart
+    direct = not shape.read.guard or (flat and (small or bodies * tile * taps <= BODY))
+    copied = strided or not direct
+    strip = height
     if copied:
         columns = (step * (width - 1) + shape.taps[shape.across]) * _planes(shape, row)
         lines = machine.nearest_cache // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
         fitting = max(1, (lines - spread * (reach - 1)) // step_down)
-    vectors = -(-width // vector)
-    unrolled = fitting >= height and -(-height // most) * vectors * most * taps <= BODY
-    tile = -(-height // -(-height // most)) if unrolled else _divisor(height, most)
-    whole = height if unrolled else height // tile * tile
-    strip = height
-    if fitting < height:
-        strip = max((n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting), default=tile)
-    ragged = width % vector and vectors > FEW_VECTORS
+        if fitting < height and small:
+            small, tile = False, _divisor(height, most)
+            whole = height // tile * tile
+        if fitting < height:
+            strip = max((n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting), default=tile)
+        edges = ()
     return Window(
-        update.name, shape.read.tensor, shape.rows, shape.lanes, shape.down, shape.across, step_down, step,
-        spread, spread * (reach - 1) + 1, row, down.constant, vector, tile, strip, copied, kept, unrolled,
-        (whole,) if whole < height else (), (width // vector * vector,) if ragged else (),
-        bytes_touched(program, group.statements) > own_capacity(machine),
+        statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
+        across=shape.across, step_down=step_down, step=step, spread=spread, reach=spread * (reach - 1) + 1, axis=row,
+        offset=down.constant, vector=vector, height=tile, strip=strip, copied=copied, kept=kept, unrolled=small,
+        cuts=(whole,) if whole < height else (), vector_cuts=edges,
+        lane_cuts=(width // vector * vector,) if ragged else (),
+        far=bytes_touched(program, group.statements) > own_capacity(machine),
     )  # fmt: skip
+
+
+def _edges(program: Program, shape: _Shape, lanes: str, vector: int) -> tuple[int, ...]:
+    """Where the vectors of a row are cut, so that the window leaves the row in the first and the last piece alone."""
+    if not shape.read.guard:
+        return ()
+    last = len(shape.read.index) - 1
+    low, high = inside_of(program, shape.read, lanes, shape.across, last, shape.taps[shape.across])
+    return tuple(sorted(c for c in {-(-low // vector), high // vector} if c > 0))
+
+
+def inside_of(program: Program, read: Access, loop: str, tap: str, axis: int, taps: int) -> tuple[int, int]:
+    """The positions of a loop, first and end, at which the whole window lies in the tensor."""
+    index = read.affine_index[axis]
+    step, reach = index.coefficient(loop), (index.coefficient(tap) if tap else 0) * (taps - 1)
+    extent = int(program.tensor[read.tensor].shape[axis].evaluate(program.binding))
+    return max(0, -(index.constant // step)), (extent - 1 - reach - index.constant) // step + 1
 
 
 def _divisor(extent: int, most: int) -> int:
@@ -277,7 +310,22 @@ class Windows:
             schedule = self._copied(schedule, update, around[depth], (low, high, strip))
         for tensor in w.kept:
             schedule = self._kept(schedule, tensor, update, around[depth])
-        return self._targets(schedule, names, around[depth + 2])
+        schedule, parts = self._vectors_apart(schedule, names, depth + 2, 0 if laid_out else vectors)
+        for part in parts:
+            schedule = self._targets(schedule, part, schedule.nests[part[0]].names[depth + 2])
+        return schedule
+
+    def _vectors_apart(
+        self, schedule: Schedule, names: Sequence[str], depth: int, vectors: int
+    ) -> tuple[Schedule, list[list[str]]]:
+        """The loop over vectors that statements share at a depth, cut where the window meets an edge."""
+        parts = [list(names)]
+        for place in self.window.vector_cuts:
+            if place < vectors:
+                lower, upper = ([piece_name(schedule, n, piece) for n in parts[-1]] for piece in ("lo", "hi"))
+                schedule = schedule.split(schedule.nests[parts[-1][0]].names[depth], place)
+                parts[-1:] = [lower, upper]
+        return schedule, parts
 
     def _tiled(
         self, schedule: Schedule, name: str, rows: tuple[int, int, int], first: int, laid_out: bool

@@ -151,13 +151,30 @@ def test_is_no_window(name: str) -> None:
 
 
 def test_weights_and_sums_stay_in_registers() -> None:
-    """Three promotions: what a strip reads, the weights, the sums; each row read serves all rows it reaches."""
-    graph, _ = graph_of("Conv", (1, 8, 32, 32), (8, 1, 3, 3), attrs={"pads": [1] * 4, "group": 8})
+    """Three promotions: what a strip of a strided window reads, the weights, the sums; each row read serves all rows it
+    reaches.
+    """
+    attrs = {"pads": [1] * 4, "group": 8, "strides": [2, 2]}
+    graph, _ = graph_of("Conv", (1, 8, 32, 64), (8, 1, 3, 3), attrs=attrs)
     schedule = schedule_for_cpu(graph.to_program(), host_machine())
     spaces = {t.origin: t.space for t in schedule.program.tensors if t.origin}
     assert sorted(spaces.values()) == ["l1", "reg", "reg"]
     assert any(edit.name == "skew" for edit in schedule.log)
     assert str(poly.Schedule.parse(str(schedule))) == str(schedule)
+
+
+@pytest.mark.parametrize("width", [128, 144, 163])
+def test_padding_beside_a_row_is_in_pieces_of_its_own(width: int) -> None:
+    """Nothing is copied, and most vectors of a row are loaded without conditions on their lanes."""
+    graph, arrays = graph_of("Conv", (1, 2, 24, width), (2, 1, 3, 3), attrs={"pads": [1] * 4, "group": 2})
+    program = graph.to_program()
+    schedule = schedule_for_cpu(program, host_machine())
+    assert not any(t.space == "l1" for t in schedule.program.tensors)
+    plan = next(w for g in groups_of(program) if (w := window_of(program, g, host_machine())))
+    assert plan.vector_cuts[0] == 1 and not plan.copied
+    np.testing.assert_array_equal(
+        next(iter(poly.compile(graph, threads=1).run(arrays).values())), next(iter(run_graph(graph, arrays).values()))
+    )
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
