@@ -1,8 +1,9 @@
-"""Last writers where the sequence alone decides: no loop interleaves the readers and writers of a tensor.
+"""Last writers where the sequence alone decides: no loop interleaves the readers and writers of an element.
 
-Most buffers are filled, used and stored by nests that stand one after another inside the loops that own the buffer. The
-last writer of a read element is then found from the last nest backwards by composing accesses, without an analysis of
-loop orders: what Feautrier's dataflow (1991) gives, in a hundredth of the time that isl's general form takes for it.
+Most buffers are filled, used and stored by nests that stand one after another inside the loops that own the buffer, or
+inside loops over parts of it, such as its rows. The last writer of a read element is then found from the last nest
+backwards by composing accesses, without an analysis of loop orders: what Feautrier's dataflow (1991) gives, in a
+hundredth of the time that isl's general form takes for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import relation_in_time
 
 Access = Callable[[Touch], isl.Map]
+InStep = Callable[[Touch, "Touch | None", int], bool]
 Path = tuple[PathStep, ...]
 
 
@@ -25,26 +27,30 @@ def is_may_write(touch: Touch) -> bool:
 
 
 def earlier_writers(
-    reader: Path | None, writers: Sequence[Touch], paths: Sequence[Path], depth: int, access: Access
+    reader: Path | None, writers: Sequence[Touch], paths: Sequence[Path], depth: int, access: Access, in_step: InStep
 ) -> list[Touch] | None:
     """The writers that run before a reader, the last one first; None where a loop interleaves some of them.
 
     All share `depth` loops, an iteration of which has a tensor of its own. `reader`: its path, None for the end of the
-    program. Writers that a loop interleaves are in order where they write different elements, or hide nothing.
+    program. Writers that a loop interleaves are in order where they write different elements, or hide nothing. Further
+    loops may be shared by statements that touch an element only in the same iteration of them, which is what
+    `in_step(writer, other, loops)` says of that many outer loops (None: of the reader): the sequence inside decides.
     """
     before = list[tuple[Path, Touch]]()
     for path, writer in zip(paths, writers, strict=True):
         if reader is not None:
             shared, order = relation_in_time(path, reader)
-            if len(shared) > depth or order == "same":
+            if (len(shared) > depth or order == "same") and not in_step(writer, None, len(shared)):
                 return None
-            if order == "after":
+            if order != "before":  # an instance reads before it writes
                 continue
         before.append((path, writer))
     for k, (path, writer) in enumerate(before):
         for other, second in before[:k]:
             shared, order = relation_in_time(path, other)
             if len(shared) <= depth and order != "same" or is_may_write(writer) and is_may_write(second):
+                continue
+            if order != "same" and in_step(writer, second, len(shared)):
                 continue
             if not access(writer).range().is_disjoint(access(second).range()):
                 return None

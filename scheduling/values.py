@@ -259,8 +259,16 @@ class Flow:
             last = self._keyed(touch, depth).reverse().lexmax()
             return last if depth else last.apply_range(self.vectors.of(touch.statement).reverse())
 
+        def in_step(first: Touch, second: Touch | None, loops: int) -> bool:
+            touch = second or reader.touch
+            assert touch is not None
+            a, b = (self._in_loops(t, depth, loops) for t in (first, touch))
+            pairs = a.apply_range(b.reverse())
+            return bool(pairs.is_subset(pairs.domain().identity()))
+
         path = None if reader.touch is None else nests[reader.name].path
-        before = earlier_writers(path, writers, [nests[w.statement.name].path for w in writers], depth, written)
+        paths = [nests[w.statement.name].path for w in writers]
+        before = earlier_writers(path, writers, paths, depth, written, in_step)
         if before is None:
             return None
         reads = reader.relation if reader.touch is None else written(reader.touch)
@@ -300,7 +308,8 @@ class Flow:
         isl's dataflow between loop vectors: there, accesses of tiled nests have no floors (and isl fewer troubles).
         """
         loops = tuple(step for step in prefix if isinstance(step, str))
-        depth = max(len(self.schedule.nests[n].path) for n in self.schedule.nests) + 1
+        users = {t.statement.name for t in (*writers, *((reader.touch,) if reader.touch is not None else ()))}
+        depth = max((len(self.schedule.nests[n].path) - len(prefix) for n in users), default=0) + 1
         empty = isl.UnionMap("{ }")
         must, may, order, vectors = empty, empty, empty, empty
         sink = empty
@@ -336,6 +345,11 @@ class Flow:
         inner = relation.dim(IN) - depth
         tile = relation.domain().identity().project_out(OUT, depth, inner)
         return tile.flat_range_product(relation).set_tuple_name(OUT, touch.tensor)
+
+    def _in_loops(self, touch: Touch, depth: int, loops: int) -> isl.Map:
+        """In which iterations of the outermost `loops` around it a statement touches an element; see `_keyed`."""
+        relation = self._keyed(touch, depth)
+        return relation.project_out(IN, loops, relation.dim(IN) - loops).set_tuple_name(IN, "")
 
     def _time(self, s: Statement, prefix: tuple[str | int, ...], depth: int) -> isl.Map:
         """When a loop vector runs inside `prefix`."""
