@@ -85,14 +85,19 @@ class Operand:
         return sum(axis.get(iterator, 0) * step for axis, step in zip(self.axes, self.strides, strict=True))
 
     def extents(self, sizes: Mapping[str, Numbers]) -> list[Numbers]:
-        """Elements along every axis that a box of iterations touches."""
+        """Elements along every axis that a box of iterations touches; where steps leave whole lines out, without
+        those.
+        """
         found: list[Numbers] = []
-        for axis, extent in zip(self.axes, self.shape, strict=True):
+        for axis, extent, stride in zip(self.axes, self.shape, self.strides, strict=True):
             total = None
             for i, c in axis.items():
                 part = sizes[i] - 1.0 if abs(c) == 1 else abs(c) * (sizes[i] - 1.0)
                 total = part if total is None else total + part
-            found.append(np.ones(()) if total is None else np.minimum(1.0 + total, float(extent)))
+            reach = np.ones(()) if total is None else np.minimum(1.0 + total, float(extent))
+            if any(abs(c) * stride > LINE for c in axis.values() if abs(c) > 1):
+                reach = np.minimum(reach, prod((sizes[i] for i in axis), start=np.ones(())))
+            found.append(reach)
         return found
 
     def elements(self, sizes: Mapping[str, Numbers]) -> Numbers:

@@ -189,6 +189,17 @@ def unrolled_steps(schedule: Schedule, iterators: str) -> list[str]:
     return [n for n in nest.names if schedule.kind(n) == "unroll" and nest.loops[n].names & set(iterators)]
 
 
+def test_steps_over_whole_lines_leave_them_out() -> None:
+    """Rows of a dilated window far apart: those between them come into no cache."""
+    sizes = {"y": np.float64(24), "r": np.float64(3), "c": np.float64(128)}
+    far = Operand("X", ({"r": 2048, "y": 1}, {"c": 1}), (11596, 128), (512, 4), 4)
+    assert float(far.elements(sizes)) == 3 * 24 * 128
+    near = Operand("X", ({"r": 2, "y": 1}, {"c": 1}), (11596, 128), (512, 4), 4)
+    assert float(near.elements(sizes)) == 28 * 128
+    inside = Operand("X", ({"y": 2},), (11596,), (4,), 4)
+    assert float(inside.elements(sizes)) == 47
+
+
 @pytest.mark.parametrize(("extent", "steps"), [(64, 4), (36, 4), (35, 5), (21, 7), (61, 0)])
 def test_steps_of_a_reduction_share_a_body(extent: int, steps: int) -> None:
     schedule = scheduled(poly.parse(GEMM, A=(48, extent), B=(extent, 32)))
