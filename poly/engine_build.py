@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,7 @@ from poly.engine_arrays import aligned_bytes
 from poly.errors import CapacityError, UnsupportedError
 from poly.graph import Array, Graph
 from poly.machine import Machine
-from poly.prepared import package_hash, read_pickle
+from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
@@ -64,7 +63,7 @@ def _cut_up(program: Program, machine: Machine) -> tuple[Grouping, tuple[_Cut, .
     joins = machine.kind == "cpu"
     cuts = tuple(_Cut.of(grouping.parts[k], group, f"group {k}", joins) for k, group in grouping.groups.items())
     if path is not None:
-        write_entry(path, pickle.dumps(_Kept(grouping, cuts)))
+        write_entry(path, pickled(_Kept(grouping, cuts)))
     return grouping, cuts
 
 

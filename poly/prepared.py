@@ -7,12 +7,14 @@ compiled before is neither planned nor proven again. A given schedule is told by
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ from poly.scheduling.constants import Split, split_constants
 from poly.scheduling.edits import settle
 from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
+from poly.sets import pickled_set
 
 if TYPE_CHECKING:
     from poly.codegen.function import Module
@@ -90,7 +93,7 @@ def _kept(path: Path | None, make: Callable[[], Prepared]) -> Prepared:
         return found
     made = make()
     if path is not None:
-        write_entry(path, pickle.dumps(replace(made, kept=pickle.dumps(_bare(made.schedule)))))
+        write_entry(path, pickled(replace(made, kept=pickled(_bare(made.schedule)))))
     return made
 
 
@@ -158,6 +161,15 @@ def _bare(schedule: Schedule) -> Schedule:
     bare = replace(schedule)
     object.__setattr__(bare, "facts", None)
     return bare
+
+
+def pickled(value: object) -> bytes:
+    """A value as an entry of the disk cache: a pickle from which equal sets are read once."""
+    buffer = BytesIO()
+    pickler = pickle.Pickler(buffer)
+    pickler.dispatch_table = copyreg.dispatch_table | {isl.Set: pickled_set}
+    pickler.dump(value)
+    return buffer.getvalue()
 
 
 def read_pickle(path: Path | None) -> object:

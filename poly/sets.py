@@ -171,6 +171,23 @@ def coalesced(relation: Relation) -> Relation:
         return relation
 
 
+def pickled_set(domain: isl.Set) -> tuple[Callable[[str, str], isl.Set], tuple[str, str]]:
+    """How a set is pickled (as `__reduce__` gives it): its name apart, since many statements share one domain."""
+    name = domain.get_tuple_name() if not domain.is_params() and domain.has_tuple_name() else None
+    return read_set, (str(domain.reset_tuple_id() if name else domain), name or "")
+
+
+def read_set(text: str, name: str) -> isl.Set:
+    """The set of a text, which isl takes up to a millisecond to read; with the name of its tuple, "" for none."""
+    found = _read(text)
+    return found.set_tuple_name(name) if name else found
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str) -> isl.Set:
+    return isl.Set(text)
+
+
 @contextmanager
 def operation_budget(operations: int) -> Generator[None]:
     """Bound the isl calls of a block (about 10^6 operations a second); they raise `islpy.Error` past it.

@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic, sleep
 
+import islpy as isl
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from poly.ahead import FEWEST, prepared_ahead
 from poly.codegen.host import host_machine
 from poly.disk_cache import cache_entry, cache_size, read_entry, trim, write_entry
 from poly.graph import Graph, Node
-from poly.prepared import is_prepared, prepare, prepare_free
+from poly.prepared import is_prepared, pickled, prepare, prepare_free
 from poly.program import Program
 
 MACHINE = host_machine()
@@ -246,3 +247,12 @@ def test_the_groups_of_a_model_come_from_the_cache(own_cache: Path, monkeypatch:
         np.testing.assert_array_equal(found.run(arrays)[name], array)
     path.write_bytes(b"damaged")
     assert str(poly.compile(graph)) == str(made)
+
+
+def test_sets_in_entries_come_back_as_they_were() -> None:
+    texts = ("[N] -> { S[i, j] : 0 <= i < N and j = 2i }", "{ [a, b] : a >= b }", "[M] -> { : M >= 3 }", "{ S[] }")
+    domains = [isl.Set(text) for text in texts]
+    domains.append(domains[0].set_tuple_name("a name/with: signs"))
+    found = pickle.loads(pickled(domains))
+    for domain, again in zip(domains, found, strict=True):
+        assert again.is_equal(domain) and str(again) == str(domain)
