@@ -108,6 +108,8 @@ def samples(name: str, n: int) -> np.ndarray:
 def check_f32(name: str, found: np.ndarray, expected: np.ndarray) -> None:
     with np.errstate(all="ignore"):
         rounded = expected.astype(np.float32)
+        other = np.flatnonzero(found.view(np.uint32) != rounded.view(np.uint32))  # the rest is rounded correctly
+        found, expected, rounded = found[other], expected[other], rounded[other]
         error = np.abs(found.astype(np.float64) - expected) / np.spacing(np.abs(rounded)).astype(np.float64)
     finite = np.isfinite(rounded)
     np.testing.assert_array_equal(found[~finite], rounded[~finite])
