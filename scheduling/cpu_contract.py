@@ -396,7 +396,9 @@ class Choice:
                 size = float(prod(o.shape))
                 copying[k] = Copied(0, np.full((), size / GUARDED), np.full((), size * o.element))
         inside = together(work, moved) + np.zeros(len(height))
-        return shared_cycles(inside, self.operands, loops, copying, self.facts.threads, [*self.ranges])
+        cut = 1.0 + (self.extents[self.names[way.rows]] % count > 0)
+        pieces = [np.where(d < sites["rows"], 1.0, cut) for d in range(1, len(loops) + 1)]
+        return shared_cycles(inside, self.operands, loops, copying, self.facts.threads, [*self.ranges], pieces)
 
     def _loops(
         self, way: Way, width: Numbers, panels: Numbers, blocks: Numbers, depth: Numbers, count: Numbers

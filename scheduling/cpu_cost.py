@@ -17,7 +17,7 @@ import numpy.typing as npt
 from poly.machine import Machine
 from poly.scheduling.cpu_shares import Numbers, shared_time
 
-TILE_CYCLES = 20.0  # of a register tile besides its loads, operations and stores: a missed branch, filling the units
+TILE_CYCLES = 20.0  # of a register tile, or of a copy, besides loads, operations and stores: a missed branch, full units
 FREE = 1e9  # elements a cycle of what is copied when compiling
 EDGE = 256  # bytes that a prefetcher reaches over the end of a row that threads write side by side
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
@@ -27,6 +27,7 @@ SHARE, SHARED = 0.5, 0.125
 # where it has a page of its own; near the core only where they all meet in one set. A few pieces are streams.
 LINE, SETS, PAGE = 64, 64, 4096  # bytes of a cache's line, sets of the first level, bytes of a page
 START, PAGE_START, STREAMS = 64.0, 192.0, 4
+COPYING = 1.5  # norm of a copy's instructions and of the time that it waits for what it reads: they hardly overlap
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 
 
@@ -190,16 +191,18 @@ def shared_cycles(
     copied: Mapping[int, Copied],
     threads: int,
     carried: Collection[str],
+    pieces: Sequence[Numbers],
 ) -> Numbers:
     """Cycles until the last of some threads has done a nest that takes one of them `inside`, and its copies.
 
-    They share the loop with which that is soonest, none of those that are `carried`, and copies outside of it. What is
-    copied there and does not move along the loop comes to every thread, from the one that copied it.
+    They share the loop with which that is soonest, none of those that are `carried`, and copies outside of it, and meet
+    after each of these. What is copied there and does not move along the loop comes to every thread, from the one that
+    copied it. `pieces`: loops one after another that each of `loops` stands for.
     """
     best = inside + sum((c.cycles for c in copied.values()), np.zeros(()))
     if threads == 1:
         return best
-    reached: Numbers = np.ones(())
+    reached = [np.ones(())]
     for depth, loop in enumerate(loops, 1):
         if loop.iterator not in carried:
             before = [k for k, c in copied.items() if c.depth < depth]
@@ -210,9 +213,10 @@ def shared_cycles(
             for o in operands:
                 if o.write and o.stride(loop.iterator) == o.element:
                     travelling = travelling + EDGE * (threads - 1) * float(prod(o.shape[:-1]))
-            cycles = common / threads + shared_time(own, loop.trips, reached, travelling, threads)
+            meetings = reached[-1] * pieces[depth - 1] - 1 + sum(reached[copied[k].depth] for k in before)
+            cycles = common / threads + shared_time(own, loop.trips, meetings, travelling, threads)
             best = np.minimum(best, np.where(loop.trips > 1, cycles, best))
-        reached = reached * loop.trips
+        reached.append(reached[-1] * loop.trips)
     return best
 
 
@@ -226,7 +230,8 @@ def cycles_of_memory(
     """Cycles that each level's traffic takes, the first level first, and the copies of packed operands.
 
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
-    on the loops directly around it is there already.
+    on the loops directly around it is there already. What is packed is where its copy left it, which is charged for
+    what it fetches from beyond the caches that hold the operand.
     """
     count = len(loops) + 1
     width = np.broadcast_shapes(*(np.shape(v) for loop in loops for v in (loop.outside, loop.inside)))
@@ -248,10 +253,13 @@ def cycles_of_memory(
         stays = np.argmax(fits, axis=0)[None]  # the outermost box that does
         some = fits.any(axis=0)
         total: Numbers = np.zeros(())
-        for operand, (near, far, _), around in zip(operands, shown, times, strict=True):
+        for k, (operand, (near, far, _), around) in enumerate(zip(operands, shown, times, strict=True)):
             touched = far if n else near
             moved = np.take_along_axis(touched * around, stays, 0)[0]
             moved = np.where(some, moved, touched[-1] * entered[-1])
+            if k in copies and not np.all(copies[k].rate >= FREE):
+                once = 0.0 if _size(operand) > capacity * _share(n) else float(_size(operand))
+                moved = np.where(some & (stays[0] <= copies[k].depth), once, moved)
             total = total + moved * (2.0 if operand.write else 1.0)
         levels.append(total / rate)
     copying: dict[int, Copied] = {}
@@ -261,10 +269,12 @@ def cycles_of_memory(
         inner = {i: sizes[copy.depth] for i, sizes in boxes.items()}
         elements, element = operands[k].elements(inner), operands[k].element
         _, far, _ = operands[k].lines(inner)
-        each = np.maximum(1 / copy.rate, far / elements / _source(core, operands[k]))
+        waiting = far / elements / _source(core, operands[k])
+        each = ((1 / copy.rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
         each = each + _spilled(core, elements * element, element)
         total = elements * entered[copy.depth]
-        copying[k] = Copied(copy.depth, total * each, total * element)
+        begun = entered[copy.depth] * TILE_CYCLES
+        copying[k] = Copied(copy.depth, total * each + begun, total * element)
     return levels, copying
 
 
@@ -283,9 +293,13 @@ def _follows(operand: Operand, loops: Sequence[Loop], changed: Sequence[int]) ->
 
 def _source(core: Core, operand: Operand) -> float:
     """Bytes a cycle of what is copied: a copy waits for memory, operations hide nothing of it."""
-    size = prod(operand.shape) * operand.element
-    rates = [rate for n, (capacity, rate, _) in enumerate(core.caches) if n and size > capacity * _share(n)]
-    return rates[-1] if rates else core.caches[0][1]
+    far = [rate for n, (capacity, rate, _) in enumerate(core.caches) if n and _size(operand) > capacity * _share(n)]
+    return far[-1] if far else core.caches[0][1]
+
+
+def _size(operand: Operand) -> int:
+    """Bytes of the tensor."""
+    return prod(operand.shape) * operand.element
 
 
 def _share(level: int) -> float:

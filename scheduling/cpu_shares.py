@@ -8,8 +8,8 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.float64]
 # Cycles until all threads have met and go on, bytes a cycle of what one wrote and another reads (between caches that
 # are not shared; a machine whose cores share one loses little by sparing it).
-MEETING, REMOTE = 1500.0, 1.5
-UNEVEN = 0.1  # of an iteration that a slower thread still has to do when the others have taken all there were
+MEETING, REMOTE = 3000.0, 1.5
+UNEVEN = 0.05  # of an iteration that a slower thread still has to do when the others have taken all there were
 
 
 Value = Numbers | float

@@ -1,10 +1,11 @@
 """Policy: which loops of a group threads share (`share`).
 
 A loop that threads share costs them a meeting every time it is reached, and takes as long as the one with the most
-iterations. What one thread writes and another reads travels between their caches, slowly: a loop is better that moves
-along the tensors which other nests of the group make, copies among them, and those are then shared along the same axis,
-so that a thread finds most of them where it wrote them. Of the loops of a nest that carry nothing the cheapest is
-taken, from the outside in.
+iterations. What one thread writes and another reads or writes travels between their caches, slowly: a loop is better
+that moves along the tensors which it has in common with other nests of the group, copies among them, as those are
+shared; and a nest too small to be shared for its own sake is, where the others' threads would fetch what it wrote. Of
+the loops of a nest that carry nothing those are taken that spare most, none inside of another; what takes longest
+chooses first.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from poly.program import Access, Statement
 from poly.relations import expressions_map
 from poly.scheduling.cpu_cost import EDGE, core_of
 from poly.scheduling.cpu_facts import LIGHT
-from poly.scheduling.cpu_shares import shared_time
+from poly.scheduling.cpu_shares import REMOTE, shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 from poly.sets import fix_sizes, interval
 
 LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
+BETTER: Final = 1.02  # of what a loop spares: as much is worth sharing several loops inside instead
 STREAMED, LONG, SCALAR = 0.4, 2.0, 8.0  # cycles: of an element that is moved, an operation in steps, no lanes (factor)
 
 
@@ -40,10 +42,12 @@ def share(
     """
     state = _Sharing(machine, threads)
     moving = [s for s in schedule.program.statements if s.name in names and not _constant(schedule, s)]
-    for name in state.by_work(schedule, [s.name for s in moving if not s.copies]):
-        schedule = state.share(schedule, name, depth)
-    for name in state.by_work(schedule, [s.name for s in moving if s.copies]):
-        schedule = state.share(_along(schedule, schedule.program.statement[name], state.done), name, depth)
+    for nest in state.by_work(schedule, [s.name for s in moving if not s.copies]):
+        schedule = state.share(schedule, nest, depth)
+    for nest in state.by_work(schedule, [s.name for s in moving if s.copies]):
+        for name in nest:
+            copy = schedule.program.statement[name]
+            schedule = state.share(_along(schedule, copy, state.done), [name], depth)
     return schedule
 
 
@@ -53,6 +57,21 @@ def _constant(schedule: Schedule, s: Statement) -> bool:
     return bool(read) and all(tensors.get(t.origin, t).role == "constant" for t in read)
 
 
+@dataclass(frozen=True)
+class _Use:
+    statement: Statement
+    access: Access
+    makes: bool  # writes, and not when compiling
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Loops that threads share, none inside of another, and the cycles of the first thread that this spares."""
+
+    saved: float = 0.0
+    loops: tuple[str, ...] = ()
+
+
 @dataclass
 class _Sharing:
     machine: Machine
@@ -60,52 +79,75 @@ class _Sharing:
     done: set[str] = field(default_factory=set[str])
     alone: set[str] = field(default_factory=set[str])  # loops of nests that are over sooner on one thread
 
-    def by_work(self, schedule: Schedule, names: Sequence[str]) -> list[str]:
-        """Nest by nest, in each what takes longest first: its choice is the others', too."""
-        first: dict[str, int] = {}
-        nests = {n: schedule.nests[n].names[:1] for n in names}
-        for k, n in enumerate(names):
-            if nests[n]:
-                first.setdefault(nests[n][0], k)
+    def by_work(self, schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
+        """The statements of each nest, what takes longest first."""
+        nests: dict[str, list[str]] = {}
+        for n in names:
+            for outermost in schedule.nests[n].names[:1]:
+                nests.setdefault(outermost, []).append(n)
         work = {n: self._work(schedule, n) for n in names}
-        return sorted((n for n in names if nests[n]), key=lambda n: (first[nests[n][0]], -work[n]))
+        return [
+            sorted(nest, key=lambda n: -work[n])
+            for nest in sorted(nests.values(), key=lambda nest: -sum(work[n] for n in nest))
+        ]
 
-    def share(self, schedule: Schedule, name: str, depth: int | None) -> Schedule:
-        """One nest, if none of its loops is shared yet."""
-        loops = schedule.nests[name].names[:depth]
-        serial = next((k for k, n in enumerate(loops) if n in self.done or schedule.kind(n) != "serial"), len(loops))
-        if serial < len(loops) and loops[serial] in self.done:
-            return schedule
-        loop = self._cheapest(schedule, name, loops[:serial])
-        if loop is None:
-            self.alone |= {*loops}
-            return schedule
-        self.done.add(loop)
-        return schedule.parallelise(loop)
+    def share(self, schedule: Schedule, names: Sequence[str], depth: int | None) -> Schedule:
+        """Some statements of a nest, but for those in loops that are shared already."""
+        names = [n for n in names if not self.done.intersection(schedule.nests[n].names)]
+        for loop in self._best(schedule, names, 0, 1, depth).loops:
+            schedule = schedule.parallelise(loop)
+            self.done.add(loop)
+        for n in names:
+            if not self.done.intersection(schedule.nests[n].names):
+                self.alone |= {*schedule.nests[n].names[:depth]}
+        return schedule
+
+    def _best(
+        self, schedule: Schedule, names: Sequence[str], level: int, reached: int, depth: int | None
+    ) -> _Shared:
+        """Of statements in the same `level` loops, which are reached so many times: the loops from there on."""
+        inner: dict[str, list[str]] = {}
+        for n in names:
+            for loop in schedule.nests[n].names[:depth][level : level + 1]:
+                inner.setdefault(loop, []).append(n)
+        saved, loops = 0.0, tuple[str, ...]()
+        for loop, below in inner.items():
+            if schedule.kind(loop) == "serial":
+                found = self._from(schedule, loop, below, level, reached, depth)
+                saved, loops = saved + found.saved, (*loops, *found.loops)
+        return _Shared(saved, loops)
+
+    def _from(
+        self, schedule: Schedule, loop: str, names: Sequence[str], level: int, reached: int, depth: int | None
+    ) -> _Shared:
+        """A loop or those inside."""
+        saved, even = self._saved(schedule, loop, reached)
+        own = _Shared(saved, (loop,))
+        if saved and even and not _carries(schedule, loop):
+            return own
+        inside = self._best(schedule, names, level + 1, reached * max(1, _extent(schedule, loop)), depth)
+        if saved and BETTER * saved >= inside.saved and not (even or _carries(schedule, loop)):
+            return own
+        return inside
+
+    def _saved(self, schedule: Schedule, loop: str, reached: int) -> tuple[float, bool]:
+        """Cycles of the first thread that sharing a loop spares, 0 where that is not worth calling the others; and
+        whether hardly more could be spared.
+        """
+        extent = _extent(schedule, loop)
+        if extent < 2 or loop in self.alone or self._holds_shared(schedule, loop):
+            return 0.0, False
+        far, alone = self._travelling(schedule, loop)
+        if not alone and _instances(schedule, loop) < LEAST_SHARED * max(1, reached):
+            return 0.0, False
+        whole = sum(self._work(schedule, n) for n in schedule.under(loop))
+        far += _edges(schedule, loop) * (self.threads - 1)
+        cost = float(shared_time(whole, extent, reached - 1, far, self.threads))
+        return max(0.0, whole + alone / REMOTE - cost), cost * self.threads <= EVEN * whole and not far
 
     def _holds_shared(self, schedule: Schedule, loop: str) -> bool:
         """Whether a loop inside is shared already, which would be one thread's then."""
         return any(self.done.intersection(schedule.nests[n].names) for n in schedule.under(loop))
-
-    def _cheapest(self, schedule: Schedule, name: str, loops: Sequence[str]) -> str | None:
-        """The loop that takes most of a nest's work from the first thread; None where it is over sooner alone."""
-        extents = {n: _extent(schedule, n) for n in schedule.nests[name].names}
-        best, most = None, 0.0
-        for k, loop in enumerate(loops):
-            extent, reached = extents[loop], prod(extents[n] for n in loops[:k])
-            if extent < 2 or loop in self.alone or self._holds_shared(schedule, loop):
-                continue
-            if _instances(schedule, loop) < LEAST_SHARED * max(1, reached):
-                continue
-            whole = sum(self._work(schedule, n) for n in schedule.under(loop))
-            far = sum(_bytes(schedule, t) for t in self._travelling(schedule, loop)) * (1 - 1 / self.threads)
-            far += _edges(schedule, loop) * (self.threads - 1)
-            cost = float(shared_time(whole, extent, reached - 1, far, self.threads))
-            if whole - cost > most and not _carries(schedule, loop):
-                best, most = loop, whole - cost
-                if cost * self.threads <= EVEN * whole and not far:
-                    break
-        return best
 
     def _work(self, schedule: Schedule, name: str) -> float:
         """Cycles of a statement's instances, roughly; 0 where a size is free."""
@@ -117,28 +159,35 @@ class _Sharing:
         cycles = (1 / (core.lanes * core.fma_units) if used else STREAMED) + steps * LONG
         return cycles * (1.0 if lanes else SCALAR) * prod(_extent(schedule, n) for n in schedule.nests[name].names)
 
-    def _travelling(self, schedule: Schedule, loop: str) -> Iterator[str]:
-        """Tensors that nests outside of a loop make, in other shares than its iterations use."""
-        program, inside = schedule.program, set(schedule.under(loop))
-        makers: dict[str, list[Statement]] = {}
-        for s in program.statements:
-            makers.setdefault(s.write.tensor, []).append(s)
-        for tensor, found in makers.items():
-            if program.tensor[tensor].role != "temporary" or all(s.name in inside for s in found):
+    def _travelling(self, schedule: Schedule, loop: str) -> tuple[float, float]:
+        """Bytes of what a loop and other nests have in common that go from one thread to another where threads share
+        it, and where one thread runs it.
+        """
+        inside, uses = set(schedule.under(loop)), dict[str, list[_Use]]()
+        for s in schedule.program.statements:
+            made = not _constant(schedule, s)
+            for access, kind in s.accesses:
+                uses.setdefault(access.tensor, []).append(_Use(s, access, made and kind == "write"))
+        shared, alone = 0.0, 0.0
+        for found in uses.values():
+            own = [u for u in found if u.statement.name in inside]
+            makes = any(u.makes for u in own)
+            others = [u for u in found if u.statement.name not in inside and (makes or u.makes)]
+            if not own or not others:
                 continue
-            if all(_constant(schedule, s) for s in found):
-                continue
-            made = {axis for s in found for axis in self._made_along(schedule, s)}
-            reads = [(s, r) for s in program.statements if s.name in inside for r in s.reads if r.tensor == tensor]
-            moved = [set(_moved_axes(schedule, s, r, loop)) for s, r in reads]
-            if not all(axes & made if made else axes for axes in moved):
-                yield tensor
+            spread = any(self.done.intersection(schedule.nests[u.statement.name].names) for u in others)
+            along = {axis for u in others for axis in self._shared_along(schedule, u)}
+            moved = [set(_moved_axes(schedule, u.statement, u.access, loop)) for u in own]
+            size = min(_touched(schedule, part) for part in (own, others)) * (1 - 1 / self.threads)
+            shared += 0.0 if all(axes & along if spread else axes for axes in moved) else size
+            alone += size if spread else 0.0
+        return shared, alone
 
-    def _made_along(self, schedule: Schedule, s: Statement) -> Iterator[int]:
-        """The axes of what a statement writes along which threads share it."""
-        for loop in schedule.nests[s.name].names:
+    def _shared_along(self, schedule: Schedule, use: _Use) -> Iterator[int]:
+        """The axes of an access along which threads share its statement."""
+        for loop in schedule.nests[use.statement.name].names:
             if loop in self.done:
-                yield from _moved_axes(schedule, s, s.write, loop)
+                yield from _moved_axes(schedule, use.statement, use.access, loop)
 
 
 def _along(schedule: Schedule, copy: Statement, shared: Collection[str]) -> Schedule:
@@ -194,11 +243,15 @@ def _places(schedule: Schedule, name: str, outer: str, inner: str) -> list[bool]
 
 
 def _moved_axes(schedule: Schedule, s: Statement, access: Access, loop: str) -> Iterator[int]:
-    """The subscripts of an access in which the loop takes part; all of a copy that is made in every iteration."""
+    """The subscripts of an access in which the loop takes part; of a copy that is made in every iteration those of the
+    elements that this one is about.
+    """
     names = schedule.nests[s.name].loops[loop].names
-    inside = bool(s.copies) and names <= set(s.iterators[: len(schedule.program.tensor[s.write.tensor].scope)])
+    if s.copies:
+        subscripts = [x for a, _ in s.accesses for x in a.affine_index if names & x.names]
+        names = names.union(*(x.names for x in subscripts))
     for axis, subscript in enumerate(access.index):
-        if inside or names & getattr(subscript, "names", frozenset[str]()):
+        if names & getattr(subscript, "names", frozenset[str]()):
             yield axis
 
 
@@ -211,9 +264,17 @@ def _bytes(schedule: Schedule, tensor: str) -> int:
         return 0
 
 
+def _touched(schedule: Schedule, uses: Sequence[_Use]) -> int:
+    """Bytes of a tensor that some accesses touch, at the most."""
+    size = _bytes(schedule, uses[0].access.tensor)
+    element = size_bytes(schedule.program.tensor[uses[0].access.tensor].dtype)
+    points = sum(prod(_extent(schedule, n) for n in schedule.nests[u.statement.name].names) for u in uses)
+    return min(size, points * element)
+
+
 def _edges(schedule: Schedule, loop: str) -> float:
     """Bytes that prefetchers fetch of what another thread writes, where threads write the same rows side by side."""
-    rows: dict[str, int] = {}
+    reached: dict[str, int] = {}
     for name in schedule.under(loop):
         s = schedule.program.statement[name]
         tensor = schedule.program.tensor[s.write.tensor]
@@ -221,8 +282,10 @@ def _edges(schedule: Schedule, loop: str) -> float:
         if tensor.layout is not None or loop in tensor.scope or moved != {tensor.rank - 1}:
             continue
         known = [e for e in tensor.shape[:-1] if e.names <= schedule.program.binding.keys()]
-        rows[tensor.name] = prod(int(e.evaluate(schedule.program.binding)) for e in known)
-    return EDGE * float(sum(rows.values()))
+        count = prod(int(e.evaluate(schedule.program.binding)) for e in known)
+        size = _bytes(schedule, tensor.name)
+        reached[tensor.name] = min(EDGE * count, size // 2) if size else EDGE * count
+    return float(sum(reached.values()))
 
 
 def _carries(schedule: Schedule, loop: str) -> bool:

@@ -10,9 +10,10 @@ from poly.codegen.host import host_machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
-from poly.scheduling.cpu_cost import Copy, Core, Loop, Operand, cycles_of_memory
+from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Operand, cycles_of_memory, shared_cycles
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
+from poly.scheduling.cpu_shares import MEETING
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -158,6 +159,20 @@ def test_pieces_that_start_anywhere_touch_more_lines_and_meet_in_few_sets() -> N
     assert 1.9 < far_apart[0] / dense[0] < 2 and far_apart[2] == far_apart[0]
     assert one_set[2] > 30 * far_apart[2] and one_set[0] > far_apart[0]
     assert far_apart[1] > far_apart[0]
+
+
+def test_threads_meet_after_every_piece_and_copy() -> None:
+    """A loop inside of eight blocks of which something is packed, in one piece of rows or in two."""
+    one, eight, inside = np.ones(()), np.full((), 8.0), np.full((), 1e7)
+    loops = [Loop("k", np.full((), 64.0), eight), Loop("j", np.full((), 512.0), eight)]
+    copied = {0: Copied(1, one, one)}
+    operand = Operand("B", ({"k": 1}, {"j": 1}), (64, 512), (2048, 4), 4)
+
+    def cycles(pieces: float, copies: dict[int, Copied]) -> float:
+        return float(shared_cycles(inside, [operand], loops, copies, 2, ["k"], [one, one * pieces]))
+
+    assert cycles(1, copied) - cycles(1, {}) == pytest.approx(8 * MEETING, abs=2)
+    assert cycles(2, {}) - cycles(1, {}) == pytest.approx(8 * MEETING, abs=2)
 
 
 def test_a_copy_from_far_waits_for_memory() -> None:

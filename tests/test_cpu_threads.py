@@ -13,6 +13,7 @@ from poly.codegen.host import host_machine
 from poly.frontend.einsum import einsum_program
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_threads import share
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 
@@ -116,6 +117,35 @@ def test_shares_are_even() -> None:
 def test_small_nests_stay_on_one_thread() -> None:
     assert not shared(schedule_for_cpu(equation("ij->i", (20, 20)), host_machine(), 2))
     assert not shared(schedule_for_cpu(equation("ik,kj->ij", (128, 128), (128, 128)), host_machine(), 1))
+
+
+def test_what_starts_sums_follows_their_shares() -> None:
+    """Too little work to call another thread for, but it would have to fetch what the first one wrote."""
+    program = parse_program(
+        "program few()\ninput A: f32[16, 4096]\ninput B: f32[4096, 64]\noutput C: f32[16, 64]\n"
+        "init[i, j]: C[i, j] = 0.0 where 0 <= i < 16 and 0 <= j < 64\n"
+        "upd[i, j, k]: C[i, j] += A[i, k]*B[k, j] where 0 <= i < 16 and 0 <= j < 64 and 0 <= k < 4096\n"
+    )
+    start = Schedule(program)
+    alone = share(start, {"init"}, host_machine(), 2)
+    both = share(start, {"init", "upd"}, host_machine(), 2)
+    assert not shared(alone)
+    (first, second) = (next(n for n in both.nests[s].names if both.kind(n) == "parallel") for s in ("init", "upd"))
+    assert both.nests["init"].loops[first] == both.nests["upd"].loops[second]
+
+
+def test_several_loops_inside_where_they_spare_more_than_the_one_around() -> None:
+    """Three batches are uneven; the two nests in each of them have rows."""
+    text = (
+        "program two()\ninput A: f32[3, 256, 64]\noutput B: f32[3, 256, 64]\noutput C: f32[3, 256, 64]\n"
+    )
+    first, second = (f"s{t}[b, i, j]: {t}[b, i, j] = exp(A[b, i, j]) where 0 <= b < 3 and 0 <= i < 256 and "
+                     "0 <= j < 64\n" for t in "BC")  # fmt: skip
+    program = parse_program(text + first + second)
+    schedule = Schedule(program)
+    schedule = schedule.fuse(schedule.nests["sB"].names[0], schedule.nests["sC"].names[0])
+    found = share(schedule, {"sB", "sC"}, host_machine(), 2)
+    assert len(shared(found)) == 2 and schedule.nests["sB"].names[0] not in shared(found)
 
 
 def test_no_loop_is_shared_around_one_that_is() -> None:
