@@ -12,6 +12,7 @@ from poly.engine import Engine, Step, Unit
 from poly.engine_arrays import aligned_bytes
 from poly.errors import CapacityError, UnsupportedError
 from poly.graph import Array, Graph
+from poly.interp import run_program
 from poly.machine import Machine
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
@@ -37,7 +38,7 @@ def build_engine(
     start = time.perf_counter()
     grouping, cuts = _cut_up(graph.to_program(), machine)
     program = grouping.program
-    work = _Build(program, graph.constants, compile_unit)
+    work = _Build(program, _given(grouping, graph), compile_unit)
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
     with ahead([*different.values()]) if ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
@@ -51,6 +52,14 @@ def build_engine(
         time.perf_counter() - start, work.constants(), aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
         grouping.boxes,
     )  # fmt: skip
+
+
+def _given(grouping: Grouping, graph: Graph) -> Mapping[str, Array]:
+    """The constants of the model, and those that are computed of them."""
+    if grouping.known is None:
+        return graph.constants
+    read = {t.name: graph.constants[t.name] for t in grouping.known.with_role("constant")}
+    return {**graph.constants, **run_program(grouping.known, read)}
 
 
 def _cut_up(program: Program, machine: Machine) -> tuple[Grouping, tuple[_Cut, ...]]:

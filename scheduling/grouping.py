@@ -14,6 +14,7 @@ from poly.scheduling.aliases import Alias, aliases_of, place_of
 from poly.scheduling.axis_orders import reordered
 from poly.scheduling.groups import Group, extract
 from poly.scheduling.in_place import in_place
+from poly.scheduling.known import split_known
 from poly.scheduling.placement import Placement, blocks_of, place
 from poly.scheduling.row_groups import groups_for
 
@@ -24,6 +25,7 @@ class Grouping:
 
     `program`: the one that was given, with axes of its temporaries in another order where that suits the machine, and
     the shapes of those that others lie in, where they are boxes there; `boxes`: the shapes that these had.
+    `known`: what is computed when compiling, its outputs constants of `program`; None where nothing is.
     """
 
     program: Program
@@ -31,6 +33,7 @@ class Grouping:
     parts: Mapping[int, Program]
     aliases: Mapping[str, Alias]
     boxes: Mapping[str, tuple[int, ...]]
+    known: Program | None = None
 
     def arena(self) -> Placement:
         """Offsets in bytes of the tensors that live between groups, from the step that writes them to the last that
@@ -49,6 +52,7 @@ class Grouping:
 
 def group_program(program: Program, machine: Machine) -> Grouping:
     """The groups of a program that suit a machine; copies that need no copying are none of them."""
+    known, program = split_known(program) if machine.kind == "cpu" else (None, program)
     program = reordered(program, machine)
     groups = groups_for(program, machine)
     aliases, idle = aliases_of(program, groups, boxes=machine.kind == "cpu")
@@ -61,4 +65,4 @@ def group_program(program: Program, machine: Machine) -> Grouping:
     parts = {k: extract(program, g, f"group_{k}") for k, g in busy.items()}
     if machine.kind == "cpu":
         parts, aliases = in_place(program, busy, parts, aliases)
-    return Grouping(program, busy, parts, aliases, boxes)
+    return Grouping(program, busy, parts, aliases, boxes, known)
