@@ -20,7 +20,7 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
-from poly.scheduling.cpu_facts import LIGHT, bytes_touched, reduction_extents, stride, widest_element
+from poly.scheduling.cpu_facts import LIGHT, bytes_touched, own_capacity, reduction_extents, stride, widest_element
 from poly.scheduling.cpu_nontemporal import written_past
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
@@ -52,11 +52,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side."""
+    """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side; `asked`: by
+    statement, the tensors that come from beyond a core's own caches, whose next rows it asks for.
+    """
 
     passes: tuple[Pass, ...]
     inner: Mapping[str, tuple[str, ...]]
     height: int = 1
+    asked: frozenset[str] = frozenset()
 
 
 def row_plan(program: Program, group: Group, machine: Machine, near: bool = False) -> RowPlan | None:
@@ -89,7 +92,28 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
     far = not near and bytes_touched(program, group.statements) > reach
     core = _Core(vector, vector * widest, registers, in_flight, far)
     height = _height(program, group, passes, core)
-    return RowPlan(tuple(_sized(program, p, core, height) for p in passes), inner, height)
+    beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
+    asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
+    return RowPlan(tuple(_sized(program, p, core, height) for p in passes), inner, height, asked)
+
+
+def _asking(
+    program: Program, group: Group, passes: Sequence[Pass], inner: Mapping[str, tuple[str, ...]]
+) -> frozenset[str]:
+    """The statements that ask for the next rows: of those that read again what an earlier pass read, and nothing else
+    that moves along a row, the one with most to compute.
+    """
+    made = {s.write.tensor for s in group.statements}
+    first, found = dict[str, int](), dict[str, tuple[int, str]]()
+    for k, part in enumerate(passes):
+        for name in part.statements:
+            s = program.statement[name]
+            rows = {r.tensor for r in s.reads if any(i.names & {*inner[name]} for i in r.affine_index)} - made
+            for tensor in rows:
+                again = first.setdefault(tensor, k) < k and len(rows) == 1
+                if again and found.get(tensor, (-1, ""))[0] < (chain := _chain(program, part)):
+                    found[tensor] = chain, name
+    return frozenset(name for _, name in found.values())
 
 
 @dataclass(frozen=True)
@@ -225,6 +249,9 @@ class Rows:
                 schedule = self._pass(schedule, part)
             elif self.high:
                 schedule = fused(schedule, part.statements, [self.depth])
+        for s in schedule.program.statements:
+            if (s.origin or s.name) in self.plan.asked and not s.partial:
+                schedule = schedule.prefetch(schedule.nests[s.name].names[-1], self.row)
         return self._promoted(schedule)
 
     def _ordered(self, schedule: Schedule, name: str) -> Schedule:

@@ -128,6 +128,21 @@ def test_rows_from_far_make_one_stream(shape: tuple[int, int], height: int) -> N
     assert plan is not None and plan.height == height
 
 
+@pytest.mark.parametrize("columns", [300, 301, 1024])
+def test_the_next_rows_are_asked_for_while_there_is_something_to_compute(columns: int) -> None:
+    """By the exponentials, in all pieces of their loop, where rows come from beyond a core's own caches."""
+    far, near = (poly.parse(SOFTMAX, x=(rows, columns)) for rows in (1024, 8))
+    schedule = schedule_for_cpu(far, AVX2)
+    marked = {loop for loop, mark in schedule.marks.items() if mark.ahead}
+    asking = {n for n, nest in schedule.nests.items() if marked & {*nest.names}}
+    assert len(asking) == 1 + (columns % 8 > 0)
+    assert {schedule.program.statement[n].origin or n for n in asking} == {"e_set"}
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
+    quiet = schedule_for_cpu(near, AVX2)
+    assert not any(mark.ahead for mark in quiet.marks.values())
+    agrees(far, {"x": np.random.default_rng(0).standard_normal((1024, columns)).astype("f4")})
+
+
 def test_exponentials_lie_in_the_result() -> None:
     """Where the result is written last, element by element; else they have a buffer of their own."""
     elsewhere = f"{SOFTMAX}; z[i,j] = e[i,j] - s[i]"
