@@ -6,10 +6,10 @@ blocks are a grid that is rated at once (`poly.scheduling.cpu_cost`). Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
@@ -47,7 +47,7 @@ TURNING = 3.0  # cycles for every vector of a register tile that is turned befor
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many that keep a window
 PANELS, ROW_BLOCKS, DEPTHS = (1, 4, 8, 16, 64), (4, 16, 64), (16, 128, 512)
-ACROSS, GUARDED, SCALAR = 1.5, 1.0, 0.7  # elements a cycle of copies: register squares, with padding, one by one
+ACROSS, GUARDED, SCALAR = 2.0, 1.4, 0.7  # elements a cycle of copies: register squares, with padding, one by one
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,28 @@ def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:
     `lanes`: a loop along which all writes are contiguous; others are tried where one register tile is all that is
     written, so that it can be turned in registers.
     """
-    best = min(rated_plans(facts, lanes), key=lambda r: r.cycles, default=None)
+    best = _best(facts, lanes, None)
     if best is None:
         return None
     if best.cycles > GOOD * least_cycles(facts):
-        others = [r for a in _other_lanes(facts, lanes) for r in rated_plans(facts, a)]
-        best = min((best, *others), key=lambda r: r.cycles)
+        for axis in _other_lanes(facts, lanes):
+            best = _best(facts, axis, best) or best
     return best.plan
+
+
+def _best(facts: Facts, lanes: int, best: Rated | None) -> Rated | None:
+    """The best plan with these lanes, if it is better than one that is known; ways whose operations alone take longer
+    than a whole plan are not rated further.
+    """
+    update = facts.update
+    if update is None:
+        return best
+    choice = Choice(facts, update, lanes)
+    for way in choice.ways():
+        for found in choice.rated(way, 1, best.cycles if best is not None else inf):
+            if best is None or found.cycles < best.cycles:
+                best = found
+    return best
 
 
 def _other_lanes(facts: Facts, lanes: int) -> list[int]:
@@ -123,13 +138,15 @@ def _turned(facts: Facts, axis: int) -> bool:
     return all(o.combiner is None and facts.regular(o, axis) for o in before)
 
 
-def rated_plans(facts: Facts, lanes: int, each: int = 1) -> Iterator[Rated]:
-    """The best `each` plans of every way to do it."""
+def rated_plans(
+    facts: Facts, lanes: int, each: int = 1, suits: Callable[[Way], bool] = lambda _: True
+) -> Iterator[Rated]:
+    """The best `each` plans of every way to do it that `suits`."""
     update = facts.update
     if update is None:
         return
     choice = Choice(facts, update, lanes)
-    for way in choice.ways():
+    for way in filter(suits, choice.ways()):
         yield from choice.rated(way, each)
 
 
@@ -284,9 +301,9 @@ class Choice:
 
     # ---- one way
 
-    def rated(self, way: Way, each: int) -> Iterator[Rated]:
-        """The best sizes for one way."""
-        grid = self._grid(way)
+    def rated(self, way: Way, each: int, limit: float = inf) -> Iterator[Rated]:
+        """The best sizes for one way; none where its operations alone take more cycles than `limit`."""
+        grid = self._grid(way, limit)
         if not len(grid):
             return
         height, width, panels, blocks, depth = (grid[:, k] for k in range(5))
@@ -294,8 +311,8 @@ class Choice:
         for k in np.argsort(cycles, kind="stable")[:each]:
             yield Rated(float(cycles[k]), self.plan(way, *(int(v) for v in grid[k])))
 
-    def _grid(self, way: Way) -> Numbers:
-        """Rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
+    def _grid(self, way: Way, limit: float) -> Numbers:
+        """Rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth); none beyond a limit."""
         rows, whole = self.extents[self.names[way.rows]], dict(way.packs)
         registers, heights = self.core.registers, range(1, self.core.registers)
         even = any(site == "whole" and not self.operands[k].depends(self.names[self.lanes]) for k, site in way.packs)
@@ -310,7 +327,10 @@ class Choice:
         if not shapes:
             return np.empty((0, 5))
         table = np.array(shapes, float)
-        order = np.argsort(self._work(way, table[:, 0], table[:, 1], np.zeros(()))[0], kind="stable")
+        work, _ = self._work(way, table[:, 0], table[:, 1], np.zeros(()))
+        if work.min() > limit * self.facts.threads:
+            return np.empty((0, 5))
+        order = np.argsort(work, kind="stable")
         deep = self.depths if way.lanes_outside else [0, *self.depths]
         packs_rows, packs_lanes = "rows" in whole.values(), "lanes" in whole.values()
         found: list[tuple[int, ...]] = []

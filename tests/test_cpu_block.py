@@ -184,7 +184,7 @@ def test_a_copy_from_far_waits_for_memory() -> None:
         copied = cycles_of_memory(core, [operand], loops, {0: Copy(0, np.array(4.0))}, {"k": rows})[1]
         return float(copied[0].cycles) / rows
 
-    assert 0.24 < cycles(1 << 10) < 0.27 and cycles(1 << 20) > 1.0
+    assert 0.25 < cycles(1 << 10) < 0.33 and cycles(1 << 20) > 1.0
 
 
 def scheduled(program: Program) -> Schedule:
