@@ -167,7 +167,12 @@ def conv_transpose(b: Notation) -> None:
     axes = _transposed(b, x.shape[2:], w.shape[2:])
     y = b.output((x.shape[0], each * group, *sizes(axes)), x.dtype)
     start = literal(0) if bias is None else bias[var("m")]
-    b.assign(y, {"n": x.shape[0], "m": each * group, **{a.name: a.size for a in axes}}, start, suffix="_init")
+    # Where taps neither overlap nor leave gaps, sums start where they are made: by position and tap.
+    apart = all(a.stride == a.kernel and a.dilation == 1 and a.size == a.extent * a.stride for a in axes)
+    ranges = {a.name: a.extent if apart else a.size for a in axes} | (_over(axes) if apart else {})
+    places = [a.place if apart else var(a.name) for a in axes]
+    ranges = {"n": x.shape[0], "m": each * group, **ranges}
+    b.assign(y, ranges, start, (var("n"), var("m"), *places), suffix="_init")
     channels, m, first = _channels(each * group, inner, group)
     within: Index = var("m") if group == 1 else var("q") if "q" in channels else 0
     over = {"c": inner} | _over(axes)

@@ -3,6 +3,9 @@
 A bijection of iterations and of elements, so nothing changes but the extents: a pointwise loop nest over a map of
 14 x 14 has one loop of 196 iterations, which vectors and register tiles divide with less left over. Arrays keep their
 shapes for callers; row-major memory is the same.
+
+The other way, an axis that every access walks by two loops, as `T[4*g + o]`, becomes two: a tile of one of these loops
+is then a box without holes.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from poly.affine import Affine, var
 from poly.expr import IndexValue, walk
-from poly.program import Access, Program, Statement, box_domain, default_path
+from poly.program import Access, Program, Statement, Subscript, Tensor, box_domain, default_path
 from poly.scheduling.groups import bare, domain_box
 
 Axis = tuple[str, int]  # a tensor, and the first of two axes
@@ -29,9 +32,10 @@ class _Joins:
 
 def join_axes(program: Program) -> Program:
     """The program of one contraction, and of what is element by element, with as few axes as possible."""
-    joined = literal = _with_sizes(program) if _is_contraction(program) else None
-    if joined is None:
+    literal = _with_sizes(program) if _is_contraction(program) else None
+    if literal is None:
         return program
+    joined = _apart(literal)
     while (joins := _joins(joined)) is not None:
         joined = _joined(joined, joins)
     return program if joined is literal else joined
@@ -65,6 +69,54 @@ def _with_sizes(program: Program) -> Program | None:
         ranges = [(i, low, high + 1) for i, (low, high) in zip(s.iterators, box, strict=True)]
         statements.append(replace(s, domain=box_domain(s.name, ranges, program.parameters)))
     return replace(program, tensors=tensors, statements=tuple(statements))
+
+
+def _apart(program: Program) -> Program:
+    """Axes that every access walks by two loops as two axes."""
+    ranges = {s.name: domain_box(program, s, s.iterators) for s in program.statements}
+    steps: dict[Axis, int] = {}
+    for t in program.tensors:
+        for d, extent in enumerate(t.shape):
+            uses = [_step(s, access, d, ranges[s.name]) for s, access in _uses(program, t.name)]
+            if uses and uses[0] and len(set(uses)) == 1 and extent.constant % uses[0] == 0:
+                steps[t.name, d] = uses[0]
+    if not steps:
+        return program
+
+    def moved(access: Access) -> Access:
+        index: list[Subscript] = []
+        for d, i in enumerate(access.index):
+            step = steps.get((access.tensor, d))
+            if step and isinstance(i, Affine):
+                index += map(var, sorted(i.names, key=i.coefficient, reverse=True))
+            else:
+                index.append(i)
+        return replace(access, index=tuple(index))
+
+    def shape(t: Tensor) -> Iterator[Affine]:
+        for d, extent in enumerate(t.shape):
+            step = steps.get((t.name, d))
+            yield from (Affine.of(extent.constant // step), Affine.of(step)) if step else (extent,)
+
+    return replace(
+        program,
+        tensors=tuple(replace(t, shape=tuple(shape(t))) for t in program.tensors),
+        statements=tuple(
+            replace(s, write=moved(s.write), reads=tuple(moved(r) for r in s.reads)) for s in program.statements
+        ),
+    )
+
+
+def _step(s: Statement, access: Access, axis: int, box: tuple[tuple[int, int], ...] | None) -> int:
+    """How many iterations of a fast loop a step of a slow one is, where they walk an axis together; else 0."""
+    i = access.index[axis]
+    if box is None or not isinstance(i, Affine) or not i.is_linear or i.constant or len(i.names) != 2:
+        return 0
+    fast, slow = sorted(i.names, key=i.coefficient)
+    ranges = dict(zip(s.iterators, box, strict=True))
+    step = int(i.coefficient(slow))
+    within = i.coefficient(fast) == 1 and step > 1 and {fast, slow} <= ranges.keys()
+    return step if within and ranges[fast] == (0, step - 1) and not ranges[slow][0] else 0
 
 
 def _joins(program: Program) -> _Joins | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import poly
 from poly.interp import run_program
@@ -117,3 +118,53 @@ def test_sizes_that_are_bound_are_put_in() -> None:
     assert join_axes(apart) is apart
     a, b = np.ones((3, 4, 5), np.float32), np.ones((5, 6), np.float32)
     np.testing.assert_array_equal(poly.compile(program)(a, b), np.full((3, 4, 6), 5))
+
+
+DIGITS = """program digits
+input X: f32[7, 4]
+input W: f32[4, 3, 5]
+output Y: f32[21, 5]
+s0[l, k, m]: Y[3*l + k, m] = 1 where 0 <= l <= 6 and 0 <= k <= 2 and 0 <= m <= 4
+s1[l, k, m, c]: Y[3*l + k, m] += X[l, c]*W[c, k, m] where 0 <= l <= 6 and 0 <= k <= 2 and 0 <= m <= 4 and 0 <= c <= 3
+"""
+
+
+def test_an_axis_that_is_walked_by_two_loops_becomes_two() -> None:
+    program = parse_program(DIGITS)
+    apart = join_axes(program)
+    assert shapes(apart) == {"X": (7, 4), "W": (4, 15), "Y": (7, 15)}  # and the taps and columns are one then
+    check_same(program, apart)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Y[3*l + k, m] = 1", "Y[3*l + k + 0*m, m] = 1"),  # the same
+        ("Y[3*l + k, m] += ", "Y[3*l + k + 1, m] += "),  # moved by one
+        ("Y[3*l + k, m] += ", "Y[2*l + k, m] += "),  # overlapping
+        ("Y[3*l + k, m] = 1 where 0 <= l <= 6 and 0 <= k <= 2", "Y[3*l + k, m] = 1 where 0 <= l <= 9 and 0 <= k <= 1"),
+    ],
+)
+def test_an_axis_that_is_walked_in_another_way_stays_one(old: str, new: str) -> None:
+    program = parse_program(DIGITS.replace(old, new).replace("Y: f32[21, 5]", "Y: f32[30, 5]"))
+    assert (shapes(join_axes(program))["Y"] == (10, 15)) == ("0*m" in new)
+
+
+def test_a_transposed_convolution_without_overlaps_keeps_its_sums_in_registers() -> None:
+    random = np.random.default_rng(0)
+    x, w = (random.integers(-3, 4, shape).astype("f4") for shape in ((1, 6, 9, 8), (6, 16, 2, 3)))
+    node = helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], strides=[2, 3])
+    b = random.integers(-3, 4, 16).astype("f4")
+    values = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
+    constants = [numpy_helper.from_array(a, n) for n, a in (("w", w), ("b", b))]
+    model = helper.make_model(
+        helper.make_graph([node], "g", given, values, constants), opset_imports=[helper.make_opsetid("", 19)]
+    )
+    model.ir_version = 9
+    engine = poly.compile(poly.from_onnx(model))
+    assert len(engine.steps) == 1
+    expected = np.einsum("nchw,cmrs->nmhrws", x, w).reshape(1, 16, 18, 24) + b.reshape(16, 1, 1)
+    assert np.array_equal(engine.run({"x": x})["y"], expected)
+    (unit,) = engine.units
+    assert any(t.space == "reg" for t in unit.schedule.program.tensors)
