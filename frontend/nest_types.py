@@ -2,7 +2,8 @@
 
 Literals and loop variables are weak: they take the dtype of what they are combined with, unless that is an integer and
 they are not, as `i / 2`. `/` and the functions of real numbers make integers f64. Truths of elements are numpy's: the
-sum of two is a truth again; comparisons of loop variables are Python's, whose sum is an integer.
+sum of two is a truth again; comparisons of loop variables are Python's, whose sum is an integer. A choice (`x if c else
+y`, `or`) has one dtype, the common one of what it may give: Python's depends on which it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from poly.dtypes import dtype_name, is_float, is_integer, numpy_dtype
 from poly.errors import ShapeError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, walk
+from poly.frontend.nest_literals import dtype_of_literals
 
 _OF_TRUTHS: Final = {"add": "or", "mul": "and"}  # numpy's meaning of + and * of two truths
 
@@ -35,6 +37,8 @@ def typed(body: Expr, reads: Sequence[str]) -> tuple[Expr, str | None]:
             return body, "i64"
         case Cast(dtype, argument):
             inner, found = typed(argument, reads)
+            if found is None:
+                inner = settled(inner, dtype_of_literals(inner))
             return (inner if found == dtype else Cast(dtype, inner)), dtype
         case Apply(name, arguments):
             return _apply(name, arguments, reads)
@@ -47,6 +51,9 @@ def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> tuple[
     operands = arguments[len(head) :]
     found = [typed(a, reads) for a in operands]
     common = _common(name, [(o, d) for o, (_, d) in zip(operands, found, strict=True)])
+    if common is None and OPERATORS[name].result == "bool":
+        common = dtype_of_literals(Apply(name, tuple(operands)))
+        found = [(_literal(e, common), common) for e, _ in found]
     if name.startswith("bit_") and common is not None and is_float(common):
         raise ShapeError(f"{name} of {common}: floats have no bits here", hint="integers or truths on both sides")
     converted = [e if common is None or d == common else settled(e, common) if d is None else Cast(common, e)
@@ -75,6 +82,8 @@ def _literal(body: Expr, dtype: str) -> Expr:
 
 def _truth(argument: Expr, reads: Sequence[str]) -> Expr:
     value, dtype = typed(argument, reads)
+    if dtype is None:
+        value = settled(value, dtype_of_literals(value))
     return value if dtype == "bool" or isinstance(value, Const) else Apply("ne", (value, Const(0)))
 
 
@@ -87,6 +96,9 @@ def _common(name: str, operands: Sequence[tuple[Expr, str | None]]) -> str | Non
     real = name == "div" or OPERATORS[name].result == "float"
     if common is not None and not is_float(common) and common[0] != "c" and (fraction or real):
         return "f64"
+    if common is not None and is_integer(common) and strong and _of_values(name):
+        outside = any(_beyond(e, common) for e in free)  # Python compares and chooses numbers, whatever their dtype
+        return "i64" if common != "u64" and (outside or weak) else common
     if common != "bool":
         return common
     if any(is_integer(d) for d in weak) or any(_has_integer(e) for e in free):
@@ -94,6 +106,17 @@ def _common(name: str, operands: Sequence[tuple[Expr, str | None]]) -> str | Non
     if name == "neg" or not strong and name in ("add", "sub", "mul"):
         return "i64"
     return "i8" if name == "pow" else common
+
+
+def _of_values(name: str) -> bool:
+    """Operators that make no number of their own dtype: comparisons, choices."""
+    return OPERATORS[name].result == "bool" or name in ("select", "max", "min")
+
+
+def _beyond(body: Expr, dtype: str) -> bool:
+    limits = np.iinfo(numpy_dtype(dtype).name)
+    values = [e.value for e in walk(body) if isinstance(e, Const)]
+    return any(not limits.min <= v <= limits.max for v in values)
 
 
 def _weak(body: Expr) -> bool:

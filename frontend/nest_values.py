@@ -16,6 +16,7 @@ from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
 from poly.frontend import nest_hints as hints
+from poly.frontend.nest_literals import folded
 from poly.frontend.nest_signature import last_name
 from poly.frontend.nest_source import Source
 from poly.program import Access
@@ -204,6 +205,9 @@ class Values:
 
     def value(self, node: ast.expr, guard: tuple[Constraint, ...] = ()) -> Expr:
         """A body without conversions; reads in it are done only where `guard` holds. Raises `ParseError`."""
+        return folded(self._value(node, guard))
+
+    def _value(self, node: ast.expr, guard: tuple[Constraint, ...]) -> Expr:
         if _mentions_index(node, self.scope) and self.scope.is_affine(node):
             return IndexValue(self.scope.affine(node))
         match node:
@@ -234,7 +238,7 @@ class Values:
         """A value of which only the truth counts: `and` and `or` need not give an operand there."""
         if isinstance(node, ast.BoolOp):
             name = "and" if isinstance(node.op, ast.And) else "or"
-            return _folded(name, [self.truth(v, guard) for v in node.values])
+            return folded(_folded(name, [self.truth(v, guard) for v in node.values]))
         return self.value(node, guard)
 
     def subscripted(self, node: ast.Subscript) -> Access:
@@ -307,7 +311,7 @@ class Values:
         for a, op, b in zip(sides, ops, sides[1:], strict=False):
             if type(op) not in _COMPARE:
                 raise self.scope.source.error(node, "values are compared with == != < <= > >=", "== in place of is")
-            parts.append(apply(_COMPARE[type(op)], a, b))
+            parts.append(folded(apply(_COMPARE[type(op)], a, b)))
         return _folded("and", parts)
 
     def _choice(self, node: ast.IfExp, guard: tuple[Constraint, ...]) -> Expr:

@@ -52,6 +52,15 @@ def test_recomputation_meets_such_sizes_and_names() -> None:
     Schedule(parse("C[i,i_o] = A[i,i_o]*2", A=(6, 6))).tile(i=2).promote("A", "i_o", "dram")
 
 
+def test_a_tile_at_fused_loops_of_copies() -> None:
+    """They are called by a number, as the dimension they walk."""
+    copies = Schedule(parse("Z[i,k] += A[i,j]*B[j,k]", A=(4, 5), B=(5, 6))).promote("A", None, "l2")
+    schedule = copies.promote("B", None, "l1").fuse("ld_B_l1.0", "ld_A_l2.0").promote("B_l1", "0", "l1")
+    a, b = np.arange(20, dtype="f4").reshape(4, 5), np.arange(30, dtype="f4").reshape(5, 6)
+    np.testing.assert_array_equal(compile(schedule)(a, b), a @ b)
+    assert Schedule.parse(str(schedule)) == schedule
+
+
 def test_a_choice_between_literals_takes_the_other_operands_dtype() -> None:
     kernel = compile(parse("C[i] = a[i] + (1 if i < 2 else 2)", a=(3,)))
     np.testing.assert_array_equal(kernel(np.ones(3, np.float32)), np.array([2, 2, 3], np.float32))

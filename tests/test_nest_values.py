@@ -11,7 +11,7 @@ import pytest
 
 import poly
 from poly.errors import ParseError, PolyError
-from poly.frontend.nest import Array, boolean, f64, i64
+from poly.frontend.nest import Array, boolean, f64, i64, u8
 from poly.interp import run_program
 
 NAN = float("nan")
@@ -85,7 +85,20 @@ def truths_that_change(N: int, x: boolean[Array, "N"], y: boolean[Array, "N"], z
         z[5, i] = max(z[5, i], x[i])
 
 
+def literals_by_themselves(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: f64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = x[i] + 1 / 2 + np.int64(1.5 + -1) + (x[i] if 3 == False else 2**-1)
+        z[i] += (y[i] < 3 < 3.5) + (not np.sqrt(2) - 1)
+
+
+def numbers_beyond_a_dtype(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: f64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = (x[i] > i - 3) + 2.0 * (-1 < y[i]) + max(x[i], i - 9) + (i - 7 if y[i] < 3 else x[i])
+
+
 @pytest.mark.parametrize(("nest", "arrays"), [
+    (numbers_beyond_a_dtype, (*(a.astype("u1") for a in INTEGERS[:2]), FLOATS[2])),
+    (literals_by_themselves, (*INTEGERS[:2], FLOATS[2])),
     (sums_of_truths, TRUTHS), (truths_that_change, BITS),
     *((f, FLOATS) for f in (operand_of_and, operand_of_or, truth_of_both, numbers_before_nan, nan_before_numbers)),
     *((f, INTEGERS) for f in (bits_of_both, bits_that_come_in, operand_and_truth)),
