@@ -266,10 +266,15 @@ def _bytes(schedule: Schedule, tensor: str) -> int:
 
 def _touched(schedule: Schedule, uses: Sequence[_Use]) -> int:
     """Bytes of a tensor that some accesses touch, at the most."""
-    size = _bytes(schedule, uses[0].access.tensor)
-    element = size_bytes(schedule.program.tensor[uses[0].access.tensor].dtype)
-    points = sum(prod(_extent(schedule, n) for n in schedule.nests[u.statement.name].names) for u in uses)
-    return min(size, points * element)
+    tensor = schedule.program.tensor[uses[0].access.tensor]
+    elements = sum(_steps(schedule, u.statement, u.access, range(tensor.rank)) for u in uses)
+    return min(_bytes(schedule, tensor.name), elements * size_bytes(tensor.dtype))
+
+
+def _steps(schedule: Schedule, s: Statement, access: Access, axes: Collection[int]) -> int:
+    """Iterations of the loops that move an access along some axes."""
+    names = schedule.nests[s.name].names
+    return prod(_extent(schedule, n) for n in names if any(a in axes for a in _moved_axes(schedule, s, access, n)))
 
 
 def _edges(schedule: Schedule, loop: str) -> float:
@@ -281,10 +286,9 @@ def _edges(schedule: Schedule, loop: str) -> float:
         moved = {*_moved_axes(schedule, s, s.write, loop)}
         if tensor.layout is not None or loop in tensor.scope or moved != {tensor.rank - 1}:
             continue
-        known = [e for e in tensor.shape[:-1] if e.names <= schedule.program.binding.keys()]
-        count = prod(int(e.evaluate(schedule.program.binding)) for e in known)
-        size = _bytes(schedule, tensor.name)
-        reached[tensor.name] = min(EDGE * count, size // 2) if size else EDGE * count
+        rows = EDGE * _steps(schedule, s, s.write, range(tensor.rank - 1))
+        most = _touched(schedule, [_Use(s, s.write, True)]) // 2
+        reached[tensor.name] = reached.get(tensor.name, 0) + min(rows, most)
     return float(sum(reached.values()))
 
 
