@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
+from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_domain
@@ -20,6 +21,7 @@ Strides = dict[int, int | None]
 OWN = 2  # levels of cache that a core has for itself
 # Operations that are an instruction or a few; all others are functions with a polynomial, a table or a loop.
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
+INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 
 
 def own_capacity(machine: Machine) -> int:
@@ -81,6 +83,20 @@ def facts_of(program: Program, group: Group, machine: Machine, threads: int = 1)
 def widest_element(program: Program, statements: Sequence[Statement]) -> int:
     """Bytes of the widest element that some statements touch."""
     return max(size_bytes(program.tensor[a.tensor].dtype) for s in statements for a, _ in s.accesses)
+
+
+def functions_in(statements: Sequence[Statement]) -> frozenset[str]:
+    """The operations of some bodies that are no instruction or few."""
+    used = {e.operator for s in statements for e in walk(s.body) if isinstance(e, Apply)}
+    return frozenset(used - LIGHT)
+
+
+def interleaved(vectors: int, height: int = 1) -> int:
+    """How many of a row's vectors to take together, where the last ones of them may be empty, if so many rows are side
+    by side: their chains of operations overlap, and they share what constants cost.
+    """
+    possible = [k for k in INTERLEAVED if k == 1 or (k <= vectors and k * height <= max(INTERLEAVED))]
+    return min(possible, key=lambda k: -(-vectors // k) * k * INTERLEAVED[k])
 
 
 def bytes_touched(program: Program, statements: Sequence[Statement]) -> int:

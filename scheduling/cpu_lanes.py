@@ -11,7 +11,17 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_cost import core_of, step_cycles
-from poly.scheduling.cpu_facts import LIGHT, Facts, Strides, axis_of, facts_of, moving, reduction_extents
+from poly.scheduling.cpu_facts import (
+    LIGHT,
+    Facts,
+    Strides,
+    axis_of,
+    facts_of,
+    functions_in,
+    interleaved,
+    moving,
+    reduction_extents,
+)
 from poly.scheduling.cpu_plan import Strip, TilePlan, Turn, balanced
 from poly.scheduling.groups import Group
 
@@ -49,6 +59,8 @@ def lane_plan(facts: Facts, lanes: int) -> TilePlan:
     update = facts.update
     if update is None:
         width = SIDE_BY_SIDE if _light(facts) else 1
+        if functions_in(facts.group.statements):
+            vector *= interleaved(-(-facts.extents[lanes] // vector))
         return TilePlan(others, None, lanes, vector, _whole_and_rest(facts, lanes, vector, width))
     turns = _turns(facts, update, facts.strides(update), lanes, vector)
     strips = _whole_and_rest(facts, lanes, vector) if turns else _strips(facts, lanes, vector)

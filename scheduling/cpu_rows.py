@@ -14,20 +14,26 @@ from math import prod
 
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
-from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
-from poly.scheduling.cpu_facts import LIGHT, bytes_touched, own_capacity, reduction_extents, stride, widest_element
+from poly.scheduling.cpu_facts import (
+    bytes_touched,
+    functions_in,
+    interleaved,
+    own_capacity,
+    reduction_extents,
+    stride,
+    widest_element,
+)
 from poly.scheduling.cpu_nontemporal import written_past
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 4  # iterations of a loop along which lanes pay
-INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements that take a few, ten, more operations
     ((2, 8), (16, 4), (128, 2)),
     ((16, 4), (128, 2)),
@@ -201,15 +207,8 @@ def _reductions(program: Program, part: Pass) -> int:
 
 def _chain(program: Program, part: Pass) -> int:
     """How long a chain of operations an element of some statement takes: 0 a few, 1 ten (an exponential), 2 more."""
-    bodies = [program.statement[n].body for n in part.statements]
-    used = {e.operator for body in bodies for e in walk(body) if isinstance(e, Apply)} - LIGHT
-    return 0 if not used else 1 if used == {"exp"} else 2
-
-
-def _interleaved(vectors: int, height: int) -> int:
-    """How many vectors of a row to take together, where the last ones of them may be empty."""
-    possible = [k for k in INTERLEAVED if k == 1 or (k <= vectors and k * height <= max(INTERLEAVED))]
-    return min(possible, key=lambda k: -(-vectors // k) * k * INTERLEAVED[k])
+    used = functions_in([program.statement[n] for n in part.statements])
+    return 0 if not used else 1 if used == frozenset({"exp"}) else 2
 
 
 def _sized(program: Program, part: Pass, core: _Core, height: int) -> Pass:
@@ -217,7 +216,7 @@ def _sized(program: Program, part: Pass, core: _Core, height: int) -> Pass:
     if not part.extents:
         return part
     chain = _chain(program, part)
-    lanes = core.vector * (_interleaved(-(-part.extents[-1] // core.vector), height) if chain == 2 else 1)
+    lanes = core.vector * (interleaved(-(-part.extents[-1] // core.vector), height) if chain == 2 else 1)
     reductions = _reductions(program, part)
     most = 1 if chain else core.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
     return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))

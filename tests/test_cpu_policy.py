@@ -14,6 +14,7 @@ from poly.scheduling import cpu
 from poly.scheduling.cpu import Policy, schedule_for_cpu
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_cost import core_of, step_cycles
+from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_plan import balanced
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.schedule import Schedule
@@ -269,3 +270,21 @@ C_init[i, k]: C[i, k] = 0 where 0 <= i <= 63 and 0 <= k <= 31
     kernel = poly.compile(program, threads=threads)
     a, b = (np.random.default_rng(k).integers(-4, 5, n).astype(np.float32) for k, n in enumerate([(70, 96), (96, 32)]))
     np.testing.assert_array_equal(kernel(a, b), a[:64] @ b if "+=" in update else a[:64, :32] * b[:64])
+
+
+@pytest.mark.parametrize(("columns", "lanes"), [(8, 8), (40, 8), (47, 16), (61, 32), (512, 32), (515, 32)])
+@pytest.mark.parametrize("body", ["tanh(X[i, j] + Z[j])", "X[i, j] * sigmoid(X[i, j])"])
+def test_vectors_of_functions_are_taken_together(body: str, columns: int, lanes: int) -> None:
+    """Where few of their lanes stay empty."""
+    program = poly.parse(f"Y[i, j] = {body}", **({"Z": (columns,)} if "Z" in body else {}), X=(3, columns))
+    (group,) = groups_of(program)
+    plan = tiles_of(program, group, AVX2)
+    assert plan is not None and plan.vector == lanes
+    schedule = schedule_for_cpu(program, AVX2)
+    schedule.check()
+    rng = np.random.default_rng(columns)
+    arrays = [rng.standard_normal(t.extents(program.binding)).astype(np.float32) for t in program.inputs]
+    given = dict(zip((t.name for t in program.inputs), arrays, strict=True))
+    x = given["X"].astype(np.float64)
+    want = np.tanh(x + given["Z"]) if "Z" in given else x / (1 + np.exp(-x))
+    np.testing.assert_allclose(poly.compile(program)(*arrays), want, rtol=2e-5, atol=1e-6)
