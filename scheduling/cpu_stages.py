@@ -15,7 +15,7 @@ from poly.program import Program
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_block import Blocking
 from poly.scheduling.cpu_chain import keep_values, parts_of
-from poly.scheduling.cpu_contract import Rated, rated_plans
+from poly.scheduling.cpu_contract import Rated, Way, rated_plans
 from poly.scheduling.cpu_edits import cut, cut_loops, fused, loop_of, ordered
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.cpu_plan import BlockPlan, balanced
@@ -65,11 +65,14 @@ def _product(program: Program, part: Group, group: Group, machine: Machine, thre
     if lanes is None or lanes in shared or len(shared) + 1 != len(part.box):
         return None
 
-    def suits(found: Rated) -> bool:
-        plan = found.plan
-        return plan.rows == rows and plan.depth is None and not any(p.pad or p.site == "rows" for p in plan.packs)
+    def possible(way: Way) -> bool:
+        return way.rows == rows and all(site != "rows" for _, site in way.packs)
 
-    best = min(filter(suits, rated_plans(facts, lanes)), key=lambda r: r.cycles, default=None)
+    def suits(found: Rated) -> bool:
+        return found.plan.depth is None and not any(p.pad for p in found.plan.packs)
+
+    plans = rated_plans(facts, lanes, suits=possible)
+    best = min(filter(suits, plans), key=lambda r: r.cycles, default=None)
     if best is None:
         return None
     height = max(p.tile for p in best.plan.strips[0].rows)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 
 import islpy as isl
 
-from poly.affine import Affine, Constraint, var
+from poly.affine import Affine, Constraint
 from poly.coefficients import outputs_of_hull, parameters_of, relation_of, set_of
 from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.locks import cached_property
 from poly.program import Access, Statement
+from poly.scheduling.inverse import inverse_of
 from poly.sets import SET, affine_of_aff, fix_sizes, has_floor
 
 
@@ -110,30 +111,15 @@ def _inverse(
     s: Statement, inverse: isl.Map, loops: Sequence[str], expressions: Sequence[Affine]
 ) -> Sequence[Affine | None]:
     """The iterators as functions of the loops, by the cheapest way that gives all."""
-    solved: list[Affine | None] = [None] * len(s.iterators)
-    if any(has_floor(e) for e in expressions):
+    solved = inverse_of(s.iterators, loops, expressions)
+    if any(e is None for e in solved) and any(has_floor(e) for e in expressions):
         solved = outputs_of_hull(inverse, loops)
-    if any(e is None for e in solved):
-        solved = _by_substitution(s.iterators, solved, loops, expressions)
-    if any(e is None for e in solved):
+        known = {i: e for i, e in zip(s.iterators, solved, strict=True) if e is not None}
+        solved = inverse_of(s.iterators, loops, expressions, known)
+    elif any(e is None for e in solved):
         hull = outputs_of_hull(inverse, loops)
         solved = [h if e is None else e for e, h in zip(solved, hull, strict=True)]
     return _unique(s, inverse, solved, loops) if any(e is None for e in solved) else solved
-
-
-def _by_substitution(
-    iterators: Sequence[str], solved: Sequence[Affine | None], loops: Sequence[str], expressions: Sequence[Affine]
-) -> list[Affine | None]:
-    """Solve loop = expression for an iterator of factor 1 or -1 outside floors, the others in it being known."""
-    known = {i: e for i, e in zip(iterators, solved, strict=True) if e is not None}
-    for _ in iterators:
-        for loop, expression in zip(loops, expressions, strict=True):
-            unknown = [i for i in iterators if i in expression.names and i not in known]
-            if len(unknown) == 1 and abs(c := expression.coefficient(unknown[0])) == 1:
-                rest = expression - var(unknown[0]) * c
-                if unknown[0] not in rest.names:
-                    known[unknown[0]] = (var(loop) - rest.substitute(known)) * c
-    return [known.get(i) for i in iterators]
 
 
 def _unique(

@@ -92,6 +92,8 @@ class Flow:
                 if touch.write:
                     self._writes.setdefault(touch.tensor, []).append(touch)
         self._found: dict[tuple[str, int], isl.UnionMap] = {}
+        self._keys: dict[tuple[int, int], isl.Map] = {}  # by the identity of a touch, which `vectors` keeps
+        self._latest: dict[tuple[int, int], isl.Map] = {}
 
     def readers(self, s: Statement) -> tuple[Reader, ...]:
         """The reads of a statement; a reduction's read of its own target is number -1."""
@@ -253,11 +255,10 @@ class Flow:
             return self._keyed(touch, depth) if depth else touch.relation
 
         def latest(touch: Touch) -> isl.Map:
-            relation = written(touch)
-            if relation.is_injective():
-                return relation.reverse()
-            last = self._keyed(touch, depth).reverse().lexmax()
-            return last if depth else last.apply_range(self.vectors.of(touch.statement).reverse())
+            key = (id(touch), depth)
+            if key not in self._latest:
+                self._latest[key] = self._last_of_all(touch, written(touch), depth)
+            return self._latest[key]
 
         def in_step(first: Touch, second: Touch | None, loops: int) -> bool:
             touch = second or reader.touch
@@ -277,6 +278,13 @@ class Flow:
             assert reader.touch is not None
             found = self._instances(found, [reader.touch.statement, *(w.statement for w in before)])
         return found, missing.to_union_map()
+
+    def _last_of_all(self, touch: Touch, relation: isl.Map, depth: int) -> isl.Map:
+        """{ element -> the last of a statement's writes to it }, where `relation` is what it writes."""
+        if relation.is_injective():
+            return relation.reverse()
+        last = self._keyed(touch, depth).reverse().lexmax()
+        return last if depth else last.apply_range(self.vectors.of(touch.statement).reverse())
 
     def _instances(self, pairs: isl.UnionMap, statements: Sequence[Statement]) -> isl.UnionMap:
         """A relation of loop vectors of some statements as one of instances."""
@@ -342,9 +350,12 @@ class Flow:
         relation = self.vectors.access(touch)
         if not depth:
             return relation
+        if (found := self._keys.get((id(touch), depth))) is not None:
+            return found
         inner = relation.dim(IN) - depth
         tile = relation.domain().identity().project_out(OUT, depth, inner)
-        return tile.flat_range_product(relation).set_tuple_name(OUT, touch.tensor)
+        found = self._keys[id(touch), depth] = tile.flat_range_product(relation).set_tuple_name(OUT, touch.tensor)
+        return found
 
     def _in_loops(self, touch: Touch, depth: int, loops: int) -> isl.Map:
         """In which iterations of the outermost `loops` around it a statement touches an element; see `_keyed`."""

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 
 import islpy as isl
 
+from poly.affine import Affine
+from poly.coefficients import relation_of
 from poly.program import Statement
-from poly.relations import bound_expressions
+from poly.relations import bound_expressions, free_sizes
 from poly.scheduling.dependences import Touch, touches
+from poly.scheduling.inverse import inverse_of
 from poly.scheduling.schedule import Schedule
-from poly.sets import IN, OUT, coalesced
+from poly.sets import IN, OUT, coalesced, has_floor
 
 
 class Vectors:
@@ -24,6 +27,8 @@ class Vectors:
         self._maps: dict[str, isl.Map] = {}
         self._touches: dict[str, tuple[Touch, ...]] = {}
         self._accesses: dict[tuple[str, int], isl.Map] = {}
+        self._ranges: dict[str, isl.Set] = {}
+        self._instances: dict[str, Sequence[Affine] | None] = {}
 
     def of(self, s: Statement) -> isl.Map:
         """{ S[iterators] -> S[loop values] }"""
@@ -42,10 +47,44 @@ class Vectors:
         """{ S[loop values] -> T[subscripts] }; floors go where the affine hull is as exact."""
         key = (touch.statement.name, id(touch))
         if key not in self._accesses:
-            plain = coalesced(self.of(touch.statement).reverse().apply_range(touch.relation))
-            hull = isl.Map.from_basic_map(plain.affine_hull()).intersect_domain(plain.domain())
-            self._accesses[key] = hull if hull.is_single_valued() else plain
+            found = self._by_loops(touch)
+            self._accesses[key] = self._by_hull(touch) if found is None else found
         return self._accesses[key]
+
+    def _by_hull(self, touch: Touch) -> isl.Map:
+        plain = coalesced(self.of(touch.statement).reverse().apply_range(touch.relation))
+        hull = isl.Map.from_basic_map(plain.affine_hull()).intersect_domain(plain.domain())
+        return hull if hull.is_single_valued() else plain
+
+    def _by_loops(self, touch: Touch) -> isl.Map | None:
+        """An access with the iterators put in as functions of the loops; None where they have floors, or are not known.
+
+        isl then neither composes nor simplifies anything.
+        """
+        s = touch.statement
+        if s.external is not None:
+            return None
+        access = s.write if touch.write or touch.position < 0 else s.reads[touch.position]
+        if access.indirect or (instance := self._instance(s)) is None:
+            return None
+        values = dict(zip(s.iterators, instance, strict=True)) | self.program.binding
+        index = [e.substitute(values) for e in access.affine_index]
+        if any(map(has_floor, index)):
+            return None
+        if s.name not in self._ranges:
+            self._ranges[s.name] = coalesced(self.of(s).range())
+        where = self.of(s).intersect_domain(touch.relation.domain()).range() if access.guard else self._ranges[s.name]
+        loops = self.schedule.nests[s.name].names
+        relation = relation_of(index, loops, free_sizes(self.program), s.name).intersect_domain(where)
+        return relation.set_tuple_name(OUT, touch.tensor)
+
+    def _instance(self, s: Statement) -> Sequence[Affine] | None:
+        """The iterators as functions of the loops, where algebra gives them."""
+        if s.name not in self._instances:
+            nest = self.schedule.nests[s.name]
+            found = inverse_of(s.iterators, nest.names, nest.expressions(nest.names))
+            self._instances[s.name] = None if None in found else [e for e in found if e is not None]
+        return self._instances[s.name]
 
     def pairs(self, first: Statement, second: Statement, relation: isl.Map) -> isl.Map:
         """A relation of instances as one of loop vectors."""

@@ -6,11 +6,14 @@ from __future__ import annotations
 import random
 
 import poly
+from poly.affine import var
 from poly.errors import PolyError
 from poly.program import Program
 from poly.scheduling.edits import unchecked
+from poly.scheduling.inverse import inverse_of
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.values import Flow, _same_reduction
+from poly.scheduling.vectors import Vectors
 from tests.mutation_programs import NAMES, program
 from tests.mutations import ANY, random_legal
 
@@ -72,3 +75,28 @@ def test_random_schedules_legal_or_not() -> None:
             total[0] += decided
             total[1] += left
     assert total[0] > 200 and total[1] > 20, total
+
+
+def test_accesses_by_loops_are_those_that_isl_finds() -> None:
+    rng = random.Random(5)
+    direct = 0
+    for name in NAMES:
+        schedule = random_legal(rng, Schedule(program(name)), 3, ANY)
+        vectors = Vectors(schedule)
+        for touch in (t for s in schedule.program.statements for t in vectors.touches(s)):
+            found = vectors._by_loops(touch)
+            if found is not None:
+                assert found.is_equal(vectors._by_hull(touch)), (name, touch.statement.name)
+                direct += 1
+    assert direct > 150, direct
+
+
+def test_tiles_of_tiles_are_put_together() -> None:
+    i, j = var("i"), var("j")
+    loops = {"i.o": i // 32, "i.m": i // 8 % 4, "i.p": i % 8, "s": i + j}
+    assert inverse_of(("i", "j"), tuple(loops), tuple(loops.values())) == [
+        var("i.o") * 32 + var("i.m") * 8 + var("i.p"),
+        var("s") - var("i.o") * 32 - var("i.m") * 8 - var("i.p"),
+    ]
+    assert inverse_of(("i",), ("a",), (i // 2,)) == [None]
+    assert inverse_of(("i",), ("a", "b"), (i // 2, i % 4)) == [None]
