@@ -392,7 +392,8 @@ class Ops:
         if a.dtype == dtype:
             return a
         if a.literal is not None and _fits(a.literal, dtype):
-            return self.const(dtype, a.literal if is_float(dtype) or dtype == "bool" else int(a.literal), a.lanes)
+            number = bool(a.literal) if dtype == "bool" else a.literal if is_float(dtype) else int(a.literal)
+            return self.const(dtype, number, a.lanes)
         if dtype == "bool":
             return self.truth(a)
         if (a.dtype in NARROW and dtype != "f32") or (dtype in NARROW and a.dtype != "f32"):

@@ -88,7 +88,7 @@ def truths_that_change(N: int, x: boolean[Array, "N"], y: boolean[Array, "N"], z
 def literals_by_themselves(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: f64[Array, "N"]) -> None:
     for i in range(N):
         z[i] = x[i] + 1 / 2 + np.int64(1.5 + -1) + (x[i] if 3 == False else 2**-1)
-        z[i] += (y[i] < 3 < 3.5) + (not np.sqrt(2) - 1)
+        z[i] += (y[i] < 3 < 3.5) + (not np.sqrt(2) - 1) + 4.0 * (y[i] == np.bool_(2)) + np.bool_(0.5) * 8.0
 
 
 def numbers_beyond_a_dtype(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: f64[Array, "N"]) -> None:
