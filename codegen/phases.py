@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from poly.affine import Affine
 from poly.codegen.addresses import Indices, Linear
-from poly.codegen.pool_ir import TAKE
+from poly.codegen.team_ir import TAKE
 from poly.codegen.text import Region, Writer
 from poly.errors import UnsupportedError
 from poly.loops import Alloc, For, LoopTree, Node, Sync, walk

@@ -43,7 +43,7 @@ class Pool:
 
     `run` is `i64 (ptr entry, ptr args, i64 parts)`: call `entry(args, part, parts, team)` on `parts` threads and give 0
     or the smallest status as an unsigned number. `sequence` is an entry that runs a list of entries, see
-    `pool_ir.SEQUENCE`.
+    `team_ir.SEQUENCE`.
     """
 
     def __init__(self) -> None:

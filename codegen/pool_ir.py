@@ -5,17 +5,16 @@ worker has a box with the word it waits at. Whoever holds `BUSY` may write the j
 a 32-bit word to change (`wait`): looks for a bounded time, then a futex; who changes the word wakes those asleep, and
 since both sides use sequentially consistent operations on (word, asleep), one of them sees the other.
 
-Iterations of a parallel loop are handed out in ranges (`take`). Each part starts with an even share, always the same
-one, and takes from its front; who is done takes from the ends of the others' shares (Blumofe and Leiserson, JACM 1999,
-steal so). A share is one word, first and last iteration or -1 before anybody took of it; the last to arrive at a
-meeting sets all of them to -1, when nobody looks at them.
+What the parts of a job call, to share out iterations and to meet, is in `poly.codegen.team_ir`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from poly.codegen import team_ir
 from poly.codegen.ir_text import expanded, numbers_of
+from poly.codegen.team_ir import MEET_TEXT, SEQUENCE_TEXT, SHARE, TAKE_TEXT
 
 MAX_THREADS: Final = 256
 BOX: Final = 128  # bytes of a worker's box
@@ -36,12 +35,6 @@ _BLOCK = (
     "BUSY", "CLOSED", "WORKERS", "CORES", "SPIN", "LAST_CORE", "JOB_SPIN", "DONE", "CALLER_ASLEEP", "ARRIVED",
     "MEETING", "MEETING_ASLEEP", "STATUS", "AGREED",
 )  # fmt: skip
-SHARE: Final = 128  # bytes from one part's share to the next: what two threads write is on lines of its own
-TAKE: Final = 8  # offset in the block of the function that hands out iterations, behind the one of meetings
-
-SEQUENCE: Final = 3
-"""Words of a step of a sequence. Its args: number of steps, where the step that failed is written, then for each step
-its entry, its args, and 1 where its parts may be run by several threads."""
 
 
 def pool_ir(triple: str, futex: int) -> str:
@@ -51,8 +44,9 @@ def pool_ir(triple: str, futex: int) -> str:
         pause, declared = "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()\n"
     elif triple.startswith("aarch64"):
         pause, declared = "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)\n"
-    text = declared + _STATE + _WAIT + _TAKE + _MEET + _WORKER + (_STAFF if futex else _NOBODY) + _RUN + _SEQUENCE
-    numbers = numbers_of(globals())
+    text = declared + _STATE + _WAIT + TAKE_TEXT + MEET_TEXT + _WORKER + (_STAFF if futex else _NOBODY)
+    text += _RUN + SEQUENCE_TEXT
+    numbers = numbers_of(vars(team_ir)) | numbers_of(globals())
     block = {name: f"getelementptr (i8, ptr @polyloom.block, i64 {numbers[name]})" for name in _BLOCK}
     sizes = {"BYTES": str(_BYTES), "BOXES": str(MAX_THREADS * BOX), "LIMIT": str(MAX_THREADS - 1)}
     sizes["SHARES"] = str(MAX_THREADS * SHARE)
@@ -148,149 +142,6 @@ up:
   br i1 %spurious, label %sleep, label %changed
 changed:
   ret void
-}
-"""
-
-# A quarter of what is left at a time of one's own, half of what another one has: so a part that is slowed down loses
-# little of its share too late. Numbers are 31 bits each: more iterations than that go in blocks of a power of two.
-_TAKE = """
-define internal {i64, i64} @take(i64 %part, i64 %parts, i64 %count) nounwind { ; first, end; equal: nothing is left
-entry:
-  %high = lshr i64 %count, 30
-  %zeros = call i64 @llvm.ctlz.i64(i64 %high, i1 false)
-  %shift = sub i64 64, %zeros
-  %unit = shl i64 1, %shift
-  %above = sub i64 %unit, 1
-  %raised = add i64 %count, %above
-  %units = lshr i64 %raised, %shift
-  br label %look
-look:
-  %k = phi i64 [0, %entry], [%k1, %next]
-  %sum = add i64 %part, %k
-  %wraps = icmp uge i64 %sum, %parts
-  %less = sub i64 %sum, %parts
-  %of = select i1 %wraps, i64 %less, i64 %sum
-  %offset = mul i64 %of, $SHARE
-  %at = getelementptr i8, ptr @polyloom.shares, i64 %offset
-  %now = load atomic i64, ptr %at acquire, align 8
-  br label %try
-try:
-  %word = phi i64 [%now, %look], [%found, %offer]
-  %fresh = icmp eq i64 %word, -1
-  br i1 %fresh, label %whole, label %rest
-whole:
-  %low1 = mul i64 %units, %of
-  %low2 = udiv i64 %low1, %parts
-  %end1 = add i64 %low1, %units
-  %end2 = udiv i64 %end1, %parts
-  br label %some
-rest:
-  %low3 = lshr i64 %word, 32
-  %end3 = and i64 %word, 4294967295
-  br label %some
-some:
-  %low = phi i64 [%low2, %whole], [%low3, %rest]
-  %end = phi i64 [%end2, %whole], [%end3, %rest]
-  %left = sub i64 %end, %low
-  %none = icmp eq i64 %left, 0
-  br i1 %none, label %next, label %offer
-offer:
-  %own = icmp eq i64 %k, 0
-  %left3 = add i64 %left, 3
-  %quarter = lshr i64 %left3, 2
-  %left1 = add i64 %left, 1
-  %half = lshr i64 %left1, 1
-  %front = add i64 %low, %quarter
-  %back = sub i64 %end, %half
-  %first = select i1 %own, i64 %low, i64 %back
-  %last = select i1 %own, i64 %front, i64 %end
-  %low4 = select i1 %own, i64 %front, i64 %low
-  %end4 = select i1 %own, i64 %end, i64 %back
-  %low5 = shl i64 %low4, 32
-  %new = or i64 %low5, %end4
-  %pair = cmpxchg ptr %at, i64 %word, i64 %new acq_rel acquire
-  %found = extractvalue {i64, i1} %pair, 0
-  %mine = extractvalue {i64, i1} %pair, 1
-  br i1 %mine, label %got, label %try
-got:
-  %begin = shl i64 %first, %shift
-  %stop = shl i64 %last, %shift
-  %most = call i64 @llvm.umin.i64(i64 %stop, i64 %count)
-  %r1 = insertvalue {i64, i64} poison, i64 %begin, 0
-  %r2 = insertvalue {i64, i64} %r1, i64 %most, 1
-  ret {i64, i64} %r2
-next:
-  %k1 = add i64 %k, 1
-  %more = icmp ult i64 %k1, %parts
-  br i1 %more, label %look, label %nothing
-nothing:
-  ret {i64, i64} zeroinitializer
-}
-
-define internal void @renew(i64 %parts) nounwind { ; every share is whole again
-entry:
-  br label %one
-one:
-  %k = phi i64 [0, %entry], [%k1, %one]
-  %offset = mul i64 %k, $SHARE
-  %at = getelementptr i8, ptr @polyloom.shares, i64 %offset
-  store atomic i64 -1, ptr %at monotonic, align 8
-  %k1 = add i64 %k, 1
-  %more = icmp ult i64 %k1, %parts
-  br i1 %more, label %one, label %done
-done:
-  ret void
-}
-"""
-
-# A part may note a status for the next meeting while others still leave this one: they read AGREED, which is written
-# by the last to arrive and so not before everybody has left.
-_MEET = """
-define internal void @note(i64 %status) nounwind {
-  %fine = icmp eq i64 %status, 0
-  br i1 %fine, label %end, label %bad
-bad:
-  %o = atomicrmw umin ptr $STATUS, i64 %status seq_cst
-  br label %end
-end:
-  ret void
-}
-
-define internal i64 @agreed(i64 %status) nounwind {
-  %fine = icmp eq i64 %status, -1
-  %r = select i1 %fine, i64 0, i64 %status
-  ret i64 %r
-}
-
-define internal i64 @meet(i64 %status, i64 %parts) nounwind {
-  call void @note(i64 %status)
-  %meeting = load atomic i32, ptr $MEETING acquire, align 4
-  %before = atomicrmw add ptr $ARRIVED, i32 1 seq_cst
-  %after = add i32 %before, 1
-  %all = trunc i64 %parts to i32
-  %last = icmp eq i32 %after, %all
-  br i1 %last, label %open, label %stay
-open:
-  store atomic i32 0, ptr $ARRIVED monotonic, align 4
-  call void @renew(i64 %parts)
-  %s = load atomic i64, ptr $STATUS seq_cst, align 8
-  store atomic i64 %s, ptr $AGREED monotonic, align 8
-  %next = add i32 %meeting, 1
-  store atomic i32 %next, ptr $MEETING seq_cst, align 4
-  %sleepers = load atomic i32, ptr $MEETING_ASLEEP seq_cst, align 4
-  %nobody = icmp eq i32 %sleepers, 0
-  br i1 %nobody, label %go, label %up
-up:
-  call void @wake(ptr $MEETING)
-  br label %go
-stay:
-  %spin = load i64, ptr $JOB_SPIN, align 8
-  call void @wait(ptr $MEETING, i32 %meeting, ptr $MEETING_ASLEEP, i64 %spin)
-  br label %go
-go:
-  %found = load atomic i64, ptr $AGREED acquire, align 8
-  %r = call i64 @agreed(i64 %found)
-  ret i64 %r
 }
 """
 
@@ -550,60 +401,5 @@ end:
   store i32 0, ptr $WORKERS, align 4
   store atomic i32 0, ptr $BUSY release, align 4
   ret void
-}
-"""
-
-# Every part walks the steps and meets the others after each; a step that is not shared is run by part 0, alone.
-_SEQUENCE = """
-define i64 @polyloom.sequence(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind {
-entry:
-  %count = load i64, ptr %args, align 8
-  %failedat = getelementptr i64, ptr %args, i64 1
-  %alone = icmp eq i64 %parts, 1
-  %first = icmp eq i64 %part, 0
-  br label %next
-next:
-  %k = phi i64 [0, %entry], [%k1, %done]
-  %more = icmp slt i64 %k, %count
-  br i1 %more, label %step, label %end
-step:
-  %words = mul i64 %k, $SEQUENCE
-  %offset = add i64 %words, 2
-  %at = getelementptr i64, ptr %args, i64 %offset
-  %f = call ptr @link(ptr %at, i64 0)
-  %fargs = call ptr @link(ptr %at, i64 1)
-  %sharedword = call i64 @word(ptr %at, i64 2)
-  %shared = icmp ne i64 %sharedword, 0
-  br i1 %shared, label %together, label %single
-together:
-  %s1 = call i64 %f(ptr %fargs, i64 %part, i64 %parts, ptr %team)
-  br label %ran
-single:
-  br i1 %first, label %mine, label %ran
-mine:
-  %s2 = call i64 %f(ptr %fargs, i64 0, i64 1, ptr null)
-  br label %ran
-ran:
-  %status = phi i64 [%s1, %together], [%s2, %mine], [0, %single]
-  br i1 %alone, label %check, label %wait
-wait:
-  %met = call i64 @meet(i64 %status, i64 %parts)
-  br label %check
-check:
-  %all = phi i64 [%status, %ran], [%met, %wait]
-  %fine = icmp eq i64 %all, 0
-  br i1 %fine, label %done, label %failed
-done:
-  %k1 = add i64 %k, 1
-  br label %next
-failed:
-  br i1 %first, label %tell, label %out
-tell:
-  store i64 %k, ptr %failedat, align 8
-  br label %out
-out:
-  ret i64 %all
-end:
-  ret i64 0
 }
 """

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from poly.codegen.call import Record, aligned
 from poly.codegen.kernel import Kernel
 from poly.codegen.pool import pool
-from poly.codegen.pool_ir import SEQUENCE
+from poly.codegen.team_ir import SEQUENCE
 
 Pointer = int | str
 """An address that stays, or the name of one that each call gives."""

@@ -17,7 +17,8 @@ from poly.codegen.host import host_machine
 from poly.codegen.jit import Linked, compile_object, link
 from poly.codegen.kernel import Kernel
 from poly.codegen.pool import pool
-from poly.codegen.pool_ir import BOX, BOX_AUTO, MAX_THREADS, TAKE, pool_ir
+from poly.codegen.pool_ir import BOX, BOX_AUTO, MAX_THREADS, pool_ir
+from poly.codegen.team_ir import TAKE
 from poly.errors import PolyError
 from poly.expr import Cast, Const, IndexValue, Read, apply
 from poly.loops import Alloc, LoopTree, Sync
