@@ -16,7 +16,7 @@ import numpy as np
 
 from poly.document import counted
 from poly.dtypes import numpy_dtype
-from poly.engine_arrays import Expected, inputs_of, targets_of
+from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
 from poly.graph import Array, Graph
 from poly.interp import run_program
 from poly.locks import Lock, cached_property
@@ -252,10 +252,11 @@ class Engine:
         return {self.graph.label(n): (n, shape, kinds.get(n, dtype)) for n, _, shape, dtype in results}
 
     @cached_property
-    def _known(self) -> Mapping[str, Expected]:
+    def _known(self) -> Mapping[str, ExpectedInput]:
         graph = self.graph
         return {
-            graph.label(t.name): Expected(t.name, graph.border_dtype(t), t.rank, t.extents({})) for t in graph.inputs
+            graph.label(t.name): ExpectedInput(t.name, graph.border_dtype(t), t.rank, t.extents({}))
+            for t in graph.inputs
         }
 
     def _checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:

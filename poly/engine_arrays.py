@@ -15,7 +15,7 @@ ALIGN = 64  # bytes
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedInput:
     """What an input has to be. `tensor`: its name in the graph; `shape` None: any of that rank."""
 
     tensor: str
@@ -31,7 +31,7 @@ class Expected:
 
 
 def inputs_of(
-    inputs: Mapping[str, Array], known: Mapping[str, Expected], where: str, hint: str = ""
+    inputs: Mapping[str, Array], known: Mapping[str, ExpectedInput], where: str, hint: str = ""
 ) -> dict[str, Array]:
     """The arrays by tensor, C-contiguous and aligned; `known`: what is expected, by label; `hint`: for other shapes.
 
@@ -54,7 +54,7 @@ def inputs_of(
     return found
 
 
-def _converted(label: str, array: object, expected: Expected, where: str, hint: str) -> Array:
+def _converted(label: str, array: object, expected: ExpectedInput, where: str, hint: str) -> Array:
     """What is no array that fits already, as one."""
     from poly.codegen.arguments import array_of
 

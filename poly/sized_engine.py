@@ -23,7 +23,7 @@ from poly.arguments import shown
 from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine
-from poly.engine_arrays import ALIGN, Expected, aligned_bytes, inputs_of, targets_of
+from poly.engine_arrays import ALIGN, ExpectedInput, aligned_bytes, inputs_of, targets_of
 from poly.errors import CapacityError, RunError, UnsupportedError
 from poly.graph import Array, Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
@@ -248,7 +248,8 @@ class SizedEngine:
 
     def _given(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         known = {
-            self.graph.label(t.name): Expected(t.name, numpy_dtype(t.dtype), t.rank, None) for t in self.graph.inputs
+            self.graph.label(t.name): ExpectedInput(t.name, numpy_dtype(t.dtype), t.rank, None)
+            for t in self.graph.inputs
         }
         return inputs_of(inputs, known, self.graph.name)
 

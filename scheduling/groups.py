@@ -17,7 +17,7 @@ import islpy as isl
 from poly.affine import Affine, Var, var
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import bound_domain
-from poly.sets import SET, interval
+from poly.sets import SET, fix_sizes, interval
 
 
 @dataclass
@@ -200,7 +200,7 @@ def bare(subscript: Affine) -> str | None:
 
 def domain_box(program: Program, s: Statement, iterators: Sequence[str]) -> tuple[tuple[int, int], ...] | None:
     """Inclusive ranges of some iterators where the domain is a box of known size, else None."""
-    ranges = _ranges(bound_domain(program, s))
+    ranges = _ranges(bound_domain(program, s), program.context, program.sizes)
     if ranges is None:
         return None
     by_name = dict(zip(s.iterators, ranges, strict=True))
@@ -208,8 +208,12 @@ def domain_box(program: Program, s: Statement, iterators: Sequence[str]) -> tupl
 
 
 @lru_cache(maxsize=4096)
-def _ranges(domain: isl.Set) -> tuple[tuple[int, int], ...] | None:
-    """Of all dimensions, where the set is a box of known size. Grouping asks again and again for the same sets."""
+def _ranges(
+    domain: isl.Set, context: isl.Set, sizes: tuple[tuple[str, int], ...]
+) -> tuple[tuple[int, int], ...] | None:
+    """Of all dimensions, where the set is one box for all sizes that the context allows. Grouping asks again and again
+    for the same sets.
+    """
     ranges: list[tuple[int, int]] = []
     product = isl.Set.universe(domain.get_space())
     for k in range(domain.dim(SET)):
@@ -218,7 +222,7 @@ def _ranges(domain: isl.Set) -> tuple[tuple[int, int], ...] | None:
             return None
         product = product.lower_bound_val(SET, k, found[0]).upper_bound_val(SET, k, found[1])
         ranges.append(found)
-    return tuple(ranges) if product.is_equal(domain) else None
+    return tuple(ranges) if fix_sizes(product.intersect_params(context), dict(sizes)).is_equal(domain) else None
 
 
 def _add_update(program: Program, group: Group, s: Statement) -> bool:

@@ -73,8 +73,9 @@ class _Blocks:
         statements = (*first.statements, *second.statements)
         if first.box is None or second.box is None or not all(self._plain(s) for s in statements):
             return None
-        pairs = self._shared(first, second)
-        if pairs is None or not _reduced(first, second):
+        made = {s.write.tensor: [(s, s.write)] for s in first.statements}
+        pairs = shared_loops(first, second, loop_pairs(first, second, made))
+        if not pairs or not _reduced(first, second):
             return None
         axes = {s.name: tuple(first.axes[s.name][a] for a in pairs) for s in first.statements}
         axes |= {s.name: tuple(second.axes[s.name][p] for p in pairs.values()) for s in second.statements}
@@ -99,24 +100,6 @@ class _Blocks:
             return False
         every = [i for access, _ in s.accesses for i in access.index]
         return all(isinstance(i, Affine) and (bare(i) is not None or i.is_constant) for i in every)
-
-    def _shared(self, first: Group, second: Group) -> dict[int, int] | None:
-        """The loops of the first group that are loops of the second for every element that is handed on."""
-        makers = {s.write.tensor: (s, s.write) for s in first.statements}
-        pairs: dict[int, set[int | None]] = {}
-        for s in second.statements:
-            for read in s.reads:
-                if read.tensor in makers:
-                    maker, write = makers[read.tensor]
-                    for a, axis in enumerate(first.axes[maker.name]):
-                        pairs.setdefault(a, set()).add(place_of_loop(write, axis, read, second.axes[s.name]))
-        assert first.box is not None and second.box is not None
-        found: dict[int, int] = {}
-        for a, places in sorted(pairs.items()):
-            place = next(iter(places)) if len(places) == 1 else None
-            if place is not None and first.box[a] == second.box[place]:
-                found[a] = place
-        return found if found and len(set(found.values())) == len(found) else None
 
     def _rows(self, statements: Sequence[Statement], axes: Mapping[str, Sequence[str]], count: int) -> int | None:
         """The longest shared loop along which every product uses an operand again, and does not write what is
@@ -221,7 +204,34 @@ def _reduced(first: Group, second: Group) -> bool:
     return any(names_of(r) - names_of(s.write) for s, r in reads)
 
 
-def place_of_loop(write: Access, axis: str, read: Access, loops: Sequence[str]) -> int | None:
+def loop_pairs(
+    first: Group, second: Group, handed: Mapping[str, Sequence[tuple[Statement, Access]]]
+) -> dict[int, set[int | None]]:
+    """For every loop of the first group those of the second that are the same subscript of what is handed on (None:
+    there is none).
+    """
+    pairs: dict[int, set[int | None]] = {}
+    for s in second.statements:
+        for read in s.reads:
+            for maker, access in handed.get(read.tensor, ()):
+                for a, axis in enumerate(first.axes[maker.name]):
+                    pairs.setdefault(a, set()).add(_place_of_loop(access, axis, read, second.axes[s.name]))
+    return pairs
+
+
+def shared_loops(first: Group, second: Group, pairs: Mapping[int, Set[int | None]]) -> dict[int, int]:
+    """Of such pairs those of one loop with one other, over the same range."""
+    if first.box is None or second.box is None:
+        return {}
+    found: dict[int, int] = {}
+    for a, places in sorted(pairs.items()):
+        place = next(iter(places)) if len(places) == 1 else None
+        if place is not None and place not in found.values() and first.box[a] == second.box[place]:
+            found[a] = place
+    return found
+
+
+def _place_of_loop(write: Access, axis: str, read: Access, loops: Sequence[str]) -> int | None:
     """Which of a reader's loops the subscript is that a maker's loop is, or None."""
     d = next((k for k, i in enumerate(write.index) if isinstance(i, Affine) and bare(i) == axis), None)
     subscript = read.index[d] if d is not None else None

@@ -24,7 +24,7 @@ from poly.scheduling.groups import (
     tensors_written,
     written_once,
 )  # fmt: skip
-from poly.scheduling.row_blocks import place_of_loop, row_blocks
+from poly.scheduling.row_blocks import loop_pairs, row_blocks, shared_loops
 
 MOST_REUSE = 2  # uses of an element across the loops of a reduction from which it is a contraction
 LEAST_SAVED = 4  # a quarter of what the later group touches must be shared
@@ -121,22 +121,15 @@ class _Facts:
         """The parallel loops of the first group that are loops of the second, for every value that it is handed, or
         where it is handed none, for some tensor that both read.
         """
-        if first.box is None or second.box is None:
-            return {}
         made = {s.write.tensor: [(s, s.write)] for s in first.statements}
-        pairs = _pairs(first, second, made)
+        pairs = loop_pairs(first, second, made)
         if not pairs:
             read: dict[str, list[tuple[Statement, Access]]] = {}
             for s in first.statements:
                 for access in s.reads:
                     read.setdefault(access.tensor, [(s, access)])
-            pairs = {a: {p for p in places if p is not None} for a, places in _pairs(first, second, read).items()}
-        found: dict[int, int] = {}
-        for a, places in sorted(pairs.items()):
-            place = places.pop() if len(places) == 1 else None
-            if place is not None and place not in found.values() and first.box[a] == second.box[place]:
-                found[a] = place
-        return found
+            pairs = {a: places - {None} for a, places in loop_pairs(first, second, read).items()}
+        return shared_loops(first, second, pairs)
 
     def saved(self, first: Group, second: Group, axes: Mapping[str, Sequence[str]]) -> int:
         """Bytes of tensors, different ones in every row, that both groups touch."""
@@ -169,19 +162,6 @@ class _Facts:
                     size = size // extent if subscript.names <= set(group.axes[s.name]) else size
                 most[access.tensor] = max(most.get(access.tensor, 0), size)
         return sum(most.values())
-
-
-def _pairs(
-    first: Group, second: Group, handed: Mapping[str, Sequence[tuple[Statement, Access]]]
-) -> dict[int, set[int | None]]:
-    """For every loop of the first group those of the second that are the same subscript of what is handed on."""
-    pairs: dict[int, set[int | None]] = {}
-    for s in second.statements:
-        for read in s.reads:
-            for maker, access in handed.get(read.tensor, ()):
-                for a, axis in enumerate(first.axes[maker.name]):
-                    pairs.setdefault(a, set()).add(place_of_loop(access, axis, read, second.axes[s.name]))
-    return pairs
 
 
 def _touched(group: Group) -> set[str]:
