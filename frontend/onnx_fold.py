@@ -229,11 +229,13 @@ def fold_batch_norm(norm: Call, conv: Call, constant: Callable[[str, Array], Val
     if affine is None:
         return None
     factor, offset = affine
-    scaled = weights.array.astype(np.float64) * factor.reshape(-1, *(1,) * (weights.rank - 1))
+    flat = np.ascontiguousarray(weights.array).reshape(len(factor), prod(weights.shape[1:]))
+    scaled = np.empty(flat.shape, dtype)  # in f64, and rounded, by pieces that stay in a cache
+    np.multiply(flat, factor[:, None], out=scaled, dtype=np.float64, casting="same_kind")
     start = offset if bias is None or bias.array is None else bias.array.astype(np.float64) * factor + offset
     operands = (
         x,
-        constant(f"{weights.name}_norm", scaled.astype(dtype)),
+        constant(f"{weights.name}_norm", scaled.reshape(weights.array.shape)),
         constant(f"{weights.name}_bias", start.astype(dtype)),
     )
     return replace(conv, inputs=operands, outputs=norm.outputs)
