@@ -2,14 +2,15 @@
 
 The largest operand is touched by every loop, so its memory is walked in order, once. Contiguous along a reduction loop:
 lanes there, with partial results (`rfactor`) in as many registers as hide the latency of an operation; several rows at
-once where these share an operand. Contiguous along a parallel loop: lanes there, several rows of the operand at once on
-a strip of the result that stays in the nearest cache, so that rows are read along their length.
+once where these share an operand; one stream from the last cache is asked for ahead (docs/decisions/0015). Contiguous
+along a parallel loop: lanes there, several rows of the operand at once on a strip of the result that stays in the
+nearest cache, so that rows are read along their length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poly.dtypes import size_bytes
 from poly.loops import MAX_LANES
@@ -18,7 +19,7 @@ from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, interval_of, intervals_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
-from poly.scheduling.cpu_facts import reduction_extents, stride, widest_element
+from poly.scheduling.cpu_facts import bytes_touched, reduction_extents, stride, widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -26,13 +27,16 @@ from poly.scheduling.schedule import Schedule
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
 FEWEST = 4  # iterations along which lanes pay
+NEAR = 0.25  # of the last cache: what is smaller comes fast enough, what is larger than all of it comes from memory
+AHEAD = 8192  # bytes that a stream is asked for ahead: the hardware's own prefetchers stop at the end of a page
 
 
 @dataclass(frozen=True)
 class Reduction:
     """`outer`, `rows`, `inner`, `lanes`: iterators of the reduction `statement`, from the outside in; `rows` "" where
     there are none. `folded`: the lanes are reduced. Of a tile: `height` rows and `width` vectors. `strip`: lanes of a
-    strip. `kept`: operands that the lanes do not move.
+    strip. `kept`: operands that the lanes do not move. `ahead`: iterations of the loop over tiles that loads are asked
+    for ahead, 0 for not at all.
     """
 
     statement: str
@@ -46,6 +50,7 @@ class Reduction:
     width: int
     strip: int
     kept: tuple[str, ...]
+    ahead: int = 0
 
 
 def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Reduction | None:
@@ -73,7 +78,11 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     others = sorted((i for i in long if i != lanes), key=lambda i: -(_step(program, large, i) or 0))
     if lanes in reduced:
-        return _folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
+        plan = _folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
+        last = max((m.capacity or 0 for m in machine.caches), default=0)
+        from_last = last * NEAR < bytes_touched(program, [s]) <= last
+        ahead = -(-AHEAD // (plan.width * vector * widest)) if from_last and not plan.rows else 0
+        return replace(plan, ahead=ahead)
     return _spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
 
 
@@ -212,7 +221,10 @@ class _Reduced:
         for piece in pieces:
             *_, rows, lanes = ("", *schedule.nests[piece].names)
             schedule = schedule.unroll(rows) if plan.rows else schedule
+            tiles = [n for n in schedule.nests[piece].names if n != lanes and schedule.kind(n) == "serial"][-1]
             schedule = in_vectors(schedule, lanes, min(step, extent), self.vector)
+            if plan.ahead:
+                schedule = schedule.prefetch(schedule.nests[piece].names[-1], tiles, plan.ahead)
         schedule = self._cleared(schedule, buffer, min(step, extent))
         return schedule.promote(buffer, scope[-1] if scope else None, self.space, name=f"{buffer}_r")
 

@@ -49,6 +49,20 @@ def test_long_rows_alone_have_many_accumulators() -> None:
     assert found is not None and (found.rows, found.height, found.width) == ("", 1, 8)
 
 
+@pytest.mark.parametrize(
+    ("shape", "ahead"), [((64, 1024), 0), ((2048, 2048), 32), ((2048, 1999), 32), ((4096, 4096), 0)]
+)
+def test_a_stream_from_the_last_cache_is_asked_for_ahead(shape: tuple[int, int], ahead: int) -> None:
+    """Not what is small, and not what comes from memory."""
+    found = plan_of(einsum("ij->i", shape))
+    assert found is not None and found.ahead == ahead
+    schedule = schedule_for_cpu(einsum("ij->i", shape), AVX2)
+    assert {mark.ahead[1] for mark in schedule.marks.values() if mark.ahead} == ({ahead} if ahead else set())
+    if shape[1] % 2:
+        x = np.random.default_rng(0).integers(-4, 5, shape).astype(np.float32)
+        np.testing.assert_array_equal(poly.einsum("ij->i", x), x.sum(axis=1))
+
+
 def test_rows_of_the_operand_go_over_a_strip_in_the_first_cache() -> None:
     found = plan_of(einsum("ij,i->j", (4096, 8192), (4096,)))
     assert found is not None and not found.folded
