@@ -14,12 +14,12 @@ from benchmarks import choices
 from benchmarks.__main__ import main
 from benchmarks.candidates import Shelf, make, nests_of, plans_of
 from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
-from benchmarks.choices import Candidate, Found, Judge
 from benchmarks.driver import Row
 from benchmarks.graphs import NODES
 from benchmarks.peers import numpy_peer, ours
 from benchmarks.reference import ROUNDING, error_of, reference
 from benchmarks.report import draw, line, read_json, summary, write_json
+from benchmarks.trials import Candidate, Found, Trial
 from poly.codegen.host import host_machine
 
 SMALL = (
@@ -98,15 +98,18 @@ def test_choices_are_measured_against_other_plans(tmp_path: Path) -> None:
     rated = plans_of(nest, 3, far=10.0)
     assert rated[0].plan == nest.chosen and len({repr(r.plan) for r in rated}) == 3
     shelf = Shelf(tmp_path, machine)
-    assert Judge(nest, shelf).found(rated, 1.0) is None  # nothing was made
+    assert Trial(nest, shelf).found(rated, 1.0) is None  # nothing was made
     for r in rated:
         make(shelf, nest.program, r.plan)
-    found = Judge(nest, shelf).found(rated, 1.0)
+    found = Trial(nest, shelf).found(rated, 1.0)
     assert found is not None and len(found.candidates) == 3 and found.candidates[0].plan == repr(nest.chosen)
 
 
 def test_choices_near_the_best_are_counted() -> None:
-    near, far = (Found("n", (Candidate("a", 1.0, t), Candidate("b", 2.0, 1.0))) for t in (1.05, 2.0))
+    near, far = (
+        Found("n", (Candidate("a", 1.0, 3, 9, t, t, 1.0), Candidate("b", 2.0, 3, 9, 1.0, 1.0, 1 / t)), 2)
+        for t in (1.05, 2.0)
+    )
     assert "1 of 2 (50%)" in choices.summary([near, far])
 
 
