@@ -12,7 +12,8 @@ from poly.errors import PolyError
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_edits import with_padded_reads
-from poly.scheduling.cpu_nests import schedule_nest, shared
+from poly.scheduling.cpu_nests import schedule_nest
+from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.schedule import Schedule
@@ -28,5 +29,5 @@ def schedule_each(program: Program, machine: Machine, threads: int = 1) -> Sched
     names = [s.name for s in program.statements if s.external is None]
     schedule, _ = with_padded_reads(schedule, schedule.program.statements)
     schedule = schedule_nest(schedule, names, machine, 1)
-    every = [s.origin or s.name for s in schedule.program.statements]
-    return shared(schedule, every, threads) if threads > 1 else schedule
+    every = {s.origin or s.name for s in schedule.program.statements}
+    return share_outermost(schedule, every, threads) if threads > 1 else schedule

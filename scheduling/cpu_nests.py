@@ -21,14 +21,13 @@ from poly.relations import bound_domain, interval_of
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_edits import in_vectors, loops_of_copy, unrolled
 from poly.scheduling.cpu_facts import stride, widest_element
+from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.edits import piece_name, settle, unchecked
-from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 from poly.sets import PARAM, SET, affine_of_pw
 
 MOST_VECTORS = 4  # of one loop at a time: enough to hide most of the latency of a multiply-add
 ROW_VECTORS = 2  # of each of several rows
-LEAST_WORK = 1 << 14  # instances below one iteration of the loops around for which threads meet
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, th
                 break
             except PolyError:
                 continue
-    return shared(schedule, names, threads) if threads > 1 else schedule
+    return share_outermost(schedule, names, threads) if threads > 1 else schedule
 
 
 def own_loops(schedule: Schedule, name: str) -> tuple[str, ...]:
@@ -265,37 +264,3 @@ def ends_of(program: Program, s: Statement, iterator: str) -> tuple[Affine, Affi
             return None
         found.append(value)
     return found[0], found[1]
-
-
-def shared(schedule: Schedule, names: Sequence[str], threads: int) -> Schedule:
-    """Threads for the outermost loop of each nest that carries nothing and has work for all of them."""
-    done: set[str] = set()
-    inside = set(names)
-    for name in [s.name for s in schedule.program.statements if (s.origin or s.name) in inside]:
-        for loop in schedule.nests[name].names:
-            if loop in done or schedule.kind(loop) != "serial":
-                break
-            if _work(schedule, loop, threads) and not any(True for _ in carried(schedule, loop)):
-                schedule = schedule.parallelise(loop)
-                done.add(loop)
-                break
-    return schedule
-
-
-def _work(schedule: Schedule, loop: str, threads: int) -> bool:
-    """Whether one run of a loop is worth calling the other threads: by the boxes around the domains. Where sizes leave
-    it open, an outermost loop is.
-    """
-    total, unknown = 0, threads if len(schedule.outer(loop)) > 1 else LEAST_WORK
-    for name in schedule.under(loop):
-        s, nest = schedule.program.statement[name], schedule.nests[name]
-        inner = {i for n in nest.names[nest.names.index(loop) :] for i in nest.loops[n].names}
-        outer = {i for n in nest.names[: nest.names.index(loop)] for i in nest.loops[n].names}
-        product = 1
-        for iterator in inner - outer:
-            if iterator in s.iterators:
-                product *= _longest(schedule.program, s, iterator) or unknown
-        total += product
-    return total >= LEAST_WORK
-
-

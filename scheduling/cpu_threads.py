@@ -1,11 +1,12 @@
-"""Policy: which loops of a group threads share (`share`).
+"""Policy: which loops threads share: of a group (`share`), of statements of no group (`share_outermost`).
 
 A loop that threads share costs them a meeting every time it is reached, and takes as long as the one with the most
 iterations. What one thread writes and another reads or writes travels between their caches, slowly: a loop is better
 that moves along the tensors which it has in common with other nests of the group, copies among them, as those are
 shared; and a nest too small to be shared for its own sake is, where the others' threads would fetch what it wrote. Of
 the loops of a nest that carry nothing those are taken that spare most, none inside of another; what takes longest
-chooses first.
+chooses first. Of statements of no group sizes may be free, triangles have no extent: where nothing can be weighed, the
+outermost loop that carries nothing is shared.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from poly.errors import ScheduleError
 from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Statement
-from poly.relations import expressions_map
+from poly.relations import expressions_map, interval_of
 from poly.scheduling.cpu_cost import EDGE, core_of
 from poly.scheduling.cpu_facts import LIGHT
 from poly.scheduling.cpu_shares import REMOTE, shared_time
@@ -31,6 +32,7 @@ from poly.sets import fix_sizes, interval
 LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
 BETTER: Final = 1.02  # of what a loop spares: as much is worth sharing several loops inside instead
+LEAST_WORK: Final = 1 << 14  # instances below one iteration of the loops around, where nothing is weighed
 STREAMED, LONG, SCALAR = 0.4, 2.0, 8.0  # cycles: of an element that is moved, an operation in steps, no lanes (factor)
 
 
@@ -49,6 +51,40 @@ def share(
             copy = schedule.program.statement[name]
             schedule = state.share(_along(schedule, copy, state.done), [name], depth)
     return schedule
+
+
+def share_outermost(schedule: Schedule, names: Collection[str], threads: int) -> Schedule:
+    """Split the outermost loop over threads of each nest of these statements that carries nothing and has work for all
+    of them.
+    """
+    done: set[str] = set()
+    for name in [s.name for s in schedule.program.statements if (s.origin or s.name) in names]:
+        for loop in schedule.nests[name].names:
+            if loop in done or schedule.kind(loop) != "serial":
+                break
+            if _has_work(schedule, loop, threads) and not _carries(schedule, loop):
+                schedule = schedule.parallelise(loop)
+                done.add(loop)
+                break
+    return schedule
+
+
+def _has_work(schedule: Schedule, loop: str, threads: int) -> bool:
+    """Whether one run of a loop is worth calling the other threads: by the boxes around the domains. Where sizes leave
+    it open, an outermost loop is.
+    """
+    total, unknown = 0, threads if len(schedule.outer(loop)) > 1 else LEAST_WORK
+    for name in schedule.under(loop):
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        inner = {i for n in nest.names[nest.names.index(loop) :] for i in nest.loops[n].names}
+        outer = {i for n in nest.names[: nest.names.index(loop)] for i in nest.loops[n].names}
+        product = 1
+        for iterator in inner - outer:
+            if iterator in s.iterators:
+                found = interval_of(schedule.program, s, iterator)
+                product *= unknown if found is None else max(found[1] - found[0] + 1, 0) or unknown
+        total += product
+    return total >= LEAST_WORK
 
 
 def _constant(schedule: Schedule, s: Statement) -> bool:
