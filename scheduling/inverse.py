@@ -1,15 +1,17 @@
 """Iterators as functions of the loops of a statement by algebra alone: what tiles took apart is put together again.
 
 `e == d*(e // d) + e % d` holds for all e, so two loops with these values stand for one with the value e; loops that
-are affine without floors then are equations that give one iterator after the other. What they give is exact wherever
-the loops have their values, so that isl's affine hull is only needed where an iterator is left.
+are affine without floors are equations that give one iterator after the other. What comes out is exact wherever the
+loops have their values: isl's affine hull is needed only where an iterator is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from poly.affine import Affine, Mod, var
+from poly.affine import Affine, FloorDiv, Var, var
+
+Fact = tuple[Affine, Affine]  # a value by loops, and the expression of the iterators that it is equal to
 
 
 def inverse_of(
@@ -23,7 +25,17 @@ def inverse_of(
     `expressions`: the loops by iterators.
     """
     found = dict(known or {})
-    facts = _put_together([(var(loop), e) for loop, e in zip(loops, expressions, strict=True)])
+    facts = [(var(loop), e) for loop, e in zip(loops, expressions, strict=True)]
+    while True:
+        _solve(iterators, facts, found)
+        joined = None if all(i in found for i in iterators) else _joined(iterators, facts, found)
+        if joined is None:
+            return [found.get(i) for i in iterators]
+        facts = joined
+
+
+def _solve(iterators: Sequence[str], facts: Sequence[Fact], found: dict[str, Affine]) -> None:
+    """Iterators of factor 1 or -1 outside floors in an expression whose others are known."""
     for _ in iterators:
         for value, expression in facts:
             unknown = [i for i in iterators if i in expression.names and i not in found]
@@ -31,25 +43,28 @@ def inverse_of(
                 rest = expression - var(unknown[0]) * c
                 if unknown[0] not in rest.names:
                     found[unknown[0]] = (value - rest.substitute(found)) * c
-    return [found.get(i) for i in iterators]
 
 
-def _put_together(facts: list[tuple[Affine, Affine]]) -> list[tuple[Affine, Affine]]:
-    """Values with what they are equal to: every remainder and the quotient that belongs to it become one."""
-    again = True
-    while again:
-        again = False
-        for k, (rest, remainder) in enumerate(facts):
-            if len(remainder.terms) != 1 or remainder.constant or remainder.terms[0][1] != 1:
+def _joined(iterators: Sequence[str], facts: list[Fact], found: Mapping[str, Affine]) -> list[Fact] | None:
+    """The facts with one pair of a quotient and its remainder joined; None where there is none."""
+    unknown = frozenset(iterators) - found.keys()
+
+    def value_of(target: Affine, besides: int) -> tuple[int, Affine] | None:
+        for n, (value, expression) in enumerate(facts):
+            if n != besides and (rest := expression - target).names.isdisjoint(unknown):
+                return n, value - rest.substitute(found)
+        return None
+
+    for k, (_, expression) in enumerate(facts):
+        for atom, c in expression.terms:
+            if isinstance(atom, Var) or c != 1 or atom.argument.names.isdisjoint(unknown):
                 continue
-            atom = remainder.terms[0][0]
-            if not isinstance(atom, Mod):
+            quotient, remainder = atom.argument // atom.divisor, atom.argument % atom.divisor
+            own, other = (quotient, remainder) if isinstance(atom, FloorDiv) else (remainder, quotient)
+            mine = facts[k][0] - (expression - own).substitute(found)
+            if not (expression - own).names.isdisjoint(unknown) or (partner := value_of(other, k)) is None:
                 continue
-            quotient = atom.argument // atom.divisor
-            other = next((n for n, (_, e) in enumerate(facts) if e == quotient), None)
-            if other is not None:
-                whole = (facts[other][0] * atom.divisor + rest, atom.argument)
-                facts = [fact for n, fact in enumerate(facts) if n not in (k, other)] + [whole]
-                again = True
-                break
-    return facts
+            high, low = (mine, partner[1]) if isinstance(atom, FloorDiv) else (partner[1], mine)
+            rest = [fact for n, fact in enumerate(facts) if n not in (k, partner[0])]
+            return [*rest, (high * atom.divisor + low, atom.argument)]
+    return None
