@@ -7,8 +7,9 @@ phases are shared, the others belong to one part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from poly.codegen.access import WRITE
 from poly.codegen.addresses import Indices
@@ -58,8 +59,8 @@ class Module:
         phases = [*phases_of(steps_of(self.tree, self.registers))]
         sizes = dict(self.tree.sizes) | dict(sizes)
         above = max(sum(_bytes(a.tensor, sizes) for a in p.shared) for p in phases)
-        needs = [_need(p.nodes, sizes, _stacked(p.nodes, dict(self.tree.sizes))) for p in phases]
-        return above, max(needs, default=0)
+        placed = [b for p in phases for b in _placed(p.nodes, _stacked(p.nodes, dict(self.tree.sizes)))]
+        return above, max((sum(_bytes(t, sizes) for t in (*b.around, b.alloc.tensor)) for b in placed), default=0)
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class _Context:
             self._strides(indices, alloc.tensor)
         walker = Walker(state, buffers.allocate, ("%begin", "%end") if phase.parallel else None)
         buffers.on_stack = _stacked(phase.nodes, dict(self.tree.sizes))
-        buffers.place(phase.nodes, "0")
+        buffers.place(phase.nodes)
         walker.nodes(phase.nodes)
         if state.streamed and self.x86:  # such stores keep no order until then
             writer.declare("void @llvm.x86.sse.sfence()")
@@ -251,20 +252,31 @@ class _Buffers:
             return str(int(a) + int(b))
         return b if a == "0" else self.indices.writer.pure(f"add i64 {a}, {b}", a, b)
 
-    def place(self, nodes: Sequence[Node], offset: str) -> None:
-        """Give every private buffer its offset: after those that are alive around it."""
-        for node in nodes:
-            match node:
-                case Alloc(tensor, body):
-                    inner = offset
-                    if id(node) not in self.on_stack:
-                        self.offsets[id(node)] = offset
-                        inner = self._sum(offset, self._size(tensor))
-                    self.place(body, inner)
-                case For(body=body) | If(body=body):
-                    self.place(body, offset)
-                case _:
-                    pass
+    def place(self, nodes: Sequence[Node]) -> None:
+        """Give every private buffer its offset."""
+        for buffer in _placed(nodes, self.on_stack):
+            self.offsets[id(buffer.alloc)] = reduce(self._sum, map(self._size, buffer.around), "0")
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A buffer in scratch memory, and those alive around it, which lie in front of it one after the other."""
+
+    alloc: Alloc
+    around: tuple[Tensor, ...]
+
+
+def _placed(nodes: Sequence[Node], stacked: frozenset[int], around: tuple[Tensor, ...] = ()) -> Iterator[_Placed]:
+    """Where the buffers below `nodes` lie that are not on the stack."""
+    for node in nodes:
+        match node:
+            case Alloc(tensor, body) if id(node) not in stacked:
+                yield _Placed(node, around)
+                yield from _placed(body, stacked, (*around, tensor))
+            case Alloc(body=body) | For(body=body) | If(body=body):
+                yield from _placed(body, stacked, around)
+            case _:
+                pass
 
 
 def _stacked(nodes: Sequence[Node], sizes: Mapping[str, int]) -> frozenset[int]:
@@ -280,21 +292,6 @@ def _stacked(nodes: Sequence[Node], sizes: Mapping[str, int]) -> frozenset[int]:
 
 def _bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     return -(-tensor.nbytes(sizes) // ALIGN) * ALIGN
-
-
-def _need(nodes: Sequence[Node], sizes: Mapping[str, int], stacked: frozenset[int]) -> int:
-    """Bytes of scratch memory that buffers below `nodes` need at once."""
-    most = 0
-    for node in nodes:
-        match node:
-            case Alloc(tensor, body):
-                own = 0 if id(node) in stacked else _bytes(tensor, sizes)
-                most = max(most, own + _need(body, sizes, stacked))
-            case For(body=body) | If(body=body):
-                most = max(most, _need(body, sizes, stacked))
-            case _:
-                pass
-    return most
 
 
 def _wrapper(name: str, slots: Sequence[str], given: str, tested: Sequence[int], align: int = 1) -> str:
