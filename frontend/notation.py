@@ -212,7 +212,8 @@ def _require_one_value(draft: Draft, found: Shapes) -> None:
     written = {n for s in draft.write.index if isinstance(s, Affine) for n in ordered_names(s)}
     missing = [i for i in draft.iterators if i not in written]
     line = draft.line
-    if line.combiner or line.iterators is not None or draft.around or draft.write.indirect or not missing:
+    own = any(r.tensor == draft.tensor for r in draft.reads)  # a recurrence: s = s*x + A[i]
+    if not missing or own or line.combiner or line.iterators is not None or draft.around or draft.write.indirect:
         return
     inside = draft.statement()
     relation = access_map(inside, draft.write, found.parameters, found.shapes[draft.tensor])

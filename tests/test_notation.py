@@ -147,6 +147,11 @@ def test_sizes_that_must_fit_go_to_the_context() -> None:
     run(p, M=4, N=3)
 
 
+def test_a_recurrence_goes_over_more_indices() -> None:
+    inputs, results = run(parse("inout s: f32[]; s = 2*s + A[i]", A=(3,)))
+    np.testing.assert_array_equal(results["s"], 8 * inputs["s"] + inputs["A"] @ np.array([4, 2, 1], "f4"))
+
+
 @pytest.mark.parametrize(
     ("text", "last"),
     [("S[i, j]: C[i] = A[i,j]", 3), ("C[i] = A[i,j] where j = 2", 2), ("for j:\n  C[i] = A[i,j]", 3)],
