@@ -66,7 +66,7 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
     edges = {a: (inside[a][0] > 0, inside[a][1] <= group.box[a][1]) for a in slides if a != rows}
     index = read.affine_index[axis]
     window = Window(
-        statement=update.name, tensor=read.tensor, rows=rows, lanes=lanes, down=down, across="",
+        statement=update.name, tensor=read.tensor, rows=rows, lanes=lanes, down=down, sideways="",
         step_down=index.coefficient(names[rows]), step=1, spread=index.coefficient(down), reach=1, axis=axis,
         offset=index.constant, vector=vector, height=height, strip=group.box[rows][1] + 1, copied=False, kept=(),
         unrolled=False, cuts=(), lane_cuts=(), vector_cuts=(),

@@ -24,6 +24,14 @@ LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "sele
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 
 
+NEAR = 0.25  # of the last cache: what is larger comes from it at its own pace, not at that of a nearer one
+
+
+def last_capacity(machine: Machine) -> int:
+    """Bytes of the last cache; 0 where there is none."""
+    return max((m.capacity or 0 for m in machine.caches), default=0)
+
+
 def own_capacity(machine: Machine) -> int:
     """Bytes of the caches that a core has for itself."""
     return sum(m.capacity or 0 for m in machine.caches[:OWN])

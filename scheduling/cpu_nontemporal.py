@@ -15,7 +15,7 @@ from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import LINE, SHARE
-from poly.scheduling.cpu_facts import bytes_touched
+from poly.scheduling.cpu_facts import bytes_touched, last_capacity
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -42,7 +42,7 @@ def _beyond(program: Program, group: Group, machine: Machine) -> bool:
     """Whether what a group touches does not stay in the last cache; half of that is enough where it reads about as much
     as it writes, since the reads stay if the writes go past.
     """
-    last = max((m.capacity or 0 for m in machine.caches), default=0)
+    last = last_capacity(machine)
     touched = bytes_touched(program, group.statements)
     targets = {s.write.tensor for s in group.statements}
     written = sum(t.nbytes(program.binding) for t in program.tensors if t.name in targets and t.role == "output")

@@ -36,17 +36,16 @@ MOST_PAGES = 64  # of either side in a tile: what the first level of a translati
 
 @dataclass(frozen=True)
 class Permutation:
-    """`outer`: positions of the other parallel loops, outermost first; `lanes`, `across`: of those along which the
+    """`outer`: positions of the other parallel loops, outermost first; `lanes`, `read_lanes`: of those along which the
     target and the turned reads are contiguous; `turned`: the tensors of these reads. A block is `rows` iterations of
-    `lanes` times `columns` of `across`, a tile (of `lanes`, of `across`) whole blocks (None: no tiles, and lanes
-    inside). `past`: the target is written past the caches; `buffered`: tile by tile from
-    a buffer, else straight from registers.
+    `lanes` times `columns` of `read_lanes`, a tile (of both) whole blocks (None: no tiles, and lanes inside). `past`:
+    the target is written past the caches; `buffered`: tile by tile from a buffer, else straight from registers.
     """
 
     statement: str
     outer: tuple[int, ...]
     lanes: int
-    across: int
+    read_lanes: int
     turned: tuple[str, ...]
     vector: int
     rows: int
@@ -126,11 +125,11 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
         return None
     turned = [k for k, step in enumerate(strides[:-1]) if step[lanes] not in (0, 1)]
     sides = {next((a for a in strides[k] if strides[k][a] == 1 and extents[a] >= FEWEST), None) for k in turned}
-    across = sides.pop() if len(sides) == 1 else None
-    if across is None or not all(_turns(s, s.reads[k], axes[lanes], axes[across]) for k in turned):
+    read_lanes = sides.pop() if len(sides) == 1 else None
+    if read_lanes is None or not all(_turns(s, s.reads[k], axes[lanes], axes[read_lanes]) for k in turned):
         return None
     tensors = tuple(s.reads[k].tensor for k in turned)
-    if len(set(tensors)) < len(turned) or any(strides[k][across] != 1 for k in turned):
+    if len(set(tensors)) < len(turned) or any(strides[k][read_lanes] != 1 for k in turned):
         return None
     size = max(size_bytes(program.tensor[t].dtype) for t in (s.write.tensor, *tensors))
     registers = machine.vector_registers // len(turned)
@@ -144,7 +143,7 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     tile = _tile(extents[lanes], strides[turned[0]][lanes], size, columns)
     core = core_of(machine, size)
     past = s.write.tensor in results_past(program, group, machine) and _whole_lines(strides[-1], lanes, size)
-    crowded = core.caches[0][2] * SETS / crowding((strides[-1][across] or 0) * size) < columns
+    crowded = core.caches[0][2] * SETS / crowding((strides[-1][read_lanes] or 0) * size) < columns
     run = _run(extents[lanes], size)
     buffered = past and run * size >= LEAST_RUN  # shorter ones would touch a page a line
     past = past and (not buffered or all(2 * run <= _kept(core, strides[k][lanes] or 0, size) for k in turned))
@@ -158,10 +157,11 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
         rows, columns = vector * wide, vector
         tile = (max(MOST_PAGES, rows), rows)
     leading = strides[turned[0] if past and not buffered else -1]  # whose order the other loops follow
-    others = [a for a in range(len(axes)) if a not in (lanes, across)]
+    others = [a for a in range(len(axes)) if a not in (lanes, read_lanes)]
     return Permutation(
-        statement=s.name, outer=tuple(sorted(others, key=lambda a: -(leading[a] or 0))), lanes=lanes, across=across,
-        turned=tensors, vector=vector, rows=rows, columns=columns, tile=tile, past=past, buffered=past and buffered,
+        statement=s.name, outer=tuple(sorted(others, key=lambda a: -(leading[a] or 0))), lanes=lanes,
+        read_lanes=read_lanes, turned=tensors, vector=vector,
+        rows=rows, columns=columns, tile=tile, past=past, buffered=past and buffered,
     )  # fmt: skip
 
 
@@ -189,14 +189,14 @@ def _line(machine: Machine) -> int:
     return max((m.line for m in machine.memories), default=64)
 
 
-def _turns(s: Statement, read: Access, lanes: str, across: str) -> bool:
+def _turns(s: Statement, read: Access, lanes: str, read_lanes: str) -> bool:
     """Whether a square of a read is a square of its tensor: each loop moves one subscript, by ones."""
     if read.guard or read.indirect:
         return False
-    places = [axis_of(read, lanes), axis_of(read, across)]
+    places = [axis_of(read, lanes), axis_of(read, read_lanes)]
     if None in places or places[0] == places[1]:
         return False
-    steps = [_step(read, d, i) for d, i in zip(places, (lanes, across), strict=True)]
+    steps = [_step(read, d, i) for d, i in zip(places, (lanes, read_lanes), strict=True)]
     return steps == [1, 1] and [a.tensor for a, _ in s.accesses].count(read.tensor) == 1
 
 
@@ -216,14 +216,14 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
     """Split, tile, promote and mark the group's statement."""
     assert group.box is not None
     axes, name = group.axes[plan.statement], plan.statement
-    order = [loop_of(schedule, name, axes[a]) for a in (*plan.outer, plan.across, plan.lanes)]
-    for loop, a in zip(order, (*plan.outer, plan.across, plan.lanes), strict=True):
+    order = [loop_of(schedule, name, axes[a]) for a in (*plan.outer, plan.read_lanes, plan.lanes)]
+    for loop, a in zip(order, (*plan.outer, plan.read_lanes, plan.lanes), strict=True):
         if group.box[a][0]:
             schedule = schedule.shift(name, loop, -group.box[a][0])
     schedule = ordered(schedule, name, order)
     extents = [high - low + 1 for low, high in group.box]
     depth = len(plan.outer)
-    schedule, strips = whole_blocks(schedule, name, depth, extents[plan.across], plan.columns)
+    schedule, strips = whole_blocks(schedule, name, depth, extents[plan.read_lanes], plan.columns)
     for strip, columns in strips:
         schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))  # so that a cut parts all of the nest
         rest = extents[plan.lanes]
@@ -238,24 +238,24 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
             schedule = _blocks(schedule, plan, part, rows, columns)
             for tensor in plan.turned:
                 (read,) = (r for r in schedule.program.statement[part].reads if r.tensor == tensor)
-                inner = axis_of(read, axes[plan.across])
+                inner = axis_of(read, axes[plan.read_lanes])
                 schedule = _square(schedule, plan, part, tensor, inner, columns, machine.register_space)
     return schedule
 
 
 def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns: int) -> Schedule:
     """One piece in blocks, all of them whole."""
-    lanes, across = schedule.nests[name].names[len(plan.outer) :]
+    lanes, read_lanes = schedule.nests[name].names[len(plan.outer) :]
     tiles: list[str] = []
     if plan.tile is not None:
         height, width = (max(1, most // n) * n for most, n in zip(plan.tile, (rows, columns), strict=True))
-        schedule = schedule.tile({lanes: height, across: width})
-        tiles = [f"{lanes}.o", f"{across}.o"]
-        lanes, across = f"{lanes}.p", f"{across}.p"
-    schedule = schedule.tile({lanes: rows, across: columns})
-    blocks = [f"{lanes}.o", f"{across}.o"] if tiles else [f"{across}.o", f"{lanes}.o"]
-    schedule = schedule.reorder(*tiles, *blocks, f"{across}.p", f"{lanes}.p")
-    schedule = schedule.unroll(f"{across}.p")
+        schedule = schedule.tile({lanes: height, read_lanes: width})
+        tiles = [f"{lanes}.o", f"{read_lanes}.o"]
+        lanes, read_lanes = f"{lanes}.p", f"{read_lanes}.p"
+    schedule = schedule.tile({lanes: rows, read_lanes: columns})
+    blocks = [f"{lanes}.o", f"{read_lanes}.o"] if tiles else [f"{read_lanes}.o", f"{lanes}.o"]
+    schedule = schedule.reorder(*tiles, *blocks, f"{read_lanes}.p", f"{lanes}.p")
+    schedule = schedule.unroll(f"{read_lanes}.p")
     schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
     straight = plan.past and not plan.buffered and rows == plan.rows
     return schedule.nontemporal(schedule.nests[name].names[-1]) if straight else schedule
@@ -264,15 +264,15 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
 def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[str], machine: Machine) -> Schedule:
     """A piece of whole tiles, each turned into a buffer that then leaves past the caches row by row."""
     assert plan.tile is not None
-    (*outer, lanes, across), (height, columns) = schedule.nests[name].names, plan.tile
-    schedule = schedule.tile({lanes: height, across: columns}).tile({f"{lanes}.p": plan.rows})
-    tiles = [f"{lanes}.o", f"{across}.o"]
-    schedule = schedule.reorder(*outer, *tiles, f"{lanes}.p.o", f"{across}.p", f"{lanes}.p.p")
-    schedule = schedule.unroll(f"{across}.p")
+    (*outer, lanes, read_lanes), (height, columns) = schedule.nests[name].names, plan.tile
+    schedule = schedule.tile({lanes: height, read_lanes: columns}).tile({f"{lanes}.p": plan.rows})
+    tiles = [f"{lanes}.o", f"{read_lanes}.o"]
+    schedule = schedule.reorder(*outer, *tiles, f"{lanes}.p.o", f"{read_lanes}.p", f"{lanes}.p.p")
+    schedule = schedule.unroll(f"{read_lanes}.p")
     schedule = in_vectors(schedule, f"{lanes}.p.p", plan.rows, plan.vector, FEW_VECTORS)
     for tensor in plan.turned:
         (read,) = (r for r in schedule.program.statement[name].reads if r.tensor == tensor)
-        along = axis_of(read, axes[plan.across])
+        along = axis_of(read, axes[plan.read_lanes])
         schedule = _square(schedule, plan, name, tensor, along, columns, machine.register_space)
         schedule = schedule.prefetch(schedule.nests[f"ld_{tensor}_{name}_t"].names[-1], tiles[-1])
     target = schedule.program.statement[name].write.tensor

@@ -19,7 +19,7 @@ from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, interval_of, intervals_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
-from poly.scheduling.cpu_facts import bytes_touched, reduction_extents, stride, widest_element
+from poly.scheduling.cpu_facts import NEAR, bytes_touched, last_capacity, reduction_extents, stride, widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -27,7 +27,6 @@ from poly.scheduling.schedule import Schedule
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
 FEWEST = 4  # iterations along which lanes pay
-NEAR = 0.25  # of the last cache: what is smaller comes fast enough, what is larger than all of it comes from memory
 AHEAD = 8192  # bytes that a stream is asked for ahead: the hardware's own prefetchers stop at the end of a page
 
 
@@ -79,7 +78,7 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     others = sorted((i for i in long if i != lanes), key=lambda i: -(_step(program, large, i) or 0))
     if lanes in reduced:
         plan = _folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
-        last = max((m.capacity or 0 for m in machine.caches), default=0)
+        last = last_capacity(machine)
         from_last = last * NEAR < bytes_touched(program, [s]) <= last
         ahead = -(-AHEAD // (plan.width * vector * widest)) if from_last and not plan.rows else 0
         return replace(plan, ahead=ahead)

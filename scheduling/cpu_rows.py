@@ -20,9 +20,11 @@ from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
 from poly.scheduling.cpu_facts import (
+    NEAR,
     bytes_touched,
     functions_in,
     interleaved,
+    last_capacity,
     own_capacity,
     reduction_extents,
     stride,
@@ -94,9 +96,8 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
         return None
     single = sum(not extents[n] for n in extents)
     registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
-    reach = max((m.capacity or 0 for m in machine.caches), default=0) // 4
-    far = not near and bytes_touched(program, group.statements) > reach
-    core = _Core(vector, vector * widest, registers, in_flight, far)
+    one_stream = not near and bytes_touched(program, group.statements) > last_capacity(machine) * NEAR
+    core = _Core(vector, vector * widest, registers, in_flight, one_stream)
     height = _height(program, group, passes, core)
     beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
@@ -125,14 +126,14 @@ def _asking(
 @dataclass(frozen=True)
 class _Core:
     """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
-    latency of one; `far`: rows come from beyond the near caches.
+    latency of one; `one_stream`: rows come from afar, side by side only as short ones.
     """
 
     vector: int
     bytes: int
     registers: int
     in_flight: int
-    far: bool
+    one_stream: bool
 
 
 def _height(program: Program, group: Group, passes: Sequence[Pass], core: _Core) -> int:
@@ -142,7 +143,7 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], core: _Core)
     vectors = max(-(-prod(p.extents) // core.vector) for p in passes)
     chain = max(_chain(program, p) for p in passes)
     most = next((h for limit, h in HEIGHTS[chain] if vectors <= limit), 1)
-    if core.far:
+    if core.one_stream:
         most = min(most, max(1, STREAM // (vectors * core.bytes)))
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max((h for h in fitting if all(_held(program, p, core, h) <= core.registers for p in passes)), default=1)

@@ -41,14 +41,13 @@ KEPT_BESIDE = 6  # registers that have to be left where operands are kept
 
 @dataclass(frozen=True)
 class Window:
-    """`rows`, `lanes`: positions among the group's parallel loops; `down`, `across`: the reduction iterators beside
+    """`rows`, `lanes`: positions among the group's parallel loops; `down`, `sideways`: the reduction iterators beside
     them in the windowed read (`down` may be none), `step_down`, `step`: the strides of the window there, `spread`: its
     dilation along rows, `reach`: the rows it covers; `axis`: of the tensor's rows, `offset`: of the first one read.
-    `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read
-    goes through a buffer. `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full.
-    `cuts`, `lane_cuts`: where rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the
-    vectors of a piece is. `far`: what is copied comes from beyond
-    a core's own caches, so that it is asked for a strip ahead.
+    `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read goes through a buffer.
+    `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
+    rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
+    `asks_ahead`: what is copied comes from beyond a core's own caches, so that it is asked for a strip ahead.
     """
 
     statement: str
@@ -56,7 +55,7 @@ class Window:
     rows: int
     lanes: int
     down: str
-    across: str
+    sideways: str
     step_down: int
     step: int
     spread: int
@@ -72,7 +71,7 @@ class Window:
     cuts: tuple[int, ...]
     lane_cuts: tuple[int, ...]
     vector_cuts: tuple[int, ...]
-    far: bool = False
+    asks_ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class _Shape:
     rows: int
     lanes: int
     down: str
-    across: str
+    sideways: str
     taps: Mapping[str, int]
     others: tuple[Access, ...]
 
@@ -117,13 +116,13 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
     ragged = width % vector and vectors > FEW_VECTORS
     edges = _edges(program, shape, names[shape.lanes], vector) if not small else ()
     bodies = len(edges) + 1 if width % vector == 0 or ragged else vectors
-    strided = step > 1 and shape.taps[shape.across] > step
-    flat = taps == reach * shape.taps[shape.across]  # no window along other axes, whose padding would not be apart
+    strided = step > 1 and shape.taps[shape.sideways] > step
+    flat = taps == reach * shape.taps[shape.sideways]  # no window along other axes, whose padding would not be apart
     direct = not shape.read.guard or (flat and (small or bodies * tile * taps <= BODY))
     copied = strided or not direct
     strip = height
     if copied:
-        columns = (step * (width - 1) + shape.taps[shape.across]) * _planes(shape, row)
+        columns = (step * (width - 1) + shape.taps[shape.sideways]) * _planes(shape, row)
         lines = machine.nearest_cache // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
         fitting = max(1, (lines - spread * (reach - 1)) // step_down)
         if fitting < height and small:
@@ -134,11 +133,11 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
         edges = ()
     return Window(
         statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
-        across=shape.across, step_down=step_down, step=step, spread=spread, reach=spread * (reach - 1) + 1, axis=row,
-        offset=down.constant, vector=vector, height=tile, strip=strip, copied=copied, kept=kept, unrolled=small,
-        cuts=(whole,) if whole < height else (), vector_cuts=edges,
+        sideways=shape.sideways, step_down=step_down, step=step, spread=spread, reach=spread * (reach - 1) + 1,
+        axis=row, offset=down.constant, vector=vector, height=tile, strip=strip, copied=copied, kept=kept,
+        unrolled=small, cuts=(whole,) if whole < height else (), vector_cuts=edges,
         lane_cuts=(width // vector * vector,) if ragged else (),
-        far=bytes_touched(program, group.statements) > own_capacity(machine),
+        asks_ahead=bytes_touched(program, group.statements) > own_capacity(machine),
     )  # fmt: skip
 
 
@@ -147,7 +146,7 @@ def _edges(program: Program, shape: _Shape, lanes: str, vector: int) -> tuple[in
     if not shape.read.guard:
         return ()
     last = len(shape.read.index) - 1
-    low, high = inside_of(program, shape.read, lanes, shape.across, last, shape.taps[shape.across])
+    low, high = inside_of(program, shape.read, lanes, shape.sideways, last, shape.taps[shape.sideways])
     return tuple(sorted(c for c in {-(-low // vector), high // vector} if c > 0))
 
 
@@ -210,15 +209,15 @@ def _shape(program: Program, group: Group, update: Statement) -> _Shape | None:
     again = any(high > 0 and a not in used for a, (_, high) in zip(axes, box, strict=True))
     if every is None or again or prod(taps.values()) > MOST_TAPS or placed.keys() != taps.keys():
         return None
-    across = next((n for n, a in placed.items() if a == axes[lanes] and n in read.affine_index[-1].names), "")
-    rows, down = max(((axes.index(a), n) for n, a in placed.items() if n != across), default=(-1, ""))
-    if not across or rows < 0 or box[rows][1] < 1:
+    sideways = next((n for n, a in placed.items() if a == axes[lanes] and n in read.affine_index[-1].names), "")
+    rows, down = max(((axes.index(a), n) for n, a in placed.items() if n != sideways), default=(-1, ""))
+    if not sideways or rows < 0 or box[rows][1] < 1:
         return None
     others = tuple(a for a in update.reads if a is not read)
     still = {axes[lanes], axes[rows]}
     if any(a.guard or any(not isinstance(i, Affine) or i.names & still for i in a.index) for a in others):
         return None
-    return _Shape(read, rows, lanes, down, across, taps, others)
+    return _Shape(read, rows, lanes, down, sideways, taps, others)
 
 
 def beside(read: Access, axes: Sequence[str], taps: Mapping[str, int]) -> dict[str, str]:
@@ -389,7 +388,7 @@ class Windows:
                 schedule, pieces = self._edges(schedule, row, at, rows)
         for piece in pieces:
             schedule = self._in_vectors(schedule, f"ld_{buffer}.{rank - 1}{piece}", shape[-1])
-        return self._asked(schedule, f"ld_{buffer}", rows) if w.far else schedule
+        return self._asked(schedule, f"ld_{buffer}", rows) if w.asks_ahead else schedule
 
     def _asked(self, schedule: Schedule, copy: str, rows: tuple[int, int, int]) -> Schedule:
         """A copy asks for what the next strip reads; where there is one only, for that of the next loop around."""
