@@ -15,11 +15,12 @@ from poly.sets import OUT, fix_sizes, header, interval
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
     """The instances of a statement that the program's context allows, with the sizes that are bound put in."""
-    return _bound(s.domain, program.context, program.sizes)
+    return bound_set(s.domain, program.context, program.sizes)
 
 
 @lru_cache(maxsize=1024)
-def _bound(domain: isl.Set, context: isl.Set, sizes: tuple[tuple[str, int], ...]) -> isl.Set:
+def bound_set(domain: isl.Set, context: isl.Set, sizes: tuple[tuple[str, int], ...]) -> isl.Set:
+    """What the context allows of a domain, with sizes put in; made once for all that is asked of a schedule."""
     return fix_sizes(domain.intersect_params(context), dict(sizes))
 
 

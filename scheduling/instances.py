@@ -16,6 +16,7 @@ from poly.coefficients import bounded, parameters_of, relation_of, set_of
 from poly.errors import Bug, IllegalEdit
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
+from poly.relations import bound_set
 from poly.sets import PARAM, SET, fix_sizes
 from poly.text_body import access_text
 
@@ -56,7 +57,8 @@ def _check(tree: LoopTree, program: Program) -> None:
     reached: list[tuple[_Place, isl.Set]] = []
     for place in _places(tree.body, ()):
         s = program.statement[place.compute.statement]
-        vectors = _loop_vectors(place, tree.parameters).intersect_params(context)
+        vectors = _loop_vectors(place, tree.parameters)
+        vectors = vectors if context.plain_is_universe() else vectors.intersect_params(context)
         relation = relation_of(place.compute.instance, place.loops, tree.parameters).intersect_domain(vectors)
         image = relation.range().set_tuple_name(s.name)
         if not relation.is_injective():
@@ -68,9 +70,7 @@ def _check(tree: LoopTree, program: Program) -> None:
         reached.append((place, vectors))
     for s in program.statements:
         if s.external is None:
-            _check_coverage(
-                s, images.get(s.name), fix_sizes(s.domain.intersect_params(program.context), sizes), tree.name
-            )
+            _check_coverage(s, images.get(s.name), bound_set(s.domain, program.context, tree.sizes), tree.name)
     for place, vectors in reached:
         _check_elements(place, vectors, program.statement[place.compute.statement], tree.parameters, sizes)
         _check_accesses(place, vectors, tensors, program.statement[place.compute.statement], tree.parameters, sizes)

@@ -17,8 +17,9 @@ from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.locks import cached_property
 from poly.program import Access, Statement
+from poly.relations import bound_set
 from poly.scheduling.inverse import inverse_of
-from poly.sets import SET, affine_of_aff, fix_sizes, has_floor
+from poly.sets import SET, affine_of_aff, has_floor
 
 
 @dataclass(frozen=True)
@@ -97,12 +98,13 @@ def loop_vectors(
     Raises `ScheduleError` where two instances have the same loop vector, `UnsupportedError` where the inverse needs
     several pieces.
     """
-    relation = relation_of(expressions, s.iterators, parameters, s.name).intersect_domain(s.domain)
-    relation = fix_sizes(relation.intersect_params(context), sizes)
+    domain = bound_set(s.domain, context, tuple(sorted(sizes.items())))
+    bound, free = [e.substitute(sizes) for e in expressions], [p for p in parameters if p not in sizes]
+    relation = relation_of(bound, s.iterators, free, s.name).intersect_domain(domain)
     vectors = relation.range().coalesce()
     if vectors.is_empty():
         return LoopVectors(s, tuple(loops), vectors, tuple(Affine() for _ in s.iterators), sizes)
-    solved = _inverse(s, relation.reverse(), loops, [e.substitute(sizes) for e in expressions])
+    solved = _inverse(s, relation.reverse(), loops, bound)
     result = LoopVectors(s, tuple(loops), vectors, (), sizes)
     return replace(result, instance=result.simplify([e for e in solved if e is not None]))
 
