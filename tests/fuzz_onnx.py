@@ -329,7 +329,7 @@ class Worker:
         command = [sys.executable, "-m", "tests.fuzz_onnx", "--worker", "--seed", str(self._seed)]
         self._read = b""
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self._line(120.0)
+        self._line(600.0)
 
     def _line(self, seconds: float) -> str | None:
         """The next line; None where there is none in time, "" at the worker's end."""
@@ -350,12 +350,13 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _answer(self) -> str | None:
-        """The next line, as long as the worker has time left."""
+        """The answer, as long as the worker has time left; its time begins with the line that says it has begun."""
         start, end = self._spent(), time.monotonic() + WALL
         while time.monotonic() < end and self._spent() - start < SECONDS:
             line = self._line(0.5)
-            if line is not None:
+            if line is not None and (not line or line.startswith("{")):
                 return line
+            start = start if line is None else self._spent()
         return None
 
     def run(self, number: int) -> dict[str, Any]:
@@ -366,7 +367,6 @@ class Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass
-        self._line(60.0)
         line = self._answer()
         if line:
             return json.loads(line)
