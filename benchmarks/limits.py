@@ -20,6 +20,7 @@ from benchmarks.cases import Case
 CHAINS = 12  # independent multiply-adds, enough for latency times units
 TRIPS = 100_000
 UNROLL = 8
+LINE = 16  # floats of a cache line
 MOST_READ = 3  # arrays read beside one that is written
 SECONDS = 0.002  # of one measurement
 Loop = Callable[[int, int, int, int], float]
@@ -29,12 +30,13 @@ _LOOP = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctype
 @dataclass(frozen=True)
 class Stream:
     """A walk over arrays of one length, one behind the other: so many are read, and the last one is written; `past`
-    the caches.
+    the caches. `ahead`: bytes before a line is read at which it is asked for, 0 if it is not.
     """
 
     reads: int
     writes: bool
     past: bool = False
+    ahead: int = 0
 
     @property
     def arrays(self) -> int:
@@ -43,6 +45,7 @@ class Stream:
 
 _STREAMS: Mapping[str, Stream] = {
     "read": Stream(1, writes=False),
+    "read_ahead": Stream(1, writes=False, ahead=8192),  # the hardware's own prefetchers stop where a page ends
     **{f"write{'_past' * past}": Stream(0, True, past) for past in (False, True)},
     **{f"copy{n}{'_past' * past}": Stream(n, True, past) for n in range(1, MOST_READ + 1) for past in (False, True)},
 }
@@ -75,7 +78,7 @@ def pattern_of(case: Case) -> str:
 def measure(case: Case, threads: int) -> Limits:
     """The limits of a case now: the best of a few tries each."""
     pattern = pattern_of(case)
-    size, ways = max(4096, case.traffic), [pattern] if pattern == "read" else [pattern, f"{pattern}_past"]
+    size, ways = max(4096, case.traffic), (pattern, f"{pattern}_ahead" if pattern == "read" else f"{pattern}_past")
     bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
     flops = max(_peak(threads) for _ in range(3))
     return Limits(pattern, flops, bandwidth, {f: min(_function(f) for _ in range(5)) for f in case.calls})
@@ -150,6 +153,7 @@ def _loops() -> Mapping[str, Loop]:
     text = "\n".join([_peak_text(_lanes()), *streams, "!0 = !{i32 1}"])
     kind = f"<{_lanes()} x float>"
     text += f"\ndeclare {kind} @llvm.fma.v{_lanes()}f32({kind}, {kind}, {kind})\n"
+    text += "\ndeclare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
     linked = link(compile_object(text, host_machine()), names)
     found = {n: _LOOP(linked.addresses[n]) for n in names}
     for function in found.values():
@@ -182,6 +186,9 @@ def _stream_text(name: str, stream: Stream, lanes: int) -> str:
         for r in range(stream.reads):
             body += [f"  %q{k}x{r} = getelementptr float, ptr %a{r}, i64 %p{k}"]
             body += [f"  %v{k}x{r} = load {kind}, ptr %q{k}x{r}, align {4 * lanes}"]
+            if stream.ahead and k * lanes % LINE == 0:
+                body += [f"  %f{k}x{r} = getelementptr i8, ptr %q{k}x{r}, i64 {stream.ahead}"]
+                body += [f"  call void @llvm.prefetch.p0(ptr %f{k}x{r}, i32 0, i32 3, i32 1)"]
             if r:
                 body.append(f"  %w{k}x{r} = fadd {kind} {value}, %v{k}x{r}")
                 value = f"%w{k}x{r}"
