@@ -30,7 +30,7 @@ from poly.scheduling.cpu_edits import (
     unrolled,
     with_padding,
 )
-from poly.scheduling.cpu_facts import own_capacity, reduction_extents
+from poly.scheduling.cpu_facts import axis_of, own_capacity, reduction_extents
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
@@ -223,12 +223,26 @@ class Blocking(Tiling[BlockPlan]):
                 schedule = self._in_block(schedule, strip, together, inside + 1)
             return schedule
         schedule = fused(schedule, names, [depth])
+        schedule = self._sums(schedule, names, depth)
         for name in names:
             update = self._is_update(schedule, name)
             if update:
                 schedule = self._deep(schedule, name, depth + 1)
             schedule = self._in_block(schedule, strip, [name], depth + 1 + update)
         return schedule
+
+    def _sums(self, schedule: Schedule, names: Sequence[str], depth: int) -> Schedule:
+        """Partial sums of a block of lanes in a buffer where these are contiguous, if they are not in the target."""
+        update = next(schedule.program.statement[n] for n in names if self._is_update(schedule, n))
+        axis = axis_of(update.write, self._iterator(schedule, update.name, self.plan.lanes))
+        rank = len(update.write.index)
+        if axis is None or axis == rank - 1:
+            return schedule
+        order = (*(d for d in range(rank) if d != axis), axis)
+        at, buffer = schedule.nests[update.name].names[depth], f"{update.write.tensor}_{update.name}_s"
+        return schedule.promote(
+            update.write.tensor, at, self.machine.cache_space(1), name=buffer, users=list(names), order=order
+        )
 
     def _blocks(self, schedule: Schedule, strip: Strip, name: str) -> Schedule:
         """One statement's blocks of lanes outside of its middle loops and rows."""
@@ -327,7 +341,8 @@ class Blocking(Tiling[BlockPlan]):
         update = next(u for u in self.group.statements if u.combiner is not None)
         last, lanes = s.write.index[-1], self._iterator(schedule, name, self.plan.lanes)
         across = not isinstance(last, Affine) or lanes not in last.names
-        return across and s.write.tensor != update.write.tensor
+        target = schedule.program.tensor[s.write.tensor]
+        return across and (target.origin or target.name) != update.write.tensor
 
     def _slides(self, schedule: Schedule, name: str, loop: str) -> bool:
         """Whether neighbouring rows meet the same elements one after another along a loop: unrolled, they would be

@@ -47,6 +47,7 @@ TURNING = 3.0  # cycles for every vector of a register tile that is turned befor
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many that keep a window
 PANELS, ROW_BLOCKS, DEPTHS = (1, 4, 8, 16, 64), (4, 16, 64), (16, 128, 512)
+FEW = 8  # iterations in a block of the reduction where each holds several steps
 ACROSS, GUARDED, SCALAR = 2.0, 1.4, 0.7  # elements a cycle of copies: register squares, with padding, one by one
 
 
@@ -224,9 +225,12 @@ class Choice:
     @cached_property
     def depths(self) -> list[int]:
         """Iterations of that loop in a block of the reduction that are tried, where it can be cut."""
-        if not self.deep or len(self.facts.group.statements) > 2 or self.across:
+        if not self.deep or len(self.facts.group.statements) > 2:
             return []
-        return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep]]
+        several = prod(self.ranges.values()) > self.ranges[self.deep]  # steps in an iteration, as of a window
+        if self.across and not several:
+            return []
+        return [d for d in ((FEW,) if several else ()) + DEPTHS if 2 * d <= self.ranges[self.deep]]
 
     @cached_property
     def across(self) -> bool:
@@ -331,7 +335,7 @@ class Choice:
         if work.min() > limit * self.facts.threads:
             return np.empty((0, 5))
         order = np.argsort(work, kind="stable")
-        deep = self.depths if way.lanes_outside else [0, *self.depths]
+        deep = self.depths if way.lanes_outside else [0] if self.across else [0, *self.depths]
         packs_rows, packs_lanes = "rows" in whole.values(), "lanes" in whole.values()
         found: list[tuple[int, ...]] = []
         steps = self._window(way)
@@ -368,7 +372,7 @@ class Choice:
             high, wide = rows / count, np.maximum(w, 1)
             step, other = tile_cycles(self.core, high * wide, self._loads(way, high, wide), again)
             step = step + self._missed(way, high)
-            turning = high * wide * TURNING if self.across else 0.0
+            turning = high * wide * TURNING if self.across and not way.lanes_outside else 0.0
             total = total + count * number * (step * steps + (other + turning) * blocks)
         kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
         around = float(np.prod([e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes)]))
@@ -409,6 +413,8 @@ class Choice:
         copies: dict[int, Copy] = {}
         for k, site in way.packs:
             copies[k] = Copy(sites[site], self._rate(way, k, height, width * panels))
+        if self.across and way.lanes_outside:  # partial sums of a block of lanes
+            copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), SCALAR))
         moved, copying = cycles_of_memory(self.core, self.operands, loops, copies, self.extents)
         packed = {k for k, _ in way.packs}
         for k, o in enumerate(self.operands):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from poly.machine import Machine
 from poly.scheduling.cpu_shares import Numbers, shared_time
 
-TILE_CYCLES = 20.0  # of a register tile, or of a copy, besides loads, operations and stores: a missed branch, full units
+TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
 FREE = 1e9  # elements a cycle of what is copied when compiling
 EDGE = 256  # bytes that a prefetcher reaches over the end of a row that threads write side by side
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.machine import Machine
-from poly.program import Statement
+from poly.program import Statement, Tensor
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
@@ -113,15 +113,15 @@ class Tiling(Generic[P]):
         vector = next((n for n in nest.names if schedule.kind(n) == "vector"), None)
         names = nest.loops[vector].names if vector is not None else frozenset[str]()
         axis = next((d for d, i in enumerate(s.write.index) if isinstance(i, Affine) and names & i.names), None)
-        last = len(s.write.index) - 1
-        across = axis is not None and axis != last
-        order = (*(d for d in range(last + 1) if d != axis), axis) if across and axis is not None else None
+        last, fast = len(s.write.index) - 1, _fastest(schedule.program.tensor[s.write.tensor])
+        across = axis is not None and axis != fast
+        order = (*(d for d in range(last + 1) if d != axis), axis) if axis not in (None, last) else None
         schedule = schedule.promote(s.write.tensor, anchor, self.machine.register_space, name=buffer, order=order)
         for copy in (f"ld_{buffer}", f"st_{buffer}"):
             if copy not in schedule.nests:
                 continue
             own = {d: f"{copy}.{d}" for d in range(last + 1) if f"{copy}.{d}" in schedule.nests[copy].names}
-            lanes = last if across else axis
+            lanes = fast if across else axis
             if lanes in own and own[lanes] != schedule.nests[copy].names[-1]:
                 schedule = schedule.reorder(*(n for d, n in own.items() if d != lanes), own[lanes])
             for d, loop in own.items():
@@ -133,6 +133,13 @@ class Tiling(Generic[P]):
                 else:
                     schedule = schedule.unroll(loop)
         return schedule
+
+
+def _fastest(tensor: Tensor) -> int:
+    """The axis along which a tensor is contiguous in memory."""
+    if tensor.layout is None:
+        return tensor.rank - 1
+    return next(d for d, name in enumerate(tensor.layout.index) if name in tensor.layout.coordinates[-1].names)
 
 
 class _Tiles(Tiling[TilePlan]):
