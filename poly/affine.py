@@ -75,6 +75,8 @@ class Affine:
         return Affine((), int(value))
 
     def __add__(self, other: Affine | int) -> Affine:
+        if isinstance(other, Affine) and not (self.terms and other.terms):
+            return Affine(self.terms or other.terms, self.constant + other.constant)
         other = Affine.of(other)
         if len(self.terms) + len(other.terms) < 2:
             return Affine(self.terms or other.terms, self.constant + other.constant)

@@ -55,7 +55,7 @@ def replaced(path: tuple[PathStep, ...], loop: str, by: Sequence[PathStep]) -> t
 
 
 def _new_names(schedule: Schedule, *names: str) -> None:
-    taken = [n for n in names if n in schedule.loop_statements]
+    taken = [n for n in names if any(n in nest.loops for nest in schedule.nests.values())]
     if taken:
         raise ScheduleError(
             f"the loop name {taken[0]!r} is taken", where=schedule.source.name, hint="tile another loop"

@@ -8,6 +8,7 @@ loops have their values: isl's affine hull is needed only where an iterator is l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from poly.affine import Affine, FloorDiv, Var, var
 
@@ -24,13 +25,24 @@ def inverse_of(
 
     `expressions`: the loops by iterators.
     """
-    found = dict(known or {})
+    return [*_inverse(tuple(iterators), tuple(loops), tuple(expressions), tuple((known or {}).items()))]
+
+
+@lru_cache(maxsize=1024)
+def _inverse(
+    iterators: tuple[str, ...],
+    loops: tuple[str, ...],
+    expressions: tuple[Affine, ...],
+    known: tuple[tuple[str, Affine], ...],
+) -> tuple[Affine | None, ...]:
+    """Each check of a schedule, and its lowering, ask for the same again."""
+    found = dict(known)
     facts = [(var(loop), e) for loop, e in zip(loops, expressions, strict=True)]
     while True:
         _solve(iterators, facts, found)
         joined = None if all(i in found for i in iterators) else _joined(iterators, facts, found)
         if joined is None:
-            return [found.get(i) for i in iterators]
+            return tuple(found.get(i) for i in iterators)
         facts = joined
 
 

@@ -150,11 +150,12 @@ class Schedule:
     @checks_kinds(ScheduleError)
     def under(self, loop: str) -> tuple[str, ...]:
         """The statements under a loop. Raises `ScheduleError` where there is no such loop."""
-        if loop not in self.loop_statements:
+        found = [name for name, nest in self.nests.items() if loop in nest.loops]
+        if not found:
             raise ScheduleError(
                 f"no loop {loop!r}", where=self.source.name, hint=f"loops: {', '.join(self.loop_statements)}"
             )
-        return self.loop_statements[loop]
+        return tuple(sorted(found, key=lambda name: self.nests[name].path) if len(found) > 1 else found)
 
     @checks_kinds(ScheduleError)
     def outer(self, loop: str) -> tuple[str, ...]:
