@@ -498,9 +498,9 @@ class Choice:
         strips = self._strips(width, panels, balanced(start, extent, height))
         packs = tuple(self._pack(k, site, way, height, width) for k, site in way.packs)
         return BlockPlan(
-            outer, middle, way.rows, self.lanes, self.vector, strips, packs,
-            (self.deep, depth) if depth else None, blocks, way.lanes_inside,
-            way.lanes_outside and depth > 0,
+            outer=outer, middle=middle, rows=way.rows, lanes=self.lanes, vector=self.vector, strips=strips, packs=packs,
+            depth=(self.deep, depth) if depth else None, row_block=blocks, lanes_inside=way.lanes_inside,
+            lanes_outside=way.lanes_outside and depth > 0,
         )  # fmt: skip
 
     def _strips(self, width: int, panels: int, rows: tuple[Piece, ...]) -> tuple[Strip, ...]:

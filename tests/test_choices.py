@@ -1,0 +1,38 @@
+"""Candidates of a nest and their times: what `benchmarks.choices` says about them."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from benchmarks import trials
+from benchmarks.choices import summary
+from benchmarks.trials import STAGES, Candidate, Found
+
+
+def found(nest: str, *ratios: float) -> Found:
+    """A nest whose choice is measured with others, of which the last one drops out early."""
+    shown = [Candidate("", 1.0, len(STAGES) - 1, 40, 1e-3 * r, 1e-3 * r, r) for r in (1.0, *ratios)]
+    return Found(nest, (*shown, Candidate("", 1.0, 1, 3, 1e-4, 1e-4, 0.1)), 200)
+
+
+def test_only_what_was_measured_to_the_end_counts() -> None:
+    assert found("a", 0.8, 1.2).ratio == pytest.approx(1.25)
+    assert found("a", 1.2).ratio == 1.0
+    assert "3 of 200 (3x3 2x40)" in str(found("a", 1.2))
+
+
+def test_a_summary_names_what_is_far_off() -> None:
+    text = summary([found("near", 0.95), found("far", 0.5)])
+    assert "1 of 2 (50%)" in text and text.endswith("more than 10 % off: far 2.00")
+
+
+def test_rounds_take_turns_and_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count()
+    monkeypatch.setattr(trials, "perf_counter", lambda: float(next(ticks)))
+    called: list[int] = []
+    times = trials._rounds({k: lambda k=k: called.append(k) for k in (0, 1)}, 5, 1e9)  # pyright: ignore
+    assert called == [0, 1, 0, 0, 1, 1, *[0, 1] * 4]  # once to know its time, once before it is long
+    assert [len(t) for t in times.values()] == [5, 5]
+    assert [len(t) for t in trials._rounds({0: lambda: None}, 5, 0.0).values()] == [1]  # pyright: ignore
