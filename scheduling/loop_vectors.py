@@ -104,9 +104,15 @@ def loop_vectors(
     vectors = relation.range().coalesce()
     if vectors.is_empty():
         return LoopVectors(s, tuple(loops), vectors, tuple(Affine() for _ in s.iterators), sizes)
-    solved = _inverse(s, relation.reverse(), loops, bound)
+    solved, fixed = _inverse(s, relation.reverse(), loops, bound), _fixed(vectors, loops)
     result = LoopVectors(s, tuple(loops), vectors, (), sizes)
-    return replace(result, instance=result.simplify([e for e in solved if e is not None]))
+    return replace(result, instance=result.simplify([e.substitute(fixed) for e in solved if e is not None]))
+
+
+def _fixed(vectors: isl.Set, loops: Sequence[str]) -> dict[str, int]:
+    """Loops that have one value, as around a single tile: what is kept in registers has then no loop in its index."""
+    values = {loop: vectors.plain_get_val_if_fixed(SET, d) for d, loop in enumerate(loops)}
+    return {loop: value.to_python() for loop, value in values.items() if value.is_int()}
 
 
 def _inverse(
