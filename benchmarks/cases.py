@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 
@@ -47,13 +48,15 @@ class Case:
         return self.reads + self.writes
 
     def operands(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Arrays for inputs and consts, the same in every process."""
-        random = np.random.default_rng(0)
-        made = [
-            {n: random.standard_normal(s).astype(np.float32) for n, s in group.items()}
-            for group in (self.inputs, self.consts)
-        ]
-        return made[0], made[1]
+        """Arrays for inputs and consts, the same in every process; not to be written to."""
+        arrays = _arrays((*self.inputs.items(), *self.consts.items()))
+        return {n: arrays[n] for n in self.inputs}, {n: arrays[n] for n in self.consts}
+
+
+@lru_cache(maxsize=1)  # compiling is timed without making them
+def _arrays(shapes: tuple[tuple[str, Shape], ...]) -> dict[str, Array]:
+    random = np.random.default_rng(0)
+    return {n: random.standard_normal(s).astype(np.float32) for n, s in shapes}
 
 
 def einsum(name: str, spec: str, *shapes: Shape, flops: int | None = None) -> Case:
