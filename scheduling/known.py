@@ -48,15 +48,17 @@ def _known(program: Program) -> frozenset[str]:
     plain = {t.name for t in program.tensors if t.role == "temporary" and t.layout is None}
     left = {t for t, made in writers.items() if t in plain and all(s.name in alone and s.reads for s in made)}
     fixed = {t.name for t in program.tensors if t.role == "constant"}
-    while True:
-        spoilt = {t for t in left if any(not {*tensors_read(s)} <= fixed | left for s in writers[t])}
-        if not spoilt:
-            return _fitting(program, left)
-        left -= spoilt
+
+    def unspoilt(names: Set[str]) -> frozenset[str]:
+        while spoilt := {t for t in names if any(not {*tensors_read(s)} <= fixed | names for s in writers[t])}:
+            names = names - spoilt
+        return frozenset(names)
+
+    return unspoilt(_fitting(program, unspoilt(left)))  # again: what does not fit may be read by a later writer
 
 
 def _fitting(program: Program, names: Set[str]) -> frozenset[str]:
-    """Those of some tensors, in the order in which they are made, that fit; none that is made of one that does not."""
+    """Those of some tensors, in the order in which they are made, that fit; none that begins with one that does not."""
     found: set[str] = set()
     refused: set[str] = set()
     total = 0

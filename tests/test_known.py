@@ -84,6 +84,18 @@ def test_results_that_take_too_much_stay_in_the_model(monkeypatch: pytest.Monkey
     assert split_known(parse_program(CODES))[0] is None
 
 
+def test_a_result_that_a_later_statement_makes_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "MOST_BYTES", 100)
+    text = (
+        "program parts\nconstant A: f32[64]\nconstant B: f32[2]\ninput X: f32[4]\ntemporary U: f32[64]\n"
+        "temporary T: f32[4]\noutput Y: f32[4]\na[i]: U[i] = A[i] * 2 where 0 <= i < 64\n"
+        "b[i]: T[i] = B[i] where 0 <= i < 2\nc[i]: T[i + 2] = U[i] where 0 <= i < 2\n"
+        "d[i]: Y[i] = T[i] + X[i] where 0 <= i < 4\n"
+    )
+    program = parse_program(text)
+    assert split_known(program) == (None, program)
+
+
 def quantised() -> tuple[poly.Graph, np.ndarray, np.ndarray]:
     """A convolution whose weights are codes and a scale, an input, and the result in f64."""
     random = np.random.default_rng(0)
