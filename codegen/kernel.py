@@ -51,10 +51,11 @@ class Kernel(NativeCall):
     C-contiguous is copied, one whose tensor has a layout is packed; arrays of other libraries come in through DLPack,
     where they are. `out`: an array (a tuple for several outputs) to write to, C-contiguous and apart from the inputs.
     An inout tensor is an input and an output: the caller's array is only modified where it is passed as `out`.
-    `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source` is
-    its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR, where it
-    is there. Calls may run at the same time: one of them has the worker threads, the others run alone, with the same
-    results. Raises `RunError`; an argument missing or too many is a `TypeError`, too.
+    `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source`
+    is its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR,
+    where it is there; `refused`: why the schedule is not the policy's first. Calls may run at the same time: one of
+    them has the worker threads, the others run alone, with the same results. Raises `RunError`; an argument missing
+    or too many is a `TypeError`, too.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Kernel(NativeCall):
         stored: Mapping[str, Array] | None = None,
         module: Module | None = None,
         source: Program | None = None,
+        refused: str = "",
     ) -> None:
         start = perf_counter()
+        self.refused = refused
         self.loops, self.machine, self.threads = tree, machine, min(max(1, threads), MAX_THREADS)
         self._schedule = schedule
         self._source = schedule.source if isinstance(schedule, Schedule) else source

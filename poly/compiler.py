@@ -240,7 +240,7 @@ def _kernel(
     computed = compute(constants) if compute is not None else {}
     return Kernel(
         made.split.after, machine, program.inputs, program.outputs, constants, threads, lambda: made.schedule,
-        computed, made.after, program,
+        computed, made.after, program, made.refused,
     )  # fmt: skip
 
 
@@ -316,7 +316,8 @@ def _cpu_unit(machine: Machine, threads: int, program: Program) -> Unit:
     constants = tuple(t for t in loops.tensors if t.role == "constant")
     inputs = (*program.inputs, *constants)
     kernel = Kernel(
-        loops, machine, inputs, program.outputs, {}, threads, lambda: made.schedule, module=made.after, source=program
-    )
+        loops, machine, inputs, program.outputs, {}, threads, lambda: made.schedule, module=made.after, source=program,
+        refused=made.refused,
+    )  # fmt: skip
     arguments = tuple(t.name for t in kernel.inputs)
     return Unit(program, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)

@@ -43,7 +43,8 @@ class KernelExplanation(Explanation):
 
     `bounds`: for every level of `prediction` the bytes that any order of the instances moves into it, at the least.
     `computed`: constants that were made of the program's when compiling, with their bytes (packed weights, say).
-    `threads` were asked for; they share the loops `shared`, in the order in which they come to them.
+    `threads` were asked for; they share the loops `shared`, in the order in which they come to them. `refused`: why the
+    schedule is a plainer one than the policy's first.
     """
 
     schedule: ScheduleExplanation
@@ -56,6 +57,7 @@ class KernelExplanation(Explanation):
     bounds: tuple[Bound | None, ...]
     computed: Mapping[str, int | None]
     shared: tuple[str, ...] = ()
+    refused: str = ""
 
     @property
     def document(self) -> Document:
@@ -72,6 +74,7 @@ class KernelExplanation(Explanation):
         facts = (
             ("machine", f"{self.machine.name}, {counted(self.machine.cores, 'core')}, {used} used"),
             *((("threads", self._threads),) if self.threads > 1 else ()),
+            *((("plainer", f"the policy's first schedule had no code: {self.refused}"),) if self.refused else ()),
             ("vectors", f"{self.vector_bits} bits, {self.machine.lanes(4)} lanes of 4 bytes"),
             ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),
             ("operations", count_text(p.operations)),
@@ -324,6 +327,7 @@ def explain_kernel(kernel: Kernel) -> KernelExplanation:
         kernel.machine.lanes(4) * 32, len(code), prediction,
         tuple(io_lower_bound(kernel.schedule.source, level.capacity) for level in prediction.levels),
         {t.name: tensor_bytes(program, t) for t in made}, shared if kernel.parallel else (),
+        kernel.refused,
     )  # fmt: skip
 
 

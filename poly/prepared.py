@@ -44,12 +44,14 @@ class Prepared:
     """The loops of a checked schedule, those for compiling apart from those for calls, and the IR of both.
 
     `kept`: the schedule, pickled where it comes from the cache: nothing that runs needs it, it is read when asked for.
+    `refused`: why it is a plainer one than the policy's first.
     """
 
     kept: Schedule | bytes
     split: Split
     after: Module
     before: Module | None
+    refused: str = ""
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -137,12 +139,13 @@ def _planned(program: Program, machine: Machine, threads: int) -> Prepared:
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
     from poly.scheduling.cpu_each import schedule_each
 
+    refused = ""
     for make in (schedule_for_cpu, schedule_one_by_one, schedule_each):
         try:
-            return _lowered(make(program, machine, threads), machine)
-        except (CapacityError, UnsupportedError):
-            continue
-    return _lowered(Schedule(program), machine)
+            return replace(_lowered(make(program, machine, threads), machine), refused=refused)
+        except (CapacityError, UnsupportedError) as error:
+            refused = refused or error.message
+    return replace(_lowered(Schedule(program), machine), refused=refused)
 
 
 def _lowered(chosen: Schedule, machine: Machine) -> Prepared:

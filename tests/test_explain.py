@@ -10,7 +10,7 @@ import pytest
 
 import poly
 from poly.document import Document, Table, Text, bytes_text, table
-from poly.errors import PolyError, ScheduleError
+from poly.errors import PolyError, ScheduleError, UnsupportedError
 from poly.figures import iteration_domain, tile_footprint
 from poly.pictures import schedule_svg, text_html
 from poly.program import Program
@@ -272,3 +272,13 @@ def test_what_threads_share_is_said() -> None:
         text = str(poly.explain(poly.compile(alone, threads=2)))
         assert "2 were asked for, one does it all" in text and ", 1 used" in text
     assert "threads" not in str(poly.explain(poly.compile(program)))
+
+
+def test_a_kernel_says_why_its_schedule_is_a_plainer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise UnsupportedError("17 vectors for 16 registers")
+
+    monkeypatch.setenv("POLYLOOM_CACHE", "off")
+    assert "plainer" not in str(poly.explain(poly.compile(matmul())))
+    monkeypatch.setattr("poly.scheduling.cpu.schedule_for_cpu", full)
+    assert "17 vectors for 16 registers" in str(poly.explain(poly.compile(matmul())))
