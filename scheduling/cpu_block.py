@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
@@ -259,8 +259,12 @@ class Blocking(Tiling[BlockPlan]):
             at = schedule.nests[names[0]].names[depth - 1]
             schedule = self._packed_at(schedule, names, "lanes", at, plan.vector * strip.width)
         schedule = fused(schedule, names, range(depth, depth + len(plan.middle)))
-        schedule, parts = cut(schedule, self.group, names, plan.rows, [p.low for p in strip.rows[1:]])
-        for piece, part in zip(strip.rows, parts, strict=True):
+        pieces = strip.rows
+        if not any(self._is_update(schedule, n) for n in names):  # no register tile says what is in a piece
+            low, high = pieces[0].low, pieces[-1].high
+            pieces = (Piece(low, high, gcd(high - low, pieces[0].tile)),)
+        schedule, parts = cut(schedule, self.group, names, plan.rows, [p.low for p in pieces[1:]])
+        for piece, part in zip(pieces, parts, strict=True):
             schedule = self._rows(schedule, strip, piece, part, depth + len(plan.middle))
         return schedule
 

@@ -47,7 +47,6 @@ TURNING = 3.0  # cycles for every vector of a register tile that is turned befor
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many that keep a window
 PANELS, ROW_BLOCKS, DEPTHS = (1, 4, 8, 16, 64), (4, 16, 64), (16, 128, 512)
-FEW = 8  # iterations in a block of the reduction where each holds several steps
 ACROSS, GUARDED, SCALAR = 2.0, 1.4, 0.7  # elements a cycle of copies: register squares, with padding, one by one
 
 
@@ -230,7 +229,7 @@ class Choice:
         several = prod(self.ranges.values()) > self.ranges[self.deep]  # steps in an iteration, as of a window
         if self.across and not several:
             return []
-        return [d for d in ((FEW,) if several else ()) + DEPTHS if 2 * d <= self.ranges[self.deep]]
+        return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep]]
 
     @cached_property
     def across(self) -> bool:

@@ -19,7 +19,7 @@ from poly.scheduling.cpu_shares import Numbers, shared_time
 
 TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
 FREE = 1e9  # elements a cycle of what is copied when compiling
-EDGE = 256  # bytes that a prefetcher reaches over the end of a row that threads write side by side
+EDGE = 256  # bytes that a prefetcher reaches over the end of a row
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
 # somebody else, of one of many cores an eighth.
 SHARE, SHARED = 0.5, 0.125
@@ -85,26 +85,26 @@ class Operand:
         """Bytes between neighbours along a loop."""
         return sum(axis.get(iterator, 0) * step for axis, step in zip(self.axes, self.strides, strict=True))
 
-    def extents(self, sizes: Mapping[str, Numbers]) -> list[Numbers]:
-        """Elements along every axis that a box of iterations touches; where steps leave whole lines out, without
-        those.
+    def extents(self, sizes: Mapping[str, Numbers]) -> list[tuple[Numbers, Numbers | None]]:
+        """By axis the elements in a row that a box of iterations touches, and the number of such rows, where steps
+        leave more out between them than a prefetcher reaches over (None: nowhere).
         """
-        found: list[Numbers] = []
+        found: list[tuple[Numbers, Numbers | None]] = []
         for axis, extent, stride in zip(self.axes, self.shape, self.strides, strict=True):
-            total = None
-            for i, c in axis.items():
-                part = sizes[i] - 1.0 if abs(c) == 1 else abs(c) * (sizes[i] - 1.0)
-                total = part if total is None else total + part
-            reach = np.ones(()) if total is None else np.minimum(1.0 + total, float(extent))
-            if any(abs(c) * stride > LINE for c in axis.values() if abs(c) > 1):
-                reach = np.minimum(reach, prod((sizes[i] for i in axis), start=np.ones(())))
-            found.append(reach)
+            far = {i: c for i, c in axis.items() if (abs(c) - 1) * stride > EDGE}
+            near = _reach({i: c for i, c in axis.items() if i not in far}, extent, sizes)
+            if not far:
+                found.append((near, None))
+                continue
+            total, rows = _reach(axis, extent, sizes), prod((sizes[i] for i in far), start=np.ones(()))
+            one = near * rows >= total
+            found.append((np.where(one, total, near), np.where(one, 1.0, rows)))
         return found
 
     def elements(self, sizes: Mapping[str, Numbers]) -> Numbers:
         total: Numbers = np.ones(())
-        for extent in self.extents(sizes):
-            total = total * extent
+        for extent, rows in self.extents(sizes):
+            total = total * extent if rows is None else total * extent * rows
         return total
 
     def lines(
@@ -118,9 +118,11 @@ class Operand:
         far = np.zeros((), bool)
         whole: npt.NDArray[np.bool_] | None = np.ones((), bool)  # the axes so far lie in one piece; None: they cannot
         dense = self.element
-        for extent, size, stride in zip(
+        for (extent, rows), size, stride in zip(
             reversed(self.extents(sizes)), reversed(self.shape), reversed(self.strides), strict=True
         ):
+            if rows is not None:
+                count = count * rows
             sets = crowding(stride, line)
             if whole is not None and stride == dense:
                 count = np.where(whole, count, count * extent)
@@ -146,6 +148,15 @@ class Operand:
         start = starts * shared * np.where(far, PAGE_START, START)
         behind = touched * np.where(follows, length / line / lines, 1.0) + start
         return near, behind, touched * np.maximum(crowd / lines, 1.0)
+
+
+def _reach(axis: Mapping[str, int], extent: int, sizes: Mapping[str, Numbers]) -> Numbers:
+    """Elements of an axis from the first to the last that a box touches."""
+    total: Numbers | None = None
+    for i, c in axis.items():
+        part = sizes[i] - 1.0 if abs(c) == 1 else abs(c) * (sizes[i] - 1.0)
+        total = part if total is None else total + part
+    return np.ones(()) if total is None else np.minimum(1.0 + total, float(extent))
 
 
 def crowding(stride: int, line: int = LINE) -> float:

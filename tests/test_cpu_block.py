@@ -110,11 +110,11 @@ def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int)
 
 @pytest.mark.parametrize(("height", "width"), [(4, 3), (5, 2)])
 def test_partial_sums_of_turned_tiles_are_in_a_buffer_where_lanes_are_contiguous(height: int, width: int) -> None:
-    program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(40, 20, 3, 3), X=(20, 5, 11))
+    program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(40, 32, 3, 3), X=(32, 5, 11))
     facts = host_facts(program)
     choice = Choice(facts, facts.update, 0)  # type: ignore[arg-type]
     ways = [w for w in choice.ways() if w.lanes_outside and w.rows == 2]
-    plan = choice.plan(ways[0], height, width, 1, 0, 8)
+    plan = choice.plan(ways[0], height, width, 1, 0, 16)
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
     sums = next(t for t in schedule.program.tensors if t.origin == "Y" and t.name.endswith("_s"))
     assert sums.layout is not None and sums.layout.coordinates[-1].names == {sums.layout.index[0]}
@@ -227,6 +227,17 @@ def test_steps_over_whole_lines_leave_them_out() -> None:
     assert float(near.elements(sizes)) == 28 * 128
     inside = Operand("X", ({"y": 2},), (11596,), (4,), 4)
     assert float(inside.elements(sizes)) == 47
+
+
+def test_steps_over_lines_touch_a_line_each() -> None:
+    """Every second row of a map comes into the caches where rows are short; elements far apart cost a line each."""
+    sizes = {"y": np.float64(28), "x": np.float64(28)}
+    map_of = Operand("X", ({"y": 2}, {"x": 2}), (56, 56), (224, 4), 4)
+    assert float(map_of.elements(sizes)) == 55 * 55
+    column = Operand("X", ({"y": 512},), (1 << 20,), (4,), 4)
+    near, _, _ = column.lines(sizes)
+    assert float(column.elements(sizes)) == 28
+    assert float(near) == 28 * 64
 
 
 @pytest.mark.parametrize(("extent", "steps"), [(64, 4), (36, 4), (35, 5), (21, 7), (61, 0)])
