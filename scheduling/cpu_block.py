@@ -213,7 +213,11 @@ class Blocking(Tiling[BlockPlan]):
 
     def _strip(self, schedule: Schedule, strip: Strip, names: Sequence[str]) -> Schedule:
         """Blocks of lanes, around those of the reduction or inside of them, and what is in them."""
-        depth = self._outside()
+        depth, plan = self._outside(), self.plan
+        if strip != plan.strips[0] and self._sums_axis(schedule, names) is not None:
+            whole = Blocking(self.group, replace(plan, depth=None, lanes_outside=False), self.machine)
+            whole.extra = self.extra  # one register tile wide: its sums stay in registers
+            return whole._strip(schedule, strip, names)
         for name in names:
             schedule = self._blocks(schedule, strip, name)
         if not self.plan.lanes_outside:
@@ -233,16 +237,23 @@ class Blocking(Tiling[BlockPlan]):
 
     def _sums(self, schedule: Schedule, names: Sequence[str], depth: int) -> Schedule:
         """Partial sums of a block of lanes in a buffer where these are contiguous, if they are not in the target."""
-        update = next(schedule.program.statement[n] for n in names if self._is_update(schedule, n))
-        axis = axis_of(update.write, self._iterator(schedule, update.name, self.plan.lanes))
-        rank = len(update.write.index)
-        if axis is None or axis == rank - 1:
+        axis = self._sums_axis(schedule, names)
+        if axis is None:
             return schedule
-        order = (*(d for d in range(rank) if d != axis), axis)
+        update = next(schedule.program.statement[n] for n in names if self._is_update(schedule, n))
+        order = (*(d for d in range(len(update.write.index)) if d != axis), axis)
         at, buffer = schedule.nests[update.name].names[depth], f"{update.write.tensor}_{update.name}_s"
         return schedule.promote(
             update.write.tensor, at, self.machine.cache_space(1), name=buffer, users=list(names), order=order
         )
+
+    def _sums_axis(self, schedule: Schedule, names: Sequence[str]) -> int | None:
+        """The target's axis along the lanes, where partial sums go through a buffer as it is not the contiguous one."""
+        if not self.plan.lanes_outside:
+            return None
+        update = next(schedule.program.statement[n] for n in names if self._is_update(schedule, n))
+        axis = axis_of(update.write, self._iterator(schedule, update.name, self.plan.lanes))
+        return None if axis is None or axis == len(update.write.index) - 1 else axis
 
     def _blocks(self, schedule: Schedule, strip: Strip, name: str) -> Schedule:
         """One statement's blocks of lanes outside of its middle loops and rows."""

@@ -494,7 +494,12 @@ class Choice:
     def plan(self, way: Way, height: int, width: int, panels: int, blocks: int, depth: int) -> BlockPlan:
         outer, middle = self.around(way)
         start, extent = self.facts.group_low(way.rows), self.facts.extents[way.rows]
-        strips = self._strips(width, panels, balanced(start, extent, height))
+        rest = self.vectors % width
+        last = height
+        if self.across and depth and rest:  # of sums that stay in registers
+            last = max(height, min(extent, (self.core.registers - 1 - (rest == 1)) // rest - 1))
+        rows = [balanced(start, extent, h) for h in (height, last)]
+        strips = self._strips(width, panels, rows[0], rows[1])
         packs = tuple(self._pack(k, site, way, height, width) for k, site in way.packs)
         return BlockPlan(
             outer=outer, middle=middle, rows=way.rows, lanes=self.lanes, vector=self.vector, strips=strips, packs=packs,
@@ -502,14 +507,14 @@ class Choice:
             lanes_outside=way.lanes_outside and depth > 0,
         )  # fmt: skip
 
-    def _strips(self, width: int, panels: int, rows: tuple[Piece, ...]) -> tuple[Strip, ...]:
+    def _strips(self, width: int, panels: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
         """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""
         low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
         whole, rest = divmod(self.vectors, width)
         if not rest and extent % self.vector and whole > 1:
             whole, rest = whole - 1, width
         cut = low + min(extent, whole * width * self.vector)
-        strips = (Strip(low, cut, width, rows, min(panels, whole)), Strip(cut, low + extent, rest, rows))
+        strips = (Strip(low, cut, width, rows, min(panels, whole)), Strip(cut, low + extent, rest, last))
         return tuple(s for s in strips if s.low < s.high)
 
     def _pack(self, k: int, site: Site, way: Way, height: int, width: int) -> Pack:
