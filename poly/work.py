@@ -65,7 +65,8 @@ def load(
     """Read an ONNX file, a text file, Einstein notation or an einsum spec.
 
     `shapes`: (tensor or None, "64,32"); for einsum in the order of the operands. `arrays`: (name or None, file), which
-    also give shapes and dtypes of einsum operands. `bind`, `constants`: dynamic dimensions and fixed inputs of a model.
+    also give shapes and dtypes of einsum operands, and shapes that notation leaves out. `bind`, `constants`: dynamic
+    dimensions and fixed inputs of a model.
     Raises `UsageError` for a word that is none of these.
     """
     path = Path(what)
@@ -77,9 +78,9 @@ def load(
     if bind or constants:
         raise UsageError("--bind and --constant are for ONNX files", hint="--shape NAME=64,64")
     if len(what) < 4096 and "\n" not in what and path.is_file():
-        return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem)
+        return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem, arrays)
     if "[" in what or "=" in what:
-        return _load_text(what, shapes, "")
+        return _load_text(what, shapes, "", arrays)
     if not any(c in what for c in ",>. ") and not what.isalpha():
         raise UsageError(f"{what!r} is no file, no notation and no einsum spec", hint='"C[i,k] += A[i,j]*B[j,k]"')
     return _load_einsum(what, shapes, dtype or "f32", arrays)
@@ -214,9 +215,7 @@ def _as_options(
     return OnnxError(error.message, where=error.where, hint=f"{hint}, with the extents you need")
 
 
-def _load_text(text: str, shapes: Sequence[Named], name: str) -> Work:
-    from poly.frontend.notation import parse
-
+def _load_text(text: str, shapes: Sequence[Named], name: str, arrays: Sequence[Named]) -> Work:
     if any(line.rstrip() == "script" for line in text.splitlines()):
         from poly.scheduling.schedule_text import parse_schedule
 
@@ -227,13 +226,25 @@ def _load_text(text: str, shapes: Sequence[Named], name: str) -> Work:
         if tensor is None:
             raise UsageError(f"--shape {extents}: notation needs the tensor's name", hint=f"--shape A={extents}")
         given[tensor] = _extents(extents)
-    try:
-        program = parse(text, **given)  # type: ignore[arg-type]  # a tensor may not be called dtypes
-    except (ParseError, ShapeError) as error:
-        if call := match(r"(\w+)=\(", error.hint or ""):  # an argument of parse
-            raise UsageError(error.message, where=error.where, hint=f"--shape {call[1]}=64,96") from None
-        raise
+    program = _parsed(text, given, arrays)
     return Work(name or program.name, program=program)
+
+
+def _parsed(text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Sequence[Named]) -> Program:
+    """Notation as a program. A shape that is missing is that of the tensor's array, where a file gives one."""
+    from poly.frontend.notation import parse
+
+    try:
+        return parse(text, **given)  # type: ignore[arg-type]  # a tensor may not be called dtypes
+    except (ParseError, ShapeError) as error:
+        call = match(r"(\w+)=\(", error.hint or "")  # an argument of parse
+        if call is None:
+            raise
+        tensor = call[1]
+        if tensor not in given and (file := dict(arrays).get(tensor)) is not None:
+            return _parsed(text, {**given, tensor: read_array(file).shape}, arrays)
+        file = f", or --input {tensor}=FILE.npy" if arrays else ""
+        raise UsageError(error.message, where=error.where, hint=f"--shape {tensor}=64,96{file}") from None
 
 
 def _load_nest(path: Path) -> Work:

@@ -40,13 +40,16 @@ def test_run_saves_what_numpy_computes(tmp_path: Path) -> None:
     assert np.array_equal(found, a @ b)
 
 
-def test_run_notation_with_named_inputs(tmp_path: Path) -> None:
+def test_run_notation_with_named_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = np.ones((24, 16), "f4"), -np.ones((16, 32), "f4")
     np.save(tmp_path / "a.npy", a)
     np.save(tmp_path / "b.npy", b)
     inputs = ["--input", f"B={tmp_path}/b.npy", "--input", f"A={tmp_path}/a.npy"]
-    assert poly("run", MATMUL, *SHAPES, *inputs, "--check", "--save", str(tmp_path / "o.npz")) == 0
-    assert not np.load(tmp_path / "o.npz")["D"].any()
+    for shapes in (SHAPES, SHAPES[:2], ()):  # what is left out is the array's
+        assert poly("run", MATMUL, *shapes, *inputs, "--check", "--save", str(tmp_path / "o.npz")) == 0
+        assert not np.load(tmp_path / "o.npz")["D"].any()
+    assert poly("run", MATMUL, *SHAPES[:2], *inputs[2:]) == 2
+    assert "--input B=FILE.npy" in capsys.readouterr().err
 
 
 def test_run_onnx_checks_against_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
