@@ -6,7 +6,6 @@ worth a kernel for its own extents and strides, tiled by the policy.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -31,7 +30,7 @@ from poly.einsum_rules import (
     sample,
     steps_of,
 )
-from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError
+from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError, warn_caller
 from poly.frontend.contraction import Form, Steps
 from poly.frontend.einsum import Equation, equation_of, work_of
 from poly.frontend.strides import Dimensions, Memory, dense_strides, dimensions_of, form_of, is_dense, strides_like
@@ -64,7 +63,7 @@ class Fallback:
 
     def __call__(self, arrays: Sequence[Array], out: Array | None) -> Array:
         message = f"einsum {self.spec!r}: {self.dtype} has no compiled form, numpy computes it"
-        warnings.warn(message, FallbackWarning, stacklevel=3)
+        warn_caller(message, FallbackWarning)
         keywords = self.options._asdict()
         del keywords["threads"]
         return numpy_einsum(self.spec, *arrays, out=out, **keywords)

@@ -6,6 +6,9 @@ numpy and Python raise as ValueError, TypeError or RuntimeError are that as well
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 
 class PolyError(Exception):
     """Base of every error a user can cause.
@@ -113,3 +116,11 @@ class SettingWarning(UserWarning):
 
 class Bug(AssertionError):
     """An invariant of ours that does not hold; never the user's fault."""
+
+
+def warn_caller(message: str, kind: type[Warning]) -> None:
+    """Warn, and name the line outside of this package from which the call came, however deep the warning arose."""
+    level, frame = 2, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "poly":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, kind, stacklevel=level)

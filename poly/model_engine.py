@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import numpy as np
 
 from poly.engine import Engine
 from poly.engine_arrays import require_mapping
-from poly.errors import FallbackWarning, RunError
+from poly.errors import FallbackWarning, RunError, warn_caller
 from poly.frontend.onnx_control import body_name, run_control
 from poly.frontend.onnx_reference import evaluate_node
 from poly.frontend.onnx_stages import Stage, StagedModel
@@ -236,7 +235,7 @@ class ModelEngine:
         if label not in self._warned:
             self._warned.add(label)
             message = f"node {label} runs by the reference evaluator: {reason}"
-            warnings.warn(message, FallbackWarning, stacklevel=5)
+            warn_caller(message, FallbackWarning)
 
     def _body(self, position: int, name: str) -> ModelEngine:
         """A graph inside of a node, compiled as a model of its own; the control runs here."""

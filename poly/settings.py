@@ -12,9 +12,8 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeVar
-from warnings import warn
 
-from poly.errors import PolyError, SettingWarning
+from poly.errors import PolyError, SettingWarning, warn_caller
 
 T = TypeVar("T")
 MEGABYTES: Final = 512  # of the disk cache, unless set
@@ -134,7 +133,7 @@ def _warn_of_others(names: tuple[str, ...]) -> None:
     for name in set(names) - set(known):
         near = get_close_matches(name, known, 1)
         meant = f"; did you mean {near[0]}?" if near else f"; settings: {', '.join(_PREFIX + n for n in _READERS)}"
-        warn(f"{name} in the environment is no setting{meant}", SettingWarning, stacklevel=4)
+        warn_caller(f"{name} in the environment is no setting{meant}", SettingWarning)
 
 
 @cache
@@ -144,4 +143,4 @@ def _warn_of_folder(chosen: str) -> None:
     there = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
     if not os.access(there, os.X_OK | (os.R_OK if there == path else os.W_OK)) or not there.is_dir():
         text = f"POLYLOOM_CACHE is {chosen!r} in the environment, which is no folder and cannot be made one"
-        warn(f"{text}: nothing is kept; allowed: a folder of yours, or off", SettingWarning, stacklevel=5)
+        warn_caller(f"{text}: nothing is kept; allowed: a folder of yours, or off", SettingWarning)

@@ -181,8 +181,9 @@ def test_sequences_and_strings_pass_through() -> None:
         helper.make_node("SequenceLength", ["s"], ["n"]),
     ]
     model, arrays = chain_model(nodes, {"x": f32(2, 3)}, ["y", "n"])
-    with pytest.warns(FallbackWarning):
+    with pytest.warns(FallbackWarning) as told:
         found = engine_of(model).run(arrays)
+    assert {w.filename for w in told} == {__file__}  # the line that ran it
     assert_close(found, {"y": np.exp(np.concatenate([arrays["x"]] * 2)), "n": np.array(2)})  # type: ignore[arg-type]
     words = np.array(["a", "b"], object)
     graph = helper.make_graph(

@@ -58,8 +58,9 @@ def test_what_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_that_is_no_setting_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYLOOM_CAHCE", "off")
-    with pytest.warns(SettingWarning, match="POLYLOOM_CAHCE .*is no setting; did you mean POLYLOOM_CACHE"):
+    with pytest.warns(SettingWarning, match="POLYLOOM_CAHCE .*is no setting; did you mean POLYLOOM_CACHE") as told:
         settings.check_settings()
+    assert told[0].filename == __file__
     with catch_warnings():
         simplefilter("error")
         settings.check_settings()
