@@ -59,7 +59,7 @@ class StreamKernel:
         return self.report.cycles
 
     def __call__(
-        self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
+        self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
     ) -> Array | tuple[Array, ...]:
         ordered = in_order([t.name for t in self.inputs], inputs, named, self.program.name)
         given = [self._checked(t, self._array(t, a)) for t, a in zip(self.inputs, ordered, strict=True)]

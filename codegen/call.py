@@ -161,7 +161,7 @@ def runtime() -> Runtime:
 class _Plain:
     """Where there is no native way: every call is a careful one."""
 
-    def __call__(self, *args: object, **keywords: object) -> object:
+    def __call__(self, /, *args: object, **keywords: object) -> object:
         careful: Callable[..., object] = getattr(self, "_careful")  # noqa: B009 - its signature is the class's own
         return careful(*args, **keywords)
 

@@ -108,7 +108,7 @@ class Kernel(NativeCall):
     if TYPE_CHECKING:
 
         def __call__(
-            self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
+            self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
         ) -> Array | tuple[Array, ...]: ...
 
     @cached_property
@@ -122,7 +122,7 @@ class Kernel(NativeCall):
         return self.threads > 1 and any(self.module.parallel)
 
     def _careful(
-        self, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
+        self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
     ) -> Array | tuple[Array, ...]:
         """A call whose arguments native code did not take as they are."""
         ordered = in_order([t.name for t in self.inputs], inputs, named, self.loops.name)

@@ -93,7 +93,8 @@ def in_order(
         if names.index(name) < len(given):
             raise ArgumentTypeError(f"{name} is given by position and by name", where=where)
     if absent := [n for n in names[len(given) :] if n not in named]:
-        raise ArgumentTypeError(f"{takes}, {absent[0]} is missing", where=where)
+        hint = "give it by position: out= is where results go" if absent[0] == "out" else ""
+        raise ArgumentTypeError(f"{takes}, {absent[0]} is missing", where=where, hint=hint)
     return (*given, *(named[n] for n in names[len(given) :]))
 
 

@@ -30,7 +30,10 @@ def bounded(operations: int, what: str, where: str) -> Generator[None]:
             yield
     except isl.Error as error:
         if "number of operations" not in str(error):
-            raise Bug(f"{where}: {error}") from None
+            if "domain_factor" not in str(error):
+                raise Bug(f"{where}: {error}") from None
+            text, hint = f"{what} is beyond isl's dataflow analysis", "fewer buffers made of one another"
+            raise UnsupportedError(text, where=where, hint=hint) from None
         raise UnsupportedError(
             f"{what} takes more than {operations:,} isl operations, and is given up without a verdict", where=where,
             hint="bind the sizes, promote at a loop further out or before tiling, or fewer and simpler skews and tiles",

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -170,6 +170,19 @@ def test_arguments_by_name(target: str) -> None:
         for kind in (RunError, TypeError):
             with pytest.raises(kind, match=message):
                 kernel(*args, **named)
+
+
+@pytest.mark.parametrize("target", ["cpu", "s16"])
+def test_inputs_with_the_names_of_arguments(target: str) -> None:
+    a, b, _ = operands()
+    make = cast("Callable[..., Callable[..., object]]", poly.compile)
+    one = make(poly.parse("C[i,j] = self[i,j] - b[i,j]", self=(3, 4), b=(3, 4)), target)
+    two = make(poly.parse("C[i,j] = out[i,j] - b[i,j]", out=(3, 4), b=(3, 4)), target)
+    for _ in range(2):
+        np.testing.assert_array_equal(one(b=b, **{"self": a}), a - b)
+        np.testing.assert_array_equal(two(a, b=b), a - b)
+        with pytest.raises(RunError, match="out is missing.*\n.*by position"):
+            two(b=b, out=a)
 
 
 def test_constants_are_checked_and_kept() -> None:

@@ -8,6 +8,14 @@ import pytest
 import poly
 from poly.errors import UnsupportedError
 from poly.frontend.nest import Array, f64
+from tests.mutation_programs import program
+
+
+def test_what_isl_cannot_analyse_is_no_fault_of_the_caller() -> None:
+    s = poly.Schedule(program("lu")).tile({"k": 3}).fuse("div.i", "upd.i").promote("A", "k.o", "l2", name="B", pad=True)
+    s = s.promote("A", "st_B.0", "l2", name="C").promote("C", "st_C.1", "l2", name="D")
+    with pytest.raises(UnsupportedError, match="beyond isl's dataflow analysis"):
+        s.double_buffer("B", "k.o", 2).double_buffer("D", "st_C.1", 2).double_buffer("D", "st_B.0", 3)
 
 
 def test_a_long_unrolled_loop_is_refused_before_llvm_sees_it() -> None:
