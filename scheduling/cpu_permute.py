@@ -134,7 +134,7 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     size = max(size_bytes(program.tensor[t].dtype) for t in (s.write.tensor, *tensors))
     registers = machine.vector_registers // len(turned)
     machine_lanes = machine.lanes(size)
-    vector = min(machine_lanes, 1 << (registers.bit_length() - 1))
+    vector = min(machine_lanes, 1 << max(0, registers.bit_length() - 1))
     if vector < 2:
         return None
     room, line = registers * machine_lanes // vector**2, _line(machine) // (vector * size)  # in squares, in vectors

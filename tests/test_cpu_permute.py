@@ -119,6 +119,19 @@ def test_with_other_operands() -> None:
     np.testing.assert_array_equal(poly.compile(program)(a, c, d), np.maximum(a.T + c[:, None], d.T))
 
 
+def test_more_turned_reads_than_registers_are_left_to_others() -> None:
+    names = [f"A{k}" for k in range(17)]
+    inputs = "".join(f"input {n}: f32[16, 20]\n" for n in names)
+    total = " + ".join(f"{n}[j, i]" for n in names)
+    program = parse_program(
+        f"program p\n{inputs}output B: f32[20, 16]\nS[i, j]: B[i, j] = {total} where 0 <= i < 20 and 0 <= j < 16"
+    )
+    assert plan_of(program, machine(AVX2)) is None
+    rng = np.random.default_rng(3)
+    values = [rng.integers(-9, 9, (16, 20)).astype(np.float32) for _ in names]
+    np.testing.assert_array_equal(poly.compile(program)(*values), np.sum(values, axis=0).T)
+
+
 def test_its_schedule_is_a_checked_script() -> None:
     schedule = schedule_for_cpu(permuted("ij->ji", 100, 150), machine(AVX2), threads=2)
     assert any(t.space == "reg" for t in schedule.program.tensors)
