@@ -388,9 +388,7 @@ def _store_vector(s: State, tensor: Tensor, address: Address, value: Value, comb
     if combine is not None and mask is None:
         value = combine(_raw_load(s, tensor, pointer, width), value)
     elif combine is not None:
-        name = f"llvm.masked.load.{_memory_suffix(dtype, width)}.p0"
-        arguments = (("ptr", pointer), ("i32", alignment), (f"<{width} x i1>", mask or ""), (kind, "zeroinitializer"))
-        value = combine(_from_memory(s, dtype, s.writer.intrinsic(kind, name, arguments), width), value)
+        value = combine(_masked_load(s, tensor, pointer, mask or "", "zeroinitializer"), value)
     if mask is None:
         return _raw_store(s, tensor, pointer, value)
     if s.lanes.constant and not s.masked_stores:

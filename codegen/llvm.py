@@ -26,7 +26,7 @@ from poly.expr import Apply, Const, reads_of
 from poly.loops import MAX_LANES, Alloc, Compute, External, For, If, Node, Sync, walk
 from poly.program import ReadIndex
 
-MAX_COPIES = 50_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
+MAX_STATEMENTS = 50_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
 MAX_LENGTH = 16_000  # instructions of an unrolled loop, for which LLVM needs some seconds
 
 
@@ -39,7 +39,7 @@ class Walker:
 
     def __init__(self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None) -> None:
         self.s, self.allocate, self.part = state, allocate, part
-        self.copies = 0
+        self.emitted = 0  # statements
         self.lane_parallel: dict[int, bool] = {}
         self.guarded: dict[int, For] = {}  # unrolled loops with ragged ends, as they are printed
         self.needed: dict[int, list[int]] = {}
@@ -71,10 +71,10 @@ class Walker:
     # -- statements
 
     def compute(self, node: Compute) -> None:
-        self.copies += 1
-        if self.copies > MAX_COPIES:
+        self.emitted += 1
+        if self.emitted > MAX_STATEMENTS:
             raise UnsupportedError(
-                f"more than {MAX_COPIES} statements after unrolling", where=f"statement {node.statement}"
+                f"more than {MAX_STATEMENTS} statements after unrolling", where=f"statement {node.statement}"
             )
         s = self.s
         s.located.clear()
@@ -282,7 +282,7 @@ class Walker:
         written = {n.write.tensor for n in inside if isinstance(n, Compute)} - own
         if not any(map(s.in_registers, written)):
             return set()
-        saved, part, lanes, copies = dict(s.indices.values), self.part, s.lanes, self.copies
+        saved, part, lanes, emitted = dict(s.indices.values), self.part, s.lanes, self.emitted
         lane_range = s.indices.lane_range
         probe = Probe(s, self.allocate, None, self)
         s.writer.probing = True
@@ -290,7 +290,7 @@ class Walker:
             probe.loop(node)
         finally:
             s.writer.probing = False
-            s.indices.values, self.part, s.lanes, self.copies = saved, part, lanes, copies
+            s.indices.values, self.part, s.lanes, self.emitted = saved, part, lanes, emitted
             s.indices.lane_range = lane_range
         return probe.written
 

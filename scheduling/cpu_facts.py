@@ -1,4 +1,4 @@
-"""Facts of a group for the choices on a core: strides, extents, registers (`Facts`).
+"""Facts of a group for the choices on a core: strides, extents, lanes, bytes (`Facts`).
 
 In closed form, from access maps, extents and the machine description.
 """
@@ -22,8 +22,7 @@ OWN = 2  # levels of cache that a core has for itself
 # Operations that are an instruction or a few; all others are functions with a polynomial, a table or a loop.
 LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
-
-
+FEWEST_LANES = 4  # iterations of a loop along which lanes pay
 NEAR = 0.25  # of the last cache: what is larger comes from it at its own pace, not at that of a nearer one
 
 
@@ -53,7 +52,7 @@ class Facts:
         return next((s for s in self.group.statements if s.combiner is not None), None)
 
     def strides(self, s: Statement) -> list[Strides]:
-        """For every access the elements between neighbours along each parallel loop (None: not constant)."""
+        """For every access, the write last, the elements between neighbours along each loop (None: not constant)."""
         tensors, sizes = self.program.tensor, self.program.binding
         axes = list(enumerate(self.group.axes[s.name]))
         return [{a: stride(access, tensors[access.tensor], i, sizes) for a, i in axes} for access, _ in s.accesses]

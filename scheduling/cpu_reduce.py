@@ -19,14 +19,21 @@ from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, interval_of, intervals_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
-from poly.scheduling.cpu_facts import NEAR, bytes_touched, last_capacity, reduction_extents, stride, widest_element
+from poly.scheduling.cpu_facts import (
+    FEWEST_LANES,
+    NEAR,
+    bytes_touched,
+    last_capacity,
+    reduction_extents,
+    stride,
+    widest_element,
+)
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
-FEWEST = 4  # iterations along which lanes pay
 AHEAD = 8192  # bytes that a stream is asked for ahead: the hardware's own prefetchers stop at the end of a page
 
 
@@ -71,18 +78,18 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     widest = widest_element(program, [s])
     vector = machine.lanes(widest)
     lanes = next((i for i in long if _step(program, large, i) == 1), None)
-    if vector < 2 or lanes is None or extents[lanes] < FEWEST:
+    if vector < 2 or lanes is None or extents[lanes] < FEWEST_LANES:
         return None
     if any(_step(program, a, lanes) not in (0, 1) for a, _ in s.accesses):
         return None
     others = sorted((i for i in long if i != lanes), key=lambda i: -(_step(program, large, i) or 0))
     if lanes in reduced:
-        plan = _folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
+        plan = _plan_folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
         last = last_capacity(machine)
         from_last = last * NEAR < bytes_touched(program, [s]) <= last
         ahead = -(-AHEAD // (plan.width * vector * widest)) if from_last and not plan.rows else 0
         return replace(plan, ahead=ahead)
-    return _spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
+    return _plan_spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
 
 
 def _plain(program: Program, s: Statement) -> bool:
@@ -97,7 +104,7 @@ def _step(program: Program, access: Access, iterator: str) -> int | None:
     return stride(access, program.tensor[access.tensor], iterator, program.binding)
 
 
-def _folded(
+def _plan_folded(
     s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str, vector: int, most: int
 ) -> Reduction:
     """Rows that share an operand go side by side, others where they are short; `most` vectors in all."""
@@ -115,7 +122,7 @@ def _height(extent: int, wanted: Sequence[int]) -> int:
     return min(extent, next((n for n in wanted if extent % n == 0), wanted[0]))
 
 
-def _spread(
+def _plan_spread(
     program: Program, machine: Machine, s: Statement, reduced: list[str], extents: dict[str, int],
     others: list[str], lanes: str, vector: int, threads: int,
 ) -> Reduction | None:  # fmt: skip

@@ -20,6 +20,7 @@ from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
 from poly.scheduling.cpu_facts import (
+    FEWEST_LANES,
     NEAR,
     bytes_touched,
     functions_in,
@@ -35,7 +36,6 @@ from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 
-FEWEST = 4  # iterations of a loop along which lanes pay
 HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements that take a few, ten, more operations
     ((2, 8), (16, 4), (128, 2)),
     ((16, 4), (128, 2)),
@@ -47,9 +47,8 @@ STREAM = 1024  # bytes of rows side by side that come from far: a prefetcher fol
 
 @dataclass
 class Pass:
-    """Statements that share their loops inside a row: `inner` (iterators by statement, the lanes last).
-
-    `lanes`: elements of one vector operation; `width`: such vectors side by side.
+    """Statements that share their loops inside a row. `extents`: of these, the lanes last; `lanes`: elements of one
+    vector operation; `width`: such vectors side by side.
     """
 
     extents: tuple[int, ...]
@@ -60,8 +59,8 @@ class Pass:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side; `asked`: by
-    statement, the tensors that come from beyond a core's own caches, whose next rows it asks for.
+    """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side; `asked`: the
+    statements that ask for the next rows of what comes from beyond a core's own caches.
     """
 
     passes: tuple[Pass, ...]
@@ -97,11 +96,11 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
     single = sum(not extents[n] for n in extents)
     registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
     one_stream = not near and bytes_touched(program, group.statements) > last_capacity(machine) * NEAR
-    core = _Core(vector, vector * widest, registers, in_flight, one_stream)
-    height = _height(program, group, passes, core)
+    limits = _Limits(vector, vector * widest, registers, in_flight, one_stream)
+    height = _height(program, group, passes, limits)
     beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
-    return RowPlan(tuple(_sized(program, p, core, height) for p in passes), inner, height, asked)
+    return RowPlan(tuple(_sized(program, p, limits, height) for p in passes), inner, height, asked)
 
 
 def _asking(
@@ -124,7 +123,7 @@ def _asking(
 
 
 @dataclass(frozen=True)
-class _Core:
+class _Limits:
     """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
     latency of one; `one_stream`: rows come from afar, side by side only as short ones.
     """
@@ -136,23 +135,23 @@ class _Core:
     one_stream: bool
 
 
-def _height(program: Program, group: Group, passes: Sequence[Pass], core: _Core) -> int:
+def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Limits) -> int:
     """Rows side by side, so that what each adds up and divides at its end overlaps with another one's."""
     assert group.box is not None
     rows = group.box[-1][1] + 1
-    vectors = max(-(-prod(p.extents) // core.vector) for p in passes)
+    vectors = max(-(-prod(p.extents) // limits.vector) for p in passes)
     chain = max(_chain(program, p) for p in passes)
     most = next((h for limit, h in HEIGHTS[chain] if vectors <= limit), 1)
-    if core.one_stream:
-        most = min(most, max(1, STREAM // (vectors * core.bytes)))
+    if limits.one_stream:
+        most = min(most, max(1, STREAM // (vectors * limits.bytes)))
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
-    return max((h for h in fitting if all(_held(program, p, core, h) <= core.registers for p in passes)), default=1)
+    return max((h for h in fitting if all(_held(program, p, limits, h) <= limits.registers for p in passes)), default=1)
 
 
-def _held(program: Program, part: Pass, core: _Core, height: int) -> int:
+def _held(program: Program, part: Pass, limits: _Limits, height: int) -> int:
     """Registers for the partial results of a pass, and for those of one of them by whole vectors."""
-    sized = _sized(program, part, core, height)
-    return height * sized.lanes // core.vector * (_reductions(program, part) * sized.width + 1)
+    sized = _sized(program, part, limits, height)
+    return height * sized.lanes // limits.vector * (_reductions(program, part) * sized.width + 1)
 
 
 def _lanes(program: Program, s: Statement, extents: Mapping[str, int]) -> str | None:
@@ -163,7 +162,7 @@ def _lanes(program: Program, s: Statement, extents: Mapping[str, int]) -> str | 
     for i, extent in extents.items():
         steps = [stride(a, program.tensor[a.tensor], i, program.binding) for a, _ in s.accesses]
         target = steps[-1] == 1 or (steps[-1] == 0 and s.combiner is not None)
-        if target and set(steps) <= {0, 1} and 1 in steps and extent >= FEWEST:
+        if target and set(steps) <= {0, 1} and 1 in steps and extent >= FEWEST_LANES:
             rated.append((extent, i))
     return max(rated)[1] if rated else None
 
@@ -212,14 +211,14 @@ def _chain(program: Program, part: Pass) -> int:
     return 0 if not used else 1 if used == frozenset({"exp"}) else 2
 
 
-def _sized(program: Program, part: Pass, core: _Core, height: int) -> Pass:
+def _sized(program: Program, part: Pass, limits: _Limits, height: int) -> Pass:
     """A pass with its vectors: several side by side hide the latency of an operation, or two as one wide one."""
     if not part.extents:
         return part
     chain = _chain(program, part)
-    lanes = core.vector * (interleaved(-(-part.extents[-1] // core.vector), height) if chain == 2 else 1)
+    lanes = limits.vector * (interleaved(-(-part.extents[-1] // limits.vector), height) if chain == 2 else 1)
     reductions = _reductions(program, part)
-    most = 1 if chain else core.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
+    most = 1 if chain else limits.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
     return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))
 
 

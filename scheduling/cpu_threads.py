@@ -242,8 +242,7 @@ def _along(schedule: Schedule, copy: Statement, shared: Collection[str]) -> Sche
 
 def _outermost(schedule: Schedule, copy: Statement, axis: int) -> Schedule:
     """A copy's serial loop along an axis outside of its other loops, apart from other pieces of the copy."""
-    own = [n for n in schedule.nests[copy.name].names if schedule.program.statement[copy.name].copies]
-    own = [n for n in own if n.startswith("ld_") and schedule.kind(n) == "serial"]
+    own = [n for n in schedule.nests[copy.name].names if n.startswith("ld_") and schedule.kind(n) == "serial"]
     names = copy.write.affine_index[axis].names
     wanted = next((n for n in own if schedule.nests[copy.name].loops[n].names & names), None)
     if wanted is None or own[0] == wanted:

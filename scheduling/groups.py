@@ -123,9 +123,7 @@ def _overwrites(program: Program, group: Group, s: Statement) -> bool:
     if program.tensor[name].role != "inout" or s.write.indirect:
         return False
     others = [x for x in program.statements if x is not s]
-    return all(
-        name not in tensors_written(x) and (x.name in own or name not in tensors_read(x)) for x in others
-    )  # fmt: skip
+    return all(name not in tensors_written(x) and (x.name in own or name not in tensors_read(x)) for x in others)
 
 
 def _reads_own(group: Group, s: Statement, axes: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
 """The loop vectors of a statement under a schedule, its instance as a function of them, and expressions by loops.
 
-The integer affine hull of "loop vector -> value" removes floors and remainders that the domain makes redundant
+Iterators come from algebra where it gives them (`poly.scheduling.inverse`), else from the integer affine hull of
+"loop vector -> value". That hull also removes floors and remainders that the domain makes redundant
 (`(8*i.o + i.p) // 8` is `i.o` where `0 <= i.p < 8`).
 """
 
