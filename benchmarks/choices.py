@@ -105,8 +105,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _wrong_option(options: argparse.Namespace) -> str | None:
+    """What keeps the options from making sense, if anything does."""
+    if min(options.candidates, options.far, options.seconds, options.make, options.jobs) <= 0:
+        return "--candidates, --far, --seconds, --make and --jobs are positive"
+    if options.only == "show" and (options.json is None or not options.json.is_file()):
+        return "--only show needs the --json FILE of an earlier run"
+    if options.only != "show" and not _chosen(options):
+        return f"no contraction or convolution has one of {', '.join(options.words)} in its name"
+    return None
+
+
 def main() -> None:
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    if (wrong := _wrong_option(options)) is not None:
+        parser.error(wrong)
     pool = (
         nullcontext(None)
         if options.only in ("measure", "show")

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from benchmarks import trials
-from benchmarks.choices import summary
+from benchmarks.choices import main, summary
 from benchmarks.trials import STAGES, Candidate, Found
 
 
@@ -26,6 +26,25 @@ def test_only_what_was_measured_to_the_end_counts() -> None:
 def test_a_summary_names_what_is_far_off() -> None:
     text = summary([found("near", 0.95), found("far", 0.5)])
     assert "1 of 2 (50%)" in text and text.endswith("more than 10 % off: far 2.00")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["=nothing_like_it"], "no contraction or convolution has one of =nothing_like_it"),
+        (["softmax"], "no contraction"),
+        (["=gemm_64", "--candidates", "0"], "positive"),
+        (["--only", "show"], "--json"),
+        (["--only", "show", "--json", "missing.json"], "--json"),
+    ],
+)
+def test_wrong_options_are_said(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["choices", *words])
+    with pytest.raises(SystemExit):
+        main()
+    assert message in capsys.readouterr().err
 
 
 def test_rounds_take_turns_and_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
