@@ -29,7 +29,7 @@ from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object, link
 from poly.codegen.pool_ir import BOX, BOX_AUTO, BOX_CORE, CORES, LAST_CORE, MAX_THREADS, SPIN, WORKERS, pool_ir
 from poly.errors import PolyError
-from poly.settings import MOST_CORES, MOST_SPIN, spin_seconds, worker_cores
+from poly.settings import MOST_CORES, MOST_SPIN, last_core, spin_seconds, worker_cores
 
 SPIN_SECONDS: Final = 100e-6  # several calls' distance in a loop over small kernels, little on a busy machine
 _FUTEX: Final = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
@@ -74,10 +74,11 @@ class Pool:
         `spin`: seconds that a thread looks for work before it sleeps. `cores`: worker k runs on the k-th of these cores
         only, counted round; () lets the system choose. Raises `PolyError` for a number that makes no sense.
         """
-        if spin is not None and not 0 <= spin <= MOST_SPIN:
-            raise PolyError(f"spin is {spin!r} s", hint=f"seconds from 0 to {MOST_SPIN:g}")
-        if cores is not None and not all(isinstance(c, int) and 0 <= c < MOST_CORES for c in cores):  # pyright: ignore
-            raise PolyError(f"cores is {tuple(cores)!r}", hint="numbers of cores, from 0 on")
+        if spin is not None and not (isinstance(spin, (int, float)) and 0 <= spin <= MOST_SPIN):  # pyright: ignore
+            raise PolyError(f"spin is {spin!r}", hint=f"seconds from 0 to {MOST_SPIN:g}, as 50e-6")
+        last = last_core()
+        if cores is not None and not _are_cores(cores, last):
+            raise PolyError(f"cores is {cores!r}", hint=f"numbers of cores from 0 to {last}, as (0, 1), or ()")
         self._stop(0)
         self.spin = self.spin if spin is None else float(spin)
         self.cores = self.cores if cores is None else tuple(cores)
@@ -98,6 +99,10 @@ class Pool:
     def __repr__(self) -> str:
         cores = f", cores {self.cores}" if self.cores else ""
         return f"<Pool of {self.threads} threads, spin {self.spin * 1e6:g} us{cores}>"
+
+
+def _are_cores(cores: object, last: int) -> bool:
+    return isinstance(cores, Sequence) and all(isinstance(c, int) and 0 <= c <= last for c in cores)
 
 
 @cache

@@ -64,7 +64,7 @@ def spin_seconds() -> float | None:
 
 def worker_cores() -> tuple[int, ...] | None:
     """`POLYLOOM_CORES`; () for any, None unless set."""
-    return _read("CORES", _cores, f"numbers of cores from 0 to {_last_core()}, as 0 or 0,2,4-7, or any", None)
+    return _read("CORES", _cores, f"numbers of cores from 0 to {last_core()}, as 0 or 0,2,4-7, or any", None)
 
 
 def progress() -> Literal["auto", "on", "off"]:
@@ -116,13 +116,13 @@ def _cores(text: str) -> tuple[int, ...]:
     for part in text.split(",") if text.lower() != "any" else ():
         first, dash, last = part.partition("-")
         numbers = range(int(first), int(last if dash else first) + 1)
-        if not numbers or not 0 <= numbers[0] <= numbers[-1] <= _last_core():
+        if not numbers or not 0 <= numbers[0] <= numbers[-1] <= last_core():
             raise ValueError(text)
         found += numbers
     return tuple(found)
 
 
-def _last_core() -> int:
+def last_core() -> int:
     """The greatest number that a core of this machine may have, those that are switched off included."""
     return min(max(os.sysconf("SC_NPROCESSORS_CONF"), 1 + max(os.sched_getaffinity(0))), MOST_CORES) - 1
 

@@ -224,7 +224,11 @@ def test_stop_and_settings(code: Linked) -> None:
             assert list(counts)[:4] == [20, 20, 20, 0] and mine.threads == 3
         mine.stop()
         assert mine.threads == 1
-        for bad in ({"spin": -1}, {"spin": 11}, {"cores": (-1,)}, {"cores": (5000,)}, {"cores": "ab"}):
+        beyond = {"cores": (max(os.cpu_count() or 1, allowed[-1] + 1),)}  # the environment's setting refuses it, too
+        for bad in (
+            {"spin": -1}, {"spin": 11}, {"spin": "x"}, {"cores": (-1,)}, {"cores": (5000,)}, beyond, {"cores": "ab"},
+            {"cores": 0},
+        ):  # fmt: skip
             with pytest.raises(PolyError):
                 mine.configure(**bad)  # type: ignore[arg-type]
     finally:
