@@ -44,7 +44,7 @@ class Scope:
     """What the names mean at one place of the function.
 
     `indices`: loop variables and integer names as affine expressions of iterators and sizes; `literals`: numbers from
-    outside the function; `ranks`: of the tensors, scalars included; `shapes`: of the arrays.
+    outside the function; `shapes`: of the arrays, scalars included.
     """
 
     source: Source
