@@ -221,6 +221,8 @@ def _statement(
     domain = isl.Set(f"{header(sizes)}{{ {name}[{iterators}] : {condition} }}").coalesce()
     target = tensors[draft.write.tensor].dtype
     body, reads, symbol = draft.body, draft.reads, draft.symbol
+    if symbol == "-":
+        body, symbol = _subtracted(body, [tensors[r.tensor].dtype for r in reads], target), "+"
     found, dtype = typed(body, [tensors[r.tensor].dtype for r in reads])
     if symbol in ("and", "or") and (target != "bool" or dtype != "bool"):  # `|=` of integers changes bits
         reads = (*reads, draft.write)
@@ -237,6 +239,16 @@ def _statement(
         name, draft.iterators, domain, draft.write, _filled(reads, tensors), found,
         COMBINERS[symbol] if symbol else None, reorder=not exact, contract=not exact, path=draft.path,
     )  # fmt: skip
+
+
+def _subtracted(body: Expr, reads: Sequence[str], target: str) -> Expr:
+    """A negated integer, converted before that to the dtype that it meets the target in: -u8(4) would be 252."""
+    if not isinstance(body, Apply) or not any(isinstance(e, Read | Cast) for e in walk(body)):
+        return body
+    dtype = typed(body.arguments[0], reads)[1]
+    if dtype is None or not is_integer(dtype) or (wide := promoted([dtype, target])) == dtype:
+        return body
+    return Apply(body.operator, (Cast(wide, body.arguments[0]),))
 
 
 def _by_one_value(body: Expr, dtype: str | None, target: str) -> bool:

@@ -22,7 +22,7 @@ from poly.program import Access, PathStep
 from poly.sets import identifier
 
 _UPDATES: Final[dict[type[ast.operator], str]] = {
-    ast.Add: "+", ast.Sub: "+", ast.Mult: "*", ast.BitOr: "or", ast.BitAnd: "and",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.BitOr: "or", ast.BitAnd: "and",
 }  # fmt: skip
 _ALLOCATIONS: Final = {  # what fills the array
     "empty": None, "zeros": 0, "ones": 1, "empty_like": None, "zeros_like": 0, "ones_like": 1, "full": 0,
@@ -31,7 +31,9 @@ _ALLOCATIONS: Final = {  # what fills the array
 
 @dataclass(frozen=True)
 class Draft:
-    """A statement whose body has no conversions yet. `symbol`: of its combiner, or ""; `places`: where reads stand."""
+    """A statement whose body has no conversions yet. `symbol`: of its combiner, "-" where what is added was
+    negated, or ""; `places`: where reads stand.
+    """
 
     node: ast.stmt
     target: ast.expr
@@ -341,7 +343,7 @@ def _as_update(write: Access, body: Expr, values: Values) -> tuple[str, Expr]:
     if not isinstance(body, Apply) or write not in values.reads:
         return "", body
     own = Read(values.reads.index(write))
-    symbol = {"add": "+", "sub": "+", "mul": "*", "max": "max", "min": "min"}.get(body.operator, "")
+    symbol = {"add": "+", "sub": "-", "mul": "*", "max": "max", "min": "min"}.get(body.operator, "")
     if not symbol or own not in body.arguments or (body.operator == "sub" and body.arguments[0] != own):
         return "", body
     k = body.arguments.index(own)

@@ -91,6 +91,18 @@ def literals_by_themselves(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: f6
         z[i] += (y[i] < 3 < 3.5) + (not np.sqrt(2) - 1) + 4.0 * (y[i] == np.bool_(2)) + np.bool_(0.5) * 8.0
 
 
+def differences_of_dtypes(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: f64[Array, "2, N"]) -> None:
+    for i in range(N):
+        z[0, i] -= x[i]
+        z[1, i] = z[1, i] - (x[i] + y[i])
+
+
+def wider_differences(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: i64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] -= x[i] - 1
+        z[i] -= 3
+
+
 def numbers_beyond_a_dtype(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: f64[Array, "N"]) -> None:
     for i in range(N):
         z[i] = (x[i] > i - 3) + 2.0 * (-1 < y[i]) + max(x[i], i - 9) + (i - 7 if y[i] < 3 else x[i])
@@ -98,6 +110,8 @@ def numbers_beyond_a_dtype(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: f64[
 
 @pytest.mark.parametrize(("nest", "arrays"), [
     (numbers_beyond_a_dtype, (*(a.astype("u1") for a in INTEGERS[:2]), FLOATS[2])),
+    (differences_of_dtypes, (*(a.astype("u1") for a in INTEGERS[:2]), np.full((2, 7), 9.0))),
+    (wider_differences, ((INTEGERS[0] + 1).astype("u1"), INTEGERS[1].astype("u1"), INTEGERS[2])),
     (literals_by_themselves, (*INTEGERS[:2], FLOATS[2])),
     (sums_of_truths, TRUTHS), (truths_that_change, BITS),
     *((f, FLOATS) for f in (operand_of_and, operand_of_or, truth_of_both, numbers_before_nan, nan_before_numbers)),
