@@ -6,7 +6,7 @@ blocks are a grid that is rated at once (`poly.scheduling.cpu_cost`). Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import inf, prod
@@ -27,6 +27,7 @@ from poly.scheduling.cpu_cost import (
     Copy,
     Core,
     Loop,
+    Nest,
     Numbers,
     Operand,
     core_of,
@@ -73,6 +74,29 @@ class Rated:
     plan: BlockPlan
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """Register tiles that are rated with all blocks, for each of them and of `depths` the cycles of operations over
+    all tiles and the number of tiles of rows; `least`: cycles of operations of any tile.
+    """
+
+    best: tuple[tuple[int, int], ...]
+    depths: tuple[int, ...]
+    work: Numbers
+    count: Numbers
+    least: float
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Candidates of one way: rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
+
+    way: Way
+    sizes: Numbers
+    work: Numbers
+    count: Numbers
+
+
 def contraction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> BlockPlan | None:
     """The choices for a group around one contraction; None for any other."""
     if group.box is None:
@@ -104,12 +128,8 @@ def _best(facts: Facts, lanes: int, best: Rated | None) -> Rated | None:
     update = facts.update
     if update is None:
         return best
-    choice = Choice(facts, update, lanes)
-    for way in choice.ways():
-        for found in choice.rated(way, 1, best.cycles if best is not None else inf):
-            if best is None or found.cycles < best.cycles:
-                best = found
-    return best
+    found = Choice(facts, update, lanes).best(best.cycles if best is not None else inf)
+    return best if found is None or (best is not None and best.cycles <= found.cycles) else found
 
 
 def _other_lanes(facts: Facts, lanes: int) -> list[int]:
@@ -146,8 +166,7 @@ def rated_plans(
     if update is None:
         return
     choice = Choice(facts, update, lanes)
-    for way in filter(suits, choice.ways()):
-        yield from choice.rated(way, each)
+    yield from choice.rated(filter(suits, choice.ways()), each)
 
 
 def ways_of(facts: Facts, lanes: int) -> Iterator[tuple[Choice, Way]]:
@@ -302,21 +321,39 @@ class Choice:
             iterator
         )
 
-    # ---- one way
+    # ---- sizes
 
-    def rated(self, way: Way, each: int, limit: float = inf) -> Iterator[Rated]:
-        """The best sizes for one way; none where its operations alone take more cycles than `limit`."""
-        grid = self._grid(way, limit)
-        if not len(grid):
-            return
-        height, width, panels, blocks, depth = (grid[:, k] for k in range(5))
-        cycles = self._cycles(way, height, width, panels, blocks, depth)
-        for k in np.argsort(cycles, kind="stable")[:each]:
-            yield Rated(float(cycles[k]), self.plan(way, *(int(v) for v in grid[k])))
+    def best(self, limit: float) -> Rated | None:
+        """The best sizes of the best way; ways whose operations alone take more cycles than `limit` are left out."""
+        found = self._all_rated(self.ways(), limit)
+        if not found:
+            return None
+        grid, cycles = min(found, key=lambda f: f[1].min())
+        return self._made(grid, cycles, int(np.argmin(cycles)))
 
-    def _grid(self, way: Way, limit: float) -> Numbers:
-        """Rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth); none beyond a limit."""
-        rows, whole = self.extents[self.names[way.rows]], dict(way.packs)
+    def rated(self, ways: Iterable[Way], each: int) -> Iterator[Rated]:
+        """The best `each` sizes of every way."""
+        for grid, cycles in self._all_rated(ways, inf):
+            yield from (self._made(grid, cycles, int(k)) for k in np.argsort(cycles, kind="stable")[:each])
+
+    def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
+        return Rated(float(cycles[k]), self.plan(grid.way, *(int(v) for v in grid.sizes[k])))
+
+    def _all_rated(self, ways: Iterable[Way], limit: float) -> list[tuple[Grid, Numbers]]:
+        """The sizes of some ways and their cycles."""
+        known: dict[tuple[object, ...], Shapes] = {}
+        grids: list[Grid] = []
+        for way in ways:
+            key = way.rows, way.packs, way.lanes_outside
+            if key not in known:
+                known[key] = self._shapes(way)
+            if known[key].best and known[key].least <= limit * self.facts.threads:
+                grids.append(self._grid(way, known[key]))
+        return [*zip(grids, self._cycles(grids), strict=True)] if grids else []
+
+    def _shapes(self, way: Way) -> Shapes:
+        """The register tiles that take the fewest cycles of operations, and such that keep a window."""
+        rows = self.extents[self.names[way.rows]]
         registers, heights = self.core.registers, range(1, self.core.registers)
         even = any(site == "whole" and not self.operands[k].depends(self.names[self.lanes]) for k, site in way.packs)
         masked = self.facts.extents[self.lanes] % self.vector > 0  # by a vector that is kept where it is the only one
@@ -327,20 +364,26 @@ class Choice:
             if h <= rows and h * w + w + 1 + (masked and w == 1) <= registers
             if h == -(-rows // -(-rows // h)) and not (even and rows % h)
         ]
+        deep = self.depths if way.lanes_outside else [0] if self.across else [0, *self.depths]
         if not shapes:
-            return np.empty((0, 5))
+            return Shapes((), (), np.empty((0, 0)), np.empty(0), inf)
         table = np.array(shapes, float)
         work, _ = self._work(way, table[:, 0], table[:, 1], np.zeros(()))
-        if work.min() > limit * self.facts.threads:
-            return np.empty((0, 5))
-        order = np.argsort(work, kind="stable")
-        deep = self.depths if way.lanes_outside else [0] if self.across else [0, *self.depths]
-        packs_rows, packs_lanes = "rows" in whole.values(), "lanes" in whole.values()
-        found: list[tuple[int, ...]] = []
         steps = self._window(way)
-        liked = [shapes[k] for k in order]
-        best = [s for n, s in enumerate(liked) if n < TILES or window_stays(s[0], s[1], steps, registers)]
-        for h, w in best[: 2 * TILES]:
+        liked = [shapes[k] for k in np.argsort(work, kind="stable")]
+        best = [s for n, s in enumerate(liked) if n < TILES or window_stays(s[0], s[1], steps, registers)][: 2 * TILES]
+        full = np.array([(h, w, d) for h, w in best for d in deep], float)
+        each, count = self._work(way, full[:, 0], full[:, 1], full[:, 2])
+        return Shapes(tuple(best), tuple(deep), each, count, float(work.min()))
+
+    def _grid(self, way: Way, shapes: Shapes) -> Grid:
+        """Candidates (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
+        rows, sites = self.extents[self.names[way.rows]], [site for _, site in way.packs]
+        packs_rows, packs_lanes = "rows" in sites, "lanes" in sites
+        found: list[tuple[int, ...]] = []
+        kinds: list[int] = []
+        deep = range(len(shapes.depths))
+        for n, (h, w) in enumerate(shapes.best):
             tiles, count = -(-self.vectors // w), -(-rows // h)
             cut = packs_lanes or way.lanes_inside or way.lanes_outside
             panels = sorted({min(p, tiles) for p in (*PANELS, tiles)}) if cut else [1]
@@ -349,8 +392,9 @@ class Choice:
                 blocks = [0] if way.lanes_inside else [0, *blocks[:-1]]
             if self.facts.threads > 1 and (packs_lanes or way.lanes_outside):
                 panels = sorted({*panels, -(-tiles // self.facts.threads)})
-            found += [(h, w, p, b, d) for p in panels for b in blocks for d in deep]
-        return np.array(found, float).reshape(len(found), 5)
+            found += [(h, w, p, b, d) for p in panels for b in blocks for d in shapes.depths]
+            kinds += [n * len(deep) + d for _ in panels for _ in blocks for d in deep]
+        return Grid(way, np.array(found, float), shapes.work[kinds], shapes.count[kinds])
 
     def _window(self, way: Way) -> int:
         """Iterations of the innermost loop of the reduction where it moves a window along the rows; else 0."""
@@ -404,31 +448,46 @@ class Choice:
                 total = total + np.where(height >= ways * SETS / crowding(o.stride(rows)), height * LINE / rate, 0.0)
         return total
 
-    def _cycles(
-        self, way: Way, height: Numbers, width: Numbers, panels: Numbers, blocks: Numbers, depth: Numbers
+    def _cycles(self, grids: Sequence[Grid]) -> list[Numbers]:
+        """Cycles of all candidates of some ways, in one call of the model of memory."""
+        nests: list[Nest] = []
+        places: list[dict[Site, int]] = []
+        for grid in grids:
+            loops, sites = self._loops(grid)
+            height, width, panels = (grid.sizes[:, k] for k in range(3))
+            rates = {k: self._rate(grid.way, k, height, width * panels) for k, _ in grid.way.packs}
+            copies = {k: Copy(sites[site], rates[k]) for k, site in grid.way.packs}
+            if self.across and grid.way.lanes_outside:  # partial sums of a block of lanes
+                copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), SCALAR))
+            nests.append(Nest(loops, copies, len(height)))
+            places.append(sites)
+        moved, copying = cycles_of_memory(self.core, self.operands, nests, self.extents)
+        ends = np.cumsum([nest.count for nest in nests])[:-1]
+        inside = np.split(together(np.concatenate([grid.work for grid in grids]), moved), ends)
+        return [
+            self._shared(grid, nest, sites, own, copied)
+            for grid, nest, sites, own, copied in zip(grids, nests, places, inside, copying, strict=True)
+        ]
+
+    def _shared(
+        self, grid: Grid, nest: Nest, sites: Mapping[Site, int], inside: Numbers, copied: dict[int, Copied]
     ) -> Numbers:
-        work, count = self._work(way, height, width, depth)
-        loops, sites = self._loops(way, width, panels, blocks, depth, count)
-        copies: dict[int, Copy] = {}
-        for k, site in way.packs:
-            copies[k] = Copy(sites[site], self._rate(way, k, height, width * panels))
-        if self.across and way.lanes_outside:  # partial sums of a block of lanes
-            copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), SCALAR))
-        moved, copying = cycles_of_memory(self.core, self.operands, loops, copies, self.extents)
-        packed = {k for k, _ in way.packs}
+        """Cycles with all copies, until the last thread is done."""
+        packed = {k for k, _ in grid.way.packs}
         for k, o in enumerate(self.operands):
             if self.update.accesses[k][0].guard and k not in packed:
                 size = float(prod(o.shape))
-                copying[k] = Copied(0, np.full((), size / GUARDED), np.full((), size * o.element))
-        inside = together(work, moved) + np.zeros(len(height))
-        cut = 1.0 + (self.extents[self.names[way.rows]] % count > 0)
-        pieces = [np.where(d < sites["rows"], 1.0, cut) for d in range(1, len(loops) + 1)]
-        return shared_cycles(inside, self.operands, loops, copying, self.facts.threads, [*self.ranges], pieces)
+                copied[k] = Copied(0, np.full((), size / GUARDED), np.full((), size * o.element))
+        pieces: list[Numbers] = []
+        if self.facts.threads > 1:
+            cut = 1.0 + (self.extents[self.names[grid.way.rows]] % grid.count > 0)
+            pieces = [np.where(d < sites["rows"], 1.0, cut) for d in range(1, len(nest.loops) + 1)]
+        return shared_cycles(inside, self.operands, nest.loops, copied, self.facts.threads, [*self.ranges], pieces)
 
-    def _loops(
-        self, way: Way, width: Numbers, panels: Numbers, blocks: Numbers, depth: Numbers, count: Numbers
-    ) -> tuple[list[Loop], dict[Site, int]]:
+    def _loops(self, grid: Grid) -> tuple[list[Loop], dict[Site, int]]:
         """The nest from the outside in, and at which depth things are packed."""
+        way, count = grid.way, grid.count
+        width, panels, blocks, depth = (grid.sizes[:, k] for k in range(1, 5))
         one = np.ones(())
         full = {n: np.full((), float(e)) for n, e in self.extents.items()}
         lanes, rows = self.names[self.lanes], self.names[way.rows]

@@ -231,33 +231,43 @@ def shared_cycles(
     return best
 
 
+@dataclass(frozen=True)
+class Nest:
+    """Some candidates with the same loops and packed operands: arrays of `count` elements, or of none."""
+
+    loops: Sequence[Loop]
+    copies: Mapping[int, Copy]
+    count: int
+
+
 def cycles_of_memory(
-    core: Core,
-    operands: Sequence[Operand],
-    loops: Sequence[Loop],
-    copies: Mapping[int, Copy],
-    extents: Mapping[str, int],
-) -> tuple[list[Numbers], dict[int, Copied]]:
-    """Cycles that each level's traffic takes, the first level first, and the copies of packed operands.
+    core: Core, operands: Sequence[Operand], nests: Sequence[Nest], extents: Mapping[str, int]
+) -> tuple[list[Numbers], list[dict[int, Copied]]]:
+    """Cycles that each level's traffic takes for all candidates, the first level first, and by nest the copies of
+    packed operands. All nests have the same number of loops.
 
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already. What is packed is where its copy left it, which is charged for
     what it fetches from beyond the caches that hold the operand.
     """
-    count = len(loops) + 1
-    width = np.broadcast_shapes(*(np.shape(v) for loop in loops for v in (loop.outside, loop.inside)))
-    boxes = {i: np.full((count, *width), float(e)) for i, e in extents.items()}  # by depth
-    entered = np.ones((count, *width))
-    for d, loop in enumerate(loops, 1):
-        boxes[loop.iterator][d:] = loop.inside
-        entered[d] = entered[d - 1] * loop.trips
-    changed = [_entries(o, loops) for o in operands]
-    shown = [
-        _footprints(o, boxes, _follows(o, loops, at), copies.get(k), entered.shape)
-        for k, (o, at) in enumerate(zip(operands, changed, strict=True))
-    ]
+    counts = [nest.count for nest in nests]
+    boxes, entered = _boxes(nests, extents)
+    depths = np.arange(len(entered))[:, None]
+    shown: list[tuple[Numbers, Numbers, Numbers]] = []
+    times: list[Numbers] = []
+    packed = sorted({k for nest in nests for k in nest.copies})
+    at = {k: np.repeat([_depth(nest, k) for nest in nests], counts) for k in packed}
+    for k, o in enumerate(operands):
+        changed = [_entries(o, nest.loops) for nest in nests]
+        follows = [_follows(o, nest.loops, c) for nest, c in zip(nests, changed, strict=True)]
+        times.append(np.take_along_axis(entered, _columns(changed, counts), 0))
+        found = [np.broadcast_to(v, entered.shape) for v in o.lines(boxes, _columns(follows, counts) > 0)]
+        if k in at:
+            dense = o.elements(boxes) * o.element
+            found = [np.where(depths >= at[k], dense, v) for v in found]
+        shown.append((found[0], found[1], found[2]))
     room = sum((needed for _, _, needed in shown), np.zeros(()))
-    times = [entered[at] for at in changed]
+    paid = {k: np.repeat([_paid(n.copies.get(k)) for n in nests], counts) for k in at}
     levels: list[Numbers] = []
     for n, (capacity, rate, _) in enumerate(core.caches):
         fits = room <= capacity * _share(n)
@@ -268,25 +278,75 @@ def cycles_of_memory(
             touched = far if n else near
             moved = np.take_along_axis(touched * around, stays, 0)[0]
             moved = np.where(some, moved, touched[-1] * entered[-1])
-            if k in copies and not np.all(copies[k].rate >= FREE):
+            if k in at:
                 once = 0.0 if _size(operand) > capacity * _share(n) else float(_size(operand))
-                moved = np.where(some & (stays[0] <= copies[k].depth), once, moved)
+                moved = np.where(paid[k] & some & (stays[0] <= at[k]), once, moved)
             total = total + moved * (2.0 if operand.write else 1.0)
         levels.append(total / rate)
-    copying: dict[int, Copied] = {}
-    for k, copy in copies.items():
-        if np.all(copy.rate >= FREE):
-            continue
-        inner = {i: sizes[copy.depth] for i, sizes in boxes.items()}
-        elements, element = operands[k].elements(inner), operands[k].element
-        _, far, _ = operands[k].lines(inner)
-        waiting = far / elements / _source(core, operands[k])
-        each = ((1 / copy.rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
-        each = each + _spilled(core, elements * element, element)
-        total = elements * entered[copy.depth]
-        begun = entered[copy.depth] * TILE_CYCLES
-        copying[k] = Copied(copy.depth, total * each + begun, total * element)
+    copying: list[dict[int, Copied]] = [{} for _ in nests]
+    for k in at:
+        _copied(core, operands[k], k, nests, boxes, entered, copying)
     return levels, copying
+
+
+def _boxes(nests: Sequence[Nest], extents: Mapping[str, int]) -> tuple[dict[str, Numbers], Numbers]:
+    """By depth and candidate the iterations of a box by iterator, and how often it is entered."""
+    shape = (len(nests[0].loops) + 1, sum(nest.count for nest in nests))
+    boxes = {i: np.full(shape, float(e)) for i, e in extents.items()}
+    entered, low = np.ones(shape), 0
+    for nest in nests:
+        own = slice(low, low + nest.count)
+        for d, loop in enumerate(nest.loops, 1):
+            boxes[loop.iterator][d:, own] = loop.inside
+            entered[d, own] = entered[d - 1, own] * loop.trips
+        low += nest.count
+    return boxes, entered
+
+
+def _depth(nest: Nest, k: int) -> int:
+    """At which depth an operand is packed, one more than there are where it is not."""
+    return nest.copies[k].depth if k in nest.copies else len(nest.loops) + 1
+
+
+def _paid(copy: Copy | None) -> bool:
+    """Whether a copy is made when the kernel runs."""
+    return copy is not None and not bool(np.all(copy.rate >= FREE))
+
+
+def _columns(by_nest: Sequence[Sequence[int]], counts: Sequence[int]) -> npt.NDArray[np.int_]:
+    """Values by depth of every nest, for each of its candidates."""
+    return np.repeat(np.array(by_nest).T, counts, axis=1)
+
+
+def _copied(
+    core: Core,
+    operand: Operand,
+    k: int,
+    nests: Sequence[Nest],
+    boxes: Mapping[str, Numbers],
+    entered: Numbers,
+    copying: Sequence[dict[int, Copied]],
+) -> None:
+    """Add the copies of one operand in all nests that have some."""
+    ends = np.cumsum([nest.count for nest in nests])
+    places = [(n, slice(end - nest.count, end)) for n, (nest, end) in enumerate(zip(nests, ends, strict=True))]
+    own = [(n, nests[n].copies[k], at) for n, at in places if _paid(nests[n].copies.get(k))]
+    if not own:
+        return
+    inner = {i: np.concatenate([sizes[c.depth, at] for _, c, at in own]) for i, sizes in boxes.items()}
+    times = np.concatenate([entered[c.depth, at] for _, c, at in own])
+    rate = np.concatenate([np.broadcast_to(c.rate, at.stop - at.start) for _, c, at in own])
+    elements, element = operand.elements(inner), operand.element
+    _, far, _ = operand.lines(inner)
+    waiting = far / elements / _source(core, operand)
+    each = ((1 / rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
+    each = each + _spilled(core, elements * element, element)
+    total = elements * times
+    cycles, moved, low = total * each + times * TILE_CYCLES, total * element, 0
+    for n, copy, at in own:
+        high = low + at.stop - at.start
+        copying[n][k] = Copied(copy.depth, cycles[low:high], moved[low:high])
+        low = high
 
 
 def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:
@@ -322,19 +382,6 @@ def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
     own = core.caches[: max(1, len(core.caches) - 1)]
     capacity, rate, _ = own[-1]
     return np.where(size > SHARE * capacity, 2 * element / rate, 0.0)
-
-
-def _footprints(
-    operand: Operand, boxes: Mapping[str, Numbers], follows: Sequence[bool], copy: Copy | None, shape: tuple[int, ...]
-) -> list[Numbers]:
-    """By depth what `Operand.lines` tells of a box."""
-    after = np.reshape(follows, (-1, *(1 for _ in shape[1:])))
-    found = [v if v.shape == shape else np.broadcast_to(v, shape).copy() for v in operand.lines(boxes, after)]
-    if copy is not None:
-        dense = operand.elements({i: sizes[copy.depth :] for i, sizes in boxes.items()}) * operand.element
-        for values in found:
-            values[copy.depth :] = dense
-    return found
 
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:

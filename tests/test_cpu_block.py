@@ -10,7 +10,7 @@ from poly.codegen.host import host_machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
-from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Operand, cycles_of_memory, shared_cycles
+from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Nest, Operand, cycles_of_memory, shared_cycles
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_shares import MEETING
@@ -195,8 +195,8 @@ def test_a_copy_from_far_waits_for_memory() -> None:
     def cycles(rows: int) -> float:
         operand = Operand("B", ({"k": 1},), (rows,), (4,), 4)
         loops = [Loop("k", np.array(float(rows)), np.ones(()))]
-        copied = cycles_of_memory(core, [operand], loops, {0: Copy(0, np.array(4.0))}, {"k": rows})[1]
-        return float(copied[0].cycles) / rows
+        copied = cycles_of_memory(core, [operand], [Nest(loops, {0: Copy(0, np.array(4.0))}, 1)], {"k": rows})[1][0]
+        return float(copied[0].cycles[0]) / rows
 
     assert 0.25 < cycles(1 << 10) < 0.33 and cycles(1 << 20) > 1.0
 
@@ -220,7 +220,7 @@ def unrolled_steps(schedule: Schedule, iterators: str) -> list[str]:
 
 def test_steps_over_whole_lines_leave_them_out() -> None:
     """Rows of a dilated window far apart: those between them come into no cache."""
-    sizes = {"y": np.float64(24), "r": np.float64(3), "c": np.float64(128)}
+    sizes = {"y": np.array(24.0), "r": np.array(3.0), "c": np.array(128.0)}
     far = Operand("X", ({"r": 2048, "y": 1}, {"c": 1}), (11596, 128), (512, 4), 4)
     assert float(far.elements(sizes)) == 3 * 24 * 128
     near = Operand("X", ({"r": 2, "y": 1}, {"c": 1}), (11596, 128), (512, 4), 4)
@@ -231,7 +231,7 @@ def test_steps_over_whole_lines_leave_them_out() -> None:
 
 def test_steps_over_lines_touch_a_line_each() -> None:
     """Every second row of a map comes into the caches where rows are short; elements far apart cost a line each."""
-    sizes = {"y": np.float64(28), "x": np.float64(28)}
+    sizes = {"y": np.array(28.0), "x": np.array(28.0)}
     map_of = Operand("X", ({"y": 2}, {"x": 2}), (56, 56), (224, 4), 4)
     assert float(map_of.elements(sizes)) == 55 * 55
     column = Operand("X", ({"y": 512},), (1 << 20,), (4,), 4)
