@@ -28,7 +28,13 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, _EXTENSION[name]))
-    raise PolyError(f"unknown dtype {name!r}", hint=f"one of {', '.join(sorted(DTYPES))}")
+    raise PolyError(f"unknown dtype {name!r}", hint=hint_for(name))
+
+
+def hint_for(name: str) -> str:
+    """What to write in place of a dtype that is unknown here: our name of numpy's, or one of all."""
+    numpys = {numpy: ours for ours, numpy in (_NUMPY | _EXTENSION).items()}
+    return repr(numpys[name]) if name in numpys else f"one of {', '.join(sorted(DTYPES))}"
 
 
 def dtype_name(dtype: object) -> str:

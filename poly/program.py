@@ -22,7 +22,7 @@ import islpy as isl
 
 from poly.affine import Affine, Constraint, var
 from poly.document import counted
-from poly.dtypes import DTYPES, size_bytes
+from poly.dtypes import DTYPES, hint_for, size_bytes
 from poly.errors import PolyError, ShapeError
 from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, require_literals, walk
 from poly.locks import cached_property
@@ -69,9 +69,7 @@ class Tensor:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise PolyError(
-                f"unknown dtype {self.dtype!r}", where=f"tensor {self.name}", hint=f"one of {sorted(DTYPES)}"
-            )
+            raise PolyError(f"unknown dtype {self.dtype!r}", where=f"tensor {self.name}", hint=hint_for(self.dtype))
         if self.role not in get_args(Role):
             raise PolyError(f"unknown role {self.role!r}", where=f"tensor {self.name}")
 

@@ -229,3 +229,10 @@ def test_an_index_of_guarded_reads_only_runs_over_their_tensor(text: str, domain
 def test_a_guarded_read_does_not_narrow_a_known_range() -> None:
     program = parse("Y[i] = X[i] + (Q[i] if i < 3 else 0)", X=(6,), Q=(3,))
     assert program.tensor["Y"].extents({}) == (6,)
+
+
+def test_numpys_names_of_dtypes_are_told_ours() -> None:
+    with pytest.raises(PolyError, match="unknown dtype 'float64'\n  try: 'f64'$"):
+        parse("y[i] = x[i]", x=(3,), dtypes={"x": "float64"})
+    with pytest.raises(PolyError, match="one of bf16, bool"):
+        parse("y[i] = x[i]", x=(3,), dtypes={"x": "f31"})
