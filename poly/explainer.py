@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from poly.document import Document, Explanation, Text, bytes_text, count_text, counted, ratio_text, seconds_text, table
 from poly.engine import Engine, Step, Unit
-from poly.errors import PolyError
+from poly.errors import PolyError, ScheduleError
 from poly.frontend.nest import Nest
 from poly.graph import Graph
 from poly.loops import For
@@ -188,12 +188,13 @@ class EngineExplanation(Explanation):
             facts.insert(2, ("cycles", f"{count_text(sum(cycles))} ({micro:.0f} us)"))
         rows = [
             (g.name, " ".join(g.statements), "; ".join(g.tiles), bytes_text(g.moved), _times(g.moved, g.compulsory),
-             "-" if g.cycles is None else count_text(g.cycles), seconds_text(g.seconds) if g.compiled else "reference")
+             *(("-" if g.cycles is None else count_text(g.cycles),) if cycles else ()),
+             seconds_text(g.seconds) if g.compiled else "reference")
             for g in self.groups
         ]  # fmt: skip
         why = "\n".join(f"{g.name}: {reason}" for g in self.groups for reason in (g.why if g.compiled else g.why[:-1]))
         slow = "\n".join(f"{g.name}: {g.why[-1]}" for g in self.groups if not g.compiled)
-        heads = ("group", "statements", "tiles", "moved", "of least", "cycles", "compiled in")
+        heads = ("group", "statements", "tiles", "moved", "of least", *(("cycles",) if cycles else ()), "compiled in")
         return Document(
             f"engine {e.graph.name}",
             tuple(facts),
@@ -238,7 +239,15 @@ def explain(
 def _rebound(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
     from poly.scheduling.edits import replay
 
-    return replay(schedule.source.bind(**sizes), schedule.log)
+    bound = schedule.source.bind(**sizes)
+    try:
+        return replay(bound, schedule.log)
+    except ScheduleError as error:
+        if type(error) is not ScheduleError:
+            raise
+        given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        hint = "sizes that are no multiples of the tiles, or explain(compile(program.bind(...)))"
+        raise ScheduleError(f"not every edit applies where {given}: {error.message}", hint=hint) from error
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,9 @@ class ScheduleExplanation(Explanation):
         pairs = [(source, target, bytes_text(moved)) for (source, target), moved in self.traffic.pairs.items()]
         least = bytes_text(self.traffic.compulsory)
         dram = f"{bytes_text(self.traffic.between('dram'))}, {ratio_text(self.traffic.ratio)} the compulsory {least}"
+        if self.traffic.ratio is None and (free := self.schedule.source.parameters):
+            given = ", ".join(f"{name}=100" for name in free)
+            dram = f"not counted, as sizes are free: explain(schedule, {given}) counts for some"
         return Document(
             f"schedule of {self.schedule.source.name}: {number_of(len(self.schedule.log), 'edit')}",
             (("array traffic", f"{dram}; caches are not counted"), ("why legal", "\n".join(self.checks.lines))),

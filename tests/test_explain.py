@@ -110,6 +110,16 @@ def test_schedule() -> None:
     assert all(part in shown for part in ("why legal", "promoted buffers", "bytes moved", "promote(tensor='A'"))
 
 
+def test_free_sizes_are_counted_for_some() -> None:
+    schedule = poly.compile(poly.parse("C[i,k] += A[i,j]*B[j,k]", A=("M", "K"), B=("K", "N"))).schedule
+    assert schedule is not None
+    assert "as sizes are free: explain(schedule, M=100, K=100, N=100)" in str(poly.explain(schedule))
+    counted = poly.explain(schedule, M=100, K=100, N=100)
+    assert isinstance(counted, ScheduleExplanation) and counted.traffic.ratio is not None
+    with pytest.raises(ScheduleError, match="not every edit applies where M=1, K=1, N=1: .*"):
+        poly.explain(schedule, M=1, K=1, N=1)
+
+
 def test_kernel() -> None:
     kernel = poly.compile(matmul())
     shown = str(poly.explain(kernel))
@@ -202,6 +212,7 @@ def test_engine_on_both_machines() -> None:
         assert isinstance(found, EngineExplanation) and not found.fallbacks
         assert found.arena >= found.bound and len(found.groups) == len(engine.steps)
         assert all((g.cycles is not None) == (target == "s16") for g in found.groups)
+        assert ("cycles" in str(found)) == (target == "s16")
         assert "why fused" in str(found)
 
 
