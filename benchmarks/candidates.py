@@ -26,9 +26,10 @@ from poly.machine import Machine
 from poly.prepared import Prepared, prepare
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_block import schedule_contraction
-from poly.scheduling.cpu_contract import Rated, contraction_plan, ways_of
+from poly.scheduling.cpu_contract import contraction_plan, ways_of
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan
+from poly.scheduling.cpu_rating import Rated
 from poly.scheduling.cpu_reduce import reduction_of
 from poly.scheduling.cpu_window import window_of
 from poly.scheduling.edits import settle, unchecked

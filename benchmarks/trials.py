@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.candidates import Array, Nest, Shelf
-from poly.scheduling.cpu_contract import Rated
+from poly.scheduling.cpu_rating import Rated
 
 BATCH = 25  # plans that are in memory at once while all are measured, each batch with the choice
 SAMPLE = 2e-4  # seconds of one measurement, at the least

@@ -9,10 +9,11 @@ import poly
 from poly.codegen.host import host_machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
-from poly.scheduling.cpu_contract import Choice, best_plans, contraction_plan
+from poly.scheduling.cpu_contract import best_plans, contraction_plan
 from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Nest, Operand, cycles_of_memory, shared_cycles
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
+from poly.scheduling.cpu_rating import Choice
 from poly.scheduling.cpu_shares import MEETING
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of

@@ -1,0 +1,277 @@
+"""Sizes of register tiles and of blocks for a contraction: grids of all ways, rated at once.
+
+What they are rated with is `poly.scheduling.cpu_cost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+
+import numpy as np
+
+from poly.scheduling.cpu_cost import (
+    FREE,
+    LINE,
+    SETS,
+    SHORT,
+    Copied,
+    Copy,
+    Loop,
+    Nest,
+    Numbers,
+    Operand,
+    crowding,
+    cycles_of_memory,
+    shared_cycles,
+    tile_cycles,
+    together,
+)
+from poly.scheduling.cpu_plan import BlockPlan, Site, window_stays
+from poly.scheduling.cpu_ways import Way, Ways
+
+PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
+TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
+MOST_VECTORS = 4  # side by side in a register tile
+TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many that keep a window
+PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
+ACROSS, GUARDED, SCALAR = 2.0, 1.4, 0.7  # elements a cycle of copies: register squares, with padding, one by one
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A plan and the cycles that the model gives it."""
+
+    cycles: float
+    plan: BlockPlan
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Register tiles that are rated with all blocks, for each of them and of `depths` the cycles of operations over
+    all tiles and the number of tiles of rows; `least`: cycles of operations of any tile.
+    """
+
+    best: tuple[tuple[int, int], ...]
+    depths: tuple[int, ...]
+    work: Numbers
+    count: Numbers
+    least: float
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Candidates of one way: rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
+
+    way: Way
+    sizes: Numbers
+    work: Numbers
+    count: Numbers
+
+
+@dataclass(frozen=True)
+class Choice(Ways):
+    """What can be chosen for one reduction with given lanes, rated."""
+
+    def best(self, limit: float) -> Rated | None:
+        """The best sizes of the best way; ways whose operations alone take more cycles than `limit` are left out."""
+        found = self._all_rated(self.ways(), limit)
+        if not found:
+            return None
+        grid, cycles = min(found, key=lambda f: f[1].min())
+        return self._made(grid, cycles, int(np.argmin(cycles)))
+
+    def rated(self, ways: Iterable[Way], each: int) -> Iterator[Rated]:
+        """The best `each` sizes of every way."""
+        for grid, cycles in self._all_rated(ways, inf):
+            yield from (self._made(grid, cycles, int(k)) for k in np.argsort(cycles, kind="stable")[:each])
+
+    def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
+        return Rated(float(cycles[k]), self.plan(grid.way, *(int(v) for v in grid.sizes[k])))
+
+    def _all_rated(self, ways: Iterable[Way], limit: float) -> list[tuple[Grid, Numbers]]:
+        """The sizes of some ways and their cycles."""
+        known: dict[tuple[object, ...], Shapes] = {}
+        grids: list[Grid] = []
+        for way in ways:
+            key = way.rows, way.packs, way.lanes_outside
+            if key not in known:
+                known[key] = self._shapes(way)
+            if known[key].best and known[key].least <= limit * self.facts.threads:
+                grids.append(self._grid(way, known[key]))
+        return [*zip(grids, self._cycles(grids), strict=True)] if grids else []
+
+    def _shapes(self, way: Way) -> Shapes:
+        """The register tiles that take the fewest cycles of operations, and such that keep a window."""
+        rows = self.extents[self.names[way.rows]]
+        registers, heights = self.core.registers, range(1, self.core.registers)
+        even = any(site == "whole" and not self.operands[k].depends(self.names[self.lanes]) for k, site in way.packs)
+        masked = self.facts.extents[self.lanes] % self.vector > 0  # by a vector that is kept where it is the only one
+        shapes = [
+            (h, w)
+            for w in range(1, min(self.vectors, MOST_VECTORS) + 1)
+            for h in heights
+            if h <= rows and h * w + w + 1 + (masked and w == 1) <= registers
+            if h == -(-rows // -(-rows // h)) and not (even and rows % h)
+        ]
+        deep = self.depths if way.lanes_outside else [0] if self.across else [0, *self.depths]
+        if not shapes:
+            return Shapes((), (), np.empty((0, 0)), np.empty(0), inf)
+        table = np.array(shapes, float)
+        work, _ = self._work(way, table[:, 0], table[:, 1], np.zeros(()))
+        steps = self._window(way)
+        liked = [shapes[k] for k in np.argsort(work, kind="stable")]
+        best = [s for n, s in enumerate(liked) if n < TILES or window_stays(s[0], s[1], steps, registers)][: 2 * TILES]
+        full = np.array([(h, w, d) for h, w in best for d in deep], float)
+        each, count = self._work(way, full[:, 0], full[:, 1], full[:, 2])
+        return Shapes(tuple(best), tuple(deep), each, count, float(work.min()))
+
+    def _grid(self, way: Way, shapes: Shapes) -> Grid:
+        """Candidates (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
+        rows, sites = self.extents[self.names[way.rows]], [site for _, site in way.packs]
+        packs_rows, packs_lanes = "rows" in sites, "lanes" in sites
+        found: list[tuple[int, ...]] = []
+        kinds: list[int] = []
+        deep = range(len(shapes.depths))
+        for n, (h, w) in enumerate(shapes.best):
+            tiles, count = -(-self.vectors // w), -(-rows // h)
+            cut = packs_lanes or way.lanes_inside or way.lanes_outside
+            panels = sorted({min(p, tiles) for p in (*PANELS, tiles)}) if cut else [1]
+            blocks = sorted({min(b, count) for b in (*ROW_BLOCKS, count)})
+            if not packs_rows:
+                blocks = [0] if way.lanes_inside else [0, *blocks[:-1]]
+            if self.facts.threads > 1 and (packs_lanes or way.lanes_outside):
+                panels = sorted({*panels, -(-tiles // self.facts.threads)})
+            found += [(h, w, p, b, d) for p in panels for b in blocks for d in shapes.depths]
+            kinds += [n * len(deep) + d for _ in panels for _ in blocks for d in deep]
+        return Grid(way, np.array(found, float), shapes.work[kinds], shapes.count[kinds])
+
+    def _window(self, way: Way) -> int:
+        """Iterations of the innermost loop of the reduction where it moves a window along the rows; else 0."""
+        rows, inner = self.names[way.rows], next(reversed(self.ranges), "")
+        slides = any(rows in axis and inner in axis for o in self.operands for axis in o.axes)
+        return self.ranges[inner] if slides else 0
+
+    def _work(self, way: Way, height: Numbers, width: Numbers, depth: Numbers) -> tuple[Numbers, Numbers]:
+        """Cycles of the operations over all tiles with their edges, and the number of tiles."""
+        rows = self.extents[self.names[way.rows]]
+        count = np.ceil(rows / height)
+        whole, rest = np.floor(self.vectors / width), self.vectors % width
+        steps = float(np.prod([*self.ranges.values(), 1]))
+        again = (depth > 0).astype(float)
+        blocks = np.where(depth > 0, np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1)), 1.0)
+        total: Numbers = np.zeros(())
+        for w, number in ((width, whole), (rest, np.minimum(rest, 1))):
+            high, wide = rows / count, np.maximum(w, 1)
+            step, other = tile_cycles(self.core, high * wide, self._loads(way, high, wide), again)
+            step = step + self._missed(way, high)
+            turning = high * wide * TURNING if self.across and not way.lanes_outside else 0.0
+            total = total + count * number * (step * steps + (other + turning) * blocks)
+        kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
+        around = float(np.prod([e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes)]))
+        return total * (1 + PIECE_COST * (kinds - 1)) * around, count
+
+    def _loads(self, way: Way, height: Numbers, width: Numbers) -> Numbers:
+        """Loads for one step of the reduction on a register tile."""
+        lanes, rows, packed = self.names[self.lanes], self.names[way.rows], dict(way.packs)
+        total: Numbers = np.zeros(())
+        for k, o in enumerate(self.operands[:-1]):
+            vectors = width * self._crossing(o, k in packed) if o.depends(lanes) else 1.0
+            total = total + np.where(o.depends(rows), height, 1.0) * vectors
+        return total
+
+    def _crossing(self, operand: Operand, packed: bool) -> float:
+        """Loads of a vector along the lanes: more than one where it lies in two lines now and then."""
+        lanes, whole = self.names[self.lanes], self.vector * operand.element
+        slides = any(lanes in axis and len(axis) > 1 for axis in operand.axes)
+        apart = not packed and any(operand.stride(n) % whole for n in self.extents if n != lanes)
+        return 1.5 if slides or apart else 1.0
+
+    def _missed(self, way: Way, height: Numbers) -> Numbers:
+        """Cycles of a step for lines that meet in so few sets of the first cache that none stays until the next one."""
+        rows, packed = self.names[way.rows], {k for k, _ in way.packs}
+        _, rate, ways = self.core.caches[0]
+        total: Numbers = np.zeros(())
+        for k, o in enumerate(self.operands[:-1]):
+            stays = any(0 < abs(o.stride(n)) < LINE for n in self.ranges)
+            if k not in packed and stays and o.stride(rows) >= LINE:
+                total = total + np.where(height >= ways * SETS / crowding(o.stride(rows)), height * LINE / rate, 0.0)
+        return total
+
+    def _cycles(self, grids: Sequence[Grid]) -> list[Numbers]:
+        """Cycles of all candidates of some ways, in one call of the model of memory."""
+        nests: list[Nest] = []
+        places: list[dict[Site, int]] = []
+        for grid in grids:
+            loops, sites = self._loops(grid)
+            height, width, panels = (grid.sizes[:, k] for k in range(3))
+            rates = {k: self._rate(grid.way, k, height, width * panels) for k, _ in grid.way.packs}
+            copies = {k: Copy(sites[site], rates[k]) for k, site in grid.way.packs}
+            if self.across and grid.way.lanes_outside:  # partial sums of a block of lanes
+                copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), SCALAR))
+            nests.append(Nest(loops, copies, len(height)))
+            places.append(sites)
+        moved, copying = cycles_of_memory(self.core, self.operands, nests, self.extents)
+        ends = np.cumsum([nest.count for nest in nests])[:-1]
+        inside = np.split(together(np.concatenate([grid.work for grid in grids]), moved), ends)
+        return [
+            self._shared(grid, nest, sites, own, copied)
+            for grid, nest, sites, own, copied in zip(grids, nests, places, inside, copying, strict=True)
+        ]
+
+    def _shared(
+        self, grid: Grid, nest: Nest, sites: Mapping[Site, int], inside: Numbers, copied: dict[int, Copied]
+    ) -> Numbers:
+        """Cycles with all copies, until the last thread is done."""
+        packed = {k for k, _ in grid.way.packs}
+        for k, o in enumerate(self.operands):
+            if self.update.accesses[k][0].guard and k not in packed:
+                size = float(prod(o.shape))
+                copied[k] = Copied(0, np.full((), size / GUARDED), np.full((), size * o.element))
+        pieces: list[Numbers] = []
+        if self.facts.threads > 1:
+            cut = 1.0 + (self.extents[self.names[grid.way.rows]] % grid.count > 0)
+            pieces = [np.where(d < sites["rows"], 1.0, cut) for d in range(1, len(nest.loops) + 1)]
+        return shared_cycles(inside, self.operands, nest.loops, copied, self.facts.threads, [*self.ranges], pieces)
+
+    def _loops(self, grid: Grid) -> tuple[list[Loop], dict[Site, int]]:
+        """The nest from the outside in, and at which depth things are packed."""
+        way, count = grid.way, grid.count
+        width, panels, blocks, depth = (grid.sizes[:, k] for k in range(1, 5))
+        one = np.ones(())
+        full = {n: np.full((), float(e)) for n, e in self.extents.items()}
+        lanes, rows = self.names[self.lanes], self.names[way.rows]
+        outer, middle = self.around(way)
+        loops = [Loop(self.names[a], full[self.names[a]], one) for a in outer]
+        panel = np.minimum(full[lanes], width * self.vector)
+        block = np.minimum(full[lanes], panel * panels)
+        blocks_of = [Loop(lanes, full[lanes], block)]
+        if self.deep:
+            blocks_of.append(Loop(self.deep, full[self.deep], np.where(depth > 0, depth, full[self.deep])))
+        loops += blocks_of if way.lanes_outside else reversed(blocks_of)
+        sites: dict[Site, int] = {"whole": 0, "outer": len(loops) - 1, "lanes": len(loops)}
+        loops += [Loop(self.names[a], full[self.names[a]], one) for a in middle]
+        tile = full[rows] / count
+        high = np.where(blocks > 0, np.minimum(full[rows], tile * blocks), full[rows])
+        loops.append(Loop(rows, full[rows], high))
+        sites["rows"] = len(loops)
+        tiles = [Loop(lanes, block, panel), Loop(rows, high, tile)]
+        return [*loops, *(reversed(tiles) if way.lanes_inside else tiles)], sites
+
+    def _rate(self, way: Way, k: int, height: Numbers, vectors: Numbers) -> Numbers:
+        """Elements a cycle of a copy; without end for what is copied when compiling."""
+        operand, access = self.operands[k], self.update.accesses[k][0]
+        if access.guard or self._strided(k):
+            return np.full((), GUARDED)
+        if self.facts.program.tensor[access.tensor].role == "constant" and dict(way.packs)[k] == "whole":
+            return np.full((), FREE)
+        moving = operand.depends(self.names[self.lanes])
+        iterator = self.names[self.lanes if moving else way.rows]
+        if operand.stride(iterator) == operand.element:
+            if moving:
+                return np.where(vectors * self.vector * operand.element >= SHORT, self.vector / 2, self.vector / 4)
+            whole = height.astype(int)
+            return np.minimum(self.vector, whole & -whole) / 1.5
+        across = moving and self._across(k) is not None
+        return np.full((), ACROSS if across else SCALAR)

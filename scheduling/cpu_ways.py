@@ -1,0 +1,261 @@
+"""What can be chosen for a contraction besides numbers, from access maps alone, and the plan for some numbers.
+
+Which loop is rows, what is packed and where, and the order of the loops are a `Way`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from poly.affine import Affine
+from poly.dtypes import size_bytes
+from poly.locks import cached_property
+from poly.program import Access, Statement
+from poly.scheduling.cpu_cost import Core, Operand, core_of
+from poly.scheduling.cpu_facts import Facts, axis_of, reduction_extents, step_of
+from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced
+
+DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is no number: the loop of rows, the site of every packed operand, the order of the tile loops.
+
+    `reused`: what is packed once is used again by loops inside of the blocks of lanes, else these are outside.
+    `lanes_outside`: blocks of lanes are around blocks of the reduction, of which there are some.
+    """
+
+    rows: int
+    packs: tuple[tuple[int, Site], ...]
+    lanes_inside: bool
+    reused: bool = False
+    lanes_outside: bool = False
+
+
+def _written(s: Statement) -> set[str]:
+    return {n for i in s.write.index if isinstance(i, Affine) for n in i.names}
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What can be chosen for one reduction with given lanes."""
+
+    facts: Facts
+    update: Statement
+    lanes: int
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The iterators of the parallel loops."""
+        return self.facts.group.axes[self.update.name]
+
+    @cached_property
+    def ranges(self) -> dict[str, int]:
+        """Extents of the reduction's loops, outermost first."""
+        return reduction_extents(self.facts.program, self.update, self.names)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        return {**dict(zip(self.names, self.facts.extents, strict=True)), **self.ranges}
+
+    @cached_property
+    def vector(self) -> int:
+        return self.facts.vector(self.lanes)
+
+    @cached_property
+    def vectors(self) -> int:
+        """Vectors of the lanes' loop."""
+        return -(-self.facts.extents[self.lanes] // self.vector)
+
+    @cached_property
+    def core(self) -> Core:
+        return core_of(self.facts.machine, self.facts.widest())
+
+    @cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        """The reads, then what is written."""
+        reads = tuple(self._operand(a, False) for a in self.update.reads)
+        return (*reads, self._operand(self.update.write, True))
+
+    def _operand(self, access: Access, write: bool) -> Operand:
+        tensor = self.facts.program.tensor[access.tensor]
+        shape = tensor.extents(self.facts.program.binding)
+        element = size_bytes(tensor.dtype)
+        strides = [element * int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
+        axes = tuple(
+            {n: i.coefficient(n) for n in i.names if n in self.extents} if isinstance(i, Affine) else {}
+            for i in access.index
+        )
+        return Operand(access.tensor, axes, shape, tuple(strides), element, write)
+
+    @cached_property
+    def deep(self) -> str:
+        """The reduction loop that may be cut in blocks: the longest."""
+        found = [n for n in self.ranges if n not in _written(self.update)]
+        return max(found, key=lambda n: self.ranges[n], default="")
+
+    @cached_property
+    def depths(self) -> list[int]:
+        """Iterations of that loop in a block of the reduction that are tried, where it can be cut."""
+        if not self.deep or len(self.facts.group.statements) > 2:
+            return []
+        several = prod(self.ranges.values()) > self.ranges[self.deep]  # steps in an iteration, as of a window
+        if self.across and not several:
+            return []
+        return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep]]
+
+    @cached_property
+    def across(self) -> bool:
+        """Whether a register tile is turned before it is stored."""
+        return self.operands[-1].stride(self.names[self.lanes]) != self.operands[-1].element
+
+    def _turns(self, rows: int) -> bool:
+        """Whether a loop can be rows where a register tile is turned: what is written after the reduction, or from the
+        tile itself, is contiguous along it.
+        """
+        target = self.update.write.tensor
+        after = [s for s in self.facts.group.statements if s.write.tensor != target]
+        if self.operands[-1].stride(self.names[rows]) != self.operands[-1].element:
+            return False
+        return all(self.facts.strides(s)[-1].get(rows) == 1 and self.facts.regular(s, rows) for s in after)
+
+    # ---- ways
+
+    def ways(self) -> Iterator[Way]:
+        lanes = self.names[self.lanes]
+        for rows, name in enumerate(self.names):
+            reads = self.operands[:-1]
+            if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
+                continue
+            if self.across and not self._turns(rows):
+                continue
+            sites = [self._sites(k, o, name, o.depends(lanes)) for k, o in enumerate(reads)]
+            for chosen in product(*sites):
+                packs: tuple[tuple[int, Site], ...] = tuple((k, site) for k, site in enumerate(chosen) if site)
+                for reused in (False, True) if self._again(rows, packs) else (self.across,):
+                    for inside in (False, True):
+                        yield Way(rows, packs, inside, reused)
+                        if self.depths:
+                            yield Way(rows, packs, inside, reused, True)
+
+    def _again(self, rows: int, packs: Sequence[tuple[int, Site]]) -> bool:
+        """Whether loops around can be on either side of the blocks of lanes: operands packed once do not move there."""
+        others = [n for a, n in enumerate(self.names) if a not in (rows, self.lanes) and self.facts.extents[a] > 1]
+        whole = [self.operands[k] for k, site in packs if site == "whole"]
+        moving = [o for o in whole if o.depends(self.names[self.lanes])]
+        lanes_packed = any(site == "lanes" for _, site in packs)
+        return bool(moving) and not self.across and not lanes_packed and any(
+            not o.depends(n) for o in moving for n in others
+        )
+
+    def _sites(self, k: int, operand: Operand, rows: str, moving: bool) -> tuple[Site | None, ...]:
+        """Where an operand can be packed (None: used as it lies)."""
+        access = self.update.accesses[k][0]
+        iterator = self.names[self.lanes] if moving else rows
+        axis = axis_of(access, iterator)
+        tensors = [a.tensor for a, _ in self.update.accesses]
+        tensor = self.facts.program.tensor[access.tensor]
+        if axis is None or tensors.count(access.tensor) > 1 or len(access.index) < 2 or not operand.depends(iterator):
+            return (None,)
+        if not moving:
+            plain = not access.guard and self._simple(k, axis, iterator)
+            if not plain:
+                return (None,)
+            return (None, "whole") if tensor.role == "constant" else (None, "rows")
+        if tensor.role == "constant" and self._simple(k, axis, iterator):
+            return ("whole",)
+        if access.guard or operand.stride(iterator) != operand.element:
+            return ("lanes", "whole") if access.guard or axis == len(access.index) - 1 else ("lanes",)
+        apart = any(not operand.depends(n) for n in self.names if n != rows) and self._simple(k, axis, iterator)
+        return (None, "lanes", "whole") if apart else (None, "lanes")
+
+    def _simple(self, k: int, axis: int, iterator: str) -> bool:
+        """Whether the subscript is the iterator alone, so that blocks of it are blocks of the tensor."""
+        return self.operands[k].axes[axis] == {iterator: 1} and self.update.accesses[k][0].index[axis] == Affine.of(
+            iterator
+        )
+
+    def around(self, way: Way) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The other parallel loops: those outside of the blocks, and those that use again what is packed for lanes."""
+        others = [a for a in range(len(self.names)) if a not in (way.rows, self.lanes) and self.facts.extents[a] >= 1]
+        packed = [self.operands[k] for k, site in way.packs if site == "lanes" or self._reused(way, k, site)]
+        outer = tuple(a for a in others if not packed or any(o.depends(self.names[a]) for o in packed))
+        return outer, tuple(a for a in others if a not in outer)
+
+    def _reused(self, way: Way, k: int, site: Site) -> bool:
+        """Whether an operand that is packed once says which loops are outside."""
+        return way.reused and site == "whole" and self.operands[k].depends(self.names[self.lanes])
+
+    def _strided(self, k: int) -> bool:
+        """Whether the lanes walk along the contiguous axis in steps."""
+        return self.operands[k].axes[-1].get(self.names[self.lanes], 0) > 1
+
+    def _across(self, k: int) -> int | None:
+        """The axis of an operand that is contiguous in memory and long enough for squares in registers."""
+        axis = len(self.operands[k].axes) - 1
+        names = self.operands[k].axes[axis]
+        if len(names) == 1 and all(c == 1 and self.ranges.get(n, 0) % self.vector == 0 for n, c in names.items()):
+            return axis if self.ranges.keys() & names.keys() else None
+        return None
+
+    # ---- the plan
+
+    def plan(self, way: Way, height: int, width: int, panels: int, blocks: int, depth: int) -> BlockPlan:
+        outer, middle = self.around(way)
+        start, extent = self.facts.group_low(way.rows), self.facts.extents[way.rows]
+        rest = self.vectors % width
+        last = height
+        if self.across and depth and rest:  # of sums that stay in registers
+            last = max(height, min(extent, (self.core.registers - 1 - (rest == 1)) // rest - 1))
+        rows = [balanced(start, extent, h) for h in (height, last)]
+        strips = self._strips(width, panels, rows[0], rows[1])
+        packs = tuple(self._pack(k, site, way, height, width) for k, site in way.packs)
+        return BlockPlan(
+            outer=outer, middle=middle, rows=way.rows, lanes=self.lanes, vector=self.vector, strips=strips, packs=packs,
+            depth=(self.deep, depth) if depth else None, row_block=blocks, lanes_inside=way.lanes_inside,
+            lanes_outside=way.lanes_outside and depth > 0,
+        )  # fmt: skip
+
+    def _strips(self, width: int, panels: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
+        """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""
+        low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
+        whole, rest = divmod(self.vectors, width)
+        if not rest and extent % self.vector and whole > 1:
+            whole, rest = whole - 1, width
+        cut = low + min(extent, whole * width * self.vector)
+        strips = (Strip(low, cut, width, rows, min(panels, whole)), Strip(cut, low + extent, rest, last))
+        return tuple(s for s in strips if s.low < s.high)
+
+    def _pack(self, k: int, site: Site, way: Way, height: int, width: int) -> Pack:
+        operand, access = self.operands[k], self.update.accesses[k][0]
+        moving = operand.depends(self.names[self.lanes])
+        iterator = self.names[self.lanes if moving else way.rows]
+        axis = axis_of(access, iterator)
+        assert axis is not None
+        block = (width * self.vector if moving else height) if self._simple(k, axis, iterator) else 0
+        if moving and access.guard:
+            block = 0
+        return Pack(
+            self.update.name, access.tensor, self._order(access, axis, first=block > 0), axis, bool(access.guard),
+            step_of(access, axis, iterator), block, site, self._across(k) if moving and block else None,
+        )  # fmt: skip
+
+    def _order(self, access: Access, lane: int, first: bool) -> tuple[int, ...]:
+        """Axes in the order of the loops, the lanes' axis outside of the reduction (in blocks) or last."""
+
+        def depth(axis: int) -> tuple[int, int, int]:
+            subscript = access.index[axis]
+            names = subscript.names if isinstance(subscript, Affine) else frozenset[str]()
+            inner = [n for n in names if n in self.ranges]
+            place = min((self.update.iterators.index(n) for n in inner), default=-1)
+            if axis == lane:
+                return (1 if first else 3), place, axis
+            return (2 if inner else 0), place, axis
+
+        return tuple(sorted(range(len(access.index)), key=depth))
