@@ -21,6 +21,7 @@ from poly.scheduling.cpu_facts import Facts, axis_of, reduction_extents, step_of
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced
 
 DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
+MOST_CHOOSING = 3  # operands that may be packed or not, a choice for each
 
 
 @dataclass(frozen=True)
@@ -136,13 +137,19 @@ class Ways:
             if self.across and not self._turns(rows):
                 continue
             sites = [self._sites(k, o, name, o.depends(lanes)) for k, o in enumerate(reads)]
-            for chosen in product(*sites):
+            for chosen in product(*self._largest(sites)):
                 packs: tuple[tuple[int, Site], ...] = tuple((k, site) for k, site in enumerate(chosen) if site)
                 for reused in (False, True) if self._again(rows, packs) else (self.across,):
                     for inside in (False, True):
                         yield Way(rows, packs, inside, reused)
                         if self.depths:
                             yield Way(rows, packs, inside, reused, True)
+
+    def _largest(self, sites: Sequence[tuple[Site | None, ...]]) -> list[tuple[Site | None, ...]]:
+        """Only the largest operands choose: every one that does doubles the ways."""
+        choosing = [k for k, there in enumerate(sites) if len(there) > 1]
+        small = sorted(choosing, key=lambda k: -prod(self.operands[k].shape))[MOST_CHOOSING:]
+        return [there[:1] if k in small else there for k, there in enumerate(sites)]
 
     def _again(self, rows: int, packs: Sequence[tuple[int, Site]]) -> bool:
         """Whether loops around can be on either side of the blocks of lanes: operands packed once do not move there."""

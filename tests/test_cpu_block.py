@@ -9,7 +9,7 @@ import poly
 from poly.codegen.host import host_machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
-from poly.scheduling.cpu_contract import best_plans, contraction_plan
+from poly.scheduling.cpu_contract import best_plans, contraction_plan, ways_of
 from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Nest, Operand, cycles_of_memory, shared_cycles
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
@@ -142,6 +142,15 @@ def test_the_choice_is_among_the_best_of_the_model() -> None:
     facts = host_facts(poly.parse(GEMM, A=(96, 200), B=(200, 96)))
     chosen, best = contraction_plan(facts, 1), best_plans(facts, 1, 5)
     assert chosen == best[0].plan and [r.cycles for r in best] == sorted(r.cycles for r in best)
+
+
+def test_ways_do_not_double_with_every_factor() -> None:
+    counts: list[int] = []
+    for n in (3, 12):
+        shapes = {f"A{k}": (33, 19) for k in range(n)} | {"B": (19, 40)}
+        program = poly.parse(f"C[i,j] += {'*'.join(f'A{k}[i,l]' for k in range(n))} * B[l,j]", **shapes)
+        counts.append(len(list(ways_of(host_facts(program), 1))))
+    assert 0 < counts[0] == counts[1]
 
 
 def test_power_of_two_strides_are_packed_and_small_operands_are_not() -> None:
