@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -147,7 +149,7 @@ def test_the_choice_is_among_the_best_of_the_model() -> None:
 def test_ways_do_not_double_with_every_factor() -> None:
     counts: list[int] = []
     for n in (3, 12):
-        shapes = {f"A{k}": (33, 19) for k in range(n)} | {"B": (19, 40)}
+        shapes: dict[str, Any] = {f"A{k}": (33, 19) for k in range(n)} | {"B": (19, 40)}
         program = poly.parse(f"C[i,j] += {'*'.join(f'A{k}[i,l]' for k in range(n))} * B[l,j]", **shapes)
         counts.append(len(list(ways_of(host_facts(program), 1))))
     assert 0 < counts[0] == counts[1]
