@@ -1,16 +1,18 @@
-"""Policy for reductions that use nothing twice: sums by row or column, of everything, matrix by vector.
+"""Policy for reductions that use little twice: sums by row or column, of everything, matrix by vector or a few vectors.
 
-The largest operand is touched by every loop, so its memory is walked in order, once. Contiguous along a reduction loop:
-lanes there, with partial results (`rfactor`) in as many registers as hide the latency of an operation; several rows at
-once where these share an operand; one stream from the last cache is asked for ahead (docs/decisions/0015). Contiguous
-along a parallel loop: lanes there, several rows of the operand at once on a strip of the result that stays in the
-nearest cache, so that rows are read along their length.
+The largest operand is touched by every loop but one with few iterations, so its memory is walked in order, once.
+Contiguous along a reduction loop: lanes there, with partial results (`rfactor`) in as many registers as hide the latency
+of an operation; several rows at once where these share an operand; one stream from the last cache is asked for ahead
+(docs/decisions/0015); a few vectors are multiplied by each row while it is in registers (0019). Contiguous along a
+parallel loop: lanes there, several rows of the operand at once on a strip of the result that stays in the nearest cache,
+so that rows are read along their length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from poly.dtypes import size_bytes
 from poly.loops import MAX_LANES
@@ -42,7 +44,8 @@ class Reduction:
     """`outer`, `rows`, `inner`, `lanes`: iterators of the reduction `statement`, from the outside in; `rows` "" where
     there are none. `folded`: the lanes are reduced. Of a tile: `height` rows and `width` vectors. `strip`: lanes of a
     strip. `kept`: operands that the lanes do not move. `ahead`: iterations of the loop over tiles that loads are asked
-    for ahead, 0 for not at all.
+    for ahead, 0 for not at all. `again`: an iterator in all of whose iterations a tile uses what it has loaded, "" for
+    none.
     """
 
     statement: str
@@ -57,10 +60,11 @@ class Reduction:
     strip: int
     kept: tuple[str, ...]
     ahead: int = 0
+    again: str = ""
 
 
 def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Reduction | None:
-    """The choices for a group around one reduction that uses its largest operand once; else None."""
+    """The choices for a group around one reduction that uses its largest operand once, or in one tile; else None."""
     update = [s for s in group.statements if s.combiner is not None]
     if len(update) != 1 or group.box is None or machine.registers is None:
         return None
@@ -72,7 +76,7 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     extents |= reduction_extents(program, s, axes)
     long = [i for i in s.iterators if extents[i] > 1]
     reduced = [i for i in long if i not in axes]
-    large = next((r for r in s.reads if all(_moves(r, i) for i in long)), None)
+    large, again = _streamed(program, s, {i: extents[i] for i in long}, axes, machine)
     if large is None or not reduced or any(len(c.names & set(long)) > 1 for c in large.affine_index):
         return None
     widest = widest_element(program, [s])
@@ -82,7 +86,9 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     if any(_step(program, a, lanes) not in (0, 1) for a, _ in s.accesses):
         return None
-    others = sorted((i for i in long if i != lanes), key=lambda i: -(_step(program, large, i) or 0))
+    others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -(_step(program, large, i) or 0))
+    if again:
+        return _plan_again(s, axes, extents, others, lanes, vector, again, machine) if lanes in reduced else None
     if lanes in reduced:
         plan = _plan_folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
         last = last_capacity(machine)
@@ -90,6 +96,30 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         ahead = -(-AHEAD // (plan.width * vector * widest)) if from_last and not plan.rows else 0
         return replace(plan, ahead=ahead)
     return _plan_spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
+
+
+def _streamed(
+    program: Program, s: Statement, extents: dict[str, int], axes: Sequence[str], machine: Machine
+) -> tuple[Access | None, str]:
+    """The operand that all loops walk through, or all but one with so few iterations that registers hold the sums of
+    some of its rows for each: then that one, too. A constant is packed for lanes along the target instead.
+    """
+    for r in s.reads:
+        still = [i for i in extents if not _moves(r, i)]
+        if not still:
+            return r, ""
+    for r in s.reads:
+        still = [i for i in extents if not _moves(r, i)]
+        most = (machine.vector_registers - ROWS) // 2
+        if len(still) == 1 and still[0] in axes and extents[still[0]] <= most:
+            large = all(_size(r, extents) > _size(o, extents) for o in s.reads if o is not r)
+            if large and program.tensor[r.tensor].role != "constant":
+                return r, still[0]
+    return None, ""
+
+
+def _size(access: Access, extents: dict[str, int]) -> int:
+    return prod(n for i, n in extents.items() if _moves(access, i))
 
 
 def _plain(program: Program, s: Statement) -> bool:
@@ -115,6 +145,21 @@ def _plan_folded(
     width = max(1, min(most // height, extents[lanes] // vector, MAX_LANES // vector))
     outer, inner = (i for i in parallel if i != rows), (i for i in others if i not in axes)
     return Reduction(s.name, tuple(outer), rows, tuple(inner), lanes, True, vector, height, width, 0, ())
+
+
+def _plan_again(
+    s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str, vector: int, again: str,
+    machine: Machine,
+) -> Reduction | None:  # fmt: skip
+    """As many rows side by side as leave registers for what they are multiplied by."""
+    parallel = [i for i in others if i in axes]
+    if not parallel:
+        return None
+    *outer, rows = parallel
+    most = min(ROWS, (machine.vector_registers - ROWS) // extents[again])
+    height = _height(extents[rows], range(most, 1, -1))
+    inner = tuple(i for i in others if i not in axes)
+    return Reduction(s.name, tuple(outer), rows, inner, lanes, True, vector, height, 1, 0, (), again=again)
 
 
 def _height(extent: int, wanted: Sequence[int]) -> int:
@@ -159,7 +204,7 @@ class _Reduced:
                 schedule = self._beside(schedule, s)
         name = plan.statement
         s = schedule.program.statement[name]
-        wanted = [*plan.outer, *([plan.rows] if plan.rows else []), *plan.inner, plan.lanes]
+        wanted = [*plan.outer, *filter(None, [plan.rows]), *plan.inner, *filter(None, [plan.again]), plan.lanes]
         order = [loop_of(schedule, name, i) for i in (*(i for i in s.iterators if i not in wanted), *wanted)]
         schedule = self._from_zero(schedule, name, order)
         schedule = ordered(schedule, name, order)
@@ -215,8 +260,9 @@ class _Reduced:
         if plan.rows:
             rows = loop_of(schedule, name, plan.rows)
             inside = [n for n in schedule.nests[name].names if n in [loop_of(schedule, name, i) for i in plan.inner]]
+            again = [loop_of(schedule, name, plan.again)] if plan.again else []
             schedule = schedule.tile({rows: height})
-            schedule = schedule.reorder(f"{rows}.o", *inside, f"{lanes}.o", f"{rows}.p", f"{lanes}.p")
+            schedule = schedule.reorder(f"{rows}.o", *inside, f"{lanes}.o", *again, f"{rows}.p", f"{lanes}.p")
         buffer = f"{schedule.program.statement[name].write.tensor}_{name}_part"
         schedule = schedule.rfactor(name, f"{lanes}.p", name=buffer)
         scope = schedule.program.tensor[buffer].scope
@@ -227,6 +273,7 @@ class _Reduced:
         for piece in pieces:
             *_, rows, lanes = ("", *schedule.nests[piece].names)
             schedule = schedule.unroll(rows) if plan.rows else schedule
+            schedule = schedule.unroll(schedule.nests[piece].names[-3]) if plan.again else schedule
             tiles = [n for n in schedule.nests[piece].names if n != lanes and schedule.kind(n) == "serial"][-1]
             schedule = in_vectors(schedule, lanes, min(step, extent), self.vector)
             if plan.ahead:

@@ -1,8 +1,9 @@
-"""Reductions that use nothing twice, on a core: which loops become lanes and rows, and results for types and sizes."""
+"""Reductions that use little twice, on a core: which loops become lanes and rows, and results for types and sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,20 @@ def test_rows_that_share_an_operand_go_side_by_side() -> None:
     found = plan_of(einsum("ij,j->i", (512, 512), (512,)))
     assert found is not None and found.folded
     assert (found.rows, found.lanes, found.height, found.width) == ("i", "j", 4, 2)
+
+
+@pytest.mark.parametrize(("vectors", "height"), [(2, 4), (4, 3), (6, 2), (7, 0)])
+def test_a_few_vectors_use_every_row_in_one_tile(vectors: int, height: int) -> None:
+    """What is used again is in registers, beside a sum for each; with too many there is a better way to use it."""
+    found = plan_of(einsum("ij,kj->ik", (vectors, 96), (60, 96)))
+    assert (found.again, found.rows, found.height, found.width) == ("i", "k", height, 1) if found else height == 0
+    assert (found is None) == (height == 0)
+
+
+def test_a_constant_is_packed_for_lanes_along_the_target() -> None:
+    program = poly.parse("C[i,k] += A[i,j]*W[k,j]", A=(3, 96), W=(60, 96))
+    tensors = tuple(replace(t, role="constant") if t.name == "W" else t for t in program.tensors)
+    assert plan_of(program) is not None and plan_of(replace(program, tensors=tensors)) is None
 
 
 def test_long_rows_alone_have_many_accumulators() -> None:
@@ -91,6 +106,8 @@ CASES: Sequence[tuple[str, list[tuple[int, ...]]]] = [
     ("ij->", [(21, 67)]), ("i,i->", [(333,), (333,)]), ("ij,j->i", [(23, 130), (130,)]),
     ("ij,i->j", [(45, 211), (45,)]), ("ij,jk->ik", [(1, 60), (60, 333)]), ("bij,bj->bi", [(3, 10, 50), (3, 50)]),
     ("ijk->j", [(5, 9, 40)]), ("ijk->ik", [(4, 19, 170)]), ("bij,bi->bj", [(3, 18, 150), (3, 18)]),
+    ("ij,kj->ik", [(2, 77), (33, 77)]), ("ij,kj->ki", [(5, 64), (31, 64)]), ("bij,bkj->bik", [(3, 2, 45), (3, 50, 45)]),
+    ("ijl,kjl->ik", [(3, 5, 40), (18, 5, 40)]), ("ij,kj->ik", [(6, 9), (300, 9)]),
 ]  # fmt: skip
 
 
