@@ -1,11 +1,11 @@
 """Policy for reductions that use little twice: sums by row or column, of everything, matrix by vector or a few vectors.
 
 The largest operand is touched by every loop but one with few iterations, so its memory is walked in order, once.
-Contiguous along a reduction loop: lanes there, with partial results (`rfactor`) in as many registers as hide the latency
-of an operation; several rows at once where these share an operand; one stream from the last cache is asked for ahead
-(docs/decisions/0015); a few vectors are multiplied by each row while it is in registers (0019). Contiguous along a
-parallel loop: lanes there, several rows of the operand at once on a strip of the result that stays in the nearest cache,
-so that rows are read along their length.
+Contiguous along a reduction loop: lanes there, with partial results (`rfactor`) in as many registers as hide the
+latency of an operation; several rows at once where these share an operand; one stream from the last cache is asked for
+ahead (docs/decisions/0015); a few vectors are multiplied by each row while it is in registers (0019). Contiguous along
+a parallel loop: lanes there, several rows of the operand at once on a strip of the result that stays in the nearest
+cache, so that rows are read along their length.
 """
 
 from __future__ import annotations
