@@ -33,7 +33,8 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
         try:
             model = onnx.load(str(path))
         except FileNotFoundError as error:
-            raise OnnxError(f"no file {str(error.filename or path)!r}", where=str(path)) from None
+            missing = str(error.filename or path)
+            raise OnnxError(f"no file {missing!r}", where=None if missing == str(path) else str(path)) from None
         except Exception as error:  # protobuf, external data and the file system each have their own
             raise OnnxError(f"not a readable ONNX model: {error}", where=str(path)) from error
     elif isinstance(path, onnx.ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -13,6 +13,7 @@ from poly.document import Document, Explanation, Text, bytes_text, count_text, c
 from poly.engine import Engine, Step, Unit
 from poly.errors import PolyError, ScheduleError
 from poly.frontend.nest import Nest
+from poly.frontend.notation import parse
 from poly.graph import Graph
 from poly.loops import For
 from poly.machine import Machine
@@ -207,7 +208,8 @@ class EngineExplanation(Explanation):
 
 
 def explain(
-    what: Program | Nest[..., object] | Schedule | Kernel | StreamKernel | Engine | ModelEngine | SizedEngine | Graph,
+    what: Program | Nest[..., object] | str | Schedule | Graph | Kernel | StreamKernel | Engine | ModelEngine
+    | SizedEngine,
     **sizes: int,
 ) -> (
     ProgramExplanation
@@ -218,7 +220,8 @@ def explain(
     | ModelExplanation
     | SizedExplanation
 ):
-    """Explain a program or nest, schedule, compiled kernel, command stream or engine; a graph as its one program.
+    """Explain a program (its text, or a nest), schedule, compiled kernel, command stream or engine; a graph as its one
+    program.
 
     `sizes` bind free sizes of a program or a schedule first, so that everything can be counted. Raises `PolyError` for
     anything else, `IllegalEdit` for an unchecked schedule that is illegal.
@@ -227,6 +230,8 @@ def explain(
         what = what.to_program()
     if isinstance(what, Nest):
         what = what.program
+    if isinstance(what, str):
+        what = parse(what)
     if isinstance(what, Program):
         return explain_program(what.bind(**sizes) if sizes else what)
     if isinstance(what, Schedule):

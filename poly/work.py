@@ -15,7 +15,7 @@ from poly.checking import Array
 from poly.console import busy
 from poly.document import counted
 from poly.dtypes import dtype_name, is_float, numpy_dtype
-from poly.errors import OnnxError, ParseError, PolyError, RunError, ShapeError
+from poly.errors import OnnxError, ParseError, PolyError, ShapeError
 from poly.graph import Graph
 from poly.program import Program, Tensor
 from poly.scheduling.schedule import Schedule
@@ -337,7 +337,7 @@ def known_sizes(work: Work, arrays: Mapping[str, Array]) -> dict[str, int]:
 
 
 def require_inputs(arrays: Sequence[Named]) -> None:
-    """Raise `RunError` for array files that are not there, before anything is compiled."""
+    """Raise `UsageError` for array files that are not there, before anything is compiled."""
     for _, file in arrays:
         if not Path(file).is_file():
-            raise RunError(f"no file {file}")
+            raise UsageError(f"no file {file}")

@@ -216,7 +216,7 @@ def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "ij->i", "--shape", "8,-8"], 2, "ints"),
         (["run", "missing.onnx"], 2, "no file"),
         (["run", "ij->i", "--shape", "8,8", "--target", "nowhere"], 1, "no machine"),
-        (["run", "ij->i", "--input", "missing.npy"], 1, "missing.npy"),
+        (["run", "ij->i", "--input", "missing.npy"], 2, "missing.npy"),
         (["run", "C[i] = A[i", "--shape", "A=4"], 1, "^"),
         (["show", MATMUL, *SHAPES, "--level", "asm", "--target", "s16"], 2, "no asm"),
         (["show", MATMUL, *SHAPES, "--group", "1"], 2, "--group"),

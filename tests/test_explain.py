@@ -285,6 +285,10 @@ def test_what_threads_share_is_said() -> None:
     assert "threads" not in str(poly.explain(poly.compile(program)))
 
 
+def test_a_text_is_explained_as_its_program() -> None:
+    assert str(poly.explain(str(matmul()))) == str(poly.explain(matmul()))
+
+
 def test_a_kernel_says_why_its_schedule_is_a_plainer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise UnsupportedError("17 vectors for 16 registers")
