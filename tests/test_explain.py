@@ -128,7 +128,7 @@ def test_kernel() -> None:
     with pytest.raises(PolyError, match="fixed"):
         poly.explain(kernel, M=4)
     with pytest.raises(PolyError, match="no explanation"):
-        poly.explain("C[i] = A[i]")  # type: ignore[arg-type]
+        poly.explain(3)  # type: ignore[arg-type]
 
 
 def test_explain_stays_the_function() -> None:
