@@ -22,7 +22,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_cost import LINE, PAGE, SETS, Core, core_of, crowding
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, ordered, whole_blocks
-from poly.scheduling.cpu_facts import axis_of, facts_of
+from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -35,11 +35,23 @@ MOST_PAGES = 64  # of either side in a tile: what the first level of a translati
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """A block is `rows` iterations of the target's lanes times `columns` of the read's, a tile (of both) whole blocks
+    (None: no tiles, and lanes inside). `past`: the target is written past the caches; `buffered`: tile by tile from a
+    buffer, else straight from registers.
+    """
+
+    rows: int
+    columns: int
+    tile: tuple[int, int] | None
+    past: bool = False
+    buffered: bool = False
+
+
+@dataclass(frozen=True)
 class Permutation:
     """`outer`: positions of the other parallel loops, outermost first; `lanes`, `read_lanes`: of those along which the
-    target and the turned reads are contiguous; `turned`: the tensors of these reads. A block is `rows` iterations of
-    `lanes` times `columns` of `read_lanes`, a tile (of both) whole blocks (None: no tiles, and lanes inside). `past`:
-    the target is written past the caches; `buffered`: tile by tile from a buffer, else straight from registers.
+    target and the turned reads are contiguous; `turned`: the tensors of these reads.
     """
 
     statement: str
@@ -48,11 +60,7 @@ class Permutation:
     read_lanes: int
     turned: tuple[str, ...]
     vector: int
-    rows: int
-    columns: int
-    tile: tuple[int, int] | None
-    past: bool
-    buffered: bool
+    blocks: Blocks
 
 
 @dataclass(frozen=True)
@@ -118,13 +126,12 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     if s.combiner is not None or s.external is not None or set(axes) != set(s.iterators) or s.write.indirect:
         return None
     facts = facts_of(program, group, machine, threads)
-    extents = facts.extents
     strides = facts.strides(s)
-    lanes = next((a for a, n in enumerate(extents) if strides[-1][a] == 1 and n >= FEWEST), None)
+    lanes = next((a for a, n in enumerate(facts.extents) if strides[-1][a] == 1 and n >= FEWEST), None)
     if lanes is None:
         return None
     turned = [k for k, step in enumerate(strides[:-1]) if step[lanes] not in (0, 1)]
-    sides = {next((a for a in strides[k] if strides[k][a] == 1 and extents[a] >= FEWEST), None) for k in turned}
+    sides = {next((a for a in strides[k] if strides[k][a] == 1 and facts.extents[a] >= FEWEST), None) for k in turned}
     read_lanes = sides.pop() if len(sides) == 1 else None
     if read_lanes is None or not all(_turns(s, s.reads[k], axes[lanes], axes[read_lanes]) for k in turned):
         return None
@@ -133,36 +140,40 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
         return None
     size = max(size_bytes(program.tensor[t].dtype) for t in (s.write.tensor, *tensors))
     registers = machine.vector_registers // len(turned)
-    machine_lanes = machine.lanes(size)
-    vector = min(machine_lanes, 1 << max(0, registers.bit_length() - 1))
+    vector = min(machine.lanes(size), 1 << max(0, registers.bit_length() - 1))
     if vector < 2:
         return None
-    room, line = registers * machine_lanes // vector**2, _line(machine) // (vector * size)  # in squares, in vectors
-    wide = max(1, min(line, room))
-    rows, columns = vector * max(1, min(line, room // wide)), vector * wide
-    tile = _tile(extents[lanes], strides[turned[0]][lanes], size, columns)
-    core = core_of(machine, size)
-    past = s.write.tensor in results_past(program, group, machine) and _whole_lines(strides[-1], lanes, size)
-    crowded = core.caches[0][2] * SETS / crowding((strides[-1][read_lanes] or 0) * size) < columns
-    run = _run(extents[lanes], size)
-    buffered = past and run * size >= LEAST_RUN  # shorter ones would touch a page a line
-    past = past and (not buffered or all(2 * run <= _kept(core, strides[k][lanes] or 0, size) for k in turned))
-    if past and buffered:
-        rows, columns = vector * max(1, room // wide), vector * wide
-        tile = (run, columns)
-    elif past:
-        rows, columns = vector * wide, min(vector, max(1, NARROW // size))
-        tile = (rows, _line(machine) // size)
-    elif crowded and tile is not None:
-        rows, columns = vector * wide, vector
-        tile = (max(MOST_PAGES, rows), rows)
-    leading = strides[turned[0] if past and not buffered else -1]  # whose order the other loops follow
+    blocks = _blocks_of(facts, s, lanes, read_lanes, turned, size, vector)
+    leading = strides[turned[0] if blocks.past and not blocks.buffered else -1]  # whose order the other loops follow
     others = [a for a in range(len(axes)) if a not in (lanes, read_lanes)]
+    outer = tuple(sorted(others, key=lambda a: -(leading[a] or 0)))
     return Permutation(
-        statement=s.name, outer=tuple(sorted(others, key=lambda a: -(leading[a] or 0))), lanes=lanes,
-        read_lanes=read_lanes, turned=tensors, vector=vector,
-        rows=rows, columns=columns, tile=tile, past=past, buffered=past and buffered,
-    )  # fmt: skip
+        statement=s.name, outer=outer, lanes=lanes, read_lanes=read_lanes, turned=tensors, vector=vector, blocks=blocks
+    )
+
+
+def _blocks_of(
+    facts: Facts, s: Statement, lanes: int, read_lanes: int, turned: Sequence[int], size: int, vector: int
+) -> Blocks:
+    """Whole lines of the read, of the target, or of what is left of either in a buffer; `size`: bytes of an element."""
+    program, machine, strides = facts.program, facts.machine, facts.strides(s)
+    core, line = core_of(machine, size), _line(machine)
+    room = machine.vector_registers // len(turned) * machine.lanes(size) // vector**2  # in squares
+    wide = max(1, min(line // (vector * size), room))
+    if s.write.tensor in results_past(program, facts.group, machine) and _whole_lines(strides[-1], lanes, size):
+        run = _run(facts.extents[lanes], size)
+        if run * size < LEAST_RUN:  # in a buffer it would touch a page a line
+            rows = vector * wide
+            return Blocks(rows, min(vector, max(1, NARROW // size)), (rows, line // size), past=True)
+        if all(2 * run <= _kept(core, strides[k][lanes] or 0, size) for k in turned):
+            columns = vector * wide
+            return Blocks(vector * max(1, room // wide), columns, (run, columns), past=True, buffered=True)
+    columns = vector * wide
+    tile = _tile(facts.extents[lanes], strides[turned[0]][lanes], size, columns)
+    crowded = core.caches[0][2] * SETS / crowding((strides[-1][read_lanes] or 0) * size) < columns
+    if crowded and tile is not None:
+        return Blocks(columns, vector, (max(MOST_PAGES, columns), columns))
+    return Blocks(vector * max(1, min(line // (vector * size), room // wide)), columns, tile)
 
 
 def _kept(core: Core, step: int, size: int) -> float:
@@ -223,17 +234,18 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
     schedule = ordered(schedule, name, order)
     extents = [high - low + 1 for low, high in group.box]
     depth = len(plan.outer)
-    schedule, strips = whole_blocks(schedule, name, depth, extents[plan.read_lanes], plan.columns)
+    schedule, strips = whole_blocks(schedule, name, depth, extents[plan.read_lanes], plan.blocks.columns)
     for strip, columns in strips:
         schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))  # so that a cut parts all of the nest
         rest = extents[plan.lanes]
-        if plan.buffered and plan.tile is not None and columns == plan.columns and rest >= plan.tile[0]:
-            schedule, (whole, *others) = whole_blocks(schedule, strip, depth, rest, plan.tile[0])
+        tile = plan.blocks.tile if plan.blocks.buffered and columns == plan.blocks.columns else None
+        if tile is not None and rest >= tile[0]:
+            schedule, (whole, *others) = whole_blocks(schedule, strip, depth, rest, tile[0])
             schedule = _buffered(schedule, plan, whole[0], axes, machine)
             if not others:
                 continue
             strip, rest = others[0]
-        schedule, parts = whole_blocks(schedule, strip, depth, rest, plan.rows)
+        schedule, parts = whole_blocks(schedule, strip, depth, rest, plan.blocks.rows)
         for part, rows in parts:
             schedule = _blocks(schedule, plan, part, rows, columns)
             for tensor in plan.turned:
@@ -247,8 +259,8 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
     """One piece in blocks, all of them whole."""
     lanes, read_lanes = schedule.nests[name].names[len(plan.outer) :]
     tiles: list[str] = []
-    if plan.tile is not None:
-        height, width = (max(1, most // n) * n for most, n in zip(plan.tile, (rows, columns), strict=True))
+    if plan.blocks.tile is not None:
+        height, width = (max(1, most // n) * n for most, n in zip(plan.blocks.tile, (rows, columns), strict=True))
         schedule = schedule.tile({lanes: height, read_lanes: width})
         tiles = [f"{lanes}.o", f"{read_lanes}.o"]
         lanes, read_lanes = f"{lanes}.p", f"{read_lanes}.p"
@@ -257,19 +269,19 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
     schedule = schedule.reorder(*tiles, *blocks, f"{read_lanes}.p", f"{lanes}.p")
     schedule = schedule.unroll(f"{read_lanes}.p")
     schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
-    straight = plan.past and not plan.buffered and rows == plan.rows
+    straight = plan.blocks.past and not plan.blocks.buffered and rows == plan.blocks.rows
     return schedule.nontemporal(schedule.nests[name].names[-1]) if straight else schedule
 
 
 def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[str], machine: Machine) -> Schedule:
     """A piece of whole tiles, each turned into a buffer that then leaves past the caches row by row."""
-    assert plan.tile is not None
-    (*outer, lanes, read_lanes), (height, columns) = schedule.nests[name].names, plan.tile
-    schedule = schedule.tile({lanes: height, read_lanes: columns}).tile({f"{lanes}.p": plan.rows})
+    assert plan.blocks.tile is not None
+    (*outer, lanes, read_lanes), (height, columns) = schedule.nests[name].names, plan.blocks.tile
+    schedule = schedule.tile({lanes: height, read_lanes: columns}).tile({f"{lanes}.p": plan.blocks.rows})
     tiles = [f"{lanes}.o", f"{read_lanes}.o"]
     schedule = schedule.reorder(*outer, *tiles, f"{lanes}.p.o", f"{read_lanes}.p", f"{lanes}.p.p")
     schedule = schedule.unroll(f"{read_lanes}.p")
-    schedule = in_vectors(schedule, f"{lanes}.p.p", plan.rows, plan.vector, FEW_VECTORS)
+    schedule = in_vectors(schedule, f"{lanes}.p.p", plan.blocks.rows, plan.vector, FEW_VECTORS)
     for tensor in plan.turned:
         (read,) = (r for r in schedule.program.statement[name].reads if r.tensor == tensor)
         along = axis_of(read, axes[plan.read_lanes])

@@ -52,13 +52,13 @@ def permuted(spec: str, *shape: int, dtype: str = "f32") -> Program:
 )
 def test_blocks_fill_registers_and_lines(dtype: str, features: tuple[str, ...], rows: int, columns: int) -> None:
     found = plan_of(permuted("ij->ji", 512, 512, dtype=dtype), machine(features))
-    assert found is not None and (found.rows, found.columns) == (rows, columns)
+    assert found is not None and (found.blocks.rows, found.blocks.columns) == (rows, columns)
 
 
 def test_short_rows_of_the_target_are_written_one_after_the_other() -> None:
     avx2 = machine(AVX2)
     long, short = plan_of(permuted("ij->ji", 2048, 2048), avx2), plan_of(permuted("ij->ji", 256, 3136), avx2)
-    assert long is not None and long.tile and short is not None and short.tile is None
+    assert long is not None and long.blocks.tile and short is not None and short.blocks.tile is None
 
 
 @pytest.mark.parametrize("spec", ["abc->bac", "ab->ab", "ab->a"])
