@@ -46,6 +46,11 @@ def host_facts(program: Program) -> Facts:
     return facts_of(program, group, host_machine())
 
 
+def choice_of(facts: Facts, lanes: int) -> Choice:
+    assert facts.update is not None
+    return Choice(facts, facts.update, lanes)
+
+
 def run(program: Program, plan: BlockPlan) -> None:
     """Compile as planned and compare with the interpreter of programs, exactly, on small whole numbers."""
     facts = host_facts(program)
@@ -62,7 +67,7 @@ def test_every_way_of_a_product_is_exact(text: str) -> None:
     a, b = ((21, 40), (40, 35)) if text == GEMM else ((40, 21), (35, 40))
     program = poly.parse(text, A=a, B=b)
     facts = host_facts(program)
-    choice = Choice(facts, facts.update, 1)  # type: ignore[arg-type]
+    choice = choice_of(facts, 1)
     for k, way in enumerate(w for w in choice.ways() if not w.lanes_outside):
         run(program, choice.plan(way, 4, 2, 2, 2 if dict(way.packs).get(0) == "rows" else 0, 16 * (k % 3 == 2)))
 
@@ -70,7 +75,7 @@ def test_every_way_of_a_product_is_exact(text: str) -> None:
 def test_partial_sums_go_through_memory() -> None:
     program = poly.parse(GEMM, A=(13, 50), B=(50, 24))
     facts = host_facts(program)
-    choice = Choice(facts, facts.update, 1)  # type: ignore[arg-type]
+    choice = choice_of(facts, 1)
     way = next(w for w in choice.ways() if not w.packs)
     plan = choice.plan(way, 6, 2, 1, 0, 16)
     assert plan.depth == ("k", 16)
@@ -80,7 +85,7 @@ def test_partial_sums_go_through_memory() -> None:
 def test_blocks_of_lanes_around_those_of_the_reduction() -> None:
     program = poly.parse(GEMM, A=(13, 50), B=(50, 41))
     facts = host_facts(program)
-    choice = Choice(facts, facts.update, 1)  # type: ignore[arg-type]
+    choice = choice_of(facts, 1)
     ways = [w for w in choice.ways() if w.lanes_outside]
     assert {tuple(site for _, site in w.packs) for w in ways} >= {(), ("lanes",), ("rows", "lanes")}
     for way in ways[::2]:
@@ -104,7 +109,7 @@ def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> N
 def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int) -> None:
     program = parse_program(WITH_BIAS_AND_SUM)
     facts = host_facts(program)
-    choice = Choice(facts, facts.update, 0)  # type: ignore[arg-type]
+    choice = choice_of(facts, 0)
     ways = [*choice.ways()]
     assert {w.rows for w in ways} == {1}
     for way in ways[:2]:
@@ -115,7 +120,7 @@ def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int)
 def test_partial_sums_of_turned_tiles_are_in_a_buffer_where_lanes_are_contiguous(height: int, width: int) -> None:
     program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(40, 32, 3, 3), X=(32, 5, 11))
     facts = host_facts(program)
-    choice = Choice(facts, facts.update, 0)  # type: ignore[arg-type]
+    choice = choice_of(facts, 0)
     ways = [w for w in choice.ways() if w.lanes_outside and w.rows == 2]
     plan = choice.plan(ways[0], height, width, 1, 0, 16)
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
@@ -128,7 +133,7 @@ def test_partial_sums_of_turned_tiles_are_in_a_buffer_where_lanes_are_contiguous
 def test_a_tile_is_not_turned_for_what_follows_in_another_order() -> None:
     text = WITH_BIAS_AND_SUM.replace("S: f32[40, 18]", "S: f32[18, 40]").replace("S[o, x]", "S[x, o]")
     facts = host_facts(parse_program(text))
-    assert not [*Choice(facts, facts.update, 0).ways()]  # type: ignore[arg-type]
+    assert not [*choice_of(facts, 0).ways()]
 
 
 def test_a_blocked_schedule_prints_as_a_script_that_replays() -> None:
@@ -274,7 +279,7 @@ def test_a_window_that_stays_in_registers_is_read_once() -> None:
     assert not window_stays(7, 1, 1, 16)
     program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(16, 8, 3, 3), X=(8, 9, 9))
     facts = host_facts(program)
-    choice = Choice(facts, facts.update, 0)  # type: ignore[arg-type]
+    choice = choice_of(facts, 0)
     plan = choice.plan(next(w for w in choice.ways() if w.rows == 2), 7, 1, 1, 0, 0)
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
     assert unrolled_steps(schedule, "r")
