@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from re import fullmatch
 from time import perf_counter
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeGuard, overload
 
 import numpy as np
 
@@ -136,11 +136,11 @@ def compile(
             hint = "compile graph.to_program() instead"
             raise ScheduleError("a graph brings its own constants and schedules", hint=hint)
         return _graph_engine(what, machine, threads or 1, progress)
-    if isinstance(what, Path) or type(what).__name__ == "ModelProto":
+    if _is_model(what):
         if schedule is not None or constants:
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
-        return _model_engine(what, machine, threads or 1, progress)  # type: ignore[arg-type]
-    program, own = _program_of(what)  # type: ignore[arg-type]
+        return _model_engine(what, machine, threads or 1, progress)
+    program, own = _program_of(what)
     schedule = schedule or own
     if schedule is not None and str(schedule.source) not in (str(program), str(join_axes(program))):
         raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
@@ -148,7 +148,12 @@ def compile(
     return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
 
 
-def _program_of(what: Program | Schedule | Nest[..., object] | str) -> tuple[Program, Schedule | None]:
+def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:
+    """Told by the name of its class: onnx is imported only where there is a model."""
+    return isinstance(what, Path) or type(what).__name__ == "ModelProto"
+
+
+def _program_of(what: object) -> tuple[Program, Schedule | None]:
     """The program of a text, a nest, a schedule or something compiled before; a schedule itself, too."""
     if isinstance(what, Schedule):
         return what.source, what
