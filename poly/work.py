@@ -226,6 +226,8 @@ def _load_text(text: str, shapes: Sequence[Named], name: str, arrays: Sequence[N
         if tensor is None:
             raise UsageError(f"--shape {extents}: notation needs the tensor's name", hint=f"--shape A={extents}")
         given[tensor] = _extents(extents)
+    if "dtypes" in given:
+        raise UsageError("--shape dtypes: a tensor of this name is declared in the text", hint="input dtypes: f32[8]")
     program = _parsed(text, given, arrays)
     return Work(name or program.name, program=program)
 
@@ -235,7 +237,7 @@ def _parsed(text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Seque
     from poly.frontend.notation import parse
 
     try:
-        return parse(text, **given)  # type: ignore[arg-type]  # a tensor may not be called dtypes
+        return parse(text, dtypes=None, **given)
     except (ParseError, ShapeError) as error:
         call = match(r"(\w+)=\(", error.hint or "")  # an argument of parse
         if call is None:

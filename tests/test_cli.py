@@ -223,6 +223,7 @@ def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None
         (["show", MATMUL, "--shape", "24,16"], 2, "--shape A="),
         (["run", MATMUL, "--shape", "A=M,K", "--shape", "B=K,N"], 2, "size"),
         (["run", "ij->i", "--shape", "8,8", "--threads", "0"], 2, "positive"),
+        (["run", "C[i] = dtypes[i]", "--shape", "dtypes=4"], 2, "dtypes"),
         (["show", MATMUL, *SHAPES, "--level", "nothing"], 2, "invalid choice"),
     ],
 )  # fmt: skip
