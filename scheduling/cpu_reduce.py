@@ -104,17 +104,16 @@ def _streamed(
     """The operand that all loops walk through, or all but one with so few iterations that registers hold the sums of
     some of its rows for each: then that one, too. A constant is packed for lanes along the target instead.
     """
-    for r in s.reads:
-        still = [i for i in extents if not _moves(r, i)]
-        if not still:
-            return r, ""
-    for r in s.reads:
-        still = [i for i in extents if not _moves(r, i)]
-        most = (machine.vector_registers - ROWS) // 2
-        if len(still) == 1 and still[0] in axes and extents[still[0]] <= most:
-            large = all(_size(r, extents) > _size(o, extents) for o in s.reads if o is not r)
-            if large and program.tensor[r.tensor].role != "constant":
-                return r, still[0]
+    most = (machine.vector_registers - ROWS) // 2
+    still = {r: [i for i in extents if not _moves(r, i)] for r in s.reads}
+    large = next((r for r in s.reads if not still[r]), None)
+    if large is not None:
+        return large, ""
+    for r, loops in still.items():
+        if len(loops) == 1 and loops[0] in axes and extents[loops[0]] <= most:
+            largest = all(_size(r, extents) > _size(o, extents) for o in still if o is not r)
+            if largest and program.tensor[r.tensor].role != "constant":
+                return r, loops[0]
     return None, ""
 
 
