@@ -113,19 +113,27 @@ end:
   ret ptr %new
 }
 
+define internal ptr @own(ptr %rec, ptr %given, i64 %number) nounwind { ; a fresh array in its place, or null
+entry:
+  %spec = call ptr @spec(ptr %rec, i64 %number)
+  %array = call ptr @fresh(ptr %spec)
+  %failed = icmp eq ptr %array, null
+  br i1 %failed, label %end, label %note
+note:
+  %data = call ptr @field(ptr %array, i64 $ND_DATA)
+  %at = getelementptr ptr, ptr %given, i64 %number
+  store ptr %data, ptr %at, align 8
+  br label %end
+end:
+  ret ptr %array
+}
+
 define internal ptr @results(ptr %rec, ptr %given, i64 %inputs, i64 %outputs) nounwind { ; fresh: an array, or a tuple
 entry:
   %one = icmp eq i64 %outputs, 1
   br i1 %one, label %single, label %several
 single:
-  %spec = call ptr @spec(ptr %rec, i64 %inputs)
-  %array = call ptr @fresh(ptr %spec)
-  %failed = icmp eq ptr %array, null
-  br i1 %failed, label %no, label %note
-note:
-  %data = call ptr @field(ptr %array, i64 $ND_DATA)
-  %at = getelementptr ptr, ptr %given, i64 %inputs
-  store ptr %data, ptr %at, align 8
+  %array = call ptr @own(ptr %rec, ptr %given, i64 %inputs)
   ret ptr %array
 several:
   %tuple = call ptr @PyTuple_New(i64 %outputs)
@@ -137,14 +145,10 @@ next:
   br i1 %more, label %make, label %all
 make:
   %number = add i64 %inputs, %k
-  %itsspec = call ptr @spec(ptr %rec, i64 %number)
-  %item = call ptr @fresh(ptr %itsspec)
+  %item = call ptr @own(ptr %rec, ptr %given, i64 %number)
   %missing = icmp eq ptr %item, null
   br i1 %missing, label %drop, label %keep
 keep:
-  %itsdata = call ptr @field(ptr %item, i64 $ND_DATA)
-  %itsat = getelementptr ptr, ptr %given, i64 %number
-  store ptr %itsdata, ptr %itsat, align 8
   %ignored = call i32 @PyTuple_SetItem(ptr %tuple, i64 %k, ptr %item)
   %k1 = add i64 %k, 1
   br label %next
