@@ -13,7 +13,7 @@ import numpy.typing as npt
 from poly.accel.footprint import Ints, grid, holds, injective
 from poly.accel.isa import Convert, Imm, Index, Linear, Load, Micro, Op, Region, Vec
 from poly.affine import Affine
-from poly.dtypes import numpy_dtype
+from poly.dtypes import converted, numpy_dtype
 from poly.errors import RunError, ShapeError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of
 
@@ -164,7 +164,7 @@ class _Block:
             case Op(name, args):
                 return OPERATORS[name].evaluate(*(registers[a] for a in args))
             case Convert(dtype, arg):
-                return registers[arg].astype(numpy_dtype(dtype))
+                return converted(registers[arg], dtype)
 
     def linear(self, value: Linear) -> Ints:
         start = value.start(self.counters) + _dot(value.coefficients, self.first)

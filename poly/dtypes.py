@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from poly.errors import PolyError
 
@@ -51,6 +52,25 @@ def dtype_name(dtype: object) -> str:
     raise PolyError(
         f"arrays of dtype {found} have no compiled form", hint=f"convert to one of {', '.join(sorted(DTYPES))}"
     )
+
+
+def converted(values: npt.ArrayLike, name: str) -> npt.NDArray[np.generic]:
+    """What a cast means, on every level: numpy's conversion, and from floats to integers truncation toward zero that
+    saturates, where numpy (and ONNX) leave open what comes of a value outside of the integers; NaN gives 0.
+    """
+    found, target = np.asarray(values), numpy_dtype(name)
+    with np.errstate(all="ignore"):
+        if target.kind not in "iu" or not (found.dtype.kind == "f" or found.dtype.name in _EXTENSION.values()):
+            return found.astype(target)
+        found = found if found.dtype.itemsize > 2 else found.astype(np.float32)  # f16 does not hold the limits
+        limits = np.iinfo(target.name)
+        whole = np.trunc(found)
+        above, below = whole >= 2.0 * (limits.max // 2 + 1), whole < limits.min
+        outside = above | below | np.isnan(found)
+        if not outside.any():
+            return found.astype(target)
+        kept = np.where(outside, 0, found).astype(target)
+        return np.where(above, limits.max, np.where(below, limits.min, kept)).astype(target)
 
 
 def size_bytes(name: str) -> int:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 import numpy as np
 
 from poly.affine import Affine
-from poly.dtypes import is_float, is_integer, numpy_dtype
+from poly.dtypes import converted, is_float, is_integer, numpy_dtype
 from poly.errors import ShapeError
 
 
@@ -338,8 +338,7 @@ def evaluate(
         case IndexValue(expression):
             return np.asarray(index(expression), np.int64)
         case Cast(target, argument):
-            with np.errstate(all="ignore"):
-                return np.asarray(evaluate(argument, reads, index)).astype(numpy_dtype(target))
+            return converted(evaluate(argument, reads, index), target)
         case Apply(name, arguments):
             return _apply(name, arguments, reads, index, dtype)
 

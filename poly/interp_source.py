@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from poly.affine import Affine, Constraint, var
-from poly.dtypes import numpy_dtype
+from poly.dtypes import converted, numpy_dtype
 from poly.errors import RunError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of, is_free
 from poly.interp_arrays import extents
@@ -289,8 +289,8 @@ class _Writer:
         return name
 
     def cast(self, dtype: str, value: str) -> str:
-        self.names[f"cast_{dtype}"] = numpy_dtype(dtype)
-        return f"np.asarray({value}).astype(cast_{dtype})[()]"
+        self.names["converted"] = converted
+        return f"converted({value}, {dtype!r})[()]"
 
     def operation(self, name: str, arguments: Sequence[str]) -> str:
         operator = OPERATORS[name]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+import poly
 from poly.affine import Affine, Constraint, var
 from poly.codegen.function import lower
 from poly.codegen.host import cache_sizes, host_machine, machine_of_features
@@ -18,10 +19,12 @@ from poly.codegen.kernel import Kernel
 from poly.dtypes import numpy_dtype
 from poly.errors import Bug, MachineError, RunError, UnsupportedError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, Read, apply, dtype_of, evaluate
+from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.loops import Alloc, Compute, External, For, LoopTree, Node, Sync
 from poly.machine import Machine
 from poly.program import Access, Layout, ReadIndex, Tensor
+from poly.scheduling.lowering import lower as lower_schedule
 from tests.loop_trees import Case, at, cases, compute, inside, loop, tensor
 
 HOST = host_machine()
@@ -281,10 +284,24 @@ def test_narrow_floats_compute_in_f32(dtype: str) -> None:
         np.testing.assert_array_equal(found, source.astype(kind).astype(numpy_dtype(target)))
 
 
-def test_float_to_integer_saturates() -> None:
-    x = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 300.7, -300.7, 0.9] * 6, np.float32)
-    found = kernel_of(elementwise(Cast("i8", Read(0)), [tensor("x", 48, role="input")], "i8", 8))(x)
-    np.testing.assert_array_equal(found, np.array([0, 127, -128, 127, -128, 127, -128, 0] * 6, np.int8))
+@pytest.mark.parametrize("source", ["f16", "f32", "f64", "bf16"])
+@pytest.mark.parametrize("target", ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"])
+def test_float_to_integer_saturates_on_every_level(source: str, target: str) -> None:
+    around = [0.9, -0.9, -1.5, -129, 128, 255, 300.7, -300.7, 32768, -32769, 65504, -65504, 3e9, 2**31, 2**63, 2**64]
+    with np.errstate(over="ignore"):
+        values = [*around, np.nan, np.inf, -np.inf, 1e30, -1e30, 1, 0, -1]
+        x = np.array(values * 2, np.float64).astype(numpy_dtype(source))
+    limits = np.iinfo(numpy_dtype(target).name)
+    wide = [int(np.clip(v, -1e25, 1e25)) if v == v else 0 for v in x.astype(np.float64).tolist()]
+    want = [min(max(v, limits.min), limits.max) for v in wide]
+    kernel = kernel_of(elementwise(Cast(target, Read(0)), [tensor("x", 48, dtype=source, role="input")], target, 8))
+    assert plain(kernel(x)).tolist() == want
+    program = poly.parse(f"y[i] = {target}(x[i])", x=(48,), dtypes={"x": source})
+    assert run_program(program, {"x": x})["y"].tolist() == want
+    assert run_loops(lower_schedule(poly.Schedule(program)), {"x": x})["y"].tolist() == want
+    if source == "f32" and target != "u64":
+        stream = poly.compile(program, target="s16")
+        assert callable(stream) and plain(stream(x)).tolist() == want
 
 
 @pytest.mark.parametrize(
