@@ -56,8 +56,12 @@ def spatial_names(rank: int) -> tuple[str, ...]:
     return _SPATIAL.get(rank) or tuple(f"i{k}" for k in range(rank))
 
 
-def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[Window]:
-    """The axes of the node's window. Raises `OnnxError` on attributes that do not fit."""
+def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int], partial: bool = False) -> list[Window]:
+    """The axes of the node's window. Raises `OnnxError` on attributes that do not fit.
+
+    `partial`: one that exceeds the padded extent by less than a stride has a position, as onnx's shape inference and
+    ONNX Runtime divide; the reference evaluator rounds down, and has none.
+    """
     rank = len(extents)
     strides = b.ints_attribute("strides") or (1,) * rank
     dilations = b.ints_attribute("dilations") or (1,) * rank
@@ -78,7 +82,8 @@ def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[
             total = max((-(-extents[k] // strides[k]) - 1) * strides[k] + span - extents[k], 0)
             before = total // 2 if auto == "SAME_UPPER" else total - total // 2
             after = total - before
-        size = _positions(extents[k] + before + after - span, strides[k], ceil, extents[k] + before)
+        room = extents[k] + before + after - span
+        size = _positions(max(room, 0) if partial and room > -strides[k] else room, strides[k], ceil, extents[k] + before)
         b.require(
             size > 0, f"a window of {span} does not fit into {extents[k]} elements padded by {before} and {after}"
         )
@@ -236,7 +241,7 @@ def _pool_axes(b: Notation, x: Value) -> list[Window]:
     kernel = b.ints_attribute("kernel_shape")
     if kernel is None or len(kernel) != x.rank - 2:
         raise b.fail(f"kernel_shape {kernel} does not fit {x.rank - 2} spatial axes")
-    return windows(b, x.shape[2:], kernel)
+    return windows(b, x.shape[2:], kernel, partial=True)
 
 
 def _pool_ranges(x: Value, axes: Sequence[Window]) -> tuple[dict[str, int], tuple[Affine, ...]]:
