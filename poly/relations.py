@@ -10,7 +10,7 @@ import islpy as isl
 from poly.affine import Affine, Constraint, var
 from poly.coefficients import relation_of, set_of
 from poly.program import Access, Program, Statement
-from poly.sets import OUT, fix_sizes, header, interval
+from poly.sets import IN, OUT, fix_sizes, header, interval
 
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
@@ -56,7 +56,7 @@ def _known(program: Program, values: Sequence[Affine]) -> Sequence[Affine]:
 
 
 def interval_of(program: Program, s: Statement, iterator: str) -> tuple[int, int] | None:
-    """First and last value of an iterator over a statement's instances; None where they are not known."""
+    """First and last value of an iterator over a statement's instances; None where not known."""
     return interval(bound_domain(program, s), s.iterators.index(iterator))
 
 
@@ -64,6 +64,20 @@ def intervals_of(program: Program, s: Statement) -> dict[str, tuple[int, int] | 
     """`interval_of` for all iterators."""
     domain = bound_domain(program, s)
     return {name: interval(domain, k) for k, name in enumerate(s.iterators)}
+
+
+def range_of(program: Program, s: Statement, expression: Affine) -> tuple[int, int] | None:
+    """First and last value of an expression of iterators over a statement's instances; None where not known."""
+    return _range(bound_domain(program, s), s.iterators, *_known(program, [expression]), free_sizes(program))
+
+
+@lru_cache(maxsize=4096)
+def _range(
+    domain: isl.Set, iterators: tuple[str, ...], expression: Affine, parameters: tuple[str, ...]
+) -> tuple[int, int] | None:
+    """The loops of one schedule are asked for again and again while it is changed."""
+    values = relation_of([expression], iterators, parameters).set_tuple_name(IN, domain.get_tuple_name() or "")
+    return interval(values.intersect_domain(domain).range(), 0)
 
 
 def expressions_map(s: Statement, values: Sequence[Affine], parameters: Sequence[str], target: str = "") -> isl.Map:

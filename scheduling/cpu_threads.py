@@ -21,13 +21,12 @@ from poly.errors import ScheduleError
 from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Statement
-from poly.relations import expressions_map, interval_of
+from poly.relations import interval_of, range_of
 from poly.scheduling.cpu_cost import EDGE, core_of
 from poly.scheduling.cpu_facts import LIGHT
 from poly.scheduling.cpu_shares import REMOTE, shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
-from poly.sets import fix_sizes, interval
 
 LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
@@ -341,11 +340,7 @@ def _extent(schedule: Schedule, loop: str) -> int:
     most = 0
     for name in schedule.under(loop):
         s = schedule.program.statement[name]
-        values = fix_sizes(
-            expressions_map(s, (schedule.nests[name].loops[loop],), schedule.program.parameters),
-            schedule.program.binding,
-        ).range()
-        found = interval(values, 0)
+        found = range_of(schedule.program, s, schedule.nests[name].loops[loop])
         if found is not None:
             most = max(most, found[1] - found[0] + 1)
     return most
