@@ -83,7 +83,8 @@ def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int], partial:
             before = total // 2 if auto == "SAME_UPPER" else total - total // 2
             after = total - before
         room = extents[k] + before + after - span
-        size = _positions(max(room, 0) if partial and room > -strides[k] else room, strides[k], ceil, extents[k] + before)
+        room = max(room, 0) if partial and room > -strides[k] else room
+        size = _positions(room, strides[k], ceil, extents[k] + before)
         b.require(
             size > 0, f"a window of {span} does not fit into {extents[k]} elements padded by {before} and {after}"
         )

@@ -14,7 +14,7 @@ import islpy as isl
 
 from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
 from poly.errors import Bug, ShapeError, UnsupportedError
-from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, number, operation_budget
+from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, number, operation_budget, parameter_names
 
 _CST = isl.dim_type.cst
 Row = dict[int, int]
@@ -38,11 +38,6 @@ def bounded(operations: int, what: str, where: str) -> Generator[None]:
             f"{what} takes more than {operations:,} isl operations, and is given up without a verdict", where=where,
             hint="bind the sizes, promote at a loop further out or before tiling, or fewer and simpler skews and tiles",
         ) from None  # fmt: skip
-
-
-def parameters_of(where: isl.Set | isl.BasicSet | isl.BasicMap | isl.Space) -> list[str]:
-    """The names of its parameters."""
-    return [where.get_dim_name(PARAM, d) or "" for d in range(where.dim(PARAM))]
 
 
 class _Rows:
@@ -155,7 +150,7 @@ def conditions_of(basic: isl.BasicSet, names: Sequence[str], about: int | None =
     column = 0 if about is None else 1 + basic.dim(PARAM) + about
     local = basic.get_local_space()
     divs = floors_of(local, names)
-    atoms: list[Affine | None] = [*map(var, parameters_of(basic)), *map(var, names), *divs]
+    atoms: list[Affine | None] = [*map(var, parameter_names(basic)), *map(var, names), *divs]
     result: list[Constraint | None] = []
     for equality, matrix in (
         (True, basic.equalities_matrix(_CST, PARAM, SET, DIV)),
@@ -195,7 +190,7 @@ def outputs_of_hull(relation: isl.Map, inputs: Sequence[str]) -> list[Affine | N
     local = wrapped.get_local_space()
     names = [*inputs, *(f"output {k}" for k in range(count))]
     divs = [None if d is None or not d.names.isdisjoint(names[len(inputs) :]) else d for d in floors_of(local, names)]
-    atoms = [*map(var, parameters_of(hull)), *map(var, names), *divs]
+    atoms = [*map(var, parameter_names(hull)), *map(var, names), *divs]
     matrix = wrapped.equalities_matrix(_CST, PARAM, SET, DIV)
     result: list[Affine | None] = [None] * count
     for r in range(matrix.rows()):

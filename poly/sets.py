@@ -50,7 +50,9 @@ def header(parameters: Sequence[str]) -> str:
     return f"[{', '.join(parameters)}] -> " if parameters else ""
 
 
-def parameter_names(thing: isl.Aff | isl.PwAff | isl.Set | isl.Map | isl.BasicSet | isl.BasicMap) -> list[str]:
+def parameter_names(
+    thing: isl.Aff | isl.PwAff | isl.Set | isl.Map | isl.BasicSet | isl.BasicMap | isl.Space,
+) -> list[str]:
     """The names of the size parameters, by position."""
     return [thing.get_dim_name(PARAM, k) or "" for k in range(thing.dim(PARAM))]
 

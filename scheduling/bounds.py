@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import islpy as isl
 
 from poly.affine import Affine, Constraint, Var, var
-from poly.coefficients import conditions_of, parameters_of, set_of
+from poly.coefficients import conditions_of, set_of
 from poly.errors import UnsupportedError
-from poly.sets import DIV, SET, affine_of_aff
+from poly.sets import DIV, SET, affine_of_aff, parameter_names
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _bounds(hull: isl.BasicSet, exact: isl.Set, known: isl.Set, names: Sequence[
     context = known.intersect(
         new.to_set()
         if len(conditions) == len(everything) and not congruence
-        else set_of(conditions + congruence, names, parameters_of(known))
+        else set_of(conditions + congruence, names, parameter_names(known))
     )
     limits = [c for c in conditions if loop in c.expr.names]
     lower, upper = _limits(limits, loop)

@@ -85,7 +85,7 @@ def _product(program: Program, part: Group, group: Group, machine: Machine, thre
 def schedule_stages(schedule: Schedule, group: Group, plan: StagePlan, machine: Machine) -> Schedule:
     """Share the outer loops, pack, compose the parts one after another, and keep what they hand on in a cache."""
     names, depth = list(group.names), len(group.axes[group.names[0]])
-    for tensor, place in _in_place(schedule, group, plan).items():
+    for tensor, place in _shared_places(schedule, group, plan).items():
         schedule = schedule.overlay(tensor, place)
     for name in names:
         shared = [loop_of(schedule, name, i) for i in group.axes[name]]
@@ -123,7 +123,7 @@ def _handed(schedule: Schedule, group: Group) -> list[str]:
     return found
 
 
-def _in_place(schedule: Schedule, group: Group, plan: StagePlan) -> dict[str, str]:
+def _shared_places(schedule: Schedule, group: Group, plan: StagePlan) -> dict[str, str]:
     """Temporaries of the group and those in which their elements can lie: where a statement along rows is the last one
     to touch a temporary, and reads of it the element that it writes of another one of the same form.
     """

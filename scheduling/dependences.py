@@ -41,7 +41,7 @@ class Dependence:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SourceFacts:
     """What is derived from a source program once and shared by all its schedules."""
 
     program: Program

@@ -16,7 +16,7 @@ from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.program import Program, Statement
 from poly.relations import bound_domain, expressions_map
-from poly.scheduling.dependences import Dependence, Facts
+from poly.scheduling.dependences import Dependence, SourceFacts
 from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode, statements_of
 from poly.scheduling.tile_footprints import tile_of
 from poly.scheduling.traffic import Traffic, compulsory_bytes, count_points, tensor_bytes, traffic
@@ -160,10 +160,10 @@ class ScheduleExplanation(Explanation):
         )
 
 
-def explain_program(program: Program, facts: Facts | None = None) -> ProgramExplanation:
+def explain_program(program: Program, facts: SourceFacts | None = None) -> ProgramExplanation:
     """Statements with their instances, and dependences."""
     instances = {s.name: _points(program, s) for s in program.statements}
-    found = (facts or Facts(program)).dependences
+    found = (facts or SourceFacts(program)).dependences
     return ProgramExplanation(program, instances, found, compulsory_bytes(program))
 
 

@@ -12,7 +12,7 @@ import islpy as isl
 
 from poly.errors import PolyError
 from poly.program import Program, Statement
-from poly.scheduling.dependences import Facts, Touch, touches
+from poly.scheduling.dependences import SourceFacts, Touch, touches
 from poly.scheduling.values import maps_of
 from poly.sets import OUT, within_budget, witness
 
@@ -26,13 +26,13 @@ def check_initialised(program: Program) -> None:
     conditional assignment keeps.
     """
     writers = _writers(program)
-    facts: Facts | None = None
+    facts: SourceFacts | None = None
     for s in program.statements:
         for touch in touches(program, s):
             if touch.write or touch.tensor not in writers or _keeps(s, touch):
                 continue
             if not _plainly_written(s, touch, writers[touch.tensor]):
-                facts = facts or Facts(program)
+                facts = facts or SourceFacts(program)
                 _check_read(program, facts, s, touch)
 
 
@@ -73,7 +73,7 @@ def _before(first: Statement, second: Statement) -> bool:
     return isinstance(a, int) and isinstance(b, int) and a < b
 
 
-def _check_read(program: Program, facts: Facts, s: Statement, touch: Touch) -> None:
+def _check_read(program: Program, facts: SourceFacts, s: Statement, touch: Touch) -> None:
     reader = next(r for r in facts.flow.readers(s) if r.position == touch.position)
     found = within_budget(_OPERATIONS, lambda: facts.flow.origin_of(reader), lambda: isl.UnionMap("{ }"))
     for part in maps_of(found):

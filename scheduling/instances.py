@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import islpy as isl
 
 from poly.affine import Affine, Constraint, FloorDiv, Mod, Var, var
-from poly.coefficients import bounded, parameters_of, relation_of, set_of
+from poly.coefficients import bounded, relation_of, set_of
 from poly.errors import Bug, IllegalEdit
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_set
-from poly.sets import PARAM, SET, fix_sizes
+from poly.sets import PARAM, SET, fix_sizes, parameter_names
 from poly.text_body import access_text
 
 BUDGET = 20_000_000
@@ -237,7 +237,7 @@ def _inside(interval: Interval, extent: Affine) -> bool:
 
 
 def _values(point: isl.Point, loops: Sequence[str]) -> dict[str, int]:
-    sizes = parameters_of(point.get_space())
+    sizes = parameter_names(point.get_space())
     values = {name: point.get_coordinate_val(PARAM, d).to_python() for d, name in enumerate(sizes)}
     return values | {name: point.get_coordinate_val(SET, d).to_python() for d, name in enumerate(loops)}
 

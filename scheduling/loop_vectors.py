@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 import islpy as isl
 
 from poly.affine import Affine, Constraint
-from poly.coefficients import outputs_of_hull, parameters_of, relation_of, set_of
+from poly.coefficients import outputs_of_hull, relation_of, set_of
 from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.relations import bound_set
 from poly.scheduling.inverse import inverse_of
-from poly.sets import SET, affine_of_aff, has_floor
+from poly.sets import SET, affine_of_aff, has_floor, parameter_names
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class LoopVectors:
     @property
     def parameters(self) -> list[str]:
         """The free sizes."""
-        return parameters_of(self.vectors)
+        return parameter_names(self.vectors)
 
     @cached_property
     def prefixes(self) -> list[isl.Set]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from poly.loops import LoopTree
     from poly.scheduling.arrange import Place
-    from poly.scheduling.dependences import Facts
+    from poly.scheduling.dependences import SourceFacts
 
 EditValue = int | str | tuple["EditValue", ...] | tuple[tuple[str, int], ...] | None
 
@@ -105,7 +105,7 @@ class Schedule:
     marks: Mapping[str, Mark] = field(default_factory=dict)
     log: tuple[Edit, ...] = ()
     checked: bool = field(default=True, compare=False)
-    facts: Facts = field(default=None, compare=False)  # type: ignore[assignment]
+    facts: SourceFacts = field(default=None, compare=False)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         for program in (self.source, self.source if self.program is None else self.program):  # type: ignore
@@ -117,9 +117,9 @@ class Schedule:
         if not self.nests:
             object.__setattr__(self, "nests", canonical(original_nests(self.program)))
         if self.facts is None:  # type: ignore[comparison-overlap]
-            from poly.scheduling.dependences import Facts
+            from poly.scheduling.dependences import SourceFacts
 
-            object.__setattr__(self, "facts", Facts(self.source))
+            object.__setattr__(self, "facts", SourceFacts(self.source))
 
     @staticmethod
     @checks_kinds(ScheduleError)
