@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from poly.affine import Affine, FloorDiv, Var, var
+import islpy as isl
+
+from poly.affine import Affine, Atom, FloorDiv, Var, var
+from poly.coefficients import conditions_of
+from poly.sets import has_floor
 
 Fact = tuple[Affine, Affine]  # a value by loops, and the expression of the iterators that it is equal to
 
@@ -20,12 +24,37 @@ def inverse_of(
     loops: Sequence[str],
     expressions: Sequence[Affine],
     known: Mapping[str, Affine] | None = None,
+    zero: Sequence[Affine] = (),
 ) -> list[Affine | None]:
     """For every iterator an expression of the loops, None where there is none; `known`: those that are known before.
 
-    `expressions`: the loops by iterators.
+    `expressions`: the loops by iterators; `zero`: expressions of iterators that are 0 (`equalities_of`).
     """
-    return [*_inverse(tuple(iterators), tuple(loops), tuple(expressions), tuple((known or {}).items()))]
+    return [*_inverse(tuple(iterators), tuple(loops), tuple(expressions), tuple((known or {}).items()), tuple(zero))]
+
+
+@lru_cache(maxsize=1024)
+def equalities_of(domain: isl.Set, iterators: tuple[str, ...]) -> tuple[Affine, ...]:
+    """Expressions of iterators without floors that are 0 on all of a domain."""
+    conditions = conditions_of(domain.affine_hull(), iterators)
+    return tuple(c.expr for c in conditions if c is not None and c.equality and not has_floor(c.expr))
+
+
+def loops_that_are(loops: Sequence[str], expressions: Sequence[Affine]) -> dict[Atom, Affine]:
+    """Floors and remainders of iterators that are loops, up to a number, by these; `expressions`: the loops."""
+    found: dict[Atom, Affine] = {}
+    for loop, e in zip(loops, expressions, strict=True):
+        if len(e.terms) == 1 and e.terms[0][1] == 1 and not isinstance(e.terms[0][0], Var):
+            found[e.terms[0][0]] = var(loop) - e.constant
+    return found
+
+
+def by_loops(expression: Affine, values: Mapping[str, Affine | int], atoms: Mapping[Atom, Affine]) -> Affine:
+    """An expression of iterators by loops: `atoms` (`loops_that_are`) as they are, what else there is by `values`."""
+    if not atoms or atoms.keys().isdisjoint(atom for atom, _ in expression.terms):
+        return expression.substitute(values)
+    rest = Affine(tuple(t for t in expression.terms if t[0] not in atoms), expression.constant).substitute(values)
+    return sum((atoms[atom] * c for atom, c in expression.terms if atom in atoms), rest)
 
 
 @lru_cache(maxsize=1024)
@@ -34,10 +63,11 @@ def _inverse(
     loops: tuple[str, ...],
     expressions: tuple[Affine, ...],
     known: tuple[tuple[str, Affine], ...],
+    zero: tuple[Affine, ...],
 ) -> tuple[Affine | None, ...]:
     """Each check of a schedule, and its lowering, ask for the same again."""
     found = dict(known)
-    facts = [(var(loop), e) for loop, e in zip(loops, expressions, strict=True)]
+    facts = [(var(loop), e) for loop, e in zip(loops, expressions, strict=True)] + [(Affine(), e) for e in zero]
     while True:
         _solve(iterators, facts, found)
         joined = None if all(i in found for i in iterators) else _joined(iterators, facts, found)
@@ -62,8 +92,11 @@ def _joined(iterators: Sequence[str], facts: list[Fact], found: Mapping[str, Aff
     unknown = frozenset(iterators) - found.keys()
 
     def value_of(target: Affine, besides: int) -> tuple[int, Affine] | None:
+        parts = [term for term in target.terms if not Affine((term,)).names.isdisjoint(unknown)]
         for n, (value, expression) in enumerate(facts):
-            if n != besides and (rest := expression - target).names.isdisjoint(unknown):
+            if n == besides or any(part not in expression.terms for part in parts):
+                continue
+            if (rest := expression - target).names.isdisjoint(unknown):
                 return n, value - rest.substitute(found)
         return None
 

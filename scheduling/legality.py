@@ -202,7 +202,9 @@ def carried(
     for tensor, group in groups.items():
         for a in group:
             for b in group:
-                if not (a.write or b.write) or _updates(a, b, len(around), relaxed, vectors):
+                if not (a.write or b.write) or vectors.apart(a, b, len(around)):
+                    continue
+                if _updates(a, b, len(around), relaxed, vectors):
                     continue
                 pairs = vectors.access(a).apply_range(vectors.access(b).reverse())
                 pairs = before_in(together(pairs, range(len(around))), len(around))

@@ -8,30 +8,34 @@ Iterators come from algebra where it gives them (`poly.scheduling.inverse`), els
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import islpy as isl
 
-from poly.affine import Affine, Constraint
+from poly.affine import Affine, Atom, Constraint
 from poly.coefficients import outputs_of_hull, relation_of, set_of
 from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.relations import bound_set
-from poly.scheduling.inverse import inverse_of
+from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.sets import SET, affine_of_aff, has_floor, parameter_names
 
 
 @dataclass(frozen=True)
 class LoopVectors:
-    """A statement with the set of its loop vectors (bound sizes put in) and its iterators as functions of them."""
+    """A statement with the set of its loop vectors (bound sizes put in) and its iterators as functions of them.
+
+    `atoms`: floors and remainders of iterators that are loops.
+    """
 
     statement: Statement
     loops: tuple[str, ...]
     vectors: isl.Set
     instance: tuple[Affine, ...]
     sizes: Mapping[str, int]
+    atoms: Mapping[Atom, Affine] = field(default_factory=dict[Atom, Affine])
 
     @property
     def parameters(self) -> list[str]:
@@ -51,7 +55,7 @@ class LoopVectors:
         values: dict[str, Affine | int] = dict(zip(self.statement.iterators, self.instance, strict=True)) | dict(
             self.sizes
         )
-        return self.simplify([e.substitute(values) for e in expressions])
+        return self.simplify([by_loops(e.substitute(self.sizes), values, self.atoms) for e in expressions])
 
     def simplify(self, expressions: Sequence[Affine]) -> tuple[Affine, ...]:
         """The same values on the loop vectors, without redundant floors; expressions of loops."""
@@ -105,8 +109,9 @@ def loop_vectors(
     vectors = relation.range().coalesce()
     if vectors.is_empty():
         return LoopVectors(s, tuple(loops), vectors, tuple(Affine() for _ in s.iterators), sizes)
-    solved, fixed = _inverse(s, relation.reverse(), loops, bound), _fixed(vectors, loops)
-    result = LoopVectors(s, tuple(loops), vectors, (), sizes)
+    solved, fixed = _inverse(s, domain, relation, loops, bound), _fixed(vectors, loops)
+    atoms = {atom: value.substitute(fixed) for atom, value in loops_that_are(loops, bound).items()}
+    result = LoopVectors(s, tuple(loops), vectors, (), sizes, atoms)
     return replace(result, instance=result.simplify([e.substitute(fixed) for e in solved if e is not None]))
 
 
@@ -117,15 +122,20 @@ def _fixed(vectors: isl.Set, loops: Sequence[str]) -> dict[str, int]:
 
 
 def _inverse(
-    s: Statement, inverse: isl.Map, loops: Sequence[str], expressions: Sequence[Affine]
+    s: Statement, domain: isl.Set, relation: isl.Map, loops: Sequence[str], expressions: Sequence[Affine]
 ) -> Sequence[Affine | None]:
     """The iterators as functions of the loops, by the cheapest way that gives all."""
     solved = inverse_of(s.iterators, loops, expressions)
-    if any(e is None for e in solved) and any(has_floor(e) for e in expressions):
+    if None in solved:
+        solved = inverse_of(s.iterators, loops, expressions, zero=equalities_of(domain, s.iterators))
+    if None not in solved:
+        return solved
+    inverse = relation.reverse()
+    if any(has_floor(e) for e in expressions):
         solved = outputs_of_hull(inverse, loops)
         known = {i: e for i, e in zip(s.iterators, solved, strict=True) if e is not None}
         solved = inverse_of(s.iterators, loops, expressions, known)
-    elif any(e is None for e in solved):
+    else:
         hull = outputs_of_hull(inverse, loops)
         solved = [h if e is None else e for e, h in zip(solved, hull, strict=True)]
     return _unique(s, inverse, solved, loops) if any(e is None for e in solved) else solved

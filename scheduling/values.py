@@ -263,6 +263,8 @@ class Flow:
         def in_step(first: Touch, second: Touch | None, loops: int) -> bool:
             touch = second or reader.touch
             assert touch is not None
+            if all(self.vectors.apart(first, touch, k) for k in range(depth, loops)):
+                return True
             a, b = (self._in_loops(t, depth, loops) for t in (first, touch))
             pairs = a.apply_range(b.reverse())
             return bool(pairs.is_subset(pairs.domain().identity()))

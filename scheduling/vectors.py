@@ -6,15 +6,16 @@ What the checks of one schedule compute, kept for all of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import islpy as isl
 
-from poly.affine import Affine
+from poly.affine import Affine, Atom, Var
 from poly.coefficients import relation_of
 from poly.program import Statement
-from poly.relations import bound_expressions, free_sizes
+from poly.relations import bound_domain, bound_expressions, free_sizes, range_of
 from poly.scheduling.dependences import Touch, touches
-from poly.scheduling.inverse import inverse_of
+from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.scheduling.schedule import Schedule
 from poly.sets import IN, OUT, coalesced, has_floor
 
@@ -28,6 +29,7 @@ class Vectors:
         self._touches: dict[str, tuple[Touch, ...]] = {}
         self._accesses: dict[tuple[str, int], isl.Map] = {}
         self._ranges: dict[str, isl.Set] = {}
+        self._subscripts: dict[int, Sequence[Affine] | None] = {}
         self._instances: dict[str, Sequence[Affine] | None] = {}
 
     def of(self, s: Statement) -> isl.Map:
@@ -57,32 +59,85 @@ class Vectors:
         return hull if hull.is_single_valued() else plain
 
     def _by_loops(self, touch: Touch) -> isl.Map | None:
-        """An access with the iterators put in as functions of the loops; None where they have floors, or are not known.
+        """An access by its subscripts as functions of the loops; None where these have floors, or are not known.
 
         isl then neither composes nor simplifies anything.
         """
+        s, index = touch.statement, self.subscripts(touch)
+        if index is None:
+            return None
+        if s.name not in self._ranges:
+            self._ranges[s.name] = coalesced(self.of(s).range())
+        guarded = not touch.write and touch.position >= 0 and s.reads[touch.position].guard
+        where = self.of(s).intersect_domain(touch.relation.domain()).range() if guarded else self._ranges[s.name]
+        loops = self.schedule.nests[s.name].names
+        relation = relation_of(index, loops, free_sizes(self.program), s.name).intersect_domain(where)
+        return relation.set_tuple_name(OUT, touch.tensor)
+
+    def subscripts(self, touch: Touch) -> Sequence[Affine] | None:
+        """The subscripts of an access as sums of loops, where algebra gives them: the iterators are put in."""
+        if id(touch) not in self._subscripts:
+            self._subscripts[id(touch)] = self._found_subscripts(touch)
+        return self._subscripts[id(touch)]
+
+    def _found_subscripts(self, touch: Touch) -> Sequence[Affine] | None:
         s = touch.statement
         if s.external is not None:
             return None
         access = s.write if touch.write or touch.position < 0 else s.reads[touch.position]
         if access.indirect or (instance := self._instance(s)) is None:
             return None
+        nest = self.schedule.nests[s.name]
         values = dict(zip(s.iterators, instance, strict=True)) | self.program.binding
-        index = [e.substitute(values) for e in access.affine_index]
-        if any(map(has_floor, index)):
-            return None
-        if s.name not in self._ranges:
-            self._ranges[s.name] = coalesced(self.of(s).range())
-        where = self.of(s).intersect_domain(touch.relation.domain()).range() if access.guard else self._ranges[s.name]
-        loops = self.schedule.nests[s.name].names
-        relation = relation_of(index, loops, free_sizes(self.program), s.name).intersect_domain(where)
-        return relation.set_tuple_name(OUT, touch.tensor)
+        atoms = loops_that_are(nest.names, nest.expressions(nest.names))
+        index = [by_loops(e, values, atoms) for e in access.affine_index]
+        return None if any(map(has_floor, index)) else index
+
+    def apart(self, a: Touch, b: Touch, depth: int) -> bool:
+        """Whether it is plain from the subscripts that two accesses meet in no element in different iterations of the
+        loop at `depth`, alike in the loops around it.
+
+        A subscript c*loop + (loops inside) + (loops around) tells iterations apart where what is inside adds up to less
+        than c in either direction. False says nothing.
+        """
+        first, second = self.subscripts(a), self.subscripts(b)
+        if first is None or second is None:
+            return False
+        for x, y in zip(first, second, strict=True):
+            one, other = self._split(a.statement, x, depth), self._split(b.statement, y, depth)
+            if one is None or other is None or (one.factor, one.around) != (other.factor, other.around):
+                continue
+            if one.high - other.low < abs(one.factor) > other.high - one.low:
+                return True
+        return False
+
+    def _split(self, s: Statement, subscript: Affine, depth: int) -> _Parts | None:
+        """What the loop at `depth` and those inside add to a subscript; None where nothing bounds them."""
+        nest = self.schedule.nests[s.name]
+        factor, around = 0, set[tuple[Atom, int]]()
+        low = high = subscript.constant
+        for atom, c in subscript.terms:
+            assert isinstance(atom, Var)
+            place = nest.names.index(atom.name) if atom.name in nest.loops else -1  # -1: a size
+            if place < depth:
+                around.add((atom, c))
+            elif place == depth:
+                factor = c
+            else:
+                found = range_of(self.program, s, nest.loops[atom.name])
+                if found is None:
+                    return None
+                low, high = low + min(c * found[0], c * found[1]), high + max(c * found[0], c * found[1])
+        return _Parts(factor, frozenset(around), low, high)
 
     def _instance(self, s: Statement) -> Sequence[Affine] | None:
         """The iterators as functions of the loops, where algebra gives them."""
         if s.name not in self._instances:
             nest = self.schedule.nests[s.name]
-            found = inverse_of(s.iterators, nest.names, nest.expressions(nest.names))
+            loops = nest.names, nest.expressions(nest.names)
+            found = inverse_of(s.iterators, *loops)
+            if None in found:
+                found = inverse_of(s.iterators, *loops, zero=equalities_of(bound_domain(self.program, s), s.iterators))
             self._instances[s.name] = None if None in found else [e for e in found if e is not None]
         return self._instances[s.name]
 
@@ -93,6 +148,16 @@ class Vectors:
     def instances(self, first: Statement, second: Statement, pairs: isl.Map) -> isl.Map:
         """A relation of loop vectors as one of instances."""
         return self.of(first).apply_range(pairs).apply_range(self.of(second).reverse())
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A subscript as factor * loop + a sum of what is around + something from `low` to `high`."""
+
+    factor: int
+    around: frozenset[tuple[Atom, int]]
+    low: int
+    high: int
 
 
 def before_in(pairs: isl.Map, loop: int) -> isl.Map:

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import random
 
+import islpy as isl
+
 import poly
 from poly.affine import var
 from poly.errors import PolyError
 from poly.program import Program
 from poly.scheduling.edits import unchecked
-from poly.scheduling.inverse import inverse_of
+from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.values import Flow, _same_reduction
-from poly.scheduling.vectors import Vectors
+from poly.scheduling.vectors import Vectors, together
 from tests.mutation_programs import NAMES, program
 from tests.mutations import ANY, random_legal
 
@@ -89,6 +91,44 @@ def test_accesses_by_loops_are_those_that_isl_finds() -> None:
                 assert found.is_equal(vectors._by_hull(touch)), (name, touch.statement.name)
                 direct += 1
     assert direct > 150, direct
+
+
+def test_accesses_that_are_plainly_apart_are_apart() -> None:
+    """Under random schedules, legal or not, with copies in buffers: what algebra says, isl says of the same pairs."""
+    rng = random.Random(11)
+    apart = total = 0
+    for name in NAMES:
+        legal = random_legal(rng, Schedule(program(name)), 3, ANY)
+        vectors = Vectors(random_legal(rng, unchecked(legal), 2, ("interchange", "fuse", "shift", "skew", "tile")))
+        for loop, names in vectors.schedule.loop_statements.items():
+            depth = len(vectors.schedule.outer(loop)) - 1
+            touched = [t for n in names for t in vectors.touches(vectors.program.statement[n])]
+            for a, b in ((a, b) for a in touched for b in touched if a.tensor == b.tensor and a.write):
+                total += 1
+                if vectors.apart(a, b, depth):
+                    pairs = vectors.access(a).apply_range(vectors.access(b).reverse())
+                    pairs = together(pairs, range(depth))
+                    assert pairs.is_subset(together(pairs, [depth])), (name, loop, str(vectors.schedule))
+                    apart += 1
+    assert apart > 100 and total - apart > 100, (apart, total)
+
+
+def test_loops_that_are_floors_take_their_place() -> None:
+    i = var("i")
+    loops = {"i.o": i // 6, "i": (i + 3) % 5 + 7}  # a loop of an iterator's name
+    atoms = loops_that_are(tuple(loops), tuple(loops.values()))
+    assert by_loops(i * 2 - i // 6 * 12, {"i": var("x")}, atoms) == var("x") * 2 - var("i.o") * 12
+    assert by_loops((i + 3) % 5 + i, {"i": var("x")}, atoms) == var("i") - 7 + var("x")
+
+
+def test_equalities_of_a_domain_give_what_no_loop_does() -> None:
+    domain = isl.Set("{ S[i, j, k] : i = 2j + 1 and k = 3 and 0 <= j < 4 }")
+    zero = equalities_of(domain, ("i", "j", "k"))
+    j = var("t") * 4 + var("p")
+    assert inverse_of(("i", "j", "k"), ("t", "p"), (var("j") // 4, var("j") % 4), zero=zero) == [
+        j * 2 + 1, j, var("k") * 0 + 3,
+    ]  # fmt: skip
+    assert inverse_of(("i", "k"), (), ()) == [None, None]
 
 
 def test_tiles_of_tiles_are_put_together() -> None:
