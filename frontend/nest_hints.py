@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Final
 
 from poly.expr import OPERATORS
+from poly.function_hints import suggestion
 
 _WORDS: Final = """add sub mul div neg or and not eq ne lt le gt ge select bits bit_and bit_or bit_xor shift_left
 shift_right"""  # operators that have signs, or are no mathematics
@@ -142,11 +141,8 @@ def function(node: ast.Call, name: str) -> str:
     """For a call of a function that a nest does not know."""
     if name in _SUMS:
         return f"a loop that gathers into a local: s {_SUMS[name]} B[k]"
-    near = get_close_matches(name, FUNCTIONS, 1, 0.75)
-    if near and len(name) > 3 and not hasattr(math, name):
-        return f"{near[0]}(...)"
     known = ", ".join(FUNCTIONS)
-    return f"write what {name} computes with arithmetic and these: {known}"
+    return suggestion(name, FUNCTIONS) or f"write what {name} computes with arithmetic and these: {known}"
 
 
 def _grouped(node: ast.expr) -> str:

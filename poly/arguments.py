@@ -15,6 +15,7 @@ from typing import Final, ParamSpec, TypeVar
 import numpy as np
 
 from poly.document import counted
+from poly.dtypes import dtype_name
 from poly.errors import ArgumentTypeError, PolyError
 
 P = ParamSpec("P")
@@ -70,7 +71,7 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
                         if not test(v):
                             entry, wrong = _entry(v, test)
                             message = f"{function.__name__}: {name}{entry} is {shown(wrong)}"
-                            raise error(message, hint=f"{name}: {kind}")
+                            raise error(message, hint=_own_name(wrong) or f"{name}: {kind}")
 
         return call
 
@@ -110,13 +111,31 @@ def _entry(value: object, test: Fits) -> tuple[str, object]:
     return "", value
 
 
+def _own_name(value: object) -> str:
+    """Our name of a dtype that is numpy's; nothing for any other value."""
+    if not isinstance(value, np.dtype) and not (isinstance(value, type) and issubclass(value, np.generic)):
+        return ""
+    try:
+        return repr(dtype_name(value))
+    except PolyError:
+        return ""
+
+
 def shown(value: object) -> str:
     """A value for a message, short, with its type where the value does not tell."""
     plain = value is None or isinstance(value, str | bool | int | float | np.generic)
     if plain or (isinstance(value, tuple | list) and all(isinstance(v, str | int | float) for v in value)):  # pyright: ignore
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    if isinstance(value, type | np.dtype):
+        return f"the type {value.__name__}" if isinstance(value, type) else f"numpy's dtype {value}"
     return f"of type {type(value).__name__}"
+
+
+def not_called(inputs: Sequence[str], where: str) -> ArgumentTypeError:
+    """The error for an engine that is called as if it were a kernel."""
+    given = ", ".join(f"{name!r}: ..." for name in inputs)
+    return ArgumentTypeError("an engine is run with arrays by name, not called", where=where, hint=f"run({{{given}}})")
 
 
 def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:

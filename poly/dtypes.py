@@ -18,6 +18,7 @@ _NUMPY: Final[dict[str, str]] = {
 _EXTENSION: Final[dict[str, str]] = {"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
 _NAMES: Final[dict[np.dtype[np.generic], str]] = {np.dtype(numpy): name for name, numpy in _NUMPY.items()}
 
+NUMPYS_NAMES: Final[dict[str, str]] = {numpy: name for name, numpy in (_NUMPY | _EXTENSION).items()}
 DTYPES: Final[frozenset[str]] = frozenset(_NUMPY) | frozenset(_EXTENSION)
 
 
@@ -34,8 +35,7 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 
 def hint_for(name: str) -> str:
     """What to write in place of a dtype that is unknown here: our name of numpy's, or one of all."""
-    numpys = {numpy: ours for ours, numpy in (_NUMPY | _EXTENSION).items()}
-    return repr(numpys[name]) if name in numpys else f"one of {', '.join(sorted(DTYPES))}"
+    return repr(NUMPYS_NAMES[name]) if name in NUMPYS_NAMES else f"one of {', '.join(sorted(DTYPES))}"
 
 
 def dtype_name(dtype: object) -> str:

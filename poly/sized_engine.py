@@ -15,11 +15,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
-from poly.arguments import shown
+from poly.arguments import not_called, shown
 from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine
@@ -111,6 +111,11 @@ class SizedEngine:
     def fallbacks(self) -> tuple[str, ...]:
         """Nodes that the reference evaluator runs."""
         return tuple(dict.fromkeys(name for engine in self.engines for name in engine.fallbacks))
+
+    if not TYPE_CHECKING:  # type checkers say by themselves that an engine is not called
+
+        def __call__(self, *_: object, **__: object) -> NoReturn:
+            raise not_called(self.inputs, self.graph.name)
 
     def run(
         self,

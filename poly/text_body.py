@@ -7,7 +7,6 @@ subscripts of an indirect access before it, equal ones once; `BodyReader.reads` 
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from poly.affine import Affine, Constraint, affine_of_ast
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children
+from poly.function_hints import suggestion
 from poly.lexical import Fragment, decode, is_scalar, quote
 from poly.program import Access, ReadIndex, Subscript
 
@@ -314,12 +314,8 @@ class BodyReader:
         if name in COMBINERS and len(values) > 2:
             return self._fold(name, values)
         if name not in OPERATORS:
-            close = difflib.get_close_matches(name, [*OPERATORS, *DTYPES], 1)
-            hint = (
-                f"{close[0]}(...)"
-                if close
-                else f"one of {', '.join(n for n, o in OPERATORS.items() if o.infix is None)}"
-            )
+            every = f"one of {', '.join(n for n, o in OPERATORS.items() if o.infix is None)}"
+            hint = suggestion(name, OPERATORS.keys() | DTYPES) or every
             raise fragment.node_error(node, f"no function {name!r}", hint)
         if OPERATORS[name].arity != len(values):
             raise fragment.node_error(node, f"{name} takes {OPERATORS[name].arity} arguments, not {len(values)}")

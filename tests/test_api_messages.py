@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from onnx import TensorProto, helper
 
 import poly
 from poly.cli import main
-from poly.errors import PolyError
+from poly.errors import ParseError, PolyError
 from poly.frontend.nest import Array, f64
+from poly.function_hints import ELSEWHERE
+from poly.interp import run_program
 
 
 @poly.nest
@@ -191,3 +195,59 @@ def test_progress_shows_where_somebody_types_only(monkeypatch: pytest.MonkeyPatc
         if typed:
             monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
         assert console.interactive() is expected
+
+
+# -- functions of other libraries, dtypes of numpy's, engines that are called
+
+
+@pytest.mark.parametrize("name", sorted(ELSEWHERE))
+def test_what_is_written_for_a_function_computes_it(name: str) -> None:
+    arity = 2 if name in ("maximum", "minimum", "hypot", "power", "mod") else 1
+    given = ["x[i]", "y[i]"][:arity]
+    if name != "where":  # a word of the notation
+        with pytest.raises(ParseError, match=f"no function '{name}'") as refusal:
+            poly.parse(f"z[i] = {name}({', '.join(given)})", x=(5,), y=(5,))
+        assert ELSEWHERE[name] in str(refusal.value)
+    if "[" in ELSEWHERE[name]:
+        shapes: Any = {"A": (2, 3), "B": (3, 4)}
+        assert poly.parse(ELSEWHERE[name], **{t: shape for t, shape in shapes.items() if t in ELSEWHERE[name]})
+        return
+    text = re.sub(r"\b([xy])\b", r"\1[i]", ELSEWHERE[name]).replace("condition", "x[i] > y[i]")
+    text = f"z[i] = {text.replace('low', '0.25').replace('high', '0.5')}; u[i] = y[i]"
+    program = poly.parse(text, x=(5,), y=(5,))
+    x, y = np.array([0.3, 0.75, 1.5, 0.6, 2.5], "f4"), np.array([0.5, 0.25, 1.25, 2.0, 1.0], "f4")
+    found: Any = run_program(program, {"x": x, "y": y})["z"]
+    own: dict[str, Any] = {
+        "where": np.where(x > y, x, y), "clip": np.clip(x, 0.25, 0.5), "clamp": np.clip(x, 0.25, 0.5), "relu": x,
+        "silu": x / (1 + np.exp(-x)), "softplus": np.log1p(np.exp(x)), "rsqrt": x**-0.5, "mod": np.fmod(x, y),
+        "gelu": [0.5 * v * (1 + math.erf(v / 2**0.5)) for v in x], "erfc": [math.erfc(v) for v in x],
+    }  # fmt: skip
+    want = own[name] if name in own else getattr(np, name)(*(x, y)[:arity])
+    np.testing.assert_allclose(found, want, rtol=3e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("name", "hint"), [
+    ("sgimoid", "sigmoid(...)"), ("Max", "max(...)"), ("float32", "f32(...)"), ("arctan", "one of"), ("foo", "one of"),
+])  # fmt: skip
+def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(f"try: {hint}")):
+        poly.parse(f"y[i] = {name}(x[i])", x=(3,))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.dtype("f8"), "float64"])
+def test_a_dtype_of_numpys_is_answered_with_our_name(dtype: Any) -> None:
+    with pytest.raises(PolyError, match="try: 'f64'"):
+        poly.parse("y[i] = x[i]", x=(3,), dtypes={"x": dtype})
+
+
+def test_an_engine_that_is_called_names_its_inputs(tmp_path: Path) -> None:
+    onnx.save(relu_model(), path := tmp_path / "m.onnx")
+    model = relu_model()
+    engines: list[Any] = [
+        poly.compile(poly.from_onnx(model, {"N": 1})), poly.compile(path),
+        poly.compile(poly.from_onnx(model, ranges={"N": (1, 4)})),
+    ]  # fmt: skip
+    for engine in engines:
+        with pytest.raises(TypeError, match=r"run\(\{'x': ...\}\)") as refusal:
+            engine(X)
+        assert isinstance(refusal.value, PolyError)

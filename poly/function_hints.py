@@ -1,0 +1,38 @@
+"""What to write for a function that bodies do not have: other libraries' names in our functions, or a near spelling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from difflib import get_close_matches
+from typing import Final
+
+import numpy as np
+
+from poly.dtypes import NUMPYS_NAMES
+
+_CLOSE: Final = 0.75
+ELSEWHERE: Final = {
+    "absolute": "abs(x)", "fabs": "abs(x)", "negative": "-x", "square": "x * x", "reciprocal": "1 / x",
+    "maximum": "max(x, y)", "minimum": "min(x, y)", "clip": "min(max(x, low), high)", "clamp": "min(max(x, low), high)",
+    "where": "x if condition else y", "relu": "max(x, 0)", "silu": "x * sigmoid(x)", "softplus": "log(1 + exp(x))",
+    "gelu": "0.5 * x * (1 + erf(x * 0.7071067811865476))", "rsqrt": "1 / sqrt(x)", "hypot": "sqrt(x * x + y * y)",
+    "power": "pow(x, y)", "mod": "fmod(x, y)", "log1p": "log(1 + x)", "expm1": "exp(x) - 1", "erfc": "1 - erf(x)",
+    "exp2": "exp(x * 0.6931471805599453)", "log2": "log(x) * 1.4426950408889634",
+    "log10": "log(x) * 0.4342944819032518", "tan": "sin(x) / cos(x)", "sinh": "(exp(x) - exp(-x)) / 2",
+    "cosh": "(exp(x) + exp(-x)) / 2", "trunc": "ceil(x) if x < 0 else floor(x)", "rint": "round(x)",
+    "sum": "C[i] += A[i,j]", "prod": "C[i] *= A[i,j]", "matmul": "C[i,k] += A[i,j] * B[j,k]",
+}  # fmt: skip
+
+
+def suggestion(name: str, known: Collection[str]) -> str | None:
+    """For an unknown function the expression or the known one that is meant; None where that is not clear."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    if name in NUMPYS_NAMES and NUMPYS_NAMES[name] in known:
+        return f"{NUMPYS_NAMES[name]}(...)"
+    if name.lower() in known:
+        return f"{name.lower()}(...)"
+    near = get_close_matches(name.lower(), known, 1, _CLOSE)
+    means_another = hasattr(math, name) or hasattr(np, name)
+    return f"{near[0]}(...)" if near and len(name) > 3 and not means_another else None
