@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,10 @@ SHARE, SHARED = 0.5, 0.125
 # where it has a page of its own; near the core only where they all meet in one set. A few pieces are streams.
 LINE, SETS, PAGE = 64, 64, 4096  # bytes of a cache's line, sets of the first level, bytes of a page
 START, PAGE_START, STREAMS = 64.0, 192.0, 4
+PAGES = 64  # that a core finds without looking further: pieces over more of them have pages of their own
+# Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
+WAITING = 0.4
+LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
 COPYING = 1.5  # norm of a copy's instructions and of the time that it waits for what it reads: they hardly overlap
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 
@@ -65,6 +70,18 @@ def core_of(machine: Machine, element: int) -> Core:
         cost.get("fma", 2), cost.get("load", 2), cost.get("store", 1), cost.get("latency", 4),
         caches or ((32768, 24.0, 8), (1 << 20, 5.0, 8)),
     )  # fmt: skip
+
+
+class Touched(NamedTuple):
+    """Bytes of an operand's cache lines that boxes touch: `near` as they come into the first cache, `behind` as they
+    count further out, `alone` what of these is for pieces in pages of their own; `needed`: of a cache, where they fall
+    together.
+    """
+
+    near: Numbers
+    behind: Numbers
+    alone: Numbers
+    needed: Numbers
 
 
 @dataclass(frozen=True)
@@ -109,10 +126,9 @@ class Operand:
 
     def lines(
         self, sizes: Mapping[str, Numbers], follows: npt.NDArray[np.bool_] | bool = False, line: int = LINE
-    ) -> tuple[Numbers, Numbers, Numbers]:
-        """Bytes of the cache lines that a box touches, the same as they count where they come from beyond the core's
-        own caches, and how much of a cache they need where they fall together. `follows`: the next box goes on where
-        this one ends, in lines that only the first cache has lost by then.
+    ) -> Touched:
+        """The cache lines that a box touches. `follows`: the next box goes on where this one ends, in lines that only
+        the first cache has lost by then.
         """
         run, count, crowd = np.ones(()), np.ones(()), np.ones(())
         far = np.zeros((), bool)
@@ -123,22 +139,19 @@ class Operand:
         ):
             if rows is not None:
                 count = count * rows
-            sets = crowding(stride, line)
+            sets = crowding(stride, line) / count  # the pieces of a step fill the sets that it leaves out
+            over = (extent * stride > PAGES * PAGE) & (stride >= PAGE)
             if whole is not None and stride == dense:
                 count = np.where(whole, count, count * extent)
-                if sets > 1:
-                    crowd = np.where(whole | (extent < 2), crowd, np.maximum(crowd, sets))
-                if stride >= PAGE:
-                    far = far | (~whole & (extent * stride > 64 * PAGE))
+                crowd = np.where(whole | (extent < 2), crowd, np.maximum(crowd, sets))
+                far = far | (~whole & over)
                 run = np.where(whole, run * extent, run)
                 whole, dense = whole & (extent >= size), dense * size
                 continue
             whole = None
             count = count * extent
-            if sets > 1:
-                crowd = np.where(extent < 2, crowd, np.maximum(crowd, sets))
-            if stride >= PAGE:
-                far = far | (extent * stride > 64 * PAGE)
+            crowd = np.where(extent < 2, crowd, np.maximum(crowd, sets))
+            far = far | over
         length = run * self.element
         lines = (length - self.element) / line + 1  # of a piece that starts anywhere
         touched = count * lines * line
@@ -147,7 +160,7 @@ class Operand:
         shared = np.where(follows, np.minimum(length / line, 1.0), 1.0)  # of a line with the box before
         start = starts * shared * np.where(far, PAGE_START, START)
         behind = touched * np.where(follows, length / line / lines, 1.0) + start
-        return near, behind, touched * np.maximum(crowd / lines, 1.0)
+        return Touched(near, behind, np.where(far, start, 0.0), touched * np.maximum(crowd / lines, 1.0))
 
 
 def _reach(axis: Mapping[str, int], extent: int, sizes: Mapping[str, Numbers]) -> Numbers:
@@ -243,8 +256,9 @@ class Nest:
 def cycles_of_memory(
     core: Core, operands: Sequence[Operand], nests: Sequence[Nest], extents: Mapping[str, int]
 ) -> tuple[list[Numbers], list[dict[int, Copied]]]:
-    """Cycles that each level's traffic takes for all candidates, the first level first, and by nest the copies of
-    packed operands. All nests have the same number of loops.
+    """Cycles that each level's traffic takes for all candidates, the first level first, in the last one's what a core
+    waits for pieces that nothing prefetches; and by nest the copies of packed operands. All nests have the same number
+    of loops.
 
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already. What is packed is where its copy left it, which is charged for
@@ -252,41 +266,66 @@ def cycles_of_memory(
     """
     counts = [nest.count for nest in nests]
     boxes, entered = _boxes(nests, extents)
-    depths = np.arange(len(entered))[:, None]
-    shown: list[tuple[Numbers, Numbers, Numbers]] = []
-    times: list[Numbers] = []
     packed = sorted({k for nest in nests for k in nest.copies})
     at = {k: np.repeat([_depth(nest, k) for nest in nests], counts) for k in packed}
-    for k, o in enumerate(operands):
-        changed = [_entries(o, nest.loops) for nest in nests]
-        follows = [_follows(o, nest.loops, c) for nest, c in zip(nests, changed, strict=True)]
-        times.append(np.take_along_axis(entered, _columns(changed, counts), 0))
-        found = [np.broadcast_to(v, entered.shape) for v in o.lines(boxes, _columns(follows, counts) > 0)]
-        if k in at:
-            dense = o.elements(boxes) * o.element
-            found = [np.where(depths >= at[k], dense, v) for v in found]
-        shown.append((found[0], found[1], found[2]))
-    room = sum((needed for _, _, needed in shown), np.zeros(()))
     paid = {k: np.repeat([_paid(n.copies.get(k)) for n in nests], counts) for k in at}
+    shown = [_touched(o, nests, boxes, entered, at.get(k)) for k, o in enumerate(operands)]
+    room = sum((touched.needed for touched, _ in shown), np.zeros(()))
     levels: list[Numbers] = []
+    waits: Numbers = np.zeros(())
     for n, (capacity, rate, _) in enumerate(core.caches):
         fits = room <= capacity * _share(n)
         stays = np.argmax(fits, axis=0)[None]  # the outermost box that does
-        some = fits.any(axis=0)
+        some = np.asarray(fits.any(axis=0))
         total: Numbers = np.zeros(())
-        for k, (operand, (near, far, _), around) in enumerate(zip(operands, shown, times, strict=True)):
-            touched = far if n else near
-            moved = np.take_along_axis(touched * around, stays, 0)[0]
-            moved = np.where(some, moved, touched[-1] * entered[-1])
+        for k, (operand, (touched, around)) in enumerate(zip(operands, shown, strict=True)):
+            moved = _moved(touched.behind if n else touched.near, around, entered, stays, some)
+            own = paid[k] & some & (stays[0] <= at[k]) if k in at else np.zeros((), bool)
             if k in at:
                 once = 0.0 if _size(operand) > capacity * _share(n) else float(_size(operand))
-                moved = np.where(paid[k] & some & (stays[0] <= at[k]), once, moved)
+                moved = np.where(own, once, moved)
             total = total + moved * (2.0 if operand.write else 1.0)
+            if 0 < n < len(core.caches) - 1 and touched.alone.any():
+                waits = waits + np.where(own, 0.0, _moved(touched.alone, around, entered, stays, some)) * WAITING / rate
         levels.append(total / rate)
+    levels[-1] = levels[-1] + waits
     copying: list[dict[int, Copied]] = [{} for _ in nests]
     for k in at:
         _copied(core, operands[k], k, nests, boxes, entered, copying)
     return levels, copying
+
+
+def _touched(
+    operand: Operand,
+    nests: Sequence[Nest],
+    boxes: Mapping[str, Numbers],
+    entered: Numbers,
+    at: npt.NDArray[np.int_] | None,
+) -> tuple[Touched, Numbers]:
+    """What boxes touch of an operand, dense from the depth `at` which it is packed, by depth and candidate; and how
+    often each of them changes that.
+    """
+    counts = [nest.count for nest in nests]
+    changed = [_entries(operand, nest.loops) for nest in nests]
+    follows = [_follows(operand, nest.loops, c) for nest, c in zip(nests, changed, strict=True)]
+    around = np.take_along_axis(entered, _columns(changed, counts), 0)
+    found = operand.lines(boxes, _columns(follows, counts) > 0)
+    found = Touched(*(np.broadcast_to(v, entered.shape) for v in found))
+    if at is None:
+        return found, around
+    dense, inside = operand.elements(boxes) * operand.element, np.arange(len(entered))[:, None] >= at
+    near, behind, alone, needed = found
+    return Touched(
+        np.where(inside, dense, near), np.where(inside, dense, behind), np.where(inside, 0.0, alone),
+        np.where(inside, dense, needed),
+    ), around  # fmt: skip
+
+
+def _moved(
+    touched: Numbers, around: Numbers, entered: Numbers, stays: npt.NDArray[np.int_], some: npt.NDArray[np.bool_]
+) -> Numbers:
+    """Bytes that come into a cache in which the boxes of a depth stay, everything every time where `some` says none."""
+    return np.where(some, np.take_along_axis(touched * around, stays, 0)[0], touched[-1] * entered[-1])
 
 
 def _boxes(nests: Sequence[Nest], extents: Mapping[str, int]) -> tuple[dict[str, Numbers], Numbers]:
@@ -337,8 +376,7 @@ def _copied(
     times = np.concatenate([entered[c.depth, at] for _, c, at in own])
     rate = np.concatenate([np.broadcast_to(c.rate, at.stop - at.start) for _, c, at in own])
     elements, element = operand.elements(inner), operand.element
-    _, far, _ = operand.lines(inner)
-    waiting = far / elements / _source(core, operand)
+    waiting = operand.lines(inner).behind / elements / _source(core, operand)
     each = ((1 / rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
     each = each + _spilled(core, elements * element, element)
     total = elements * times
@@ -386,7 +424,7 @@ def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:
     """Cycles of one step of a reduction on a register tile with `work` sums: operations, loads, latency."""
-    return np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency) + loads / 32
+    return np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency) + loads * LOADING
 
 
 def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tuple[Numbers, Numbers]:

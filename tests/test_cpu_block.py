@@ -12,7 +12,7 @@ from poly.codegen.host import host_machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import best_plans, contraction_plan, ways_of
-from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Nest, Operand, cycles_of_memory, shared_cycles
+from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Nest, Operand, Touched, cycles_of_memory, shared_cycles
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
@@ -181,15 +181,34 @@ def test_rows_that_meet_in_few_sets_of_the_cache_are_few() -> None:
 def test_pieces_that_start_anywhere_touch_more_lines_and_meet_in_few_sets() -> None:
     sizes = {"k": np.array(64.0), "j": np.array(16.0)}
 
-    def lines(columns: int) -> tuple[float, ...]:
+    def lines(columns: int) -> Touched:
         operand = Operand("B", ({"k": 1}, {"j": 1}), (64, columns), (4 * columns, 4), 4)
-        return tuple(float(v) for v in operand.lines(sizes))
+        return operand.lines(sizes)
 
     dense, far_apart, one_set = lines(16), lines(16 * 33), lines(16 * 64)
-    assert dense[0] == dense[1] == dense[2] and dense[0] < 64 * (64 + 1)
-    assert 1.9 < far_apart[0] / dense[0] < 2 and far_apart[2] == far_apart[0]
-    assert one_set[2] > 30 * far_apart[2] and one_set[0] > far_apart[0]
-    assert far_apart[1] > far_apart[0]
+    assert dense.near == dense.behind == dense.needed and dense.near < 64 * (64 + 1)
+    assert 1.9 < far_apart.near / dense.near < 2 and far_apart.needed == far_apart.near
+    assert one_set.needed > 30 * far_apart.needed and one_set.near > far_apart.near
+    assert far_apart.behind > far_apart.near
+
+
+def test_rows_inside_of_a_step_fill_the_sets_that_it_leaves_out() -> None:
+    """Planes 256 lines apart start in one set; their rows, three lines apart, lie in all of them."""
+    planes = Operand("X", ({"c": 1}, {"y": 1}, {"x": 1}), (16, 64, 48), (4 * 64 * 64, 192, 4), 4)
+
+    def crowded(rows: int) -> float:
+        touched = planes.lines({"c": np.array(16.0), "y": np.array(float(rows)), "x": np.array(1.0)})
+        return float(touched.needed / touched.near)
+
+    assert crowded(1) > 30 and crowded(4) == 16 and crowded(64) == 1
+
+
+def test_pieces_in_pages_of_their_own_are_waited_for() -> None:
+    def alone(pages: int) -> float:
+        operand = Operand("X", ({"c": 1}, {"x": 1}), (256, 4096), (4 * 4096, 4), 4)
+        return float(operand.lines({"c": np.array(float(pages)), "x": np.array(16.0)}).alone)
+
+    assert alone(8) == 0 < alone(128)
 
 
 def test_threads_meet_after_every_piece_and_copy() -> None:
@@ -252,9 +271,8 @@ def test_steps_over_lines_touch_a_line_each() -> None:
     map_of = Operand("X", ({"y": 2}, {"x": 2}), (56, 56), (224, 4), 4)
     assert float(map_of.elements(sizes)) == 55 * 55
     column = Operand("X", ({"y": 512},), (1 << 20,), (4,), 4)
-    near, _, _ = column.lines(sizes)
     assert float(column.elements(sizes)) == 28
-    assert float(near) == 28 * 64
+    assert float(column.lines(sizes).near) == 28 * 64
 
 
 @pytest.mark.parametrize(("extent", "steps"), [(64, 4), (36, 4), (35, 5), (21, 7), (61, 0)])
