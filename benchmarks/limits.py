@@ -30,7 +30,7 @@ _LOOP = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctype
 @dataclass(frozen=True)
 class Stream:
     """A walk over arrays of one length, one behind the other: so many are read, and the last one is written; `past`
-    the caches. `ahead`: bytes before a line is read at which it is asked for, 0 if it is not.
+    the caches. `ahead`: bytes before a line is touched at which it is asked for, 0 if it is not.
     """
 
     reads: int
@@ -47,6 +47,7 @@ _STREAMS: Mapping[str, Stream] = {
     "read": Stream(1, writes=False),
     "read_ahead": Stream(1, writes=False, ahead=8192),  # the hardware's own prefetchers stop where a page ends
     **{f"write{'_past' * past}": Stream(0, True, past) for past in (False, True)},
+    "write_ahead": Stream(0, writes=True, ahead=8192),
     **{f"copy{n}{'_past' * past}": Stream(n, True, past) for n in range(1, MOST_READ + 1) for past in (False, True)},
 }
 
@@ -78,7 +79,8 @@ def pattern_of(case: Case) -> str:
 def measure(case: Case, threads: int) -> Limits:
     """The limits of a case now: the best of a few tries each."""
     pattern = pattern_of(case)
-    size, ways = max(4096, case.traffic), (pattern, f"{pattern}_ahead" if pattern == "read" else f"{pattern}_past")
+    size = max(4096, case.traffic)
+    ways = [way for way in (pattern, f"{pattern}_ahead", f"{pattern}_past") if way in _STREAMS]
     bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
     flops = max(_peak(threads) for _ in range(3))
     return Limits(pattern, flops, bandwidth, {f: min(_function(f) for _ in range(5)) for f in case.calls})
@@ -193,7 +195,11 @@ def _stream_text(name: str, stream: Stream, lanes: int) -> str:
                 body.append(f"  %w{k}x{r} = fadd {kind} {value}, %v{k}x{r}")
                 value = f"%w{k}x{r}"
         if stream.writes:
-            body += [f"  %r{k} = getelementptr float, ptr %b, i64 %p{k}", f"  store {kind} {value}, ptr %r{k}, {how}"]
+            body.append(f"  %r{k} = getelementptr float, ptr %b, i64 %p{k}")
+            if stream.ahead and k * lanes % LINE == 0:
+                body += [f"  %f{k} = getelementptr i8, ptr %r{k}, i64 {stream.ahead}"]
+                body += [f"  call void @llvm.prefetch.p0(ptr %f{k}, i32 0, i32 3, i32 1)"]
+            body.append(f"  store {kind} {value}, ptr %r{k}, {how}")
         if k < sums:
             body.append(f"  %t{k} = fadd {kind} %s{k}, {'zeroinitializer' if stream.writes else value}")
     return "\n".join([

@@ -53,7 +53,7 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
 
 
 def _ask(s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int) -> None:
-    """Ask for the line of what is loaded some iterations of a loop later, if that moves with the loop."""
+    """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop."""
     if not any(loop in c.names for c in subscripts):
         return
     later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
@@ -319,6 +319,8 @@ def store(
     tensor = s.tensors[access.tensor]
     subscripts, address = _located(s, access, values, True, statement, WRITE)
     stride = None if address is None else address.lane_stride
+    if s.ahead is not None and stride and not s.past and not tensor.scope:
+        _ask(s, tensor, subscripts, *s.ahead)
     if address is not None and stride == 0:
         pointer = _pointer(s, tensor, address)
         new = _fold(s, value, combine, neutral, lambda: _raw_load(s, tensor, pointer))

@@ -46,7 +46,7 @@ class State:
 
     `aligned`: bytes that every tensor's memory is aligned to, at most a vector's, 0 where it is not known; so what
     nontemporal loops store goes past the caches in whole vectors. `past`: inside of such a loop; `streamed`: the
-    tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they load.
+    tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they touch.
     `plans`: by the identity of an access; `located`: where the accesses of the current statement are.
     """
 

@@ -1,26 +1,32 @@
-"""Policy for what a core writes past its caches: results beyond the last one that nobody reads.
+"""Policy for what a core writes far away: past its caches, or to lines of the last one that are asked for ahead.
 
 A store to a line that is in no cache fetches it first, and throws out a line that may be used again. Where the tensors
 of a group do not fit the last cache anyway, both are lost: a result that is written once, in whole vectors one after
 the other, goes to memory at once. Of the last cache, which other cores and other hardware threads use too, half is
-counted on where what is read would stay there but for the writes.
+counted on where what is read would stay there but for the writes. Results that the last cache holds, but no nearer
+one, are fetched from there before they are overwritten: where little else is read, stores wait for that at every page,
+and ask ahead (docs/decisions/0022).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from poly.affine import var
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import LINE, SHARE
-from poly.scheduling.cpu_facts import bytes_touched, last_capacity
+from poly.scheduling.cpu_facts import bytes_touched, functions_in, last_capacity, own_capacity, stride
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 LEAST_RUN = 256  # bytes of whole lines that leave one after the other: shorter ones pay for the page of each
 MUCH_READ = 0.75  # bytes read for one that is written
+FAR = 3  # times what a core's own caches hold: so much written over and over comes from further away each time
+AHEAD = 8192  # bytes ahead that lines to write are asked for: prefetchers stop at the end of a page
+LITTLE_READ = 0.25  # bytes read for one that is written
 LEAST_ROW = 1024  # bytes along the lanes: at its ends a row may leave lines in part to others, which costs a read
 
 
@@ -67,3 +73,39 @@ def written_past(schedule: Schedule, group: Group, machine: Machine) -> Schedule
         if alone and schedule.program.statement[name].write.tensor in results:
             schedule = schedule.nontemporal(loops[-1])
     return schedule
+
+
+def written_far(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
+    """Mark the vector loops of a scheduled group for what it writes beyond the caches, or only to the last one."""
+    return _written_ahead(written_past(schedule, group, machine), group, machine)
+
+
+def _written_ahead(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
+    """Let the vector loops of a scheduled group of assignments ask for lines of a result that the last cache holds."""
+    program = schedule.program
+    touched = bytes_touched(program, group.statements)
+    targets = {s.write.tensor for s in group.statements if s.combiner is None}
+    written = sum(t.nbytes(program.binding) for t in program.tensors if t.name in targets)
+    far = own_capacity(machine) * FAR < touched <= last_capacity(machine)
+    if not far or touched - written > written * LITTLE_READ or functions_in(group.statements):
+        return schedule
+    for name in parts_of(schedule, group):
+        rows = _rows_written(schedule, name)
+        vector = schedule.nests[name].names[-1] if rows is not None else ""
+        if rows is not None and schedule.kind(vector) == "vector" and not schedule.marks[vector].nontemporal:
+            schedule = schedule.prefetch(vector, rows[0], -(-AHEAD // rows[1]))
+    return schedule
+
+
+def _rows_written(schedule: Schedule, name: str) -> tuple[str, int] | None:
+    """The innermost serial loop of an assignment that is one of its iterators, and the bytes between what neighbouring
+    iterations write; None where there is none, or they write the same.
+    """
+    s, nest = schedule.program.statement[name], schedule.nests[name]
+    found = [n for n in nest.names if schedule.kind(n) == "serial" and nest.loops[n] in map(var, s.iterators)]
+    if s.combiner is not None or not found:
+        return None
+    target = schedule.program.tensor[s.write.tensor]
+    (iterator,) = nest.loops[found[-1]].names
+    step = size_bytes(target.dtype) * abs(stride(s.write, target, iterator, schedule.program.binding) or 0)
+    return (found[-1], step) if step else None

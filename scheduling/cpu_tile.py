@@ -28,7 +28,7 @@ from poly.scheduling.cpu_edits import (
     with_padding,
 )
 from poly.scheduling.cpu_facts import reduction_extents
-from poly.scheduling.cpu_nontemporal import written_past
+from poly.scheduling.cpu_nontemporal import written_far
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Piece, Strip, TilePlan
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
@@ -42,7 +42,7 @@ def schedule_tiles(schedule: Schedule, group: Group, plan: TilePlan, machine: Ma
     """Fuse, split, tile, promote and mark the statements of a group."""
     schedule = with_padding(schedule, group, plan.vector)
     tiled = keep_values(_Tiles(group, plan, machine).run(schedule), group, machine)
-    return written_past(tiled, group, machine) if plan.lanes is not None else tiled
+    return written_far(tiled, group, machine) if plan.lanes is not None else tiled
 
 
 class Tiling(Generic[P]):

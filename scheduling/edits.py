@@ -459,8 +459,8 @@ def nontemporal(schedule: Schedule, loop: str) -> Schedule:
 
 
 def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Schedule:
-    """Let a vector loop ask, for every vector that it loads from memory, for the one that it loads `ahead` iterations
-    of the loop `along` later, which is a loop around it.
+    """Let a vector loop ask, for every vector that it loads from memory or stores to a whole tensor, for the one that
+    it loads or stores `ahead` iterations of the loop `along` later, which is a loop around it.
 
     Nothing is read or written by that, and no address is too far: it says where the caches will be needed. Where later
     edits leave no loop of that name, nothing is asked for.
@@ -470,14 +470,14 @@ def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Sched
         raise ScheduleError(f"loop {loop!r} is not a vector loop", where=schedule.source.name, hint=hint)
     if along == loop or along not in schedule.outer(loop) or ahead < 1:
         raise ScheduleError(
-            f"loop {loop!r} cannot ask for what it loads {ahead} iterations of {along!r} later",
+            f"loop {loop!r} cannot ask for what it touches {ahead} iterations of {along!r} later",
             where=schedule.source.name, hint=f"ahead is at least 1, along one of {', '.join(schedule.outer(loop))}",
         )  # fmt: skip
-    reads = [r for name in schedule.under(loop) for r in schedule.statement(name).reads]
-    if all(r.indirect or schedule.program.tensor[r.tensor].scope for r in reads):
+    touched = [a for name in schedule.under(loop) for a, _ in schedule.statement(name).accesses]
+    if all(a.indirect or schedule.program.tensor[a.tensor].scope for a in touched):
         raise ScheduleError(
-            f"loop {loop!r} loads nothing of a whole tensor", where=schedule.source.name,
-            hint="mark the loop that reads the tensor, after promotion the one of its copy",
+            f"loop {loop!r} touches nothing of a whole tensor", where=schedule.source.name,
+            hint="mark the loop that reads or writes the tensor, after promotion the one of its copy",
         )  # fmt: skip
     marks = {**schedule.marks, loop: replace(schedule.marks[loop], ahead=(along, ahead))}
     return finish(schedule, replace(schedule, marks=marks), "prefetch", loop=loop, along=along, ahead=ahead)

@@ -299,7 +299,7 @@ class Schedule:
 
     @checks_kinds(ScheduleError)
     def prefetch(self, loop: str, along: str, ahead: int = 1) -> Schedule:
-        """Let a vector loop ask for what it loads `ahead` iterations of loop `along` later. Raises ScheduleError."""
+        """Let a vector loop ask for what it touches `ahead` iterations of loop `along` later. Raises ScheduleError."""
         from poly.scheduling.edits import prefetch
 
         return prefetch(self, loop, along, ahead)

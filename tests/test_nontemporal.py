@@ -152,6 +152,33 @@ def test_what_is_read_or_written_again_is_not_marked() -> None:
     assert marked("C[i, j, k] = A[i, k] + B[j, k]", A=(64, 12), B=(200, 12)) == set()
 
 
+def asked(text: str, machine: Machine = SKYLAKE, **shapes: tuple[int, ...]) -> dict[str, tuple[str, int]]:
+    """Of the statements that ask for lines ahead: along which loop, and how far."""
+    schedule = schedule_for_cpu(poly.parse(text, dtypes=None, **shapes), machine)
+    names = schedule.program.statement
+    found = {s: schedule.marks[schedule.nests[s].names[-1]].ahead for s in names if schedule.nests[s].names}
+    return {s: ahead for s, ahead in found.items() if ahead is not None}
+
+
+def test_results_in_the_last_cache_are_asked_for() -> None:
+    """8 KiB ahead, in whole rows; not past the caches, near ones, or beside as many reads."""
+    assert asked("C[i, j] = A[i] * B[j]", A=(2048,), B=(1024,)) == {"C_set": ("i", 2)}
+    assert set(asked("C[i, j] = A[i] * B[j]", A=(2048,), B=(1025,)).values()) == {("i", 2)}
+    assert asked("C[i, j] = A[i] * B[j]", A=(256,), B=(1024,)) == {}
+    assert asked("C[i, j] = A[i] * B[j]", A=(8192,), B=(2048,)) == {}
+    assert asked("C[i, j] = A[i, j] * B[j]", A=(1024, 1024), B=(1024,)) == {}
+    assert asked("C[i, j] = exp(A[i] * B[j])", A=(2048,), B=(1024,)) == {}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_asking_ahead_changes_no_result(threads: int) -> None:
+    a, b = np.arange(700, dtype=np.float32), np.arange(1201, dtype=np.float32)
+    program = poly.parse("C[i, j] = A[i] - B[j]", A=a.shape, B=b.shape)
+    schedule = schedule_for_cpu(program, SKYLAKE, threads)
+    assert "prefetch" in schedule.script
+    np.testing.assert_array_equal(poly.compile(schedule, threads=threads)(a, b), a[:, None] - b)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("offset", [0, 32, 48])
 @pytest.mark.parametrize("shape", [(1088, 64), (1120, 70)])

@@ -27,8 +27,8 @@ def test_what_moves_with_the_loop_is_asked_for() -> None:
     s = sums(5, 4 * LANES)
     assert "llvm.prefetch" not in lower(s.lower(), HOST, "entry").ir
     rows, columns = (lower(s.prefetch("j.p", n).lower(), HOST, "entry").ir for n in ("i", "j.o"))
-    assert rows.count("call void @llvm.prefetch") == 1  # A only
-    assert columns.count("call void @llvm.prefetch") == 2
+    assert rows.count("call void @llvm.prefetch") == 2  # A and C
+    assert columns.count("call void @llvm.prefetch") == 3
 
 
 @pytest.mark.parametrize("ahead", [1, 1000])
@@ -68,5 +68,14 @@ def test_refusals(loop: str, along: str, ahead: int) -> None:
 def test_registers_are_not_asked_for() -> None:
     s = sums(5, 4 * LANES).promote("A", "j.o", HOST.register_space, name="R")
     s = s.promote("B", "j.o", HOST.register_space, name="S")
+    assert s.prefetch("j.p", "i").marks["j.p"].ahead == ("i", 1)  # C
+    s = s.promote("C", "j.o", HOST.register_space, name="T")
     with pytest.raises(ScheduleError, match="whole tensor"):
         s.prefetch("j.p", "i")
+
+
+def test_what_is_stored_past_the_caches_is_not_asked_for() -> None:
+    ir = lower(sums(5, 4 * LANES).nontemporal("j.p").prefetch("j.p", "i").lower(), HOST, "entry").ir
+    aligned, plain = ir.split("define internal i64 @entry.0.aligned(")[1], ir.split(".aligned(")[0]
+    counts = [text.split("\n}\n")[0].count("call void @llvm.prefetch") for text in (aligned, plain)]
+    assert counts == [1, 1]
