@@ -29,7 +29,8 @@ from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.work import work_of
 from poly.errors import RunError
-from poly.interp_arrays import check_context, extents, pack, unpack
+from poly.interp import run_program
+from poly.interp_arrays import check_context, extents, lacks_elements, pack, unpack
 from poly.locks import cached_property
 from poly.loops import Compute, LoopTree
 from poly.machine import Machine
@@ -53,9 +54,9 @@ class Kernel(NativeCall):
     An inout tensor is an input and an output: the caller's array is only modified where it is passed as `out`.
     `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source`
     is its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR,
-    where it is there; `refused`: why the schedule is not the policy's first. Calls may run at the same time: one of
-    them has the worker threads, the others run alone, with the same results. Raises `RunError`; an argument missing
-    or too many is a `TypeError`, too.
+    where it is there, and `code` their object code; `refused`: why the schedule is not the policy's first. Calls
+    may run at the same time: one of them has the worker threads, the others run alone, with the same results.
+    Raises `RunError`; an argument missing or too many is a `TypeError`, too.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Kernel(NativeCall):
         module: Module | None = None,
         source: Program | None = None,
         refused: str = "",
+        code: bytes | None = None,
     ) -> None:
         start = perf_counter()
         self.refused = refused
@@ -92,7 +94,7 @@ class Kernel(NativeCall):
                 raise RunError(
                     f"{t.role} {t.name} has no array", where=tree.name, hint="pass it, or its value in constants"
                 )
-        self._linked = link(compile_object(self.module.ir, machine), [self.module.entry])
+        self._linked = link(code or compile_object(self.module.ir, machine), [self.module.entry])
         work = work_of(tree)
         self._long = work is None or work > BRIEF
         self.partial = unwritten(self._source, outputs)
@@ -134,8 +136,10 @@ class Kernel(NativeCall):
         sizes = self._sizes
         if self.module.parameters:
             sizes = infer_sizes(self.inputs, [a.shape for a in given], self._sizes, self.loops.parameters)
-        record = self._prepare(sizes)
-        shapes = {t.name: e.shape for t, e in zip((*self.inputs, *self.outputs), record.arrays, strict=True)}
+        source = None if self.constants else self._source
+        empty = source is not None and lacks_elements(source, sizes)
+        record = None if empty else self._prepare(sizes)
+        shapes = {t.name: t.extents(sizes) for t in (*self.inputs, *self.outputs)}
         for tensor, array in zip(self.inputs, given, strict=True):
             check_shape(tensor, array, shapes[tensor.name], "input")
         results = results_of(out, self.inputs, given, self.outputs, shapes, self.loops.name)
@@ -144,13 +148,24 @@ class Kernel(NativeCall):
             if target is not None and target is not array:
                 np.copyto(target, array)
         arrays = {t.name: plain(a) for t, a in zip(self.inputs, given, strict=True)} | results
+        if record is not None:
+            self._run_packed(record, sizes, arrays, results)
+        elif source is not None:  # code is made under the program's context, which these sizes are outside of
+            bound = {p: sizes[p] for p in source.parameters if p in sizes}
+            for name, array in run_program(source, arrays, sizes=bound).items():
+                np.copyto(results[name], array)
+        found = tuple(results[t.name] for t in self.outputs)
+        return found[0] if len(found) == 1 else found
+
+    def _run_packed(
+        self, record: Record, sizes: Mapping[str, int], arrays: Mapping[str, Array], results: Mapping[str, Array]
+    ) -> None:
+        """Run on arrays that fit; those of tensors with a layout are copied into it, and results back."""
         packed = {t.name: t for t in self._tensors if t.layout is not None and t.name in arrays}
-        memory = arrays | {n: pack(t, sizes, arrays[n]) for n, t in packed.items()}
+        memory = {**arrays, **{n: pack(t, sizes, arrays[n]) for n, t in packed.items()}}
         self._check(record.run([address(memory[t.name]) for t in (*self.inputs, *self.outputs)]), sizes)
         for name in packed.keys() & results.keys():
             np.copyto(results[name], unpack(packed[name], sizes, memory[name]))
-        found = tuple(results[t.name] for t in self.outputs)
-        return found[0] if len(found) == 1 else found
 
     # ---- ways to enter
 

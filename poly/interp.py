@@ -27,6 +27,7 @@ from poly.interp_arrays import (
     check_context,
     check_given,
     check_writable,
+    lacks_elements,
     results,
     run_external,
 )
@@ -55,7 +56,8 @@ def run_program(
 
     `inputs`: one array per input, inout, state and constant, of the tensor's shape and dtype; arrays of other tensors
     are taken as their first content. Nothing passed in is written. Outputs and temporaries start as poison: NaN in
-    floats, bytes 0xA5 in integers. `sizes` completes the program's own binding and the extents of the inputs.
+    floats, bytes 0xA5 in integers. `sizes` completes the program's own binding and the extents of the inputs; sizes of
+    0 are taken where 1 would be.
     `vectorised`: None takes the per-instance interpreter below 2000 instances. `trace` (per instance only) is called
     for each instance, in order, before it writes: (statement, instance, elements read, element written); a read whose
     guard does not hold is left out, the target of a reduction is read last. `order` (per instance only) replaces paths:
@@ -69,7 +71,8 @@ def run_program(
     given = {name: np.asarray(array) for name, array in inputs.items()}
     check_given(program.tensors, given)
     bound = bind_sizes(program.tensors, program.parameters, program.binding | dict(sizes or {}), given)
-    check_context(program, bound)
+    if not lacks_elements(program, bound):
+        check_context(program, bound)
     arrays = bind_arrays(program.tensors, bound, given)
     check_writable(((s.name, name) for s in program.statements for name in _written(s)), program.tensor)
     domains = {s.name: bound_domain(s, bound) for s in program.statements}

@@ -106,6 +106,14 @@ def check_context(program: Program, sizes: Mapping[str, int]) -> None:
         raise RunError(f"sizes {dict(sizes)} are outside {program.context}", where=f"program {program.name}")
 
 
+def lacks_elements(program: Program, sizes: Mapping[str, int]) -> bool:
+    """Whether the program's context excludes these sizes only because some are 0: there is less to run then."""
+    own = {p: sizes[p] for p in program.parameters if p in sizes}
+    if 0 not in own.values() or not fix_sizes(program.context, own).is_empty():
+        return False
+    return not fix_sizes(program.context, {p: v or 1 for p, v in own.items()}).is_empty()
+
+
 def _bare(extent: Affine) -> str:
     if len(extent.terms) == 1 and extent.constant == 0:
         atom, factor = extent.terms[0]

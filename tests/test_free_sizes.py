@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,10 +85,32 @@ def test_asserts_of_nests() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 2])
 def test_negative_and_empty_extents(length: int) -> None:
-    """x has two elements more than y: no y of -2 elements, and the same of none by both."""
+    """x has two elements more than y: no y of -2 elements, and one of none by both."""
     program = poly.parse("y[i] = x[i] where 0 <= i < N", x=("N + 2",), y=("N",))
     kernel, x = compiled(program), np.zeros(length, np.float32)
+    if length == 2:
+        assert np.shape(kernel(x)) == run_program(program, {"x": x})["y"].shape == (0,)
+        return
     with pytest.raises(RunError) as error:
         run_program(program, {"x": x}, sizes={"N": length - 2})
     with pytest.raises(RunError, match=re.escape(str(error.value))):
         kernel(x)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 4), (0, 0, 0), (2, 3, 4)])
+def test_sizes_of_nothing(m: int, k: int, n: int) -> None:
+    text = "C[i,k] += A[i,j] * B[j,k]; D[i,k] = max(C[i,k] + b[k], 0); t[] += D[i,k]"
+    program = poly.parse(text, A=("M", "K"), B=("K", "N"), b=("N",))
+    kernel, a, b = compiled(program), np.ones((m, k), np.float32), np.ones((k, n), np.float32)
+    bias = np.arange(n, dtype=np.float32) - 1
+    want = np.maximum(a @ b + bias, 0).sum()
+    out = np.full((), 7, np.float32)
+    assert kernel(a, b, bias) == kernel(A=a, B=b, b=bias, out=out) == out == want
+    assert run_program(program, {"A": a, "B": b, "b": bias})["t"] == want
+    product: Any = compiled(poly.parse("C[i,k] += A[i,j] * B[j,k]", A=("M", "K"), B=("K", "N")))(a, b)
+    assert product.shape == (m, n) and np.array_equal(product, a @ b)
+
+
+def test_nothing_where_the_context_wants_more() -> None:
+    refused(program := poly.parse(COPY_16, x=("N",), y=("N",)), compiled(program), x=np.zeros(0, np.float32))
+    refused(firsts.program, compiled(firsts), x=np.zeros(0, np.float32), y=np.zeros(0, np.float32))
