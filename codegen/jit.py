@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from poly.disk_cache import cache_entry, read_entry, write_entry
@@ -22,16 +24,51 @@ OPT_LEVEL = 2  # of instruction selection; no passes run over the IR
 
 def compile_object(ir: str, machine: Machine) -> bytes:
     """Object code of a module, from the disk cache where it is there. Raises `Bug` for IR that is not valid."""
-    import llvmlite
-    import llvmlite.binding as llvm
-
-    parts = (ir, *_target(machine), str(OPT_LEVEL), str(llvm.llvm_version_info), llvmlite.__version__)
-    path = cache_entry("objects", parts, ".o")
+    path = _entry(ir, machine)
     if (found := read_entry(path)) is not None:
         return found
     code = target_machine(*_target(machine)).emit_object(_parse(ir))
     write_entry(path, code)
     return code
+
+
+def _entry(ir: str, machine: Machine) -> Path | None:
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    parts = (ir, *_target(machine), str(OPT_LEVEL), str(llvm.llvm_version_info), llvmlite.__version__)
+    return cache_entry("objects", parts, ".o")
+
+
+class Compiling:
+    """Object code of modules that a thread makes while this one goes on. Raises `Bug` for IR that is not valid.
+
+    Inside LLVM a thread does not hold Python's lock; the little around it is done by who asks, since to get that lock
+    from a busy thread takes milliseconds each time.
+    """
+
+    def __init__(self, irs: Sequence[str], machine: Machine) -> None:
+        paths = {ir: _entry(ir, machine) for ir in irs}
+        self._code = {ir: code for ir, path in paths.items() if (code := read_entry(path)) is not None}
+        self._paths = {ir: path for ir, path in paths.items() if ir not in self._code}
+        modules = {ir: _parse(ir) for ir in self._paths}
+        self._thread = Thread(target=self._run, args=(modules, target_machine(*_target(machine))))
+        self._thread.start()
+
+    def _run(self, modules: Mapping[str, ModuleRef], compiler: TargetMachine) -> None:
+        try:
+            for ir, module in modules.items():
+                self._code[ir] = compiler.emit_object(module)
+        except RuntimeError:  # who needs the code tries again
+            return
+
+    def of(self, ir: str) -> bytes | None:
+        """The object code of one of the modules, when it is there; None where it is of none of them."""
+        self._thread.join()
+        code, path = self._code.get(ir), self._paths.pop(ir, None)
+        if code is not None and path is not None:
+            write_entry(path, code)
+        return code
 
 
 def assembly(ir: str, machine: Machine) -> str:

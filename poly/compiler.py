@@ -32,7 +32,7 @@ from poly.program import Program
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
-from poly.settings import check_settings
+from poly.settings import check_settings, compiling_processes
 
 if TYPE_CHECKING:
     import onnx
@@ -222,7 +222,7 @@ def compile_program(
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
     loops = schedule.source if schedule is not None else join_axes(program)
-    made = prepare(loops, machine, threads, schedule)
+    made = prepare(loops, machine, threads, schedule, early=compiling_processes() > 1)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
 
 
@@ -245,7 +245,7 @@ def _kernel(
     computed = compute(constants) if compute is not None else {}
     return Kernel(
         made.split.after, machine, program.inputs, program.outputs, constants, threads, lambda: made.schedule,
-        computed, made.after, program, made.refused,
+        computed, made.after, program, made.refused, made.code(made.after),
     )  # fmt: skip
 
 
@@ -258,7 +258,7 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
         return None
     inputs = [t for t in split.before.tensors if t.role == "constant"]
     outputs = [t for t in split.before.tensors if t.is_output]
-    kernel = Kernel(split.before, machine, inputs, outputs, module=made.before)
+    kernel = Kernel(split.before, machine, inputs, outputs, module=made.before, code=made.code(made.before))
     sizes = dict(split.before.sizes)
 
     def compute(constants: Mapping[str, Array]) -> dict[str, Array]:

@@ -12,8 +12,8 @@ import hashlib
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ import islpy as isl
 
 from poly.affine import Affine
 from poly.disk_cache import cache_entry, read_entry, write_entry
-from poly.errors import CapacityError, PolyError, UnsupportedError
+from poly.errors import Bug, CapacityError, PolyError, UnsupportedError
 from poly.locks import cached_property
 from poly.machine import Machine
 from poly.program import Program
@@ -35,6 +35,8 @@ from poly.sets import pickled_set
 
 if TYPE_CHECKING:
     from poly.codegen.function import Module
+    from poly.codegen.jit import Compiling
+    from poly.loops import LoopTree
 
 _FOLDERS = ("", "frontend", "scheduling", "codegen", "accel")
 
@@ -44,7 +46,7 @@ class Prepared:
     """The loops of a checked schedule, those for compiling apart from those for calls, and the IR of both.
 
     `kept`: the schedule, pickled where it comes from the cache: nothing that runs needs it, it is read when asked for.
-    `refused`: why it is a plainer one than the policy's first.
+    `refused`: why it is a plainer one than the policy's first. `begun`: their object code, on its way.
     """
 
     kept: Schedule | bytes
@@ -52,11 +54,16 @@ class Prepared:
     after: Module
     before: Module | None
     refused: str = ""
+    begun: Compiling | None = field(default=None, compare=False)
 
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule. (`facts` of its source are derived again.)"""
         return replace(pickle.loads(self.kept)) if isinstance(self.kept, bytes) else self.kept
+
+    def code(self, module: Module | None) -> bytes | None:
+        """The object code of one of the two, where it was begun."""
+        return self.begun.of(module.ir) if self.begun is not None and module is not None else None
 
     def compile(self, machine: Machine) -> None:
         """Have the object code in the disk cache."""
@@ -67,12 +74,18 @@ class Prepared:
                 compile_object(module.ir, machine)
 
 
-def prepare(program: Program, machine: Machine, threads: int, schedule: Schedule | None = None) -> Prepared:
-    """A program under a schedule, the policy's where none is given. Raises `PolyError` kinds of `compile`."""
+def prepare(
+    program: Program, machine: Machine, threads: int, schedule: Schedule | None = None, *, early: bool = False
+) -> Prepared:
+    """A program under a schedule, the policy's where none is given. Raises `PolyError` kinds of `compile`.
+
+    `early`: object code is made by another thread while this one proves that the schedule is legal.
+    """
+    ahead = _Ahead(machine) if early else None
     if schedule is None:
-        return _kept(_path(program, machine, threads), lambda: _planned(program, machine, threads))
+        return _kept(_path(program, machine, threads), lambda: _planned(program, machine, threads, ahead))
     key = ("given", str(schedule.checked), content_text(schedule), machine.hash, package_hash())
-    found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _lowered(settled(schedule), machine))
+    found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _given(schedule, machine, ahead))
     return replace(found, kept=schedule if schedule.checked else replace(schedule, checked=True))
 
 
@@ -95,7 +108,7 @@ def _kept(path: Path | None, make: Callable[[], Prepared]) -> Prepared:
         return found
     made = make()
     if path is not None:
-        write_entry(path, pickled(replace(made, kept=pickled(_bare(made.schedule)))))
+        write_entry(path, pickled(replace(made, kept=pickled(_bare(made.schedule)), begun=None)))
     return made
 
 
@@ -132,7 +145,13 @@ def settled(schedule: Schedule) -> Schedule:
     return schedule if schedule.checked else settle(schedule)
 
 
-def _planned(program: Program, machine: Machine, threads: int) -> Prepared:
+def _given(schedule: Schedule, machine: Machine, ahead: _Ahead | None) -> Prepared:
+    if ahead is not None:
+        ahead(schedule)
+    return _lowered(settled(schedule), machine, ahead)
+
+
+def _planned(program: Program, machine: Machine, threads: int, ahead: _Ahead | None) -> Prepared:
     """The first that fits the machine and has code: the policy's schedule, one of groups tried each for itself, one of
     statements each for itself, the program's own order.
     """
@@ -140,23 +159,68 @@ def _planned(program: Program, machine: Machine, threads: int) -> Prepared:
     from poly.scheduling.cpu_each import schedule_each
 
     refused = ""
-    for make in (schedule_for_cpu, schedule_one_by_one, schedule_each):
+    for make in (partial(schedule_for_cpu, ahead=ahead), schedule_one_by_one, schedule_each):
         try:
-            return replace(_lowered(make(program, machine, threads), machine), refused=refused)
+            return replace(_lowered(make(program, machine, threads), machine, ahead), refused=refused)
         except (CapacityError, UnsupportedError) as error:
             refused = refused or error.message
     return replace(_lowered(Schedule(program), machine), refused=refused)
 
 
-def _lowered(chosen: Schedule, machine: Machine) -> Prepared:
-    from poly.codegen.function import lower
-
-    tree = chosen.lower()
+def _lowered(chosen: Schedule, machine: Machine, ahead: _Ahead | None = None) -> Prepared:
+    done = ahead.of(chosen) if ahead is not None else None
+    tree = chosen.lower() if done is None else done.tree
     check_capacity(tree, machine)
     check_instances(tree, chosen.program)
+    done = done or _emitted(chosen, tree, machine)
+    return Prepared(chosen, done.split, done.after, done.before, begun=done.begun)
+
+
+@dataclass(frozen=True)
+class _Emitted:
+    """The loops and the IR of a schedule that is legal or not; see `Prepared`."""
+
+    schedule: Schedule
+    tree: LoopTree
+    split: Split
+    after: Module
+    before: Module | None
+    begun: Compiling | None = None
+
+
+def _emitted(schedule: Schedule, tree: LoopTree, machine: Machine) -> _Emitted:
+    from poly.codegen.function import lower
+
     split = split_constants(tree, machine)
     first = lower(split.before, machine, f"poly.{split.before.name}") if split.before is not None else None
-    return Prepared(chosen, split, lower(split.after, machine, f"poly.{split.after.name}"), first)
+    return _Emitted(schedule, tree, split, lower(split.after, machine, f"poly.{split.after.name}"), first)
+
+
+class _Ahead:
+    """IR of a schedule that is about to be checked, compiled by another thread meanwhile. Nothing of it is run before
+    the checks have passed.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._done: _Emitted | None = None
+
+    def __call__(self, schedule: Schedule) -> None:
+        from poly.codegen.jit import Compiling
+
+        try:
+            done = _emitted(schedule, schedule.lower(), self._machine)
+        except (PolyError, Bug):  # the checks may say more; else the same comes after them
+            return
+        irs = [module.ir for module in (done.before, done.after) if module is not None]
+        self._done = replace(done, begun=Compiling(irs, self._machine))
+
+    def of(self, chosen: Schedule) -> _Emitted | None:
+        """What was made of a schedule, where it is this one but for having been checked."""
+        done = self._done
+        if done is None or done.schedule.program is not chosen.program:
+            return None
+        return done if done.schedule.nests is chosen.nests and done.schedule.marks is chosen.marks else None
 
 
 def _bare(schedule: Schedule) -> Schedule:

@@ -39,8 +39,12 @@ from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
 
 
-def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Schedule:
+def schedule_for_cpu(
+    program: Program, machine: Machine, threads: int = 1, ahead: Callable[[Schedule], None] | None = None
+) -> Schedule:
     """A checked schedule of a program for a core.
+
+    `ahead` is called with the schedule that is about to be checked, where nothing is done to it after that.
 
     Loops around several statements are cut apart where that is legal (`poly.scheduling.distribution`), so that the
     pieces are groups. All groups are checked together; only where that refuses is each checked alone, and those that
@@ -53,10 +57,13 @@ def schedule_for_cpu(program: Program, machine: Machine, threads: int = 1) -> Sc
         for group in every:
             if _has_plan(group):
                 schedule = schedule_group(schedule, group, machine, threads)
+        left = [g for g in every if not _has_plan(g)]
+        if ahead is not None and not left:
+            ahead(schedule)
         schedule = settle(schedule)
     except ScheduleError:
         return schedule_one_by_one(program, machine, threads)
-    return _with_nests(schedule, [g for g in every if not _has_plan(g)], machine, threads)
+    return _with_nests(schedule, left, machine, threads)
 
 
 def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) -> Schedule:

@@ -17,10 +17,13 @@ import pytest
 import poly
 from poly.ahead import FEWEST, prepared_ahead
 from poly.codegen.host import host_machine
+from poly.codegen.jit import compile_object
 from poly.disk_cache import cache_entry, cache_size, read_entry, trim, write_entry
+from poly.errors import IllegalEdit
 from poly.graph import Graph, Node
 from poly.prepared import is_prepared, pickled, prepare, prepare_free
 from poly.program import Program
+from poly.scheduling.edits import unchecked
 
 MACHINE = host_machine()
 TEXT = "C[i,k] += A[i,j] * B[j,k]; D[i,k] = max(C[i,k] + bias[k], 0)"
@@ -256,3 +259,26 @@ def test_sets_in_entries_come_back_as_they_were() -> None:
     found = pickle.loads(pickled(domains))
     for domain, again in zip(domains, found, strict=True):
         assert again.is_equal(domain) and str(again) == str(domain)
+
+
+def test_code_made_while_the_checks_run_is_that_of_the_checked_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_CACHE", "off")
+    early, late = prepare(PROGRAM, MACHINE, 1, early=True), prepare(PROGRAM, MACHINE, 1)
+    assert (early.split, early.after, early.before) == (late.split, late.after, late.before)
+    assert early.schedule.checked and str(early.schedule) == str(late.schedule)
+    assert early.code(early.after) == compile_object(late.after.ir, MACHINE) and late.code(late.after) is None
+
+
+def test_code_made_early_is_kept_on_disk(own_cache: Path) -> None:
+    made = prepare(PROGRAM, MACHINE, 1, early=True)
+    code = made.code(made.after)
+    assert len([*own_cache.glob("objects/*/*.o")]) == 1 and code == compile_object(made.after.ir, MACHINE)
+    assert prepare(PROGRAM, MACHINE, 1).begun is None
+
+
+def test_a_wrong_schedule_is_refused_though_its_code_was_begun() -> None:
+    program = poly.parse("S[i] += X[i, j]", X=(64, 64))
+    plain = poly.Schedule(program)
+    loop = plain.nests[next(reversed(plain.nests))].names[-1]
+    with pytest.raises(IllegalEdit, match="carries a dependence"):
+        prepare(program, MACHINE, 2, unchecked(plain).parallelise(loop), early=True)
