@@ -25,7 +25,7 @@ import numpy.typing as npt
 from poly.arguments import shown
 from poly.codegen.call import NATIVE, NativeCall, Record, attach
 from poly.dlpack import Exporter, from_dlpack
-from poly.einsum_plan import Compiled, Plan, make_plan
+from poly.einsum_plan import Compiled, Plan, Viewed, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError, RunError
 from poly.frontend.einsum import spec_of
@@ -82,6 +82,8 @@ def _einsum(
         plan = _plan(spec, signature, options, None)
         if plain and isinstance(plan, Compiled) and plan.record is not None:
             _native_from_now_on(spec, signature, plan.record)
+        elif plain and isinstance(plan, Viewed):
+            _known_from_now_on(spec, arrays[0].shape, plan)
         return plan(arrays, None)
     target = _checked(out)
     return _plan(spec, signature, options, (target.shape, target.strides, target.dtype))(arrays, target)
@@ -98,10 +100,15 @@ class _OfSpec(NativeCall):
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self.records: dict[object, Record] = {}
+        self.views: dict[tuple[int, ...], Viewed] = {}
         self.last: Record | None = None
         attach(self, None)
 
     def _careful(self, *operands: object, **keywords: object) -> object:
+        if self.views and len(operands) == 1 and not keywords:
+            array = operands[0]
+            if type(array) is np.ndarray and (view := self.views.get(array.shape)) is not None:
+                return view((array,), None)
         return _einsum(self.spec, *operands, **keywords)  # type: ignore[arg-type]
 
     def _failed(self, at: int, status: int) -> None:
@@ -129,15 +136,27 @@ class _Einsum(NativeCall):
 
 def _native_from_now_on(spec: str, signature: object, make: Callable[[], Record]) -> None:
     """Give native code the record of a plan, as far as there is room. Records live on: a call may be in one of them."""
-    if not NATIVE or (spec not in _calls.specs and len(_calls.specs) >= MOST_SPECS):
-        return
-    own = _calls.specs.setdefault(spec, _OfSpec(spec))
-    if signature in own.records or len(own.records) >= MOST_RECORDS:
+    own = _own(spec)
+    if own is None or signature in own.records or len(own.records) >= MOST_RECORDS:
         return
     record = make()
     if own.records.setdefault(signature, record) is record:  # no other thread was faster: what is linked is never freed
         own.last = record.before(own.last)
         attach(own, record)
+
+
+def _known_from_now_on(spec: str, shape: tuple[int, ...], plan: Viewed) -> None:
+    """Views of arrays of this shape are made without a look at anything else, as far as there is room."""
+    own = _own(spec)
+    if own is not None and len(own.views) < MOST_RECORDS:
+        own.views[shape] = plan
+
+
+def _own(spec: str) -> _OfSpec | None:
+    """What is done for a string; None where there is no room for another one."""
+    if not NATIVE or (spec not in _calls.specs and len(_calls.specs) >= MOST_SPECS):
+        return None
+    return _calls.specs.setdefault(spec, _OfSpec(spec))
 
 
 def forget() -> None:
@@ -147,6 +166,7 @@ def forget() -> None:
         attach(own, None)
         own.last = None
         own.records.clear()
+        own.views.clear()
 
 
 @lru_cache(maxsize=8192)

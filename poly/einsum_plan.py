@@ -45,12 +45,13 @@ _COMPILED: Final = frozenset("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 boo
 
 @dataclass(frozen=True)
 class Viewed:
-    """One operand and nothing to compute: numpy's view of it."""
+    """One operand and nothing to compute: numpy's view of it; `axes`: its axes in their order, () for a diagonal."""
 
     spec: str
+    axes: tuple[int, ...]
 
     def __call__(self, arrays: Sequence[Array], out: Array | None) -> Array:
-        return numpy_einsum(self.spec, arrays[0])
+        return arrays[0].transpose(self.axes) if self.axes else numpy_einsum(self.spec, arrays[0])
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ def make_plan(spec: str, operands: tuple[Signature, ...], options: Options, out:
     if out is not None and overlaps_itself(out):
         hint = "an array of its own: numpy.empty(out.shape, out.dtype)"
         raise ArgumentError("elements of out share memory", where=f"einsum {spec!r}", hint=hint)
-    if len(operands) == 1 and out is None and set(equation.operands[0]) == set(equation.result):
-        return Viewed(spec)
+    if len(operands) == 1 and out is None and set(indices := equation.operands[0]) == set(equation.result):
+        plain = len(indices) == len(equation.result)
+        return Viewed(spec, tuple(indices.index(i) for i in equation.result) if plain else ())
     samples = [sample(o) for o in operands]
     steps = steps_of(spec, equation, samples, options.optimize)
     result = result_of(spec, equation, samples, options, out, steps)

@@ -594,3 +594,18 @@ def test_installed_libraries(library: str) -> None:
     found = opt_einsum.contract("ij,jk->ki", x, y, backend=BACKEND)
     assert type(found) is type(x)
     np.testing.assert_array_equal(np.asarray(found), (a @ b).T)
+
+
+@pytest.mark.parametrize("spec", ["ij->ji", "ij", "ba", "ii->i", "iij->ij", "ijk->kji", "...j->j...", "iji->ji"])
+def test_views_are_numpys_at_every_call(spec: str) -> None:
+    rank = 3 if "." in spec else len(spec.partition("-")[0])
+    for extent in (3, 4, 3, 1):
+        for array in (np.arange(extent**rank).reshape((extent,) * rank), np.zeros((2 * extent,) * rank)):
+            given = array if array.dtype.kind == "i" else array[(slice(None, None, -2),) * rank]
+            for _ in range(2):
+                found, want = poly.einsum(spec, given), np.einsum(spec, given)
+                assert found.__array_interface__ == want.__array_interface__, given.shape
+                assert found.flags.writeable and (found.size == 0 or np.shares_memory(found, given))
+    if spec in ("ii->i", "iij->ij"):
+        with pytest.raises(ShapeError):
+            poly.einsum(spec, np.zeros((3, 4, 5)[:rank]))
