@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 
 import islpy as isl
+import pytest
 
 import poly
 from poly.affine import var
@@ -27,7 +28,8 @@ def compared(schedule: Schedule) -> tuple[int, int]:
     readers = [r for s in schedule.program.statements for r in flow.readers(s)]
     for reader in [*readers, *(flow.at_end(t.name) for t in schedule.program.outputs)]:
         writers = flow._writes.get(reader.tensor, [])
-        prefix = flow._shared_prefix(reader, writers, schedule.program.tensor[reader.tensor].scope)
+        scope = schedule.program.tensor[reader.tensor].scope
+        prefix = flow._shared_prefix(reader, writers, scope)
         writers = [w for w in writers if not _same_reduction(reader, w)]
         found = flow._in_sequence(reader, writers, prefix)
         if found is None:
@@ -36,7 +38,8 @@ def compared(schedule: Schedule) -> tuple[int, int]:
         decided += 1
         expected = flow._flow(reader, writers, prefix)
         assert found[0].is_equal(expected[0]), (reader.name, reader.tensor, str(schedule))
-        assert found[1].is_equal(expected[1]), (reader.name, reader.tensor, str(schedule))
+        if not scope:  # else nobody asks what comes from before, and it is told by loops
+            assert found[1].is_equal(expected[1]), (reader.name, reader.tensor, str(schedule))
     return decided, left
 
 
@@ -65,9 +68,10 @@ def test_loops_over_rows_leave_the_order_to_the_sequence() -> None:
     assert compared(schedule)[1] == 0
 
 
-def test_random_schedules_legal_or_not() -> None:
+@pytest.mark.parametrize("seed", [2, 7])
+def test_random_schedules_legal_or_not(seed: int) -> None:
     """Also of schedules that are not legal: the flow is what legality is judged by."""
-    rng = random.Random(7)
+    rng = random.Random(seed)
     total = [0, 0]
     for name in NAMES:
         legal = random_legal(rng, Schedule(program(name)), 3, ANY)
