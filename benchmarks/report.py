@@ -114,6 +114,8 @@ def draw(path: Path, rows: Sequence[Row], facts: Mapping[str, object]) -> None:
         )
     left.set_yticks(range(len(names)), names, fontsize=7)
     left.set_ylim(len(names) - 0.4, -0.6)
+    ratios = [r.ratio for r in rows if r.ratio]
+    left.set_xlim(min([0.2, *(x / 1.1 for x in ratios)]), max([20.0, *(x * 1.1 for x in ratios)]))
     left.set_xlabel("time / time of the best peer (1 = as fast; left of it is faster)")
     right.set_xlabel("percent of what the machine allows")
     most = max((100 * r.share for r in rows if r.share is not None), default=100)
@@ -145,8 +147,7 @@ def _ratios(
     ticks = [(t / r.best[1], places[n]) for n, r in found.items() if r.best for t in r.peers.values()]
     axes.plot([x for x, _ in ticks], [y for _, y in ticks], "|", color="#888888", markersize=4, zorder=1)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlim(0.2, 20)
-    axes.xaxis.set_major_locator(FixedLocator([0.2, 0.5, 1, 2, 5, 10, 20]))
+    axes.xaxis.set_major_locator(FixedLocator([d * 10.0**k for k in range(-4, 5) for d in (1, 2, 5)]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
 

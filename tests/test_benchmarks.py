@@ -82,6 +82,9 @@ def test_rows_give_ratios_only_where_both_are_right(tmp_path: Path) -> None:
     draw(tmp_path / "out.svg", rows, {"processor": "p", "date": "2026-11-21", "commit": "abc"})
     drawn = (tmp_path / "out.svg").read_text()
     assert all(part in drawn for part in ("time of the best peer", "p, 2026-11-21, commit abc", "peers, of numpy"))
+    assert ">0.2<" in drawn and ">0.05<" not in drawn and ">50<" not in drawn
+    draw(tmp_path / "out.svg", [*rows, row("fast", 1e-6, 25e-6), row("slow", 6e-5, 1e-6)], {})
+    assert all(f">{tick}<" in (tmp_path / "out.svg").read_text() for tick in (0.05, 0.2, 20, 50))
 
 
 def test_a_file_adds_cases(tmp_path: Path) -> None:
