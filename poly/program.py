@@ -232,9 +232,14 @@ class Program:
         """Statements by name."""
         return {s.name: s for s in self.statements}
 
-    @property
+    @cached_property
     def binding(self) -> dict[str, int]:
         return dict(self.sizes)
+
+    @cached_property
+    def ranges(self) -> dict[tuple[str, Affine], tuple[int, int] | None]:
+        """What `poly.relations.range_of` found: the loops of one program are asked for again and again."""
+        return {}
 
     def with_role(self, *roles: Role) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role in roles)

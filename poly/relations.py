@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import islpy as isl
 
-from poly.affine import Affine, Constraint, var
-from poly.coefficients import relation_of, set_of
+from poly.affine import Affine, Constraint, FloorDiv, Var, var
+from poly.coefficients import conditions_of, relation_of, set_of
 from poly.program import Access, Program, Statement
-from poly.sets import IN, OUT, fix_sizes, header, interval
+from poly.sets import OUT, fix_sizes, header, interval
 
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
@@ -57,27 +57,88 @@ def _known(program: Program, values: Sequence[Affine]) -> Sequence[Affine]:
 
 def interval_of(program: Program, s: Statement, iterator: str) -> tuple[int, int] | None:
     """First and last value of an iterator over a statement's instances; None where not known."""
-    return interval(bound_domain(program, s), s.iterators.index(iterator))
+    return intervals_of(program, s)[iterator]
 
 
 def intervals_of(program: Program, s: Statement) -> dict[str, tuple[int, int] | None]:
     """`interval_of` for all iterators."""
-    domain = bound_domain(program, s)
-    return {name: interval(domain, k) for k, name in enumerate(s.iterators)}
+    return dict(_intervals(bound_domain(program, s), s.iterators))
+
+
+@lru_cache(maxsize=1024)
+def _intervals(domain: isl.Set, iterators: tuple[str, ...]) -> Mapping[str, tuple[int, int] | None]:
+    bounds = box_bounds(domain, iterators)
+    return bounds if bounds is not None else {name: interval(domain, k) for k, name in enumerate(iterators)}
 
 
 def range_of(program: Program, s: Statement, expression: Affine) -> tuple[int, int] | None:
     """First and last value of an expression of iterators over a statement's instances; None where not known."""
-    return _range(bound_domain(program, s), s.iterators, *_known(program, [expression]), free_sizes(program))
+    key = s.name, expression
+    if key not in program.ranges:
+        (value,) = _known(program, [expression])
+        bounds = box_bounds(bound_domain(program, s), s.iterators)
+        found = _values_in_box(value, bounds) if bounds is not None else None
+        if found is None:
+            values = bound_expressions(program, s, [expression]).range()
+            program.ranges[key] = interval(values, 0)
+        else:
+            program.ranges[key] = found[:2]
+    return program.ranges[key]
 
 
-@lru_cache(maxsize=4096)
-def _range(
-    domain: isl.Set, iterators: tuple[str, ...], expression: Affine, parameters: tuple[str, ...]
-) -> tuple[int, int] | None:
-    """The loops of one schedule are asked for again and again while it is changed."""
-    values = relation_of([expression], iterators, parameters).set_tuple_name(IN, domain.get_tuple_name() or "")
-    return interval(values.intersect_domain(domain).range(), 0)
+@lru_cache(maxsize=1024)
+def box_bounds(domain: isl.Set, iterators: tuple[str, ...]) -> Mapping[str, tuple[int, int]] | None:
+    """First and last value of every iterator of a domain that is a box with numbers as bounds; None for any other."""
+    pieces = domain.get_basic_sets()
+    if len(pieces) != 1:
+        return None
+    low, high = dict[str, int](), dict[str, int]()
+    for condition in conditions_of(pieces[0], iterators):
+        if condition is None or len(condition.expr.terms) != 1:
+            return None
+        (atom, c), rest = condition.expr.terms[0], condition.expr.constant
+        if not isinstance(atom, Var) or (condition.equality and abs(c) > 1):
+            return None
+        if c > 0 or condition.equality:  # c * i + rest >= 0, or i = rest / -c
+            first = -(rest // c)
+            low[atom.name] = max(low.get(atom.name, first), first)
+        if c < 0 or condition.equality:
+            last = rest // -c
+            high[atom.name] = min(high.get(atom.name, last), last)
+    if any(i not in low or i not in high or low[i] > high[i] for i in iterators):
+        return None
+    return {i: (low[i], high[i]) for i in iterators}
+
+
+def _values_in_box(expression: Affine, box: Mapping[str, tuple[int, int]]) -> tuple[int, int, bool] | None:
+    """The least and the greatest value that an expression takes in a box, and whether it surely takes all between;
+    None where this is not plain.
+    """
+    low = high = expression.constant
+    seen, every = set[str](), len(expression.terms) < 2
+    for atom, c in expression.terms:
+        names = Affine(((atom, 1),)).names
+        if not seen.isdisjoint(names) or not names <= box.keys():
+            return None
+        seen |= names
+        if isinstance(atom, Var):
+            first, last, all_between = *box[atom.name], True
+        else:
+            inner = _values_in_box(atom.argument, box)
+            if inner is None:
+                return None
+            first, last, all_between = inner
+            if isinstance(atom, FloorDiv):
+                first, last = first // atom.divisor, last // atom.divisor
+            elif first // atom.divisor == last // atom.divisor:
+                first, last = first % atom.divisor, last % atom.divisor
+            elif all_between:
+                first, last, all_between = 0, atom.divisor - 1, last - first >= atom.divisor - 1
+            else:
+                return None
+        every = every and all_between and abs(c) == 1
+        low, high = low + min(c * first, c * last), high + max(c * first, c * last)
+    return low, high, every
 
 
 def expressions_map(s: Statement, values: Sequence[Affine], parameters: Sequence[str], target: str = "") -> isl.Map:

@@ -338,7 +338,7 @@ def _instances(schedule: Schedule, loop: str) -> int:
 def _extent(schedule: Schedule, loop: str) -> int:
     """Iterations of a loop over all statements under it, 0 where not known."""
     most = 0
-    for name in schedule.under(loop):
+    for name in schedule.loop_statements[loop]:
         s = schedule.program.statement[name]
         found = range_of(schedule.program, s, schedule.nests[name].loops[loop])
         if found is not None:

@@ -279,6 +279,6 @@ def test_code_made_early_is_kept_on_disk(own_cache: Path) -> None:
 def test_a_wrong_schedule_is_refused_though_its_code_was_begun() -> None:
     program = poly.parse("S[i] += X[i, j]", X=(64, 64))
     plain = poly.Schedule(program)
-    loop = plain.nests[next(reversed(plain.nests))].names[-1]
+    loop = plain.nests[program.statements[-1].name].names[-1]
     with pytest.raises(IllegalEdit, match="carries a dependence"):
         prepare(program, MACHINE, 2, unchecked(plain).parallelise(loop), early=True)

@@ -9,9 +9,10 @@ import islpy as isl
 import pytest
 
 import poly
-from poly.affine import var
+from poly.affine import Affine, var
 from poly.errors import PolyError
 from poly.program import Program
+from poly.relations import _values_in_box, box_bounds
 from poly.scheduling.edits import unchecked
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.scheduling.schedule import Schedule
@@ -144,3 +145,38 @@ def test_tiles_of_tiles_are_put_together() -> None:
     ]
     assert inverse_of(("i",), ("a",), (i // 2,)) == [None]
     assert inverse_of(("i",), ("a", "b"), (i // 2, i % 4)) == [None]
+
+
+def random_expression(rng: random.Random, depth: int) -> Affine:
+    kind = rng.randrange(5) if depth else 0
+    if kind == 0:
+        return var(rng.choice("ij")) * rng.choice((1, 1, -1, 2)) + rng.randrange(-5, 6)
+    first = random_expression(rng, depth - 1)
+    if kind < 3:
+        return first // rng.randrange(1, 7) if kind == 1 else first % rng.randrange(1, 7)
+    return first + random_expression(rng, depth - 1)
+
+
+def test_ranges_of_expressions_in_a_box_are_those_of_its_points() -> None:
+    rng = random.Random(1)
+    plain = 0
+    for _ in range(1500):
+        i, j = ((low, low + rng.randrange(14)) for low in (rng.randrange(-6, 7), rng.randrange(-6, 7)))
+        domain = isl.Set(f"{{ S[i, j] : {i[0]} <= i <= {i[1]} and 2*{j[0]} - 1 <= 2j < 2*{j[1]} + 2 }}")
+        assert box_bounds(domain, ("i", "j")) == {"i": i, "j": j}
+        expression = random_expression(rng, 3)
+        values = {expression.evaluate({"i": a, "j": b}) for a in range(i[0], i[1] + 1) for b in range(j[0], j[1] + 1)}
+        found = _values_in_box(expression, {"i": i, "j": j})
+        if found is not None:
+            assert found[:2] == (min(values), max(values)), (str(expression), i, j)
+            assert not found[2] or len(values) == found[1] - found[0] + 1, (str(expression), i, j)
+            plain += 1
+    assert plain > 500, plain
+
+
+def test_what_is_no_box_has_no_bounds() -> None:
+    for condition in ("0 <= i < 7 and i <= j < 9", "0 <= i < 7 and i mod 2 = 0 and 0 <= j < 3", "5 <= i < 3 and j = 0",
+                      "0 <= i < 7", "(0 <= i < 3 or 5 <= i < 9) and j = 2"):  # fmt: skip
+        assert box_bounds(isl.Set(f"{{ S[i, j] : {condition} }}"), ("i", "j")) is None, condition
+    assert box_bounds(isl.Set("{ S[i, j] : 0 <= i < 7 and j = 3 }"), ("i", "j")) == {"i": (0, 6), "j": (3, 3)}
+    assert box_bounds(isl.Set("[N] -> { S[i] : 0 <= i < N }"), ("i",)) is None
