@@ -31,7 +31,7 @@ def keep_values(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
     names = [n for n in statements_of(schedule.tree) if n in parts and _assigns(schedule, n)]
     for first, second in zip(names, names[1:], strict=False):
         schedule = _fused_inward(schedule, group, first, second)
-    for tensor in _handed_on(schedule.program, names):
+    for tensor in handed_on(schedule.program, names):
         for users in _clusters(schedule, names, tensor):
             schedule = _kept(schedule, tensor, users, machine)
     return schedule
@@ -81,7 +81,7 @@ def _by_axes(schedule: Schedule, group: Group, name: str, loop: str) -> Affine:
     return schedule.nests[name].loops[loop].substitute({i: var(f"axis{k}") for k, i in enumerate(axes)})
 
 
-def _handed_on(program: Program, names: Sequence[str]) -> list[str]:
+def handed_on(program: Program, names: Sequence[str]) -> list[str]:
     """Temporaries that some statements write and read, and nobody else touches."""
     inside = set(names)
     touched = {

@@ -14,7 +14,7 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_block import Blocking
-from poly.scheduling.cpu_chain import keep_values, parts_of
+from poly.scheduling.cpu_chain import handed_on, keep_values, parts_of
 from poly.scheduling.cpu_contract import rated_plans
 from poly.scheduling.cpu_edits import cut, cut_loops, fused, loop_of, ordered
 from poly.scheduling.cpu_facts import facts_of
@@ -107,20 +107,9 @@ def schedule_stages(schedule: Schedule, group: Group, plan: StagePlan, machine: 
         else:
             schedule = _RowsInside(stage.group, stage.plan, machine).run(schedule)
         schedule = keep_values(schedule, stage.group, machine)
-    for tensor in _handed(schedule, group):
+    for tensor in handed_on(schedule.program, parts_of(schedule, group)):
         schedule = schedule.promote(tensor, block, machine.cache_space(1), name=f"{tensor}_block")
     return schedule
-
-
-def _handed(schedule: Schedule, group: Group) -> list[str]:
-    """The temporaries in memory that only statements of the group, or copies of theirs, touch."""
-    inside = set(parts_of(schedule, group))
-    found: list[str] = []
-    for t in schedule.program.tensors:
-        users = {s.name for s in schedule.program.statements if t.name in (*tensors_read(s), *tensors_written(s))}
-        if t.role == "temporary" and not t.origin and users and users <= inside:
-            found.append(t.name)
-    return found
 
 
 def _shared_places(schedule: Schedule, group: Group, plan: StagePlan) -> dict[str, str]:
