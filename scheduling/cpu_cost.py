@@ -216,12 +216,14 @@ def shared_cycles(
     threads: int,
     carried: Collection[str],
     pieces: Sequence[Numbers],
+    made: Collection[int] = (),
 ) -> Numbers:
     """Cycles until the last of some threads has done a nest that takes one of them `inside`, and its copies.
 
     They share the loop with which that is soonest, none of those that are `carried`, and copies outside of it, and meet
     after each of these. What is copied there and does not move along the loop comes to every thread, from the one that
-    copied it. `pieces`: loops one after another that each of `loops` stands for.
+    copied it, and so do operands that are `made` by other nests. `pieces`: loops one after another that each of `loops`
+    stands for.
     """
     best = inside + sum((c.cycles for c in copied.values()), np.zeros(()))
     if threads == 1:
@@ -234,7 +236,9 @@ def shared_cycles(
             common = sum((copied[k].cycles for k in before), np.zeros(()))
             far = [copied[k].bytes for k in before if not operands[k].depends(loop.iterator)]
             travelling = sum(far, np.zeros(())) * (1 - 1 / threads)
-            for o in operands:
+            for k, o in enumerate(operands):
+                if k in made and k not in before and not o.depends(loop.iterator):
+                    travelling = travelling + _size(o) * (1 - 1 / threads)
                 if o.write and o.stride(loop.iterator) == o.element:
                     travelling = travelling + EDGE * (threads - 1) * float(prod(o.shape[:-1]))
             meetings = reached[-1] * pieces[depth - 1] - 1 + sum(reached[copied[k].depth] for k in before)

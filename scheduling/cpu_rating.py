@@ -11,6 +11,7 @@ from math import inf, prod
 
 import numpy as np
 
+from poly.locks import cached_property
 from poly.scheduling.cpu_cost import (
     FREE,
     LINE,
@@ -233,7 +234,14 @@ class Choice(Ways):
         if self.facts.threads > 1:
             cut = 1.0 + (self.extents[self.names[grid.way.rows]] % grid.count > 0)
             pieces = [np.where(d < sites["rows"], 1.0, cut) for d in range(1, len(nest.loops) + 1)]
-        return shared_cycles(inside, self.operands, nest.loops, copied, self.facts.threads, [*self.ranges], pieces)
+        made, carried = self._made_before, [*self.ranges]
+        return shared_cycles(inside, self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made)
+
+    @cached_property
+    def _made_before(self) -> frozenset[int]:
+        """The operands that statements of other groups write."""
+        written = {s.write.tensor for s in self.facts.program.statements if s.name not in self.facts.group.names}
+        return frozenset(k for k, o in enumerate(self.operands[:-1]) if o.tensor in written)
 
     def _loops(self, grid: Grid) -> tuple[list[Loop], dict[Site, int]]:
         """The nest from the outside in, and at which depth things are packed."""

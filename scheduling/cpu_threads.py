@@ -22,8 +22,8 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Statement
 from poly.relations import interval_of, range_of
-from poly.scheduling.cpu_cost import EDGE, core_of
-from poly.scheduling.cpu_facts import LIGHT
+from poly.scheduling.cpu_cost import EDGE, PAGE, core_of
+from poly.scheduling.cpu_facts import LIGHT, stride
 from poly.scheduling.cpu_shares import REMOTE, shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
@@ -32,6 +32,7 @@ LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the othe
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
 BETTER: Final = 1.02  # of what a loop spares: as much is worth sharing several loops inside instead
 LEAST_WORK: Final = 1 << 14  # instances below one iteration of the loops around, where nothing is weighed
+PARTS: Final = 8  # of a copy for each thread, of which it takes a quarter at a time
 STREAMED, LONG, SCALAR = 0.4, 2.0, 8.0  # cycles: of an element that is moved, an operation in steps, no lanes (factor)
 
 
@@ -48,7 +49,7 @@ def share(
     for nest in state.by_work(schedule, [s.name for s in moving if s.copies]):
         for name in nest:
             copy = schedule.program.statement[name]
-            schedule = state.share(_along(schedule, copy, state.done), [name], depth)
+            schedule = state.share(_along(schedule, copy, state.done, threads), [name], depth)
     return schedule
 
 
@@ -177,7 +178,7 @@ class _Sharing:
             return 0.0, False
         whole = sum(self._work(schedule, n) for n in schedule.under(loop))
         far += _edges(schedule, loop) * (self.threads - 1)
-        cost = float(shared_time(whole, extent, reached - 1, far, self.threads))
+        cost = float(shared_time(whole, extent, reached - 1, far, self.threads, _largest(schedule, loop, extent)))
         return max(0.0, whole + alone / REMOTE - cost), cost * self.threads <= EVEN * whole and not far
 
     def _holds_shared(self, schedule: Schedule, loop: str) -> bool:
@@ -225,7 +226,7 @@ class _Sharing:
                 yield from _moved_axes(schedule, use.statement, use.access, loop)
 
 
-def _along(schedule: Schedule, copy: Statement, shared: Collection[str]) -> Schedule:
+def _along(schedule: Schedule, copy: Statement, shared: Collection[str], threads: int) -> Schedule:
     """A copy's loop outermost that runs along the axis of the buffer along which threads share its use."""
     for s in schedule.program.statements:
         loop = next((n for n in schedule.nests[s.name].names if n in shared), None)
@@ -235,12 +236,14 @@ def _along(schedule: Schedule, copy: Statement, shared: Collection[str]) -> Sche
             if read.tensor != copy.write.tensor:
                 continue
             for axis in _moved_axes(schedule, s, read, loop):
-                return _outermost(schedule, copy, axis)
+                return _outermost(schedule, copy, axis, PARTS * threads)
     return schedule
 
 
-def _outermost(schedule: Schedule, copy: Statement, axis: int) -> Schedule:
-    """A copy's serial loop along an axis outside of its other loops, apart from other pieces of the copy."""
+def _outermost(schedule: Schedule, copy: Statement, axis: int, parts: int) -> Schedule:
+    """A copy's serial loop along an axis outside of its other loops, apart from other pieces of the copy; where these
+    go from page to page, about as many blocks of it as there are to be `parts`, so that pieces are longer.
+    """
     own = [n for n in schedule.nests[copy.name].names if n.startswith("ld_") and schedule.kind(n) == "serial"]
     names = copy.write.affine_index[axis].names
     wanted = next((n for n in own if schedule.nests[copy.name].loops[n].names & names), None)
@@ -250,9 +253,21 @@ def _outermost(schedule: Schedule, copy: Statement, axis: int) -> Schedule:
         apart = _alone(schedule, copy.name, own[0], wanted)
         loops = apart.nests[copy.name].names
         around = loops[loops.index(wanted) - 1 :: -1][: own.index(wanted)]
-        return apart.reorder(wanted, *reversed(around))
+        size = _extent(apart, wanted) // parts
+        if size < 2 or not _in_pages(apart, copy, around):
+            return apart.reorder(wanted, *reversed(around))
+        tiled = apart.tile({wanted: size})
+        return tiled.reorder(f"{wanted}.o", *reversed(around), f"{wanted}.p")
     except ScheduleError:
         return schedule
+
+
+def _in_pages(schedule: Schedule, copy: Statement, loops: Sequence[str]) -> bool:
+    """Whether every step of some loops takes a copy to another page."""
+    read, nest = copy.reads[0], schedule.nests[copy.name]
+    source, sizes = schedule.program.tensor[read.tensor], schedule.program.binding
+    steps = [stride(read, source, i, sizes) for n in loops for i in nest.loops[n].names]
+    return all(step is not None and abs(step) * size_bytes(source.dtype) >= PAGE for step in steps if step != 0)
 
 
 def _alone(schedule: Schedule, name: str, outer: str, inner: str) -> Schedule:
@@ -324,6 +339,21 @@ def _edges(schedule: Schedule, loop: str) -> float:
         most = _touched(schedule, [_Use(s, s.write, True)]) // 2
         reached[tensor.name] = reached.get(tensor.name, 0) + min(rows, most)
     return float(sum(reached.values()))
+
+
+def _largest(schedule: Schedule, loop: str, extent: int) -> float:
+    """Of all that a loop does, what one iteration does at the most: of blocks the last one may be smaller."""
+    most = 1 / extent
+    for name in schedule.under(loop):
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        along = nest.loops[loop].names
+        same = [n for n in nest.names if nest.loops[n].names == along]
+        if s.copies or len(along) != 1 or same[0] != loop or not along <= {*s.iterators}:
+            continue
+        found = interval_of(schedule.program, s, *along)
+        if found is not None and found[1] >= found[0]:
+            most = max(most, prod(_extent(schedule, n) for n in same[1:]) / (found[1] - found[0] + 1))
+    return min(1.0, most)
 
 
 def _carries(schedule: Schedule, loop: str) -> bool:

@@ -16,7 +16,7 @@ from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Nest, Operand, To
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
-from poly.scheduling.cpu_shares import MEETING
+from poly.scheduling.cpu_shares import MEETING, REMOTE
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -225,6 +225,19 @@ def test_threads_meet_after_every_piece_and_copy() -> None:
     assert cycles(2, {}) - cycles(1, {}) == pytest.approx(8 * MEETING, abs=2)
 
 
+def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
+    one, eight, inside = np.ones(()), np.full((), 8.0), np.full((), 1e7)
+    loops = [Loop("j", np.full((), 512.0), eight)]
+    axes = (({"i": 1}, {"k": 1}), ({"k": 1}, {"j": 1}))
+    made = [Operand(name, own, (64, 512), (2048, 4), 4) for name, own in zip("AB", axes, strict=True)]
+
+    def cycles(*which: int) -> float:
+        return float(shared_cycles(inside, made, loops, {}, 2, ["k"], [one], which))
+
+    assert cycles(0) - cycles() == pytest.approx(64 * 512 * 4 / 2 / REMOTE, abs=2)  # every thread reads all of it
+    assert cycles(1) == cycles()
+
+
 def test_a_copy_from_far_waits_for_memory() -> None:
     core = Core(8, 16, 2, 2, 1, 4, ((1 << 15, 32.0, 8), (1 << 19, 4.0, 8)))
 
@@ -246,6 +259,18 @@ def scheduled(program: Program) -> Schedule:
     plan = contraction_plan(facts, lanes)
     assert plan is not None
     return schedule_contraction(unchecked(Schedule(program)), group, plan, AVX2)
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns", "asked"), [
+    (16384, 128, 32, True), (16384, 128, 512, False), (64, 128, 32, False), (4096, 2048, 32, False),
+])  # fmt: skip
+def test_rows_from_afar_that_few_tiles_use_are_asked_for(rows: int, depth: int, columns: int, asked: bool) -> None:
+    """Not where each of many tiles of lanes would ask again, where they are near, or where a tile's fill the cache."""
+    schedule = scheduled(poly.parse(GEMM, A=(rows, depth), B=(depth, columns)))
+    updates = [n for n in schedule.nests if (s := schedule.program.statement[n]).combiner and not s.copies]
+    loops = [schedule.nests[n].names for n in updates]
+    assert any(schedule.marks[n[-1]].ahead for n in loops) == asked
+    assert all(schedule.marks[n[-1]].ahead or not asked for n in loops)
 
 
 def unrolled_steps(schedule: Schedule, iterators: str) -> list[str]:

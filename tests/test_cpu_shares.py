@@ -16,3 +16,10 @@ def test_what_a_share_costs_besides() -> None:
     alone = shared_time(1e6, 8, 0, 0.0, 2)
     assert shared_time(1e6, 8, 3, 0.0, 2) == alone + 3 * MEETING
     assert shared_time(1e6, 8, 0, 4096.0, 2) > alone
+
+
+def test_the_longest_iteration_is_somebodys() -> None:
+    """Blocks of 128, 64 for two threads: one of them has two thirds of the work, as many as there are blocks or not."""
+    uneven = float(shared_time(1e6, 2, 0, 0.0, 2, 2 / 3))
+    assert 2e6 / 3 < uneven < 1e6 and uneven > float(shared_time(1e6, 2, 0, 0.0, 2))
+    assert float(shared_time(1e6, 2, 0, 0.0, 2, 1.0)) == 1e6

@@ -153,3 +153,35 @@ def test_no_loop_is_shared_around_one_that_is() -> None:
     assert shared(schedule)
     for nest in schedule.nests.values():
         assert sum(schedule.kind(loop) == "parallel" for loop in nest.names) <= 1
+
+
+def test_blocks_that_are_not_alike_are_not_shared_evenly() -> None:
+    """192 columns in blocks of 128: the loop of blocks is no work for two threads, the one inside of them is."""
+    program = parse_program(
+        "program blocks()\ninput A: f32[64, 192]\noutput B: f32[64, 192]\n"
+        "s[j, i]: B[i, j] = exp(A[i, j]) where 0 <= i < 64 and 0 <= j < 192\n"
+    )
+    start = Schedule(program)
+    outer, rows = start.nests["s"].names
+    blocks = start.tile({outer: 128}).reorder(f"{outer}.o", rows, f"{outer}.p")
+    assert shared(share(blocks, {"s"}, host_machine(), 2)) == [rows]
+    even = start.tile({outer: 48}).reorder(f"{outer}.o", rows, f"{outer}.p")
+    assert shared(share(even, {"s"}, host_machine(), 2)) == [f"{outer}.o"]
+
+
+@pytest.mark.parametrize(("columns", "blocks"), [(4096, True), (512, False)])
+def test_parts_of_a_copy_of_long_rows_are_blocks(columns: int, blocks: bool) -> None:
+    """Panels that threads share are copied several at a time where a row of the source is a page or more."""
+    program = parse_program(
+        f"program panels()\ninput A: f32[64, 256]\ninput B: f32[256, {columns}]\noutput C: f32[64, {columns}]\n"
+        f"init[i, j]: C[i, j] = 0.0 where 0 <= i < 64 and 0 <= j < {columns}\n"
+        f"s[i, j, k]: C[i, j] += A[i, k]*B[k, j] where 0 <= i < 64 and 0 <= j < {columns} and 0 <= k < 256\n"
+    )
+    start = Schedule(program)
+    rows, lanes, deep = start.nests["s"].names
+    tiled = start.tile({lanes: 16}).reorder(f"{lanes}.o", rows, deep, f"{lanes}.p")
+    packed = tiled.promote("B", None, host_machine().cache_space(1), name="P", order=(1, 0), block={1: 16})
+    panels = packed.tile({"ld_P.1": 16}).reorder("ld_P.0", "ld_P.1.o", "ld_P.1.p")
+    found = share(panels, {"s", "ld_P"}, host_machine(), 2)
+    names = found.nests["ld_P"].names
+    assert found.kind(names[0]) == "parallel" and names[0] == "ld_P.1.o" + ".o" * blocks, names
