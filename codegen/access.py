@@ -19,6 +19,7 @@ from poly.program import Access, Layout, Tensor
 
 WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
 MAX_DIMENSIONS = 255
+LINE = 64  # bytes of a cache's line
 
 Combine = Callable[[Value, Value], Value]  # (old, new) -> what the element becomes
 
@@ -40,6 +41,8 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     subscripts, address = _located(s, access, values, guard, statement, position)
     stride = None if address is None else address.lane_stride
     if address is not None and stride == 0:
+        if s.ahead is not None and not tensor.scope:
+            _ask(s, tensor, subscripts, *s.ahead, once=True)
         return _load_uniform(s, tensor, address, guard, fill)
     if s.ahead is not None and address is not None and stride:
         _ask(s, tensor, subscripts, *s.ahead)
@@ -52,12 +55,24 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     return _load_lanes(s, tensor, subscripts, guard, fill)
 
 
-def _ask(s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int) -> None:
-    """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop."""
+def _ask(
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int, once: bool = False
+) -> None:
+    """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop; `once` for all
+    elements of a body that lie as near to one another as those of a line.
+    """
     if not any(loop in c.names for c in subscripts):
         return
     later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
-    pointer = _pointer(s, tensor, _address(s, tensor, later, 0))
+    address = _address(s, tensor, later, 0)
+    if once:
+        line = LINE // size_bytes(tensor.dtype)
+        address = address._replace(constant=address.constant // line * line)
+    pointer = _pointer(s, tensor, address)
+    if once:
+        if f"ask {pointer}" in s.writer.local:
+            return
+        s.writer.local[f"ask {pointer}"] = pointer
     s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
 

@@ -36,6 +36,9 @@ from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
+# Tiles of lanes for which a tile of rows is asked for, each time anew; and a tile's rows in the nearest cache, which
+# holds the next tile's and what is packed besides.
+FEW_USES, AHEAD_SHARE = 2, 4
 ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no prefetcher of a core follows
 # Steps in one body, as the loop's extent allows: four spare most of a loop's instructions, more cost compile time.
 # Where four do not fit, fewer would cost registers and spare hardly anything.
@@ -378,7 +381,28 @@ class Blocking(Tiling[BlockPlan]):
             schedule = self._packed_at(schedule, names, "rows", loops[depth], height)
         tiles = loops[depth + blocks : depth + blocks + 2]
         schedule = self._target(schedule, schedule.program.statement[updates[0]], tiles[-1])
+        schedule = self._rows_ahead(schedule, updates[0], tiles[0 if self.plan.lanes_inside else 1], height)
         return self._asked_for(schedule, names, tiles[-1])
+
+    def _rows_ahead(self, schedule: Schedule, name: str, tiles: str, height: int) -> Schedule:
+        """Rows of an operand that comes as it lies from beyond a core's own caches, which few tiles of lanes use, are
+        asked for a register tile ahead: short pieces, of which prefetchers lose one after the other.
+        """
+        s, plan, vector = schedule.program.statement[name], self.plan, schedule.nests[name].names[-1]
+        rows, lanes = (self._iterator(schedule, name, axis) for axis in (plan.rows, plan.lanes))
+        steps = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
+        once = prod(plan.depth[1] if plan.depth and n == plan.depth[0] else e for n, e in steps.items())
+        uses = sum(-(-(p.high - p.low) // (plan.vector * p.width)) for p in plan.strips)
+        if uses > FEW_USES or schedule.kind(vector) != "vector":
+            return schedule
+        for r in s.reads:
+            names = {n for i in r.index if isinstance(i, Affine) for n in i.names}
+            along = any(r.index[-1] == Affine.of(n) for n in steps)  # a row is contiguous
+            size = size_bytes(schedule.program.tensor[r.tensor].dtype) * height * once
+            if along and rows in names and lanes not in names and self._is_far(schedule, r.tensor):
+                if not r.guard and AHEAD_SHARE * size <= self.machine.nearest_cache:
+                    return schedule.prefetch(vector, tiles)
+        return schedule
 
     def _asked_for(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:
         """What is read beside the reduction from beyond a core's own caches is asked for a register tile ahead."""
