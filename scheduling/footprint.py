@@ -39,10 +39,7 @@ def box_of(footprint: isl.Map, tile: Sequence[str], where: str) -> Box:
     extents: list[Affine] = []
     for d in range(footprint.dim(OUT)):
         axis = footprint.project_out(OUT, d + 1, footprint.dim(OUT) - d - 1).project_out(OUT, 0, d)
-        corners = [(bound, _above(axis, tile, bound)) for bound in _lower_bounds(axis, tile)]
-        above = [(bound, values) for bound, values in corners if values is not None]
-        rated = [(e, bound) for bound, values in above if (e := _constant_extent(values)) is not None]
-        rated = rated or [(e, bound) for bound, values in above if (e := _affine_extent(values)) is not None]
+        rated = _rated_corners(axis, tile)
         if not rated:
             raise ScheduleError(
                 f"axis {d} of the footprint has no corner that is affine in {', '.join(tile) or 'the sizes'}",
@@ -55,12 +52,26 @@ def box_of(footprint: isl.Map, tile: Sequence[str], where: str) -> Box:
     return Box(tuple(lower), tuple(extents))
 
 
+def _rated_corners(axis: isl.Map, tile: Sequence[str]) -> list[tuple[Affine, Affine]]:
+    """Extents of an axis with the lower bounds that they are from. The least element itself leaves the least extent:
+    where it is affine, only bounds that are shorter are looked at besides.
+    """
+    least = affine_of_pw(axis.dim_min(0), tile) if _bounded(axis) else None
+    values = None if least is None else _above(axis, tile, least)
+    extent = None if values is None else _constant_extent(values)
+    if least is not None and extent is not None:
+        shorter = [b for b in _lower_bounds(axis, tile) if len(b.terms) < len(least.terms)] if least.terms else []
+        above = [(b, v) for b in shorter if (v := _above(axis, tile, b)) is not None]
+        return [(extent, least), *((e, b) for b, v in above if (e := _constant_extent(v)) is not None)]
+    bounds = [b for b in (least, *_lower_bounds(axis, tile)) if b is not None]
+    above = [(b, v) for b in dict.fromkeys(bounds) if (v := _above(axis, tile, b)) is not None]
+    rated = [(e, b) for b, v in above if (e := _constant_extent(v)) is not None]
+    return rated or [(e, b) for b, v in above if (e := _affine_extent(v)) is not None]
+
+
 def _lower_bounds(axis: isl.Map, tile: Sequence[str]) -> list[Affine]:
     """Affine functions of the tile that are at most the (only) output of a relation."""
     found: list[Affine] = []
-    exact = affine_of_pw(axis.dim_min(0), tile) if _bounded(axis) else None
-    if exact is not None:
-        found.append(exact)
     for condition in conditions_of(axis.simple_hull().wrap(), [*tile, _ELEMENT]):
         c = 0 if condition is None else condition.expr.coefficient(_ELEMENT)
         if condition is None or c == 0 or (c < 0 and not condition.equality):

@@ -115,6 +115,8 @@ def parts_of(program: Program) -> Mapping[str, list[Statement]]:
 def _check_pair(
     schedule: Schedule, vectors: Vectors, dependence: Dependence, first: Statement, second: Statement
 ) -> None:
+    if _in_sequence(schedule, vectors, dependence, first, second):
+        return
     relation = dependence.relation.set_tuple_name(IN, first.name).set_tuple_name(OUT, second.name)
     if first.origin or second.origin:
         relation = relation.intersect_domain(_bound(schedule, first)).intersect_range(_bound(schedule, second))
@@ -127,6 +129,28 @@ def _check_pair(
         f"{where} {second.name} before {first.name}, against a {dependence.kind} dependence on {dependence.tensor}",
         kind="order", witness=shown, where=schedule.source.name, hint=_ADVICE["order"],
     )  # fmt: skip
+
+
+def _in_sequence(
+    schedule: Schedule, vectors: Vectors, dependence: Dependence, first: Statement, second: Statement
+) -> bool:
+    """Whether it is plain that two statements touch an element only in the same iteration of all loops that they share,
+    where the first one comes first.
+    """
+    shared, order = relation_in_time(schedule.nests[first.name].path, schedule.nests[second.name].path)
+    source, sink = (schedule.source.statement[n] for n in (dependence.source, dependence.sink))
+    if order != "before" or source.external or sink.external:
+        return False
+    if (source.iterators, sink.iterators) != (first.iterators, second.iterators):
+        return False
+    if not shared:
+        return True
+    touched = [[(a, k) for a, k in s.accesses if a.tensor == dependence.tensor] for s in (source, sink)]
+    pairs = [(a, b) for a, how in touched[0] for b, other in touched[1] if "write" in (how, other)]
+    return all(
+        all(vectors.tell_apart(first, x, second, y, k) for k in range(len(shared)))
+        for x, y in ((vectors.index_by_loops(first, a), vectors.index_by_loops(second, b)) for a, b in pairs)
+    )
 
 
 def _bound(schedule: Schedule, s: Statement) -> isl.Set:

@@ -12,7 +12,7 @@ import islpy as isl
 
 from poly.affine import Affine, Atom, Var
 from poly.coefficients import relation_of
-from poly.program import Statement
+from poly.program import Access, Statement
 from poly.relations import bound_domain, bound_expressions, free_sizes, range_of
 from poly.scheduling.dependences import Touch, touches
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
@@ -82,9 +82,10 @@ class Vectors:
 
     def _found_subscripts(self, touch: Touch) -> Sequence[Affine] | None:
         s = touch.statement
-        if s.external is not None:
-            return None
-        access = s.write if touch.write or touch.position < 0 else s.reads[touch.position]
+        return None if s.external is not None else self.index_by_loops(s, _access(touch))
+
+    def index_by_loops(self, s: Statement, access: Access) -> Sequence[Affine] | None:
+        """Subscripts of a statement's iterators as sums of its loops, where algebra gives them."""
         if access.indirect or (instance := self._instance(s)) is None:
             return None
         nest = self.schedule.nests[s.name]
@@ -96,15 +97,21 @@ class Vectors:
     def apart(self, a: Touch, b: Touch, depth: int) -> bool:
         """Whether it is plain from the subscripts that two accesses meet in no element in different iterations of the
         loop at `depth`, alike in the loops around it.
+        """
+        return self.tell_apart(a.statement, self.subscripts(a), b.statement, self.subscripts(b), depth)
+
+    def tell_apart(
+        self, a: Statement, first: Sequence[Affine] | None, b: Statement, second: Sequence[Affine] | None, depth: int
+    ) -> bool:
+        """`apart` of two statements' subscripts by loops.
 
         A subscript c*loop + (loops inside) + (loops around) tells iterations apart where what is inside adds up to less
         than c in either direction. False says nothing.
         """
-        first, second = self.subscripts(a), self.subscripts(b)
         if first is None or second is None:
             return False
         for x, y in zip(first, second, strict=True):
-            one, other = self._split(a.statement, x, depth), self._split(b.statement, y, depth)
+            one, other = self._split(a, x, depth), self._split(b, y, depth)
             if one is None or other is None or (one.factor, one.around) != (other.factor, other.around):
                 continue
             if one.high - other.low < abs(one.factor) > other.high - one.low:
@@ -158,6 +165,11 @@ class _Parts:
     around: frozenset[tuple[Atom, int]]
     low: int
     high: int
+
+
+def _access(touch: Touch) -> Access:
+    s = touch.statement
+    return s.write if touch.write or touch.position < 0 else s.reads[touch.position]
 
 
 def before_in(pairs: isl.Map, loop: int) -> isl.Map:
