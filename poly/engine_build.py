@@ -16,6 +16,7 @@ from poly.interp import run_program
 from poly.machine import Machine
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
+from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
 from poly.scheduling.joined_axes import join_axes
@@ -36,7 +37,10 @@ def build_engine(
     `ahead`: entered while the groups are compiled, with the different programs that will be.
     """
     start = time.perf_counter()
-    grouping, cuts = _cut_up(graph.to_program(), machine)
+    source = graph.to_program()
+    if machine.kind == "cpu":
+        source = sums_in_f32(source, graph.constants)
+    grouping, cuts = _cut_up(source, machine)
     program = grouping.program
     work = _Build(program, _given(grouping, graph), compile_unit)
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
