@@ -17,7 +17,9 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
+from poly.program import Access
 from poly.scheduling.cpu_chain import keep_values
+from poly.scheduling.cpu_cost import SETS, core_of, crowding
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     cut,
@@ -386,7 +388,8 @@ class Blocking(Tiling[BlockPlan]):
 
     def _rows_ahead(self, schedule: Schedule, name: str, tiles: str, height: int) -> Schedule:
         """Rows of an operand that comes as it lies from beyond a core's own caches, which few tiles of lanes use, are
-        asked for a register tile ahead: short pieces, of which prefetchers lose one after the other.
+        asked for a register tile ahead: short pieces, of which prefetchers lose one after the other. Not where the rows
+        of two tiles would meet in one set of the first cache.
         """
         s, plan, vector = schedule.program.statement[name], self.plan, schedule.nests[name].names[-1]
         rows, lanes = (self._iterator(schedule, name, axis) for axis in (plan.rows, plan.lanes))
@@ -398,11 +401,20 @@ class Blocking(Tiling[BlockPlan]):
         for r in s.reads:
             names = {n for i in r.index if isinstance(i, Affine) for n in i.names}
             along = any(r.index[-1] == Affine.of(n) for n in steps)  # a row is contiguous
-            size = size_bytes(schedule.program.tensor[r.tensor].dtype) * height * once
-            if along and rows in names and lanes not in names and self._is_far(schedule, r.tensor):
-                if not r.guard and AHEAD_SHARE * size <= self.machine.nearest_cache:
-                    return schedule.prefetch(vector, tiles)
+            if r.guard or not along or rows not in names or lanes in names or not self._is_far(schedule, r.tensor):
+                continue
+            element = size_bytes(schedule.program.tensor[r.tensor].dtype)
+            ways = core_of(self.machine, element).caches[0][2]
+            places = ways * SETS / crowding(self._apart(schedule, r, rows) * element)  # where lines so far apart can be
+            if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= places:
+                return schedule.prefetch(vector, tiles)
         return schedule
+
+    def _apart(self, schedule: Schedule, access: Access, iterator: str) -> int:
+        """Elements between what neighbouring iterations touch."""
+        shape = schedule.program.tensor[access.tensor].extents(schedule.program.binding)
+        parts = [(i.coefficient(iterator), d) for d, i in enumerate(access.index) if isinstance(i, Affine)]
+        return abs(sum(c * prod(shape[d + 1 :]) for c, d in parts))
 
     def _asked_for(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:
         """What is read beside the reduction from beyond a core's own caches is asked for a register tile ahead."""

@@ -262,7 +262,7 @@ def scheduled(program: Program) -> Schedule:
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns", "asked"), [
-    (16384, 128, 32, True), (16384, 128, 512, False), (64, 128, 32, False), (4096, 2048, 32, False),
+    (16384, 128, 32, True), (16384, 128, 512, False), (64, 128, 32, False), (4096, 2050, 32, False),
 ])  # fmt: skip
 def test_rows_from_afar_that_few_tiles_use_are_asked_for(rows: int, depth: int, columns: int, asked: bool) -> None:
     """Not where each of many tiles of lanes would ask again, where they are near, or where a tile's fill the cache."""
@@ -271,6 +271,14 @@ def test_rows_from_afar_that_few_tiles_use_are_asked_for(rows: int, depth: int, 
     loops = [schedule.nests[n].names for n in updates]
     assert any(schedule.marks[n[-1]].ahead for n in loops) == asked
     assert all(schedule.marks[n[-1]].ahead or not asked for n in loops)
+
+
+def test_rows_that_meet_in_few_sets_are_not_asked_for() -> None:
+    """Rows of 128 elements of a matrix in which they are a power of two apart, or not."""
+    for between, asked in ((128, False), (125, True)):
+        schedule = scheduled(poly.parse("C[i,j] += A[i,0,k] * B[k,j]", A=(512, between, 128), B=(128, 32)))
+        updates = [n for n in schedule.nests if (s := schedule.program.statement[n]).combiner and not s.copies]
+        assert any(schedule.marks[schedule.nests[n].names[-1]].ahead for n in updates) == asked
 
 
 def unrolled_steps(schedule: Schedule, iterators: str) -> list[str]:
