@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import islpy as isl
 import pytest
@@ -15,9 +16,11 @@ from poly.program import Program
 from poly.relations import _values_in_box, box_bounds
 from poly.scheduling.edits import unchecked
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
+from poly.scheduling.legality import _in_sequence, parts_of, violation
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.values import Flow, _same_reduction
 from poly.scheduling.vectors import Vectors, together
+from poly.sets import IN, OUT
 from tests.mutation_programs import NAMES, program
 from tests.mutations import ANY, random_legal
 
@@ -118,6 +121,24 @@ def test_accesses_that_are_plainly_apart_are_apart() -> None:
     assert apart > 100 and total - apart > 100, (apart, total)
 
 
+def test_dependences_that_are_plainly_in_sequence_are_in_order() -> None:
+    """Under schedules legal or not: what algebra lets pass, isl finds no violation of."""
+    rng = random.Random(3)
+    plain = total = 0
+    for name in NAMES:
+        legal = random_legal(rng, Schedule(program(name)), 3, ANY)
+        schedule = random_legal(rng, unchecked(legal), 2, ("interchange", "fuse", "shift", "split", "tile"))
+        vectors, parts = Vectors(schedule), parts_of(schedule.program)
+        for d in (d for d in schedule.facts.dependences if d.kind != "reduction"):
+            for first, second in product(parts.get(d.source, ()), parts.get(d.sink, ())):
+                total += 1
+                if _in_sequence(schedule, vectors, d, first, second):
+                    relation = d.relation.set_tuple_name(IN, first.name).set_tuple_name(OUT, second.name)
+                    assert violation(schedule, vectors, first, second, relation) is None, (name, str(d), str(schedule))
+                    plain += 1
+    assert plain > 50 and total - plain > 50, (plain, total)
+
+
 def test_loops_that_are_floors_take_their_place() -> None:
     i = var("i")
     loops = {"i.o": i // 6, "i": (i + 3) % 5 + 7}  # a loop of an iterator's name
@@ -165,7 +186,8 @@ def test_ranges_of_expressions_in_a_box_are_those_of_its_points() -> None:
         domain = isl.Set(f"{{ S[i, j] : {i[0]} <= i <= {i[1]} and 2*{j[0]} - 1 <= 2j < 2*{j[1]} + 2 }}")
         assert box_bounds(domain, ("i", "j")) == {"i": i, "j": j}
         expression = random_expression(rng, 3)
-        values = {expression.evaluate({"i": a, "j": b}) for a in range(i[0], i[1] + 1) for b in range(j[0], j[1] + 1)}
+        points = product(range(i[0], i[1] + 1), range(j[0], j[1] + 1))
+        values = {int(expression.evaluate({"i": a, "j": b})) for a, b in points}
         found = _values_in_box(expression, {"i": i, "j": j})
         if found is not None:
             assert found[:2] == (min(values), max(values)), (str(expression), i, j)
