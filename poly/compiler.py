@@ -32,7 +32,7 @@ from poly.program import Program
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
-from poly.settings import check_settings, compiling_processes
+from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes
 
 if TYPE_CHECKING:
     import onnx
@@ -122,15 +122,16 @@ def compile(
 
     `target`: "cpu", the name of an accelerator profile, a path to a machine's TOML file, or a `Machine`. `constants`:
     arrays of the program's constant tensors. `threads`: for the CPU, 1 unless given; all kernels of a process
-    share one pool, whose settings `poly.pool()` has. `schedule`: a schedule of this program to use instead of the
+    share one pool, whose settings `poly.pool()` has; more than there are cores take turns on them, with a
+    `SettingWarning`. `schedule`: a schedule of this program to use instead of the
     policy's. `progress(done, all)` is called while a graph is compiled; without one,
     a bar shows after a second in an interactive session or a notebook (`POLYLOOM_PROGRESS`).
     Raises `PolyError` kinds: `ParseError`, `ScheduleError`, `UnsupportedError`, `CapacityError`, `MachineError`.
     """
     check_settings()
     machine = machine_of(target)
-    if threads is not None and (not isinstance(threads, int) or threads < 1):  # pyright: ignore
-        raise PolyError(f"threads is {threads!r}", hint="a positive int")
+    if threads is not None:
+        check_threads(threads, machine.cores if machine.kind == "cpu" else MOST_THREADS)
     if isinstance(what, Graph):
         if schedule is not None or constants:
             hint = "compile graph.to_program() instead"

@@ -15,8 +15,9 @@ decides dtype, casting and the memory layout of the result, as in numpy; `poly.e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from functools import lru_cache, update_wrapper
+from functools import cache, lru_cache, update_wrapper
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 import numpy as np
@@ -29,8 +30,8 @@ from poly.einsum_plan import Compiled, Plan, Viewed, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError, RunError
 from poly.frontend.einsum import spec_of
+from poly.settings import MOST_THREADS, check_threads
 
-MOST_THREADS: Final = 1024
 MOST_SPECS: Final = 4096  # strings, and signatures of one, whose calls are native
 MOST_RECORDS: Final = 32
 Array = npt.NDArray[np.generic]
@@ -239,6 +240,11 @@ def _spelled(operands: Sequence[object]) -> tuple[str, tuple[object, ...]]:
 _letters = lru_cache(maxsize=4096)(spec_of)
 
 
+@cache
+def _warn_of_cores(threads: int) -> None:
+    check_threads(threads, len(os.sched_getaffinity(0)))
+
+
 def _options(
     optimize: Optimize | None, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: int
 ) -> Options:
@@ -249,6 +255,7 @@ def _options(
             raise ArgumentTypeError(f"{name} is {shown(value)}", hint=f"{name} is a str")
     if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:  # pyright: ignore
         raise ArgumentError(f"threads={shown(threads)}", hint=f"a number from 1 to {MOST_THREADS}")
+    _warn_of_cores(threads)
     order = order.upper()
     if order not in ("C", "F", "A", "K"):
         raise ArgumentError(f"order {order!r}", hint="C, F, A or K")

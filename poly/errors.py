@@ -111,7 +111,7 @@ class FallbackWarning(UserWarning):
 
 
 class SettingWarning(UserWarning):
-    """Something in the environment that looks like a setting of this library and has no effect."""
+    """A setting that cannot do what it is meant to: a name in the environment that is none, threads without cores."""
 
 
 class Bug(AssertionError):

@@ -18,6 +18,7 @@ from poly.errors import PolyError, SettingWarning, warn_caller
 T = TypeVar("T")
 MEGABYTES: Final = 512  # of the disk cache, unless set
 MOST_CORES: Final = 1024  # cores in the set of bits by which a thread is bound to one
+MOST_THREADS: Final = 1024  # of a kernel
 MOST_SPIN: Final = 10.0  # seconds: longer would be a mistake of unit
 _MOST_MEGABYTES: Final = 1 << 30  # a petabyte
 _FOR_TESTS: Final = ("MODELS", "SLOW", "SEED", "PART", "MUTATIONS")
@@ -55,6 +56,17 @@ def compiling_processes() -> int:
     """`POLYLOOM_JOBS`: processes that compile a model's groups, this one with them."""
     cores = len(os.sched_getaffinity(0))
     return _read("JOBS", _whole(1, MOST_CORES), f"a number of processes, from 1 to {MOST_CORES}", cores)
+
+
+def check_threads(threads: object, cores: int) -> None:
+    """Raise `PolyError` for a number of threads that makes no sense; warn where it is more than there are cores, on
+    which they take turns: results are the same, but who waits for another sleeps.
+    """
+    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+        raise PolyError(f"threads is {threads!r}", hint=f"a positive int, {MOST_THREADS} at the most")
+    if threads > cores:
+        text = f"threads={threads}, but {cores} core{'s' * (cores > 1)}"
+        warn_caller(f"{text}: they take turns, which is slower than as many threads as cores", SettingWarning)
 
 
 def spin_seconds() -> float | None:

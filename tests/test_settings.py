@@ -76,3 +76,23 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyt
         simplefilter("error")
         monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path / "new" / "cache"))
         settings.check_settings()
+
+
+def test_more_threads_than_cores_take_turns_and_that_is_said() -> None:
+    cores = len(os.sched_getaffinity(0))
+    x = np.arange(40_000, dtype=np.float32)
+    program = (
+        "program double()\ninput x: f32[40000]\noutput A: f32[40000]\ns[i]: A[i] = 2.0*x[i] where 0 <= i < 40000\n"
+    )
+    with pytest.warns(SettingWarning, match=rf"threads={cores + 97}, but {cores} core") as told:
+        kernel = poly.compile(program, threads=cores + 97)
+    assert told[0].filename == __file__
+    np.testing.assert_array_equal(kernel(x), 2 * x)
+    with pytest.warns(SettingWarning, match=f"threads={cores + 96}"):
+        np.testing.assert_array_equal(poly.einsum("i->i", x, threads=cores + 96), x)
+    with catch_warnings():
+        simplefilter("error")
+        poly.compile(program, threads=cores)
+        poly.compile(program, "s16", threads=cores + 97)  # an accelerator has no threads
+    with pytest.raises(PolyError, match="threads is 5000"):
+        poly.compile(program, threads=5000)
