@@ -400,7 +400,7 @@ class Blocking(Tiling[BlockPlan]):
             return schedule
         for r in s.reads:
             names = {n for i in r.index if isinstance(i, Affine) for n in i.names}
-            along = any(r.index[-1] == Affine.of(n) for n in steps)  # a row is contiguous
+            along = any(r.index[-1:] == (Affine.of(n),) for n in steps)  # a row is contiguous
             if r.guard or not along or rows not in names or lanes in names or not self._is_far(schedule, r.tensor):
                 continue
             element = size_bytes(schedule.program.tensor[r.tensor].dtype)

@@ -27,7 +27,7 @@ SPECIALS = [
     88.7, 88.8, -87.5, -103.9, -104.5, 1.5, -1.5, 1e10, -1e10,
 ]  # fmt: skip
 BOUNDS_F32 = {"exp": 1.2, "log": 0.9, "tanh": 6.0, "sigmoid": 1.9, "erf": 5.9, "sin": 1.6, "cos": 1.6, "pow": 0.6}
-BOUNDS_F64 = {"exp": 1.3, "log": 0.9, "sigmoid": 1.6, "tanh": 1.4, "erf": 1.2, "sin": 1.5, "cos": 1.5, "pow": 1.9}
+BOUNDS_F64 = {"exp": 1.3, "log": 0.9, "sigmoid": 1.8, "tanh": 1.4, "erf": 1.3, "sin": 1.6, "cos": 1.6, "pow": 2.0}
 EDGES = [5e-324, 1e-310, 1e308, 709.7, 709.8, -745.1, -745.2]
 SLOW = "POLYLOOM_SLOW" in os.environ
 EXACT = {
