@@ -42,37 +42,36 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     stride = None if address is None else address.lane_stride
     if address is not None and stride == 0:
         if s.ahead is not None and not tensor.scope:
-            _ask(s, tensor, subscripts, *s.ahead, once=True)
+            _ask(s, tensor, subscripts, *s.ahead)
         return _load_uniform(s, tensor, address, guard, fill)
     if s.ahead is not None and address is not None and stride:
-        _ask(s, tensor, subscripts, *s.ahead)
+        assert s.lanes is not None
+        _ask(s, tensor, subscripts, *s.ahead, near=s.lanes.width if stride == 1 else 0)
     if address is not None and stride == 1:
         return _load_vector(s, tensor, address, guard, fill)
     if address is not None and stride is not None:
-        value = _load_strided(s, tensor, address, stride, guard, fill)
+        value = _load_strided(s, tensor, subscripts, address, guard, fill)
         if value is not None:
             return value
     return _load_lanes(s, tensor, subscripts, guard, fill)
 
 
 def _ask(
-    s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int, once: bool = False
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int, near: int = 0
 ) -> None:
-    """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop; `once` for all
-    elements of a body that lie as near to one another as those of a line.
+    """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop; once for all
+    of a body that lies as near to one another as the elements of a line, or as `near` elements: where a line is asked
+    for twice, it is less often missed.
     """
     if not any(loop in c.names for c in subscripts):
         return
     later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
     address = _address(s, tensor, later, 0)
-    if once:
-        line = LINE // size_bytes(tensor.dtype)
-        address = address._replace(constant=address.constant // line * line)
-    pointer = _pointer(s, tensor, address)
-    if once:
-        if f"ask {pointer}" in s.writer.local:
-            return
-        s.writer.local[f"ask {pointer}"] = pointer
+    near = near or LINE // size_bytes(tensor.dtype)
+    pointer = _pointer(s, tensor, address._replace(constant=address.constant // near * near))
+    if f"ask {pointer}" in s.writer.local:
+        return
+    s.writer.local[f"ask {pointer}"] = pointer
     s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
 
@@ -284,24 +283,44 @@ def _memory_suffix(dtype: str, lanes: int) -> str:
     return suffix("u8" if dtype == "bool" else dtype, lanes)
 
 
-def _load_strided(s: State, tensor: Tensor, address: Address, stride: int, guard: Bit, fill: Const) -> Value | None:
+def _phase(s: State, tensor: Tensor, subscripts: Sequence[Affine], inside: bool) -> int | None:
+    """Of every second element of a tensor's rows: 0 or 1, the place of the first one in a pair of elements; None where
+    pairs do not lie along a row, or, where they have to be `inside`, may reach beyond its ends.
+    """
+    forms = [s.indices.linear(c) for c in subscripts]
+    if tensor.layout is not None or any(f.lane for f in forms[:-1]):
+        return None
+    phase = forms[-1].constant % 2
+    extent, reach = s.indices.linear(tensor.shape[-1]), s.indices.interval(forms[-1])
+    if inside and (extent.terms or reach is None or reach[0] < phase or reach[1] - phase + 1 >= extent.constant):
+        return None
+    return phase
+
+
+def _load_strided(
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], address: Address, guard: Bit, fill: Const
+) -> Value | None:
     """Elements a small stride apart, by whole loads; masked where lanes are; None where that does not apply."""
-    lanes = s.lanes
+    lanes, stride = s.lanes, address.lane_stride or 0
     offsets = strided.loads(lanes.width, stride, lanes.count) if lanes is not None else None
     if lanes is None or offsets is None or tensor.dtype == "bool":
         return None
     mask = active(s, guard)
     each = mask if isinstance(mask, Value) and mask.lanes else None
-    vectors: list[str] = []
-    for offset in offsets:
+    phase = _phase(s, tensor, subscripts, each is None) if stride == 2 else None
+    paired = phase is not None and (each is None or str(float(fill.value)) == "0.0")
+    vectors: list[Value] = []
+    for offset in offsets if phase is None or not paired else (-phase, lanes.width - phase):
         pointer = _pointer(s, tensor, address.at(0)._replace(constant=address.constant + offset))
         if each is None:
             pointer = _safe(s, tensor, pointer, mask, fill, lanes.width)
-            vectors.append(_raw_load(s, tensor, pointer, lanes.width).text)
+            vectors.append(_raw_load(s, tensor, pointer, lanes.width))
         else:
             bits = strided.spread(s.ops, each, offset, stride, lanes.count)
-            vectors.append(_masked_load(s, tensor, pointer, bits, "zeroinitializer").text)
-    value = strided.pick(s.ops, tensor.dtype, offsets, vectors, stride, lanes.count)
+            vectors.append(_masked_load(s, tensor, pointer, bits, "zeroinitializer"))
+    if phase is not None and paired:
+        return strided.second(s.ops, vectors, phase)
+    value = strided.pick(s.ops, tensor.dtype, offsets, [v.text for v in vectors], stride, lanes.count)
     return value if each is None else s.ops.select(each, value, s.ops.const(tensor.dtype, fill.value))
 
 

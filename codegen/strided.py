@@ -1,6 +1,8 @@
 """Vectors of elements a small stride apart: whole loads of what lies between, and shuffles that pick the lanes.
 
-No load reaches beyond the first and the last element that is asked for.
+No load reaches beyond the first and the last element that is asked for, but for every second element of a row: where
+the row goes on, these are picked from two whole vectors that serve its other elements, too, inside of blocks of 16
+bytes, which machines do in one instruction. The lanes get their order when somebody asks for it (`Ops.arranged`).
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from collections.abc import Sequence
 
 from poly.codegen.text import memory_type
 from poly.codegen.values import Ops, Value
+from poly.dtypes import size_bytes
 
 MOST_STRIDE = 4
+BLOCK = 16  # bytes
 
 
 def loads(width: int, stride: int, count: int) -> tuple[int, ...] | None:
@@ -39,6 +43,15 @@ def pick(ops: Ops, dtype: str, offsets: Sequence[int], vectors: Sequence[str], s
             total, done = ops.writer.value(text), inside[-1] + 1
         assert k < len(offsets) - 1 or done == count
     return Value(dtype, width, total)
+
+
+def second(ops: Ops, vectors: Sequence[Value], phase: int) -> Value:
+    """Every second element of two vectors that lie one behind the other, from element `phase` (0 or 1) on."""
+    first, last = vectors
+    width, block = first.lanes, max(2, BLOCK // size_bytes(first.dtype))
+    halves = [(first_of, start) for start in range(0, width, block) for first_of in (0, width)]
+    taken = [part + start + k for part, start in halves for k in range(phase, min(block, width), 2)]
+    return ops.arranged(ops.shuffle(first, last, taken), tuple(place // 2 for place in taken))
 
 
 def spread(ops: Ops, mask: Value, offset: int, stride: int, count: int) -> str:

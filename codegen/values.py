@@ -37,6 +37,7 @@ _COMPARE: Final[dict[str, tuple[str, str, str]]] = {  # floats, signed, unsigned
     "le": ("ole", "sle", "ule"), "gt": ("ogt", "sgt", "ugt"), "ge": ("oge", "sge", "uge"),
 }  # fmt: skip
 _ARITHMETIC: Final[dict[str, str]] = {"add": "add", "sub": "sub", "mul": "mul"}
+_LANEWISE: Final = frozenset({*_ARITHMETIC, "max", "min"})
 _ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt"}
 
 
@@ -47,6 +48,8 @@ class Ops:
 
     def __init__(self, writer: Writer, fma: bool, half: bool, table: int = 0) -> None:
         self.writer, self.fma, self.half, self.table = writer, fma, half, table
+        self.uniform: set[str] = set()  # vectors with the same scalar in every lane
+        self.sources: dict[str, tuple[Value, tuple[int, ...]]] = {}  # what `arranged` made, and of what
 
     def const(self, dtype: str, value: float | int | bool, lanes: int = 0) -> Value:
         """A literal, in every lane for a vector."""
@@ -67,8 +70,11 @@ class Ops:
         writer = self.writer
         if a.text in writer.depth_of:
             one = writer.pure(text, a.text)
-            return Value(a.dtype, lanes, writer.pure(shuffle.format(one), one))
-        return Value(a.dtype, lanes, writer.cached(shuffle.format(writer.cached(text))))
+            every = writer.pure(shuffle.format(one), one)
+        else:
+            every = writer.cached(shuffle.format(writer.cached(text)))
+        self.uniform.add(every)
+        return Value(a.dtype, lanes, every)
 
     def same(self, *values: Value) -> list[Value]:
         """Scalars become vectors where one is a vector."""
@@ -90,6 +96,26 @@ class Ops:
         other = "poison" if b is None else b.text
         text = f"shufflevector {kind} {a.text}, {kind} {other}, <{len(places)} x i32> <{mask}>"
         return Value(a.dtype, len(places), self.writer.cached(text))
+
+    def arranged(self, a: Value, order: tuple[int, ...]) -> Value:
+        """The lanes of a vector in order, where lane k of it is to become lane order[k].
+
+        Operations lane by lane on such vectors, and on scalars, are done in the order in which the lanes are, and only
+        their result is arranged; what nobody uses of that, instruction selection drops.
+        """
+        places = sorted(range(len(order)), key=order.__getitem__)
+        result = self.shuffle(a, None, places)
+        self.sources[result.text] = a, order
+        return result
+
+    def _unarranged(self, operands: Sequence[Value]) -> tuple[list[Value], tuple[int, ...]] | None:
+        """What operands were arranged from, and how, where that is the same for all but scalars in every lane."""
+        found = [self.sources.get(v.text) for v in operands]
+        orders = {f[1] for f in found if f is not None}
+        fits = all(f or v.literal is not None or v.text in self.uniform for f, v in zip(found, operands, strict=True))
+        if len(orders) != 1 or not fits:
+            return None
+        return [v if f is None else f[0] for f, v in zip(found, operands, strict=True)], orders.pop()
 
     def part(self, a: Value, start: int, count: int) -> Value:
         """The lanes start .. start + count - 1."""
@@ -159,6 +185,8 @@ class Ops:
         a, b, c = self.same(a, b, c)
         if a.dtype in NARROW:
             return self.cast(self.multiply_add(*(self.cast(v, "f32") for v in (a, b, c))), a.dtype)
+        if self.sources and (found := self._unarranged((a, b, c))) is not None:
+            return self.arranged(self.multiply_add(*found[0]), found[1])
         if self.fma:
             return self.call("fma", a, b, c)
         return self.op("fadd", a, self.op("fmul", a, a, b), c)
@@ -229,6 +257,8 @@ class Ops:
         if a.dtype in NARROW:
             result = self.apply(name, [self.cast(o, "f32") for o in operands])
             return result if result.dtype == "bool" else self.cast(result, a.dtype)
+        if self.sources and name in _LANEWISE and (found := self._unarranged(operands)) is not None:
+            return self.arranged(self.apply(name, found[0]), found[1])
         if name in _COMPARE:
             return self.compare(name, *operands)
         if name in ("and", "or"):

@@ -6,8 +6,8 @@ padding, in the first cache level; the other operands in registers], rows of reg
 registers], columns of the window, rows read, rows written, lanes. A row of the input is loaded once and used for all
 the rows of the tile that its window reaches. Windows that leave the tensor read it where it is: the vectors that see
 padding at their ends are pieces of their own, the others load without masks (whole rows of padding cost an address).
-Where those would be too many, and for strided windows, which want every n-th element together, what a strip reads is
-copied.
+Where those would be too many what a strip reads is copied, and for windows with larger steps than two, which want every
+n-th element together; every second one is picked from two loads that the window's columns share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from poly.program import Access, Program, Statement
 from poly.relations import interval_of, intervals_of
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import cut, fused, in_vectors, loop_of, loop_of_axis, loops_of_copy, unrolled
-from poly.scheduling.cpu_facts import bytes_touched, own_capacity, widest_element
+from poly.scheduling.cpu_facts import bytes_touched, own_capacity, stride, widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -34,7 +34,9 @@ FEW_VECTORS = 8  # in a row: its vectors may be unrolled
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
 ROLLED = 48  # operations of one register tile where a row read serves all rows written at once
 COPIES = 40  # vectors of a copy that may be laid out
+LONG = 2048  # bytes from a tile to the next, half a page: those within one the prefetchers find
 BODY = 300  # operations of all register tiles that are laid out, or pieces of their own
+PICKED = 2  # step of a window whose lanes two whole loads and a shuffle give where they lie
 SPARE = 2  # registers besides sums and kept operands
 KEPT_BESIDE = 6  # registers that have to be left where operands are kept
 
@@ -47,7 +49,8 @@ class Window:
     `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read goes through a buffer.
     `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
     rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
-    `asks_ahead`: what is copied comes from beyond a core's own caches, so that it is asked for a strip ahead.
+    `asks_ahead`: what is copied, or read by long tiles, comes from beyond a core's own caches, so that it is asked for
+    a strip, or a tile, ahead.
     """
 
     statement: str
@@ -107,16 +110,16 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
     registers = machine.vector_registers
     kept = tuple(dict.fromkeys(a.tensor for a in shape.others)) if taps <= registers - KEPT_BESIDE else ()
     rolling = bool(kept) or not shape.others
-    room = registers - SPARE - (taps if kept else 1)
+    room = registers - max(SPARE, shape.taps[shape.sideways] if step == PICKED else 1) - (taps if kept else 1)
     most = max(1, min(room, max(2, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS, height))
     vectors = -(-width // vector)
-    small = -(-height // most) * vectors * most * taps <= BODY
+    small = -(-height // most) * vectors * most * taps * (2 if step == PICKED else 1) <= BODY  # loads count, too
     tile = -(-height // -(-height // most)) if small else _divisor(height, most)
     whole = height if small else height // tile * tile
     ragged = width % vector and vectors > FEW_VECTORS
     edges = _edges(program, shape, names[shape.lanes], vector) if not small else ()
     bodies = len(edges) + 1 if width % vector == 0 or ragged else vectors
-    strided = step > 1 and shape.taps[shape.sideways] > step
+    strided = step > PICKED and shape.taps[shape.sideways] > step
     flat = taps == reach * shape.taps[shape.sideways]  # no window along other axes, whose padding would not be apart
     direct = not shape.read.guard or (flat and (small or bodies * tile * taps <= BODY))
     copied = strided or not direct
@@ -131,13 +134,15 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
         if fitting < height:
             strip = max((n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting), default=tile)
         edges = ()
+    apart = stride(shape.read, program.tensor[shape.read.tensor], names[shape.rows], program.binding) or 0
+    long = tile * abs(apart) * size_bytes(program.tensor[shape.read.tensor].dtype) >= LONG
     return Window(
         statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
         sideways=shape.sideways, step_down=step_down, step=step, spread=spread, reach=spread * (reach - 1) + 1,
         axis=row, offset=down.constant, vector=vector, height=tile, strip=strip, copied=copied, kept=kept,
         unrolled=small, cuts=(whole,) if whole < height else (), vector_cuts=edges,
         lane_cuts=(width // vector * vector,) if ragged else (),
-        asks_ahead=bytes_touched(program, group.statements) > own_capacity(machine),
+        asks_ahead=(copied or long) and bytes_touched(program, group.statements) > own_capacity(machine),
     )  # fmt: skip
 
 
@@ -312,6 +317,10 @@ class Windows:
         schedule, parts = self._vectors_apart(schedule, names, depth + 2, 0 if laid_out else vectors)
         for part in parts:
             schedule = self._targets(schedule, part, schedule.nests[part[0]].names[depth + 2])
+            update = next(n for n in part if (schedule.program.statement[n].origin or n) == w.statement)
+            tiles, vectors = around[depth + 1], schedule.nests[update].names[-1]
+            if w.asks_ahead and not w.copied and schedule.kind(tiles) == "serial":
+                schedule = schedule.prefetch(vectors, tiles)
         return schedule
 
     def _vectors_apart(
@@ -368,6 +377,8 @@ class Windows:
         down = loop_of(schedule, name, self.window.down)
         band = [n for n in reductions if n != down]
         schedule = schedule.skew(down, row, self.window.step_down)
+        if self.window.step > 1 and not self.window.copied:  # the columns share what a row loads
+            *band, down = [down, *band]
         return schedule.reorder(*band, down, row) if band else schedule.reorder(down, row)
 
     def _copied(self, schedule: Schedule, update: str, at: str, rows: tuple[int, int, int]) -> Schedule:

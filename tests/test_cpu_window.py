@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -14,6 +15,8 @@ import poly
 from poly.codegen import strided
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import Kernel
+from poly.codegen.text import Writer
+from poly.codegen.values import Ops, Value
 from poly.interp import run_program
 from poly.loops import For
 from poly.machine import Engine, Machine, Memory
@@ -154,8 +157,8 @@ def test_weights_and_sums_stay_in_registers() -> None:
     """Three promotions: what a strip of a strided window reads, the weights, the sums; each row read serves all rows it
     reaches.
     """
-    attrs = {"pads": [1] * 4, "group": 8, "strides": [2, 2]}
-    graph, _ = graph_of("Conv", (1, 8, 32, 64), (8, 1, 3, 3), attrs=attrs)
+    attrs = {"pads": [1] * 4, "group": 8, "strides": [1, 3]}
+    graph, _ = graph_of("Conv", (1, 8, 32, 64), (8, 1, 2, 4), attrs=attrs)
     schedule = schedule_for_cpu(graph.to_program(), host_machine())
     spaces = {t.origin: t.space for t in schedule.program.tensors if t.origin}
     assert sorted(spaces.values()) == ["l1", "reg", "reg"]
@@ -175,6 +178,55 @@ def test_padding_beside_a_row_is_in_pieces_of_its_own(width: int) -> None:
     np.testing.assert_array_equal(
         next(iter(poly.compile(graph, threads=1).run(arrays).values())), next(iter(run_graph(graph, arrays).values()))
     )
+
+
+def test_every_second_element_is_picked_where_it_lies() -> None:
+    """No copy; the columns of a window share their loads, and only a result gets its lanes in order."""
+    attrs = {"pads": [1] * 4, "group": 2, "strides": [2, 2]}
+    graph, arrays = graph_of("Conv", (1, 2, 32, 128), (2, 1, 3, 3), attrs=attrs)
+    program = graph.to_program()
+    plan = next(w for g in groups_of(program) if (w := window_of(program, g, AVX2)))
+    assert not plan.copied and plan.step == 2 and plan.vector_cuts[0] == 1
+    schedule = schedule_for_cpu(program, AVX2)
+    names = {t.name: t.origin or t.name for t in schedule.program.tensors}
+    assert "x" not in {origin for name, origin in names.items() if name != origin}
+    engine = poly.compile(graph, threads=1)
+    np.testing.assert_array_equal(
+        next(iter(engine.run(arrays).values())), next(iter(run_graph(graph, arrays).values()))
+    )
+
+
+def test_long_tiles_are_asked_for_ahead() -> None:
+    """From beyond a core's own caches, where a tile of rows is half a page or more."""
+    attrs = {"pads": [1] * 4, "group": 64}
+    for width, strides, wanted in ((224, 2, True), (224, 1, True), (56, 1, False), (56, 2, False)):
+        shape = (1, 64, 64, width)
+        graph, _ = graph_of("Conv", shape, (64, 1, 3, 3), attrs=attrs | {"strides": [strides, strides]})
+        program = graph.to_program()
+        plan = next(w for g in groups_of(program) if (w := window_of(program, g, AVX2)))
+        assert not plan.copied and plan.asks_ahead == wanted
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 8, 16])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i8"])
+@pytest.mark.parametrize("phase", [0, 1])
+def test_lanes_picked_in_blocks_are_arranged(lanes: int, dtype: str, phase: int) -> None:
+    """The shuffles that `strided.second` emits, done on numbers: every second element, in order; and sums of such."""
+    ops = Ops(Writer("@.c"), True, True)
+    known: dict[str, np.ndarray] = {"%a": np.arange(lanes), "%b": np.arange(lanes, 2 * lanes)}
+    picked = strided.second(ops, [Value(dtype, lanes, "%a"), Value(dtype, lanes, "%b")], phase)
+    twice = ops.apply("add", [picked, ops.splat(Value(dtype, 0, "%s"), lanes)])
+    for line in ops.writer.lines:
+        name, _, text = line.strip().partition(" = ")
+        vectors = [known[v] for v in re.findall(r"> (%\w+|poison)", text) if v in known]
+        if text.startswith("shufflevector"):
+            places = re.findall(r"i32 (\d+)", text.rpartition("<")[2])
+            every = np.concatenate([*vectors, np.full(lanes, -1)])
+            known[name] = every[[int(p) for p in places]] if vectors else np.full(lanes, 10)
+        elif "add" in text:
+            known[name] = known[re.findall(r"%\w+", text)[0]] + 10
+    np.testing.assert_array_equal(known[picked.text], np.arange(phase, 2 * lanes, 2))
+    np.testing.assert_array_equal(known[twice.text], np.arange(phase, 2 * lanes, 2) + 10)
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])

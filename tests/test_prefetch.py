@@ -86,7 +86,8 @@ def test_elements_that_all_lanes_share_are_asked_for_once_a_line() -> None:
     s = Schedule(poly.parse("C[i, j] += A[i, k] * B[k, j]", A=(12, 32), B=(32, LANES)))
     s = s.tile({"C_update.i": 4}).tile({"k": 8}).reorder("C_update.i.o", "k.o", "k.p", "C_update.i.p", "C_update.j")
     s = s.unroll("k.p").unroll("C_update.i.p").vectorise("C_update.j").prefetch("C_update.j", "C_update.i.o")
-    assert lower(s.lower(), HOST, "entry").ir.count("call void @llvm.prefetch") == 4 + LANES * 4 * 4 // 64  # of A, and of C
+    lines = 4 + LANES * 4 * 4 // 64  # of A, and of C
+    assert lower(s.lower(), HOST, "entry").ir.count("call void @llvm.prefetch") == lines
     kernel = poly.compile(s, threads=1)
     a, b = np.arange(12.0 * 32, dtype=np.float32).reshape(12, 32), np.ones((32, LANES), np.float32)
     np.testing.assert_array_equal(kernel(a, b), a @ b)
