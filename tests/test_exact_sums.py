@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import poly
 from poly.interp import run_program
 from poly.program import Program, Tensor
 from poly.scheduling.exact_sums import EXACT, sums_in_f32
 from poly.text import parse_program
-from tests.onnx_helpers import node_model, reference
+from tests.onnx_helpers import chain_model, node_model, reference
 
 PRODUCT = """
 program product
@@ -127,3 +128,27 @@ def test_free_sizes_stay() -> None:
     text = PRODUCT.replace("program product", "program product(K) where K > 0")
     program = parse_program(text)
     assert sums_in_f32(program, {}) is program and isinstance(program.tensor["t"], Tensor)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_zero_points_that_only_the_run_knows(known: bool) -> None:
+    """x - zero in -255 .. 255: with weights as they may be at most, 400 of them are too many."""
+    rng = np.random.default_rng(6)
+    x, w = rng.integers(0, 256, (32, 400)).astype(np.uint8), rng.integers(-40, 41, (400, 32)).astype(np.int8)
+    chain, given = quantised_product(x, w, known)
+    graph = poly.from_onnx(chain)
+    changed = sums_in_f32(graph.to_program(), graph.constants)
+    assert any(t.name.endswith("_f32") for t in changed.tensors) is known
+    engine: Any = poly.compile(graph)
+    for name, want in reference(chain, given).items():
+        np.testing.assert_array_equal(engine.run(given)[name], want)
+
+
+def quantised_product(x: np.ndarray, w: np.ndarray, known: bool) -> tuple[Any, dict[str, Any]]:
+    nodes = [
+        helper.make_node("MatMulInteger", ["x", "w", "x_zero"], ["t"]),
+        helper.make_node("Cast", ["t"], ["f"], to=1), helper.make_node("Mul", ["f", "scale"], ["y"]),
+    ]  # fmt: skip
+    fixed = {"scale": np.float32(0.5), **({"w": w} if known else {})}
+    given = {"x": x, "x_zero": np.uint8(200), **({} if known else {"w": w})}
+    return chain_model(nodes, given, ["y"], constants=fixed)  # type: ignore[arg-type]
