@@ -38,6 +38,9 @@ MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many that keep a window
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
 ACROSS, GUARDED, SCALAR = 2.0, 1.4, 0.7  # elements a cycle of copies: register squares, with padding, one by one
+# Cycles of a copy for a vector in long runs, in short ones, and for what rows share, as wide as their number allows.
+VECTOR, SHORT_VECTOR, PIECE = 2.0, 4.0, 1.5
+CROSSING = 1.5  # loads of a vector that starts anywhere in a line of two: every other one lies in two lines
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ class Choice(Ways):
         lanes, whole = self.names[self.lanes], self.vector * operand.element
         slides = any(lanes in axis and len(axis) > 1 for axis in operand.axes)
         apart = not packed and any(operand.stride(n) % whole for n in self.extents if n != lanes)
-        return 1.5 if slides or apart else 1.0
+        return CROSSING if slides or apart else 1.0
 
     def _missed(self, way: Way, height: Numbers) -> Numbers:
         """Cycles of a step for lines that meet in so few sets of the first cache that none stays until the next one."""
@@ -278,8 +281,9 @@ class Choice(Ways):
         iterator = self.names[self.lanes if moving else way.rows]
         if operand.stride(iterator) == operand.element:
             if moving:
-                return np.where(vectors * self.vector * operand.element >= SHORT, self.vector / 2, self.vector / 4)
+                long = vectors * self.vector * operand.element >= SHORT
+                return self.vector / np.where(long, VECTOR, SHORT_VECTOR)
             whole = height.astype(int)
-            return np.minimum(self.vector, whole & -whole) / 1.5
+            return np.minimum(self.vector, whole & -whole) / PIECE
         across = moving and self._across(k) is not None
         return np.full((), ACROSS if across else SCALAR)
