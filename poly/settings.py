@@ -53,7 +53,9 @@ def cache_megabytes() -> int:
 
 
 def compiling_processes() -> int:
-    """`POLYLOOM_JOBS`: processes that compile a model's groups, this one with them."""
+    """`POLYLOOM_JOBS`: processes that compile a model's groups, this one with them; above 1, a thread makes a kernel's
+    code while another checks its schedule.
+    """
     cores = len(os.sched_getaffinity(0))
     return _read("JOBS", _whole(1, MOST_CORES), f"a number of processes, from 1 to {MOST_CORES}", cores)
 
