@@ -22,7 +22,7 @@ import islpy as isl
 
 from poly.affine import Affine
 from poly.disk_cache import cache_entry, read_entry, write_entry
-from poly.errors import Bug, CapacityError, PolyError, UnsupportedError
+from poly.errors import CapacityError, PolyError, UnsupportedError
 from poly.locks import cached_property
 from poly.machine import Machine
 from poly.program import Program
@@ -209,11 +209,13 @@ class _Ahead:
         from poly.codegen.jit import Compiling
 
         try:
-            done = _emitted(schedule, schedule.lower(), self._machine)
-        except (PolyError, Bug):  # the checks may say more; else the same comes after them
+            tree = schedule.lower()
+            check_capacity(tree, self._machine)
+            done = _emitted(schedule, tree, self._machine)
+            irs = [module.ir for module in (done.before, done.after) if module is not None]
+            self._done = replace(done, begun=Compiling(irs, self._machine))
+        except Exception:  # of a schedule that may be illegal: the checks say why, else the same comes after them
             return
-        irs = [module.ir for module in (done.before, done.after) if module is not None]
-        self._done = replace(done, begun=Compiling(irs, self._machine))
 
     def of(self, chosen: Schedule) -> _Emitted | None:
         """What was made of a schedule, where it is this one but for having been checked."""

@@ -19,7 +19,7 @@ from poly.ahead import FEWEST, prepared_ahead
 from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object
 from poly.disk_cache import cache_entry, cache_size, read_entry, trim, write_entry
-from poly.errors import IllegalEdit
+from poly.errors import CapacityError, IllegalEdit
 from poly.graph import Graph, Node
 from poly.prepared import is_prepared, pickled, prepare, prepare_free
 from poly.program import Program
@@ -282,3 +282,13 @@ def test_a_wrong_schedule_is_refused_though_its_code_was_begun() -> None:
     loop = plain.nests[program.statements[-1].name].names[-1]
     with pytest.raises(IllegalEdit, match="carries a dependence"):
         prepare(program, MACHINE, 2, unchecked(plain).parallelise(loop), early=True)
+    nests = {n: replace(nest, path=nest.path[:1], loops={}) for n, nest in plain.nests.items()}
+    with pytest.raises(poly.PolyError):
+        prepare(program, MACHINE, 1, replace(plain, nests=nests, checked=False), early=True)
+
+
+def test_what_does_not_fit_is_refused_before_its_code_is_made() -> None:
+    program = poly.parse("C[i,k] += A[i,j] * B[j,k]", A=(64, 64), B=(64, 64))
+    schedule = unchecked(poly.Schedule(program)).promote("B", None, MACHINE.register_space)
+    with pytest.raises(CapacityError):
+        prepare(program, MACHINE, 1, schedule, early=True)
