@@ -225,7 +225,7 @@ def _magnitude(body: Expr, s: Statement, program: Program) -> int:
         case Cast("i32", Read(position)) if program.tensor[s.reads[position].tensor].dtype in _NARROW:
             limits = np.iinfo(numpy_dtype(program.tensor[s.reads[position].tensor].dtype).name)
             return max(-int(limits.min), int(limits.max))
-        case Const(int(value)):
+        case Const(int(value)) | Cast("i32", Const(int(value))):
             return abs(value)
         case Apply("add" | "sub", (a, b)):
             return min(EXACT, _magnitude(a, s, program) + _magnitude(b, s, program))

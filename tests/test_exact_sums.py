@@ -146,9 +146,9 @@ def test_zero_points_that_only_the_run_knows(known: bool) -> None:
 
 def quantised_product(x: np.ndarray, w: np.ndarray, known: bool) -> tuple[Any, dict[str, Any]]:
     nodes = [
-        helper.make_node("MatMulInteger", ["x", "w", "x_zero"], ["t"]),
+        helper.make_node("MatMulInteger", ["x", "w", "x_zero", "w_zero"], ["t"]),
         helper.make_node("Cast", ["t"], ["f"], to=1), helper.make_node("Mul", ["f", "scale"], ["y"]),
     ]  # fmt: skip
-    fixed = {"scale": np.float32(0.5), **({"w": w} if known else {})}
+    fixed = {"scale": np.float32(0.5), "w_zero": np.int8(3), **({"w": w} if known else {})}
     given = {"x": x, "x_zero": np.uint8(200), **({} if known else {"w": w})}
     return chain_model(nodes, given, ["y"], constants=fixed)  # type: ignore[arg-type]
