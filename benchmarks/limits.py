@@ -16,6 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from benchmarks.cases import Case
+from benchmarks.limits_turned import seconds, turned
 
 CHAINS = 12  # independent multiply-adds, enough for latency times units
 TRIPS = 100_000
@@ -81,7 +82,11 @@ def measure(case: Case, threads: int) -> Limits:
     pattern = pattern_of(case)
     size = max(4096, case.traffic)
     ways = [way for way in (pattern, f"{pattern}_ahead", f"{pattern}_past") if way in _STREAMS]
-    bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
+    matrix = turned(case) if threads == 1 else None
+    if matrix is not None and min(matrix) >= LINE:
+        pattern, bandwidth = "turned", _turning(*matrix)
+    else:
+        bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
     flops = max(_peak(threads) for _ in range(3))
     return Limits(pattern, flops, bandwidth, {f: min(_function(f) for _ in range(5)) for f in case.calls})
 
@@ -131,6 +136,15 @@ def _bandwidth(pattern: str, size: int, threads: int) -> float:
         loop(starts[k], starts[k] + part * (arrays - 1), part // 4, times)
 
     return part * arrays * times * threads / min(_together(work, threads) for _ in range(3))
+
+
+def _turning(rows: int, columns: int) -> float:
+    """Bytes a second of moving the lines of a matrix to where those of the turned one are, one thread."""
+    part = 4 * rows * columns
+    (memory,) = _memory(2 * part + 256, 1)
+    source = -(-memory.ctypes.data // 64) * 64
+    whole = (rows // LINE * LINE) * (columns // LINE * LINE)
+    return 8 * whole / seconds(rows, columns, source, source + -(-part // 64) * 64)
 
 
 @lru_cache(maxsize=1)  # the working set at hand: all of them together are several times the largest

@@ -16,11 +16,13 @@ from benchmarks.candidates import Shelf, make, nests_of, plans_of
 from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
 from benchmarks.driver import Row
 from benchmarks.graphs import NODES
+from benchmarks.limits_turned import turned, turning_loops
 from benchmarks.peers import numpy_peer, ours
 from benchmarks.reference import ROUNDING, error_of, reference
 from benchmarks.report import draw, line, read_json, summary, write_json
 from benchmarks.trials import Candidate, Found, Trial
 from poly.codegen.host import host_machine
+from poly.pointers import aligned_zeros
 
 SMALL = (
     einsum("product", "ik,kj->ij", (5, 7), (7, 6)),
@@ -128,3 +130,24 @@ def test_a_wrong_option_is_said_before_anything_is_measured(
     with pytest.raises(SystemExit):
         main()
     assert re.search(said, capsys.readouterr().err)
+
+
+def test_one_matrix_that_is_turned() -> None:
+    """Rotations of axes, of which those of one element do not count."""
+    assert turned(einsum("t", "ij->ji", (64, 48))) == (64, 48)
+    assert turned(einsum("t", "nchw->nhwc", (1, 32, 4, 8))) == (32, 32)
+    assert turned(einsum("t", "nchw->nhwc", (2, 32, 4, 8))) is None
+    assert turned(einsum("t", "abcd->dcba", (4, 4, 4, 4))) is None
+    assert turned(einsum("t", "ij->j", (64, 48))) is None
+
+
+@pytest.mark.parametrize("strip", [16, 48, 1 << 40])
+def test_the_limit_of_turning_moves_every_line_to_its_place(strip: int) -> None:
+    rows, columns = 64, 48
+    a = aligned_zeros((rows, columns), np.dtype(np.float32))
+    a[:] = np.arange(a.size, dtype=np.float32).reshape(a.shape)
+    squares = a.reshape(rows // 16, 16, columns // 16, 16).transpose(2, 1, 0, 3).reshape(columns, rows)
+    for loop in turning_loops().values():
+        b = aligned_zeros((columns, rows), np.dtype(np.float32))
+        loop(a.ctypes.data, b.ctypes.data, rows, columns, strip)
+        np.testing.assert_array_equal(b, squares)
