@@ -13,7 +13,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -158,8 +158,11 @@ def _planned(program: Program, machine: Machine, threads: int, ahead: _Ahead | N
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
     from poly.scheduling.cpu_each import schedule_each
 
+    def first(program: Program, machine: Machine, threads: int) -> Schedule:
+        return schedule_for_cpu(program, machine, threads, ahead)
+
     refused = ""
-    for make in (partial(schedule_for_cpu, ahead=ahead), schedule_one_by_one, schedule_each):
+    for make in (first, schedule_one_by_one, schedule_each):
         try:
             return replace(_lowered(make(program, machine, threads), machine, ahead), refused=refused)
         except (CapacityError, UnsupportedError) as error:
