@@ -346,7 +346,7 @@ check()
 
 def run(script: str, threads: int = 2, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", START.replace("THREADS", str(threads)) + script],
+        [sys.executable, "-W", "ignore:threads=", "-c", START.replace("THREADS", str(threads)) + script],
         cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, **environment},
     )  # fmt: skip
     assert done.returncode == 0 and not done.stderr, (done.returncode, done.stderr)
