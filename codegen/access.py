@@ -61,14 +61,14 @@ def _ask(
 ) -> None:
     """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop; once for all
     of a body that lies as near to one another as the elements of a line, or as `near` elements: where a line is asked
-    for twice, it is less often missed.
+    for twice, it is less often missed. The last of them counts: where memory starts inside a line, it is in the next.
     """
     if not any(loop in c.names for c in subscripts):
         return
     later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
     address = _address(s, tensor, later, 0)
     near = near or LINE // size_bytes(tensor.dtype)
-    pointer = _pointer(s, tensor, address._replace(constant=address.constant // near * near))
+    pointer = _pointer(s, tensor, address._replace(constant=address.constant // near * near + near - 1))
     if f"ask {pointer}" in s.writer.local:
         return
     s.writer.local[f"ask {pointer}"] = pointer
