@@ -13,6 +13,7 @@ from functools import reduce
 
 from poly.codegen.access import WRITE
 from poly.codegen.addresses import Indices
+from poly.codegen.host import is_arm, is_x86
 from poly.codegen.llvm import Walker
 from poly.codegen.phases import Phase, entry_text, loop_values, passed, phases_of, steps_of
 from poly.codegen.predicates import State
@@ -132,8 +133,7 @@ class _Context:
         self.features = (
             frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
         )
-        self.triple = machine.triple
-        self.x86 = machine.triple.startswith(("x86", "i"))
+        self.x86, self.arm = is_x86(machine.triple), is_arm(machine.triple)
         self.vector = machine.lanes(1)  # bytes
         self.statements = {name: i for i, name in enumerate(statements)}
         self.all = {t.name: t for t in tree.tensors} | {
@@ -158,7 +158,7 @@ class _Context:
         indices = Indices(writer, dict(self.tree.sizes))
         half = "f16c" in self.features or not self.x86
         table = 16 if "avx512f" in self.features else 8 if "avx2" in self.features else 0
-        ops = Ops(writer, "fma" in self.features or self.triple.startswith(("aarch64", "arm64")), half, table)
+        ops = Ops(writer, "fma" in self.features or self.arm, half, table)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers, masks = Registers(ops), "avx512vl" in self.features
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)

@@ -36,6 +36,24 @@ def host_machine() -> Machine:
     )
 
 
+def is_x86(triple: str) -> bool:
+    """Whether a target triple is one of x86; an empty one stands for this process, as it does for LLVM."""
+    return _of(triple).startswith(("x86", "i"))
+
+
+def is_arm(triple: str) -> bool:
+    """Whether a target triple is one of 64-bit ARM; an empty one stands for this process."""
+    return _of(triple).startswith(("aarch64", "arm64"))
+
+
+def _of(triple: str) -> str:
+    if triple:
+        return triple
+    import llvmlite.binding as llvm
+
+    return str(llvm.get_process_triple())
+
+
 def machine_of_features(
     cpu: str, features: tuple[str, ...], triple: str, caches: dict[int, int], cores: int, clock: int
 ) -> Machine:
@@ -57,7 +75,7 @@ def _vectors(features: frozenset[str], triple: str) -> tuple[int, int]:
         return 16, 32
     if "avx" in features:
         return 8, 16
-    if triple.startswith(("aarch64", "arm64")):
+    if is_arm(triple):
         return 4, 32
     return 4, 16
 

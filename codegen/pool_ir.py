@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from poly.codegen import team_ir
+from poly.codegen.host import is_arm, is_x86
 from poly.codegen.ir_text import expanded, numbers_of
 from poly.codegen.team_ir import MEET_TEXT, SEQUENCE_TEXT, SHARE, TAKE_TEXT
 
@@ -40,9 +41,9 @@ _BLOCK = (
 def pool_ir(triple: str, futex: int) -> str:
     """The module for a system with this number of the futex call; 0: there is none, and every job runs alone."""
     pause, declared = "", ""
-    if triple.startswith(("x86", "i")):
+    if is_x86(triple):
         pause, declared = "call void @llvm.x86.sse2.pause()", "declare void @llvm.x86.sse2.pause()\n"
-    elif triple.startswith("aarch64"):
+    elif is_arm(triple):
         pause, declared = "call void @llvm.aarch64.hint(i32 1)", "declare void @llvm.aarch64.hint(i32)\n"
     text = declared + _STATE + _WAIT + TAKE_TEXT + MEET_TEXT + _WORKER + (_STAFF if futex else _NOBODY)
     text += _RUN + SEQUENCE_TEXT
