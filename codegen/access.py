@@ -285,14 +285,16 @@ def _memory_suffix(dtype: str, lanes: int) -> str:
 
 def _phase(s: State, tensor: Tensor, subscripts: Sequence[Affine], inside: bool) -> int | None:
     """Of every second element of a tensor's rows: 0 or 1, the place of the first one in a pair of elements; None where
-    pairs do not lie along a row, or, where they have to be `inside`, may reach beyond its ends.
+    pairs do not lie along a row, or, where they have to be `inside`, those of two whole vectors reach beyond its ends.
     """
     forms = [s.indices.linear(c) for c in subscripts]
     if tensor.layout is not None or any(f.lane for f in forms[:-1]):
         return None
     phase = forms[-1].constant % 2
     extent, reach = s.indices.linear(tensor.shape[-1]), s.indices.interval(forms[-1])
-    if inside and (extent.terms or reach is None or reach[0] < phase or reach[1] - phase + 1 >= extent.constant):
+    assert s.lanes is not None
+    beyond = 2 * (s.lanes.width - s.lanes.count) + 1 - phase
+    if inside and (extent.terms or reach is None or reach[0] < phase or reach[1] + beyond >= extent.constant):
         return None
     return phase
 

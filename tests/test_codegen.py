@@ -379,6 +379,31 @@ def test_guards_touch_nothing() -> None:
         libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
 
 
+@pytest.mark.parametrize("phase", [0, 1])
+@pytest.mark.parametrize("lanes", range(LANES // 2 + 1, LANES + 1))
+def test_every_second_element_of_fewer_than_all_lanes(lanes: int, phase: int) -> None:
+    """Two whole vectors would reach further beyond than the row: a page without access follows."""
+    import ctypes
+    import mmap
+
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    base = np.frombuffer(memory, np.float32)
+    libc = ctypes.CDLL(None)
+    end = base.ctypes.data + page
+    assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), 0) == 0
+    try:
+        size = 2 * lanes + phase
+        x = base[page // 4 - size : page // 4]
+        x[:] = np.arange(size)
+        statement = compute("s", at("y", "v"), [at("x", 2 * var("v") + phase)], Read(0))
+        shapes = (tensor("x", size, role="input"), tensor("y", lanes, role="output"))
+        tree = LoopTree("pairs", shapes, (loop("v", 0, lanes, statement, kind="vector"),))
+        np.testing.assert_array_equal(kernel_of(tree)(x), np.arange(lanes) * 2 + phase)
+    finally:
+        libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
+
+
 @pytest.mark.parametrize("kind", ["serial", "vector"])
 def test_triangle(kind: str) -> None:
     n = 13
