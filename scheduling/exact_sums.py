@@ -68,7 +68,7 @@ class _Work:
         target = self.program.tensor[s.write.tensor]
         init = self._only_other_writer(s, target)
         factors = _factors(s, self.program)
-        if init is None or factors is None or not self._used_often(s, factors):
+        if init is None or factors is None or not self._used_often(s, factors) or not self._known_before(s, init):
             return
         start = self._start(init)
         if start is None or start + self._most(s, factors) >= EXACT:
@@ -100,6 +100,13 @@ class _Work:
         first = init.path[:1] < s.path[:1] and _alone(init, self.program)
         return init if fits and first and init.combiner is None and not reads_itself else None
 
+    def _known_before(self, s: Statement, init: Statement) -> bool:
+        """Whether nothing that a sum reads is written from its start on: operands are converted there."""
+        tensors = {r.tensor for r in s.reads}
+        return all(
+            w.path[:1] < init.path[:1] for w in self.program.statements if not tensors.isdisjoint(tensors_written(w))
+        )
+
     def _start(self, init: Statement) -> int | None:
         """The greatest magnitude that sums start from; None where that is not known."""
         match init.body:
@@ -128,13 +135,14 @@ class _Work:
         """A bound of the sum of the products' magnitudes for any element."""
         ranges = self._ranges(s)
         assert ranges is not None
-        summed = {i: n for i, n in ranges.items() if not any(i in a.names for a in s.write.affine_index)}
+        alone = {a.terms[0][0] for a in s.write.affine_index if len(a.terms) == 1}  # in `t[i + j]` many of both meet
+        summed = {i: n for i, n in ranges.items() if Var(i) not in alone}
         bounds = [_magnitude(f.body, s, self.program) for f in factors]
         found = prod(summed.values()) * bounds[0] * bounds[1]
         for f, other in zip(factors, reversed(bounds), strict=True):
             array = self.constants.get(s.reads[f.main].tensor)
-            alone = reads_of(f.body) == [f.main]
-            axes = None if array is None or not alone else _summed_axes(s.reads[f.main], summed)
+            only = reads_of(f.body) == [f.main]
+            axes = None if array is None or not only else _summed_axes(s.reads[f.main], summed)
             if array is not None and axes is not None:
                 values = np.abs(np.asarray(evaluate(f.body, [array] * (f.main + 1), lambda _: 0)).astype(np.int64))
                 rest = prod(n for i, n in summed.items() if not any(i in e.names for e in s.reads[f.main].affine_index))
@@ -212,6 +220,8 @@ def _factor(body: Expr, s: Statement, program: Program) -> _Factor | None:
             return None
         if any(not e.is_constant for e in s.reads[k].affine_index):
             moving.append(k)
+        elif s.reads[k].guard:
+            return None
     if len(moving) != 1 or _magnitude(body, s, program) >= EXACT:
         return None
     main = s.reads[moving[0]]

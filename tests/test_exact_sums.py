@@ -124,6 +124,32 @@ out2[i, j]: z[i, j] = u[i, j] - t[i, j] where 0 <= i < 64 and 0 <= j < 32
     assert all(np.array_equal(found[n], want[n]) for n in ("y", "z")) and found["z"].any()
 
 
+def test_operands_made_after_the_start_stay() -> None:
+    """The conversion stands before the start of the sums."""
+    made = "input x: u8[64, 64]", "temporary x: u8[64, 64]\ninput x0: i32[64, 64]"
+    text = PRODUCT.replace("K", "64").replace(*made)
+    make = "make[i, k]: x[i, k] = u8(x0[i, k]) where 0 <= i < 64 and 0 <= k < 64\n"
+    constants = most(64, 0, 3)
+    assert dtype_of(parse_program(text.replace("init[", make + "init[")), constants) == "f32"
+    assert dtype_of(parse_program(text.replace("sum[", make + "sum[")), constants) == "i32"
+
+
+@pytest.mark.parametrize(("extent", "dtype"), [(256, "f32"), (259, "i32")])
+def test_products_that_meet_in_one_element(extent: int, dtype: str) -> None:
+    """In t[i + j] both i and j are summed over."""
+    program = parse_program(f"""
+program polynomial
+input x: u8[{extent}]
+input w: u8[{extent}]
+output y: i32[{2 * extent - 1}]
+temporary t: i32[{2 * extent - 1}]
+init[i]: t[i] = 0 where 0 <= i < {2 * extent - 1}
+sum[i, j]: t[i + j] += i32(x[i])*i32(w[j]) where 0 <= i < {extent} and 0 <= j < {extent}
+out[i]: y[i] = t[i] where 0 <= i < {2 * extent - 1}
+""")
+    assert dtype_of(program, {"w": np.ones(extent, np.uint8)}) == dtype
+
+
 def test_free_sizes_stay() -> None:
     text = PRODUCT.replace("program product", "program product(K) where K > 0")
     program = parse_program(text)
