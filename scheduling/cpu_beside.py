@@ -17,11 +17,10 @@ from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import cut, fused
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
-from poly.scheduling.cpu_window import MOST_TAPS, Window, Windows, beside, inside_of, row_axis, suits
+from poly.scheduling.cpu_window import MOST_ROWS, MOST_TAPS, Window, Windows, beside, inside_of, row_axis, suits
 from poly.scheduling.groups import Group, domain_box
 from poly.scheduling.schedule import Schedule
 
-MOST_ROWS = 8  # of a register tile
 SPARE = 3  # registers besides the sums and one row of the window's constants
 
 

@@ -404,7 +404,7 @@ class Blocking(Tiling[BlockPlan]):
             if r.guard or not along or rows not in names or lanes in names or not self._is_far(schedule, r.tensor):
                 continue
             element = size_bytes(schedule.program.tensor[r.tensor].dtype)
-            ways = core_of(self.machine, element).caches[0][2]
+            ways = core_of(self.machine, element).caches[0].ways
             places = ways * SETS / crowding(self._apart(schedule, r, rows) * element)  # where lines so far apart can be
             if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= places:
                 return schedule.prefetch(vector, tiles)

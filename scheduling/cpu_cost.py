@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.machine import Machine
-from poly.scheduling.cpu_shares import Numbers, shared_time
+from poly.scheduling.cpu_shares import EDGE, Numbers, shared_time
 
 TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
 FREE = 1e9  # elements a cycle of what is copied when compiling
-EDGE = 256  # bytes that a prefetcher reaches over the end of a row
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
 # somebody else, of one of many cores an eighth.
 SHARE, SHARED = 0.5, 0.125
@@ -36,9 +35,17 @@ COPYING = 1.5  # norm of a copy's instructions and of the time that it waits for
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 
 
+class Cache(NamedTuple):
+    """One level: bytes, bytes a cycle from behind it, lines that a set holds."""
+
+    capacity: int
+    rate: float
+    ways: int = 8
+
+
 @dataclass(frozen=True)
 class Core:
-    """What a core does in a cycle; `caches`: (bytes, bytes a cycle from behind it, ways), the first level first."""
+    """What a core does in a cycle; `caches`: the first level first."""
 
     lanes: int
     registers: int
@@ -46,12 +53,17 @@ class Core:
     load_units: int
     store_units: int
     latency: int
-    caches: tuple[tuple[int, float, int], ...]
+    caches: tuple[Cache, ...]
 
     @property
     def in_flight(self) -> int:
         """Independent multiply-adds that hide the latency of one."""
         return self.fma_units * self.latency
+
+
+def own_share(capacity: int) -> int:
+    """Bytes of one of a core's own caches that are counted on."""
+    return int(SHARE * capacity)
 
 
 def core_of(machine: Machine, element: int) -> Core:
@@ -62,13 +74,13 @@ def core_of(machine: Machine, element: int) -> Core:
     behind = [*levels[1:], *(m for m in machine.memories if m.kind == "dram")]
     usual = (28, 14, 6)
     caches = tuple(
-        (m.capacity or 0, float(b.bytes_per_cycle or usual[min(k, 2)]), 8)
+        Cache(m.capacity or 0, float(b.bytes_per_cycle or usual[min(k, 2)]))
         for k, (m, b) in enumerate(zip(levels, behind, strict=False))
     )
     return Core(
         machine.lanes(element), machine.vector_registers,
         cost.get("fma", 2), cost.get("load", 2), cost.get("store", 1), cost.get("latency", 4),
-        caches or ((32768, 24.0, 8), (1 << 20, 5.0, 8)),
+        caches or (Cache(32768, 24.0), Cache(1 << 20, 5.0)),
     )  # fmt: skip
 
 
@@ -407,7 +419,7 @@ def _follows(operand: Operand, loops: Sequence[Loop], changed: Sequence[int]) ->
 def _source(core: Core, operand: Operand) -> float:
     """Bytes a cycle of what is copied: a copy waits for memory, operations hide nothing of it."""
     far = [rate for n, (capacity, rate, _) in enumerate(core.caches) if n and _size(operand) > capacity * _share(n)]
-    return far[-1] if far else core.caches[0][1]
+    return far[-1] if far else core.caches[0].rate
 
 
 def _size(operand: Operand) -> int:
@@ -422,8 +434,7 @@ def _share(level: int) -> float:
 def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
     """Cycles an element of a packed buffer that leaves the core's own caches, on its way out and back."""
     own = core.caches[: max(1, len(core.caches) - 1)]
-    capacity, rate, _ = own[-1]
-    return np.where(size > SHARE * capacity, 2 * element / rate, 0.0)
+    return np.where(size > SHARE * own[-1].capacity, 2 * element / own[-1].rate, 0.0)
 
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:

@@ -170,7 +170,7 @@ def _blocks_of(
             return Blocks(vector * max(1, room // wide), columns, (run, columns), past=True, buffered=True)
     columns = vector * wide
     tile = _tile(facts.extents[lanes], strides[turned[0]][lanes], size, columns)
-    crowded = core.caches[0][2] * SETS / crowding((strides[-1][read_lanes] or 0) * size) < columns
+    crowded = core.caches[0].ways * SETS / crowding((strides[-1][read_lanes] or 0) * size) < columns
     if crowded and tile is not None:
         return Blocks(columns, vector, (max(MOST_PAGES, columns), columns))
     return Blocks(vector * max(1, min(line // (vector * size), room // wide)), columns, tile)

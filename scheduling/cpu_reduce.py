@@ -19,7 +19,7 @@ from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, interval_of, intervals_of
-from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_cost import core_of, own_share
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import (
     FEWEST_LANES,
@@ -177,7 +177,7 @@ def _plan_spread(
     kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not _moves(r, lanes) and _moves(r, rows)))
     height = _height(extents[rows], range(DEEP_ROWS, DEEP_ROWS // 2, -1))
     size = size_bytes(program.tensor[s.write.tensor].dtype)
-    strip = machine.nearest_cache // 2 // size
+    strip = own_share(machine.nearest_cache) // size
     if threads > 1:
         strip = min(strip, -(-extents[lanes] // threads))
     width = 2

@@ -9,8 +9,8 @@ Numbers = npt.NDArray[np.float64]
 # Cycles until all threads have met and go on, bytes a cycle of what one wrote and another reads (between caches that
 # are not shared; a machine whose cores share one loses little by sparing it).
 MEETING, REMOTE = 8000.0, 1.5
+EDGE = 256  # bytes that a prefetcher reaches over the end of a row
 UNEVEN = 0.1  # of an iteration that a slower thread still has to do when the others have taken all there were
-
 
 Value = Numbers | float
 

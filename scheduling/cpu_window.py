@@ -22,7 +22,17 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import interval_of, intervals_of
 from poly.scheduling.cpu_chain import keep_values
-from poly.scheduling.cpu_edits import cut, fused, in_vectors, loop_of, loop_of_axis, loops_of_copy, unrolled
+from poly.scheduling.cpu_cost import own_share
+from poly.scheduling.cpu_edits import (
+    FEW_VECTORS,
+    cut,
+    fused,
+    in_vectors,
+    loop_of,
+    loop_of_axis,
+    loops_of_copy,
+    unrolled,
+)
 from poly.scheduling.cpu_facts import bytes_touched, own_capacity, stride, widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
@@ -30,7 +40,6 @@ from poly.scheduling.schedule import Schedule
 
 MOST_TAPS = 64  # points of a window
 MOST_ROWS = 8  # of a register tile
-FEW_VECTORS = 8  # in a row: its vectors may be unrolled
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
 ROLLED = 48  # operations of one register tile where a row read serves all rows written at once
 COPIES = 40  # vectors of a copy that may be laid out
@@ -126,7 +135,7 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
     strip = height
     if copied:
         columns = (step * (width - 1) + shape.taps[shape.sideways]) * _planes(shape, row)
-        lines = machine.nearest_cache // 2 // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
+        lines = own_share(machine.nearest_cache) // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
         fitting = max(1, (lines - spread * (reach - 1)) // step_down)
         if fitting < height and small:
             small, tile = False, _divisor(height, most)

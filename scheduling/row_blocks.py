@@ -16,7 +16,7 @@ from poly.affine import Affine
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_cost import Core, core_of
+from poly.scheduling.cpu_cost import Core, core_of, own_share
 from poly.scheduling.cpu_facts import widest_element
 from poly.scheduling.groups import Group, bare, domain_box, tensors_read, tensors_written, written_once
 
@@ -130,7 +130,7 @@ class _Blocks:
     ) -> Group | None:
         """The group with the most rows whose block stays in a cache, where it pays."""
         core = core_of(self.machine, widest_element(self.program, statements))
-        near = core.caches[min(1, len(core.caches) - 1)][0] * KEPT
+        near = core.caches[min(1, len(core.caches) - 1)].capacity * KEPT
         extent, batches = box[-1][1] + 1, prod(high + 1 for _, high in box[:-1])
         row, resident, handed = self._bytes(statements, axes, parts)
         saved = 2 * sum(self._cycles(core, size) for size in handed)
@@ -182,7 +182,7 @@ class _Blocks:
 
     def _cycles(self, core: Core, size: int) -> float:
         """Cycles to bring bytes, or take them, from behind the caches that cannot hold them; 0 where the second can."""
-        behind = [rate for capacity, rate, _ in core.caches if size > capacity // 2]
+        behind = [rate for capacity, rate, _ in core.caches if size > own_share(capacity)]
         return size / behind[-1] if len(behind) > 1 or (behind and len(core.caches) < 2) else 0.0
 
 

@@ -15,6 +15,7 @@ from poly.affine import Affine
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
+from poly.scheduling.cpu_cost import own_share
 from poly.scheduling.groups import (
     Group,
     bare,
@@ -36,7 +37,7 @@ def groups_for(program: Program, machine: Machine) -> list[Group]:
     if machine.kind != "cpu" or not caches:
         return groups_of(program)
     far = (caches[-1] // (4 * machine.cores), machine.cores)
-    return row_blocks(program, row_groups(program, caches[min(1, len(caches) - 1)] // 2, far), machine)
+    return row_blocks(program, row_groups(program, own_share(caches[min(1, len(caches) - 1)]), far), machine)
 
 
 def row_groups(program: Program, room: int, far: tuple[int, int] = (0, 0)) -> list[Group]:

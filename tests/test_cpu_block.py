@@ -12,7 +12,18 @@ from poly.codegen.host import host_machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import best_plans, contraction_plan, ways_of
-from poly.scheduling.cpu_cost import Copied, Copy, Core, Loop, Nest, Operand, Touched, cycles_of_memory, shared_cycles
+from poly.scheduling.cpu_cost import (
+    Cache,
+    Copied,
+    Copy,
+    Core,
+    Loop,
+    Nest,
+    Operand,
+    Touched,
+    cycles_of_memory,
+    shared_cycles,
+)
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
@@ -239,7 +250,7 @@ def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
 
 
 def test_a_copy_from_far_waits_for_memory() -> None:
-    core = Core(8, 16, 2, 2, 1, 4, ((1 << 15, 32.0, 8), (1 << 19, 4.0, 8)))
+    core = Core(8, 16, 2, 2, 1, 4, (Cache(1 << 15, 32.0), Cache(1 << 19, 4.0)))
 
     def cycles(rows: int) -> float:
         operand = Operand("B", ({"k": 1},), (rows,), (4,), 4)
