@@ -88,7 +88,9 @@ class Window:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the access maps say. `taps`: extents of the reduction iterators by name."""
+    """What the access maps say, named as in `Window`. `taps`: extents of the reduction iterators by name; `row`: the
+    tensor's axis along rows.
+    """
 
     read: Access
     rows: int
@@ -97,6 +99,10 @@ class _Shape:
     sideways: str
     taps: Mapping[str, int]
     others: tuple[Access, ...]
+    row: int
+    step: int
+    step_down: int
+    spread: int
 
 
 def window_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Window | None:
@@ -104,63 +110,91 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
     update = next((s for s in group.statements if s.combiner is not None), None)
     if update is None or group.box is None or not suits(group, update):
         return None
-    lanes = machine.lanes(widest_element(program, group.statements))
+    elements = machine.lanes(widest_element(program, group.statements))  # of a whole vector
     shape = _shape(program, group, update)
-    if shape is None or lanes < 2:
+    if shape is None or elements < 2:
         return None
-    names = group.axes[update.name]
+    names, step = group.axes[update.name], shape.step
     height, width = (group.box[a][1] + 1 for a in (shape.rows, shape.lanes))
-    row = row_axis(shape.read, names[shape.rows])
-    last, down = shape.read.affine_index[-1], shape.read.affine_index[row]
-    step, step_down = last.coefficient(names[shape.lanes]), down.coefficient(names[shape.rows])
-    vector = min(lanes, 1 << max(0, width - 1).bit_length())
+    vector = min(elements, 1 << max(0, width - 1).bit_length())
     taps, reach = prod(shape.taps.values()), shape.taps.get(shape.down, 1)
-    spread = down.coefficient(shape.down) if shape.down else 1
     registers = machine.vector_registers
     kept = tuple(dict.fromkeys(a.tensor for a in shape.others)) if taps <= registers - KEPT_BESIDE else ()
-    rolling = bool(kept) or not shape.others
-    room = registers - max(SPARE, shape.taps[shape.sideways] if step == PICKED else 1) - (taps if kept else 1)
-    most = max(1, min(room, max(2, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS, height))
+    most = min(height, _most_rows(shape, registers, bool(kept)))
     vectors = -(-width // vector)
     small = -(-height // most) * vectors * most * taps * (2 if step == PICKED else 1) <= BODY  # loads count, too
-    tile = -(-height // -(-height // most)) if small else _divisor(height, most)
-    whole = height if small else height // tile * tile
+    tile, whole = _tiles(height, most, small)
     ragged = width % vector and vectors > FEW_VECTORS
     edges = _edges(program, shape, names[shape.lanes], vector) if not small else ()
     bodies = len(edges) + 1 if width % vector == 0 or ragged else vectors
-    strided = step > PICKED and shape.taps[shape.sideways] > step
-    flat = taps == reach * shape.taps[shape.sideways]  # no window along other axes, whose padding would not be apart
-    direct = not shape.read.guard or (flat and (small or bodies * tile * taps <= BODY))
-    copied = strided or not direct
-    strip = height
+    copied, strip = _is_copied(shape, small or bodies * tile * taps <= BODY), height
     if copied:
-        columns = (step * (width - 1) + shape.taps[shape.sideways]) * _planes(shape, row)
-        lines = own_share(machine.nearest_cache) // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
-        fitting = max(1, (lines - spread * (reach - 1)) // step_down)
-        if fitting < height and small:
-            small, tile = False, _divisor(height, most)
-            whole = height // tile * tile
+        fitting = _fitting(program, shape, machine, width)
         if fitting < height:
+            small = False
+            tile, whole = _tiles(height, most, small)
             strip = max((n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting), default=tile)
         edges = ()
-    apart = stride(shape.read, program.tensor[shape.read.tensor], names[shape.rows], program.binding) or 0
-    long = tile * abs(apart) * size_bytes(program.tensor[shape.read.tensor].dtype) >= LONG
+    long = tile * _bytes_apart(program, shape.read, names[shape.rows]) >= LONG
     return Window(
         statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
-        sideways=shape.sideways, step_down=step_down, step=step, spread=spread, reach=spread * (reach - 1) + 1,
-        axis=row, offset=down.constant, vector=vector, height=tile, strip=strip, copied=copied, kept=kept,
-        unrolled=small, cuts=(whole,) if whole < height else (), vector_cuts=edges,
+        sideways=shape.sideways, step_down=shape.step_down, step=step, spread=shape.spread,
+        reach=shape.spread * (reach - 1) + 1, axis=shape.row, offset=shape.read.affine_index[shape.row].constant,
+        vector=vector, height=tile, strip=strip, copied=copied, kept=kept, unrolled=small,
+        cuts=(whole,) if whole < height else (), vector_cuts=edges,
         lane_cuts=(width // vector * vector,) if ragged else (),
         asks_ahead=(copied or long) and bytes_touched(program, group.statements) > own_capacity(machine),
     )  # fmt: skip
 
 
-def _edges(program: Program, shape: _Shape, lanes: str, vector: int) -> tuple[int, ...]:
+def _most_rows(shape: _Shape, registers: int, kept: bool) -> int:
+    """Rows of a register tile: their sums fit beside what is loaded for one, and where a row read serves all of them
+    the body stays short.
+    """
+    taps = prod(shape.taps.values())
+    loaded = shape.taps[shape.sideways] if shape.step == PICKED else 1
+    room = registers - max(SPARE, loaded) - (taps if kept else 1)
+    rolling = kept or not shape.others
+    return max(1, min(room, max(2, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS))
+
+
+def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
+    """Rows of a register tile, and of all whole ones: of a small window the last tile may be lower."""
+    tile = -(-height // -(-height // most)) if small else _divisor(height, most)
+    return tile, height if small else height // tile * tile
+
+
+def _bytes_apart(program: Program, read: Access, loop: str) -> int:
+    """Bytes between what neighbouring iterations of a loop read."""
+    tensor = program.tensor[read.tensor]
+    return abs(stride(read, tensor, loop, program.binding) or 0) * size_bytes(tensor.dtype)
+
+
+def _is_copied(shape: _Shape, short: bool) -> bool:
+    """Whether what a strip reads goes through a buffer: elements too far apart, or padding where the pieces that see it
+    are too many to be laid out (not `short`).
+    """
+    columns = shape.taps[shape.sideways]
+    if shape.step > PICKED and columns > shape.step:
+        return True
+    rows = shape.taps.get(shape.down, 1)
+    flat = prod(shape.taps.values()) == rows * columns  # no window along other axes, whose padding would not be apart
+    return bool(shape.read.guard) and not (flat and short)
+
+
+def _fitting(program: Program, shape: _Shape, machine: Machine, width: int) -> int:
+    """Rows of `width` elements of a strip that reads no more than stays in the first cache, at least one."""
+    columns = (shape.step * (width - 1) + shape.taps[shape.sideways]) * _planes(shape)
+    lines = own_share(machine.nearest_cache) // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
+    return max(1, (lines - shape.spread * (shape.taps.get(shape.down, 1) - 1)) // shape.step_down)
+
+
+def _edges(program: Program, shape: _Shape, loop: str, vector: int) -> tuple[int, ...]:
     """Where the vectors of a row are cut, so that the window leaves the row in the first and the last piece alone."""
     if not shape.read.guard:
         return ()
     last = len(shape.read.index) - 1
-    low, high = inside_of(program, shape.read, lanes, shape.sideways, last, shape.taps[shape.sideways])
+    low, high = inside_of(program, shape.read, loop, shape.sideways, last, shape.taps[shape.sideways])
     return tuple(sorted(c for c in {-(-low // vector), high // vector} if c > 0))
 
 
@@ -178,11 +212,11 @@ def _divisor(extent: int, most: int) -> int:
     return best if best > 1 else most
 
 
-def _planes(shape: _Shape, row: int) -> int:
+def _planes(shape: _Shape) -> int:
     """Rows that a window reads at once along other axes than the rows' own."""
     planes = 1
     for axis, subscript in enumerate(shape.read.index[:-1]):
-        if axis != row and isinstance(subscript, Affine):
+        if axis != shape.row and isinstance(subscript, Affine):
             planes *= prod(shape.taps[n] for n in subscript.names if n in shape.taps)
     return planes
 
@@ -231,7 +265,12 @@ def _shape(program: Program, group: Group, update: Statement) -> _Shape | None:
     still = {axes[lanes], axes[rows]}
     if any(a.guard or any(not isinstance(i, Affine) or i.names & still for i in a.index) for a in others):
         return None
-    return _Shape(read, rows, lanes, down, sideways, taps, others)
+    row = row_axis(read, axes[rows])
+    along, last = read.affine_index[row], read.affine_index[-1]
+    return _Shape(
+        read, rows, lanes, down, sideways, taps, others, row, step=last.coefficient(axes[lanes]),
+        step_down=along.coefficient(axes[rows]), spread=along.coefficient(down) if down else 1,
+    )  # fmt: skip
 
 
 def beside(read: Access, axes: Sequence[str], taps: Mapping[str, int]) -> dict[str, str]:
