@@ -180,24 +180,7 @@ def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
     The result is called like the part of the names after the last statement's dot where they agree (`init.i` and
     `upd.i` give `i`) and that name is free, else like the first loop.
     """
-    a, b = schedule.under(first), schedule.under(second)
-    path_a, path_b = schedule.nests[a[0]].path, schedule.nests[b[0]].path
-    prefix = path_a[: path_a.index(first)]
-    if (
-        first == second
-        or prefix[:-1] != path_b[: path_b.index(second)][:-1]
-        or not prefix
-        or not isinstance(prefix[-1], int)
-    ):
-        raise ScheduleError(
-            f"{first!r} and {second!r} do not stand in one sequence",
-            where=schedule.source.name,
-            hint="fuse the loops around them first",
-        )
-    if path_b[len(prefix) - 1] < prefix[-1]:  # type: ignore[operator]
-        raise ScheduleError(
-            f"{second!r} comes before {first!r}", where=schedule.source.name, hint=f"fuse({second!r}, {first!r})"
-        )
+    prefix = _place_in_sequence(schedule, first, second)
     name = _fused_name(schedule, first, second)
 
     def moved(position: int, loop: str) -> Callable[[Nest], Nest]:
@@ -209,7 +192,8 @@ def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
         return change
 
     nests = dict(schedule.nests)
-    nests |= {s: moved(0, first)(nests[s]) for s in a} | {s: moved(1, second)(nests[s]) for s in b}
+    nests |= {s: moved(0, first)(nests[s]) for s in schedule.under(first)}
+    nests |= {s: moved(1, second)(nests[s]) for s in schedule.under(second)}
     marks = {n: m for n, m in schedule.marks.items() if n not in (first, second)}
     if first in schedule.marks and schedule.marks.get(first) == schedule.marks.get(second):
         marks[name] = schedule.marks[first]
@@ -221,6 +205,23 @@ def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
         first=first,
         second=second,
     )
+
+
+def _place_in_sequence(schedule: Schedule, first: str, second: str) -> tuple[PathStep, ...]:
+    """The path to the first of two loops that stand in one sequence in this order. Raises `ScheduleError`."""
+    path_a, path_b = (schedule.nests[schedule.under(loop)[0]].path for loop in (first, second))
+    prefix, other = path_a[: path_a.index(first)], path_b[: path_b.index(second)]
+    if first == second or prefix[:-1] != other[:-1] or not prefix or not isinstance(prefix[-1], int):
+        raise ScheduleError(
+            f"{first!r} and {second!r} do not stand in one sequence",
+            where=schedule.source.name,
+            hint="fuse the loops around them first",
+        )
+    if path_b[len(prefix) - 1] < prefix[-1]:  # type: ignore[operator]
+        raise ScheduleError(
+            f"{second!r} comes before {first!r}", where=schedule.source.name, hint=f"fuse({second!r}, {first!r})"
+        )
+    return prefix
 
 
 def renamed_scopes(program: Program, names: Mapping[str, str]) -> Program:
