@@ -84,16 +84,7 @@ class Kernel(NativeCall):
         self._sizes = sizes = dict(tree.sizes)
         known = {t.name: t for t in (*tree.tensors, *inputs, *outputs)}
         self._tensors = [known[name] for name in self.module.tensors]
-        self.constants = {
-            n: constant_memory(known[n], a, sizes) for n, a in (constants or {}).items() if n in self.module.tensors
-        }
-        self.constants |= {n: a for n, a in (stored or {}).items() if n in self.module.tensors}
-        given = {t.name for t in (*inputs, *outputs)} | self.constants.keys()
-        for t in self._tensors:
-            if t.name not in given and t.role != "temporary":
-                raise RunError(
-                    f"{t.role} {t.name} has no array", where=tree.name, hint="pass it, or its value in constants"
-                )
+        self.constants = self._constants(constants or {}, stored or {})
         self._linked = link(code or compile_object(self.module.ir, machine), [self.module.entry])
         work = work_of(tree)
         self._long = work is None or work > BRIEF
@@ -106,6 +97,18 @@ class Kernel(NativeCall):
         if not self.module.parameters:
             self._prepare(sizes)
         self.seconds = perf_counter() - start
+
+    def _constants(self, given: Mapping[str, Array], stored: Mapping[str, Array]) -> dict[str, Array]:
+        """The constants that the code uses, as their layouts say. Raises `RunError` where a tensor has no array."""
+        used = {t.name: t for t in self._tensors}
+        found = {n: constant_memory(used[n], a, self._sizes) for n, a in given.items() if n in used}
+        found |= {n: a for n, a in stored.items() if n in used}
+        there = {t.name for t in (*self.inputs, *self.outputs)} | found.keys()
+        for t in self._tensors:
+            if t.name not in there and t.role != "temporary":
+                hint = "pass it, or its value in constants"
+                raise RunError(f"{t.role} {t.name} has no array", where=self.loops.name, hint=hint)
+        return found
 
     if TYPE_CHECKING:
 

@@ -36,8 +36,9 @@ _COMPARE: Final[dict[str, tuple[str, str, str]]] = {  # floats, signed, unsigned
     "eq": ("oeq", "eq", "eq"), "ne": ("une", "ne", "ne"), "lt": ("olt", "slt", "ult"),
     "le": ("ole", "sle", "ule"), "gt": ("ogt", "sgt", "ugt"), "ge": ("oge", "sge", "uge"),
 }  # fmt: skip
-_ARITHMETIC: Final[dict[str, str]] = {"add": "add", "sub": "sub", "mul": "mul"}
-_LANEWISE: Final = frozenset({*_ARITHMETIC, "max", "min"})
+_ARITHMETIC: Final = frozenset({"add", "sub", "mul"})
+_LANEWISE: Final = _ARITHMETIC | {"max", "min"}
+_BITWISE: Final = frozenset({"bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"})
 _ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt"}
 
 
@@ -259,17 +260,24 @@ class Ops:
             return result if result.dtype == "bool" else self.cast(result, a.dtype)
         if self.sources and name in _LANEWISE and (found := self._unarranged(operands)) is not None:
             return self.arranged(self.apply(name, found[0]), found[1])
+        return self._operator(name, operands)
+
+    def _operator(self, name: str, operands: Sequence[Value]) -> Value:
+        """An operator on operands of one shape, of a dtype that is calculated with."""
+        a = operands[0]
         if name in _COMPARE:
             return self.compare(name, *operands)
-        if name in ("and", "or"):
-            return self.op(name, a, *(self.truth(o) for o in operands), dtype="bool")
-        if name == "not":
-            return self.op("xor", a, self.truth(a), self.const("bool", True, a.lanes), dtype="bool")
-        if name in ("add", "sub", "mul"):
+        if name in _ARITHMETIC:
             return self._arithmetic(name, *operands)
+        if name in _BITWISE:
+            return self._bitwise(name, *operands)
         if name in _ROUND and is_float(a.dtype):
             return self.call(_ROUND[name], a)
         match name:
+            case "and" | "or":
+                return self.op(name, a, *(self.truth(o) for o in operands), dtype="bool")
+            case "not":
+                return self.op("xor", a, self.truth(a), self.const("bool", True, a.lanes), dtype="bool")
             case "div":
                 return self._divide(*operands)
             case "neg":
@@ -282,14 +290,8 @@ class Ops:
                 return self._sign(a)
             case "pow" if is_integer(a.dtype):
                 return self._integer_power(*operands)
-            case "bit_and" | "bit_or" | "bit_xor" if not is_float(a.dtype):
-                return self.op(name.removeprefix("bit_"), a, *operands)
-            case "shift_left" | "shift_right" if is_integer(a.dtype):
-                return self._shift(name, *operands)
             case "fmod" if is_float(a.dtype):
                 return self.op("frem", a, *operands)
-            case "bit_and" | "bit_or" | "bit_xor" | "shift_left" | "shift_right":
-                raise UnsupportedError(f"{name} of {a.dtype}", hint="convert the operands to integers")
             case _ if is_float(a.dtype):
                 from poly.codegen import vector_math
 
@@ -305,6 +307,13 @@ class Ops:
                 raise UnsupportedError("sub of bools", hint="use !=, or convert with a cast")
             return self.op("or" if name == "add" else "and", a, a, b)
         return self.op(name, a, a, b)
+
+    def _bitwise(self, name: str, a: Value, b: Value) -> Value:
+        if name.startswith("bit_") and not is_float(a.dtype):
+            return self.op(name.removeprefix("bit_"), a, a, b)
+        if is_integer(a.dtype):
+            return self._shift(name, a, b)
+        raise UnsupportedError(f"{name} of {a.dtype}", hint="convert the operands to integers")
 
     def _divide(self, a: Value, b: Value) -> Value:
         if is_float(a.dtype):
