@@ -207,6 +207,14 @@ def infer_sizes(
                 sizes.setdefault(*solved)
         missing = [n for n in missing if n not in sizes]
         if len(missing) == before:
+            _check_ranks(tensors, shapes)
             hint = f"bind it before compiling: program.bind({missing[0]}=8)"
             raise RunError(f"size {missing[0]} does not follow from the shapes of the inputs", hint=hint)
     return sizes
+
+
+def _check_ranks(tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> None:
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        if len(shape) != tensor.rank:
+            shown = ", ".join(map(str, tensor.shape))
+            raise RunError(f"input {tensor.name} has shape {list(shape)}, expected [{shown}]")

@@ -772,6 +772,8 @@ def test_sizes_come_from_shapes() -> None:
     np.testing.assert_array_equal(kernel(np.arange(6, dtype=np.float32)), [1, 5, 9])
     with pytest.raises(RunError, match="size N does not follow"):
         kernel(np.arange(5, dtype=np.float32))
+    with pytest.raises(RunError, match=r"input x has shape \[3, 2\], expected \[2\*N\]"):
+        kernel(np.zeros((3, 2), np.float32))
 
 
 def test_calls_from_many_threads() -> None:
