@@ -88,10 +88,14 @@ class _Work:
                 self.changed[user.name] = replace(user, body=_reading_floats(user, target.name))
 
     def _only_other_writer(self, s: Statement, target: Tensor) -> Statement | None:
-        """The statement that starts the sums in a temporary that nothing else writes or takes indices from."""
+        """The statement that starts the sums in a temporary that nothing else writes or takes indices from, and that is
+        read with no padding beyond what f32 holds.
+        """
         writers = [w for w in self.program.statements if target.name in tensors_written(w)]
         users = [u for u in self.program.statements if target.name in tensors_read(u) and u is not s]
         plain = all(u.external is None and not any(r.indirect for r in (*u.reads, u.write)) for u in (*writers, *users))
+        fills = [r.fill.value for u in users for r in u.reads if r.fill is not None and r.tensor == target.name]
+        plain = plain and all(abs(value) < EXACT for value in fills)
         if s.combiner is None or s.combiner.symbol != "+" or not s.reorder or len(writers) != 2 or not plain:
             return None
         init = writers[0] if writers[1] is s else writers[1]

@@ -134,6 +134,22 @@ def test_operands_made_after_the_start_stay() -> None:
     assert dtype_of(parse_program(text.replace("sum[", make + "sum[")), constants) == "i32"
 
 
+@pytest.mark.parametrize(("padding", "dtype"), [(7, "f32"), (EXACT + 3, "i32")])
+def test_sums_with_padding_that_f32_does_not_hold(padding: int, dtype: str) -> None:
+    x, w = np.full((32, 64), 255, np.uint8), np.arange(64 * 32, dtype=np.uint8).reshape(64, 32)
+    nodes = [
+        helper.make_node("MatMulInteger", ["x", "w"], ["t"]), helper.make_node("Pad", ["t", "pads", "value"], ["y"]),
+    ]  # fmt: skip
+    fixed = {"w": w, "pads": np.array([1, 0, 0, 2]), "value": np.array(padding, np.int32)}
+    model, _ = chain_model(nodes, {"x": x}, ["y"], constants=fixed)  # type: ignore[arg-type]
+    graph = poly.from_onnx(model)
+    changed = sums_in_f32(graph.to_program(), graph.constants)
+    assert dtype == ("f32" if any(t.name.endswith("_f32") for t in changed.tensors) else "i32")
+    engine: Any = poly.compile(graph)
+    want = np.pad(x.astype(np.int32) @ w.astype(np.int32), ((1, 0), (0, 2)), constant_values=padding)
+    np.testing.assert_array_equal(engine.run({"x": x})["y"], want)
+
+
 @pytest.mark.parametrize(("extent", "dtype"), [(256, "f32"), (259, "i32")])
 def test_products_that_meet_in_one_element(extent: int, dtype: str) -> None:
     """In t[i + j] both i and j are summed over."""
