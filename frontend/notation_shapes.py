@@ -218,6 +218,15 @@ class Shapes:
             first, second = witness(outside, (draft.iterators, [f"d{d}" for d in range(len(shape))]))
             extents = ", ".join(map(str, shape))
             message = f"{access.tensor} of shape [{extents}] is accessed out of bounds: {first} -> {second}"
-            free = ", ".join(draft.iterators)
-            hint = f"a larger {access.tensor}, or fewer iterations: ... where <condition on {free}>"
-            self._require(outside.params().complement(), message, draft, hint)
+            self._require(outside.params().complement(), message, draft, self._remedy(draft, access, outside))
+
+    def _remedy(self, draft: Draft, access: Access, outside: isl.Map) -> str:
+        """What to write so that an access stays inside: a name that is a size is easily taken for an index."""
+        for d, subscript in enumerate(access.index):
+            if isinstance(subscript, Affine) and subscript in map(var, self.parameters):
+                return f"{subscript} is a size here: another name for the index, or for the size"
+            below = isl.Set(_one_dimension(self.parameters, len(access.index), d, "d_ < 0"))
+            if isinstance(subscript, Affine) and not outside.range().reset_tuple_id().intersect(below).is_empty():
+                return f"... where {subscript} >= 0"
+        free = ", ".join(draft.iterators)
+        return f"a larger {access.tensor}, or fewer iterations: ... where <condition on {free}>"
