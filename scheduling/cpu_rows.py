@@ -9,7 +9,7 @@ values and partial results to registers, the rest to a buffer that fits the near
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from poly.affine import Affine, var
@@ -45,14 +45,14 @@ SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 STREAM = 1024  # bytes of rows side by side that come from far: a prefetcher follows them as one stream of lines
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pass:
     """Statements that share their loops inside a row. `extents`: of these, the lanes last; `lanes`: elements of one
     vector operation; `width`: such vectors side by side.
     """
 
     extents: tuple[int, ...]
-    statements: list[str] = field(default_factory=list)
+    statements: tuple[str, ...]
     lanes: int = 1
     width: int = 1
 
@@ -181,10 +181,9 @@ def _passes(
                 together = not extents[s.name] or _in_place(group, statements[name], s, inner)
                 first = max(first, place + (not (together and extents[s.name] == extents[name])))
         found = [k for k in range(first, len(passes)) if passes[k].extents == extents[s.name]]
-        if not found:
-            passes.append(Pass(extents[s.name]))
-        home[s.name] = found[0] if found else len(passes) - 1
-        passes[home[s.name]].statements.append(s.name)
+        at = home[s.name] = found[0] if found else len(passes)
+        before = passes[at].statements if found else ()
+        passes[at : at + 1] = [Pass(extents[s.name], (*before, s.name))]
     return passes
 
 

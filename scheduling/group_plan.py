@@ -92,7 +92,7 @@ def pieces_of(program: Program, group: Group) -> Pieces | None:
         return None
     axes = dict(group.axes)
     if group.box is None or not all(s.name in axes for s in group.statements):
-        if len(group.statements) > 1:
+        if len(group.statements) != 1:
             return None
         (s,) = group.statements
         axes = {s.name: tuple(i for i in s.iterators if i in names_of(s.write))}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
+from typing import Final
 
 import islpy as isl
 
@@ -19,8 +20,10 @@ from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import bound_domain
 from poly.sets import SET, fix_sizes, interval
 
+OWN_ORDER: Final = ("statements share loops: kept in their own order",)
 
-@dataclass
+
+@dataclass(frozen=True)
 class Group:
     """`axes`: for every statement its iterator on each of the group's parallel loops (outermost first); `box`: first
     and last value of these, None where they are no box of known size, or some tensor has an extent that is not known;
@@ -31,11 +34,11 @@ class Group:
     (`poly.scheduling.row_blocks`), which has `block` rows.
     """
 
-    statements: list[Statement] = field(default_factory=list)
-    axes: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    made: dict[str, tuple[Affine, ...]] = field(default_factory=dict)
+    statements: tuple[Statement, ...]
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    made: Mapping[str, tuple[Affine, ...]] = field(default_factory=dict[str, tuple[Affine, ...]])
     box: tuple[tuple[int, int], ...] | None = None
-    why: list[str] = field(default_factory=list)
+    why: tuple[str, ...] = ()
     parts: tuple[Group, ...] = ()
     block: int = 0
 
@@ -49,9 +52,7 @@ def groups_of(program: Program) -> list[Group]:
     heads = [s.path[0] for s in program.statements]
     runs = [head for head, _ in groupby(heads)]
     if len(set(runs)) < len(runs) or not all(isinstance(head, int) for head in heads):
-        whole = Group(list(program.statements))
-        whole.why.append("statements share loops: kept in their own order")
-        return [whole]
+        return [Group(program.statements, why=OWN_ORDER)]
     single = written_once(program)
     groups: list[Group] = []
     maker: dict[str, int] = {}
@@ -61,14 +62,14 @@ def groups_of(program: Program) -> list[Group]:
         if heads.count(head) > 1:
             home = nests.setdefault(head, len(groups))
             if home == len(groups):
-                groups.append(Group(why=["statements share loops: kept in their own order"]))
-            groups[home].statements.append(s)
+                groups.append(Group((), why=OWN_ORDER))
+            groups[home] = replace(groups[home], statements=(*groups[home].statements, s))
         else:
-            apart = bool(producers) and max(producers) in nests.values()
-            home = None if apart else _home(program, groups, producers, s, single)
-            if home is None:
-                groups.append(_anchor(program, s))
-                home = len(groups) - 1
+            home = max(producers, default=len(groups))
+            alone = home == len(groups) or home in nests.values()
+            joined = None if alone else _joined(program, groups[home], s, single)
+            home = len(groups) if joined is None else home
+            groups[home : home + 1] = [joined or _anchor(program, s)]
         for t in tensors_written(s):
             maker[t] = home
     return groups
@@ -98,23 +99,19 @@ def written_once(program: Program) -> frozenset[str]:
     return frozenset(name for name, group in writers.items() if once(name, group))
 
 
-def _home(
-    program: Program, groups: list[Group], producers: set[int], s: Statement, single: frozenset[str]
-) -> int | None:
-    """The group that takes a statement, or None."""
-    if not producers or s.external is not None:
+def _joined(program: Program, group: Group, s: Statement, single: frozenset[str]) -> Group | None:
+    """A group with a statement that reads what it makes; None where that is one of another group."""
+    if s.external is not None:
         return None
-    last = max(producers)
-    group = groups[last]
     if s.combiner is not None:
         first = group.statements[0]
         own = first.write.tensor == s.write.tensor and len(group.statements) == 1 and first.combiner is None
-        return last if own and s.write.tensor in single and _add_update(program, group, s) else None
+        return _with_update(program, group, s) if own and s.write.tensor in single else None
     if not (s.write.tensor in single or _overwrites(program, group, s)):
         return None
     if not all(t in single for t in tensors_read(s) if t in group.made):
         return None
-    return last if _add_pointwise(program, group, s) else None
+    return _with_pointwise(program, group, s)
 
 
 def _overwrites(program: Program, group: Group, s: Statement) -> bool:
@@ -135,15 +132,13 @@ def _reads_own(group: Group, s: Statement, axes: Sequence[str]) -> bool:
 
 
 def _anchor(program: Program, s: Statement) -> Group:
-    group = Group([s])
-    if s.external is None:
-        axes = _parallel(program, s)
-        rest = [i for i in s.iterators if i not in axes]
-        group.axes[s.name] = axes
-        whole = (not rest or s.combiner is not None) and _has_extents(program, s)
-        group.box = domain_box(program, s, axes) if whole else None
-        group.made[s.write.tensor] = placement(s.write, axes)
-    return group
+    if s.external is not None:
+        return Group((s,))
+    axes = _parallel(program, s)
+    rest = [i for i in s.iterators if i not in axes]
+    whole = (not rest or s.combiner is not None) and _has_extents(program, s)
+    box = domain_box(program, s, axes) if whole else None
+    return Group((s,), {s.name: axes}, {s.write.tensor: placement(s.write, axes)}, box)
 
 
 def _has_extents(program: Program, s: Statement) -> bool:
@@ -223,17 +218,15 @@ def _ranges(
     return tuple(ranges) if fix_sizes(product.intersect_params(context), dict(sizes)).is_equal(domain) else None
 
 
-def _add_update(program: Program, group: Group, s: Statement) -> bool:
-    """Take the reduction that the group's only statement initialises."""
+def _with_update(program: Program, group: Group, s: Statement) -> Group | None:
+    """A group with the reduction that its only statement initialises."""
     first = group.statements[0]
     aligned = _aligned(s.write, group.made[s.write.tensor], len(group.axes[first.name]))
     if aligned is None or group.box is None or domain_box(program, s, aligned) != group.box:
-        return False
+        return None
     if not _has_extents(program, s):
-        return False
-    group.statements.append(s)
-    group.axes[s.name] = aligned
-    return True
+        return None
+    return replace(group, statements=(*group.statements, s), axes={**group.axes, s.name: aligned})
 
 
 def _aligned(access: Access, places: Sequence[Affine], count: int) -> tuple[str, ...] | None:
@@ -254,29 +247,27 @@ def _aligned(access: Access, places: Sequence[Affine], count: int) -> tuple[str,
     return tuple(known) if len(known) == count and len(set(known)) == count else None
 
 
-def _add_pointwise(program: Program, group: Group, s: Statement) -> bool:
-    """Take an assignment that reads what the group makes only at its own element."""
+def _with_pointwise(program: Program, group: Group, s: Statement) -> Group | None:
+    """A group with an assignment that reads what it makes only at its own element."""
     if group.box is None or not group.axes or not _has_extents(program, s):
-        return False
+        return None
     count = len(group.box)
     axes: tuple[str, ...] | None = None
     for read in s.reads:
         if read.tensor in group.made:
             found = None if read.guard or read.indirect else _aligned(read, group.made[read.tensor], count)
             if found is None or axes not in (None, found):
-                return False
+                return None
             axes = found
     if axes is None or set(axes) != set(s.iterators) or domain_box(program, s, axes) != group.box:
-        return False
+        return None
     if not all(isinstance(i, Affine) for i in s.write.index) or not _reads_own(group, s, axes):
-        return False
-    group.statements.append(s)
-    group.axes[s.name] = axes
-    group.made[s.write.tensor] = placement(s.write, axes)
-    group.why.append(
-        f"{s.name} reads {', '.join(r.tensor for r in s.reads if r.tensor in group.made)} where it is made"
+        return None
+    made = {**group.made, s.write.tensor: placement(s.write, axes)}
+    why = f"{s.name} reads {', '.join(r.tensor for r in s.reads if r.tensor in made)} where it is made"
+    return replace(
+        group, statements=(*group.statements, s), axes={**group.axes, s.name: axes}, made=made, why=(*group.why, why)
     )
-    return True
 
 
 # ---- a group as a program

@@ -145,8 +145,8 @@ class _Blocks:
         if not best or saved <= max(again, least):
             return None
         why = f"{best} rows at a time: {row * best} bytes a block instead of {sum(handed)} bytes handed on"
-        whys = [w for p in parts for w in p.why]
-        return Group(list(statements), dict(axes), {}, box, [*whys, why], parts, best)
+        whys = (w for p in parts for w in p.why)
+        return Group(tuple(statements), axes, {}, box, (*whys, why), parts, best)
 
     def _bytes(
         self, statements: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], parts: Sequence[Group]

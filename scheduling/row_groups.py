@@ -87,8 +87,8 @@ class _Facts:
         saved = self.saved(first, second, axes)
         why = f"{second.names[0]} uses what {first.names[0]} makes or reads in the same row: {saved} bytes less to move"
         group = Group(
-            [*first.statements, *second.statements], axes, {}, tuple(first.box[a] for a in pairs),
-            [*first.why, *second.why, why], (*(first.parts or (first,)), *(second.parts or (second,))),
+            (*first.statements, *second.statements), axes, {}, tuple(first.box[a] for a in pairs),
+            (*first.why, *second.why, why), (*(first.parts or (first,)), *(second.parts or (second,))),
         )  # fmt: skip
         moved = sum(self.bytes(t) for t in _touched(second))
         return group if saved * LEAST_SAVED >= moved and self.fits(group) else None
