@@ -20,11 +20,13 @@ from dataclasses import replace
 from operator import index
 
 import islpy as isl
+import numpy as np
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds
+from poly.dtypes import is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
-from poly.expr import dtype_of
+from poly.expr import Cast, Const, Expr, dtype_of, rewrite
 from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
 from poly.lexical import decode
@@ -165,6 +167,19 @@ def _sizes(lines: ProgramLines, shapes: Mapping[str, Extents]) -> tuple[tuple[st
     return parameters, context.intersect(read_condition(condition, (), parameters, None))
 
 
+def _converted(e: Expr) -> Expr | None:
+    """A literal that is no value of its dtype, as `u8(-1.5)` or `i32(2.7)`, by a cast like any other value."""
+    match e:
+        case Const(value, "bool") if value not in (0, 1):
+            return Cast("bool", Const(value))
+        case Const(value, str(dtype)) if is_integer(dtype):
+            limits = np.iinfo(numpy_dtype(dtype).name)
+            fits = limits.min <= value <= limits.max and value == int(value)
+            return None if fits else Cast(dtype, Const(value))
+        case _:
+            return None
+
+
 def _drafts(
     lines: ProgramLines, shapes: Mapping[str, Extents], parameters: tuple[str, ...], context: isl.Set
 ) -> list[Draft]:
@@ -174,6 +189,7 @@ def _drafts(
     drafts: list[Draft] = []
     for line in lines.statements:
         write, body, reads = read_assignment(line, BodyReader(scalars, bare_indices=True))
+        body = rewrite(body, _converted)
         used = dict.fromkeys(
             n for e in affine_parts(write, reads, body) for n in ordered_names(e) if n not in parameters
         )

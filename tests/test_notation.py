@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from poly.compiler import compile as compile_for
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.frontend.notation import parse
 from poly.interp import run_program
@@ -239,3 +240,16 @@ def test_numpys_names_of_dtypes_are_told_ours() -> None:
         parse("y[i] = x[i]", x=(3,), dtypes={"x": "float64"})
     with pytest.raises(PolyError, match="one of bf16, bool"):
         parse("y[i] = x[i]", x=(3,), dtypes={"x": "f31"})
+
+
+@pytest.mark.parametrize(("literal", "value"), [
+    ("u8(-1.5)", 0), ("i32(2.7)", 2), ("i32(3e9)", 2**31 - 1), ("u8(300)", 44), ("i8(-1)", -1), ("i8(nan)", 0),
+    ("u8(inf)", 255), ("bool(2)", 1), ("u64(1e30)", 2**64), ("i64(9)", 9), ("u8(255)", 255),
+])  # fmt: skip
+def test_literals_of_a_dtype_are_converted_as_values_are(literal: str, value: int) -> None:
+    program = parse(f"y[i] = f64({literal}) + x[i]", dtypes={"x": "f64"}, x=(5,))
+    assert str(parse_program(str(program))) == str(program)
+    x = np.zeros(5)
+    kernel: Any = compile_for(program)
+    for found in (run_program(program, {"x": x})["y"], kernel(x)):
+        np.testing.assert_array_equal(found, np.full(5, value))
