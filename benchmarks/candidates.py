@@ -104,7 +104,8 @@ def plans_of(nest: Nest, count: int, far: float) -> list[Rated]:
     """The model's favourites of every way to do it by turns, the best ways first, none predicted to take more than
     `far` times as long as the best: so they differ in more than a block size. The model's choice is among them.
     """
-    ways = [found for choice, way in ways_of(nest.facts, nest.lanes) if (found := list(choice.rated([way], count)))]
+    rated = (list(choice.best_of_each([way], count)) for choice, way in ways_of(nest.facts, nest.lanes))
+    ways = [found for found in rated if found]
     ways.sort(key=lambda found: found[0].cycles)
     limit = far * ways[0][0].cycles
     chosen = nest.chosen

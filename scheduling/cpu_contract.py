@@ -92,7 +92,7 @@ def rated_plans(
     if update is None:
         return
     choice = Choice(facts, update, lanes)
-    yield from choice.rated(filter(suits, choice.ways()), each)
+    yield from choice.best_of_each(filter(suits, choice.ways()), each)
 
 
 def ways_of(facts: Facts, lanes: int) -> Iterator[tuple[Choice, Way]]:

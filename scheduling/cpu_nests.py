@@ -61,7 +61,7 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
     if s.external is not None or any(a.indirect or a.guard for a, _ in s.accesses):
         return []
     nest, tensors, sizes = schedule.nests[name], schedule.program.tensor, schedule.program.binding
-    rated: list[tuple[bool, int, int, Lanes]] = []
+    found: list[tuple[bool, int, int, Lanes]] = []
     for depth, loop in enumerate(own_loops(schedule, name)):
         iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), None)
         if iterator is None:
@@ -72,8 +72,8 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
         summed = steps[-1] == 0  # of what is written
         if summed and s.combiner is None:
             continue
-        rated.append((not summed, sum(step == 1 for step in steps), depth, Lanes(iterator, summed)))
-    return [lanes for *_, lanes in sorted(rated, key=lambda r: r[:3], reverse=True)]
+        found.append((not summed, sum(step == 1 for step in steps), depth, Lanes(iterator, summed)))
+    return [lanes for *_, lanes in sorted(found, key=lambda r: r[:3], reverse=True)]
 
 
 def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) -> Schedule:

@@ -37,7 +37,8 @@ TURNING = 3.0  # cycles for every vector of a register tile that is turned befor
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many that keep a window
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
-ACROSS, GUARDED, SCALAR = 2.0, 1.4, 0.7  # elements a cycle of copies: register squares, with padding, one by one
+# Elements a cycle of copies: by squares in registers, with padding, one by one.
+SQUARES, GUARDED, ONE_BY_ONE = 2.0, 1.4, 0.7
 # Cycles of a copy for a vector in long runs, in short ones, and for what rows share, as wide as their number allows.
 VECTOR, SHORT_VECTOR, PIECE = 2.0, 4.0, 1.5
 CROSSING = 1.5  # loads of a vector that starts anywhere in a line of two: every other one lies in two lines
@@ -80,21 +81,21 @@ class Choice(Ways):
 
     def best(self, limit: float) -> Rated | None:
         """The best sizes of the best way; ways whose operations alone take more cycles than `limit` are left out."""
-        found = self._all_rated(self.ways(), limit)
+        found = self._rated(self.ways(), limit)
         if not found:
             return None
         grid, cycles = min(found, key=lambda f: f[1].min())
         return self._made(grid, cycles, int(np.argmin(cycles)))
 
-    def rated(self, ways: Iterable[Way], each: int) -> Iterator[Rated]:
+    def best_of_each(self, ways: Iterable[Way], each: int) -> Iterator[Rated]:
         """The best `each` sizes of every way."""
-        for grid, cycles in self._all_rated(ways, inf):
+        for grid, cycles in self._rated(ways, inf):
             yield from (self._made(grid, cycles, int(k)) for k in np.argsort(cycles, kind="stable")[:each])
 
     def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
         return Rated(float(cycles[k]), self.plan(grid.way, *(int(v) for v in grid.sizes[k])))
 
-    def _all_rated(self, ways: Iterable[Way], limit: float) -> list[tuple[Grid, Numbers]]:
+    def _rated(self, ways: Iterable[Way], limit: float) -> list[tuple[Grid, Numbers]]:
         """The sizes of some ways and their cycles."""
         known: dict[tuple[object, ...], Shapes] = {}
         grids: list[Grid] = []
@@ -119,7 +120,7 @@ class Choice(Ways):
             if h <= rows and h * w + w + 1 + (masked and w == 1) <= registers
             if h == -(-rows // -(-rows // h)) and not (even and rows % h)
         ]
-        deep = self.depths if way.lanes_outside else [0] if self.across else [0, *self.depths]
+        deep = self.depths if way.lanes_outside else [0] if self.turned else [0, *self.depths]
         if not shapes:
             return Shapes((), (), np.empty((0, 0)), np.empty(0), inf)
         table = np.array(shapes, float)
@@ -170,7 +171,7 @@ class Choice(Ways):
             high, wide = rows / count, np.maximum(w, 1)
             step, other = tile_cycles(self.core, high * wide, self._loads(way, high, wide), again)
             step = step + self._missed(way, high)
-            turning = high * wide * TURNING if self.across and not way.lanes_outside else 0.0
+            turning = high * wide * TURNING if self.turned and not way.lanes_outside else 0.0
             total = total + count * number * (step * steps + (other + turning) * blocks)
         kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
         around = float(np.prod([e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes)]))
@@ -212,8 +213,8 @@ class Choice(Ways):
             height, width, panels = (grid.sizes[:, k] for k in range(3))
             rates = {k: self._rate(grid.way, k, height, width * panels) for k, _ in grid.way.packs}
             copies = {k: Copy(sites[site], rates[k]) for k, site in grid.way.packs}
-            if self.across and grid.way.lanes_outside:  # partial sums of a block of lanes
-                copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), SCALAR))
+            if self.turned and grid.way.lanes_outside:  # partial sums of a block of lanes
+                copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))
             nests.append(Nest(loops, copies, len(height)))
             places.append(sites)
         moved, copying = cycles_of_memory(self.core, self.operands, nests, self.extents)
@@ -285,5 +286,5 @@ class Choice(Ways):
                 return self.vector / np.where(long, VECTOR, SHORT_VECTOR)
             whole = height.astype(int)
             return np.minimum(self.vector, whole & -whole) / PIECE
-        across = moving and self._across(k) is not None
-        return np.full((), ACROSS if across else SCALAR)
+        squares = moving and self._fast_axis(k) is not None
+        return np.full((), SQUARES if squares else ONE_BY_ONE)

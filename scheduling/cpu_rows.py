@@ -158,13 +158,13 @@ def _lanes(program: Program, s: Statement, extents: Mapping[str, int]) -> str | 
     """The loop of a row along which every access is contiguous or constant, and the write not constant unless it
     reduces.
     """
-    rated: list[tuple[int, str]] = []
+    suited: list[tuple[int, str]] = []
     for i, extent in extents.items():
         steps = [stride(a, program.tensor[a.tensor], i, program.binding) for a, _ in s.accesses]
         target = steps[-1] == 1 or (steps[-1] == 0 and s.combiner is not None)
         if target and set(steps) <= {0, 1} and 1 in steps and extent >= FEWEST_LANES:
-            rated.append((extent, i))
-    return max(rated)[1] if rated else None
+            suited.append((extent, i))
+    return max(suited)[1] if suited else None
 
 
 def _passes(

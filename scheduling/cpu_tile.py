@@ -114,14 +114,14 @@ class Tiling(Generic[P]):
         names = nest.loops[vector].names if vector is not None else frozenset[str]()
         axis = next((d for d, i in enumerate(s.write.index) if isinstance(i, Affine) and names & i.names), None)
         last, fast = len(s.write.index) - 1, _fastest(schedule.program.tensor[s.write.tensor])
-        across = axis is not None and axis != fast
+        turned = axis is not None and axis != fast
         order = (*(d for d in range(last + 1) if d != axis), axis) if axis not in (None, last) else None
         schedule = schedule.promote(s.write.tensor, anchor, self.machine.register_space, name=buffer, order=order)
         for copy in (f"ld_{buffer}", f"st_{buffer}"):
             if copy not in schedule.nests:
                 continue
             own = {d: f"{copy}.{d}" for d in range(last + 1) if f"{copy}.{d}" in schedule.nests[copy].names}
-            lanes = fast if across else axis
+            lanes = fast if turned else axis
             if lanes in own and own[lanes] != schedule.nests[copy].names[-1]:
                 schedule = schedule.reorder(*(n for d, n in own.items() if d != lanes), own[lanes])
             for d, loop in own.items():

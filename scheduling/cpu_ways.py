@@ -107,12 +107,12 @@ class Ways:
         if not self.deep or len(self.facts.group.statements) > 2:
             return []
         several = prod(self.ranges.values()) > self.ranges[self.deep]  # steps in an iteration, as of a window
-        if self.across and not several:
+        if self.turned and not several:
             return []
         return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep]]
 
     @cached_property
-    def across(self) -> bool:
+    def turned(self) -> bool:
         """Whether a register tile is turned before it is stored."""
         return self.operands[-1].stride(self.names[self.lanes]) != self.operands[-1].element
 
@@ -134,12 +134,12 @@ class Ways:
             reads = self.operands[:-1]
             if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
                 continue
-            if self.across and not self._turns(rows):
+            if self.turned and not self._turns(rows):
                 continue
             sites = [self._sites(k, o, name, o.depends(lanes)) for k, o in enumerate(reads)]
             for chosen in product(*self._largest(sites)):
                 packs: tuple[tuple[int, Site], ...] = tuple((k, site) for k, site in enumerate(chosen) if site)
-                for reused in (False, True) if self._again(rows, packs) else (self.across,):
+                for reused in (False, True) if self._again(rows, packs) else (self.turned,):
                     for inside in (False, True):
                         yield Way(rows, packs, inside, reused)
                         if self.depths:
@@ -157,7 +157,7 @@ class Ways:
         whole = [self.operands[k] for k, site in packs if site == "whole"]
         moving = [o for o in whole if o.depends(self.names[self.lanes])]
         lanes_packed = any(site == "lanes" for _, site in packs)
-        return bool(moving) and not self.across and not lanes_packed and any(
+        return bool(moving) and not self.turned and not lanes_packed and any(
             not o.depends(n) for o in moving for n in others
         )
 
@@ -203,7 +203,7 @@ class Ways:
         """Whether the lanes walk along the contiguous axis in steps."""
         return self.operands[k].axes[-1].get(self.names[self.lanes], 0) > 1
 
-    def _across(self, k: int) -> int | None:
+    def _fast_axis(self, k: int) -> int | None:
         """The axis of an operand that is contiguous in memory and long enough for squares in registers."""
         axis = len(self.operands[k].axes) - 1
         names = self.operands[k].axes[axis]
@@ -218,7 +218,7 @@ class Ways:
         start, extent = self.facts.group_low(way.rows), self.facts.extents[way.rows]
         rest = self.vectors % width
         last = height
-        if self.across and depth and rest:  # of sums that stay in registers
+        if self.turned and depth and rest:  # of sums that stay in registers
             last = max(height, min(extent, (self.core.registers - 1 - (rest == 1)) // rest - 1))
         rows = [balanced(start, extent, h) for h in (height, last)]
         strips = self._strips(width, panels, rows[0], rows[1])
@@ -250,7 +250,7 @@ class Ways:
             block = 0
         return Pack(
             self.update.name, access.tensor, self._order(access, axis, first=block > 0), axis, bool(access.guard),
-            step_of(access, axis, iterator), block, site, self._across(k) if moving and block else None,
+            step_of(access, axis, iterator), block, site, self._fast_axis(k) if moving and block else None,
         )  # fmt: skip
 
     def _order(self, access: Access, lane: int, first: bool) -> tuple[int, ...]:
