@@ -32,7 +32,7 @@ from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.groups import canonical_names, extract, groups_of
 from poly.scheduling.placement import blocks_of, place
-from poly.sets import fix_sizes
+from poly.sets import PARAM, SET, fix_sizes, interval, parameter_names
 
 if TYPE_CHECKING:
     from poly.codegen.kernel import Kernel
@@ -206,8 +206,8 @@ class SizedEngine:
         sizes = bind_sizes(self.graph.inputs, self.graph.parameters, dict(self.graph.sizes), given)
         for t in self.graph.inputs:
             if given[t.name].shape != t.extents(sizes):
-                expected = ", ".join(map(str, t.shape))
-                values = ", ".join(f"{n}={v}" for n, v in sizes.items())
+                expected = ", ".join(map(str, t.extents(sizes)))
+                values = ", ".join(f"{self.graph.label(n)}={v}" for n, v in sizes.items())
                 message = f"input {self.graph.label(t.name)!r} is {list(given[t.name].shape)}, expected [{expected}]"
                 raise RunError(f"{message} at {values}", where=self.graph.name)
         self._require_range(sizes)
@@ -215,9 +215,18 @@ class SizedEngine:
 
     def _require_range(self, sizes: Mapping[str, int]) -> None:
         if fix_sizes(self.graph.context, sizes).is_empty():
-            values = ", ".join(f"{n}={v}" for n, v in sizes.items())
-            hint = f"from_onnx(..., ranges=...) gave {self.graph.context}"
-            raise RunError(f"{values} is outside of the ranges", where=self.graph.name, hint=hint)
+            graph = self.graph
+            values = ", ".join(f"{graph.label(n)}={v}" for n, v in sizes.items())
+            ranges = ", ".join(f"{graph.label(n)} from {a} to {b}" for n, (a, b) in self._left(sizes).items())
+            hint = f"from_onnx(..., ranges=...) gave {ranges or graph.context}"
+            raise RunError(f"{values} is outside of the ranges", where=graph.name, hint=hint)
+
+    def _left(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """The ranges that these sizes are not in."""
+        names = parameter_names(self.graph.context)
+        box = self.graph.context.move_dims(SET, 0, PARAM, 0, len(names))
+        found = {n: r for k, n in enumerate(names) if n in sizes and (r := interval(box, k)) is not None}
+        return {n: r for n, r in found.items() if not r[0] <= sizes[n] <= r[1]}
 
     def _at(self, key: Key, sizes: Mapping[str, int]) -> _Prepared | None:
         """The size made ready; None where it has to be compiled for itself."""
