@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
+import islpy as isl
 import pytest
 
 import poly
-from poly.errors import UnsupportedError
+from poly.coefficients import bounded
+from poly.errors import IllegalEdit, UnsupportedError
 from poly.frontend.nest import Array, f64
 from tests.mutation_programs import program
 
 
 def test_what_isl_cannot_analyse_is_no_fault_of_the_caller() -> None:
+    with pytest.raises(UnsupportedError, match="the check is beyond isl's dataflow analysis"):
+        with bounded(1000, "the check", "lu"):
+            raise isl.Error("call to isl_union_access_info_compute_flow failed: domain_factor_domain")
+
+
+def test_a_buffer_of_a_copy_of_a_copy_is_judged_where_isl_has_no_answer() -> None:
     s = poly.Schedule(program("lu")).tile({"k": 3}).fuse("div.i", "upd.i").promote("A", "k.o", "l2", name="B", pad=True)
     s = s.promote("A", "st_B.0", "l2", name="C").promote("C", "st_C.1", "l2", name="D")
-    with pytest.raises(UnsupportedError, match="beyond isl's dataflow analysis"):
+    with pytest.raises(IllegalEdit, match="the result reads A"):
         s.double_buffer("B", "k.o", 2).double_buffer("D", "st_C.1", 2).double_buffer("D", "st_B.0", 3)
 
 
