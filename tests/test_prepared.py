@@ -75,7 +75,7 @@ def test_a_damaged_entry_is_made_again(own_cache: Path, damage: object) -> None:
     whole = path.read_bytes()
     path.write_bytes(damage(whole) if callable(damage) else damage)  # type: ignore[arg-type]
     assert str(prepare(PROGRAM, MACHINE, 1).schedule) == expected
-    assert path.read_bytes()[:60] == whole[:60]
+    assert read_entry(path) is not None
 
 
 @pytest.mark.parametrize("content", [b"not a pickle", pickle.dumps("something else")])
