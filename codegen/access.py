@@ -19,7 +19,6 @@ from poly.program import Access, Layout, Tensor
 
 WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
 MAX_DIMENSIONS = 255
-LINE = 64  # bytes of a cache's line
 
 Combine = Callable[[Value, Value], Value]  # (old, new) -> what the element becomes
 
@@ -56,9 +55,7 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     return _load_lanes(s, tensor, subscripts, guard, fill)
 
 
-def _ask(
-    s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int, near: int = 0
-) -> None:
+def _ask(s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int, near: int = 0) -> None:
     """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop; once for all
     of a body that lies as near to one another as the elements of a line, or as `near` elements: where a line is asked
     for twice, it is less often missed. The last of them counts: where memory starts inside a line, it is in the next.
@@ -67,7 +64,7 @@ def _ask(
         return
     later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
     address = _address(s, tensor, later, 0)
-    near = near or LINE // size_bytes(tensor.dtype)
+    near = near or s.line // size_bytes(tensor.dtype)
     pointer = _pointer(s, tensor, address._replace(constant=address.constant // near * near + near - 1))
     if f"ask {pointer}" in s.writer.local:
         return
@@ -309,10 +306,10 @@ def _load_strided(
         return None
     mask = active(s, guard)
     each = mask if isinstance(mask, Value) and mask.lanes else None
-    phase = _phase(s, tensor, subscripts, each is None) if stride == 2 else None
-    paired = phase is not None and (each is None or str(float(fill.value)) == "0.0")
+    whole = each is None or _is_zero(fill)  # what a mask leaves out becomes zero
+    phase = _phase(s, tensor, subscripts, each is None) if stride == 2 and whole else None
     vectors: list[Value] = []
-    for offset in offsets if phase is None or not paired else (-phase, lanes.width - phase):
+    for offset in offsets if phase is None else (-phase, lanes.width - phase):
         pointer = _pointer(s, tensor, address.at(0)._replace(constant=address.constant + offset))
         if each is None:
             pointer = _safe(s, tensor, pointer, mask, fill, lanes.width)
@@ -320,10 +317,15 @@ def _load_strided(
         else:
             bits = strided.spread(s.ops, each, offset, stride, lanes.count)
             vectors.append(_masked_load(s, tensor, pointer, bits, "zeroinitializer"))
-    if phase is not None and paired:
+    if phase is not None:
         return strided.second(s.ops, vectors, phase)
     value = strided.pick(s.ops, tensor.dtype, offsets, [v.text for v in vectors], stride, lanes.count)
     return value if each is None else s.ops.select(each, value, s.ops.const(tensor.dtype, fill.value))
+
+
+def _is_zero(fill: Const) -> bool:
+    """Whether a value is all bits zero; -0.0 is not."""
+    return str(float(fill.value)) == "0.0"
 
 
 def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: Bit, fill: Const) -> Value:

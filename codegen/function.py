@@ -134,7 +134,7 @@ class _Context:
             frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
         )
         self.x86, self.arm = is_x86(machine.triple), is_arm(machine.triple)
-        self.vector = machine.lanes(1)  # bytes
+        self.vector, self.line = machine.lanes(1), machine.line  # bytes
         self.statements = {name: i for i, name in enumerate(statements)}
         self.all = {t.name: t for t in tree.tensors} | {
             n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
@@ -162,7 +162,7 @@ class _Context:
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers, masks = Registers(ops), "avx512vl" in self.features
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)
-        state.aligned = aligned
+        state.aligned, state.line = aligned, self.line
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
         loop_values(phase, indices)

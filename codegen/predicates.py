@@ -10,6 +10,7 @@ from poly.codegen.addresses import Address, Flat, Indices, LaneError, Linear
 from poly.codegen.registers import Registers
 from poly.codegen.text import Writer
 from poly.codegen.values import Ops, Value
+from poly.machine import USUAL_LINE
 from poly.program import Access, Tensor
 
 
@@ -46,8 +47,9 @@ class State:
 
     `aligned`: bytes that every tensor's memory is aligned to, at most a vector's, 0 where it is not known; so what
     nontemporal loops store goes past the caches in whole vectors. `past`: inside of such a loop; `streamed`: the
-    tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they touch.
-    `plans`: by the identity of an access; `located`: where the accesses of the current statement are.
+    tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they touch;
+    `line`: bytes that come at once. `plans`: by the identity of an access; `located`: where the accesses of the current
+    statement are.
     """
 
     writer: Writer
@@ -61,6 +63,7 @@ class State:
     masked_stores: bool = False
     lanes: Lanes | None = None
     aligned: int = 0
+    line: int = USUAL_LINE
     past: bool = False
     ahead: tuple[str, int] | None = None
     streamed: set[str] = field(default_factory=set[str])

@@ -19,7 +19,7 @@ from poly.locks import cached_property
 
 EngineKind = Literal["core", "dma", "array", "vector"]
 SCHEMA = 1
-USUAL_REGISTERS, USUAL_CACHE = 16, 32768  # vector registers, bytes of the nearest cache
+USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64  # vector registers, bytes of the nearest cache, of a line
 T = TypeVar("T")
 
 
@@ -132,6 +132,11 @@ class Machine:
     def nearest_cache(self) -> int:
         """Bytes of the nearest cache, `USUAL_CACHE` where the description does not say."""
         return next((m.capacity for m in self.caches if m.capacity), USUAL_CACHE)
+
+    @property
+    def line(self) -> int:
+        """Bytes of the longest line of its memories, `USUAL_LINE` where the description does not say."""
+        return max((m.line for m in self.memories), default=0) or USUAL_LINE
 
     def cache_space(self, level: int) -> str:
         """The name of a cache, 0 for the nearest; of the last one where there are fewer, of main memory without any."""

@@ -157,7 +157,7 @@ def _blocks_of(
 ) -> Blocks:
     """Whole lines of the read, of the target, or of what is left of either in a buffer; `size`: bytes of an element."""
     program, machine, strides = facts.program, facts.machine, facts.strides(s)
-    core, line = core_of(machine, size), _line(machine)
+    core, line = core_of(machine, size), machine.line
     room = machine.vector_registers // len(turned) * machine.lanes(size) // vector**2  # in squares
     wide = max(1, min(line // (vector * size), room))
     if s.write.tensor in results_past(program, facts.group, machine) and _whole_lines(strides[-1], lanes, size):
@@ -194,10 +194,6 @@ def _run(extent: int, size: int) -> int:
 def _whole_lines(steps: Mapping[int, int | None], lanes: int, size: int) -> bool:
     """Whether blocks along the lanes that start at lines stay at lines."""
     return all(step is not None and step * size % LINE == 0 for a, step in steps.items() if a != lanes)
-
-
-def _line(machine: Machine) -> int:
-    return max((m.line for m in machine.memories), default=64)
 
 
 def _turns(s: Statement, read: Access, lanes: str, read_lanes: str) -> bool:

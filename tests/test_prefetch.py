@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from poly.loops import For, walk
 from poly.pictures import blocks_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_loops, print_loops
+from tests.machines import AVX2
 
 HOST = host_machine()
 LANES = HOST.lanes(4)
@@ -79,6 +82,16 @@ def test_what_is_stored_past_the_caches_is_not_asked_for() -> None:
     aligned, plain = ir.split("define internal i64 @entry.0.aligned(")[1], ir.split(".aligned(")[0]
     counts = [text.split("\n}\n")[0].count("call void @llvm.prefetch") for text in (aligned, plain)]
     assert counts == [1, 1]
+
+
+@pytest.mark.parametrize(("line", "times"), [(32, 4), (64, 2), (128, 1)])
+def test_a_line_is_as_long_as_the_machine_says(line: int, times: int) -> None:
+    """Of each row of A the 32 elements of a body of the reduction, a broadcast each."""
+    s = Schedule(poly.parse("C[i, j] += A[i, k] * B[k, j]", A=(12, 64), B=(64, 8)))
+    s = s.tile({"k": 32}).reorder("k.o", "C_update.i", "k.p", "C_update.j").unroll("k.p")
+    s = s.vectorise("C_update.j").prefetch("C_update.j", "C_update.i")
+    machine = replace(AVX2, memories=tuple(replace(m, line=line) for m in AVX2.memories))
+    assert lower(s.lower(), machine, "entry").ir.count("call void @llvm.prefetch") == times + 1  # and C
 
 
 def test_elements_that_all_lanes_share_are_asked_for_once_a_line() -> None:
