@@ -14,7 +14,7 @@ from poly.accel.isa import CommandStream
 from poly.accel.simulate import Counters, run
 from poly.accel.timing import Report, simulate
 from poly.accel.verify import require_verified
-from poly.arguments import in_order
+from poly.arguments import in_order, named_sizes
 from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
@@ -61,7 +61,9 @@ class StreamKernel:
     def __call__(
         self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
     ) -> Array | tuple[Array, ...]:
-        ordered = in_order([t.name for t in self.inputs], inputs, named, self.program.name)
+        sizes = named_sizes(named, self.program.binding, self.program.parameters, self.program.name)
+        arrays_by_name = {n: a for n, a in named.items() if n not in sizes}
+        ordered = in_order([t.name for t in self.inputs], inputs, arrays_by_name, self.program.name)
         given = [self._checked(t, self._array(t, a)) for t, a in zip(self.inputs, ordered, strict=True)]
         if out is None:
             results = [np.empty(self._shape(t), numpy_dtype(t.dtype)) for t in self.outputs]

@@ -187,6 +187,15 @@ def constant_memory(tensor: Tensor, array: object, sizes: Mapping[str, int]) -> 
     return copy
 
 
+def unsolved(tensors: Sequence[Tensor], known: Mapping[str, int], sizes: Sequence[str]) -> list[str]:
+    """The sizes that follow from no shapes of these tensors."""
+    found = dict(known)
+    lengths = [e for t in tensors for e in t.shape]
+    while solved := {s[0] for e in lengths if (s := solved_extent(e.substitute(found), e.substitute(found).constant))}:
+        found |= dict.fromkeys(solved, 1)
+    return [s for s in sizes if s not in found]
+
+
 def infer_sizes(
     tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], known: Mapping[str, int], names: Sequence[str]
 ) -> dict[str, int]:
@@ -208,7 +217,7 @@ def infer_sizes(
         missing = [n for n in missing if n not in sizes]
         if len(missing) == before:
             _check_ranks(tensors, shapes)
-            hint = f"bind it before compiling: program.bind({missing[0]}=8)"
+            hint = f"give it by name: {missing[0]}=8, or bind it before compiling: program.bind({missing[0]}=8)"
             raise RunError(f"size {missing[0]} does not follow from the shapes of the inputs", hint=hint)
     return sizes
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from poly.arguments import in_order
+from poly.arguments import in_order, named_sizes
 from poly.codegen.arguments import (
     check_shape,
     constant_memory,
@@ -19,6 +19,7 @@ from poly.codegen.arguments import (
     plain,
     results_of,
     typed,
+    unsolved,
     unwritten,
 )
 from poly.codegen.call import Entry, Expected, NativeCall, Record, attach
@@ -48,10 +49,11 @@ class Kernel(NativeCall):
     """`kernel(*inputs, out=None)`: inputs in the program's order, or by name as `kernel(A=a, B=b)`; gives the output
     array, or a tuple of several.
 
-    An input must have the declared dtype and shape; sizes left free are taken from the shapes. An array that is not
-    C-contiguous is copied, one whose tensor has a layout is packed; arrays of other libraries come in through DLPack,
-    where they are. `out`: an array (a tuple for several outputs) to write to, C-contiguous and apart from the inputs.
-    An inout tensor is an input and an output: the caller's array is only modified where it is passed as `out`.
+    An input must have the declared dtype and shape. Sizes left free are taken from the shapes; one that is in no shape
+    is given by name, as `kernel(a, T=10)`. An array that is not C-contiguous is copied, one whose tensor has a layout
+    is packed; arrays of other libraries come in through DLPack, where they are. `out`: an array (a tuple for several
+    outputs) to write to, C-contiguous and apart from the inputs. An inout tensor is an input and an output: the
+    caller's array is only modified where it is passed as `out`.
     `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source`
     is its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR,
     where it is there, and `code` their object code; `refused`: why the schedule is not the policy's first. Calls
@@ -93,6 +95,8 @@ class Kernel(NativeCall):
         self._plain = len(arrays) <= MAX_GIVEN and all(known[t.name].layout is None for t in arrays)
         self._records: dict[tuple[int, ...], Record] = {}
         self._native: list[Record] = []
+        self._parameters = self.module.parameters if self._source is None else self._source.parameters
+        self._open = unsolved(inputs, sizes, self.module.parameters)  # native calls know sizes by their shapes only
         attach(self, None)
         if not self.module.parameters:
             self._prepare(sizes)
@@ -130,15 +134,17 @@ class Kernel(NativeCall):
         self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
     ) -> Array | tuple[Array, ...]:
         """A call whose arguments native code did not take as they are."""
-        ordered = in_order([t.name for t in self.inputs], inputs, named, self.loops.name)
+        by_name = named_sizes(named, self._sizes, self._parameters, self.loops.name)
+        arrays_by_name = {n: a for n, a in named.items() if n not in by_name}
+        ordered = in_order([t.name for t in self.inputs], inputs, arrays_by_name, self.loops.name)
         given = [typed(t, a) for t, a in zip(self.inputs, ordered, strict=True)]
-        if self._plain and not overlap(out, given):
+        if self._plain and not by_name and not overlap(out, given):
             ready = [plain(a) for a in given]
             if named or any(a is not i for a, i in zip(ready, inputs, strict=True)):
                 return self(*ready, out=out)
         sizes = self._sizes
         if self.module.parameters:
-            sizes = infer_sizes(self.inputs, [a.shape for a in given], self._sizes, self.loops.parameters)
+            sizes = infer_sizes(self.inputs, [a.shape for a in given], self._sizes | by_name, self.loops.parameters)
         source = None if self.constants else self._source
         empty = source is not None and lacks_elements(source, sizes)
         record = None if empty else self._prepare(sizes)
@@ -229,7 +235,8 @@ class Kernel(NativeCall):
         shapes = {t.name: t.extents(sizes) for t in (*self.inputs, *self.outputs)}
         arrays = expected_arrays(self.inputs, self.outputs, shapes, self.partial)
         record = Record(entry, arrays, len(self.outputs), release=self._long, key=key)
-        if self._records.setdefault(key, record) is record and self._plain and len(self._native) < NATIVE_RECORDS:
+        native = self._plain and not self._open and len(self._native) < NATIVE_RECORDS
+        if self._records.setdefault(key, record) is record and native:
             self._native.append(record.before(self._native[-1] if self._native else None))
             attach(self, record)
         return record

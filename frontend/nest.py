@@ -16,8 +16,8 @@
 Loops run over `range` with bounds affine in the loops around and the sizes, also min and max of such; conditions of
 `if` are affine too. Nothing is initialised that is not written so. An array argument that is written is `inout`; local
 scalars, and arrays made by `np.empty` or `np.zeros`, are temporaries. `assert N >= 3` before the loops says what
-sizes are possible; the others are at least 1. A size in no shape (the steps of a time loop) is bound before running:
-`trmm.program.bind(T=10)`.
+sizes are possible; the others are at least 1. A size in no shape (the steps of a time loop) is given by name when a
+kernel is called, `kernel(A, T=10)`, or bound before compiling, `program.bind(T=10)`.
 
 An update (`+=`, `-=`, `*=`, `x = max(x, e)`) is a reduction, whose instances may run in another order as in every
 polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps the order and the roundings.

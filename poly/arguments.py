@@ -16,7 +16,7 @@ import numpy as np
 
 from poly.document import counted
 from poly.dtypes import dtype_name
-from poly.errors import ArgumentTypeError, PolyError
+from poly.errors import ArgumentTypeError, PolyError, RunError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,6 +97,24 @@ def in_order(
         hint = "give it by position: out= is where results go" if absent[0] == "out" else ""
         raise ArgumentTypeError(f"{takes}, {absent[0]} is missing", where=where, hint=hint)
     return (*given, *(named[n] for n in names[len(given) :]))
+
+
+def named_sizes(
+    named: Mapping[str, object], known: Mapping[str, int], sizes: Sequence[str], where: str
+) -> dict[str, int]:
+    """Of the arguments by name those that are sizes; `known`: the sizes that are bound.
+
+    Raises `ArgumentTypeError` for one that is no int, `RunError` where it is bound to another value.
+    """
+    found: dict[str, int] = {}
+    for name, value in ((n, v) for n, v in named.items() if n in sizes):
+        if not isinstance(value, Integral) or value is True or value is False:
+            raise ArgumentTypeError(f"size {name} is {shown(value)}", where=where, hint="a size is an int")
+        if known.get(name, value) != value:
+            hint = "leave it free when compiling to call with any"
+            raise RunError(f"size {name} is {known[name]} in this kernel, given {value}", where=where, hint=hint)
+        found[name] = int(value)
+    return found
 
 
 def _anything(_: object) -> bool:

@@ -14,6 +14,7 @@ from poly.dtypes import dtype_name, is_float, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.program import External, Program, Tensor
 from poly.sets import fix_sizes
+from poly.text_sets import print_condition
 
 Array = npt.NDArray[np.generic]
 RunExternal = Callable[[External, Mapping[str, Array]], Mapping[str, Array]]
@@ -103,7 +104,8 @@ def bind_sizes(
 def check_context(program: Program, sizes: Mapping[str, int]) -> None:
     """Raise `RunError` where the program's context excludes these sizes."""
     if fix_sizes(program.context, sizes).is_empty():
-        raise RunError(f"sizes {dict(sizes)} are outside {program.context}", where=f"program {program.name}")
+        shown = ", ".join(f"{n} = {v}" for n, v in sizes.items())
+        raise RunError(f"{shown} is not allowed: {print_condition(program.context)}", where=f"program {program.name}")
 
 
 def lacks_elements(program: Program, sizes: Mapping[str, int]) -> bool:
