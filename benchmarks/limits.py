@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks.cases import Case
 from benchmarks.limits_turned import seconds, turned
+from benchmarks.loops import FLOATS, LINE, PREFETCH, Loops, at_line, loops_of
 
 CHAINS = 12  # independent multiply-adds, enough for latency times units
 TRIPS = 100_000
 UNROLL = 8
-LINE = 16  # floats of a cache line
 MOST_READ = 3  # arrays read beside one that is written
 SECONDS = 0.002  # of one measurement
 Loop = Callable[[int, int, int, int], float]
@@ -83,7 +83,7 @@ def measure(case: Case, threads: int) -> Limits:
     size = max(4096, case.traffic)
     ways = [way for way in (pattern, f"{pattern}_ahead", f"{pattern}_past") if way in _STREAMS]
     matrix = turned(case) if threads == 1 else None
-    if matrix is not None and min(matrix) >= LINE:
+    if matrix is not None and min(matrix) >= FLOATS:
         pattern, bandwidth = "turned", _turning(*matrix)
     else:
         bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
@@ -114,7 +114,7 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 
 def _peak(threads: int) -> float:
-    loop, lanes = _loops()["peak"], _lanes()
+    loop, lanes = _loops().functions["peak"], _lanes()
     times = 5
 
     def work(_: int) -> None:
@@ -125,11 +125,11 @@ def _peak(threads: int) -> float:
 
 def _bandwidth(pattern: str, size: int, threads: int) -> float:
     """Bytes a second over a working set of `size` bytes, each thread on a part of its own."""
-    loop, step = _loops()[pattern], 4 * _lanes() * UNROLL
+    loop, step = _loops().functions[pattern], 4 * _lanes() * UNROLL
     arrays = _STREAMS[pattern].arrays
     part = max(step, size // arrays // threads // step * step)
-    memory = _memory(part * arrays + 64 * arrays, threads)
-    starts = [-(-m.ctypes.data // 64) * 64 for m in memory]
+    memory = _memory(part * arrays + LINE * arrays, threads)
+    starts = [at_line(m.ctypes.data) for m in memory]
     times = max(1, int(SECONDS * 2e10 / (part * arrays)))
 
     def work(k: int) -> None:
@@ -141,10 +141,10 @@ def _bandwidth(pattern: str, size: int, threads: int) -> float:
 def _turning(rows: int, columns: int) -> float:
     """Bytes a second of moving the lines of a matrix to where those of the turned one are, one thread."""
     part = 4 * rows * columns
-    (memory,) = _memory(2 * part + 256, 1)
-    source = -(-memory.ctypes.data // 64) * 64
-    whole = (rows // LINE * LINE) * (columns // LINE * LINE)
-    return 8 * whole / seconds(rows, columns, source, source + -(-part // 64) * 64)
+    (memory,) = _memory(2 * part + 4 * LINE, 1)
+    source = at_line(memory.ctypes.data)
+    whole = (rows // FLOATS * FLOATS) * (columns // FLOATS * FLOATS)
+    return 8 * whole / seconds(rows, columns, source, source + at_line(part))
 
 
 @lru_cache(maxsize=1)  # the working set at hand: all of them together are several times the largest
@@ -160,21 +160,13 @@ def _lanes() -> int:
 
 
 @cache
-def _loops() -> Mapping[str, Loop]:
-    from poly.codegen.host import host_machine
-    from poly.codegen.jit import compile_object, link
-
+def _loops() -> Loops[Loop]:
     names = ("peak", *_STREAMS)
     streams = [_stream_text(n, s, _lanes()) for n, s in _STREAMS.items()]
     text = "\n".join([_peak_text(_lanes()), *streams, "!0 = !{i32 1}"])
     kind = f"<{_lanes()} x float>"
     text += f"\ndeclare {kind} @llvm.fma.v{_lanes()}f32({kind}, {kind}, {kind})\n"
-    text += "\ndeclare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
-    linked = link(compile_object(text, host_machine()), names)
-    found = {n: _LOOP(linked.addresses[n]) for n in names}
-    for function in found.values():
-        function.code = linked  # type: ignore[attr-defined] - the code lives as long as the function
-    return found
+    return loops_of(f"{text}\n{PREFETCH}\n", names, _LOOP)
 
 
 def _peak_text(lanes: int) -> str:
@@ -202,7 +194,7 @@ def _stream_text(name: str, stream: Stream, lanes: int) -> str:
         for r in range(stream.reads):
             body += [f"  %q{k}x{r} = getelementptr float, ptr %a{r}, i64 %p{k}"]
             body += [f"  %v{k}x{r} = load {kind}, ptr %q{k}x{r}, align {4 * lanes}"]
-            if stream.ahead and k * lanes % LINE == 0:
+            if stream.ahead and k * lanes % FLOATS == 0:
                 body += [f"  %f{k}x{r} = getelementptr i8, ptr %q{k}x{r}, i64 {stream.ahead}"]
                 body += [f"  call void @llvm.prefetch.p0(ptr %f{k}x{r}, i32 0, i32 3, i32 1)"]
             if r:
@@ -210,7 +202,7 @@ def _stream_text(name: str, stream: Stream, lanes: int) -> str:
                 value = f"%w{k}x{r}"
         if stream.writes:
             body.append(f"  %r{k} = getelementptr float, ptr %b, i64 %p{k}")
-            if stream.ahead and k * lanes % LINE == 0:
+            if stream.ahead and k * lanes % FLOATS == 0:
                 body += [f"  %f{k} = getelementptr i8, ptr %r{k}, i64 {stream.ahead}"]
                 body += [f"  call void @llvm.prefetch.p0(ptr %f{k}, i32 0, i32 3, i32 1)"]
             body.append(f"  store {kind} {value}, ptr %r{k}, {how}")

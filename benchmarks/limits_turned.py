@@ -8,14 +8,15 @@ lines and pages are touched as often as by a transposition in squares, with two 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
+from math import prod
 from time import perf_counter
 
 from benchmarks.cases import Case
+from benchmarks.loops import FLOATS, PREFETCH, Loops, loops_of
 
-LINE = 16  # floats of a cache's line
-STRIPS = (LINE, 8 * LINE, 1 << 40)  # rows of the source that are walked down before the next line of each
+STRIPS = (FLOATS, 8 * FLOATS, 1 << 40)  # rows of the source that are walked down before the next line of each
 TRIES = 3
 Loop = Callable[[int, int, int, int, int], None]
 _LOOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
@@ -31,21 +32,14 @@ def turned(case: Case) -> tuple[int, int] | None:
     axes, wanted = [i for i, _ in long], [i for i in target if i in dict(long)]
     for k in range(1, len(axes)):
         if axes[k:] + axes[:k] == wanted:
-            return _product([n for _, n in long[:k]]), _product([n for _, n in long[k:]])
+            return prod(n for _, n in long[:k]), prod(n for _, n in long[k:])
     return None
-
-
-def _product(extents: Sequence[int]) -> int:
-    total = 1
-    for n in extents:
-        total *= n
-    return total
 
 
 def seconds(rows: int, columns: int, source: int, target: int) -> float:
     """The least time in which whole squares of lines are moved, of some orders; addresses of lines are given."""
-    rows, columns, best = rows // LINE * LINE, columns // LINE * LINE, float("inf")
-    for loop in turning_loops().values():
+    rows, columns, best = rows // FLOATS * FLOATS, columns // FLOATS * FLOATS, float("inf")
+    for loop in turning_loops().functions.values():
         for strip in {min(s, rows) for s in STRIPS}:
             for _ in range(TRIES):
                 start = perf_counter()
@@ -55,34 +49,28 @@ def seconds(rows: int, columns: int, source: int, target: int) -> float:
 
 
 @cache
-def turning_loops() -> Mapping[str, Loop]:
+def turning_loops() -> Loops[Loop]:
     """(source, target, rows, columns, rows of a strip): moves squares of lines; by name, stored as usual and past."""
     from poly.codegen.host import host_machine
-    from poly.codegen.jit import compile_object, link
 
     lanes, ways = host_machine().lanes(4), {"turned": False, "turned_past": True}
-    text = "\n".join([*(_text(n, lanes, past) for n, past in ways.items()), "!0 = !{i32 1}"])
-    text += "\ndeclare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
-    linked = link(compile_object(text, host_machine()), tuple(ways))
-    found = {n: _LOOP(linked.addresses[n]) for n in ways}
-    for function in found.values():
-        function.code = linked  # type: ignore[attr-defined] - the code lives as long as the function
-    return found
+    text = "\n".join([*(_text(n, lanes, past) for n, past in ways.items()), "!0 = !{i32 1}", PREFETCH])
+    return loops_of(text + "\n", tuple(ways), _LOOP)
 
 
 def _text(name: str, lanes: int, past: bool) -> str:
     """Strips of rows, lines of columns, rows of a strip in squares; the next lines of a square are asked for."""
-    lanes = min(lanes, LINE)
+    lanes = min(lanes, FLOATS)
     kind, how = f"<{lanes} x float>", f"align {4 * lanes}" + ", !nontemporal !0" * past
     body: list[str] = []
-    for k in range(LINE):
+    for k in range(FLOATS):
         body += [
             f"  %r{k} = add i64 %i, {k}", f"  %s{k} = mul i64 %r{k}, %columns", f"  %t{k} = add i64 %s{k}, %j",
             f"  %u{k} = add i64 %j, {k}", f"  %v{k} = mul i64 %u{k}, %rows", f"  %w{k} = add i64 %v{k}, %i",
-            f"  %n{k} = add i64 %t{k}, {LINE}", f"  %f{k} = getelementptr float, ptr %a, i64 %n{k}",
+            f"  %n{k} = add i64 %t{k}, {FLOATS}", f"  %f{k} = getelementptr float, ptr %a, i64 %n{k}",
             f"  call void @llvm.prefetch.p0(ptr %f{k}, i32 0, i32 3, i32 1)",
         ]  # fmt: skip
-        for q in range(0, LINE, lanes):
+        for q in range(0, FLOATS, lanes):
             body += [
                 f"  %o{k}x{q} = add i64 %t{k}, {q}", f"  %p{k}x{q} = getelementptr float, ptr %a, i64 %o{k}x{q}",
                 f"  %x{k}x{q} = load {kind}, ptr %p{k}x{q}, align {4 * lanes}",
@@ -94,9 +82,9 @@ def _text(name: str, lanes: int, past: bool) -> str:
         "strips:", "  %i0 = phi i64 [0, %entry], [%i1, %after]", "  %i1 = add i64 %i0, %strip",
         "  %less = icmp slt i64 %i1, %rows", "  %end = select i1 %less, i64 %i1, i64 %rows", "  br label %lines",
         "lines:", "  %j = phi i64 [0, %strips], [%j1, %down]", "  br label %squares",
-        "squares:", "  %i = phi i64 [%i0, %lines], [%i2, %squares]", *body, f"  %i2 = add i64 %i, {LINE}",
+        "squares:", "  %i = phi i64 [%i0, %lines], [%i2, %squares]", *body, f"  %i2 = add i64 %i, {FLOATS}",
         "  %c = icmp slt i64 %i2, %end", "  br i1 %c, label %squares, label %down",
-        "down:", f"  %j1 = add i64 %j, {LINE}", "  %d = icmp slt i64 %j1, %columns",
+        "down:", f"  %j1 = add i64 %j, {FLOATS}", "  %d = icmp slt i64 %j1, %columns",
         "  br i1 %d, label %lines, label %after",
         "after:", "  br i1 %less, label %strips, label %out", "out:", "  ret void", "}",
     ])  # fmt: skip

@@ -147,7 +147,7 @@ def test_the_limit_of_turning_moves_every_line_to_its_place(strip: int) -> None:
     a = aligned_zeros((rows, columns), np.dtype(np.float32))
     a[:] = np.arange(a.size, dtype=np.float32).reshape(a.shape)
     squares = a.reshape(rows // 16, 16, columns // 16, 16).transpose(2, 1, 0, 3).reshape(columns, rows)
-    for loop in turning_loops().values():
+    for loop in turning_loops().functions.values():
         b = aligned_zeros((columns, rows), np.dtype(np.float32))
         loop(a.ctypes.data, b.ctypes.data, rows, columns, strip)
         np.testing.assert_array_equal(b, squares)

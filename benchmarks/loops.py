@@ -1,0 +1,36 @@
+"""Loops written as IR, which measure what the machine allows: loaded into this process, over memory from a line on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from poly.codegen.jit import Linked
+
+LINE = 64  # bytes of a cache's line
+FLOATS = LINE // 4  # of a line
+PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loops(Generic[T]):
+    """Functions by name, good as long as this object lives: their code is its own."""
+
+    code: Linked
+    functions: Mapping[str, T]
+
+
+def loops_of(text: str, names: Sequence[str], prototype: Callable[[int], T]) -> Loops[T]:
+    """Compile a module for this machine; `prototype` makes a function of the address of one."""
+    from poly.codegen.host import host_machine
+    from poly.codegen.jit import compile_object, link
+
+    code = link(compile_object(text, host_machine()), names)
+    return Loops(code, {n: prototype(code.addresses[n]) for n in names})
+
+
+def at_line(address: int) -> int:
+    """The first start of a line from an address on."""
+    return -(-address // LINE) * LINE
