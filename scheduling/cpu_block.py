@@ -17,7 +17,6 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
-from poly.program import Access
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_cost import SETS, core_of, crowding
 from poly.scheduling.cpu_edits import (
@@ -32,7 +31,7 @@ from poly.scheduling.cpu_edits import (
     unrolled,
     with_padding,
 )
-from poly.scheduling.cpu_facts import axis_of, own_capacity, reduction_extents
+from poly.scheduling.cpu_facts import axis_of, bytes_apart, own_capacity, reduction_extents
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
@@ -405,16 +404,10 @@ class Blocking(Tiling[BlockPlan]):
                 continue
             element = size_bytes(schedule.program.tensor[r.tensor].dtype)
             ways = core_of(self.machine, element).caches[0].ways
-            places = ways * SETS / crowding(self._apart(schedule, r, rows) * element)  # where lines so far apart can be
+            places = ways * SETS / crowding(bytes_apart(schedule.program, r, rows) or 0)  # where such lines can be
             if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= places:
                 return schedule.prefetch(vector, tiles)
         return schedule
-
-    def _apart(self, schedule: Schedule, access: Access, iterator: str) -> int:
-        """Elements between what neighbouring iterations touch."""
-        shape = schedule.program.tensor[access.tensor].extents(schedule.program.binding)
-        parts = [(i.coefficient(iterator), d) for d, i in enumerate(access.index) if isinstance(i, Affine)]
-        return abs(sum(c * prod(shape[d + 1 :]) for c, d in parts))
 
     def _asked_for(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:
         """What is read beside the reduction from beyond a core's own caches is asked for a register tile ahead."""

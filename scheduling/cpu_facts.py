@@ -122,7 +122,15 @@ def reduction_extents(program: Program, s: Statement, axes: Sequence[str]) -> di
     return {name: 1 if values is None else values[1] - values[0] + 1 for name, values in found.items()}
 
 
+def bytes_apart(program: Program, access: Access, iterator: str) -> int | None:
+    """Bytes between what neighbouring iterations of a loop touch; None where that is not constant."""
+    tensor = program.tensor[access.tensor]
+    step = stride(access, tensor, iterator, program.binding)
+    return None if step is None else abs(step) * size_bytes(tensor.dtype)
+
+
 def stride(access: Access, tensor: Tensor, iterator: str, sizes: Mapping[str, int]) -> int | None:
+    """Elements from what an iteration of a loop touches to what the next one does; None where that is not constant."""
     total, step = 0, 1
     for subscript, extent in zip(reversed(access.index), reversed(tensor.shape), strict=True):
         if not isinstance(subscript, Affine):

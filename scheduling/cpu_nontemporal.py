@@ -18,7 +18,7 @@ from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import LINE, SHARE
-from poly.scheduling.cpu_facts import bytes_touched, functions_in, last_capacity, own_capacity, stride
+from poly.scheduling.cpu_facts import bytes_apart, bytes_touched, functions_in, last_capacity, own_capacity
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -105,7 +105,6 @@ def _rows_written(schedule: Schedule, name: str) -> tuple[str, int] | None:
     found = [n for n in nest.names if schedule.kind(n) == "serial" and nest.loops[n] in map(var, s.iterators)]
     if s.combiner is not None or not found:
         return None
-    target = schedule.program.tensor[s.write.tensor]
     (iterator,) = nest.loops[found[-1]].names
-    step = size_bytes(target.dtype) * abs(stride(s.write, target, iterator, schedule.program.binding) or 0)
+    step = bytes_apart(schedule.program, s.write, iterator)
     return (found[-1], step) if step else None

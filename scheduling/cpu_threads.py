@@ -23,7 +23,7 @@ from poly.machine import Machine
 from poly.program import Access, Statement
 from poly.relations import interval_of, range_of
 from poly.scheduling.cpu_cost import PAGE, core_of
-from poly.scheduling.cpu_facts import LIGHT, stride
+from poly.scheduling.cpu_facts import LIGHT, bytes_apart
 from poly.scheduling.cpu_shares import EDGE, REMOTE, shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
@@ -265,9 +265,8 @@ def _outermost(schedule: Schedule, copy: Statement, axis: int, parts: int) -> Sc
 def _in_pages(schedule: Schedule, copy: Statement, loops: Sequence[str]) -> bool:
     """Whether every step of some loops takes a copy to another page."""
     read, nest = copy.reads[0], schedule.nests[copy.name]
-    source, sizes = schedule.program.tensor[read.tensor], schedule.program.binding
-    steps = [stride(read, source, i, sizes) for n in loops for i in nest.loops[n].names]
-    return all(step is not None and abs(step) * size_bytes(source.dtype) >= PAGE for step in steps if step != 0)
+    steps = [bytes_apart(schedule.program, read, i) for n in loops for i in nest.loops[n].names]
+    return all(step is not None and step >= PAGE for step in steps if step != 0)
 
 
 def _alone(schedule: Schedule, name: str, outer: str, inner: str) -> Schedule:

@@ -33,7 +33,7 @@ from poly.scheduling.cpu_edits import (
     loops_of_copy,
     unrolled,
 )
-from poly.scheduling.cpu_facts import bytes_touched, own_capacity, stride, widest_element
+from poly.scheduling.cpu_facts import bytes_apart, bytes_touched, own_capacity, widest_element
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -135,7 +135,7 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
             tile, whole = _tiles(height, most, small)
             strip = max((n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting), default=tile)
         edges = ()
-    long = tile * _bytes_apart(program, shape.read, names[shape.rows]) >= LONG
+    long = tile * (bytes_apart(program, shape.read, names[shape.rows]) or 0) >= LONG
     return Window(
         statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
         sideways=shape.sideways, step_down=shape.step_down, step=step, spread=shape.spread,
@@ -162,12 +162,6 @@ def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
     """Rows of a register tile, and of all whole ones: of a small window the last tile may be lower."""
     tile = -(-height // -(-height // most)) if small else _divisor(height, most)
     return tile, height if small else height // tile * tile
-
-
-def _bytes_apart(program: Program, read: Access, loop: str) -> int:
-    """Bytes between what neighbouring iterations of a loop read."""
-    tensor = program.tensor[read.tensor]
-    return abs(stride(read, tensor, loop, program.binding) or 0) * size_bytes(tensor.dtype)
 
 
 def _is_copied(shape: _Shape, short: bool) -> bool:
