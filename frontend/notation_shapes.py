@@ -104,12 +104,17 @@ class Shapes:
             draft = next(ready, None) or next((d for d in pending if self._resolvable(d)), pending[0])
             draft.ranges = self._ranges(draft) if self._resolvable(draft) else self._ranges(draft, guarded=True)
             draft.domain = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
-            if draft.domain.intersect_params(self.context).is_empty():
+            if draft.domain.intersect_params(self.context).is_empty() and not self._has_no_elements(draft):
                 raise ShapeError("the ranges of the indices are empty", where=draft.shown)
             pending.remove(draft)
             self._find_shape(draft.tensor, drafts)
         for draft in drafts:
             self._check_bounds(draft)
+
+    def _has_no_elements(self, draft: Draft) -> bool:
+        """Whether a tensor of the statement has an extent of 0, so that nothing is what is asked for."""
+        shapes = [self.shapes.get(a.tensor, ()) for a in (draft.write, *draft.reads)]
+        return any(e == Affine() for shape in shapes for e in shape)
 
     def _check_given(self, drafts: Sequence[Draft]) -> None:
         for k, draft in enumerate(drafts):
@@ -178,6 +183,8 @@ class Shapes:
             message = f"the extent of dimension {d} of {tensor} is not one expression: {written.dim_max(d)}"
             raise ShapeError(message, where=writer.shown, hint=hint)
         extent = greatest + 1
+        if extent == Affine() and self._has_no_elements(writer):
+            return extent
         enough = isl.Set(f"{header(self.parameters)}{{ : {extent.isl_text} >= 1 }}")
         self._require(enough, f"{tensor} would have no elements", writer)
         return extent

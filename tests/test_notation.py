@@ -253,3 +253,23 @@ def test_literals_of_a_dtype_are_converted_as_values_are(literal: str, value: in
     kernel: Any = compile_for(program)
     for found in (run_program(program, {"x": x})["y"], kernel(x)):
         np.testing.assert_array_equal(found, np.full(5, value))
+
+
+@pytest.mark.parametrize("target", ["cpu", "s16"])
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 4), (0, 0, 0)])
+def test_extents_may_be_0(m: int, k: int, n: int, target: str) -> None:
+    program = parse("C[i,k] += A[i,j] * B[j,k]; D[i,k] = max(C[i,k] + b[k], 0); g[i] max= D[i,k]",
+                    A=(m, k), B=(k, n), b=(n,))  # fmt: skip
+    assert str(parse(str(program))) == str(program)
+    a, b, bias = np.ones((m, k), "f4"), np.ones((k, n), "f4"), np.arange(n, dtype="f4") - 1
+    want = np.max(np.maximum(a @ b + bias, 0), axis=1, initial=-np.inf)
+    kernel: Any = compile_for(program, target)
+    for found in (run_program(program, {"A": a, "B": b, "b": bias})["g"], kernel(a, b, bias)):
+        np.testing.assert_array_equal(found, want)
+
+
+def test_windows_that_fit_nowhere_are_refused() -> None:
+    for x, w in ((3, 5), (4, 5), (0, 5)):
+        with pytest.raises(ShapeError, match="the ranges of the indices are empty|would have no elements"):
+            parse("y[i] += x[i+r] * w[r]", x=(x,), w=(w,))
+    assert parse("y[i] += x[i+r] * w[r]", x=(5,), w=(0,)).tensor["y"].extents({}) == (6,)
