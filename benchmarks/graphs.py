@@ -28,7 +28,10 @@ def model_of(case: Case) -> onnx.ModelProto:
         return onnx.load(case.path)
     nodes, extra = NODES[case.kind](case)
     _, consts = case.operands()
-    calls = [helper.make_node(op, list(ins), [out], name=f"n{k}", **a) for k, (op, ins, out, a) in enumerate(nodes)]
+    calls: list[onnx.NodeProto] = []
+    for k, (operator, ins, out, attributes) in enumerate(nodes):
+        calls.append(helper.make_node(operator, list(ins), [out], name=f"n{k}"))
+        calls[-1].attribute.extend(helper.make_attribute(a, v) for a, v in attributes.items())
     graph = helper.make_graph(
         calls,
         case.name.replace(">", ""),

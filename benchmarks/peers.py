@@ -189,7 +189,7 @@ def onnxruntime_peer(case: Case, threads: int) -> Call | None:
     held = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(a)) for a in inputs.values()]
     for name, value in zip(inputs, held, strict=True):
         binding.bind_ortvalue_input(name, value)
-    results = [ort.OrtValue.ortvalue_from_numpy(o) for o in outs]
+    results = [ort.OrtValue.ortvalue_from_numpy(o) for o in outs if isinstance(o, np.ndarray)]
     for output, value in zip(session.get_outputs(), results, strict=True):
         binding.bind_ortvalue_output(output.name, value)
     def call() -> Sequence[Array]:

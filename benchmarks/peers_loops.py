@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import erf, exp, sqrt
+from typing import Any
 
 import numpy as np
 
@@ -150,7 +151,7 @@ def numba_peer(case: Case, threads: int) -> Call | None:
     if source is None or case.flops > 5e9:
         return None
     globals()["prange"] = numba.prange
-    kernel = numba.njit(source, fastmath=True, parallel=threads > 1, error_model="numpy")
+    kernel: Any = numba.njit(source, fastmath=True, parallel=threads > 1, error_model="numpy")
     inputs, consts = case.operands()
     arrays = [*inputs.values(), *consts.values()]
     out = np.zeros(_result_shape(case), np.float32)

@@ -101,9 +101,10 @@ def jax_peer(case: Case, threads: int) -> Call | None:
     import jax.numpy as jnp
     from jax import lax, nn
 
+    padding = [(case.pad, case.pad)] * 2
     functions: Mapping[str, Callable[..., object]] = {
         "conv": lambda x, w: lax.conv_general_dilated(
-            x, w, (case.stride,) * 2, ((case.pad,) * 2,) * 2, feature_group_count=case.groups
+            x, w, (case.stride,) * 2, padding, feature_group_count=case.groups
         ),
         "linear": lambda x, w, b: nn.relu(x @ w + b),
         "softmax": lambda x: nn.softmax(x, -1),

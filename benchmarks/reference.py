@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,8 @@ def model_cases(folder: Path, work: Path) -> tuple[Case, ...]:
             target.write_bytes(source.read_bytes())
         with np.load(golden) as stored:
             arrays = {n: stored[n] for n in stored.files}
-        np.savez(f"{target}.npz", **_first_outputs(target, arrays))
+        outputs: dict[str, Any] = {**_first_outputs(target, arrays)}  # by names that are no parameter of savez
+        np.savez(f"{target}.npz", **outputs)
         inputs = {n[3:]: a.shape for n, a in arrays.items() if n.startswith("in:")}
         found.append(Case(name, "model", inputs, path=str(target)))
     return tuple(found)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from math import exp, log
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.driver import Row
 
@@ -88,8 +88,10 @@ def read_json(path: Path) -> list[Row]:
     if not path.exists():
         return []
     names = {f.name for f in fields(Row)}
-    entries = json.loads(path.read_text())["rows"]
-    return [Row(**{n: tuple(v) if n == "wrong" else v for n, v in e.items() if n in names}) for e in entries]
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    for entry in entries:
+        entry["wrong"] = tuple(entry["wrong"])
+    return [Row(**{n: v for n, v in e.items() if n in names}) for e in entries]
 
 
 def draw(path: Path, rows: Sequence[Row], facts: Mapping[str, object]) -> None:
