@@ -77,12 +77,9 @@ def range_of(program: Program, s: Statement, expression: Affine) -> tuple[int, i
     if key not in program.ranges:
         (value,) = _known(program, [expression])
         bounds = box_bounds(bound_domain(program, s), s.iterators)
-        found = _values_in_box(value, bounds) if bounds is not None else None
-        if found is None:
-            values = bound_expressions(program, s, [expression]).range()
-            program.ranges[key] = interval(values, 0)
-        else:
-            program.ranges[key] = found[:2]
+        plain = _values_in_box(value, bounds) if bounds is not None else None
+        isl_range = None if plain else interval(bound_expressions(program, s, [expression]).range(), 0)
+        program.ranges[key] = plain[:2] if plain else isl_range
     return program.ranges[key]
 
 
