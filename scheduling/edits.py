@@ -211,13 +211,14 @@ def _place_in_sequence(schedule: Schedule, first: str, second: str) -> tuple[Pat
     """The path to the first of two loops that stand in one sequence in this order. Raises `ScheduleError`."""
     path_a, path_b = (schedule.nests[schedule.under(loop)[0]].path for loop in (first, second))
     prefix, other = path_a[: path_a.index(first)], path_b[: path_b.index(second)]
-    if first == second or prefix[:-1] != other[:-1] or not prefix or not isinstance(prefix[-1], int):
+    here, there = prefix[-1] if prefix else "", other[-1] if other else ""
+    if first == second or prefix[:-1] != other[:-1] or not isinstance(here, int) or not isinstance(there, int):
         raise ScheduleError(
             f"{first!r} and {second!r} do not stand in one sequence",
             where=schedule.source.name,
             hint="fuse the loops around them first",
         )
-    if path_b[len(prefix) - 1] < prefix[-1]:  # type: ignore[operator]
+    if there < here:
         raise ScheduleError(
             f"{second!r} comes before {first!r}", where=schedule.source.name, hint=f"fuse({second!r}, {first!r})"
         )
