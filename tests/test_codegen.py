@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -350,20 +353,24 @@ def test_convolution_with_padding_stride_and_dilation() -> None:
     check(tree, integers(n, c, size, size), integers(out, c, taps, taps))
 
 
+@contextmanager
+def before_a_closed_page(size: int) -> Generator[np.ndarray]:
+    """The numbers 0 .. size - 1 as f32, and behind the last one a page that nobody may touch."""
+    page, libc = mmap.PAGESIZE, ctypes.CDLL(None)
+    base = np.frombuffer(mmap.mmap(-1, 2 * page), np.float32)
+    end = ctypes.c_void_p(base.ctypes.data + page)
+    assert libc.mprotect(end, ctypes.c_size_t(page), 0) == 0
+    try:
+        x = base[page // 4 - size : page // 4]
+        x[:] = np.arange(size)
+        yield x
+    finally:
+        libc.mprotect(end, ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
+
+
 def test_guards_touch_nothing() -> None:
     """Beyond the tensor lies a page without access: a read there would end the process."""
-    import ctypes
-    import mmap
-
-    page = mmap.PAGESIZE
-    memory = mmap.mmap(-1, 2 * page)
-    base = np.frombuffer(memory, np.float32)
-    libc = ctypes.CDLL(None)
-    end = base.ctypes.data + page
-    assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), 0) == 0
-    try:
-        x = base[page // 4 - 10 : page // 4]
-        x[:] = np.arange(10)
+    with before_a_closed_page(10) as x:
         index = LANES * var("o") + var("v") + 3
         read = at("x", index, guard=inside(index, 10), fill=-1)
         for kind in ("vector", "serial"):
@@ -375,33 +382,18 @@ def test_guards_touch_nothing() -> None:
             )
             found = kernel_of(tree)(x)
             np.testing.assert_array_equal(found, [*range(3, 10), *[-1] * (5 * LANES - 7)])
-    finally:
-        libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 @pytest.mark.parametrize("phase", [0, 1])
 @pytest.mark.parametrize("lanes", range(LANES // 2 + 1, LANES + 1))
 def test_every_second_element_of_fewer_than_all_lanes(lanes: int, phase: int) -> None:
     """Two whole vectors would reach further beyond than the row: a page without access follows."""
-    import ctypes
-    import mmap
-
-    page = mmap.PAGESIZE
-    memory = mmap.mmap(-1, 2 * page)
-    base = np.frombuffer(memory, np.float32)
-    libc = ctypes.CDLL(None)
-    end = base.ctypes.data + page
-    assert libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), 0) == 0
-    try:
-        size = 2 * lanes + phase
-        x = base[page // 4 - size : page // 4]
-        x[:] = np.arange(size)
+    size = 2 * lanes + phase
+    with before_a_closed_page(size) as x:
         statement = compute("s", at("y", "v"), [at("x", 2 * var("v") + phase)], Read(0))
         shapes = (tensor("x", size, role="input"), tensor("y", lanes, role="output"))
         tree = LoopTree("pairs", shapes, (loop("v", 0, lanes, statement, kind="vector"),))
         np.testing.assert_array_equal(kernel_of(tree)(x), np.arange(lanes) * 2 + phase)
-    finally:
-        libc.mprotect(ctypes.c_void_p(end), ctypes.c_size_t(page), mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 @pytest.mark.parametrize("kind", ["serial", "vector"])

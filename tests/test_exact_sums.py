@@ -141,7 +141,7 @@ def test_sums_with_padding_that_f32_does_not_hold(padding: int, dtype: str) -> N
         helper.make_node("MatMulInteger", ["x", "w"], ["t"]), helper.make_node("Pad", ["t", "pads", "value"], ["y"]),
     ]  # fmt: skip
     fixed = {"w": w, "pads": np.array([1, 0, 0, 2]), "value": np.array(padding, np.int32)}
-    model, _ = chain_model(nodes, {"x": x}, ["y"], constants=fixed)  # type: ignore[arg-type]
+    model, _ = chain_model(nodes, {"x": x}, ["y"], constants=fixed)
     graph = poly.from_onnx(model)
     changed = sums_in_f32(graph.to_program(), graph.constants)
     assert dtype == ("f32" if any(t.name.endswith("_f32") for t in changed.tensors) else "i32")
@@ -191,6 +191,6 @@ def quantised_product(x: np.ndarray, w: np.ndarray, known: bool) -> tuple[Any, d
         helper.make_node("MatMulInteger", ["x", "w", "x_zero", "w_zero"], ["t"]),
         helper.make_node("Cast", ["t"], ["f"], to=1), helper.make_node("Mul", ["f", "scale"], ["y"]),
     ]  # fmt: skip
-    fixed = {"scale": np.float32(0.5), "w_zero": np.int8(3), **({"w": w} if known else {})}
-    given = {"x": x, "x_zero": np.uint8(200), **({} if known else {"w": w})}
-    return chain_model(nodes, given, ["y"], constants=fixed)  # type: ignore[arg-type]
+    fixed = {"scale": np.array(0.5, np.float32), "w_zero": np.array(3, np.int8), **({"w": w} if known else {})}
+    given = {"x": x, "x_zero": np.array(200, np.uint8), **({} if known else {"w": w})}
+    return chain_model(nodes, given, ["y"], constants=fixed)
