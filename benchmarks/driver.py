@@ -26,9 +26,8 @@ Progress = Callable[[str], None]
 class Row:
     """One case with one number of threads. Times in seconds, medians of the rounds; by peer, ours among them.
 
-    `limit`: the least time that the machine allows in any round; `bound`: the most operations and bytes a second that
-    were measured with it. `compile` is cold, `cached` of ours with the object cache filled; `memory`: bytes of a
-    peer's process, for models.
+    `limit`: the time that the machine allows; `bound`: the operations and bytes a second that were measured for it.
+    `compile` is cold, `cached` of ours with the object cache filled; `memory`: bytes of a peer's process, for models.
     """
 
     case: str
@@ -170,17 +169,18 @@ class Session:
         absent = {n: str(r["absent"]) for n, r in ready.items() if "absent" in r}
         made = {n: r for n, r in ready.items() if "absent" not in r}
         errors = {n: _number(r["error"]) for n, r in made.items()}
+        middle = min if self.least else median
         most = MODEL_ROUNDING if case.kind == "model" else ROUNDING
         bound: dict[str, float | str] = {}
         if bounds:
-            bound = {k: max(_number(b[k]) for b in bounds) for k in ("flops", "bandwidth")}
+            bound = {k: median(_number(b[k]) for b in bounds) for k in ("flops", "bandwidth")}
             bound["pattern"] = str(bounds[0]["pattern"])
         cached = made.get("ours", {}).get("cached")
         return Row(
-            case.name, self.threads, {n: (min if self.least else median)(t) for n, t in times.items() if t},
+            case.name, self.threads, {n: middle(t) for n, t in times.items() if t},
             {n: (max(t) - min(t)) / median(t) for n, t in times.items() if t}, errors,
             tuple(n for n, e in errors.items() if not e < most), absent,
-            min(_number(b["seconds"]) for b in bounds) if bounds else None, bound,
+            middle(_number(b["seconds"]) for b in bounds) if bounds else None, bound,
             {n: _number(r["compile"]) for n, r in made.items()}, _number(cached) if cached is not None else None,
             {n: _number(r["memory"]) for n, r in made.items()} if case.kind == "model" else {},
         )  # fmt: skip

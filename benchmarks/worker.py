@@ -11,7 +11,8 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -31,6 +32,7 @@ def main() -> None:
     name, threads, cases_file = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print does not mix with the answers
+    cores = os.sched_getaffinity(0)
     pin(threads)
     cases: dict[str, Case] = {c.name: c for c in pickle.loads(cases_file.read_bytes())}
     call: Call | None = None
@@ -45,24 +47,31 @@ def main() -> None:
             }  # fmt: skip
         elif "case" in request:
             call = None  # the last case's memory goes first
-            call, answer = _prepare(name, cases[request["case"]], threads, cases_file.parent)
+            call, answer = _prepare(name, cases[request["case"]], threads, cases_file.parent, cores)
         else:
             assert call is not None
             answer = {"seconds": _measure(call, request["time"], least=request["least"])}
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def _prepare(name: str, case: Case, threads: int, folder: Path) -> tuple[Call | None, Answer]:
+def _prepare(
+    name: str, case: Case, threads: int, folder: Path, cores: set[int]
+) -> tuple[Call | None, Answer]:
+    """Our compiler may use all `cores`, however many threads a call has; a peer's threads might stay on them."""
     prepare = PEERS[name].prepare
     assert prepare is not None
     try:
-        if name == "ours":
-            _initialise()
         case.operands()  # their making is no part of compiling
-        seconds, call = _timed(lambda: prepare(case, threads))
+        cached = None
+        if name == "ours":
+            with _on(cores):
+                _initialise()
+                seconds, call = _timed(lambda: prepare(case, threads))
+                cached = _timed(lambda: prepare(case, threads))[0]
+        else:
+            seconds, call = _timed(lambda: prepare(case, threads))
         if call is None:
             return None, {"absent": "no way to express it"}
-        cached = _timed(lambda: prepare(case, threads))[0] if name == "ours" else None
         results = [*call()]
         memory = _most_memory()
         expected: list[np.ndarray] = pickle.loads((folder / f"{_file_name(case)}.expected").read_bytes())
@@ -71,6 +80,17 @@ def _prepare(name: str, case: Case, threads: int, folder: Path) -> tuple[Call | 
         }  # fmt: skip
     except Exception as error:  # a peer that fails is shown as absent, with its reason
         return None, {"absent": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+@contextmanager
+def _on(cores: set[int]) -> Generator[None]:
+    """This thread, and those that it starts, on some cores for a while."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _most_memory() -> float:
