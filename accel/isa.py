@@ -24,7 +24,7 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from poly.dtypes import DTYPES, dtype_name, numpy_dtype, size_bytes
+from poly.dtypes import DTYPES, dtype_name, is_float, numpy_dtype, size_bytes
 from poly.errors import PolyError
 from poly.expr import BITS, COMBINERS, OPERATORS
 from poly.locks import cached_property
@@ -344,6 +344,7 @@ class Vec:
                 _require(len(kinds) == 1, f"{name} of {sorted(kinds)}: convert first", self)
                 kind = next(iter(kinds))
                 _require(row.result != "bits" or kind in BITS, f"{name} of {kind}", self)
+                _require(row.result != "float" or is_float(kind), f"{name} of {kind}", self)
                 return "bool" if row.result == "bool" else BITS[kind] if row.result == "bits" else kind
 
 

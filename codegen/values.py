@@ -278,8 +278,10 @@ class Ops:
                 return self.op(name, a, *(self.truth(o) for o in operands), dtype="bool")
             case "not":
                 return self.op("xor", a, self.truth(a), self.const("bool", True, a.lanes), dtype="bool")
-            case "div":
-                return self._divide(*operands)
+            case "div" if is_float(a.dtype):
+                return self.op("fdiv", a, *operands)
+            case "trunc_div" if is_integer(a.dtype):
+                return self._truncated_division(*operands)
             case "neg":
                 return self.negate(a)
             case "max" | "min":
@@ -315,11 +317,7 @@ class Ops:
             return self._shift(name, a, b)
         raise UnsupportedError(f"{name} of {a.dtype}", hint="convert the operands to integers")
 
-    def _divide(self, a: Value, b: Value) -> Value:
-        if is_float(a.dtype):
-            return self.op("fdiv", a, a, b)
-        if a.dtype == "bool":
-            raise UnsupportedError("div of bools", hint="convert with a cast")
+    def _truncated_division(self, a: Value, b: Value) -> Value:
         zero, one = self.const(a.dtype, 0, a.lanes), self.const(a.dtype, 1, a.lanes)
         if b.literal is not None and b.literal not in (0, -1):
             return self.op("sdiv" if a.dtype[0] == "i" else "udiv", a, a, b)

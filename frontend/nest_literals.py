@@ -37,6 +37,6 @@ def dtype_of_literals(body: Expr) -> str:
     for part in walk(body):
         if isinstance(part, Const) and isinstance(part.value, float):
             return "f64"
-        if isinstance(part, Apply) and (part.operator == "div" or OPERATORS[part.operator].result == "float"):
+        if isinstance(part, Apply) and OPERATORS[part.operator].result == "float":
             return "f64"
     return "i64"

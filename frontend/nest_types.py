@@ -93,7 +93,7 @@ def _common(name: str, operands: Sequence[tuple[Expr, str | None]]) -> str | Non
     free = [e for e, d in operands if d is None]
     common = promoted(strong) if strong else promoted(weak) if weak else None
     fraction = any(_has_fraction(e) for e in free) or any(is_float(d) for d in weak)
-    real = name == "div" or OPERATORS[name].result == "float"
+    real = OPERATORS[name].result == "float"
     if common is not None and not is_float(common) and common[0] != "c" and (fraction or real):
         return "f64"
     if common is not None and is_integer(common) and strong and _of_values(name):

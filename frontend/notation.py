@@ -263,6 +263,10 @@ def _dtype(name: str, drafts: Sequence[Draft], dtypes: dict[str, str]) -> str:
         except ShapeError as error:
             raise ShapeError(error.message, where=writer.shown, hint=error.hint) from None
         dtypes[name] = found or dtypes[name]
+        if found == "bool" and (combiner := writer.line.combiner) is not None and combiner.symbol in ("+", "*"):
+            text = f"{combiner.symbol}= of truths would be a truth, no number"
+            hint = "i64(...) around the right side to count, or= and and= for truths"
+            raise ShapeError(text, where=writer.shown, hint=hint)
     return dtypes[name]
 
 

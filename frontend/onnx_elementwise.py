@@ -35,6 +35,11 @@ def binary(operator: str, result: str | None = None) -> Row:
     return row
 
 
+def divide(b: Notation) -> None:
+    """A quotient; of integers without its fraction."""
+    binary("trunc_div" if is_integer(b.input(0).dtype) else "div")(b)
+
+
 def legacy_operands(b: Notation) -> tuple[Value, Value]:
     """Both inputs; before opset 7 the second one lines up with the first at `axis` instead of at the end."""
     x, y = b.input(0), b.input(1)
@@ -192,7 +197,7 @@ def modulo(b: Notation) -> None:
     c_rule = b.int_attribute("fmod", 0) == 1
 
     def body(p: Term, q: Term) -> Term:
-        rest = p - (p / q) * q if is_integer(x.dtype) else fn("fmod", p, q)
+        rest = p - fn("trunc_div", p, q) * q if is_integer(x.dtype) else fn("fmod", p, q)
         if c_rule or x.dtype[0] == "u":
             return rest
         unlike = fn("ne", fn("lt", rest, 0), fn("lt", q, 0))
@@ -326,7 +331,7 @@ ROWS: Final[dict[str, Row]] = {
     "Ceil": unary(lambda v: fn("ceil", v)),
     "Clip": clip,
     "Cos": unary(lambda v: fn("cos", v)),
-    "Div": binary("div"),
+    "Div": divide,
     "Dropout": dropout,
     "Equal": binary("eq", "bool"),
     "Erf": unary(lambda v: fn("erf", v)),

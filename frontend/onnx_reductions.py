@@ -218,7 +218,11 @@ def reduce_mean(b: Notation) -> None:
         return
     count = int(np.prod([x.shape[k] for k in axes], dtype=np.int64))
     b.require(count > 0, "the mean of no elements")
-    _reduce(b, x, axes, "+", lambda v: v, lambda s: s / (float(count) if is_float(x.dtype) else count))
+
+    def mean(total: Term) -> Term:
+        return total / float(count) if is_float(x.dtype) else fn("trunc_div", total, count)
+
+    _reduce(b, x, axes, "+", lambda v: v, mean)
 
 
 def reduce_log_sum_exp(b: Notation) -> None:

@@ -207,7 +207,7 @@ def tensor_scatter(b: Notation) -> None:
     n, s = b.iterators("n", "s")
     place = index_value(s) if start is None else start[n].cast("i64") + index_value(s)
     if mode == "circular":
-        place = place - place / extent * extent
+        place = place - fn("trunc_div", place, extent) * extent
         place = fn("select", fn("lt", place, 0), place + extent, place)
     b.assign(table, {"n": cache.shape[0], "s": steps}, place, suffix="_place")
     ranges, point = positions(update.shape)

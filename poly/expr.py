@@ -60,13 +60,13 @@ class Cast:
 
 
 Expr = Const | Read | IndexValue | Apply | Cast
-Result = Literal["same", "bool", "float", "bits"]
+Result = Literal["same", "bool", "float", "integer", "bits"]
 BITS: Final = {"f32": "i32", "i32": "f32", "f64": "i64", "i64": "f64"}
 
 
 @dataclass(frozen=True)
 class Operator:
-    """`result`: the dtype of the arguments, bool, the arguments' (which must be floating), or `BITS` of it."""
+    """`result`: the dtype of the arguments, bool, the arguments' (which must be floating or integers), or `BITS`."""
 
     name: str
     arity: int
@@ -74,16 +74,6 @@ class Operator:
     result: Result = "same"
     infix: str | None = None
     precedence: int = 100
-
-
-def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """True division of floats; of integers, truncation toward zero as in C and ONNX."""
-    if np.issubdtype(np.result_type(a, b), np.integer):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            quotient = np.floor_divide(a, b)
-            return quotient + ((np.remainder(a, b) != 0) & ((np.asarray(a) < 0) != (np.asarray(b) < 0)))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.divide(a, b)
 
 
 def _quiet(function: Callable[..., object]) -> Callable[..., object]:
@@ -125,8 +115,15 @@ def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _integers(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
     found = tuple(np.asarray(a) for a in operands)
     if any(a.dtype.kind not in "iu" for a in found):
-        raise TypeError("only integers are shifted")
+        raise TypeError("an operator on integers only")
     return found
+
+
+def _truncated_division(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """C's `/` of integers: the fraction is dropped; 0 for a divisor 0."""
+    a, b = _integers(a, b)
+    with np.errstate(all="ignore"):
+        return np.floor_divide(a, b) + ((np.remainder(a, b) != 0) & ((a < 0) != (b < 0)))
 
 
 def _shift_left(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -161,7 +158,8 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("add", 2, _quiet(np.add), "same", "+", 10),
     Operator("sub", 2, _quiet(np.subtract), "same", "-", 10),
     Operator("mul", 2, _quiet(np.multiply), "same", "*", 20),
-    Operator("div", 2, _divide, "same", "/", 20),
+    Operator("div", 2, _quiet(np.divide), "float", "/", 20),
+    Operator("trunc_div", 2, _truncated_division, "integer"),
     Operator("neg", 1, np.negative),
     Operator("max", 2, _quiet(np.maximum)),
     Operator("min", 2, _quiet(np.minimum)),
@@ -180,11 +178,11 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("cos", 1, _quiet(np.cos), "float"),
     Operator("pow", 2, _quiet(_power), "same"),
     Operator("fmod", 2, _quiet(np.fmod), "float"),  # the exact remainder, with the sign of the dividend
-    Operator("bit_and", 2, np.bitwise_and),
-    Operator("bit_or", 2, np.bitwise_or),
-    Operator("bit_xor", 2, np.bitwise_xor),
-    Operator("shift_left", 2, _shift_left),
-    Operator("shift_right", 2, _shift_right),  # of signed integers: copies of the sign come in
+    Operator("bit_and", 2, np.bitwise_and, "integer"),
+    Operator("bit_or", 2, np.bitwise_or, "integer"),
+    Operator("bit_xor", 2, np.bitwise_xor, "integer"),
+    Operator("shift_left", 2, _shift_left, "integer"),
+    Operator("shift_right", 2, _shift_right, "integer"),  # of signed integers: copies of the sign come in
     Operator("bits", 1, _bits, "bits"),  # of a float as an integer, or the other way round
     Operator("select", 3, np.where, "same"),
 )
@@ -293,10 +291,21 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
             for argument in arguments if dtype is not None else ():
                 require_literals(argument, dtype or "", name)
             if operator.result == "float" and dtype is not None and not is_float(dtype) and dtype[0] != "c":
-                raise ShapeError(
-                    f"{name}: takes floating operands, not {dtype}", hint=f"f32(x) or f64(x) inside {name}"
-                )
+                hint = f"f32(x) or f64(x) inside {name}"
+                hint = "f64(x) / f64(y), or trunc_div(x, y), which drops the fraction" if name == "div" else hint
+                raise ShapeError(f"{operator.infix or name}: takes floating operands, not {dtype}", hint=hint)
+            _require_kind(operator, dtype)
             return "bool" if operator.result == "bool" else dtype
+
+
+def _require_kind(operator: Operator, dtype: str | None) -> None:
+    name, integer = operator.name, operator.result == "integer"
+    if integer and dtype is None:
+        raise ShapeError(f"{name}: of literals only", hint=f"the number itself, or {name}(i64(...), ...)")
+    if integer and dtype is not None and not is_integer(dtype) and not (dtype == "bool" and name.startswith("bit_")):
+        raise ShapeError(f"{name}: takes integers, not {dtype}", hint=f"i32(x) or i64(x) inside {name}")
+    if dtype == "bool" and name in ("sub", "neg", "sign", "pow"):
+        raise ShapeError(f"{name}: takes numbers, not bool", hint="i32(x) or f32(x) for 0 and 1; x != y, not x")
 
 
 def _bits_dtype(dtype: str | None) -> str:
@@ -306,12 +315,23 @@ def _bits_dtype(dtype: str | None) -> str:
     return BITS[dtype]
 
 
+def _values(body: Expr) -> Iterator[Expr]:
+    """What the value of a body is made of: every sub-expression outside of conditions, the whole first."""
+    yield body
+    conditional = isinstance(body, Apply) and body.operator == "select"
+    for child in children(body)[conditional:]:
+        yield from _values(child)
+
+
 def require_literals(body: Expr, dtype: str, where: str) -> None:
     """Raise `ShapeError` where free literals of a body are no numbers of the integers `dtype` (NEP 50 refuses them)."""
     if not is_integer(dtype) or not is_free(body):
         return
     limits = np.iinfo(numpy_dtype(dtype))  # type: ignore[type-var]
-    for node in walk(body):
+    for node in _values(body):
+        if isinstance(node, Apply) and OPERATORS[node.operator].result == "float":
+            shown = OPERATORS[node.operator].infix or node.operator
+            raise ShapeError(f"{where}: {shown} of literals is no {dtype}", hint="convert the other operand: f32(x)")
         if isinstance(node, Const):
             if not isfinite(node.value) or node.value != int(node.value):
                 hint = f"convert the other operand: f32(x), or write {dtype}({node.value})"

@@ -349,6 +349,9 @@ def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: s
     except ShapeError as error:
         raise ShapeError(error.message, where=where, hint=error.hint) from None
     target = tensors[s.write.tensor].dtype
+    if s.combiner is not None and s.combiner.symbol in ("and", "or") and target != "bool":
+        text = f"{s.combiner.symbol}= combines truths, {s.write.tensor} is {target}"
+        raise ShapeError(text, where=where, hint="a bool: x[i] != 0")
     if found is None:
         require_literals(s.body, target, where)
     if found is not None and found != target:

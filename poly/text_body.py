@@ -27,6 +27,12 @@ _COMPARE: Final[dict[type[ast.cmpop], str]] = {
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
 }  # fmt: skip
+_WITHOUT: Final[dict[type[ast.operator], str]] = {
+    ast.FloorDiv: "trunc_div(a, b) of integers, which drops the fraction, floor(a / b) of floats",
+    ast.Mod: "fmod(a, b) of floats, a - b*trunc_div(a, b) of integers: with the sign of a",
+    ast.BitAnd: "bit_and(a, b)", ast.BitOr: "bit_or(a, b)", ast.BitXor: "bit_xor(a, b)",
+    ast.LShift: "shift_left(a, b)", ast.RShift: "shift_right(a, b)",
+}  # fmt: skip
 _LITERALS: Final = {"inf": float("inf"), "nan": float("nan")}
 
 
@@ -254,6 +260,10 @@ class BodyReader:
                 return self._unary(op, operand, fragment)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 return Apply(_ARITHMETIC[type(op)], (self.value(left, fragment), self.value(right, fragment)))
+            case ast.BinOp(op=ast.FloorDiv() | ast.Mod()) if self._of_indices(node):
+                return IndexValue(affine(node, fragment))
+            case ast.BinOp(op=op) if type(op) in _WITHOUT:
+                raise fragment.node_error(node, "this has no meaning in a body", _WITHOUT[type(op)])
             case ast.BoolOp(op=op, values=values):
                 return self._fold("and" if isinstance(op, ast.And) else "or", [self.value(v, fragment) for v in values])
             case ast.Compare():
@@ -264,6 +274,17 @@ class BodyReader:
                 infinite = isinstance(node, ast.Constant) and "inf" in str(node.value)
                 hint = "-inf without float(...)" if infinite else "a op b, f(a), `a if c else b`, T[i, j] and numbers"
                 raise fragment.node_error(node, "this has no meaning in a body", hint)
+
+    def _of_indices(self, node: ast.expr) -> bool:
+        """Whether the value of a node is affine in indices and sizes."""
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+        if not self.bare_indices or not names or any(map(self._is_access, names)):
+            return False
+        try:
+            affine_of_ast(node)
+        except ParseError:
+            return False
+        return True
 
     def _unary(self, op: ast.unaryop, operand: ast.expr, fragment: Fragment) -> Expr:
         value = self.value(operand, fragment)

@@ -20,7 +20,7 @@ from poly.sets import interval
 Strides = dict[int, int | None]
 OWN = 2  # levels of cache that a core has for itself
 # Operations that are an instruction or a few; all others are functions with a polynomial, a table or a loop.
-LIGHT = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "select", "sqrt"})
+LIGHT = frozenset({"add", "sub", "mul", "div", "trunc_div", "max", "min", "neg", "abs", "select", "sqrt"})
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 FEWEST_LANES = 4  # iterations of a loop along which lanes pay
 NEAR = 0.25  # of the last cache: what is larger comes from it at its own pace, not at that of a nearer one

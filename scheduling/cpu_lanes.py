@@ -28,7 +28,7 @@ from poly.scheduling.groups import Group
 SCALAR_ROWS = 8
 SIDE_BY_SIDE = 4  # vectors of light work in one iteration
 FEW_OPERATIONS = 6
-QUICK = LIGHT - {"div", "sqrt"}  # which keep their unit busy for several cycles
+QUICK = LIGHT - {"div", "trunc_div", "sqrt"}  # which keep their unit busy for several cycles
 
 
 def tiles_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> TilePlan | None:
