@@ -225,8 +225,12 @@ def _safe(s: State, tensor: Tensor, pointer: str, condition: Bit, fill: Const, l
 
 
 def _raw_load(s: State, tensor: Tensor, pointer: str, lanes: int = 0) -> Value:
+    """What is at a pointer; once in a block where nobody writes the tensor, since instruction selection would load it
+    again behind every store.
+    """
     text = f"load {memory_type(tensor.dtype, lanes)}, ptr {pointer}, align {size_bytes(tensor.dtype)}"
-    return _from_memory(s, tensor.dtype, s.writer.value(text), lanes)
+    found = s.writer.cached(text) if tensor.role in ("input", "constant") else s.writer.value(text)
+    return _from_memory(s, tensor.dtype, found, lanes)
 
 
 def _from_memory(s: State, dtype: str, text: str, lanes: int) -> Value:
