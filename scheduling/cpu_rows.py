@@ -37,7 +37,7 @@ from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 
 HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements that take a few, ten, more operations
-    ((2, 8), (16, 4), (128, 2)),
+    ((2, 8), (96, 4), (128, 2)),
     ((16, 4), (128, 2)),
     ((8, 4), (32, 2)),
 )
