@@ -8,14 +8,14 @@ writing, the first running before the second. What a reduction does to its own t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import islpy as isl
 
 from poly.affine import var
 from poly.locks import cached_property
-from poly.program import PathStep, Program, Statement
+from poly.program import Access, PathStep, Program, Statement
 from poly.relations import bound_access
 from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.sets import coalesced, fix_sizes, header
@@ -60,33 +60,40 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class Touch:
-    """One access of a statement: `relation` { S[...] -> T[...] }, `own` for a reduction's update of its target."""
+    """One access of a statement: `relation` { S[...] -> T[...] }, `own` for a reduction's update of its target.
 
+    `access` None: of an external statement, which touches whole tensors.
+    """
+
+    program: Program = field(repr=False)
     statement: Statement
     tensor: str
-    relation: isl.Map
+    access: Access | None
     write: bool
     own: bool = False
     position: int = -1
 
+    @cached_property
+    def relation(self) -> isl.Map:
+        """The access with the program's known sizes put in; made when asked for: often algebra is enough."""
+        if self.access is not None:
+            return bound_access(self.program, self.statement, self.access)
+        everything = _everything(self.program, self.statement, self.tensor).intersect_params(self.program.context)
+        return fix_sizes(everything, self.program.binding)
+
 
 def touches(program: Program, s: Statement) -> Iterator[Touch]:
-    """Every access of a statement as a relation, the program's known sizes put in.
-
-    External ones touch whole tensors.
-    """
+    """Every access of a statement."""
     if s.external is not None:
         for names, write in ((s.external.reads, False), (s.external.writes, True)):
             for position, name in enumerate(names):
-                everything = _everything(program, s, name).intersect_params(program.context)
-                yield Touch(s, name, fix_sizes(everything, program.binding), write, position=position)
+                yield Touch(program, s, name, None, write, position=position)
         return
     for position, read in enumerate(s.reads):
-        yield Touch(s, read.tensor, bound_access(program, s, read), False, position=position)
-    target = bound_access(program, s, s.write)
+        yield Touch(program, s, read.tensor, read, False, position=position)
     if s.combiner is not None:
-        yield Touch(s, s.write.tensor, target, False, own=s.reorder)
-    yield Touch(s, s.write.tensor, target, True, own=s.combiner is not None and s.reorder)
+        yield Touch(program, s, s.write.tensor, s.write, False, own=s.reorder)
+    yield Touch(program, s, s.write.tensor, s.write, True, own=s.combiner is not None and s.reorder)
 
 
 def _everything(program: Program, s: Statement, tensor: str) -> isl.Map:

@@ -26,6 +26,7 @@ from poly.relations import bound_domain, box
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Schedule, common_prefix
 from poly.scheduling.static_flow import earlier_writers, is_may_write, last_writers
+from poly.scheduling.transparent import without_transparent
 from poly.scheduling.vectors import Vectors
 from poly.sets import IN, OUT, coalesced, fix_sizes, witness
 
@@ -47,6 +48,20 @@ class Reader:
 
 def check_values(schedule: Schedule, vectors: Vectors | None = None) -> None:
     """Raise `IllegalEdit` (kind "value") with the reading instance and what it gets instead."""
+    if not concerned_tensors(schedule):
+        return
+    vectors = vectors or Vectors(schedule)
+    plainer = without_transparent(schedule, vectors)
+    if plainer is not schedule:
+        try:
+            return _follow(plainer, Vectors(plainer))
+        except IllegalEdit:  # with all buffers there, the reason is told in their terms
+            pass
+    _follow(schedule, vectors)
+
+
+def _follow(schedule: Schedule, vectors: Vectors) -> None:
+    """Compare what every read gets with the source program's dataflow."""
     concerned = concerned_tensors(schedule)
     if not concerned:
         return

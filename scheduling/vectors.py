@@ -5,7 +5,7 @@ What the checks of one schedule compute, kept for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import islpy as isl
@@ -13,7 +13,7 @@ import islpy as isl
 from poly.affine import Affine, Atom, Var
 from poly.coefficients import relation_of
 from poly.program import Access, Statement
-from poly.relations import bound_domain, bound_expressions, free_sizes, range_of
+from poly.relations import bound_domain, bound_expressions, box_bounds, free_sizes, range_of
 from poly.scheduling.dependences import Touch, touches
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.scheduling.schedule import Schedule
@@ -38,6 +38,16 @@ class Vectors:
             nest = self.schedule.nests[s.name]
             self._maps[s.name] = bound_expressions(self.program, s, nest.expressions(nest.names), s.name)
         return self._maps[s.name]
+
+    def range(self, s: Statement) -> isl.Set:
+        """{ S[loop values] }"""
+        if s.name not in self._ranges:
+            self._ranges[s.name] = coalesced(self.of(s).range())
+        return self._ranges[s.name]
+
+    def box(self, s: Statement) -> Mapping[str, tuple[int, int]] | None:
+        """First and last value of every loop of a statement where these are numbers; None where they are not."""
+        return box_bounds(self.range(s), self.schedule.nests[s.name].names)
 
     def touches(self, s: Statement) -> tuple[Touch, ...]:
         """The accesses of a statement, on instances."""
@@ -66,10 +76,8 @@ class Vectors:
         s, index = touch.statement, self.subscripts(touch)
         if index is None:
             return None
-        if s.name not in self._ranges:
-            self._ranges[s.name] = coalesced(self.of(s).range())
         guarded = not touch.write and touch.position >= 0 and s.reads[touch.position].guard
-        where = self.of(s).intersect_domain(touch.relation.domain()).range() if guarded else self._ranges[s.name]
+        where = self.of(s).intersect_domain(touch.relation.domain()).range() if guarded else self.range(s)
         loops = self.schedule.nests[s.name].names
         relation = relation_of(index, loops, free_sizes(self.program), s.name).intersect_domain(where)
         return relation.set_tuple_name(OUT, touch.tensor)
@@ -81,8 +89,7 @@ class Vectors:
         return self._subscripts[id(touch)]
 
     def _found_subscripts(self, touch: Touch) -> Sequence[Affine] | None:
-        s = touch.statement
-        return None if s.external is not None else self.index_by_loops(s, _access(touch))
+        return None if touch.access is None else self.index_by_loops(touch.statement, touch.access)
 
     def index_by_loops(self, s: Statement, access: Access) -> Sequence[Affine] | None:
         """Subscripts of a statement's iterators as sums of its loops, where algebra gives them."""
@@ -106,7 +113,7 @@ class Vectors:
         """`apart` of two statements' subscripts by loops.
 
         A subscript c*loop + (loops inside) + (loops around) tells iterations apart where what is inside adds up to less
-        than c in either direction. False says nothing.
+        than c in either direction; a loop of one iteration has no others. False says nothing.
         """
         if first is None or second is None:
             return False
@@ -116,7 +123,13 @@ class Vectors:
                 continue
             if one.high - other.low < abs(one.factor) > other.high - one.low:
                 return True
-        return False
+        found = [range_of(self.program, s, self._loop(s, depth)) for s in (a, b)]
+        return found[0] is not None and found[0] == found[1] and found[0][0] == found[0][1]
+
+    def _loop(self, s: Statement, depth: int) -> Affine:
+        """The value of the loop at a depth."""
+        nest = self.schedule.nests[s.name]
+        return nest.loops[nest.names[depth]]
 
     def _split(self, s: Statement, subscript: Affine, depth: int) -> _Parts | None:
         """What the loop at `depth` and those inside add to a subscript; None where nothing bounds them."""
@@ -165,11 +178,6 @@ class _Parts:
     around: frozenset[tuple[Atom, int]]
     low: int
     high: int
-
-
-def _access(touch: Touch) -> Access:
-    s = touch.statement
-    return s.write if touch.write or touch.position < 0 else s.reads[touch.position]
 
 
 def before_in(pairs: isl.Map, loop: int) -> isl.Map:
