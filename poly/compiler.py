@@ -143,10 +143,18 @@ def compile(
         return _model_engine(what, machine, threads or 1, progress)
     program, own = _program_of(what)
     schedule = schedule or own
-    if schedule is not None and str(schedule.source) not in (str(program), str(join_axes(program))):
+    if schedule is not None and not _is_of(schedule, program):
         raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
     check_initialised(program)
     return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
+
+
+def _is_of(schedule: Schedule, program: Program) -> bool:
+    """Whether a schedule is of a program as it is written, or as the policy for a CPU takes it."""
+    from poly.scheduling.shared_sums import is_in_parts
+
+    joined = join_axes(program)
+    return str(schedule.source) in (str(program), str(joined)) or is_in_parts(schedule.source, joined)
 
 
 def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:

@@ -152,14 +152,15 @@ def _given(schedule: Schedule, machine: Machine, ahead: _Ahead | None) -> Prepar
 
 
 def _planned(program: Program, machine: Machine, threads: int, ahead: _Ahead | None) -> Prepared:
-    """The first that fits the machine and has code: the policy's schedule, one of groups tried each for itself, one of
-    statements each for itself, the program's own order.
+    """The first that fits the machine and has code: the policy's schedule, where sums may be in parts for threads, one
+    of groups tried each for itself, one of statements each for itself, the program's own order.
     """
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
     from poly.scheduling.cpu_each import schedule_each
+    from poly.scheduling.shared_sums import share_sums
 
     def first(program: Program, machine: Machine, threads: int) -> Schedule:
-        return schedule_for_cpu(program, machine, threads, ahead)
+        return schedule_for_cpu(share_sums(program, machine, threads), machine, threads, ahead)
 
     refused = ""
     for make in (first, schedule_one_by_one, schedule_each):

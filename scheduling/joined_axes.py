@@ -10,7 +10,7 @@ is then a box without holes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from poly.affine import Affine, var
@@ -32,10 +32,10 @@ class _Joins:
 
 def join_axes(program: Program) -> Program:
     """The program of one contraction, and of what is element by element, with as few axes as possible."""
-    literal = _with_sizes(program) if _is_contraction(program) else None
+    literal = with_sizes(program) if _is_contraction(program) else None
     if literal is None:
         return program
-    joined = _apart(literal)
+    joined = axes_apart(literal)
     while (joins := _joins(joined)) is not None:
         joined = _joined(joined, joins)
     return program if joined is literal else joined
@@ -51,7 +51,7 @@ def _is_contraction(program: Program) -> bool:
     return plain and ordered and len(updates) == 1 and len(updates[0].reads) > 1
 
 
-def _with_sizes(program: Program) -> Program | None:
+def with_sizes(program: Program) -> Program | None:
     """The program with its sizes put in, None where some are free or stand in more than boxes and shapes."""
     binding, free = program.binding, set(program.parameters)
     tensors = tuple(replace(t, shape=tuple(e.substitute(binding) for e in t.shape)) for t in program.tensors)
@@ -71,12 +71,12 @@ def _with_sizes(program: Program) -> Program | None:
     return replace(program, tensors=tensors, statements=tuple(statements))
 
 
-def _apart(program: Program) -> Program:
-    """Axes that every access walks by two loops as two axes."""
+def axes_apart(program: Program, but: Collection[str] = ()) -> Program:
+    """Axes that every access walks by two loops as two axes, `but` for those of some tensors."""
     ranges = {s.name: domain_box(program, s, s.iterators) for s in program.statements}
     steps: dict[Axis, int] = {}
     for t in program.tensors:
-        for d, extent in enumerate(t.shape):
+        for d, extent in enumerate(t.shape if t.name not in but else ()):
             uses = [_step(s, access, d, ranges[s.name]) for s, access in _uses(program, t.name)]
             if uses and uses[0] and len(set(uses)) == 1 and extent.constant % uses[0] == 0:
                 steps[t.name, d] = uses[0]

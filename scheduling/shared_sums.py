@@ -1,0 +1,230 @@
+"""Sums that threads share: a long reduction with a small target, cut into parts whose sums are added up at the end.
+
+`C[i,j] += A[i,k]*B[k,j]` of 64 x 64 and 4096: whichever of i and j threads share, each of them reads all of one
+operand, to use it for half of the result. With `k = 512*p + k'` the sums `P[p,i,j]` are independent of each other,
+threads share p, and each reads a part of both operands. Then `C` adds the parts up, whoever made them, in one order:
+results are the same from run to run. These are the partial sums of `rfactor`, but made before there are groups, so that
+every policy meets p as one more parallel loop; Solomonik and Demmel, "Communication-optimal parallel 2.5D matrix
+multiplication" (Euro-Par 2011), cut the reduction for the same reason. See docs/decisions/0029.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import inf, prod
+from typing import Final
+
+import islpy as isl
+
+from poly.affine import Affine, var
+from poly.expr import Expr, IndexValue, Read, rewrite
+from poly.machine import Machine
+from poly.program import Access, PathStep, Program, Statement, Tensor, box_domain
+from poly.scheduling.cpu import POLICIES
+from poly.scheduling.cpu_contract import contraction_of
+from poly.scheduling.groups import domain_box
+from poly.scheduling.joined_axes import axes_apart, with_sizes
+from poly.scheduling.row_groups import groups_for
+
+FEWEST_PARTS, MOST_PARTS = 2, 4  # for each thread: who is late has less left to do, or there is less to add up
+FEW: Final = 5  # elements that threads read in common for one of the parts, which is stored and read again, at least
+LONG: Final = 64  # steps of the reduction in a part, at the least: each tile is started and stored once more
+
+
+def share_sums(program: Program, machine: Machine, threads: int) -> Program:
+    """The program with its long reductions in parts for several threads.
+
+    Contractions alone: other reductions wait for memory, which threads share anyway. Programs with free sizes, and
+    reductions that keep their order, stay as they are.
+    """
+    literal = with_sizes(program) if threads > 1 else None
+    if literal is None:
+        return program
+    found = literal
+    for s in literal.statements:
+        cut = _cut(found, found.statement[s.name], threads)
+        if cut is not None and _is_contraction(found, s.name, machine, threads):
+            found = in_parts(found, cut)
+    return program if found is literal else found
+
+
+def is_in_parts(program: Program, whole: Program) -> bool:
+    """Whether a program is another one with some of its reductions in parts."""
+    found = with_sizes(whole)
+    for s in whole.statements:
+        parts = program.tensor.get(f"{s.write.tensor}_parts")
+        if found is None or not parts:
+            continue
+        loop = _longest(found, s)
+        if loop is not None and parts.shape[0].is_constant and 0 < parts.shape[0].constant <= loop.size:
+            found = in_parts(found, loop.in_parts(parts.shape[0].constant))
+    return found is not None and str(found) == str(program)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The reduction `statement` in `parts` parts of `size` iterations of `iterator` each, the first at `low`; `steps`:
+    with those of the reduction's other loops.
+    """
+
+    statement: str
+    iterator: str
+    low: int
+    size: int
+    steps: int
+    parts: int = 1
+
+    def in_parts(self, parts: int) -> Cut:
+        return replace(self, size=self.size // parts, steps=self.steps // parts, parts=parts)
+
+
+def _longest(program: Program, s: Statement) -> Cut | None:
+    """The longest loop of a reduction that can be cut, in one part."""
+    target = program.tensor[s.write.tensor]
+    plain = s.external is None and not s.partial and not any(a.indirect for a, _ in s.accesses)
+    if s.combiner is None or not s.reorder or not plain or len(s.reads) < 2 or s.path[1:] != s.iterators:
+        return None
+    box = domain_box(program, s, s.iterators)
+    written = {n for i in s.write.affine_index for n in i.names}
+    own = s.write.tensor in {r.tensor for r in s.reads}
+    if own or box is None or not written <= {*s.iterators} or target.layout is not None or target.scope:
+        return None
+    ranges = {i: r for i, r in zip(s.iterators, box, strict=True) if i not in written}
+    longest = max(ranges, key=lambda i: ranges[i][1] - ranges[i][0], default=None)
+    if longest is None:
+        return None
+    low, high = ranges[longest]
+    steps = prod(last - first + 1 for first, last in ranges.values())
+    return Cut(s.name, longest, low, high - low + 1, steps)
+
+
+def _cut(program: Program, s: Statement, threads: int) -> Cut | None:
+    """As many parts as there may be, where threads get equally many of them."""
+    loop = _longest(program, s)
+    if loop is None:
+        return None
+    made = FEW * prod(program.tensor[s.write.tensor].extents(program.binding))
+    for parts in range(MOST_PARTS * threads, FEWEST_PARTS * threads - 1, -threads):
+        if loop.size % parts == 0 and loop.steps >= LONG * parts and parts * made <= _common(program, s, threads):
+            return loop.in_parts(parts)
+    return None
+
+
+def _common(program: Program, s: Statement, threads: int) -> float:
+    """Elements of operands that all threads read where they share the loop of the target that leaves fewest of them."""
+    written = {n for i in s.write.affine_index for n in i.names}
+    ranges = zip(s.iterators, domain_box(program, s, s.iterators) or (), strict=True)
+    left = [
+        sum(prod(program.tensor[r.tensor].extents(program.binding)) for r in s.reads if not _moves(r, i))
+        for i, (low, high) in ranges
+        if i in written and high - low + 1 >= threads
+    ]
+    return min(left, default=inf)
+
+
+def _moves(access: Access, iterator: str) -> bool:
+    return any(iterator in i.names for i in access.affine_index)
+
+
+def _is_contraction(program: Program, name: str, machine: Machine, threads: int) -> bool:
+    """Whether a statement's group is left to the policy for contractions."""
+    group = next(g for g in groups_for(program, machine) if name in g.names)
+    if group.box is None or group.parts:
+        return False
+    for policy in POLICIES:
+        if policy.recognise is contraction_of:
+            return True
+        if policy.recognise(program, group, machine, threads) is not None:
+            return False
+    return False
+
+
+# ---- the program in parts
+
+
+def in_parts(program: Program, cut: Cut) -> Program:
+    """The program with one reduction cut: what clears the parts, what makes them, what adds them up."""
+    s = program.statement[cut.statement]
+    target = program.tensor[s.write.tensor]
+    name, part = _free(program, f"{target.name}_parts"), _free_iterator(s)
+    shape = (Affine.of(cut.parts), *map(Affine.of, target.extents(program.binding)))
+    parts = Tensor(name, shape, target.dtype, "temporary")
+    clear, add = _around(program, s, cut, name, part)
+    making = _made(program, s, cut, name, part)
+    ordered: list[list[Statement]] = []
+    for _, nest in groupby(program.statements, lambda other: other.path[0]):
+        members = [*nest]
+        if s not in members:
+            ordered.append(members)
+            continue
+        starts = [ordered.pop()] if ordered and _starts(ordered[-1], s) else []  # one nest with what adds up
+        ordered += [[clear], [making], *starts, [add]]
+    statements = tuple(
+        replace(other, path=(k, *_inner(other))) for k, members in enumerate(ordered) for other in members
+    )
+    made = replace(program, tensors=(*program.tensors, parts), statements=statements)
+    return axes_apart(made, {t.name for t in program.with_role("constant")})
+
+
+def _starts(nest: Sequence[Statement], s: Statement) -> bool:
+    """Whether a nest does nothing but set what a reduction adds to."""
+    return len(nest) == 1 and nest[0].combiner is None and nest[0].write.tensor == s.write.tensor
+
+
+def _inner(s: Statement) -> tuple[PathStep, ...]:
+    return s.path[1:] if s.path else s.iterators
+
+
+def _made(program: Program, s: Statement, cut: Cut, name: str, part: str) -> Statement:
+    """The reduction into the parts."""
+    values = {cut.iterator: cut.size * var(part) + var(cut.iterator) + cut.low}
+
+    def moved(body: Expr) -> Expr | None:
+        return IndexValue(body.index.substitute(values)) if isinstance(body, IndexValue) else None
+
+    ranges = [(part, (0, cut.parts - 1)), *_ranges(program, s, s.iterators)]
+    ranges = [(i, (0, cut.size - 1) if i == cut.iterator else r) for i, r in ranges]
+    return replace(
+        s, iterators=(part, *s.iterators), domain=_domain(s.name, ranges), path=(),
+        write=Access(name, (var(part), *s.write.index)), reads=tuple(r.substitute(values) for r in s.reads),
+        body=rewrite(s.body, moved),
+    )  # fmt: skip
+
+
+def _around(program: Program, s: Statement, cut: Cut, name: str, part: str) -> tuple[Statement, Statement]:
+    """What clears the parts, what adds them up."""
+    assert s.combiner is not None
+    written = {n for i in s.write.affine_index for n in i.names}
+    kept = tuple(i for i in s.iterators if i in written)
+    ranges, own = _ranges(program, s, kept), (part, (0, cut.parts - 1))
+    element = Access(name, (var(part), *s.write.index))
+    first, last = _free(program, f"clear_{name}"), _free(program, f"add_{name}")
+    clear = Statement(
+        first, (part, *kept), _domain(first, [own, *ranges]), element, (),
+        s.combiner.identity(program.tensor[s.write.tensor].dtype),
+    )  # fmt: skip
+    add = Statement(
+        last, (*kept, part), _domain(last, [*ranges, own]), s.write, (element,), Read(0), combiner=s.combiner
+    )
+    return replace(clear, path=()), replace(add, path=())
+
+
+def _ranges(program: Program, s: Statement, iterators: tuple[str, ...]) -> list[tuple[str, tuple[int, int]]]:
+    box = domain_box(program, s, iterators)
+    assert box is not None
+    return [*zip(iterators, box, strict=True)]
+
+
+def _domain(name: str, ranges: list[tuple[str, tuple[int, int]]]) -> isl.Set:
+    return box_domain(name, [(i, low, high + 1) for i, (low, high) in ranges])
+
+
+def _free(program: Program, wanted: str) -> str:
+    taken = program.tensor.keys() | program.statement.keys()
+    return next(n for n in (wanted, *(f"{wanted}{k}" for k in range(2, len(taken) + 3))) if n not in taken)
+
+
+def _free_iterator(s: Statement) -> str:
+    return next(n for n in ("part", *(f"part{k}" for k in range(2, len(s.iterators) + 3))) if n not in s.iterators)
