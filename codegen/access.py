@@ -9,7 +9,18 @@ from math import gcd
 from poly.affine import Affine, var
 from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
-from poly.codegen.predicates import Bit, Plan, State, active, any_lane, both, enabled, lane_bit, predicate
+from poly.codegen.predicates import (
+    Bit,
+    Plan,
+    State,
+    active,
+    any_lane,
+    both,
+    constant_mask,
+    enabled,
+    lane_bit,
+    predicate,
+)
 from poly.codegen.text import LOCAL, constant_text, memory_type, suffix, value_type
 from poly.codegen.values import Value
 from poly.dtypes import size_bytes
@@ -19,6 +30,7 @@ from poly.program import Access, Layout, Tensor
 
 WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
 MAX_DIMENSIONS = 255
+LEAST_MASKED = 4  # bytes of an element that machines load under a mask at once
 
 Combine = Callable[[Value, Value], Value]  # (old, new) -> what the element becomes
 
@@ -284,9 +296,9 @@ def _memory_suffix(dtype: str, lanes: int) -> str:
     return suffix("u8" if dtype == "bool" else dtype, lanes)
 
 
-def _phase(s: State, tensor: Tensor, subscripts: Sequence[Affine], inside: bool) -> int | None:
-    """Of every second element of a tensor's rows: 0 or 1, the place of the first one in a pair of elements; None where
-    pairs do not lie along a row, or, where they have to be `inside`, those of two whole vectors reach beyond its ends.
+def _pair_row(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tuple[int, int] | None:
+    """Of every second element of a tensor's rows: 0 or 1, the place of the first one in a pair of elements, and how
+    many elements the row has from that pair on at least; None where pairs do not lie along a row.
     """
     forms = [s.indices.linear(c) for c in subscripts]
     if tensor.layout is not None or any(f.lane for f in forms[:-1]):
@@ -294,10 +306,31 @@ def _phase(s: State, tensor: Tensor, subscripts: Sequence[Affine], inside: bool)
     phase = forms[-1].constant % 2
     extent, reach = s.indices.linear(tensor.shape[-1]), s.indices.interval(forms[-1])
     assert s.lanes is not None
-    beyond = 2 * (s.lanes.width - s.lanes.count) + 1 - phase
-    if inside and (extent.terms or reach is None or reach[0] < phase or reach[1] + beyond >= extent.constant):
+    if extent.terms or reach is None or reach[0] < phase:
+        return phase, 0
+    return phase, extent.constant - (reach[1] - 2 * (s.lanes.count - 1) - phase)
+
+
+def _load_pairs(
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], address: Address, guard: Bit, fill: Const
+) -> Value | None:
+    """Every second element of a row from two whole vectors; what of the second one may lie beyond the row is left out.
+    None where that does not apply.
+    """
+    found = _pair_row(s, tensor, subscripts)
+    assert s.lanes is not None
+    if found is None:
         return None
-    return phase
+    (phase, room), width = found, s.lanes.width
+    inside = min(width, room - width)
+    cheap = inside == width or s.masked_stores or size_bytes(tensor.dtype) >= LEAST_MASKED
+    if phase + 2 * (s.lanes.count - 1) >= width + inside or not cheap:
+        return None
+    places = (address.at(0)._replace(constant=address.constant + n - phase) for n in (0, width))
+    first, last = (_safe(s, tensor, _pointer(s, tensor, at), guard, fill, width) for at in places)
+    mask = constant_mask(width, inside)
+    rest = _masked_load(s, tensor, last, mask, "zeroinitializer") if mask else _raw_load(s, tensor, last, width)
+    return strided.second(s.ops, [_raw_load(s, tensor, first, width), rest], phase)
 
 
 def _load_strided(
@@ -310,10 +343,13 @@ def _load_strided(
         return None
     mask = active(s, guard)
     each = mask if isinstance(mask, Value) and mask.lanes else None
-    whole = each is None or _is_zero(fill)  # what a mask leaves out becomes zero
-    phase = _phase(s, tensor, subscripts, each is None) if stride == 2 and whole else None
-    vectors: list[Value] = []
-    for offset in offsets if phase is None else (-phase, lanes.width - phase):
+    if stride == 2 and each is None:
+        found = _load_pairs(s, tensor, subscripts, address, mask, fill)
+        if found is not None:
+            return found
+    pair = _pair_row(s, tensor, subscripts) if stride == 2 and each is not None and _is_zero(fill) else None
+    vectors: list[Value] = []  # what a mask leaves out is zero
+    for offset in offsets if pair is None else (-pair[0], lanes.width - pair[0]):
         pointer = _pointer(s, tensor, address.at(0)._replace(constant=address.constant + offset))
         if each is None:
             pointer = _safe(s, tensor, pointer, mask, fill, lanes.width)
@@ -321,8 +357,8 @@ def _load_strided(
         else:
             bits = strided.spread(s.ops, each, offset, stride, lanes.count)
             vectors.append(_masked_load(s, tensor, pointer, bits, "zeroinitializer"))
-    if phase is not None:
-        return strided.second(s.ops, vectors, phase)
+    if pair is not None:
+        return strided.second(s.ops, vectors, pair[0])
     value = strided.pick(s.ops, tensor.dtype, offsets, [v.text for v in vectors], stride, lanes.count)
     return value if each is None else s.ops.select(each, value, s.ops.const(tensor.dtype, fill.value))
 
