@@ -112,8 +112,8 @@ def _interpreted(call: Call) -> list[Array] | None:
     if row is None or any(is_format(v.dtype) for v in given.values()):
         return None
     names = Names()
-    for name in given:
-        names.fresh(name)
+    for name, value in given.items():
+        names.fresh(name, value.rank)
     notation = Notation(call, names)
     try:
         row(notation)

@@ -183,7 +183,7 @@ class Importer:
 
     def input(self, name: str, shape: Shape, dtype: str) -> None:
         """Declare a tensor that comes in at run time."""
-        value = Value(self._names.fresh(name), shape, dtype)
+        value = Value(self._names.fresh(name, len(shape)), shape, dtype)
         self._define(name, value)
         self._inputs.append(Tensor(value.name, _affine(shape), storage(dtype), "input"))
         self._origins[value.name] = frozenset({name})
@@ -207,7 +207,7 @@ class Importer:
             dtype = logical_dtype(array.dtype)
         except PolyError as error:
             raise OnnxError(error.message, where=f"constant {name!r}", hint=error.hint) from None
-        value = Value(self._names.fresh(name), array.shape, dtype, array)
+        value = Value(self._names.fresh(name, array.ndim), array.shape, dtype, array)
         self._arrays[value.name] = stored(array)
         self._define(name, value)
         return value
@@ -232,7 +232,7 @@ class Importer:
             outputs = {}
         self._serial += 1
         for position, (shape, dtype) in outputs.items():
-            value = Value(self._names.fresh(proto.output[position]), shape, dtype)
+            value = Value(self._names.fresh(proto.output[position], len(shape)), shape, dtype)
             self._define(proto.output[position], value)
             self._inputs.append(Tensor(value.name, _affine(shape), storage(dtype), "input"))
         return tuple(name for k, name in enumerate(proto.output) if k not in outputs)
@@ -412,7 +412,7 @@ class Importer:
         return merged
 
     def _fresh_constant(self, name: str, array: Array) -> Value:
-        value = Value(self._names.fresh(name), array.shape, dtype_name(array.dtype), array)
+        value = Value(self._names.fresh(name, array.ndim), array.shape, dtype_name(array.dtype), array)
         self._arrays[value.name] = array
         return value
 
@@ -544,7 +544,7 @@ class Importer:
         constants = {n: a for n, a in self._arrays.items() if n in used}
         kept = {t.name for t in tensors}
         labels = {n: label for n, label in self._labels.items() if n in kept}
-        name = Names().fresh(self._model.graph.name or "model")
+        name = Names().fresh(self._model.graph.name or "model", 1)
         border = {self._labels[t.name]: t.name for t in self._inputs} | {self._labels[v.name]: v.name for v in results}
         formats = {name: v.dtype for label, name in border.items() if is_format((v := self._values[label]).dtype)}
         return Graph(name, tensors, tuple(n.node for n in nodes), constants, labels=labels, formats=formats)

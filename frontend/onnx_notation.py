@@ -192,7 +192,7 @@ class Notation:
         if any(extent < 0 for extent in shape):
             raise self.fail(f"output {position} would have the shape {list(shape)}")
         name = self.call.outputs[position] if self.wants(position) else f"{self._label}_out{position}"
-        self.results[position] = self._declare(Value(self._names.fresh(name), tuple(shape), dtype))
+        self.results[position] = self._declare(Value(self._names.fresh(name, len(shape)), tuple(shape), dtype))
         return self.results[position]
 
     def alias(self, value: Value, position: int = 0) -> None:

@@ -24,10 +24,9 @@ Shape = tuple[int, ...]
 # Words that isl or the text grammar read as something else, and the iterators that rows use.
 _TAKEN: Final = frozenset(
     """or and not mod min max exists floor ceil floord ceild true false select index where ordered exact for in of
-    program sizes input output inout constant temporary state space layout scope implies infty rat infinity
-    n m g q c d h w l s i j k b kd kh kw kl""".split()
+    program sizes input output inout constant temporary state space layout scope implies infty rat infinity""".split()
 )
-_ITERATOR: Final = re.compile(r"[ikb]\d+")
+_ITERATOR: Final = re.compile(r"[ikb]\d+|[nmgqcdhwlsijkb]|k[dhwl]")
 
 
 # Formats that a tensor holds as codes of u8, one an element, by the number that ONNX gives them.
@@ -71,8 +70,8 @@ class Names:
     def __init__(self) -> None:
         self._used: set[str] = set()
 
-    def fresh(self, text: str) -> str:
-        """An unused identifier as close to `text` as it can be."""
+    def fresh(self, text: str, rank: int = 0) -> str:
+        """An unused identifier as close to `text` as it can be; a tensor with a `rank` may be called like an index."""
         # protobuf gives bytes for a name that is not UTF-8
         name = re.sub(r"[^0-9A-Za-z_]", "_", str(text)) or "t"
         if not name[0].isalpha():
@@ -81,7 +80,7 @@ class Names:
             name in _TAKEN
             or name in OPERATORS
             or keyword.iskeyword(name)
-            or _ITERATOR.fullmatch(name)
+            or (not rank and _ITERATOR.fullmatch(name))
             or name in DTYPES
         ):
             name += "_"

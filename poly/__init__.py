@@ -41,6 +41,8 @@ _HOMES: Final = {
     "read_machine": "machine", "run_program": "interp",
 }  # fmt: skip
 
+_MODULES: Final = frozenset(("errors", "figures"))
+
 __all__ = [
     "Engine", "Graph", "LoopTree", "Machine", "PolyError", "Program", "Schedule", "compile", "einsum", "explain",
     "from_onnx", "nest", "parse", "pool", "read_machine", "run_program",
@@ -51,6 +53,8 @@ def __getattr__(name: str) -> object:
     if name in _HOMES:
         found = globals()[name] = getattr(import_module(f"poly.{_HOMES[name]}"), name)  # asked for only once
         return found
+    if name in _MODULES:
+        return import_module(f"poly.{name}")
     raise AttributeError(f"module 'poly' has no attribute {name!r}")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral, Real
-from typing import Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -150,10 +150,15 @@ def shown(value: object) -> str:
     return f"of type {type(value).__name__}"
 
 
-def not_called(inputs: Sequence[str], where: str) -> ArgumentTypeError:
-    """The error for an engine that is called as if it were a kernel."""
-    given = ", ".join(f"{name!r}: ..." for name in inputs)
-    return ArgumentTypeError("an engine is run with arrays by name, not called", where=where, hint=f"run({{{given}}})")
+class RunByName:
+    """Base of engines: `run` takes arrays by name, and a call as of a kernel says so. `inputs`: their names."""
+
+    if not TYPE_CHECKING:  # type checkers say by themselves that an engine is not called
+
+        def __call__(self, *_: object, **__: object) -> NoReturn:
+            hint = f"run({{{', '.join(f'{name!r}: ...' for name in self.inputs)}}})"
+            where = type(self).__name__
+            raise ArgumentTypeError("an engine is run with arrays by name, not called", where=where, hint=hint)
 
 
 def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poly.arguments import not_called
+from poly.arguments import RunByName
 from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
@@ -99,7 +99,7 @@ class _Run:
 
 
 @dataclass
-class Engine:
+class Engine(RunByName):
     """`run({name: array}) -> {name: array}`, by the model's own names. Safe to call from several threads.
 
     `constants`: what the steps read, the model's own and those computed from them when compiling; weights that are
@@ -136,11 +136,6 @@ class Engine:
     def outputs(self) -> tuple[str, ...]:
         """The model's output names."""
         return tuple(self.graph.label(t.name) for t in self.graph.outputs)
-
-    if not TYPE_CHECKING:  # type checkers say by themselves that an engine is not called
-
-        def __call__(self, *_: object, **__: object) -> NoReturn:
-            raise not_called(self.inputs, self.graph.name)
 
     def run(
         self,

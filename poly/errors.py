@@ -61,6 +61,10 @@ class ScheduleError(PolyError):
     """An edit that does not apply to this schedule (no such loop, not adjacent, wrong argument)."""
 
 
+class NoSuchEdit(ScheduleError, AttributeError):
+    """A name that no edit and no other part of a schedule has."""
+
+
 class IllegalEdit(ScheduleError):
     """An edit that would change what the program computes.
 

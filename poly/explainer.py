@@ -298,7 +298,7 @@ class SizedExplanation(Explanation):
         ]  # fmt: skip
         facts = (
             ("machine", e.machine.name),
-            ("sizes", str(e.graph.context)),
+            ("sizes", e.graph.shown_ranges(e.graph.parameters) or str(e.graph.context)),
             ("compiled in", seconds_text(e.seconds)),
             ("groups", f"{len(e.steps)} for all sizes" if e.steps else "compiled for each size by itself"),
         )

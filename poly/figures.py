@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine
+from poly.arguments import checks_kinds
 from poly.errors import PolyError, ScheduleError
 from poly.program import Program, Statement
 from poly.scheduling.dependences import Dependence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from poly.accel.compiled import StreamKernel
     from poly.accel.timing import Report
 
 TILE_COLOURS: Final = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
@@ -43,6 +45,7 @@ def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, Sequ
 # ---- iteration domains
 
 
+@checks_kinds(PolyError, "Program", "Schedule")
 def iteration_domain(
     what: Program | Schedule,
     statement: str,
@@ -198,6 +201,7 @@ def _arrows(
 # ---- footprints
 
 
+@checks_kinds(PolyError, "Schedule")
 def tile_footprint(
     schedule: Schedule, tensors: str | Sequence[str], loop: str, *, iteration: Mapping[str, int] | None = None
 ) -> Figure:
@@ -279,12 +283,17 @@ def _raster(touched: isl.Set, extents: Sequence[int]) -> npt.NDArray[np.bool_]:
 # ---- time lines
 
 
-def timeline(report: Report, *, first: int = 0, cycles: int | None = None) -> Figure:
-    """What each engine did when, from a report made with `simulate(..., trace=True)`.
+@checks_kinds(PolyError, "Report", "StreamKernel")
+def timeline(report: Report | StreamKernel, *, first: int = 0, cycles: int | None = None) -> Figure:
+    """What each engine did when: of a kernel for an accelerator, or of a report by `simulate(..., trace=True)`.
 
     Dark: at work; light: until the result is complete. `first` and `cycles` choose a part. Raises `PolyError` where
     the report has no trace.
     """
+    from poly.accel.timing import Report, simulate
+
+    if not isinstance(report, Report):
+        report = simulate(report.stream, report.machine, trace=True)
     if not report.trace:
         raise PolyError("the report has no trace", hint="simulate(stream, machine, trace=True)")
     last = report.cycles if cycles is None else min(report.cycles, first + cycles)

@@ -6,7 +6,7 @@ compiler only looks at the one `Program` that `to_program` gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import islpy as isl
@@ -17,6 +17,7 @@ from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.locks import cached_property
 from poly.program import Program, Statement, Tensor
+from poly.sets import PARAM, SET, interval, parameter_names
 
 Array = npt.NDArray[np.generic]
 
@@ -121,5 +122,18 @@ class SizedGraph(Graph):
 
     literal: Callable[[Mapping[str, int]], Graph] | None = field(default=None, compare=False, repr=False)
 
+    @cached_property
+    def ranges(self) -> Mapping[str, tuple[int, int]]:
+        """The least and the greatest value of each size, by its name here."""
+        names = parameter_names(self.context)
+        box = self.context.move_dims(SET, 0, PARAM, 0, len(names))
+        return {n: found for k, n in enumerate(names) if (found := interval(box, k)) is not None}
+
+    def shown_ranges(self, sizes: Iterable[str]) -> str:
+        """`batch from 1 to 64`, in the words of the model's file."""
+        known = [(self.label(n), *self.ranges[n]) for n in sizes if n in self.ranges]
+        return ", ".join(f"{name} from {low} to {high}" for name, low, high in known)
+
     def __repr__(self) -> str:
-        return f"<Graph {self.name}({', '.join(self.parameters)}): {counted(len(self.nodes), 'node')}>"
+        sizes = ", ".join(map(self.label, self.parameters))
+        return f"<Graph {self.name}({sizes}): {counted(len(self.nodes), 'node')}>"

@@ -11,11 +11,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poly.arguments import not_called
+from poly.arguments import RunByName
 from poly.engine import Engine
 from poly.engine_arrays import require_mapping
 from poly.errors import FallbackWarning, RunError, warn_caller
@@ -56,7 +56,7 @@ class Share:
 
 
 @dataclass
-class ModelEngine:
+class ModelEngine(RunByName):
     """`run({name: value}) -> {name: value}`, by the model's own names. Safe to call from several threads.
 
     Values are arrays; sequences are lists, strings are arrays of objects, an absent optional is None. Inputs with a
@@ -102,11 +102,6 @@ class ModelEngine:
         """Nodes that the reference evaluator ran in the last run, or has to run in a compiled stage."""
         inner = [name for engine in self.engines for name in engine.fallbacks]
         return tuple(dict.fromkeys([*(self.share.fallbacks if self.share else ()), *inner]))
-
-    if not TYPE_CHECKING:  # type checkers say by themselves that an engine is not called
-
-        def __call__(self, *_: object, **__: object) -> NoReturn:
-            raise not_called(self.inputs, self.model.model.graph.name)
 
     def run(self, inputs: Mapping[str, object], *, out: Mapping[str, Array] | None = None) -> dict[str, object]:
         """The outputs; those in `out` are copied to its arrays, of the same shape and dtype.

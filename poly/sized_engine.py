@@ -15,11 +15,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poly.arguments import not_called, shown
+from poly.affine import var
+from poly.arguments import RunByName, shown
 from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine
@@ -32,7 +33,7 @@ from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.groups import canonical_names, extract, groups_of
 from poly.scheduling.placement import blocks_of, place
-from poly.sets import PARAM, SET, fix_sizes, interval, parameter_names
+from poly.sets import fix_sizes
 
 if TYPE_CHECKING:
     from poly.codegen.kernel import Kernel
@@ -69,7 +70,7 @@ class _Prepared:
 
 
 @dataclass
-class SizedEngine:
+class SizedEngine(RunByName):
     """`run({name: array}) -> {name: array}` for inputs of any shape in the ranges. Safe to call from several threads.
 
     `steps` are empty where every size is compiled for itself. At most 64 sizes are remembered, and 8 engines of sizes
@@ -111,11 +112,6 @@ class SizedEngine:
     def fallbacks(self) -> tuple[str, ...]:
         """Nodes that the reference evaluator runs."""
         return tuple(dict.fromkeys(name for engine in self.engines for name in engine.fallbacks))
-
-    if not TYPE_CHECKING:  # type checkers say by themselves that an engine is not called
-
-        def __call__(self, *_: object, **__: object) -> NoReturn:
-            raise not_called(self.inputs, self.graph.name)
 
     def run(
         self,
@@ -203,7 +199,7 @@ class SizedEngine:
 
     def sizes_of(self, given: Mapping[str, Array]) -> dict[str, int]:
         """The sizes that arrays of the inputs imply. Raises `RunError` outside of the graph's ranges."""
-        sizes = bind_sizes(self.graph.inputs, self.graph.parameters, dict(self.graph.sizes), given)
+        sizes = self._bound(given)
         for t in self.graph.inputs:
             if given[t.name].shape != t.extents(sizes):
                 expected = ", ".join(map(str, t.extents(sizes)))
@@ -213,20 +209,25 @@ class SizedEngine:
         self._require_range(sizes)
         return sizes
 
+    def _bound(self, given: Mapping[str, Array]) -> dict[str, int]:
+        graph, label = self.graph, self.graph.label
+        try:
+            return bind_sizes(graph.inputs, graph.parameters, dict(graph.sizes), given)
+        except RunError:  # once more in the words of the model's file
+            sizes = {p: var(label(p)) for p in graph.parameters}
+            shapes = {t.name: tuple(e.substitute(sizes) for e in t.shape) for t in graph.inputs}
+            inputs = [replace(t, name=label(t.name), shape=shapes[t.name]) for t in graph.inputs]
+            bound = {label(n): v for n, v in graph.sizes}
+            bind_sizes(inputs, [*map(label, graph.parameters)], bound, {label(n): a for n, a in given.items()})
+            raise
+
     def _require_range(self, sizes: Mapping[str, int]) -> None:
         if fix_sizes(self.graph.context, sizes).is_empty():
             graph = self.graph
             values = ", ".join(f"{graph.label(n)}={v}" for n, v in sizes.items())
-            ranges = ", ".join(f"{graph.label(n)} from {a} to {b}" for n, (a, b) in self._left(sizes).items())
-            hint = f"from_onnx(..., ranges=...) gave {ranges or graph.context}"
+            left = [n for n, (a, b) in graph.ranges.items() if n in sizes and not a <= sizes[n] <= b]
+            hint = f"from_onnx(..., ranges=...) gave {graph.shown_ranges(left) or graph.context}"
             raise RunError(f"{values} is outside of the ranges", where=graph.name, hint=hint)
-
-    def _left(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-        """The ranges that these sizes are not in."""
-        names = parameter_names(self.graph.context)
-        box = self.graph.context.move_dims(SET, 0, PARAM, 0, len(names))
-        found = {n: r for k, n in enumerate(names) if n in sizes and (r := interval(box, k)) is not None}
-        return {n: r for n, r in found.items() if not r[0] <= sizes[n] <= r[1]}
 
     def _at(self, key: Key, sizes: Mapping[str, int]) -> _Prepared | None:
         """The size made ready; None where it has to be compiled for itself."""
@@ -269,7 +270,7 @@ class SizedEngine:
 
     def __repr__(self) -> str:
         how = f"{counted(len(self.steps), 'group')} for all sizes" if self.steps else "compiled for each size"
-        name = f"{self.graph.name}({', '.join(self.graph.parameters)})"
+        name = f"{self.graph.name}({', '.join(map(self.graph.label, self.graph.parameters))})"
         return f"<SizedEngine {name} on {self.machine.name}: {how}, {len(self._engines)} specialised>"
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds, shown
-from poly.errors import ScheduleError
+from poly.errors import NoSuchEdit, ScheduleError
 from poly.locks import cached_property
 from poly.loops import LoopKind
 from poly.program import PathStep, Program, Statement
@@ -217,6 +217,19 @@ class Schedule:
         from poly.pictures import schedule_html
 
         return schedule_html(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Without what is derived: isl's relations cannot all be pickled."""
+        return Schedule, (self.source, self.program, self.nests, self.marks, self.log, self.checked)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            from difflib import get_close_matches
+
+            known = [n for n in dir(type(self)) if not n.startswith("_")]
+            near = get_close_matches(name, known, 1, 0.7)
+            raise NoSuchEdit(f"a schedule has no {name!r}", hint=near[0] if near else f"one of {', '.join(known)}")
 
     # The primitives, so that they chain. Their meaning and checks are in the modules they come from.
 
@@ -443,10 +456,12 @@ def canonical(nests: Mapping[str, Nest]) -> dict[str, Nest]:
     """The same places with canonical paths. Raises `ScheduleError` where they form no tree."""
     paths: dict[str, tuple[PathStep, ...]] = {}
     _canonical([(name, nest.path) for name, nest in nests.items()], 0, (), paths)
-    return {name: _placed(nest, paths[name]) for name, nest in nests.items()}
+    return {name: placed(nest, paths[name]) for name, nest in nests.items()}
 
 
-def _placed(nest: Nest, path: tuple[PathStep, ...]) -> Nest:
+def placed(nest: Nest, path: tuple[PathStep, ...] | None = None) -> Nest:
+    """A nest at another path, or at its own, its loops in the order of that."""
+    path = nest.path if path is None else path
     names = [step for step in path if isinstance(step, str)]
     if path == nest.path and names == [*nest.loops]:
         return nest

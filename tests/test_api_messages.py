@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -251,3 +253,52 @@ def test_an_engine_that_is_called_names_its_inputs(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match=r"run\(\{'x': ...\}\)") as refusal:
             engine(X)
         assert isinstance(refusal.value, PolyError)
+
+
+def test_names_of_a_model_are_not_changed_where_they_can_stand() -> None:
+    kind, shape = TensorProto.FLOAT, [3, "n"]
+    infos = [helper.make_tensor_value_info(name, kind, shape) for name in ("g", "n", "b")]
+    add = helper.make_node("Add", ["g", "n"], ["b"])
+    model = helper.make_model(helper.make_graph([add], "d", infos[:2], infos[2:]))
+    graph = poly.from_onnx(model, ranges={"n": (1, 9)})
+    assert [t.name for t in graph.tensors] == ["g", "n", "b"] and repr(graph) == "<Graph d(n): 1 node>"
+    engine, ones = poly.compile(graph), np.ones((3, 4), np.float32)
+    assert np.array_equal(engine.run({"g": ones, "n": ones})["b"], ones + ones)
+    with pytest.raises(PolyError, match="^tensor n: size n is 4 by axis 1 of g and 5 by axis 1 of n$"):
+        engine.run({"g": ones, "n": np.ones((3, 5), np.float32)})
+    with pytest.raises(PolyError, match=r"^d: n=40 is outside of the ranges\n.*gave n from 1 to 9$"):
+        engine.run({"g": np.ones((3, 40), np.float32), "n": np.ones((3, 40), np.float32)})
+    assert "n from 1 to 9" in str(poly.explain(engine)) and "d(n)" in repr(engine)
+
+
+def product() -> Any:
+    return poly.Schedule(poly.parse("C[i,k] += A[i,j]*B[j,k]", A=(16, 16), B=(16, 16)))
+
+
+@pytest.mark.parametrize(("name", "hint"), [
+    ("vectorize", "vectorise"), ("parallel", "parallelise"), ("tiles", "tile"), ("xyzzy", "one of arrange"),
+])  # fmt: skip
+def test_edits_that_there_are_not(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=rf"a schedule has no '{name}'\n  try: {hint}") as refusal:
+        getattr(product(), name)
+    assert isinstance(refusal.value, PolyError) and not hasattr(product(), name)
+
+
+def test_schedules_are_copied_and_pickled() -> None:
+    schedule = product().tile(j=4)
+    assert schedule.check() is None
+    for again in (copy.copy(schedule), copy.deepcopy(schedule), pickle.loads(pickle.dumps(schedule))):
+        assert again == schedule and str(again.unroll("j.p")) == str(schedule.unroll("j.p"))
+
+
+def test_figures_of_the_wrong_thing() -> None:
+    pytest.importorskip("matplotlib")
+    stream: Any = poly.compile(product().source, "s16")
+    assert poly.figures.timeline(stream).axes  # type: ignore[attr-defined]
+    for wrong in (3, None, product()):
+        with pytest.raises(PolyError, match="timeline: report is"):
+            poly.figures.timeline(wrong)  # type: ignore[attr-defined]
+    with pytest.raises(PolyError, match="tile_footprint: schedule is of type Program"):
+        poly.figures.tile_footprint(product().source, "C", "j")  # type: ignore[attr-defined]
+    with pytest.raises(PolyError, match="iteration_domain: what is 3"):
+        poly.figures.iteration_domain(3, "C_update")  # type: ignore[attr-defined]
