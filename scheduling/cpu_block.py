@@ -134,11 +134,15 @@ class Blocking(Tiling[BlockPlan]):
             return self._copied(schedule, pack, buffer)
         extents = [extent_of(schedule, buffer, axis) for axis in range(len(pack.order))]
         if pack.across is None or pack.lane == pack.across:
-            return self._copied_blocks(schedule, pack, buffer, extents)
+            return self._copied_blocks(schedule, pack, buffer, extents, at)
         return self._copied_across(schedule, pack, buffer, extents)
 
-    def _copied_blocks(self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int]) -> Schedule:
-        """Block after block, the elements of a block innermost, where they are contiguous in the source in vectors."""
+    def _copied_blocks(
+        self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int], at: str | None
+    ) -> Schedule:
+        """Block after block, the elements of a block innermost, where they are contiguous in the source in vectors.
+        What comes from afar is asked for: some rows ahead, or what the next iteration of the loop `at` copies.
+        """
         copy = f"ld_{buffer}"
         lane = f"{copy}.{pack.lane}"
         schedule, lane = self._blocks_first(schedule, copy, lane, pack, extents)
@@ -151,7 +155,7 @@ class Blocking(Tiling[BlockPlan]):
         rows, vector = loops_of_copy(schedule, copy)[0], schedule.nests[copy].names[-1]
         if rows == vector or not self._is_far(schedule, pack.tensor):
             return schedule
-        return schedule.prefetch(vector, rows, ROWS_AHEAD)
+        return schedule.prefetch(vector, at) if at and pack.ahead else schedule.prefetch(vector, rows, ROWS_AHEAD)
 
     def _blocks_first(
         self, schedule: Schedule, copy: str, lane: str, pack: Pack, extents: Sequence[int]

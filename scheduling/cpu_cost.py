@@ -205,10 +205,13 @@ class Loop:
 
 @dataclass(frozen=True)
 class Copy:
-    """A packed operand: copied at a depth of the nest, `rate` elements a cycle; from there inwards it lies densely."""
+    """A packed operand: copied at a depth of the nest, `rate` elements a cycle; from there inwards it lies densely.
+    `near`: elements a cycle where what is copied has been asked for and is in the nearest cache, 0 where nothing is.
+    """
 
     depth: int
     rate: Numbers
+    near: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -273,8 +276,8 @@ def cycles_of_memory(
     core: Core, operands: Sequence[Operand], nests: Sequence[Nest], extents: Mapping[str, int]
 ) -> tuple[list[Numbers], list[dict[int, Copied]]]:
     """Cycles that each level's traffic takes for all candidates, the first level first, in the last one's what a core
-    waits for pieces that nothing prefetches; and by nest the copies of packed operands. All nests have the same number
-    of loops.
+    waits for pieces that nothing prefetches, before it what copies have asked for; and by nest the copies of packed
+    operands. All nests have the same number of loops.
 
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already. What is packed is where its copy left it, which is charged for
@@ -287,6 +290,8 @@ def cycles_of_memory(
     paid = {k: np.repeat([_paid(n.copies.get(k)) for n in nests], counts) for k in at}
     shown = [_touched(o, nests, boxes, entered, at.get(k)) for k, o in enumerate(operands)]
     room = sum((touched.needed for touched, _ in shown), np.zeros(()))
+    copying: list[dict[int, Copied]] = [{} for _ in nests]
+    asked = [_copied(core, operands, k, nests, boxes, entered, copying) for k in at]
     levels: list[Numbers] = []
     waits: Numbers = np.zeros(())
     for n, (capacity, rate, _) in enumerate(core.caches):
@@ -305,10 +310,7 @@ def cycles_of_memory(
                 waits = waits + np.where(own, 0.0, _moved(touched.alone, around, entered, stays, some)) * WAITING / rate
         levels.append(total / rate)
     levels[-1] = levels[-1] + waits
-    copying: list[dict[int, Copied]] = [{} for _ in nests]
-    for k in at:
-        _copied(core, operands[k], k, nests, boxes, entered, copying)
-    return levels, copying
+    return [*levels[:-1], sum(asked, np.zeros(())), levels[-1]], copying
 
 
 def _touched(
@@ -375,24 +377,35 @@ def _columns(by_nest: Sequence[Sequence[int]], counts: Sequence[int]) -> npt.NDA
 
 def _copied(
     core: Core,
-    operand: Operand,
+    operands: Sequence[Operand],
     k: int,
     nests: Sequence[Nest],
     boxes: Mapping[str, Numbers],
     entered: Numbers,
     copying: Sequence[dict[int, Copied]],
-) -> None:
-    """Add the copies of one operand in all nests that have some."""
+) -> Numbers:
+    """Add the copies of one operand in all nests that have some; by candidate the cycles in which what they have asked
+    for comes, while others go on.
+    """
+    operand = operands[k]
+    asked = np.zeros(sum(nest.count for nest in nests))
     ends = np.cumsum([nest.count for nest in nests])
     places = [(n, slice(end - nest.count, end)) for n, (nest, end) in enumerate(zip(nests, ends, strict=True))]
     own = [(n, nests[n].copies[k], at) for n, at in places if _paid(nests[n].copies.get(k))]
     if not own:
-        return
+        return asked
     inner = {i: np.concatenate([sizes[c.depth, at] for _, c, at in own]) for i, sizes in boxes.items()}
     times = np.concatenate([entered[c.depth, at] for _, c, at in own])
-    rate = np.concatenate([np.broadcast_to(c.rate, at.stop - at.start) for _, c, at in own])
+    rate, near = (
+        np.concatenate([np.broadcast_to(r, at.stop - at.start) for (_, _, at), r in zip(own, rates, strict=True)])
+        for rates in ([c.rate for _, c, _ in own], [np.full((), c.near) for _, c, _ in own])
+    )
     elements, element = operand.elements(inner), operand.element
-    waiting = operand.lines(inner).behind / elements / _source(core, operand)
+    touched, nearest = operand.lines(inner), core.caches[0].capacity
+    ahead = (near > 0) & next_stays(core, operands, k, inner)
+    rate = np.where(ahead & (touched.needed <= SHARE * nearest), near, rate)
+    source = _source(core, operand)
+    waiting = np.where(ahead, 0.0, touched.behind / elements / source)
     each = ((1 / rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
     each = each + _spilled(core, elements * element, element)
     total = elements * times
@@ -400,7 +413,17 @@ def _copied(
     for n, copy, at in own:
         high = low + at.stop - at.start
         copying[n][k] = Copied(copy.depth, cycles[low:high], moved[low:high])
+        asked[at] = np.where(ahead, moved / source, 0.0)[low:high]
         low = high
+    return asked
+
+
+def next_stays(core: Core, operands: Sequence[Operand], k: int, sizes: Mapping[str, Numbers]) -> npt.NDArray[np.bool_]:
+    """Whether the nearest cache holds, besides all that is used of a box, as much of one operand once more: what is
+    copied for the next box can be asked for while this one is used.
+    """
+    used = sum((o.elements(sizes) * o.element for o in (*operands, operands[k])), np.zeros(()))
+    return used <= core.caches[0].capacity
 
 
 def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:

@@ -43,7 +43,8 @@ class Pack:
     `order`: its axes from slow to fast; `lane`: the axis that moves along the lanes (or the rows); `step`: of
     neighbouring lanes along it. `block`: elements of that axis that lie together, fastest of all (0: all). `site`:
     where it is made: once, outside of the blocks, per block of lanes or per block of rows. `across`: the axis that is
-    contiguous in the source where that is another one: copied through squares in registers.
+    contiguous in the source where that is another one: copied through squares in registers. `ahead`: while one block of
+    lanes is used, the next one is asked for.
     """
 
     statement: str
@@ -55,6 +56,7 @@ class Pack:
     block: int = 0
     site: Site = "lanes"
     across: int | None = None
+    ahead: bool = False
 
 
 @dataclass(frozen=True)

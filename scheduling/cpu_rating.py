@@ -212,7 +212,8 @@ class Choice(Ways):
             loops, sites = self._loops(grid)
             height, width, panels = (grid.sizes[:, k] for k in range(3))
             rates = {k: self._rate(grid.way, k, height, width * panels) for k, _ in grid.way.packs}
-            copies = {k: Copy(sites[site], rates[k]) for k, site in grid.way.packs}
+            near = {k: self.vector / VECTOR if self.asks(grid.way, k) else 0.0 for k, _ in grid.way.packs}
+            copies = {k: Copy(sites[site], rates[k], near[k]) for k, site in grid.way.packs}
             if self.turned and grid.way.lanes_outside:  # partial sums of a block of lanes
                 copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))
             nests.append(Nest(loops, copies, len(height)))

@@ -6,7 +6,7 @@ Which loop is rows, what is packed and where, and the order of the loops are a `
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -16,8 +16,8 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.locks import cached_property
 from poly.program import Access, Statement
-from poly.scheduling.cpu_cost import Core, Operand, core_of
-from poly.scheduling.cpu_facts import Facts, axis_of, reduction_extents, step_of
+from poly.scheduling.cpu_cost import Core, Operand, core_of, next_stays
+from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents, step_of
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced
 
 DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
@@ -222,12 +222,33 @@ class Ways:
             last = max(height, min(extent, (self.core.registers - 1 - (rest == 1)) // rest - 1))
         rows = [balanced(start, extent, h) for h in (height, last)]
         strips = self._strips(width, panels, rows[0], rows[1])
-        packs = tuple(self._pack(k, site, way, height, width) for k, site in way.packs)
+        packs = tuple(
+            replace(self._pack(k, site, way, height, width), ahead=self._ahead(way, k, width * panels, depth))
+            for k, site in way.packs
+        )
         return BlockPlan(
             outer=outer, middle=middle, rows=way.rows, lanes=self.lanes, vector=self.vector, strips=strips, packs=packs,
             depth=(self.deep, depth) if depth else None, row_block=blocks, lanes_inside=way.lanes_inside,
             lanes_outside=way.lanes_outside and depth > 0,
         )  # fmt: skip
+
+    def asks(self, way: Way, k: int) -> bool:
+        """Whether vectors of a block of lanes come from beyond a core's own caches: they can be asked for."""
+        operand, access = self.operands[k], self.update.accesses[k][0]
+        read = self.facts.program.tensor[access.tensor].role in ("input", "inout")
+        far = prod(operand.shape) * operand.element > own_capacity(self.facts.machine)
+        contiguous = not access.guard and operand.stride(self.names[self.lanes]) == operand.element
+        return read and far and contiguous and dict(way.packs)[k] == "lanes"
+
+    def _ahead(self, way: Way, k: int, vectors: int, depth: int) -> bool:
+        """Whether the next block of lanes is asked for, of blocks of so many vectors."""
+        several = vectors < self.vectors or (way.lanes_outside and depth > 0)
+        sizes = {n: np.full((), float(e)) for n, e in self.extents.items()}
+        sizes |= {self.names[a]: np.ones(()) for a in self.around(way)[0]}
+        sizes[self.names[self.lanes]] = np.full((), float(min(self.facts.extents[self.lanes], vectors * self.vector)))
+        if depth:
+            sizes[self.deep] = np.full((), float(depth))
+        return several and self.asks(way, k) and bool(next_stays(self.core, self.operands, k, sizes))
 
     def _strips(self, width: int, panels: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
         """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""

@@ -356,3 +356,21 @@ def test_only_what_comes_from_afar_is_asked_for() -> None:
 
     assert asked(48, 64) == set()
     assert asked(1024, 512) == {"Y"}
+
+
+@pytest.mark.parametrize(("rows", "columns", "ahead"), [(16, 1536, True), (64, 1536, False), (16, 64, False)])
+def test_the_next_block_of_a_large_operand_is_asked_for(rows: int, columns: int, ahead: bool) -> None:
+    """Where the nearest cache holds it besides all that is used until then, and where it comes from afar."""
+    program = poly.parse(GEMM, A=(rows, 1536), B=(1536, columns))
+    (group,) = groups_of(program)
+    facts = facts_of(program, group, AVX2)
+    choice = choice_of(facts, 1)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside and not w.lanes_inside)
+    plan = choice.plan(way, 6, 2, 1, 0, 128)
+    assert [p.ahead for p in plan.packs] == [ahead]
+    assert not any(p.ahead for p in choice.plan(way, 6, 2, 8, 0, 128).packs)
+    schedule = block_group(unchecked(Schedule(program)), group, plan, AVX2)
+    marks = {mark.ahead for mark in schedule.marks.values() if mark.ahead is not None}
+    assert marks == ({("C_update.j.o", 1)} if ahead else {("ld_B_C_update_p.0", 4)} if columns > 64 else set())
+    if ahead:
+        run(program, plan)
