@@ -248,6 +248,9 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
                 (read,) = (r for r in schedule.program.statement[part].reads if r.tensor == tensor)
                 inner = axis_of(read, axes[plan.read_lanes])
                 schedule = _square(schedule, plan, part, tensor, inner, columns, machine.register_space)
+                rows_read = schedule.nests[f"ld_{tensor}_{part}_t"].names[-1]
+                if plan.blocks.past and plan.outer and schedule.kind(rows_read) == "vector":  # in the order of the read
+                    schedule = schedule.prefetch(rows_read, schedule.nests[part].names[depth - 1])
     return schedule
 
 

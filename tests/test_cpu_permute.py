@@ -173,13 +173,15 @@ def test_beyond_the_caches_tiles_leave_from_a_buffer(text: str, shape: tuple[int
 )  # fmt: skip
 @pytest.mark.parametrize("threads", [1, 2])
 def test_short_rows_beyond_the_caches_leave_straight(text: str, shape: tuple[int, ...], threads: int) -> None:
-    """Whole lines from registers, the loops around in the order of what is read."""
+    """Whole lines from registers, the loops around in the order of what is read; what is turned is asked for."""
     small = machine_of_features("x86-64", AVX2, "x86_64-unknown-linux-gnu", dict.fromkeys((1, 2, 3), 32 << 10), 2, 3000)
     schedule = schedule_for_cpu(poly.parse(text, X=shape), small, threads)
-    past = [n for n in walk(schedule.lower().body) if isinstance(n, For) and n.nontemporal]
-    assert past and not any(t.space == small.cache_space(0) for t in schedule.program.tensors)
+    loops = [n for n in walk(schedule.lower().body) if isinstance(n, For)]
+    assert any(n.nontemporal for n in loops)
+    assert not any(t.space == small.cache_space(0) for t in schedule.program.tensors)
     kernel = poly.compile(schedule, threads=threads)
     assert isinstance(kernel, Kernel)
     x = np.random.default_rng(5).random(shape, np.float32)
     target, source = (part[2 : part.index("]")].replace(", ", "") for part in text.split(" = "))
+    assert any(n.ahead for n in loops) == (source[-1] != target[-1])
     np.testing.assert_array_equal(kernel(x), np.einsum(f"{source}->{target}", x))
