@@ -2,7 +2,8 @@
 
 A group is an anchor (an assignment, or a reduction with its initialisation) and what follows it element by element:
 consumers whose domain is the anchor's, and that read what the group makes at the very element its instance makes. Their
-fusion needs no recomputation and keeps one element per value alive; footprints, not operators, decide.
+fusion needs no recomputation and keeps one element per value alive; footprints, not operators, decide. Assignments over
+the same loops join where a consumer reads both.
 """
 
 from __future__ import annotations
@@ -69,10 +70,14 @@ def groups_of(program: Program) -> list[Group]:
             alone = home == len(groups) or home in nests.values()
             joined = None if alone else _joined(program, groups[home], s, single)
             home = len(groups) if joined is None else home
+            for k in sorted(producers - {home}, reverse=True) if joined is not None else ():
+                if (both := _with_sibling(program, joined, groups[k], groups[k + 1 : home + 1], single)) is not None:
+                    maker |= {t: home for x in groups[k].statements for t in tensors_written(x)}
+                    joined, groups[k] = both, Group(())
             groups[home : home + 1] = [joined or _anchor(program, s)]
         for t in tensors_written(s):
             maker[t] = home
-    return groups
+    return [g for g in groups if g.statements]
 
 
 def tensors_read(s: Statement) -> tuple[str, ...]:
@@ -268,6 +273,43 @@ def _with_pointwise(program: Program, group: Group, s: Statement) -> Group | Non
     return replace(
         group, statements=(*group.statements, s), axes={**group.axes, s.name: axes}, made=made, why=(*group.why, why)
     )
+
+
+def _with_sibling(
+    program: Program, group: Group, sibling: Group, later: Sequence[Group], single: frozenset[str]
+) -> Group | None:
+    """A group whose last statement reads what an earlier one makes, and that earlier one, as one group of assignments
+    over the same loops; None where they are no such groups, the earlier one would walk across rows of what it touches,
+    or one of the `later` groups needs, or changes, what it touches.
+    """
+    s, inside = group.statements[-1], (*sibling.names, *group.names)
+    reads = [r for r in s.reads if r.tensor in sibling.made]
+    if not group.box or group.box != sibling.box or any(r.guard or r.indirect for r in reads):
+        return None
+    if {_aligned(r, sibling.made[r.tensor], len(group.box)) for r in reads} != {group.axes[s.name]}:
+        return None
+    if any(x.combiner is not None or x.external is not None for x in (*sibling.statements, *group.statements)):
+        return None
+    if not all(_in_rows(a, sibling.axes[x.name][-1]) for x in sibling.statements for a, _ in x.accesses):
+        return None
+    read = {t for x in sibling.statements for t in tensors_read(x)}
+    past = [x for g in later for x in g.statements]
+    crossed = any(sibling.made.keys() & {*tensors_read(x)} or read & {*tensors_written(x)} for x in past)
+    if crossed or not sibling.made.keys() <= single:
+        return None
+    both = replace(
+        group, statements=tuple(x for x in program.statements if x.name in inside), axes={**sibling.axes, **group.axes},
+        made={**sibling.made, **group.made},
+        why=(*sibling.why, *group.why, f"{s.name} reads {', '.join(r.tensor for r in reads)} of the same loops"),
+    )  # fmt: skip
+    return both if _reads_own(both, s, group.axes[s.name]) else None
+
+
+def _in_rows(access: Access, iterator: str) -> bool:
+    """Whether an access stays where it is, or goes on by one in its last subscript, along an iterator."""
+    *first, last = access.index or (Affine.of(0),)
+    moved = [i for i in first if not isinstance(i, Affine) or iterator in i.names]
+    return not moved and isinstance(last, Affine) and last.coefficient(iterator) == (1 if iterator in last.names else 0)
 
 
 # ---- a group as a program
