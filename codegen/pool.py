@@ -10,6 +10,8 @@ Python thread: fork and join cost less than a microsecond while the workers spin
   after that run alone. Workers block all signals but those of faults: handlers run in Python's threads.
 * As many threads as cores: each worker stays on a core of its own, or the system would now and then put two on one.
 * More threads than cores: nobody spins, since a spinning thread would hold the core that another one needs.
+* The cores are those that the caller may run on. They may change: a caller looks at them when it starts a worker, has
+  to wake one, or was asleep itself, which costs more anyway, and binds the workers anew.
 
 Settings: `Pool.configure`, or in the environment `POLYLOOM_SPIN` (microseconds) and `POLYLOOM_CORES` (`0,2,4-7`, or
 `any`).

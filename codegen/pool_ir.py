@@ -58,6 +58,7 @@ _STATE = """\
 @polyloom.block = global [$BYTES x i8] zeroinitializer, align 128
 @polyloom.boxes = global [$BOXES x i8] zeroinitializer, align 128
 @polyloom.shares = internal global [$SHARES x i8] zeroinitializer, align 128
+@mask = internal global [16 x i64] zeroinitializer, align 16 ; the cores that a caller may run on
 @signals = internal constant [16 x i64] [i64 -1273, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1,
   i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1, i64 -1], align 16 ; all but ILL TRAP ABRT BUS FPE SEGV
 
@@ -65,12 +66,15 @@ declare i64 @syscall(i64, ...)
 declare i32 @clock_gettime(i32, ptr)
 declare i32 @sched_yield()
 declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(i64, ptr)
 declare i32 @pthread_sigmask(i32, ptr, ptr)
 declare i32 @pthread_setaffinity_np(i64, i64, ptr)
 declare i64 @llvm.umin.i64(i64, i64)
+declare i64 @llvm.umax.i64(i64, i64)
 declare i64 @llvm.ctlz.i64(i64, i1)
+declare i64 @llvm.ctpop.i64(i64)
 
 define void @polyloom.forked() nounwind { ; also the first initialisation
   store ptr @meet, ptr @polyloom.block, align 8
@@ -102,7 +106,7 @@ define internal void @wake(ptr %word) nounwind {
   ret void
 }
 
-define internal void @wait(ptr %word, i32 %seen, ptr %asleep, i64 %spin) nounwind {
+define internal i1 @wait(ptr %word, i32 %seen, ptr %asleep, i64 %spin) nounwind { ; whether it slept
 entry:
   br label %looks
 looks:
@@ -140,9 +144,11 @@ up:
   %b = atomicrmw sub ptr %asleep, i32 1 seq_cst
   %x = load atomic i32, ptr %word acquire, align 4
   %spurious = icmp eq i32 %x, %seen
-  br i1 %spurious, label %sleep, label %changed
+  br i1 %spurious, label %sleep, label %slept
 changed:
-  ret void
+  ret i1 false
+slept:
+  ret i1 true
 }
 """
 
@@ -156,7 +162,7 @@ entry:
 idle:
   %seen = phi i32 [0, %entry], [%now, %next]
   %spin = load atomic i64, ptr %spinat monotonic, align 8
-  call void @wait(ptr %box, i32 %seen, ptr %asleep, i64 %spin)
+  %s = call i1 @wait(ptr %box, i32 %seen, ptr %asleep, i64 %spin)
   %now = load atomic i32, ptr %box acquire, align 4
   %f = call ptr @field(ptr %box, i64 $BOX_ENTRY)
   %stop = icmp eq ptr %f, null
@@ -214,6 +220,7 @@ check:
   br i1 %awake, label %checked, label %up
 up:
   call void @wake(ptr %word)
+  call void @look()
   br label %checked
 checked:
   %i1 = add i64 %i, 1
@@ -250,9 +257,100 @@ any:
   ret i64 0
 }
 
+define internal void @bind(ptr %box, i64 %wanted) nounwind { ; to its core, or to those of the caller
+  %one = alloca [16 x i64], align 16
+  %core1 = call i64 @core_of(ptr %box, i64 %wanted)
+  %free = icmp eq i64 %core1, 0
+  br i1 %free, label %set, label %single
+single:
+  call void @llvm.memset.p0.i64(ptr align 16 %one, i8 0, i64 128, i1 false)
+  %core = sub i64 %core1, 1
+  %wordno = lshr i64 %core, 6
+  %word = getelementptr i64, ptr %one, i64 %wordno
+  %bitno = and i64 %core, 63
+  %bit = shl i64 1, %bitno
+  store i64 %bit, ptr %word, align 8
+  br label %set
+set:
+  %cores = phi ptr [@mask, %0], [%one, %single]
+  %handle = call i64 @field(ptr %box, i64 $BOX_THREAD)
+  %c = call i32 @pthread_setaffinity_np(i64 %handle, i64 128, ptr %cores)
+  ret void
+}
+
+define internal void @look() nounwind { ; at the cores that the caller may run on: which, and how many, may have changed
+entry:
+  %new = alloca [16 x i64], align 16
+  call void @llvm.memset.p0.i64(ptr align 16 %new, i8 0, i64 128, i1 false)
+  %r = call i32 @sched_getaffinity(i32 0, i64 128, ptr %new)
+  %known = icmp sge i32 %r, 0
+  br i1 %known, label %compare, label %end
+compare:
+  %k = phi i64 [0, %entry], [%k1, %compare]
+  %differs = phi i64 [0, %entry], [%differs1, %compare]
+  %count = phi i64 [0, %entry], [%count1, %compare]
+  %word = call i64 @word(ptr %new, i64 %k)
+  %was = call i64 @word(ptr @mask, i64 %k)
+  store i64 %word, ptr %was.at, align 8
+  %other = xor i64 %word, %was
+  %differs1 = or i64 %differs, %other
+  %bits = call i64 @llvm.ctpop.i64(i64 %word)
+  %count1 = add i64 %count, %bits
+  %k1 = add i64 %k, 1
+  %more = icmp ult i64 %k1, 16
+  br i1 %more, label %compare, label %compared
+compared:
+  %changed = icmp ne i64 %differs1, 0
+  br i1 %changed, label %note, label %end
+note:
+  %count32 = trunc i64 %count1 to i32
+  store i32 %count32, ptr $CORES, align 4
+  br label %share
+share: ; the cores to the workers, in turn
+  %w = phi i64 [0, %note], [%w1, %found]
+  %from = phi i64 [1023, %note], [%b, %found]
+  %top = phi i64 [0, %note], [%top1, %found]
+  br label %seek
+seek:
+  %before = phi i64 [%from, %share], [%b, %seek]
+  %next = add i64 %before, 1
+  %b = and i64 %next, 1023
+  %at = lshr i64 %b, 6
+  %part = call i64 @word(ptr @mask, i64 %at)
+  %shift = and i64 %b, 63
+  %shifted = lshr i64 %part, %shift
+  %hit = trunc i64 %shifted to i1
+  br i1 %hit, label %found, label %seek
+found:
+  %core1 = add i64 %b, 1
+  %offset = mul i64 %w, $BOX
+  %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
+  call void @put(ptr %box, i64 $BOX_AUTO, i64 %core1)
+  %top1 = call i64 @llvm.umax.i64(i64 %top, i64 %core1)
+  %w1 = add i64 %w, 1
+  %on = icmp ult i64 %w1, $LIMIT
+  br i1 %on, label %share, label %shared
+shared:
+  store i64 %top1, ptr $LAST_CORE, align 8
+  %there32 = load i32, ptr $WORKERS, align 4
+  %there = zext i32 %there32 to i64
+  br label %each
+each:
+  %e = phi i64 [0, %shared], [%e1, %one]
+  %left = icmp ult i64 %e, %there
+  br i1 %left, label %one, label %end
+one:
+  %place = mul i64 %e, $BOX
+  %its = getelementptr i8, ptr @polyloom.boxes, i64 %place
+  call void @bind(ptr %its, i64 %there)
+  %e1 = add i64 %e, 1
+  br label %each
+end:
+  ret void
+}
+
 define internal i64 @start(i64 %k, i64 %wanted) nounwind { ; worker k; 1 where that worked
   %old = alloca [16 x i64], align 16
-  %cores = alloca [16 x i64], align 16
   %offset = mul i64 %k, $BOX
   %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
   store i64 0, ptr %box, align 8
@@ -266,21 +364,7 @@ define internal i64 @start(i64 %k, i64 %wanted) nounwind { ; worker k; 1 where t
   %works = icmp eq i32 %failed, 0
   br i1 %works, label %pin, label %no
 pin:
-  %core1 = call i64 @core_of(ptr %box, i64 %wanted)
-  %free = icmp eq i64 %core1, 0
-  br i1 %free, label %yes, label %bind
-bind:
-  call void @llvm.memset.p0.i64(ptr align 16 %cores, i8 0, i64 128, i1 false)
-  %core = sub i64 %core1, 1
-  %wordno = lshr i64 %core, 6
-  %word = getelementptr i64, ptr %cores, i64 %wordno
-  %bitno = and i64 %core, 63
-  %bit = shl i64 1, %bitno
-  store i64 %bit, ptr %word, align 8
-  %handle = load i64, ptr %thread, align 8
-  %c = call i32 @pthread_setaffinity_np(i64 %handle, i64 128, ptr %cores)
-  br label %yes
-yes:
+  call void @bind(ptr %box, i64 %wanted)
   ret i64 1
 no:
   ret i64 0
@@ -299,6 +383,7 @@ count:
   %enough = icmp uge i64 %have, %most
   br i1 %enough, label %end, label %more
 more:
+  call void @look()
   %started = call i64 @start(i64 %have, i64 %most)
   %works = icmp eq i64 %started, 1
   br i1 %works, label %one, label %end
@@ -315,6 +400,10 @@ none:
 """
 
 _NOBODY = """
+define internal void @look() nounwind {
+  ret void
+}
+
 define internal i64 @staff(i64 %wanted) nounwind {
   ret i64 0
 }
@@ -330,13 +419,13 @@ lock:
   br i1 %mine, label %prepare, label %alone
 prepare:
   %wanted = sub i64 %parts, 1
+  %workers = call i64 @staff(i64 %wanted)
   %cores32 = load i32, ptr $CORES, align 4
   %cores = zext i32 %cores32 to i64
   %crowded = icmp ugt i64 %parts, %cores
   %setting = load i64, ptr $SPIN, align 8
   %spin = select i1 %crowded, i64 0, i64 %setting
   store atomic i64 %spin, ptr $JOB_SPIN monotonic, align 8
-  %workers = call i64 @staff(i64 %wanted)
   %nobody = icmp eq i64 %workers, 0
   br i1 %nobody, label %give_up, label %publish
 give_up:
@@ -357,7 +446,10 @@ join:
   %done = icmp eq i32 %left, 0
   br i1 %done, label %end, label %linger
 linger:
-  call void @wait(ptr $DONE, i32 %left, ptr $CALLER_ASLEEP, i64 %spin)
+  %slept = call i1 @wait(ptr $DONE, i32 %left, ptr $CALLER_ASLEEP, i64 %spin)
+  br i1 %slept, label %look, label %join
+look:
+  call void @look()
   br label %join
 end:
   %found = load atomic i64, ptr $STATUS acquire, align 8

@@ -151,7 +151,7 @@ up:
   br label %go
 stay:
   %spin = load i64, ptr $JOB_SPIN, align 8
-  call void @wait(ptr $MEETING, i32 %meeting, ptr $MEETING_ASLEEP, i64 %spin)
+  %slept = call i1 @wait(ptr $MEETING, i32 %meeting, ptr $MEETING_ASLEEP, i64 %spin)
   br label %go
 go:
   %found = load atomic i64, ptr $AGREED acquire, align 8

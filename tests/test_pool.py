@@ -470,6 +470,28 @@ print(len(os.sched_getaffinity(0)), pool().threads)
     assert done.stdout.strip() == "3", done.stderr
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_cores_that_a_caller_gets_or_loses_later() -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    out = run(f"""
+from ctypes import c_int32
+from poly.codegen.pool_ir import CORES
+
+def look(cores):
+    os.sched_setaffinity(0, cores)
+    for _ in range(100):
+        check()
+    threads = [int(n) for n in os.listdir("/proc/self/task") if int(n) != os.getpid()]
+    bound = [c for n in threads for c in os.sched_getaffinity(n) if len(os.sched_getaffinity(n)) == 1]
+    print(c_int32.from_address(pool()._block + CORES).value, bound in ([{first}], [{second}]))
+
+pool().configure(spin=0)  # so that all sleep, and look
+for cores in ({{{first}}}, {{{first}, {second}}}, {{{second}}}, {{{first}, {second}}}):
+    look(cores)
+""", threads=2)
+    assert out.split() == ["1", "True", "2", "True", "1", "True", "2", "True"]
+
+
 def test_settings_from_the_environment() -> None:
     core = min(os.sched_getaffinity(0))
     out = run("print(pool().spin, pool().cores)", POLYLOOM_SPIN="7", POLYLOOM_CORES=f"{core},{core}-{core}")
