@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
+from types import ModuleType
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 import islpy as isl
@@ -142,7 +143,14 @@ def _plain(argument: Argument) -> bool:
 def _scope(text: Written, arguments: Sequence[Argument], sizes: tuple[str, ...]) -> Scope:
     shapes = {a.name: a.shape for a in arguments if a.shape is not None}
     literals = {n: v for n, v in text.names.items() if isinstance(v, int | float | bool) and n not in sizes}
+    literals |= _constants_of_modules(text.names)
     return Scope(text.source, sizes, {}, literals, shapes)
+
+
+def _constants_of_modules(names: Mapping[str, object]) -> dict[str, float]:
+    """`math.pi`, `np.inf`: the floats of the modules that a nest sees, by their names as written."""
+    modules = {n: vars(m) for n, m in names.items() if isinstance(m, ModuleType)}
+    return {f"{n}.{c}": v for n, known in modules.items() for c, v in known.items() if isinstance(v, float)}
 
 
 def _context(sizes: Sequence[str], asserted: Sequence[str]) -> isl.Set:
@@ -283,7 +291,7 @@ def _check_bounds(
         shown = ", ".join(str(e) for e in access.affine_index)
         extents = ", ".join(map(str, shape))
         hint = "start or end the loop earlier, or state what sizes are possible: assert N >= 2"
-        below = [d for d, e in enumerate(access.affine_index) if e.is_constant and e.constant < 0]
+        below = [d for d, e in enumerate(access.affine_index) if e.constant < 0 and all(c < 0 for _, c in e.terms)]
         if below:  # Python counts from the end
             ends = [e + (shape[d] if d in below else 0) for d, e in enumerate(access.affine_index)]
             hint = f"from the end: {access.tensor}[{', '.join(map(str, ends))}]"

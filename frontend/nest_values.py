@@ -215,6 +215,8 @@ class Values:
                 return Const(value)
             case ast.Name(id=name):
                 return self._named(node, name, guard)
+            case ast.Attribute() if ast.unparse(node) in self.scope.literals:
+                return Const(self.scope.literals[ast.unparse(node)])
             case ast.Subscript():
                 return self._read(node, self.subscripted(node), guard)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
@@ -229,10 +231,19 @@ class Values:
                 return _first_that_decides(isinstance(op, ast.And), [self.value(v, guard) for v in values])
             case ast.IfExp():
                 return self._choice(node, guard)
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
+                return self._float(node, text)
             case ast.Call(func=function, args=arguments, keywords=[]):
                 return self._call(node, last_name(function), arguments, guard)
             case _:
                 raise self._unknown(node)
+
+    def _float(self, node: ast.expr, text: str) -> Expr:
+        """`float("-inf")`."""
+        try:
+            return Const(float(text))
+        except ValueError:
+            raise self._unknown(node) from None
 
     def truth(self, node: ast.expr, guard: tuple[Constraint, ...] = ()) -> Expr:
         """A value of which only the truth counts: `and` and `or` need not give an operand there."""
@@ -258,9 +269,15 @@ class Values:
         for subscript in subscripts:
             if isinstance(subscript, ast.Slice):
                 lower, upper = (ast.unparse(e) if e else "" for e in (subscript.lower, subscript.upper))
-                span = ", ".join(e for e in (lower, upper or str(shape[0]) if shape else "") if e)
+                extent = str(shape[0]) if shape else ""
+                upper = f"{extent} - {upper[1:]}" if upper[:1] == "-" and extent else upper or extent
+                span = ", ".join(e for e in (lower, upper) if e)
                 hint = f"a loop over its elements: for k in range({span})"
                 raise self.scope.source.error(node, f"a slice of {base.id}", hint)
+            if isinstance(subscript, ast.Subscript) and not self.scope.is_affine(subscript):
+                text = f"{ast.unparse(subscript)} is not affine in loop variables and sizes"
+                hint = f'notation reads where data say: poly.parse("y[i] = {ast.unparse(node)}")'
+                raise self.scope.source.error(subscript, text, hint)
         if len(subscripts) != len(shape):
             text = f"{base.id} has rank {len(shape)}, it is subscripted with {len(subscripts)}"
             wanted = ", ".join("ijklmnop"[: len(shape)]) or "()"

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -175,3 +177,41 @@ def test_max_and_min_with_nan_are_nan_in_every_frontend(place: int | None) -> No
         found = poly.compile(program)(x)
         for a, b in zip(found, (ufunc.reduce(x), ufunc(x, 0.25), ufunc(0.25, x)), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_constants_of_modules() -> None:
+    def constants(N: int, x: f64[Array, "N"], m: f64[Array, "2"]) -> None:
+        m[0] = -math.inf
+        m[1] = float("inf")
+        for i in range(N):
+            m[0] = max(m[0], x[i] * math.pi - np.e)
+            m[1] = min(m[1], x[i])
+
+    found, x = poly.nest(constants), np.arange(-3.0, 4)
+    assert str(poly.parse(str(found.program))) == str(found.program)
+    kernel: Any = poly.compile(found)
+    np.testing.assert_allclose(kernel(x, np.zeros(2)), [3 * math.pi - math.e, -3])
+
+
+def test_hints_for_subscripts() -> None:
+    def back(N: int, x: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+        for i in range(N):
+            z[i] = x[-i - 1]
+
+    def piece(N: int, x: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+        z[1:] = x[:-1]
+
+    def gather(N: int, x: f64[Array, "N"], p: i64[Array, "N"], z: f64[Array, "N"]) -> None:
+        for i in range(N):
+            z[i] = x[p[i]]
+
+    def infinite(N: int, z: f64[Array, "N"]) -> None:
+        for i in range(N):
+            z[i] = float("endless")
+
+    for function, hint in (
+        (back, r"try: from the end: x\[N - i - 1\]"), (piece, r"try: .*range\(N - 1\)"),
+        (gather, r'notation reads where data say: poly.parse\("y\[i\] = x\[p\[i\]\]"\)'), (infinite, "no meaning"),
+    ):  # fmt: skip
+        with pytest.raises(ParseError, match=hint):
+            poly.nest(function)
