@@ -69,10 +69,15 @@ class Address(NamedTuple):
         """Elements between lanes; None where only known when running."""
         if not self.lane:
             return 0
+        if len(self.lane) == 1:
+            value, stride = self.lane[0]
+            return None if value else stride
         return None if any(value for value, _ in self.lane) else self.lane[0][1]
 
     def at(self, lane: int) -> Address:
         """The address of one lane."""
+        if not self.lane:
+            return self
         if not lane and not any(value for value, _ in self.lane):
             return Address(self.terms, (), self.constant)
         terms, constant = dict(self.terms), self.constant

@@ -169,6 +169,8 @@ class Walker:
 
     def _extreme(self, bounds: Sequence[Affine], variable: str, largest: bool) -> list[Linear]:
         """The bounds at the current place, without those that another one makes superfluous."""
+        if len(bounds) == 1 and not bounds[0].terms:
+            return [Linear((), bounds[0].constant)]
         kept: list[Linear] = []
         for bound in bounds:
             form = self.s.indices.linear(bound)
@@ -191,6 +193,8 @@ class Walker:
         """The number of iterations, where it is known."""
         if len(lower) > 1 or len(upper) > 1:
             return None
+        if lower[0].is_constant and upper[0].is_constant:
+            return max(0, -((lower[0].constant - upper[0].constant) // step))
         extent = upper[0].plus(lower[0], -1)
         return max(0, -(-extent.constant // step)) if extent.is_constant else None
 

@@ -75,10 +75,10 @@ class Affine:
         return Affine((), int(value))
 
     def __add__(self, other: Affine | int) -> Affine:
-        if isinstance(other, Affine) and not (self.terms and other.terms):
-            return Affine(self.terms or other.terms, self.constant + other.constant)
+        if isinstance(other, int):
+            return Affine(self.terms, self.constant + other) if other else self
         other = Affine.of(other)
-        if len(self.terms) + len(other.terms) < 2:
+        if not (self.terms and other.terms):
             return Affine(self.terms or other.terms, self.constant + other.constant)
         return _collect([*self.terms, *other.terms], self.constant + other.constant)
 
@@ -89,7 +89,12 @@ class Affine:
         return self * -1
 
     def __sub__(self, other: Affine | int) -> Affine:
-        return self + Affine.of(other) * -1
+        if isinstance(other, int):
+            return self + -other
+        other = Affine.of(other)
+        if not other.terms:
+            return self + -other.constant
+        return _collect([*self.terms, *[(a, -c) for a, c in other.terms]], self.constant - other.constant)
 
     def __rsub__(self, other: int) -> Affine:
         return Affine.of(other) - self
@@ -158,17 +163,21 @@ class Affine:
         """Replace names by expressions; names not in `values` stay."""
         if not self.names & values.keys():
             return self
-        result = Affine((), self.constant)
+        terms, constant = list[tuple[Atom, int]](), self.constant
         for atom, c in self.terms:
             match atom:
                 case Var(name):
-                    inner = Affine.of(values[name]) if name in values else Affine(((atom, 1),))
+                    if name not in values:
+                        terms.append((atom, c))
+                        continue
+                    inner = Affine.of(values[name])
                 case FloorDiv(argument, divisor):
                     inner = argument.substitute(values) // divisor
                 case Mod(argument, divisor):
                     inner = argument.substitute(values) % divisor
-            result = result + inner * c
-        return result
+            terms += [(a, k * c) for a, k in inner.terms]
+            constant += inner.constant * c
+        return _collect(terms, constant)
 
     def evaluate(self, values: Mapping[str, IntValue]) -> IntValue:
         """The value where every name is an int or an int64 array (arrays broadcast)."""

@@ -126,13 +126,18 @@ class Access:
     def __post_init__(self) -> None:
         assert bool(self.guard) == (self.fill is not None), "a guard and a fill value go together"
 
-    @property
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is derived."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
     def affine_index(self) -> tuple[Affine, ...]:
         """The subscripts of an access without indirection."""
-        assert not self.indirect, f"{self.tensor} is read indirectly"
-        return tuple(s for s in self.index if isinstance(s, Affine))
+        found = tuple([s for s in self.index if isinstance(s, Affine)])
+        assert len(found) == len(self.index), f"{self.tensor} is read indirectly"
+        return found
 
-    @property
+    @cached_property
     def indirect(self) -> bool:
         return any(isinstance(s, ReadIndex) for s in self.index)
 
@@ -188,6 +193,15 @@ class Statement:
         """Every access with its kind, the reduction's read of its own target included, reads first."""
         own: tuple[tuple[Access, Literal["read", "write"]], ...] = ((self.write, "read"),) if self.combiner else ()
         return (*((r, "read") for r in self.reads), *own, (self.write, "write"))
+
+    @cached_property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors of `accesses`."""
+        return tuple({a.tensor: None for a in (*self.reads, self.write)})
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is derived."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def recomputed(self) -> bool:
@@ -310,15 +324,19 @@ def verify(program: Program) -> None:
                 )
             seen.add(name)
     tensors = {t.name: t for t in program.tensors}
+    parameters = frozenset(program.parameters)
     for t in program.tensors:
         unknown = {n for e in t.shape for n in e.names} - set(program.parameters)
         if unknown:
             raise PolyError(f"unknown size {sorted(unknown)} in its shape", where=f"tensor {t.name}", hint="declare it")
     for s in program.statements:
-        _verify_statement(s, tensors, set(program.parameters))
+        seen_by = (parameters, tuple([(t, tensors[t].rank, tensors[t].dtype) for t in s.tensors if t in tensors]))
+        if s.__dict__.get("_verified") != seen_by:  # most statements of an edited schedule are those of the one before
+            _verify_statement(s, tensors, parameters)
+            s.__dict__["_verified"] = seen_by
 
 
-def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: set[str]) -> None:
+def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: frozenset[str]) -> None:
     where = f"statement {s.name}"
     if s.domain.dim(isl.dim_type.set) != len(s.iterators):
         raise PolyError(f"domain {s.domain} has not the iterators {s.iterators}", where=where)

@@ -20,7 +20,7 @@ from poly.errors import PolyError, ScheduleError
 from poly.loops import LoopKind
 from poly.program import PathStep, Program
 from poly.scheduling.legality import check
-from poly.scheduling.schedule import Edit, Mark, Nest, Schedule, canonical
+from poly.scheduling.schedule import Edit, Mark, Nest, Schedule, canonical, placed
 from poly.sets import fix_sizes, header
 
 
@@ -44,8 +44,8 @@ def settle(schedule: Schedule) -> Schedule:
 
 
 def renest(schedule: Schedule, names: Sequence[str], change: Callable[[Nest], Nest]) -> Schedule:
-    """Change the nests of some statements."""
-    return schedule.with_nests({**schedule.nests, **{n: change(schedule.nests[n]) for n in names}})
+    """Change loops of some statements, and their order, but no place in a sequence: paths stay canonical."""
+    return replace(schedule, nests={**schedule.nests, **{n: placed(change(schedule.nests[n])) for n in names}})
 
 
 def replaced(path: tuple[PathStep, ...], loop: str, by: Sequence[PathStep]) -> tuple[PathStep, ...]:
@@ -200,7 +200,7 @@ def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
     program = renamed_scopes(schedule.program, {first: name, second: name})
     return finish(
         schedule,
-        replace(schedule, nests=canonical(nests), marks=marks, program=program),
+        replace(schedule, nests=canonical(nests, prefix[:-1]), marks=marks, program=program),
         "fuse",
         first=first,
         second=second,

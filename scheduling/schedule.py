@@ -452,11 +452,15 @@ def flatten(children: Sequence[TreeNode]) -> list[TreeNode]:
     return [inner for c in children for inner in (flatten(c.children) if isinstance(c, Ordered) else [c])]
 
 
-def canonical(nests: Mapping[str, Nest]) -> dict[str, Nest]:
-    """The same places with canonical paths. Raises `ScheduleError` where they form no tree."""
+def canonical(nests: Mapping[str, Nest], under: tuple[PathStep, ...] = ()) -> dict[str, Nest]:
+    """The same places with canonical paths. Raises `ScheduleError` where they form no tree.
+
+    `under`: where the paths of a sequence begin outside of which they are canonical; its statements alone are changed.
+    """
     paths: dict[str, tuple[PathStep, ...]] = {}
-    _canonical([(name, nest.path) for name, nest in nests.items()], 0, (), paths)
-    return {name: placed(nest, paths[name]) for name, nest in nests.items()}
+    members = [(name, nest.path) for name, nest in nests.items() if nest.path[: len(under)] == under]
+    _canonical(members, len(under), under, paths)
+    return {name: placed(nest, paths[name]) if name in paths else nest for name, nest in nests.items()}
 
 
 def placed(nest: Nest, path: tuple[PathStep, ...] | None = None) -> Nest:

@@ -54,7 +54,7 @@ def check_values(schedule: Schedule, vectors: Vectors | None = None) -> None:
     plainer = without_transparent(schedule, vectors)
     if plainer is not schedule:
         try:
-            return _follow(plainer, Vectors(plainer))
+            return _follow(plainer, vectors.of_fewer(plainer))
         except IllegalEdit:  # with all buffers there, the reason is told in their terms
             pass
     _follow(schedule, vectors)

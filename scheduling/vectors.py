@@ -30,7 +30,15 @@ class Vectors:
         self._accesses: dict[tuple[str, int], isl.Map] = {}
         self._ranges: dict[str, isl.Set] = {}
         self._subscripts: dict[int, Sequence[Affine] | None] = {}
-        self._instances: dict[str, Sequence[Affine] | None] = {}
+        self._instances: dict[str, tuple[Mapping[str, Affine | int], Mapping[Atom, Affine]] | None] = {}
+        self._expressions: dict[tuple[str, Affine], Affine | None] = {}
+
+    def of_fewer(self, schedule: Schedule) -> Vectors:
+        """The loop vectors of a schedule of some of the statements with other accesses, but the same instances."""
+        found = Vectors(schedule)
+        found._maps, found._ranges, found._instances = self._maps, self._ranges, self._instances
+        found._expressions = self._expressions
+        return found
 
     def of(self, s: Statement) -> isl.Map:
         """{ S[iterators] -> S[loop values] }"""
@@ -93,13 +101,19 @@ class Vectors:
 
     def index_by_loops(self, s: Statement, access: Access) -> Sequence[Affine] | None:
         """Subscripts of a statement's iterators as sums of its loops, where algebra gives them."""
-        if access.indirect or (instance := self._instance(s)) is None:
+        if access.indirect:
             return None
-        nest = self.schedule.nests[s.name]
-        values = dict(zip(s.iterators, instance, strict=True)) | self.program.binding
-        atoms = loops_that_are(nest.names, nest.expressions(nest.names))
-        index = [by_loops(e, values, atoms) for e in access.affine_index]
-        return None if any(map(has_floor, index)) else index
+        found = [self._by_loops_of(s, e) for e in access.affine_index]
+        index = [e for e in found if e is not None]
+        return index if len(index) == len(found) else None
+
+    def _by_loops_of(self, s: Statement, expression: Affine) -> Affine | None:
+        key = s.name, expression
+        if key not in self._expressions:
+            known = self._instance(s)
+            found = None if known is None else by_loops(expression, *known)
+            self._expressions[key] = None if found is None or has_floor(found) else found
+        return self._expressions[key]
 
     def apart(self, a: Touch, b: Touch, depth: int) -> bool:
         """Whether it is plain from the subscripts that two accesses meet in no element in different iterations of the
@@ -150,15 +164,17 @@ class Vectors:
                 low, high = low + min(c * found[0], c * found[1]), high + max(c * found[0], c * found[1])
         return _Parts(factor, frozenset(around), low, high)
 
-    def _instance(self, s: Statement) -> Sequence[Affine] | None:
-        """The iterators as functions of the loops, where algebra gives them."""
+    def _instance(self, s: Statement) -> tuple[Mapping[str, Affine | int], Mapping[Atom, Affine]] | None:
+        """The iterators and sizes, and floors of iterators, as functions of the loops, where algebra gives them."""
         if s.name not in self._instances:
             nest = self.schedule.nests[s.name]
             loops = nest.names, nest.expressions(nest.names)
             found = inverse_of(s.iterators, *loops)
             if None in found:
                 found = inverse_of(s.iterators, *loops, zero=equalities_of(bound_domain(self.program, s), s.iterators))
-            self._instances[s.name] = None if None in found else [e for e in found if e is not None]
+            values = {i: e for i, e in zip(s.iterators, found, strict=True) if e is not None}
+            known = values | self.program.binding, loops_that_are(*loops)
+            self._instances[s.name] = known if len(values) == len(found) else None
         return self._instances[s.name]
 
     def pairs(self, first: Statement, second: Statement, relation: isl.Map) -> isl.Map:
