@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.limits_turned import seconds, turned
+from benchmarks.limits_moved import Turn, seconds, turned
 from benchmarks.loops import FLOATS, LINE, PREFETCH, Loops, at_line, loops_of
 
 CHAINS = 12  # independent multiply-adds, enough for latency times units
@@ -82,9 +82,9 @@ def measure(case: Case, threads: int) -> Limits:
     pattern = pattern_of(case)
     size = max(4096, case.traffic)
     ways = [way for way in (pattern, f"{pattern}_ahead", f"{pattern}_past") if way in _STREAMS]
-    matrix = turned(case) if threads == 1 else None
-    if matrix is not None and min(matrix) >= FLOATS:
-        pattern, bandwidth = "turned", _turning(*matrix)
+    turn = turned(case) if threads == 1 else None
+    if turn is not None and turn.whole.elements:
+        pattern, bandwidth = "turned", _turning(turn.whole)
     else:
         bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
     flops = max(_peak(threads) for _ in range(3))
@@ -138,13 +138,12 @@ def _bandwidth(pattern: str, size: int, threads: int) -> float:
     return part * arrays * times * threads / min(_together(work, threads) for _ in range(3))
 
 
-def _turning(rows: int, columns: int) -> float:
-    """Bytes a second of moving the lines of a matrix to where those of the turned one are, one thread."""
-    part = 4 * rows * columns
+def _turning(turn: Turn) -> float:
+    """Bytes a second of moving the lines of whole squares to where those of the turned array are, one thread."""
+    part = 4 * turn.elements
     (memory,) = _memory(2 * part + 4 * LINE, 1)
     source = at_line(memory.ctypes.data)
-    whole = (rows // FLOATS * FLOATS) * (columns // FLOATS * FLOATS)
-    return 8 * whole / seconds(rows, columns, source, source + at_line(part))
+    return 2 * part / seconds(turn, source, source + part)
 
 
 @lru_cache(maxsize=1)  # the working set at hand: all of them together are several times the largest

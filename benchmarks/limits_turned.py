@@ -1,8 +1,9 @@
 """What the machine allows a matrix to be turned with: lines of one walk to lines of the other, and nothing turned.
 
 A line of a row of the source belongs to as many rows of the target as it has elements, so no order of the loops walks
-through both along their length (docs/decisions/0027). The loop moves squares of lines between mirrored places: the same
-lines and pages are touched as often as by a transposition in squares, with two instructions a vector.
+through both along their length (docs/decisions/0027; `limits_moved` is about more axes). The loop moves squares of
+lines between mirrored places: the same lines and pages are touched as often as by a transposition in squares, with two
+instructions a vector.
 """
 
 from __future__ import annotations
@@ -10,30 +11,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from math import prod
 from time import perf_counter
 
-from benchmarks.cases import Case
 from benchmarks.loops import FLOATS, PREFETCH, Loops, loops_of
 
 STRIPS = (FLOATS, 8 * FLOATS, 1 << 40)  # rows of the source that are walked down before the next line of each
 TRIES = 3
 Loop = Callable[[int, int, int, int, int], None]
 _LOOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
-
-
-def turned(case: Case) -> tuple[int, int] | None:
-    """Rows and columns where a case turns one matrix; None where it does something else, or turns several."""
-    if case.kind != "einsum" or case.flops or len(case.inputs) != 1:
-        return None
-    source, target = case.spec.split("->")
-    (shape,) = case.inputs.values()
-    long = [(i, n) for i, n in zip(source, shape, strict=True) if n > 1]
-    axes, wanted = [i for i, _ in long], [i for i in target if i in dict(long)]
-    for k in range(1, len(axes)):
-        if axes[k:] + axes[:k] == wanted:
-            return prod(n for _, n in long[:k]), prod(n for _, n in long[k:])
-    return None
 
 
 def seconds(rows: int, columns: int, source: int, target: int) -> float:

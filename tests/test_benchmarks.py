@@ -16,7 +16,8 @@ from benchmarks.candidates import Shelf, make, nests_of, plans_of
 from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
 from benchmarks.driver import Row
 from benchmarks.graphs import NODES
-from benchmarks.limits_turned import turned, turning_loops
+from benchmarks.limits_moved import Turn, move, moving_loops, tables, turned
+from benchmarks.limits_turned import turning_loops
 from benchmarks.peers import numpy_peer, ours
 from benchmarks.reference import ROUNDING, error_of, reference
 from benchmarks.report import draw, line, read_json, summary, write_json
@@ -132,13 +133,39 @@ def test_a_wrong_option_is_said_before_anything_is_measured(
     assert re.search(said, capsys.readouterr().err)
 
 
-def test_one_matrix_that_is_turned() -> None:
-    """Rotations of axes, of which those of one element do not count."""
-    assert turned(einsum("t", "ij->ji", (64, 48))) == (64, 48)
-    assert turned(einsum("t", "nchw->nhwc", (1, 32, 4, 8))) == (32, 32)
-    assert turned(einsum("t", "nchw->nhwc", (2, 32, 4, 8))) is None
-    assert turned(einsum("t", "abcd->dcba", (4, 4, 4, 4))) is None
-    assert turned(einsum("t", "ij->j", (64, 48))) is None
+def test_permutations_that_turn_rows_into_columns() -> None:
+    """Axes of one element do not count, those that stay together are one; what stays contiguous is copied."""
+
+    def turn(spec: str, *shape: int) -> Turn | None:
+        return turned(einsum("t", spec, shape))
+
+    assert turn("ij->ji", 64, 48) == Turn((64, 48), (1, 0))
+    assert turn("nchw->nhwc", 1, 32, 4, 8) == Turn((32, 32), (1, 0))
+    assert turn("nchw->nhwc", 2, 32, 4, 8) == Turn((2, 32, 32), (0, 2, 1))
+    assert turn("abcd->dcba", 4, 5, 6, 7) == Turn((4, 5, 6, 7), (3, 2, 1, 0))
+    assert turn("abcd->cdab", 4, 5, 6, 7) == Turn((20, 42), (1, 0))
+    assert turn("abcd->acbd", 4, 5, 6, 7) is turn("ij->j", 64, 48) is turn("ij->ij", 64, 48) is None
+
+
+@pytest.mark.parametrize("turn", [
+    Turn((64, 50), (1, 0)), Turn((3, 32, 5, 48), (3, 2, 0, 1)), Turn((16, 5, 7, 35), (3, 2, 1, 0)),
+    Turn((5, 16, 16), (2, 0, 1)),
+])  # fmt: skip
+def test_the_limit_of_a_permutation_moves_every_line_to_its_place(turn: Turn) -> None:
+    """Line k of a square's rows becomes line k of its columns, in every order and way."""
+    turn = turn.whole
+    assert turn.elements > 0 < len(tables(turn))
+    a = aligned_zeros(turn.shape, np.dtype(np.float32))
+    a[:] = np.arange(a.size, dtype=np.float32).reshape(a.shape)
+    squares = a.copy()
+    for index in np.ndindex(*(n // 16 if k in (turn.down, turn.across) else n for k, n in enumerate(turn.shape))):
+        place = [slice(16 * i, 16 * i + 16) if k in (turn.down, turn.across) else i for k, i in enumerate(index)]
+        squares[tuple(place)] = a[tuple(place)].T
+    for loop in moving_loops().functions.values():
+        for table in tables(turn):
+            b = aligned_zeros(tuple(turn.shape[k] for k in turn.order), np.dtype(np.float32))
+            move(turn, loop, table, 8, a.ctypes.data, b.ctypes.data)
+            np.testing.assert_array_equal(b, squares.transpose(turn.order))
 
 
 @pytest.mark.parametrize("strip", [16, 48, 1 << 40])
