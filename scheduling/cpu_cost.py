@@ -29,7 +29,7 @@ LINE, SETS, PAGE = 64, 64, 4096  # bytes of a cache's line, sets of the first le
 START, PAGE_START, STREAMS = 64.0, 192.0, 4
 PAGES = 64  # that a core finds without looking further: pieces over more of them have pages of their own
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
-WAITING = 0.4
+WAITING = 0.67
 LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
 COPYING = 1.5  # norm of a copy's instructions and of the time that it waits for what it reads: they hardly overlap
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
@@ -152,7 +152,7 @@ class Operand:
             if rows is not None:
                 count = count * rows
             sets = crowding(stride, line) / count  # the pieces of a step fill the sets that it leaves out
-            over = (extent * stride > PAGES * PAGE) & (stride >= PAGE)
+            over = (extent > 1) & (extent * stride > PAGES * PAGE) & (stride >= PAGE)
             if whole is not None and stride == dense:
                 count = np.where(whole, count, count * extent)
                 crowd = np.where(whole | (extent < 2), crowd, np.maximum(crowd, sets))

@@ -220,6 +220,9 @@ def test_pieces_in_pages_of_their_own_are_waited_for() -> None:
         return float(operand.lines({"c": np.array(float(pages)), "x": np.array(16.0)}).alone)
 
     assert alone(8) == 0 < alone(128)
+    batch = Operand("X", ({"n": 1}, {"c": 1}, {"x": 1}), (4, 128, 784), (401408, 3136, 4), 4)
+    sizes = {"n": np.array(1.0), "c": np.array(128.0), "x": np.array(16.0)}
+    assert float(batch.lines(sizes).alone) == 0  # one image, whatever lies between it and the next
 
 
 def test_threads_meet_after_every_piece_and_copy() -> None:
