@@ -3,7 +3,7 @@
 A group is an anchor (an assignment, or a reduction with its initialisation) and what follows it element by element:
 consumers whose domain is the anchor's, and that read what the group makes at the very element its instance makes. Their
 fusion needs no recomputation and keeps one element per value alive; footprints, not operators, decide. Assignments over
-the same loops join where a consumer reads both.
+the same loops join where a consumer reads both. What would leave a nest without a loop for lanes stays alone.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def _joined(program: Program, group: Group, s: Statement, single: frozenset[str]
         return None
     if not all(t in single for t in tensors_read(s) if t in group.made):
         return None
-    return _with_pointwise(program, group, s)
+    joined = _with_pointwise(program, group, s)
+    return joined if joined is not None and _has_rows(program, joined) else None
 
 
 def _overwrites(program: Program, group: Group, s: Statement) -> bool:
@@ -279,8 +280,8 @@ def _with_sibling(
     program: Program, group: Group, sibling: Group, later: Sequence[Group], single: frozenset[str]
 ) -> Group | None:
     """A group whose last statement reads what an earlier one makes, and that earlier one, as one group of assignments
-    over the same loops; None where they are no such groups, the earlier one would walk across rows of what it touches,
-    or one of the `later` groups needs, or changes, what it touches.
+    over the same loops; None where they are no such groups, or one of the `later` groups needs, or changes, what the
+    earlier one touches.
     """
     s, inside = group.statements[-1], (*sibling.names, *group.names)
     reads = [r for r in s.reads if r.tensor in sibling.made]
@@ -289,8 +290,6 @@ def _with_sibling(
     if {_aligned(r, sibling.made[r.tensor], len(group.box)) for r in reads} != {group.axes[s.name]}:
         return None
     if any(x.combiner is not None or x.external is not None for x in (*sibling.statements, *group.statements)):
-        return None
-    if not all(_in_rows(a, sibling.axes[x.name][-1]) for x in sibling.statements for a, _ in x.accesses):
         return None
     read = {t for x in sibling.statements for t in tensors_read(x)}
     past = [x for g in later for x in g.statements]
@@ -302,14 +301,23 @@ def _with_sibling(
         made={**sibling.made, **group.made},
         why=(*sibling.why, *group.why, f"{s.name} reads {', '.join(r.tensor for r in reads)} of the same loops"),
     )  # fmt: skip
-    return both if _reads_own(both, s, group.axes[s.name]) else None
+    return both if _reads_own(both, s, group.axes[s.name]) and _has_rows(program, both) else None
 
 
-def _in_rows(access: Access, iterator: str) -> bool:
-    """Whether an access stays where it is, or goes on by one in its last subscript, along an iterator."""
-    *first, last = access.index or (Affine.of(0),)
-    moved = [i for i in first if not isinstance(i, Affine) or iterator in i.names]
-    return not moved and isinstance(last, Affine) and last.coefficient(iterator) == (1 if iterator in last.names else 0)
+def _has_rows(program: Program, group: Group) -> bool:
+    """Whether some loop stays inside the rows of all that a group's assignments touch, or, where it has a reduction, of
+    what it writes: lanes go along it, and where there is none every statement is better off alone.
+    """
+    long = {k for k, (low, high) in enumerate(group.box or ()) if high > low}
+    reduces = any(s.combiner is not None for s in group.statements)
+    crossed: set[int] = set()
+    for s in group.statements:
+        for access in [s.write] if reduces else [a for a, _ in s.accesses]:
+            shape = program.tensor[access.tensor].extents(program.binding)
+            last = max((d for d, n in enumerate(shape) if n > 1), default=0)
+            names = {n for i in access.index[:last] if isinstance(i, Affine) for n in i.names}
+            crossed |= {k for k, n in enumerate(group.axes[s.name]) if n in names}
+    return not long or not long <= crossed
 
 
 # ---- a group as a program

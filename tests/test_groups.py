@@ -121,3 +121,20 @@ c[i, j]: C[i, j] = A[i, j]*X[i, j] where 0 <= i < 8 and 0 <= j < 16
     x, y = np.random.default_rng(0).random((2, 8, 16), np.float32)
     expected = run_program(program, {"X": x.copy(), "Y": y})["C"]
     assert any(np.array_equal(a, expected) for a in results(program, {"X": x.copy(), "Y": y}))
+
+
+@pytest.mark.parametrize(
+    ("text", "apart"),
+    [
+        ("B[j, i] = tanh(Y[j, i]); C[i, j] = X[i, j]*B[j, i]", True),
+        ("B[i, j] = X[i, j]*Y[j, i]; C[i, j] = max(B[i, j], 0)", True),
+        ("B[i, j] += X[i, k]*Y[k, j]; C[j, i] = max(B[i, j], 0)", True),
+        ("B[i, j] += X[i, k]*Y[k, j]; C[i, j] = max(B[i, j], 0) + Z[j, i]", False),  # the sums stay in registers
+        ("B[i, j] = X[i, j] + Y[0, j]; C[i, j] = B[i, j]*Z[i, 0]", False),
+    ],
+)
+def test_what_goes_across_rows_stays_alone(text: str, apart: bool) -> None:
+    """No loop would be left along which all of a nest touches neighbours."""
+    program = parsed(text)
+    assert any("C_set" in names and len(names) > 1 for names in kinds(program)) is not apart
+    agrees(program)
