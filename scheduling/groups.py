@@ -70,11 +70,12 @@ def groups_of(program: Program) -> list[Group]:
             alone = home == len(groups) or home in nests.values()
             joined = None if alone else _joined(program, groups[home], s, single)
             home = len(groups) if joined is None else home
+            new = joined or _anchor(program, s)
             for k in sorted(producers - {home}, reverse=True) if joined is not None else ():
-                if (both := _with_sibling(program, joined, groups[k], groups[k + 1 : home + 1], single)) is not None:
+                if (both := _with_sibling(program, new, groups[k], groups[k + 1 : home + 1], single)) is not None:
                     maker |= {t: home for x in groups[k].statements for t in tensors_written(x)}
-                    joined, groups[k] = both, Group(())
-            groups[home : home + 1] = [joined or _anchor(program, s)]
+                    new, groups[k] = both, Group(())
+            groups[home : home + 1] = [new]
         for t in tensors_written(s):
             maker[t] = home
     return [g for g in groups if g.statements]
