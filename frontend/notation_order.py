@@ -68,7 +68,8 @@ def initial(draft: Draft, name: str, target: Tensor, parameters: Sequence[str], 
         domain = domain.set_dim_name(SET, d, iterator)
     identity = draft.line.combiner.identity(target.dtype).value
     path = _path(draft.line.prefix, iterators, 0)
-    return Statement(name, iterators, domain.set_tuple_name(name), write, (), Const(identity), path=path)
+    domain = domain.remove_redundancies().set_tuple_name(name)
+    return Statement(name, iterators, domain, write, (), Const(identity), path=path)
 
 
 def _target_domain(draft: Draft, kept: Sequence[str], parameters: Sequence[str]) -> isl.Set:

@@ -103,7 +103,8 @@ class Shapes:
             ready = (d for d in pending if all(r.tensor in self.shapes for r in d.reads))
             draft = next(ready, None) or next((d for d in pending if self._resolvable(d)), pending[0])
             draft.ranges = self._ranges(draft) if self._resolvable(draft) else self._ranges(draft, guarded=True)
-            draft.domain = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
+            found = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
+            draft.domain = found.remove_redundancies()  # as its text is read again
             if draft.domain.intersect_params(self.context).is_empty() and not self._has_no_elements(draft):
                 raise ShapeError("the ranges of the indices are empty", where=draft.shown)
             pending.remove(draft)

@@ -183,4 +183,13 @@ def bounded(domain: isl.Set, d: int) -> bool:
     """True where dimension d has a least and a greatest value for all sizes, whatever the other dimensions are."""
     rank = domain.dim(SET)
     alone = domain.project_out(SET, d + 1, rank - d - 1).project_out(SET, 0, d)
-    return bool(alone.dim_is_bounded(SET, 0))
+    if not alone.dim_is_bounded(SET, 0):
+        return False
+    if all(part.dim(isl.dim_type.div) == 0 for part in alone.get_basic_sets()):
+        return True
+    try:  # to isl every multiple of 2 is bounded
+        for end in (alone.dim_min, alone.dim_max):
+            end(0)
+    except isl.Error:
+        return False
+    return True

@@ -154,7 +154,9 @@ def _is_of(schedule: Schedule, program: Program) -> bool:
     from poly.scheduling.shared_sums import is_in_parts
 
     joined = join_axes(program)
-    return str(schedule.source) in (str(program), str(joined)) or is_in_parts(schedule.source, joined)
+    if str(schedule.source) in (str(program), str(joined)) or is_in_parts(schedule.source, joined):
+        return True
+    return schedule.source in (program, joined)  # one set has several texts, of which a file may hold another
 
 
 def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:
@@ -224,6 +226,13 @@ def compile_program(
             raise PolyError(
                 f"constant {t.name!r} has no value", where=program.name, hint="compile(..., constants={name: array})"
             )
+    if unknown := constants.keys() - {t.name for t in program.with_role("constant")}:
+        name = min(unknown)
+        declared = program.tensor.get(name)
+        hint = f"declare it in the program's text: constant {name}: f32[...]"
+        if declared is not None:
+            hint = f"pass it in the call, or declare it: constant {name}: {declared.dtype}[...]"
+        raise PolyError(f"{name!r} is no constant of the program", where=program.name, hint=hint)
     fitting = {t.name: constant(t, constants[t.name], program.binding) for t in program.with_role("constant")}
     constants = {**constants, **fitting}
     if machine.kind == "accelerator":

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import warnings
 
+_WIDTH = 160  # characters of a line in a message
+
 
 class PolyError(Exception):
     """Base of every error a user can cause.
@@ -40,7 +42,9 @@ class ParseError(PolyError, ValueError):
     ) -> None:
         lines = text.splitlines()
         if 0 <= line - 1 < len(lines):
-            message = f"{message}\n  line {line}: {lines[line - 1]}\n  {' ' * (len(f'line {line}: ') + column)}^"
+            first = max(0, column - _WIDTH // 2) if len(lines[line - 1]) > _WIDTH else 0
+            shown = lines[line - 1][first : first + _WIDTH]
+            message = f"{message}\n  line {line}: {shown}\n  {' ' * (len(f'line {line}: ') + column - first)}^"
         super().__init__(message, hint=hint)
         self.line, self.column = line, column
 

@@ -27,6 +27,10 @@ ELSEWHERE: Final = {
 
 def suggestion(name: str, known: Collection[str]) -> str | None:
     """For an unknown function the expression or the known one that is meant; None where that is not clear."""
+    bare = name.rpartition(".")[2]  # np.exp
+    if bare != name and bare in known:
+        return f"{bare}(...)"
+    name = bare
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     if name in NUMPYS_NAMES and NUMPYS_NAMES[name] in known:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from numbers import Integral
 from typing import Literal, get_args
 
 import islpy as isl
@@ -275,7 +276,7 @@ class Program:
                 raise PolyError(
                     f"{name!r} is not a size of {self.name}", hint=f"sizes: {', '.join(self.parameters) or 'none'}"
                 )
-            if not isinstance(value, int) or isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(value, Integral) or isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise PolyError(f"{name} is {value!r}", where=f"program {self.name}", hint="a size is an int")
             if abs(value) > MOST_SIZE:
                 raise ShapeError(f"{name} = {value} is more than {MOST_SIZE}", where=f"program {self.name}")
@@ -283,7 +284,8 @@ class Program:
             if context.is_empty():
                 allowed = print_condition(self.context)
                 raise ShapeError(f"{name} = {value} is not allowed: {allowed}", where=f"program {self.name}")
-        return replace(self, sizes=tuple(sorted((self.binding | sizes).items())))
+        bound = {name: int(value) for name, value in (self.binding | sizes).items()}
+        return replace(self, sizes=tuple(sorted(bound.items())))
 
     def __str__(self) -> str:
         return self._text

@@ -41,8 +41,8 @@ def interval(values: isl.Set, k: int) -> tuple[int, int] | None:
 def identifier(name: str) -> str:
     """A name isl can parse, made from any loop or tensor name."""
     clean = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)
-    clean = f"i{clean}" if clean[:1].isdigit() else clean
-    return f"{clean}_" if clean.lower() in _RESERVED or not clean[:1].isalpha() else clean
+    clean = clean if clean[:1].isalpha() else f"i{clean}"
+    return f"{clean}_" if clean.lower() in _RESERVED else clean
 
 
 def header(parameters: Sequence[str]) -> str:

@@ -255,7 +255,9 @@ def read_statement_line(line: Fragment, prefix: tuple[PathStep, ...]) -> Stateme
     left = line.part(0 if colon is None else colon + 1, equals)
     match = re.search(r"(\+|\*|\bmax|\bmin|\band|\bor|[-/%&|^@<>!~]+)$", left.text)
     if match is not None and match[1] not in COMBINERS:
-        raise left.error(f"no combiner {match[1]}=", match.start(), f"one of {', '.join(f'{c}=' for c in COMBINERS)}")
+        other = {"-": "+= -(...)", "/": "*= 1 / (...)"}.get(match[1])
+        hint = other or f"one of {', '.join(f'{c}=' for c in COMBINERS)}"
+        raise left.error(f"no combiner {match[1]}=", match.start(), hint)
     target = left.part(0, match.start() if match else None)
     if not target.text:
         raise line.error("the target of the statement is missing")

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
-from poly.program import Access, Layout, Statement, Tensor
+from poly.program import Access, Layout, Program, Statement, Tensor
+from poly.relations import range_of
 from poly.scheduling.edits import finish
 from poly.scheduling.schedule import Nest, Schedule, canonical
+
+MOST_SLOTS = 1024  # over a loop whose length is not known
+FEW_SLOTS = 4  # however few iterations there are
 
 
 def double_buffer(schedule: Schedule, tensor: str, loop: str, depth: int = 2) -> Schedule:
@@ -35,6 +39,7 @@ def double_buffer(schedule: Schedule, tensor: str, loop: str, depth: int = 2) ->
             nest = schedule.nests[s.name]
             if loop not in nest.loops:
                 raise ScheduleError(f"{s.name} uses {tensor} outside loop {loop!r}", where=schedule.source.name)
+            _require_slots(program, s, nest.loops[loop], loop, depth)
             slot = nest.loops[loop] % depth
             s = replace(
                 s, write=_slotted(s.write, tensor, slot), reads=tuple(_slotted(r, tensor, slot) for r in s.reads)
@@ -46,6 +51,14 @@ def double_buffer(schedule: Schedule, tensor: str, loop: str, depth: int = 2) ->
     changed = replace(program, tensors=tensors, statements=tuple(statements))
     result = replace(schedule, program=changed, nests=canonical(nests))
     return finish(schedule, result, "double_buffer", tensor=tensor, loop=loop, depth=depth)
+
+
+def _require_slots(program: Program, s: Statement, place: Affine, loop: str, depth: int) -> None:
+    """No more slots than iterations: loads farther ahead only lengthen the loop."""
+    ends = range_of(program, s, place)
+    most = MOST_SLOTS if ends is None else max(FEW_SLOTS, ends[1] - ends[0] + 1)
+    if depth > most:
+        raise ScheduleError(f"depth {depth}: loop {loop!r} has uses for {most} slots at the most", hint="2 or 3 slots")
 
 
 def _rotating(old: Tensor, depth: int) -> Tensor:

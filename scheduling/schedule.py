@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Literal
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds, shown
@@ -112,6 +112,8 @@ class Schedule:
             if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
                 hint = "Schedule(poly.parse(...)), or the `program` of a nest"
                 raise ScheduleError(f"a schedule is of a program, not of {shown(program)}", hint=hint)
+        if not isinstance(self.nests, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ScheduleError(f"nests is {shown(self.nests)}", hint="edits make them: Schedule(program).tile(i=8)")
         if self.program is None:  # type: ignore[comparison-overlap]
             object.__setattr__(self, "program", self.source)
         if not self.nests:
@@ -224,7 +226,9 @@ class Schedule:
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> object:
+            if hasattr(type(self), name):  # a property that failed: its own error
+                return object.__getattribute__(self, name)
             from difflib import get_close_matches
 
             known = [n for n in dir(type(self)) if not n.startswith("_")]

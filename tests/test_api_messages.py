@@ -302,3 +302,12 @@ def test_figures_of_the_wrong_thing() -> None:
         poly.figures.tile_footprint(product().source, "C", "j")  # type: ignore[attr-defined]
     with pytest.raises(PolyError, match="iteration_domain: what is 3"):
         poly.figures.iteration_domain(3, "C_update")  # type: ignore[attr-defined]
+
+
+def test_no_more_slots_than_iterations() -> None:
+    schedule = product().tile(j=4).promote("B", "j.o", "l1")
+    assert str(schedule.double_buffer("B_l1", "j.o", 4))
+    with pytest.raises(PolyError, match=r"depth 1000000000: loop 'j.o' has uses for 4 slots at the most"):
+        schedule.double_buffer("B_l1", "j.o", 10**9)
+    with pytest.raises(PolyError, match="nests is 3"):
+        poly.Schedule(product().source, nests=3)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from poly.errors import ParseError, PolyError, ShapeError
 from poly.frontend.notation import parse
 from poly.interp import run_program
 from poly.program import Program
+from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 from tests.strategies import Array, inputs_for, programs
 
@@ -312,3 +313,46 @@ def test_truths_are_counted_as_integers_and_combined_as_truths() -> None:
     for text, want in (("y += i64(x[i] > 0)", 2), ("y or= x[i] > 2", True), ("y and= x[i] > 2", False)):
         kernel: Any = compile_for(parse(text, x=(3,)))
         assert kernel(x) == want
+
+
+@pytest.mark.parametrize("text", [
+    "C[i,j] += A[i,k]*A[j,k] where j <= i", "C[i,j] += A[i,k]*A[j,k] where j <= i and k < j",
+    "C[i] = A[i,i] where i % 2 == 0", "C[i,j] = A[i,j] where i < j or i > 5", "C[i//2] += A[i,j] where i % 4 != 3",
+])  # fmt: skip
+def test_a_schedule_that_is_read_again_is_of_the_program(text: str) -> None:
+    program = parse(text, A=(9, 9))
+    again = Schedule.parse(str(Schedule(program)))
+    assert parse(str(program)) == program == again.source
+    a = np.arange(81, dtype="f4").reshape(9, 9)
+    first: Any = compile_for(program, schedule=again)
+    second: Any = compile_for(program)
+    np.testing.assert_array_equal(first(a), second(a))
+
+
+def test_indices_of_one_residue() -> None:
+    a = np.arange(1, 10, dtype="f4")
+    kernel: Any = compile_for(parse("C[i] = A[i] where i % 2 == 0", A=(9,)))
+    np.testing.assert_array_equal(kernel(a), np.where(np.arange(9) % 2 == 0, a, 0))
+    kernel = compile_for(parse("s += A[i] where i % 3 == 1 and i > 2", A=("N",)))
+    assert kernel(a) == 5 + 8
+    with pytest.raises(ParseError, match="no subscript bounds it"):
+        parse("C[i] = 1 where i % 2 == 0")
+
+
+def test_hints_for_what_notation_writes_otherwise() -> None:
+    for text, hint in (
+        ("C[i] = np.exp(A[i])", r"try: exp\(\.\.\.\)"), ("C[i] -= A[i]", r"try: \+= -"),
+        ("C[i] = " + "-" * 4000 + "A[i]", "deeply"),
+    ):  # fmt: skip
+        with pytest.raises(ParseError, match=hint) as error:
+            parse(text, A=(3,))
+        assert len(str(error.value)) < 800
+    assert [s.name for s in parse("Ä[i] = A[i]", A=(3,)).statements] == ["i__set"]
+    assert parse("C[i] = A[i]", A=("N",)).bind(N=np.int64(3)).sizes == (("N", 3),)  # type: ignore[arg-type]
+
+
+def test_constants_that_are_none() -> None:
+    program = parse("C[i] = A[i]", A=(3,))
+    for name, hint in (("A", "pass it in the call"), ("Z", "declare it in the program's text")):
+        with pytest.raises(PolyError, match=f"'{name}' is no constant of the program\n  try: {hint}"):
+            compile_for(program, constants={name: np.zeros(3, "f4")})
