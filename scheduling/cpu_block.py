@@ -44,6 +44,7 @@ ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no pr
 # Steps in one body, as the loop's extent allows: four spare most of a loop's instructions, more cost compile time.
 # Where four do not fit, fewer would cost registers and spare hardly anything.
 STEPS = (4, 5, 6, 7, 8, 3, 2)
+EDGE = 1 / 16  # of the work: pieces below it are not laid out; of a quarter, that costs up to a twentieth of the time
 
 
 def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
@@ -315,9 +316,16 @@ class Blocking(Tiling[BlockPlan]):
             order = [*order, *(n for n in band if n not in order and n not in points), *points]
             schedule = ordered(schedule, name, order)
             inner = order[blocks + 2 : -len(points)]
-            schedule = self._steps(schedule, name, inner, points, (piece.tile, strip.width))
+            if not self._is_edge(strip, piece):
+                schedule = self._steps(schedule, name, inner, points, (piece.tile, strip.width))
             schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
         return self._tile(schedule, names, depth, blocks, piece.tile)
+
+    def _is_edge(self, strip: Strip, piece: Piece) -> bool:
+        """Whether a piece is so little of the work that the length of its code counts more than its loops do."""
+        strips, rows = self.plan.strips, strip.rows
+        lanes = (strip.high - strip.low) / (strips[-1].high - strips[0].low)
+        return lanes * (piece.high - piece.low) / (rows[-1].high - rows[0].low) < EDGE
 
     def _steps(
         self, schedule: Schedule, name: str, loops: Sequence[str], points: Sequence[str], tile: tuple[int, int]
