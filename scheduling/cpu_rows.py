@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from poly.affine import Affine, var
+from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Program, Statement
@@ -37,7 +38,7 @@ from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 
 HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements that take a few, ten, more operations
-    ((2, 8), (96, 4), (128, 2)),
+    ((2, 8), (128, 4)),
     ((16, 4), (128, 2)),
     ((8, 4), (32, 2)),
 )
@@ -60,7 +61,7 @@ class Pass:
 @dataclass(frozen=True)
 class RowPlan:
     """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side; `asked`: the
-    statements that ask for the next rows of what comes from beyond a core's own caches.
+    statements that ask for the next rows of what comes from beyond a core's own caches, where the nearest one has room.
     """
 
     passes: tuple[Pass, ...]
@@ -100,7 +101,9 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
     height = _height(program, group, passes, limits)
     beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
-    return RowPlan(tuple(_sized(program, p, limits, height) for p in passes), inner, height, asked)
+    fits = height * _row_bytes(program, group, inner, extents, asked) <= machine.nearest_cache
+    sized = tuple(_sized(program, p, limits, height) for p in passes)
+    return RowPlan(sized, inner, height, asked if fits else frozenset())
 
 
 def _asking(
@@ -120,6 +123,23 @@ def _asking(
                 if again and found.get(tensor, (-1, ""))[0] < (chain := _chain(program, part)):
                     found[tensor] = chain, name
     return frozenset(name for _, name in found.values())
+
+
+def _row_bytes(
+    program: Program, group: Group, inner: Mapping[str, tuple[str, ...]], extents: Mapping[str, tuple[int, ...]],
+    asked: frozenset[str],
+) -> int:  # fmt: skip
+    """Bytes of one row of what comes in or goes out; what is asked for is there twice."""
+    made, used = {s.write.tensor for s in group.statements}, {r.tensor for s in group.statements for r in s.reads}
+    sizes, twice = dict[str, int](), set[str]()
+    for s in group.statements:
+        for a in (a for a, _ in s.accesses if (a.tensor in made) != (a.tensor in used) and not a.indirect):
+            names = frozenset[str]().union(*(i.names for i in a.affine_index))
+            if group.axes[s.name][-1] in names:
+                row = prod(n for i, n in zip(inner[s.name], extents[s.name], strict=True) if i in names)
+                sizes[a.tensor] = max(sizes.get(a.tensor, 0), row * size_bytes(program.tensor[a.tensor].dtype))
+                twice |= {a.tensor} if s.name in asked else set()
+    return sum(n * (1 + (t in twice)) for t, n in sizes.items())
 
 
 @dataclass(frozen=True)

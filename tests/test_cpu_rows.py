@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import poly
+from poly.codegen.host import machine_of_features
 from poly.interp import run_program
 from poly.loops import Alloc, Compute
 from poly.machine import Machine, Memory
@@ -126,6 +127,17 @@ def test_rows_from_far_make_one_stream(shape: tuple[int, int], height: int) -> N
     (group,) = groups_for(program, AVX2)
     plan = row_plan(program, group, AVX2)
     assert plan is not None and plan.height == height
+
+
+@pytest.mark.parametrize(("columns", "asks"), [(640, True), (768, False), (1000, False)])
+def test_rows_that_fill_the_nearest_cache_are_not_asked_for(columns: int, asks: bool) -> None:
+    """Four rows read and four written, and the next four: 32 KiB hold them up to 682 columns."""
+    caches, features = {1: 32 << 10, 2: 512 << 10, 3: 32 << 20}, ("avx", "avx2", "fma", "f16c")
+    machine = machine_of_features("x86-64", features, "x86_64-unknown-linux-gnu", caches, 2, 3000)
+    program = poly.parse(LAYERNORM, x=(512, columns), g=(columns,), b=(columns,))
+    (group,) = groups_for(program, machine)
+    plan = row_plan(program, group, machine)
+    assert plan is not None and plan.height == 4 and bool(plan.asked) == asks
 
 
 @pytest.mark.parametrize("columns", [300, 301, 1024])
