@@ -79,6 +79,11 @@ class Tensor:
         return len(self.shape)
 
     @property
+    def source_name(self) -> str:
+        """The tensor of the source program that this one is, or holds elements of."""
+        return self.origin or self.name
+
+    @property
     def is_input(self) -> bool:
         """Whether a call takes it; constants are bound when compiling."""
         return self.role in ("input", "inout", "state")
@@ -203,6 +208,11 @@ class Statement:
     def __getstate__(self) -> dict[str, object]:
         """Without what is derived."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def source_name(self) -> str:
+        """The statement of the source program that this one is, or is a part of."""
+        return self.origin or self.name
 
     @property
     def recomputed(self) -> bool:

@@ -159,4 +159,4 @@ class _Beside(Windows):
 
     def _rolls(self, schedule: Schedule, name: str) -> bool:
         s, w = schedule.program.statement[name], self.window
-        return (s.origin or name) == w.statement and w.spread == 1
+        return s.source_name == w.statement and w.spread == 1

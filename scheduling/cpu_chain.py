@@ -40,7 +40,7 @@ def keep_values(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
 def parts_of(schedule: Schedule, group: Group) -> list[str]:
     """The statements of a schedule that are a group's, or pieces of one, in program order."""
     inside = set(group.names)
-    return [s.name for s in schedule.program.statements if (s.origin or s.name) in inside]
+    return [s.name for s in schedule.program.statements if s.source_name in inside]
 
 
 def _assigns(schedule: Schedule, name: str) -> bool:
@@ -77,7 +77,7 @@ def _values(schedule: Schedule, name: str, loop: str) -> isl.Set:
 
 def _by_axes(schedule: Schedule, group: Group, name: str, loop: str) -> Affine:
     """What a loop is, with the group's parallel loops for a statement's iterators."""
-    axes = group.axes[schedule.program.statement[name].origin or name]
+    axes = group.axes[schedule.program.statement[name].source_name]
     return schedule.nests[name].loops[loop].substitute({i: var(f"axis{k}") for k, i in enumerate(axes)})
 
 

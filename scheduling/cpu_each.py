@@ -29,5 +29,5 @@ def schedule_each(program: Program, machine: Machine, threads: int = 1) -> Sched
     names = [s.name for s in program.statements if s.external is None]
     schedule, _ = with_padded_reads(schedule, schedule.program.statements)
     schedule = schedule_nest(schedule, names, machine, 1)
-    every = {s.origin or s.name for s in schedule.program.statements}
+    every = {s.source_name for s in schedule.program.statements}
     return share_outermost(schedule, every, threads) if threads > 1 else schedule

@@ -26,7 +26,7 @@ def loop_of(schedule: Schedule, statement: str, iterator: str) -> str:
 def loop_of_axis(schedule: Schedule, group: Group, statement: str, axis: int) -> str:
     """The loop of a statement, or of a piece of one, that is one of its group's parallel loops, given by position."""
     s = schedule.program.statement[statement]
-    return loop_of(schedule, statement, group.axes[s.origin or s.name][axis])
+    return loop_of(schedule, statement, group.axes[s.source_name][axis])
 
 
 def loops_of_copy(schedule: Schedule, copy: str) -> list[str]:

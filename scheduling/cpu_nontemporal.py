@@ -38,7 +38,7 @@ def results_past(program: Program, group: Group, machine: Machine) -> frozenset[
         return frozenset()
     read = {r.tensor for s in program.statements for r in s.reads}
     read |= {t for s in program.statements if s.external is not None for t in s.external.reads}
-    writers = [t for t, _ in {(s.write.tensor, s.origin or s.name) for s in program.statements if s.external is None}]
+    writers = [t for t, _ in {(s.write.tensor, s.source_name) for s in program.statements if s.external is None}]
     once = {s.write.tensor for s in group.statements if s.combiner is None and not s.write.indirect}
     single = {t for t in once - read if writers.count(t) == 1}
     return frozenset(t.name for t in program.tensors if t.name in single and t.role == "output")

@@ -58,7 +58,7 @@ def share_outermost(schedule: Schedule, names: Collection[str], threads: int) ->
     of them.
     """
     done: set[str] = set()
-    for name in [s.name for s in schedule.program.statements if (s.origin or s.name) in names]:
+    for name in [s.name for s in schedule.program.statements if s.source_name in names]:
         for loop in schedule.nests[name].names:
             if loop in done or schedule.kind(loop) != "serial":
                 break

@@ -64,7 +64,7 @@ class Tiling(Generic[P]):
 
     def _iterator(self, schedule: Schedule, name: str, axis: int) -> str:
         s = schedule.program.statement[name]
-        return self.group.axes[s.origin or s.name][axis]
+        return self.group.axes[s.source_name][axis]
 
     def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
         return loop_of_axis(schedule, self.group, name, axis)
@@ -95,7 +95,7 @@ class Tiling(Generic[P]):
         s = schedule.program.statement[name]
         if s.combiner is None:
             return schedule
-        extents = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
+        extents = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
         for loop in reversed(reductions):
             if schedule.kind(loop) == "unroll":
                 return schedule
@@ -196,7 +196,7 @@ class _Tiles(Tiling[TilePlan]):
         """Cut the reduction loop that turned reads follow into square tiles and what is left over."""
         result, vector = list(names), self.plan.vector
         for turn in self.plan.turns[:1]:
-            name = next(n for n in names if (schedule.program.statement[n].origin or n) == turn.statement)
+            name = next(n for n in names if schedule.program.statement[n].source_name == turn.statement)
             s = schedule.program.statement[name]
             extent = reduction_extents(schedule.program, s, self.group.axes[turn.statement])[turn.iterator]
             if extent % vector:
@@ -217,7 +217,7 @@ class _Tiles(Tiling[TilePlan]):
             nest = schedule.nests[name]
             square = var(turn.iterator) // self.plan.vector
             loop = next((n for n in nest.names if nest.loops[n] == square), None)
-            if (s.origin or s.name) != turn.statement or loop is None:
+            if s.source_name != turn.statement or loop is None:
                 continue
             buffer = f"{turn.tensor}_{name}_t"
             space = self.machine.register_space
@@ -256,8 +256,8 @@ class _Tiles(Tiling[TilePlan]):
         """Tile the loop that turned reads follow; the loops that stay between tiles and points."""
         s, found = schedule.program.statement[name], list(reductions)
         for turn in self.plan.turns[:1]:
-            extents = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
-            if (s.origin or s.name) != turn.statement or extents[turn.iterator] < self.plan.vector:
+            extents = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
+            if s.source_name != turn.statement or extents[turn.iterator] < self.plan.vector:
                 continue
             loop = loop_of(schedule, name, turn.iterator)
             schedule = schedule.tile({loop: self.plan.vector}).unroll(f"{loop}.p")

@@ -333,7 +333,7 @@ class Windows:
     def _range(self, schedule: Schedule, name: str, axis: int) -> tuple[int, int]:
         """First and last value of a parallel loop's iterator in one piece of a statement."""
         s = schedule.program.statement[name]
-        found = interval_of(schedule.program, s, self.group.axes[s.origin or s.name][axis])
+        found = interval_of(schedule.program, s, self.group.axes[s.source_name][axis])
         assert found is not None  # a group's parallel loops are a box
         return found
 
@@ -351,7 +351,7 @@ class Windows:
             schedule = self._tiled(schedule, name, (low, strip, height), first, laid_out and vectors > 1)
         schedule = fused(schedule, names, range(depth, depth + 3))
         around = schedule.nests[names[0]].names
-        update = next(n for n in names if (schedule.program.statement[n].origin or n) == w.statement)
+        update = next(n for n in names if schedule.program.statement[n].source_name == w.statement)
         if w.copied:
             schedule = self._copied(schedule, update, around[depth], (low, high, strip))
         for tensor in w.kept:
@@ -359,7 +359,7 @@ class Windows:
         schedule, parts = self._vectors_apart(schedule, names, depth + 2, 0 if laid_out else vectors)
         for part in parts:
             schedule = self._targets(schedule, part, schedule.nests[part[0]].names[depth + 2])
-            update = next(n for n in part if (schedule.program.statement[n].origin or n) == w.statement)
+            update = next(n for n in part if schedule.program.statement[n].source_name == w.statement)
             tiles, vectors = around[depth + 1], schedule.nests[update].names[-1]
             if w.asks_ahead and not w.copied and schedule.kind(tiles) == "serial":
                 schedule = schedule.prefetch(vectors, tiles)
@@ -410,7 +410,7 @@ class Windows:
         """Whether one row read is used for all rows that it reaches before the next is read."""
         s, w = schedule.program.statement[name], self.window
         alone = bool(w.kept) or len(s.reads) < 2
-        return (s.origin or name) == w.statement and bool(w.down) and w.spread == 1 and alone
+        return s.source_name == w.statement and bool(w.down) and w.spread == 1 and alone
 
     def _by_rows(self, schedule: Schedule, name: str, reductions: Sequence[str], row: str) -> Schedule:
         """Count the window's rows as rows of the input, and go through these first."""
@@ -494,7 +494,7 @@ class Windows:
 
     def _targets(self, schedule: Schedule, names: Sequence[str], at: str) -> Schedule:
         """The sums in registers."""
-        update = next(n for n in names if (schedule.program.statement[n].origin or n) == self.window.statement)
+        update = next(n for n in names if schedule.program.statement[n].source_name == self.window.statement)
         tensor = schedule.program.statement[update].write.tensor
         users = [n for n in names if tensor in _touched(schedule.program.statement[n])]
         if len(users) < 2:

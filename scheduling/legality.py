@@ -113,7 +113,7 @@ def parts_of(program: Program) -> Mapping[str, list[Statement]]:
     parts: dict[str, list[Statement]] = {}
     for s in program.statements:
         if not s.copies and not s.recomputed and not s.partial:
-            parts.setdefault(s.origin or s.name, []).append(s)
+            parts.setdefault(s.source_name, []).append(s)
     return parts
 
 

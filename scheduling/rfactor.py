@@ -54,7 +54,7 @@ def rfactor(
     target = schedule.program.tensor[s.write.tensor]
     partial = Tensor(
         buffer_name(name or _free_name(schedule, f"{target.name}_rf")), tile.box.extents, target.dtype, "temporary",
-        "dram", None, around, target.origin or target.name,
+        "dram", None, around, target.source_name,
     )  # fmt: skip
     clear, merge = _clear(s, partial, tile), _merge(s, partial, tile)
     statements: list[Statement] = []
@@ -158,7 +158,7 @@ def _statement(prefix: str, s: Statement, partial: Tensor, tile: Tile) -> Statem
     element = Access(partial.name, _element(tile))
     neutral = s.combiner.identity(partial.dtype)
     return Statement(
-        name, iterators, domain, element, (), neutral, partial=s.partial or s.origin or s.name,
+        name, iterators, domain, element, (), neutral, partial=s.partial or s.source_name,
         tile_rank=len(tile.loops),
     )  # fmt: skip
 

@@ -90,7 +90,7 @@ class _Elision:
         """
         if s.copies or s.recomputed or s.partial:
             return True
-        source = self.schedule.source.statement[s.origin or s.name]
+        source = self.schedule.source.statement[s.source_name]
         if s is source:
             return True
         if len(s.reads) != len(source.reads) or (s.external is None) != (source.external is None):
@@ -142,7 +142,7 @@ class _Elision:
         """The corners by what users access in the source program, for a buffer without copies."""
         for s in users:
             if not (s.copies or s.recomputed or s.partial):
-                source = self.schedule.source.statement[s.origin or s.name]
+                source = self.schedule.source.statement[s.source_name]
                 for now, before in zip((s.write, *s.reads), (source.write, *source.reads), strict=True):
                     if now.tensor == buffer.name and before.tensor == buffer.origin and not before.indirect:
                         yield self._corner(s, before, now, buffer)

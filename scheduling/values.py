@@ -88,7 +88,7 @@ def concerned_tensors(schedule: Schedule) -> frozenset[str]:
     for s in schedule.program.statements:
         if s.copies or s.recomputed or s.partial:
             found |= {access.tensor for access, _ in s.accesses}
-        elif (source := schedule.source.statement.get(s.origin or s.name)) is not None and source is not s:
+        elif (source := schedule.source.statement.get(s.source_name)) is not None and source is not s:
             pairs = zip((s.write, *s.reads), (source.write, *source.reads), strict=True)
             found |= {now.tensor for now, before in pairs if now.tensor != before.tensor}
     return frozenset(found)
@@ -400,7 +400,7 @@ def _same_reduction(reader: Reader, writer: Touch) -> bool:
     if reader.touch is None or not reader.touch.own or not writer.own or writer.statement.partial:
         return False
     first, second = reader.touch.statement, writer.statement
-    return (first.origin or first.name) == (second.origin or second.name)
+    return first.source_name == second.source_name
 
 
 def maps_of(relation: isl.UnionMap) -> list[isl.Map]:
@@ -447,7 +447,7 @@ def _to_origin(program: Program, relation: isl.UnionMap, skip: str | None) -> is
 
 
 def _check_read(schedule: Schedule, flow: Flow, source: Flow, s: Statement, reader: Reader) -> None:
-    origin = s.origin or s.name
+    origin = s.source_name
     (before,) = (r for r in source.readers(source.program.statement[origin]) if r.position == reader.position)
     skip = origin if reader.touch is not None and reader.touch.own else None
     domain = bound_domain(schedule.program, s)
