@@ -80,7 +80,7 @@ class Affine:
         other = Affine.of(other)
         if not (self.terms and other.terms):
             return Affine(self.terms or other.terms, self.constant + other.constant)
-        return _collect([*self.terms, *other.terms], self.constant + other.constant)
+        return sum_of([*self.terms, *other.terms], self.constant + other.constant)
 
     def __radd__(self, other: int) -> Affine:
         return self + other
@@ -94,7 +94,7 @@ class Affine:
         other = Affine.of(other)
         if not other.terms:
             return self + -other.constant
-        return _collect([*self.terms, *[(a, -c) for a, c in other.terms]], self.constant - other.constant)
+        return sum_of([*self.terms, *[(a, -c) for a, c in other.terms]], self.constant - other.constant)
 
     def __rsub__(self, other: int) -> Affine:
         return Affine.of(other) - self
@@ -177,7 +177,7 @@ class Affine:
                     inner = argument.substitute(values) % divisor
             terms += [(a, k * c) for a, k in inner.terms]
             constant += inner.constant * c
-        return _collect(terms, constant)
+        return sum_of(terms, constant)
 
     def evaluate(self, values: Mapping[str, IntValue]) -> IntValue:
         """The value where every name is an int or an int64 array (arrays broadcast)."""
@@ -259,7 +259,8 @@ def _key(atom: Atom) -> tuple[int, str]:
     return (0, atom.name) if isinstance(atom, Var) else (1, str(Affine(((atom, 1),))))
 
 
-def _collect(terms: list[tuple[Atom, int]], constant: int) -> Affine:
+def sum_of(terms: list[tuple[Atom, int]], constant: int) -> Affine:
+    """The expression of terms in any order, in which an atom may stand more than once."""
     total: dict[Atom, int] = {}
     for atom, c in terms:
         total[atom] = total.get(atom, 0) + c

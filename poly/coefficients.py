@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import islpy as isl
 
-from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
+from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, sum_of, var
 from poly.errors import Bug, ShapeError, UnsupportedError
 from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, number, operation_budget, parameter_names
 
@@ -174,7 +174,7 @@ def expression_of_row(matrix: isl.Mat, row: int, atoms: Sequence[Affine | None])
                 return None
             terms += [(a, factor * c) for a, factor in atom.terms]
             constant += atom.constant * c
-    return Affine(tuple(terms), constant) + 0  # the sum sorts and merges
+    return sum_of(terms, constant)
 
 
 def entry(matrix: isl.Mat, row: int, column: int) -> int:
