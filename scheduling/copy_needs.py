@@ -14,22 +14,24 @@ from poly.program import Access, Program, Statement
 from poly.relations import access_map, bound_expressions, box
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Schedule, relation_in_time
-from poly.scheduling.tile_footprints import Tile, tile_access
+from poly.scheduling.tile_footprints import Tile, accesses_to, tile_access
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import OUT, coalesced, fix_sizes
 
 
-def copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile) -> tuple[isl.Map | None, bool]:
+def copies_needed(
+    schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile, reads: Sequence[int] | None
+) -> tuple[isl.Map | None, bool]:
     """What to copy in, { [tile] -> [element] } or None, and whether to copy out what others need.
 
     Users need the elements that they read before they write them in their tile. Where all of the tensor has a value,
     the whole footprint comes in, which is a box more often.
     """
     program = schedule.program
-    writers = [s for u in users if (s := program.statement[u]).write.tensor == tensor]
+    writers = [s for u in users if reads is None and (s := program.statement[u]).write.tensor == tensor]
     direct = [s for s in writers if not s.write.indirect]
     written = [tile_access(schedule, s, s.write, tile) for s in direct]
-    exposed = _exposed(schedule, tensor, users, direct, tile)
+    exposed = _exposed(schedule, tensor, users, direct, tile, reads)
     if len(direct) < len(writers):  # which element is not known, so the others keep what they hold
         exposed = tile.footprint
     inward = exposed is not None and not exposed.is_empty()
@@ -42,15 +44,16 @@ def copies_needed(schedule: Schedule, tensor: str, users: Sequence[str], tile: T
 
 
 def _exposed(
-    schedule: Schedule, tensor: str, users: Sequence[str], writers: Sequence[Statement], tile: Tile
-) -> isl.Map | None:
+    schedule: Schedule, tensor: str, users: Sequence[str], writers: Sequence[Statement], tile: Tile,
+    reads: Sequence[int] | None,
+) -> isl.Map | None:  # fmt: skip
     """{ [tile] -> [element] }: what users read that nothing wrote before in the same tile; None: they read nothing."""
     vectors = Vectors(schedule)
     result: isl.Map | None = None
     for user in users:
         s = schedule.program.statement[user]
         for touch in vectors.touches(s):
-            if touch.tensor != tensor or touch.write:
+            if touch.tensor != tensor or touch.write or (reads is not None and touch.position not in reads):
                 continue
             access = s.write if touch.position < 0 else s.reads[touch.position]
             part = _exposed_read(vectors, touch, tile, () if access.indirect else writers)
@@ -126,12 +129,12 @@ def written_part(schedule: Schedule, tensor: str, users: Sequence[str], tile: Ti
 
 
 def padding(
-    schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile
+    schedule: Schedule, tensor: str, users: Sequence[str], tile: Tile, reads: Sequence[int] | None
 ) -> tuple[tuple[Constraint, ...], Const] | tuple[()]:
     """The guard, on elements, and the fill of the padding that users read; () where nothing is padded."""
     program = schedule.program
     shape = program.tensor[tensor].shape
-    fills = {a.fill for u in users for a, _ in program.statement[u].accesses if a.tensor == tensor}
+    fills = {a.fill for u in users for a in accesses_to(program.statement[u], tensor, reads)}
     if fills == {None}:
         return ()
     if len(fills) > 1:
@@ -140,8 +143,8 @@ def padding(
         )
     for u in users:
         s = program.statement[u]
-        for a in s.reads:
-            if a.tensor == tensor and not _guard_is_bounds(program, s, a):
+        for a in accesses_to(s, tensor, reads):
+            if a is not s.write and not _guard_is_bounds(program, s, a):
                 raise ScheduleError(
                     f"{u} guards {tensor} by more than its bounds", where=schedule.source.name, hint="pad=False"
                 )

@@ -20,7 +20,7 @@ from poly.scheduling.edits import buffer_name, finish
 from poly.scheduling.footprint import Box
 from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, span
 from poly.scheduling.schedule import Nest, Schedule, canonical
-from poly.scheduling.tile_footprints import Tile, named, tile_of
+from poly.scheduling.tile_footprints import Tile, accesses_to, named, tile_of
 from poly.sets import coalesced, identifier
 
 
@@ -36,6 +36,7 @@ def promote(
     pad: bool = False,
     fold: Mapping[int, int] | None = None,
     block: Mapping[int, int] | None = None,
+    reads: Sequence[int] | None = None,
 ) -> Schedule:
     """Keep the part of `tensor` that one iteration of loop `at` uses in a buffer in memory `space`.
 
@@ -43,25 +44,28 @@ def promote(
     the tensor). `order`: the buffer's axes from slow to fast. `pad`: the buffer also holds the padding of guarded
     reads. `fold`: axes of which every n-th element lies together, so that a walk with step n is contiguous.
     `block`: axes cut into blocks of n elements, which vary fastest of all (in `order`), so that a tile is one piece of
-    memory. Elements are copied in where users read what they did not write in the same tile, and copied out where
-    somebody else needs what they write. Raises `ScheduleError` where the part has no box with an affine corner.
+    memory. `reads`: the positions among the users' reads that see the buffer, where not all that they do with the
+    tensor goes through it. Elements are copied in where users read what they did not write in the same tile, and copied
+    out where somebody else needs what they write. Raises `ScheduleError` where the part has no box with an affine
+    corner.
     """
     if tensor not in schedule.program.tensor:
         raise ScheduleError(
             f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(schedule.program.tensor)}"
         )
-    chosen = _users(schedule, tensor, at, users)
+    chosen = _users(schedule, tensor, at, users, reads)
     buffer = buffer_name(name or free_name(schedule, f"{tensor}_{identifier(space)}"))
-    tile = tile_of(schedule, tensor, at, chosen, pad)
+    tile = tile_of(schedule, tensor, at, chosen, pad, reads)
     layout = _layout(tile.box, order, fold or {}, block or {})
     source = schedule.program.tensor[tensor]
     extents, origin = tile.box.extents, source.origin or tensor
     new = Tensor(buffer, extents, source.dtype, "temporary", space, layout, tile.loops, origin)
-    result = _Promoting(schedule, source, new, tile, at, chosen, pad).result(order)
+    result = _Promoting(schedule, source, new, tile, at, chosen, pad, reads).result(order)
     return finish(
         schedule, result, "promote", tensor=tensor, at=at, space=space, name=buffer,
         users=tuple(users) if users is not None else None, order=tuple(order) if order is not None else None, pad=pad,
         fold=dict(fold) if fold else None, block=dict(block) if block else None,
+        reads=tuple(reads) if reads is not None else None,
     )  # fmt: skip
 
 
@@ -76,13 +80,14 @@ class _Promoting:
     at: str | None
     users: tuple[str, ...]
     pad: bool
+    reads: Sequence[int] | None
 
     def result(self, order: Sequence[int] | None) -> Schedule:
         """The schedule with the users redirected and the copies that they need, whose loops are in an order."""
         schedule, tensor, new, tile, users = self.schedule, self.source.name, self.new, self.tile, self.users
-        inward, outward = copies_needed(schedule, tensor, users, tile)
+        inward, outward = copies_needed(schedule, tensor, users, tile, self.reads)
         statements = [
-            redirected(schedule, s, tensor, new, tile, self.pad) if s.name in users else s
+            redirected(schedule, s, tensor, new, tile, self.pad, self.reads) if s.name in users else s
             for s in schedule.program.statements
         ]
         nests = dict(schedule.nests)
@@ -93,7 +98,7 @@ class _Promoting:
             nests = insert_nest(nests, self.at, last + 1, _own_nest(name, new, tile, order), name)
         if inward is not None:
             name = f"ld_{new.name}"
-            guard = padding(schedule, tensor, users, tile) if self.pad else ()
+            guard = padding(schedule, tensor, users, tile, self.reads) if self.pad else ()
             copy = self.copy(replace(tile, footprint=inward), outward=False, pad=guard)
             statements = insert_statement(statements, copy, users, after=False)
             early = min(first, _after_writers(schedule, tensor, self.at, users))
@@ -116,9 +121,11 @@ class _Promoting:
         return Statement(name, iterators, domain, write, (read,), Read(0), copies=self.source.name, tile_rank=rank)
 
 
-def _users(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str] | None) -> tuple[str, ...]:
+def _users(
+    schedule: Schedule, tensor: str, at: str | None, users: Sequence[str] | None, reads: Sequence[int] | None
+) -> tuple[str, ...]:
     under = tuple(schedule.nests) if at is None else schedule.under(at)
-    touching = {s.name for s in schedule.program.statements if any(a.tensor == tensor for a, _ in s.accesses)}
+    touching = {s.name for s in schedule.program.statements if accesses_to(s, tensor, reads)}
     wrong = [u for u in users or () if u not in under or u not in touching]
     if wrong:
         raise ScheduleError(f"{wrong[0]} does not use {tensor} under loop {at!r}", where=schedule.source.name)
@@ -176,8 +183,11 @@ def _layout(
     return Layout(index, tuple(c for c, _ in (*slow, *fast)), tuple(e for _, e in (*slow, *fast)))
 
 
-def redirected(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool) -> Statement:
-    """A user with its accesses to the tensor turned to the buffer."""
+def redirected(
+    schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool,
+    reads: Sequence[int] | None = None,
+) -> Statement:  # fmt: skip
+    """A user with its accesses to the tensor, or its `reads` at some positions, turned to the buffer."""
     values = dict(zip(tile.variables, schedule.nests[s.name].expressions(tile.loops), strict=True))
     corner = [c.substitute(values) for c in tile.box.lower]
 
@@ -188,6 +198,8 @@ def redirected(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile:
         guard, fill = ((), None) if pad else (access.guard, access.fill)
         return Access(new.name, index, guard, fill)
 
+    if reads is not None:
+        return replace(s, reads=tuple(seen(r) if k in reads else r for k, r in enumerate(s.reads)))
     return replace(s, write=seen(s.write), reads=tuple(seen(r) for r in s.reads))
 
 

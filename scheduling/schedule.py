@@ -348,11 +348,14 @@ class Schedule:
         pad: bool = False,
         fold: Mapping[int, int] | None = None,
         block: Mapping[int, int] | None = None,
+        reads: Sequence[int] | None = None,
     ) -> Schedule:
         """Keep what an iteration of loop `at` uses of a tensor in memory `space`. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.promotion import promote
 
-        return promote(self, tensor, at, space, name=name, users=users, order=order, pad=pad, fold=fold, block=block)
+        return promote(
+            self, tensor, at, space, name=name, users=users, order=order, pad=pad, fold=fold, block=block, reads=reads
+        )
 
     @checks_kinds(ScheduleError)
     def recompute(self, tensor: str, at: str, space: str = "dram", *, name: str | None = None) -> Schedule:

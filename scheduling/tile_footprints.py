@@ -25,7 +25,17 @@ class Tile:
     box: Box
 
 
-def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str], pad: bool = False) -> Tile:
+def accesses_to(s: Statement, tensor: str, reads: Sequence[int] | None) -> list[Access]:
+    """A statement's accesses to a tensor: all, or of its reads those at some positions."""
+    if reads is None:
+        return [a for a, _ in s.accesses if a.tensor == tensor]
+    return [r for k, r in enumerate(s.reads) if k in reads and r.tensor == tensor]
+
+
+def tile_of(
+    schedule: Schedule, tensor: str, at: str | None, users: Sequence[str], pad: bool = False,
+    reads: Sequence[int] | None = None,
+) -> Tile:  # fmt: skip
     """The footprint on a tensor of one iteration of the loops down to `at`, over the statements `users`."""
     loops = () if at is None else schedule.outer(at)
     program = schedule.program
@@ -34,11 +44,10 @@ def tile_of(schedule: Schedule, tensor: str, at: str | None, users: Sequence[str
     for name in users:
         s = program.statement[name]
         where = bound_expressions(program, s, schedule.nests[name].expressions(loops)).reverse()
-        for access, _ in s.accesses:
-            if access.tensor == tensor:
-                seen = replace(access, guard=(), fill=None) if pad else access
-                part = where.apply_range(bound_access(program, s, seen))
-                footprint = part if footprint is None else footprint.union(part)
+        for access in accesses_to(s, tensor, reads):
+            seen = replace(access, guard=(), fill=None) if pad else access
+            part = where.apply_range(bound_access(program, s, seen))
+            footprint = part if footprint is None else footprint.union(part)
     assert footprint is not None
     known = coalesced(footprint.set_tuple_name(OUT, "") if footprint.has_tuple_name(OUT) else footprint)
     elements = apart([f"e{d}" for d in range(known.dim(OUT))], (*variables, *program.parameters))

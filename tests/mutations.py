@@ -191,6 +191,9 @@ def random_promote(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[o
         options["order"] = tuple(rng.sample(range(rank), rank))
     if rng.random() < 0.2:
         options["pad"] = True
+    again = [k for k, r in enumerate(statement.reads) if r.tensor == tensor]
+    if len(again) > 1 and rng.random() < 0.5:
+        options["reads"] = tuple(rng.sample(again, rng.randint(1, len(again) - 1)))
     return "promote", (tensor, at, "l2", options)
 
 
