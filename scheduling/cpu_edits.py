@@ -67,6 +67,14 @@ def ordered(schedule: Schedule, name: str, order: Sequence[str]) -> Schedule:
     return schedule.reorder(*order) if tuple(order) != now[len(now) - len(order) :] else schedule
 
 
+def outermost(schedule: Schedule, name: str, first: Sequence[str]) -> Schedule:
+    """Some of a statement's loops in an order, around the others."""
+    now = schedule.nests[name].names
+    order = [*first, *(n for n in now if n not in first)]
+    same = next((k for k, (a, b) in enumerate(zip(order, now, strict=True)) if a != b), len(now))
+    return schedule.reorder(*order[same:]) if same < len(now) else schedule
+
+
 def cut(
     schedule: Schedule, group: Group, names: Sequence[str], axis: int, cuts: Iterable[int]
 ) -> tuple[Schedule, list[list[str]]]:

@@ -24,6 +24,7 @@ from poly.scheduling.cpu_edits import (
     loop_of_axis,
     loops_of_copy,
     ordered,
+    outermost,
     unrolled,
     with_padding,
 )
@@ -71,9 +72,8 @@ class Tiling(Generic[P]):
 
     def _ordered(self, schedule: Schedule, name: str, axes: Sequence[int]) -> Schedule:
         """Parallel loops in an order, then the others."""
-        nest = schedule.nests[name]
         first = [loop_of(schedule, name, i) for i in self.extra] + [self._loop(schedule, name, a) for a in axes]
-        return ordered(schedule, name, first + [n for n in nest.names if n not in first])
+        return outermost(schedule, name, first)
 
     def _shared(self, schedule: Schedule, names: Sequence[str], axes: Sequence[int]) -> Schedule:
         """Share the loops of some axes between statements, from the outside in."""

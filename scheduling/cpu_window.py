@@ -31,6 +31,7 @@ from poly.scheduling.cpu_edits import (
     loop_of,
     loop_of_axis,
     loops_of_copy,
+    outermost,
     unrolled,
 )
 from poly.scheduling.cpu_facts import bytes_apart, bytes_touched, own_capacity, widest_element
@@ -320,11 +321,7 @@ class Windows:
     def _ordered(self, schedule: Schedule, names: Sequence[str], axes: Sequence[int]) -> Schedule:
         """Parallel loops in an order, then the others."""
         for name in names:
-            loops, first = schedule.nests[name].names, [self._loop(schedule, name, a) for a in axes]
-            order = [*first, *(n for n in loops if n not in first)]
-            common = next((k for k, (a, b) in enumerate(zip(order, loops, strict=True)) if a != b), len(loops))
-            if common < len(loops):
-                schedule = schedule.reorder(*order[common:])
+            schedule = outermost(schedule, name, [self._loop(schedule, name, a) for a in axes])
         return schedule
 
     def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
