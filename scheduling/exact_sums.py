@@ -91,18 +91,20 @@ class _Work:
         """The statement that starts the sums in a temporary that nothing else writes or takes indices from, and that is
         read with no padding beyond what f32 holds.
         """
+        fits = target.role == "temporary" and target.dtype == "i32" and target.layout is None and not target.scope
+        if not fits or s.combiner is None or s.combiner.symbol != "+" or not s.reorder:
+            return None
         writers = [w for w in self.program.statements if target.name in tensors_written(w)]
         users = [u for u in self.program.statements if target.name in tensors_read(u) and u is not s]
         plain = all(u.external is None and not any(r.indirect for r in (*u.reads, u.write)) for u in (*writers, *users))
         fills = [r.fill.value for u in users for r in u.reads if r.fill is not None and r.tensor == target.name]
         plain = plain and all(abs(value) < EXACT for value in fills)
-        if s.combiner is None or s.combiner.symbol != "+" or not s.reorder or len(writers) != 2 or not plain:
+        if len(writers) != 2 or not plain:
             return None
         init = writers[0] if writers[1] is s else writers[1]
-        fits = target.role == "temporary" and target.dtype == "i32" and target.layout is None and not target.scope
         reads_itself = any(r.tensor == target.name for r in (*s.reads, *init.reads))
         first = init.path[:1] < s.path[:1] and _alone(init, self.program)
-        return init if fits and first and init.combiner is None and not reads_itself else None
+        return init if first and init.combiner is None and not reads_itself else None
 
     def _known_before(self, s: Statement, init: Statement) -> bool:
         """Whether nothing that a sum reads is written from its start on: operands are converted there."""

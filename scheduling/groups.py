@@ -324,17 +324,33 @@ def _has_rows(program: Program, group: Group) -> bool:
 # ---- a group as a program
 
 
-def extract(program: Program, group: Group, name: str) -> Program:
+@dataclass(frozen=True)
+class Users:
+    """By tensor of a program the statements that read it, and those that write it."""
+
+    readers: Mapping[str, frozenset[str]]
+    writers: Mapping[str, frozenset[str]]
+
+
+def users_of(program: Program) -> Users:
+    """Found once for all groups of a program."""
+    readers, writers = dict[str, set[str]](), dict[str, set[str]]()
+    for s in program.statements:
+        for table, names in ((readers, tensors_read(s)), (writers, tensors_written(s))):
+            for t in names:
+                table.setdefault(t, set()).add(s.name)
+    return Users(*({t: frozenset(names) for t, names in table.items()} for table in (readers, writers)))
+
+
+def extract(program: Program, group: Group, name: str, users: Users | None = None) -> Program:
     """A group as a program of its own: what comes from outside is input, what is needed outside is output.
 
-    Constants stay constants, sizes and context are kept.
+    Constants stay constants, sizes and context are kept. `users`: those of the program, where they are known.
     """
-    inside = set(group.names)
+    inside, users = frozenset(group.names), users or users_of(program)
     used = {t for s in group.statements for t in (*tensors_read(s), *tensors_written(s))}
     written = {t for s in group.statements for t in tensors_written(s)}
-    others = [s for s in program.statements if s.name not in inside]
-    needed = {t for s in others for t in tensors_read(s)}
-    shared = {t for s in others for t in tensors_written(s)}
+    needed, shared = ({t for t in used if table.get(t, inside) - inside} for table in (users.readers, users.writers))
     tensors: list[Tensor] = []
     for t in program.tensors:
         if t.name in used:
