@@ -29,7 +29,7 @@ from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.work import work_of
-from poly.errors import RunError
+from poly.errors import IndexRangeError, RunError
 from poly.interp import run_program
 from poly.interp_arrays import check_context, extents, lacks_elements, pack, unpack
 from poly.locks import cached_property
@@ -305,10 +305,8 @@ class Kernel(NativeCall):
         access = node.write if found.read is None else node.reads[found.read]
         tensor = next(t for t in (*self.loops.tensors, *self._tensors) if t.name == access.tensor)
         extent = tensor.extents(self._sizes | dict(sizes))[found.dimension]
-        return RunError(
-            f"index {found.value} of dimension {found.dimension} of {access.tensor} is outside 0 .. {extent - 1}",
-            where=f"statement {found.statement}",
-        )
+        where = f"statement {found.statement}"
+        return IndexRangeError(where, access.tensor, found.dimension, found.value, extent)
 
     @property
     def ir(self) -> str:

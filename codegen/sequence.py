@@ -9,6 +9,7 @@ from poly.codegen.call import Record, aligned
 from poly.codegen.kernel import Kernel
 from poly.codegen.pool import pool
 from poly.codegen.team_ir import SEQUENCE
+from poly.errors import IndexRangeError
 
 Pointer = int | str
 """An address that stays, or the name of one that each call gives."""
@@ -51,7 +52,10 @@ class KernelSequence:
         for slot, name in self._named:
             words[slot] = named[name]
         if status := self._enter(*self._arguments):
-            raise self.kernels[words[1]].failure(status, {})
+            error = self.kernels[words[1]].failure(status, {})
+            if isinstance(error, IndexRangeError):
+                error.position = words[1]
+            raise error
 
 
 def partly_written(calls: Iterable[tuple[Kernel, Sequence[str]]]) -> frozenset[str]:

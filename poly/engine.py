@@ -18,6 +18,8 @@ from poly.arguments import RunByName
 from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
+from poly.engine_errors import named_as_in_file
+from poly.errors import IndexRangeError
 from poly.graph import Array, Graph
 from poly.interp import run_program
 from poly.locks import Lock, cached_property
@@ -162,16 +164,24 @@ class Engine(RunByName):
             named = {name: address(array) for name, array in (given | fresh).items()}
             for piece in plan.pieces if observe is None else plan.single:
                 start = time.perf_counter() if observe is not None else 0.0
-                if isinstance(piece.run, Step):
-                    self._step(piece.run, {**plan.memory, **given, **fresh})
-                else:
-                    piece.run.run(named)
+                try:
+                    if isinstance(piece.run, Step):
+                        self._step(piece.run, {**plan.memory, **given, **fresh})
+                    else:
+                        piece.run.run(named)
+                except IndexRangeError as error:
+                    raise self._told(error, self.steps[piece.first + error.position]) from None
                 if observe is not None:
                     observe(self.steps[piece.first], time.perf_counter() - start)
         if self.graph.formats:
             fresh = {n: a.view(self.graph.border_dtype(self._tensors[n])) for n, a in fresh.items()}
         results = {label: fresh[name] for label, (name, *_) in self._wanted.items()}
         return {**results, **out} if out else results
+
+    def _told(self, error: IndexRangeError, step: Step) -> IndexRangeError:
+        arguments = (*step.unit.kernel.inputs, *step.unit.kernel.outputs) if step.unit is not None else ()
+        names, statements = (*step.inputs, *step.outputs), [s.name for s in step.program.statements]
+        return named_as_in_file(error, self.graph, arguments, names if arguments else (), statements)
 
     def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
         """Where the time goes, group by group: seconds, operations and bytes a second. Prints as a table."""

@@ -102,6 +102,16 @@ class RunError(PolyError):
     """Wrong arguments at a call, or an index out of range found while running."""
 
 
+class IndexRangeError(RunError, IndexError):
+    """An index that data hold and that is outside of its tensor. `position`: of the group, where several ran."""
+
+    def __init__(self, where: str, tensor: str, dimension: int, value: int, extent: int) -> None:
+        text = f"index {value} of dimension {dimension} of {tensor} is outside 0 .. {extent - 1}"
+        super().__init__(text, where=where)
+        self.statement, self.tensor, self.dimension = where.removeprefix("statement "), tensor, dimension
+        self.value, self.extent, self.position = value, extent, 0
+
+
 class ArgumentError(RunError, ValueError):
     """An argument of a call whose value is none of those there are."""
 

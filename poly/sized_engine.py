@@ -25,7 +25,8 @@ from poly.document import counted
 from poly.dtypes import numpy_dtype
 from poly.engine import Engine
 from poly.engine_arrays import ALIGN, ExpectedInput, aligned_bytes, inputs_of, targets_of
-from poly.errors import CapacityError, RunError, UnsupportedError
+from poly.engine_errors import named_as_in_file
+from poly.errors import CapacityError, IndexRangeError, RunError, UnsupportedError
 from poly.graph import Array, Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
 from poly.locks import Lock, cached_property
@@ -141,7 +142,12 @@ class SizedEngine(RunByName):
             places |= {name: a.ctypes.data for name, a in values.items()}
             for step, call in zip(self.steps, prepared.calls, strict=True):
                 start_of_step = time.perf_counter()
-                call([places[name] for name in step.arrays])
+                try:
+                    call([places[name] for name in step.arrays])
+                except IndexRangeError as error:
+                    own = (*step.kernel.inputs, *step.kernel.outputs)
+                    names = (*step.inputs, *step.outputs)
+                    raise named_as_in_file(error, self.graph, own, names, step.statements) from None
                 if observe is not None:
                     observe(step, time.perf_counter() - start_of_step)
         return {self.graph.label(t.name): values[t.name] for t in self.graph.outputs}

@@ -311,3 +311,18 @@ def test_no_more_slots_than_iterations() -> None:
         schedule.double_buffer("B_l1", "j.o", 10**9)
     with pytest.raises(PolyError, match="nests is 3"):
         poly.Schedule(product().source, nests=3)  # type: ignore[arg-type]
+
+
+def test_an_index_out_of_range_names_node_and_tensor() -> None:
+    infos = [helper.make_tensor_value_info("table", TensorProto.FLOAT, [4, 3]),
+             helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])]  # fmt: skip
+    nodes = [helper.make_node("Relu", ["table"], ["r"]), helper.make_node("Gather", ["r", "ids"], ["g"], name="lookup"),
+             helper.make_node("Softmax", ["g"], ["z"])]  # fmt: skip
+    graph = helper.make_graph(nodes, "m", infos, [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    given = {"table": np.ones((4, 3), np.float32), "ids": np.array([0, 9])}
+    told = r"^node 'lookup' \(Gather\): index 9 of dimension 0 of r is outside 0 .. 3"
+    for engine in (poly.compile(poly.from_onnx(model, {"n": 2})), poly.compile(model)):
+        with pytest.raises(IndexError, match=told):
+            engine.run(given)
+        assert engine.run({**given, "ids": np.array([0, -1])})["z"].shape == (2, 3)
