@@ -211,7 +211,7 @@ class Copy:
 
     depth: int
     rate: Numbers
-    near: float = 0.0
+    near: Numbers | float = 0.0
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,8 @@ def cycles_of_memory(
     shown = [_touched(o, nests, boxes, entered, at.get(k)) for k, o in enumerate(operands)]
     room = sum((touched.needed for touched, _ in shown), np.zeros(()))
     copying: list[dict[int, Copied]] = [{} for _ in nests]
-    asked = [_copied(core, operands, k, nests, boxes, entered, copying) for k in at]
+    asked = {k: _copied(core, operands, k, nests, boxes, entered, copying) for k in at}
+    coming = sum(asked.values(), np.zeros(()))
     levels: list[Numbers] = []
     waits: Numbers = np.zeros(())
     for n, (capacity, rate, _) in enumerate(core.caches):
@@ -305,12 +306,15 @@ def cycles_of_memory(
             if k in at:
                 once = 0.0 if _size(operand) > capacity * _share(n) else float(_size(operand))
                 moved = np.where(own, once, moved)
+                if n == len(core.caches) - 1:
+                    coming = coming + np.where(asked[k] > 0, moved, 0.0) / rate
+                    moved = np.where(asked[k] > 0, 0.0, moved)
             total = total + moved * (2.0 if operand.write else 1.0)
             if 0 < n < len(core.caches) - 1 and touched.alone.any():
                 waits = waits + np.where(own, 0.0, _moved(touched.alone, around, entered, stays, some)) * WAITING / rate
         levels.append(total / rate)
     levels[-1] = levels[-1] + waits
-    return [*levels[:-1], sum(asked, np.zeros(())), levels[-1]], copying
+    return [*levels[:-1], coming, levels[-1]], copying
 
 
 def _touched(
@@ -398,7 +402,7 @@ def _copied(
     times = np.concatenate([entered[c.depth, at] for _, c, at in own])
     rate, near = (
         np.concatenate([np.broadcast_to(r, at.stop - at.start) for (_, _, at), r in zip(own, rates, strict=True)])
-        for rates in ([c.rate for _, c, _ in own], [np.full((), c.near) for _, c, _ in own])
+        for rates in ([c.rate for _, c, _ in own], [c.near for _, c, _ in own])
     )
     elements, element = operand.elements(inner), operand.element
     touched, nearest = operand.lines(inner), core.caches[0].capacity
@@ -408,12 +412,13 @@ def _copied(
     waiting = np.where(ahead, 0.0, touched.behind / elements / source)
     each = ((1 / rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
     each = each + _spilled(core, elements * element, element)
-    total = elements * times
+    total, length = elements * times, operand.extents(inner)[-1][0] * element
+    whole = (length + LINE - np.gcd(length.astype(int), LINE)) / length  # lines of pieces side by side, for their bytes
     cycles, moved, low = total * each + times * TILE_CYCLES, total * element, 0
     for n, copy, at in own:
         high = low + at.stop - at.start
         copying[n][k] = Copied(copy.depth, cycles[low:high], moved[low:high])
-        asked[at] = np.where(ahead, moved / source, 0.0)[low:high]
+        asked[at] = np.where(ahead, moved * whole / source, 0.0)[low:high]
         low = high
     return asked
 

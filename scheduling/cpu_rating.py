@@ -210,9 +210,10 @@ class Choice(Ways):
         places: list[dict[Site, int]] = []
         for grid in grids:
             loops, sites = self._loops(grid)
-            height, width, panels = (grid.sizes[:, k] for k in range(3))
+            height, width, panels, depth = (grid.sizes[:, k] for k in (0, 1, 2, 4))
             rates = {k: self._rate(grid.way, k, height, width * panels) for k, _ in grid.way.packs}
-            near = {k: self.vector / VECTOR if self.asks(grid.way, k) else 0.0 for k, _ in grid.way.packs}
+            asks = {k: self.asks(grid.way, k, width * panels, depth) for k, _ in grid.way.packs}
+            near = {k: np.where(there, self.vector / VECTOR, 0.0) for k, there in asks.items()}
             copies = {k: Copy(sites[site], rates[k], near[k]) for k, site in grid.way.packs}
             if self.turned and grid.way.lanes_outside:  # partial sums of a block of lanes
                 copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))

@@ -19,8 +19,10 @@ from poly.program import Access, Statement
 from poly.scheduling.cpu_cost import Core, Operand, core_of, next_stays
 from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents, step_of
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced
+from poly.scheduling.cpu_shares import Numbers
 
 DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
+FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as long as some of them
 MOST_CHOOSING = 3  # operands that may be packed or not, a choice for each
 
 
@@ -106,10 +108,10 @@ class Ways:
         """Iterations of that loop in a block of the reduction that are tried, where it can be cut."""
         if not self.deep or len(self.facts.group.statements) > 2:
             return []
-        several = prod(self.ranges.values()) > self.ranges[self.deep]  # steps in an iteration, as of a window
-        if self.turned and not several:
+        steps = prod(self.ranges.values()) // self.ranges[self.deep]  # in an iteration, as of a window
+        if self.turned and steps == 1:
             return []
-        return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep]]
+        return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep] and d * steps >= FEWEST_STEPS]
 
     @cached_property
     def turned(self) -> bool:
@@ -232,23 +234,26 @@ class Ways:
             lanes_outside=way.lanes_outside and depth > 0,
         )  # fmt: skip
 
-    def asks(self, way: Way, k: int) -> bool:
-        """Whether vectors of a block of lanes come from beyond a core's own caches: they can be asked for."""
+    def asks(self, way: Way, k: int, vectors: Numbers, depth: Numbers) -> Numbers:
+        """Where the next one of several blocks of so many vectors can be asked for: it comes as it lies from beyond a
+        core's own caches.
+        """
         operand, access = self.operands[k], self.update.accesses[k][0]
         read = self.facts.program.tensor[access.tensor].role in ("input", "inout")
         far = prod(operand.shape) * operand.element > own_capacity(self.facts.machine)
         contiguous = not access.guard and operand.stride(self.names[self.lanes]) == operand.element
-        return read and far and contiguous and dict(way.packs)[k] == "lanes"
+        several = (vectors < self.vectors) | (way.lanes_outside & (depth > 0))
+        return np.where(read and far and contiguous and dict(way.packs)[k] == "lanes", several, False)
 
     def _ahead(self, way: Way, k: int, vectors: int, depth: int) -> bool:
         """Whether the next block of lanes is asked for, of blocks of so many vectors."""
-        several = vectors < self.vectors or (way.lanes_outside and depth > 0)
         sizes = {n: np.full((), float(e)) for n, e in self.extents.items()}
         sizes |= {self.names[a]: np.ones(()) for a in self.around(way)[0]}
         sizes[self.names[self.lanes]] = np.full((), float(min(self.facts.extents[self.lanes], vectors * self.vector)))
         if depth:
             sizes[self.deep] = np.full((), float(depth))
-        return several and self.asks(way, k) and bool(next_stays(self.core, self.operands, k, sizes))
+        asks = self.asks(way, k, np.full((), float(vectors)), np.full((), float(depth)))
+        return bool(asks) and bool(next_stays(self.core, self.operands, k, sizes))
 
     def _strips(self, width: int, panels: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
         """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""

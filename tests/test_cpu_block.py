@@ -94,13 +94,13 @@ def test_partial_sums_go_through_memory() -> None:
 
 
 def test_blocks_of_lanes_around_those_of_the_reduction() -> None:
-    program = poly.parse(GEMM, A=(13, 50), B=(50, 41))
+    program = poly.parse(GEMM, A=(13, 260), B=(260, 41))
     facts = host_facts(program)
     choice = choice_of(facts, 1)
     ways = [w for w in choice.ways() if w.lanes_outside]
     assert {tuple(site for _, site in w.packs) for w in ways} >= {(), ("lanes",), ("rows", "lanes")}
     for way in ways[::2]:
-        plan = choice.plan(way, 6, 2, 2, 2 * ("rows" in dict(way.packs).values()), 16)
+        plan = choice.plan(way, 6, 2, 2, 2 * ("rows" in dict(way.packs).values()), 128)
         run(program, plan)
         schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
         loops = schedule.nests["C_update_lo_lo"].loops
@@ -377,3 +377,19 @@ def test_the_next_block_of_a_large_operand_is_asked_for(rows: int, columns: int,
     assert marks == ({("C_update.j.o", 1)} if ahead else {("ld_B_C_update_p.0", 4)} if columns > 64 else set())
     if ahead:
         run(program, plan)
+
+
+def test_a_single_block_has_no_next_one() -> None:
+    program = poly.parse("C[b,i,j] += A[b,i,k] * B[b,k,j]", A=(4096, 8, 8), B=(4096, 8, 8))
+    (group,) = groups_of(program)
+    choice = choice_of(facts_of(program, group, AVX2), 2)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+    assert not choice.plan(way, 8, 1, 1, 0, 0).packs[0].ahead
+    assert not choice.asks(way, 1, np.ones(1), np.zeros(1)).any()
+
+
+def test_blocks_of_a_reduction_have_many_steps() -> None:
+    product = poly.parse(GEMM, A=(8, 1024), B=(1024, 1024))
+    window = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(32, 64, 3, 3), X=(64, 20, 20))
+    assert choice_of(host_facts(product), 1).depths == [128, 512]
+    assert choice_of(host_facts(window), 0).depths == [16]
