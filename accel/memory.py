@@ -63,7 +63,8 @@ def plan_memory(tree: LoopTree, machine: Machine) -> MemoryPlan:
         memory = machine.memory.get(name)
         if memory is None:
             users = ", ".join(b.name for b in needed)
-            raise UnsupportedError(f"{machine.name} has no memory {name!r} for {users}", where=tree.name)
+            hint = f"memories: {', '.join(machine.memory)}"
+            raise UnsupportedError(f"{machine.name} has no memory {name!r} for {users}", where=tree.name, hint=hint)
         if memory.kind == "dram":
             continue
         placements[name] = place(needed, memory.align, memory.capacity, f"{tree.name}: memory {name}")

@@ -350,7 +350,10 @@ class Schedule:
         block: Mapping[int, int] | None = None,
         reads: Sequence[int] | None = None,
     ) -> Schedule:
-        """Keep what an iteration of loop `at` uses of a tensor in memory `space`. Raises IllegalEdit/ScheduleError."""
+        """Keep what an iteration of loop `at` uses of a tensor in memory `space`. Raises IllegalEdit/ScheduleError.
+
+        A schedule is of no machine yet: compiling refuses a `space` that the machine does not have, and names its own.
+        """
         from poly.scheduling.promotion import promote
 
         return promote(

@@ -326,3 +326,10 @@ def test_an_index_out_of_range_names_node_and_tensor() -> None:
         with pytest.raises(IndexError, match=told):
             engine.run(given)
         assert engine.run({**given, "ids": np.array([0, -1])})["z"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(("target", "memories"), [("cpu", "dram, .*reg"), ("s16", "dram, ")])
+def test_a_memory_that_the_machine_has_not(target: str, memories: str) -> None:
+    schedule = product().promote("B", "C_update.k", "l9")
+    with pytest.raises(PolyError, match=rf"'l9'[^\n]*\n  try: memories: {memories}"):
+        poly.compile(schedule, target)
