@@ -27,6 +27,7 @@ from poly.scheduling.cpu_edits import (
     in_vectors,
     loop_of,
     loops_of_copy,
+    only_read,
     ordered,
     unrolled,
     with_padding,
@@ -35,6 +36,7 @@ from poly.scheduling.cpu_facts import axis_of, bytes_apart, own_capacity, reduct
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
+from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 # Tiles of lanes for which a tile of rows is asked for, each time anew; and a tile's rows in the nearest cache, which
@@ -125,11 +127,12 @@ class Blocking(Tiling[BlockPlan]):
     def _pack(self, schedule: Schedule, names: Sequence[str], pack: Pack, at: str | None) -> Schedule:
         """One operand in a buffer of its own for an iteration of a loop, copied by vectors."""
         users = [n for n in names if (schedule.program.statement[n].origin or n) == pack.statement]
-        buffer = f"{pack.tensor}_{users[0]}_p"
+        buffer = free_name(schedule, f"{pack.tensor}_{users[0]}_p")
         schedule = schedule.promote(
             pack.tensor, at, self.machine.cache_space(1), name=buffer, users=users, order=pack.order, pad=pack.pad,
             fold={pack.lane: pack.step} if pack.step > 1 else None,
             block={pack.lane: pack.block} if pack.block else None,
+            reads=only_read(schedule.program.statement[users[0]], pack.read),
         )  # fmt: skip
         if not pack.block:
             return self._copied(schedule, pack, buffer)

@@ -113,6 +113,12 @@ def whole_blocks(
     return schedule, [(lower, block), (upper, rest)]
 
 
+def only_read(s: Statement, read: int) -> tuple[int] | None:
+    """What tells a promotion which read goes through its buffer: nothing, where there is one of that tensor."""
+    again = sum(r.tensor == s.reads[read].tensor for r in s.reads) > 1
+    return (read,) if again else None
+
+
 def extent_of(schedule: Schedule, buffer: str, axis: int) -> int:
     """Elements of a buffer along an axis."""
     return int(schedule.program.tensor[buffer].shape[axis].evaluate(schedule.program.binding))

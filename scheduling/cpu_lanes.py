@@ -107,13 +107,13 @@ def _turns(facts: Facts, s: Statement, strides: Sequence[Strides], lanes: int, v
         names = fast.names if isinstance(fast, Affine) else frozenset[str]()
         name = next((n for n in names if len(names) == 1 and fast == Affine.of(n)), "")
         axis = axis_of(access, facts.group.axes[s.name][lanes])
-        alone = [a.tensor for a, _ in s.accesses].count(access.tensor) == 1 and not access.guard
+        plain = access.tensor != s.write.tensor and not access.guard
         if (
             strides[k].get(lanes) != 1
             and axis not in (None, len(access.index) - 1)
-            and alone
+            and plain
             and ranges.get(name, 0) >= vector
             and not any(isinstance(c, Affine) and name in c.names for c in access.index[:-1])
         ):
-            found.append(Turn(s.name, access.tensor, name))
+            found.append(Turn(s.name, k, name))
     return tuple(found) if len({t.iterator for t in found}) == 1 else ()

@@ -21,10 +21,11 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_cost import LINE, PAGE, SETS, Core, core_of, crowding
-from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, ordered, whole_blocks
+from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, only_read, ordered, whole_blocks
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
 from poly.scheduling.groups import Group
+from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 5  # iterations along either side: below, strided loads and stores do
@@ -51,14 +52,14 @@ class Blocks:
 @dataclass(frozen=True)
 class Permutation:
     """`outer`: positions of the other parallel loops, outermost first; `lanes`, `read_lanes`: of those along which the
-    target and the turned reads are contiguous; `turned`: the tensors of these reads.
+    target and the turned reads are contiguous; `turned`: the positions of these reads.
     """
 
     statement: str
     outer: tuple[int, ...]
     lanes: int
     read_lanes: int
-    turned: tuple[str, ...]
+    turned: tuple[int, ...]
     vector: int
     blocks: Blocks
 
@@ -135,10 +136,9 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     read_lanes = sides.pop() if len(sides) == 1 else None
     if read_lanes is None or not all(_turns(s, s.reads[k], axes[lanes], axes[read_lanes]) for k in turned):
         return None
-    tensors = tuple(s.reads[k].tensor for k in turned)
-    if len(set(tensors)) < len(turned) or any(strides[k][read_lanes] != 1 for k in turned):
+    if any(strides[k][read_lanes] != 1 for k in turned):
         return None
-    size = max(size_bytes(program.tensor[t].dtype) for t in (s.write.tensor, *tensors))
+    size = max(size_bytes(program.tensor[a.tensor].dtype) for a in (s.write, *(s.reads[k] for k in turned)))
     registers = machine.vector_registers // len(turned)
     vector = min(machine.lanes(size), 1 << max(0, registers.bit_length() - 1))
     if vector < 2:
@@ -148,8 +148,9 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     others = [a for a in range(len(axes)) if a not in (lanes, read_lanes)]
     outer = tuple(sorted(others, key=lambda a: -(leading[a] or 0)))
     return Permutation(
-        statement=s.name, outer=outer, lanes=lanes, read_lanes=read_lanes, turned=tensors, vector=vector, blocks=blocks
-    )
+        statement=s.name, outer=outer, lanes=lanes, read_lanes=read_lanes, turned=tuple(turned), vector=vector,
+        blocks=blocks,
+    )  # fmt: skip
 
 
 def _blocks_of(
@@ -204,7 +205,7 @@ def _turns(s: Statement, read: Access, lanes: str, read_lanes: str) -> bool:
     if None in places or places[0] == places[1]:
         return False
     steps = [_step(read, d, i) for d, i in zip(places, (lanes, read_lanes), strict=True)]
-    return steps == [1, 1] and [a.tensor for a, _ in s.accesses].count(read.tensor) == 1
+    return steps == [1, 1] and read.tensor != s.write.tensor
 
 
 def _step(read: Access, axis: int | None, iterator: str) -> int:
@@ -244,11 +245,9 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
         schedule, parts = whole_blocks(schedule, strip, depth, rest, plan.blocks.rows)
         for part, rows in parts:
             schedule = _blocks(schedule, plan, part, rows, columns)
-            for tensor in plan.turned:
-                (read,) = (r for r in schedule.program.statement[part].reads if r.tensor == tensor)
-                inner = axis_of(read, axes[plan.read_lanes])
-                schedule = _square(schedule, plan, part, tensor, inner, columns, machine.register_space)
-                rows_read = schedule.nests[f"ld_{tensor}_{part}_t"].names[-1]
+            for read in plan.turned:
+                schedule, square = _square(schedule, plan, part, read, axes, columns, machine.register_space)
+                rows_read = schedule.nests[f"ld_{square}"].names[-1]
                 if plan.blocks.past and plan.outer and schedule.kind(rows_read) == "vector":  # in the order of the read
                     schedule = schedule.prefetch(rows_read, schedule.nests[part].names[depth - 1])
     return schedule
@@ -281,11 +280,9 @@ def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[s
     schedule = schedule.reorder(*outer, *tiles, f"{lanes}.p.o", f"{read_lanes}.p", f"{lanes}.p.p")
     schedule = schedule.unroll(f"{read_lanes}.p")
     schedule = in_vectors(schedule, f"{lanes}.p.p", plan.blocks.rows, plan.vector, FEW_VECTORS)
-    for tensor in plan.turned:
-        (read,) = (r for r in schedule.program.statement[name].reads if r.tensor == tensor)
-        along = axis_of(read, axes[plan.read_lanes])
-        schedule = _square(schedule, plan, name, tensor, along, columns, machine.register_space)
-        schedule = schedule.prefetch(schedule.nests[f"ld_{tensor}_{name}_t"].names[-1], tiles[-1])
+    for read in plan.turned:
+        schedule, square = _square(schedule, plan, name, read, axes, columns, machine.register_space)
+        schedule = schedule.prefetch(schedule.nests[f"ld_{square}"].names[-1], tiles[-1])
     target = schedule.program.statement[name].write.tensor
     buffer = f"{target}_{name}_b"
     schedule = schedule.promote(target, tiles[-1], machine.cache_space(0), name=buffer, users=[name])
@@ -295,17 +292,19 @@ def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[s
 
 
 def _square(
-    schedule: Schedule, plan: Permutation, name: str, tensor: str, inner: int | None, columns: int, space: str
-) -> Schedule:
-    """The rows of a block in registers, along axis `inner`."""
-    buffer = f"{tensor}_{name}_t"
+    schedule: Schedule, plan: Permutation, name: str, read: int, axes: Sequence[str], columns: int, space: str
+) -> tuple[Schedule, str]:
+    """The rows of a block of what is read in registers, and the name of these."""
+    s = schedule.program.statement[name]
+    access, inner = s.reads[read], axis_of(s.reads[read], axes[plan.read_lanes])
+    buffer = free_name(schedule, f"{access.tensor}_{name}_t")
     kinds = [(n, schedule.kind(n)) for n in schedule.nests[name].names]
     at = [n for n, kind in kinds if kind == "serial"][-1]
-    schedule = schedule.promote(tensor, at, space, name=buffer, users=[name])
+    schedule = schedule.promote(access.tensor, at, space, name=buffer, users=[name], reads=only_read(s, read))
     for loop in loops_of_copy(schedule, f"ld_{buffer}"):
         if loop == f"ld_{buffer}.{inner}":
             schedule = in_vectors(schedule, loop, columns, plan.vector, FEW_VECTORS)
         else:
             schedule = schedule.unroll(loop)
-    return schedule
+    return schedule, buffer
 

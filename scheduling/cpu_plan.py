@@ -38,7 +38,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Pack:
-    """A read that goes through a packed buffer.
+    """A read, by its position among the statement's, that goes through a packed buffer.
 
     `order`: its axes from slow to fast; `lane`: the axis that moves along the lanes (or the rows); `step`: of
     neighbouring lanes along it. `block`: elements of that axis that lie together, fastest of all (0: all). `site`:
@@ -49,6 +49,7 @@ class Pack:
 
     statement: str
     tensor: str
+    read: int
     order: tuple[int, ...]
     lane: int
     pad: bool
@@ -61,12 +62,12 @@ class Pack:
 
 @dataclass(frozen=True)
 class Turn:
-    """A read that is contiguous along a reduction loop (`iterator`), not along the lanes: square tiles of it are loaded
-    into registers as they lie, and used across.
+    """A read, by its position, contiguous along a reduction loop (`iterator`) and not along the lanes: square tiles of
+    it are loaded into registers as they lie, and used across.
     """
 
     statement: str
-    tensor: str
+    read: int
     iterator: str
 
 

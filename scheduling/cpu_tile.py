@@ -23,6 +23,7 @@ from poly.scheduling.cpu_edits import (
     loop_of,
     loop_of_axis,
     loops_of_copy,
+    only_read,
     ordered,
     outermost,
     unrolled,
@@ -33,6 +34,7 @@ from poly.scheduling.cpu_nontemporal import written_far
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Piece, Strip, TilePlan
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
+from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 MOST_SHORT = 8  # extent of a reduction loop that may be unrolled
@@ -219,9 +221,10 @@ class _Tiles(Tiling[TilePlan]):
             loop = next((n for n in nest.names if nest.loops[n] == square), None)
             if s.source_name != turn.statement or loop is None:
                 continue
-            buffer = f"{turn.tensor}_{name}_t"
-            space = self.machine.register_space
-            schedule = schedule.promote(turn.tensor, loop, space, name=buffer, users=[name])
+            tensor, space = s.reads[turn.read].tensor, self.machine.register_space
+            buffer = free_name(schedule, f"{tensor}_{name}_t")
+            only = only_read(schedule.program.statement[name], turn.read)
+            schedule = schedule.promote(tensor, loop, space, name=buffer, users=[name], reads=only)
             own = loops_of_copy(schedule, f"ld_{buffer}")
             schedule = unrolled(schedule, own[:-1]).vectorise(own[-1])
         return schedule

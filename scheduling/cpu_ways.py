@@ -168,9 +168,8 @@ class Ways:
         access = self.update.accesses[k][0]
         iterator = self.names[self.lanes] if moving else rows
         axis = axis_of(access, iterator)
-        tensors = [a.tensor for a, _ in self.update.accesses]
-        tensor = self.facts.program.tensor[access.tensor]
-        if axis is None or tensors.count(access.tensor) > 1 or len(access.index) < 2 or not operand.depends(iterator):
+        tensor, own = self.facts.program.tensor[access.tensor], self.update.write.tensor == access.tensor
+        if axis is None or own or len(access.index) < 2 or not operand.depends(iterator):
             return (None,)
         if not moving:
             plain = not access.guard and self._simple(k, axis, iterator)
@@ -275,7 +274,7 @@ class Ways:
         if moving and access.guard:
             block = 0
         return Pack(
-            self.update.name, access.tensor, self._order(access, axis, first=block > 0), axis, bool(access.guard),
+            self.update.name, access.tensor, k, self._order(access, axis, first=block > 0), axis, bool(access.guard),
             step_of(access, axis, iterator), block, site, self._fast_axis(k) if moving and block else None,
         )  # fmt: skip
 
