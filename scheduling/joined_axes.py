@@ -18,6 +18,7 @@ from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement, Subscript, Tensor, box_domain, default_path
 from poly.scheduling.groups import bare, domain_box
 
+LINE, SHORT = 16, 128  # elements: rows of assignments that are whole lines, or no shorter, fill vectors as they are
 Axis = tuple[str, int]  # a tensor, and the first of two axes
 Pair = tuple[str, str]  # two iterators, the second one faster
 
@@ -31,24 +32,26 @@ class _Joins:
 
 
 def join_axes(program: Program) -> Program:
-    """The program of one contraction, and of what is element by element, with as few axes as possible."""
+    """The program of one contraction, and of what is element by element, with as few axes as possible; one of
+    assignments alone with fewer where rows are short and no whole lines.
+    """
     literal = with_sizes(program) if _is_contraction(program) else None
     if literal is None:
         return program
-    joined = axes_apart(literal)
+    joined = axes_apart(literal) if any(s.combiner is not None for s in literal.statements) else literal
     while (joins := _joins(joined)) is not None:
         joined = _joined(joined, joins)
     return program if joined is literal else joined
 
 
 def _is_contraction(program: Program) -> bool:
-    """Whether one reduction has several operands."""
+    """Whether one reduction has several operands, or there is none."""
     updates = [s for s in program.statements if s.combiner is not None]
     plain = all(t.layout is None and not t.scope for t in program.tensors)
     ordered = all(
         s.external is None and s.path == default_path(k, s.iterators) for k, s in enumerate(program.statements)
     )
-    return plain and ordered and len(updates) == 1 and len(updates[0].reads) > 1
+    return plain and ordered and (not updates or (len(updates) == 1 and len(updates[0].reads) > 1))
 
 
 def with_sizes(program: Program) -> Program | None:
@@ -124,10 +127,14 @@ def _joins(program: Program) -> _Joins | None:
     boxes = {s.name: domain_box(program, s, s.iterators) for s in program.statements}
     if any(box is None for box in boxes.values()):
         return None
+    assigns = all(s.combiner is None for s in program.statements)
     for s in program.statements:
         for pair in zip(s.iterators, s.iterators[1:], strict=False):
             joins = _spread(program, s, pair)
-            if joins is not None and _are_whole(program, joins, {n: box or () for n, box in boxes.items()}):
+            if joins is None or not _are_whole(program, joins, {n: box or () for n, box in boxes.items()}):
+                continue
+            lengths = {program.tensor[t].shape[d + 1].constant for t, d in joins.axes}
+            if not assigns or any(n % LINE and n < SHORT for n in lengths):
                 return joins
     return None
 

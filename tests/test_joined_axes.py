@@ -80,9 +80,28 @@ def test_part_of_an_axis_is_not_joined() -> None:
     assert join_axes(program) is program
 
 
-def test_a_program_without_a_contraction_stays_as_it_is() -> None:
-    program = poly.parse("C[i,j] = A[i,j] + B[i,j]", A=(4, 5), B=(4, 5))
+def test_a_program_with_sums_of_one_operand_stays_as_it_is() -> None:
+    program = poly.parse("C[k,i,j] = A[k,i,j]; D[k] += C[k,i,j]", A=(2, 4, 5))
     assert join_axes(program) is program
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "joined"),
+    [
+        ("Y[i, a] = 2*X[i, a]", (50, 3), (150,)),
+        ("Y[n, c, h, w] = max(X[n, c, h, w] + b[c], 0)", (2, 5, 7, 6), (2, 5, 42)),
+        ("T[i, j] = X[i, j]*X[i, j]; Y[j, i] = T[i, j] + 1", (9, 5), (9, 5)),
+        ("Y[i, j] = 2*X[i, j]", (50, 32), (50, 32)),  # whole lines
+        ("Y[i, j] = 2*X[i, j]", (5, 777), (5, 777)),  # little is left over
+    ],
+)
+def test_assignments_with_short_rows_have_longer_ones(
+    text: str, shape: tuple[int, ...], joined: tuple[int, ...]
+) -> None:
+    program = poly.parse(text, X=shape, dtypes=None, **({"b": (5,)} if "b[" in text else {}))
+    found = join_axes(program)
+    assert shapes(found)["X"] == joined
+    check_same(program, found)
 
 
 def test_a_compiled_program_takes_arrays_in_its_own_shapes() -> None:
