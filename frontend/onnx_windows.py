@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import product
+from math import gcd, prod
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from poly.frontend.onnx_terms import Index, Shape, Value, fn, index_value, liter
 
 Row = Callable[[Notation], None]
 _MOST_COUNTS: Final = 1 << 22
+_MOST_PHASES: Final = 32  # convolutions that one transposed convolution becomes
 _SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 
@@ -164,7 +166,11 @@ def _channels(outer: int, inner: int, group: int) -> tuple[dict[str, int], Affin
 
 
 def conv_transpose(b: Notation) -> None:
-    """The transposed access: Y[n, m, s*p + d*k - before] += X[n, c, p] * W[c, m, k], where that lies inside."""
+    """The transposed access: Y[n, m, s*p + d*k - before] += X[n, c, p] * W[c, m, k], where that lies inside.
+
+    Where taps overlap, every remainder of a position by the strides is a convolution of its own, whose sums stay where
+    they are made (Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", 2016, section 4.6).
+    """
     x, w, bias = b.input(0), b.input(1), b.optional(2)
     rank, group = x.rank - 2, b.int_attribute("group", 1)
     b.require(rank >= 1 and w.rank == x.rank, f"ranks {x.rank} and {w.rank}: needs [N, C, ...] and [C, M / group, ...]")
@@ -175,6 +181,8 @@ def conv_transpose(b: Notation) -> None:
     start = literal(0) if bias is None else bias[var("m")]
     # Where taps neither overlap nor leave gaps, sums start where they are made: by position and tap.
     apart = all(a.stride == a.kernel and a.dilation == 1 and a.size == a.extent * a.stride for a in axes)
+    if not apart and prod(a.stride for a in axes) <= _MOST_PHASES:
+        return _by_phases(b, y, x, w, bias, axes, each)
     ranges = {a.name: a.extent if apart else a.size for a in axes} | (_over(axes) if apart else {})
     places = [a.place if apart else var(a.name) for a in axes]
     ranges = {"n": x.shape[0], "m": each * group, **ranges}
@@ -187,6 +195,59 @@ def conv_transpose(b: Notation) -> None:
     value = x[source] * w[(first + var("c"), within, *(a.tap for a in axes))]
     inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.size - 1 - a.place))]
     b.assign(y, ranges, value, (var("n"), m, *(a.place for a in axes)), combiner="+", where=inside)
+
+
+def _by_phases(
+    b: Notation, y: Value, x: Value, w: Value, bias: Value | None, axes: Sequence[Window], each: int
+) -> None:
+    """`conv_transpose`, a convolution for every tuple of remainders."""
+    group = y.shape[1] // each
+    channels, m, first = _channels(y.shape[1], w.shape[0] // group, group)
+    within: Index = var("m") if group == 1 else var("q") if "q" in channels else 0
+    several = prod(a.stride for a in axes) > 1
+    for k, remainders in enumerate(product(*(range(a.stride) for a in axes))):
+        phases = [Phase.of(a, r) for a, r in zip(axes, remainders, strict=True)]
+        ranges = {"n": x.shape[0], **channels, **{p.name: p.size for p in phases}}
+        place = (var("n"), m, *(var(a.name) * a.stride + r for a, r in zip(axes, remainders, strict=True)))
+        start = literal(0) if bias is None else bias[m]
+        if not all(p.size and p.taps for p in phases):  # no tap comes there
+            b.assign(y, ranges, start, place, suffix=f"_phase{k}")
+            continue
+        over = {"c": w.shape[0] // group} | {f"k{p.name}": p.taps for p in phases if p.taps > 1}
+        source = (var("n"), first + var("c"), *(p.source for p in phases))
+        value = b.padded(x, source, 0, {**ranges, **over}) * w[(first + var("c"), within, *(p.tap for p in phases))]
+        sums = b.temporary(f"phase{k}", (x.shape[0], y.shape[1], *(p.size for p in phases)), x.dtype) if several else y
+        own = (var("n"), m, *(var(p.name) for p in phases))
+        b.reduce(sums, ranges, over, value, index=own, start=start, suffix=f"_phase{k}")
+        if several:
+            b.assign(y, ranges, sums[own], place, suffix=f"_phase{k}_place")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The positions of one remainder along an axis of a transposed window: `size` of them, with `taps` each, which read
+    at `source` what meets the `tap` of the weights.
+    """
+
+    name: str
+    size: int
+    taps: int
+    source: Affine
+    tap: Affine
+
+    @classmethod
+    def of(cls, axis: Window, remainder: int) -> Phase:
+        """d*k = remainder + before - s*(p - source) has a solution k every s / gcd(s, d) taps, or none."""
+        common = gcd(axis.stride, axis.dilation)
+        step, shift = axis.stride // common, remainder + axis.before
+        begins = [k for k in range(min(step, axis.kernel)) if (shift - axis.dilation * k) % axis.stride == 0]
+        size = max(0, -((remainder - axis.size) // axis.stride))
+        if not begins:
+            return cls(axis.name, size, 0, Affine(), Affine())
+        taps = -((begins[0] - axis.kernel) // step)
+        t = var(f"k{axis.name}") if taps > 1 else Affine()
+        source = var(axis.name) + (shift - axis.dilation * begins[0]) // axis.stride - t * (axis.dilation // common)
+        return cls(axis.name, size, taps, source, t * step + begins[0])
 
 
 def _transposed(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[Window]:
