@@ -53,14 +53,17 @@ def share_sums(program: Program, machine: Machine, threads: int) -> Program:
 def is_in_parts(program: Program, whole: Program) -> bool:
     """Whether a program is another one with some of its reductions in parts."""
     found = with_sizes(whole)
-    for s in whole.statements:
-        parts = program.tensor.get(f"{s.write.tensor}_parts")
-        if found is None or not parts:
+    if found is None:
+        return False
+    for s in found.statements:
+        parts = program.tensor.get(_parts_name(found, s))
+        loop = _longest(found, found.statement[s.name]) if parts is not None else None
+        if parts is None or loop is None:
             continue
-        loop = _longest(found, s)
-        if loop is not None and parts.shape[0].is_constant and 0 < parts.shape[0].constant <= loop.size:
-            found = in_parts(found, loop.in_parts(parts.shape[0].constant))
-    return found is not None and str(found) == str(program)
+        count = parts.shape[0]
+        if count.is_constant and 0 < count.constant <= loop.size:
+            found = in_parts(found, loop.in_parts(count.constant))
+    return str(found) == str(program)
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def in_parts(program: Program, cut: Cut) -> Program:
     """The program with one reduction cut: what clears the parts, what makes them, what adds them up."""
     s = program.statement[cut.statement]
     target = program.tensor[s.write.tensor]
-    name, part = _free(program, f"{target.name}_parts"), _free_iterator(s)
+    name, part = _parts_name(program, s), _free_iterator(s)
     shape = (Affine.of(cut.parts), *map(Affine.of, target.extents(program.binding)))
     parts = Tensor(name, shape, target.dtype, "temporary")
     clear, add = _around(program, s, cut, name, part)
@@ -219,6 +222,10 @@ def _ranges(program: Program, s: Statement, iterators: tuple[str, ...]) -> list[
 
 def _domain(name: str, ranges: list[tuple[str, tuple[int, int]]]) -> isl.Set:
     return box_domain(name, [(i, low, high + 1) for i, (low, high) in ranges])
+
+
+def _parts_name(program: Program, s: Statement) -> str:
+    return _free(program, f"{s.write.tensor}_parts")
 
 
 def _free(program: Program, wanted: str) -> str:

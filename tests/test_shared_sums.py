@@ -147,6 +147,13 @@ def test_the_schedule_of_a_program_in_parts_is_one_of_the_program() -> None:
         poly.compile(other, threads=2, schedule=kernel.schedule)
 
 
+def test_parts_are_told_where_their_tensor_had_to_have_another_name() -> None:
+    program = poly.parse("C[i,j] += A[i,k] * B[k,j]; C_parts[i] = A[i,0]", A=(16, 1024), B=(1024, 16))
+    kernel = poly.compile(program, threads=2)
+    assert "C_parts2" in kernel.schedule.source.tensor and is_in_parts(kernel.schedule.source, join_axes(program))
+    poly.compile(program, threads=2, schedule=kernel.schedule)
+
+
 def test_the_same_results_from_run_to_run() -> None:
     random = np.random.default_rng(5)
     a, b = random.standard_normal((16, 2048), "f4"), random.standard_normal((2048, 16), "f4")
