@@ -66,16 +66,19 @@ def groups_of(program: Program) -> list[Group]:
                 groups.append(Group((), why=OWN_ORDER))
             groups[home] = replace(groups[home], statements=(*groups[home].statements, s))
         else:
-            home = max(producers, default=len(groups))
-            alone = home == len(groups) or home in nests.values()
+            home = max(producers, default=-1)
+            alone = not producers or home in nests.values()
             joined = None if alone else _joined(program, groups[home], s, single)
-            home = len(groups) if joined is None else home
-            new = joined or _anchor(program, s)
-            for k in sorted(producers - {home}, reverse=True) if joined is not None else ():
-                if (both := _with_sibling(program, new, groups[k], groups[k + 1 : home + 1], single)) is not None:
-                    maker |= {t: home for x in groups[k].statements for t in tensors_written(x)}
-                    new, groups[k] = both, Group(())
-            groups[home : home + 1] = [new]
+            if joined is None:
+                home = len(groups)
+                groups.append(_anchor(program, s))
+            else:
+                for k in sorted(producers - {home}, reverse=True):
+                    both = _with_sibling(program, joined, groups[k], groups[k + 1 : home + 1], single)
+                    if both is not None:
+                        maker |= {t: home for x in groups[k].statements for t in tensors_written(x)}
+                        joined, groups[k] = both, Group(())  # an empty place, so that others keep theirs
+                groups[home] = joined
         for t in tensors_written(s):
             maker[t] = home
     return [g for g in groups if g.statements]

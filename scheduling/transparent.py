@@ -14,11 +14,11 @@ A buffer for which one of these is not plain stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from poly.affine import Affine, Constraint, Var, var
+from poly.affine import Affine, Var, var
 from poly.program import Access, Statement, Tensor
 from poly.relations import bound_access, range_of
 from poly.scheduling.cover import Cover
@@ -60,6 +60,10 @@ class _Tile:
         for s in self.users:
             yield from ((s, a) for a, k in s.accesses if a.tensor == self.buffer.name and k == kind)
 
+    @property
+    def is_written(self) -> bool:
+        return any(True for _ in self.uses("write"))
+
 
 class _Elision:
     """`now`: the statements, as far as buffers are gone."""
@@ -75,7 +79,7 @@ class _Elision:
             return False
         guards = {(s.reads[0].guard, s.reads[0].fill, s.reads[0].index, s.iterators) for s in tile.fills}
         padded = any(guard for guard, *_ in guards)
-        if padded and (len(guards) > 1 or any(True for _ in tile.uses("write")) or tile.drains):
+        if padded and (len(guards) > 1 or tile.is_written or tile.drains):
             return False
         if padded and (any(a.guard for _, a in tile.uses("read")) or not _elementwise(tile.fills[0])):
             return False
@@ -119,15 +123,17 @@ class _Elision:
         fills = [s for s in touching if s.copies and s.write.tensor == buffer.name]
         drains = [s for s in touching if s.copies and s not in fills and self._is_outer(s.write.tensor, buffer)]
         outer = {s.reads[0].tensor for s in fills} or {s.write.tensor for s in drains} or {buffer.origin}
-        drains = [s for s in drains if s.write.tensor in outer]
+        if len(outer) > 1:
+            return None
+        (name,) = outer
+        drains = [s for s in drains if s.write.tensor == name]
         users = [s for s in touching if s not in fills and s not in drains]
-        name = outer.pop()
-        if outer or not self._is_outer(name, buffer) or any(s.reads[0].guard for s in drains):
+        if not self._is_outer(name, buffer) or any(s.reads[0].guard for s in drains):
             return None
         corners = {self._corner(s, s.reads[0], s.write, buffer) for s in fills}
         corners |= {self._corner(s, s.write, s.reads[0], buffer) for s in drains}
         corners = corners or set(self._corners(users, buffer))
-        (corner,) = corners if len(corners) == 1 else (None,)
+        corner = corners.pop() if len(corners) == 1 else None
         return None if corner is None else _Tile(buffer, name, fills, drains, users, corner)
 
     def _is_outer(self, name: str, buffer: Tensor) -> bool:
@@ -166,7 +172,7 @@ class _Elision:
             if padded is None:
                 return replace(access, tensor=tile.outer, index=index)
             names = [str(e) for e in padded.reads[0].index]
-            guard = tuple(_at(c, dict(zip(names, index, strict=True))) for c in padded.reads[0].guard)
+            guard = tuple(c.substitute(dict(zip(names, index, strict=True))) for c in padded.reads[0].guard)
             return Access(tile.outer, index, guard, padded.reads[0].fill)
 
         return replace(s, write=turned(s.write), reads=tuple(map(turned, s.reads)))
@@ -193,7 +199,7 @@ class _Elision:
         if not tile.fills and not tile.drains:
             return self._nobodys(tile)
         scope, own = tile.buffer.scope, {s.name for s in (*tile.fills, *tile.drains)}
-        written = bool(tile.drains) or any(True for _ in tile.uses("write"))
+        written = bool(tile.drains) or tile.is_written
         inside = self.schedule.under(scope[-1]) if scope else tuple(self.schedule.nests)
         others = [self.now[n] for n in inside if n in self.now and n not in own]
         return not any(_touches(s, tile.outer, writing=not written) for s in others)
@@ -259,7 +265,3 @@ def _elementwise(copy: Statement) -> bool:
     names = [e.terms[0][0].name for e in read.affine_index if len(e.terms) == 1 and isinstance(e.terms[0][0], Var)]
     inside = {n for c in read.guard for n in c.expr.names} & {*copy.iterators}
     return [*map(var, names)] == [*read.affine_index] and len({*names}) == len(names) and inside <= {*names}
-
-
-def _at(c: Constraint, values: Mapping[str, Affine | int]) -> Constraint:
-    return Constraint(c.expr.substitute(values), c.equality)
