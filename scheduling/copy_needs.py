@@ -156,7 +156,7 @@ def padding(
 
 
 def _guard_is_bounds(program: Program, s: Statement, access: Access) -> bool:
-
+    """Whether a read's guard keeps it inside of the tensor and leaves out nothing else."""
     free = access_map(s, replace(access, guard=(), fill=None), program.parameters)
     inside = free.intersect_range(box(access.tensor, program.tensor[access.tensor].shape, program.parameters))
     return (

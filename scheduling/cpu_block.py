@@ -18,7 +18,7 @@ from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.scheduling.cpu_chain import keep_values
-from poly.scheduling.cpu_cost import SETS, core_of, crowding
+from poly.scheduling.cpu_cost import core_of, lines_kept
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     cut,
@@ -39,14 +39,15 @@ from poly.scheduling.groups import Group
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
-# Tiles of lanes for which a tile of rows is asked for, each time anew; and a tile's rows in the nearest cache, which
-# holds the next tile's and what is packed besides.
+# The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
+# of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
 FEW_USES, AHEAD_SHARE = 2, 4
 ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no prefetcher of a core follows
 # Steps in one body, as the loop's extent allows: four spare most of a loop's instructions, more cost compile time.
 # Where four do not fit, fewer would cost registers and spare hardly anything.
 STEPS = (4, 5, 6, 7, 8, 3, 2)
-EDGE = 1 / 16  # of the work: pieces below it are not laid out; of a quarter, that costs up to a twentieth of the time
+# Of the work: pieces below it are not laid out; of a quarter, that costs up to a twentieth of the time.
+EDGE_SHARE = 1 / 16
 
 
 def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
@@ -126,7 +127,7 @@ class Blocking(Tiling[BlockPlan]):
 
     def _pack(self, schedule: Schedule, names: Sequence[str], pack: Pack, at: str | None) -> Schedule:
         """One operand in a buffer of its own for an iteration of a loop, copied by vectors."""
-        users = [n for n in names if (schedule.program.statement[n].origin or n) == pack.statement]
+        users = [n for n in names if schedule.program.statement[n].source_name == pack.statement]
         buffer = free_name(schedule, f"{pack.tensor}_{users[0]}_p")
         schedule = schedule.promote(
             pack.tensor, at, self.machine.cache_space(1), name=buffer, users=users, order=pack.order, pad=pack.pad,
@@ -306,17 +307,15 @@ class Blocking(Tiling[BlockPlan]):
                 first, tiles[0] = f"{tiles[0]}.o", f"{tiles[0]}.p"
             if not plan.lanes_inside:
                 tiles.reverse()
-            if self._is_turned(schedule, name):
+            turned = self._is_turned(schedule, name)
+            if turned:
                 points.reverse()
-                if piece.tile > plan.vector:
-                    schedule = schedule.tile({points[1]: plan.vector})
-                    points[1:] = [f"{points[1]}.o", f"{points[1]}.p"]
-            elif strip.width > 1:
+            if piece.tile > plan.vector if turned else strip.width > 1:
                 schedule = schedule.tile({points[1]: plan.vector})
                 points[1:] = [f"{points[1]}.o", f"{points[1]}.p"]
             band = schedule.nests[name].names[depth:]
-            order = [first] * blocks + tiles if blocks else tiles
-            order = [*order, *(n for n in band if n not in order and n not in points), *points]
+            outside = [*[first] * blocks, *tiles]
+            order = [*outside, *(n for n in band if n not in outside and n not in points), *points]
             schedule = ordered(schedule, name, order)
             inner = order[blocks + 2 : -len(points)]
             if not self._is_edge(strip, piece):
@@ -328,7 +327,7 @@ class Blocking(Tiling[BlockPlan]):
         """Whether a piece is so little of the work that the length of its code counts more than its loops do."""
         strips, rows = self.plan.strips, strip.rows
         lanes = (strip.high - strip.low) / (strips[-1].high - strips[0].low)
-        return lanes * (piece.high - piece.low) / (rows[-1].high - rows[0].low) < EDGE
+        return lanes * (piece.high - piece.low) / (rows[-1].high - rows[0].low) < EDGE_SHARE
 
     def _steps(
         self, schedule: Schedule, name: str, loops: Sequence[str], points: Sequence[str], tile: tuple[int, int]
@@ -361,7 +360,7 @@ class Blocking(Tiling[BlockPlan]):
     def _trips(self, schedule: Schedule, name: str, loop: str) -> int:
         """Iterations of a reduction loop; 1 where they differ."""
         s = schedule.program.statement[name]
-        extents = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
+        extents = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
         for iterator, extent in extents.items():
             if iterator in schedule.nests[name].loops[loop].names:
                 if self.plan.depth is None or self.plan.depth[0] != iterator:
@@ -376,7 +375,7 @@ class Blocking(Tiling[BlockPlan]):
         last, lanes = s.write.index[-1], self._iterator(schedule, name, self.plan.lanes)
         across = not isinstance(last, Affine) or lanes not in last.names
         target = schedule.program.tensor[s.write.tensor]
-        return across and (target.origin or target.name) != update.write.tensor
+        return across and target.source_name != update.write.tensor
 
     def _slides(self, schedule: Schedule, name: str, loop: str) -> bool:
         """Whether neighbouring rows meet the same elements one after another along a loop: unrolled, they would be
@@ -400,28 +399,27 @@ class Blocking(Tiling[BlockPlan]):
         schedule = self._rows_ahead(schedule, updates[0], tiles[0 if self.plan.lanes_inside else 1], height)
         return self._asked_for(schedule, names, tiles[-1])
 
-    def _rows_ahead(self, schedule: Schedule, name: str, tiles: str, height: int) -> Schedule:
+    def _rows_ahead(self, schedule: Schedule, name: str, tile: str, height: int) -> Schedule:
         """Rows of an operand that comes as it lies from beyond a core's own caches, which few tiles of lanes use, are
         asked for a register tile ahead: short pieces, of which prefetchers lose one after the other. Not where the rows
         of two tiles would meet in one set of the first cache.
         """
         s, plan, vector = schedule.program.statement[name], self.plan, schedule.nests[name].names[-1]
         rows, lanes = (self._iterator(schedule, name, axis) for axis in (plan.rows, plan.lanes))
-        steps = reduction_extents(schedule.program, s, self.group.axes[s.origin or s.name])
+        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
         once = prod(plan.depth[1] if plan.depth and n == plan.depth[0] else e for n, e in steps.items())
         uses = sum(-(-(p.high - p.low) // (plan.vector * p.width)) for p in plan.strips)
         if uses > FEW_USES or schedule.kind(vector) != "vector":
             return schedule
         for r in s.reads:
-            names = {n for i in r.index if isinstance(i, Affine) for n in i.names}
+            moving = {n for i in r.index if isinstance(i, Affine) for n in i.names}
             along = any(r.index[-1:] == (Affine.of(n),) for n in steps)  # a row is contiguous
-            if r.guard or not along or rows not in names or lanes in names or not self._is_far(schedule, r.tensor):
+            if r.guard or not along or rows not in moving or lanes in moving or not self._is_far(schedule, r.tensor):
                 continue
             element = size_bytes(schedule.program.tensor[r.tensor].dtype)
-            ways = core_of(self.machine, element).caches[0].ways
-            places = ways * SETS / crowding(bytes_apart(schedule.program, r, rows) or 0)  # where such lines can be
-            if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= places:
-                return schedule.prefetch(vector, tiles)
+            kept = lines_kept(core_of(self.machine, element), bytes_apart(schedule.program, r, rows) or 0)
+            if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= kept:
+                return schedule.prefetch(vector, tile)
         return schedule
 
     def _asked_for(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:

@@ -190,6 +190,11 @@ def crowding(stride: int, line: int = LINE) -> float:
     return float(min(SETS, step & -step))
 
 
+def lines_kept(core: Core, stride: int) -> float:
+    """How many lines that far apart the first cache holds."""
+    return core.caches[0].ways * SETS / crowding(stride)
+
+
 @dataclass(frozen=True)
 class Loop:
     """A loop of the blocked nest: the iterations of its iterator that it is given, and those that one step takes."""
@@ -275,9 +280,11 @@ class Nest:
 def cycles_of_memory(
     core: Core, operands: Sequence[Operand], nests: Sequence[Nest], extents: Mapping[str, int]
 ) -> tuple[list[Numbers], list[dict[int, Copied]]]:
-    """Cycles that each level's traffic takes for all candidates, the first level first, in the last one's what a core
-    waits for pieces that nothing prefetches, before it what copies have asked for; and by nest the copies of packed
-    operands. All nests have the same number of loops.
+    """Cycles of traffic for all candidates, as `together` takes them; and by nest the copies of packed operands. All
+    nests have the same number of loops.
+
+    By level, the first one first: cycles that its traffic takes. Before the last level's, those in which what copies
+    have asked for comes; in the last level's, also what a core waits for pieces that nothing prefetches.
 
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already. What is packed is where its copy left it, which is charged for

@@ -114,7 +114,7 @@ def whole_blocks(
 
 
 def only_read(s: Statement, read: int) -> tuple[int] | None:
-    """What tells a promotion which read goes through its buffer: nothing, where there is one of that tensor."""
+    """`reads` of a promotion for the read at a position; None, which is all, where no other one is of its tensor."""
     again = sum(r.tensor == s.reads[read].tensor for r in s.reads) > 1
     return (read,) if again else None
 

@@ -20,7 +20,7 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_cost import LINE, PAGE, SETS, Core, core_of, crowding
+from poly.scheduling.cpu_cost import LINE, PAGE, Core, core_of, lines_kept
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, only_read, ordered, whole_blocks
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
@@ -171,7 +171,7 @@ def _blocks_of(
             return Blocks(vector * max(1, room // wide), columns, (run, columns), past=True, buffered=True)
     columns = vector * wide
     tile = _tile(facts.extents[lanes], strides[turned[0]][lanes], size, columns)
-    crowded = core.caches[0].ways * SETS / crowding((strides[-1][read_lanes] or 0) * size) < columns
+    crowded = lines_kept(core, (strides[-1][read_lanes] or 0) * size) < columns
     if crowded and tile is not None:
         return Blocks(columns, vector, (max(MOST_PAGES, columns), columns))
     return Blocks(vector * max(1, min(line // (vector * size), room // wide)), columns, tile)

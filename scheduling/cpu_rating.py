@@ -15,7 +15,6 @@ from poly.locks import cached_property
 from poly.scheduling.cpu_cost import (
     FREE,
     LINE,
-    SETS,
     SHORT,
     Copied,
     Copy,
@@ -23,8 +22,8 @@ from poly.scheduling.cpu_cost import (
     Nest,
     Numbers,
     Operand,
-    crowding,
     cycles_of_memory,
+    lines_kept,
     shared_cycles,
     tile_cycles,
     together,
@@ -196,12 +195,12 @@ class Choice(Ways):
     def _missed(self, way: Way, height: Numbers) -> Numbers:
         """Cycles of a step for lines that meet in so few sets of the first cache that none stays until the next one."""
         rows, packed = self.names[way.rows], {k for k, _ in way.packs}
-        _, rate, ways = self.core.caches[0]
+        rate = self.core.caches[0].rate
         total: Numbers = np.zeros(())
         for k, o in enumerate(self.operands[:-1]):
             stays = any(0 < abs(o.stride(n)) < LINE for n in self.ranges)
             if k not in packed and stays and o.stride(rows) >= LINE:
-                total = total + np.where(height >= ways * SETS / crowding(o.stride(rows)), height * LINE / rate, 0.0)
+                total = total + np.where(height >= lines_kept(self.core, o.stride(rows)), height * LINE / rate, 0.0)
         return total
 
     def _cycles(self, grids: Sequence[Grid]) -> list[Numbers]:

@@ -268,7 +268,7 @@ class Rows:
             elif self.high:
                 schedule = fused(schedule, part.statements, [self.depth])
         for s in schedule.program.statements:
-            if (s.origin or s.name) in self.plan.asked and not s.partial:
+            if s.source_name in self.plan.asked and not s.partial:
                 schedule = schedule.prefetch(schedule.nests[s.name].names[-1], self.row)
         return self._promoted(schedule)
 

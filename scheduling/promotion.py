@@ -58,7 +58,7 @@ def promote(
     tile = tile_of(schedule, tensor, at, chosen, pad, reads)
     layout = _layout(tile.box, order, fold or {}, block or {})
     source = schedule.program.tensor[tensor]
-    extents, origin = tile.box.extents, source.origin or tensor
+    extents, origin = tile.box.extents, source.source_name
     new = Tensor(buffer, extents, source.dtype, "temporary", space, layout, tile.loops, origin)
     result = _Promoting(schedule, source, new, tile, at, chosen, pad, reads).result(order)
     return finish(

@@ -231,7 +231,7 @@ class Flow:
             return behind
         everything = bound_domain(self.program, s)
         filled = everything.subtract(reader.relation.domain()).identity()
-        return behind.union(_fill(filled, self.program.tensor[reader.tensor].origin or reader.tensor))
+        return behind.union(_fill(filled, self.program.tensor[reader.tensor].source_name))
 
     def _self_closure(self, step: isl.Map) -> isl.Map:
         """The transitive closure of a copy's relation to itself: isl's where it is exact, else by squaring."""
