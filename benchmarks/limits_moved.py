@@ -1,4 +1,4 @@
-"""What the machine allows a permutation with that turns rows into columns beside other axes: moving the same lines.
+"""What the machine allows a permutation that turns rows into columns beside other axes: moving the same lines.
 
 As with one matrix (`limits_turned`, docs/decisions/0030) squares of lines go to where those of the result are, with two
 instructions a vector and nothing turned. Which square comes when is a table, so that one loop serves every order of any
