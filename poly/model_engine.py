@@ -114,7 +114,7 @@ class ModelEngine(RunByName):
             require_mapping(out, self.model.model.graph.name)
         given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
         self.model.check_inputs(given)
-        values: dict[str, object] = {name: given[name] for name in given}
+        values: dict[str, object] = dict(given)
         known: dict[str, Array] = {}
         fallbacks: dict[str, float] = {}
         reasons: dict[str, str] = {}
@@ -137,18 +137,21 @@ class ModelEngine(RunByName):
             self._evict(used)
             self.share = Share(seconds, fallbacks, reasons)
         missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
-        found = {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
-        for name, array in (out or {}).items():
-            if name not in found:
-                hint = f"outputs: {', '.join(self.outputs)}"
-                raise RunError(f"no output {name!r}", where=self.model.model.graph.name, hint=hint)
-            result = found[name]
+        results = {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
+        return {**results, **self._copied(results, out)} if out else results
+
+    def _copied(self, results: Mapping[str, object], out: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The arrays of `out`, with the results in them. Raises `RunError`."""
+        where = self.model.model.graph.name
+        for name, array in out.items():
+            if name not in results:
+                raise RunError(f"no output {name!r}", where=where, hint=f"outputs: {', '.join(self.outputs)}")
+            result = results[name]
             if not isinstance(result, np.ndarray) or (array.shape, array.dtype) != (result.shape, result.dtype):
                 is_now = f"{result.dtype}{list(result.shape)}" if isinstance(result, np.ndarray) else "no array"
-                raise RunError(f"out for {name!r}: the output is {is_now}", where=self.model.model.graph.name)
+                raise RunError(f"out for {name!r}: the output is {is_now}", where=where)
             array[...] = result
-            found[name] = array
-        return found
+        return out
 
     def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
         """`Engine.profile` of a model that is one compiled stage for these inputs. Raises `RunError` for others."""
