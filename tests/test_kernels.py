@@ -1,0 +1,127 @@
+"""Kernels as they are called: arguments, results, constants and sizes, against numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from poly.affine import var
+from poly.codegen.kernel import Kernel
+from poly.errors import RunError
+from poly.expr import Read, apply
+from poly.loops import Alloc, LoopTree, Node
+from poly.program import Tensor
+from tests.loop_trees import at, compute, loop, tensor
+from tests.test_codegen import HOST, integers, kernel_of, matrices, plain_product, tiled_product
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
+
+
+def test_calls_check_their_arguments() -> None:
+    kernel = kernel_of(plain_product(3, 4, 2))
+    a, b = integers(3, 2), integers(2, 4)
+    for arguments, message in [
+        ((a,), r"takes 2 arrays \(A, B\), got 1"),
+        ((a, b.astype(np.float64)), "input B is float64, expected float32"),
+        ((a, integers(4, 2)), r"input B has shape \[4, 2\], expected \[2, 4\]"),
+        ((a, "text"), "input B: str is no array of float32"),
+    ]:
+        with pytest.raises(RunError, match=message):
+            kernel(*arguments)
+    np.testing.assert_array_equal(kernel(a.tolist(), b), a @ b)
+    np.testing.assert_array_equal(kernel(np.asfortranarray(a), b[::1]), a @ b)
+    wide = integers(3, 4)
+    np.testing.assert_array_equal(kernel(wide[:, ::2], b), wide[:, ::2] @ b)
+
+
+def test_out() -> None:
+    kernel = kernel_of(plain_product(3, 4, 2))
+    a, b, out = integers(3, 2), integers(2, 4), np.empty((3, 4), np.float32)
+    assert kernel(a, b, out=out) is out
+    np.testing.assert_array_equal(out, a @ b)
+    fixed = np.empty((3, 4), np.float32)
+    fixed.flags.writeable = False
+    buffer = np.zeros(12, np.float32)
+    for bad, message in [
+        (np.empty((3, 4)), "out for C is float64, expected float32"),
+        (np.empty((4, 3), np.float32), "out for C has shape"),
+        (np.empty((3, 8), np.float32)[:, ::2], "not C-contiguous"),
+        (fixed, "not writable"),
+        ((out, out), "1 output, out has 2"),
+    ]:
+        with pytest.raises(RunError, match=message):
+            kernel(a, b, out=bad)
+    inside_buffer = buffer[:6].reshape(3, 2)
+    with pytest.raises(RunError, match="out for C overlaps input A"):
+        kernel(inside_buffer, b, out=buffer.reshape(3, 4))
+
+
+def test_inout_leaves_the_callers_array() -> None:
+    update = compute("update", at("x", "i"), [at("d", "i")], Read(0), "+")
+    tree = LoopTree("f", (tensor("x", 4, role="inout"), tensor("d", 4, role="input")), (loop("i", 0, 4, update),))
+    kernel, x, d = kernel_of(tree), integers(4), np.ones(4, np.float32)
+    before = x.copy()
+    np.testing.assert_array_equal(kernel(x, d), before + 1)
+    np.testing.assert_array_equal(x, before)
+    assert kernel(x, d, out=x) is x
+    np.testing.assert_array_equal(x, before + 1)
+
+
+def test_sizes_come_from_shapes() -> None:
+    statement = compute(
+        "s", at("y", "i"), [at("x", 2 * var("i")), at("x", 2 * var("i") + 1)], apply("add", Read(0), Read(1))
+    )
+    shapes = (tensor("x", 2 * var("N"), role="input"), tensor("y", "N", role="output"))
+    kernel = kernel_of(LoopTree("f", shapes, (loop("i", 0, "N", statement),), ("N",)))
+    np.testing.assert_array_equal(kernel(np.arange(6, dtype=np.float32)), [1, 5, 9])
+    with pytest.raises(RunError, match="size N does not follow"):
+        kernel(np.arange(5, dtype=np.float32))
+    with pytest.raises(RunError, match=r"input x has shape \[3, 2\], expected \[2\*N\]"):
+        kernel(np.zeros((3, 2), np.float32))
+
+
+def test_calls_from_many_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    kernel = kernel_of(tiled_product(13, 40, 6), threads=2)
+    a, b = integers(13, 6), integers(6, 40)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: kernel(a, b), range(40)):
+            np.testing.assert_array_equal(found, a @ b)
+
+
+def test_constants_are_needed_and_checked() -> None:
+    a, b, c = matrices(3, 4, 2)
+    tree = LoopTree("f", (a, Tensor("B", b.shape, "f32", "constant"), c), plain_product(3, 4, 2).body)
+    x, w = integers(3, 2), integers(2, 4)
+    np.testing.assert_array_equal(Kernel(tree, HOST, [a], [c], {"B": w})(x), x @ w)
+    for values, message in [({}, "constant B has no array"), ({"B": w.T.copy()}, "constant B has shape")]:
+        with pytest.raises(RunError, match=message):
+            Kernel(tree, HOST, [a], [c], values)
+
+
+def test_many_small_buffers_do_not_fill_the_stack() -> None:
+    """Small buffers beyond the stack's share lie in scratch memory."""
+    last = compute("last", at("y", "i"), [at(f"P{k}", "i") for k in range(40)], Read(39))
+    body: tuple[Node, ...] = (loop("i", 0, 4000, last),)
+    for k in reversed(range(40)):
+        fill = loop("i", 0, 4000, compute(f"fill{k}", at(f"P{k}", "i"), [at("x", "i")], Read(0)))
+        body = (Alloc(tensor(f"P{k}", 4000), (fill, *body)),)
+    shapes = (tensor("x", 4000, role="input"), tensor("y", 4000, role="output"))
+    tree = LoopTree("f", shapes, body)
+    kernel = kernel_of(tree)
+    assert kernel.ir.count("alloca") <= 4
+    x = integers(4000)
+    np.testing.assert_array_equal(kernel(x), x)
+
+
+def test_kernel_shows_itself() -> None:
+    kernel = kernel_of(plain_product(3, 4, 2))
+    assert "define" in kernel.ir and ".text" in kernel.asm
+    assert repr(kernel) == f"<Kernel product(A, B) -> C for {HOST.name}>"
+    assert "input A: f32[3, 2]" in str(kernel)
