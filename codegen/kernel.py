@@ -134,6 +134,10 @@ class Kernel(NativeCall):
         self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
     ) -> Array | tuple[Array, ...]:
         """A call whose arguments native code did not take as they are."""
+        if named:  # it may take them in their order
+            rest = [named.get(t.name) for t in self.inputs[len(inputs) :]]
+            if len(rest) == len(named) and all(isinstance(a, np.ndarray) for a in rest):
+                return self(*inputs, *(a for a in rest if a is not None), out=out)
         by_name = named_sizes(named, self._sizes, self._parameters, self.loops.name)
         arrays_by_name = {n: a for n, a in named.items() if n not in by_name}
         ordered = in_order([t.name for t in self.inputs], inputs, arrays_by_name, self.loops.name)
