@@ -121,7 +121,7 @@ def results_of(
     if isinstance(out, np.ndarray):
         chosen: tuple[object, ...] = (out,)
     elif isinstance(out, tuple | list):
-        chosen = tuple(out)  # pyright: ignore[reportUnknownVariableType]
+        chosen = tuple(out)
     else:
         hint = "a numpy array" if len(outputs) == 1 else f"a tuple of {len(outputs)} numpy arrays"
         raise RunError(f"out is {type(out).__name__}", where=where, hint=hint)
@@ -159,7 +159,7 @@ def _target(
 
 def overlap(out: object, given: Sequence[Array]) -> bool:
     """Whether something in `out` may share memory with an input."""
-    targets = out if isinstance(out, tuple | list) else (out,)  # pyright: ignore[reportUnknownVariableType]
+    targets = out if isinstance(out, tuple | list) else (out,)
     return any(isinstance(t, np.ndarray) and any(np.may_share_memory(t, a) for a in given) for t in targets)
 
 

@@ -55,7 +55,7 @@ class Ops:
     def const(self, dtype: str, value: float | int | bool, lanes: int = 0) -> Value:
         """A literal, in every lane for a vector."""
         if is_float(dtype):
-            value = float(rounded(dtype, value))  # type: ignore[arg-type]
+            value = float(rounded(dtype, value))
         text = constant_text(dtype, value)
         return Value(dtype, lanes, f"splat ({scalar_type(dtype)} {text})" if lanes else text, value)
 

@@ -113,7 +113,7 @@ def _checked_ranges(
         if name in shapes:
             raise OnnxError(f"{name!r} is in shapes and in ranges", hint="bind it, or leave it free: one of the two")
         pair = isinstance(ends, Sequence) and len(ends) == 2  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not pair or not all(isinstance(e, Integral) for e in ends):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not pair or not all(isinstance(e, Integral) for e in ends):
             most = ends if isinstance(ends, int) else 64
             hint = f"ranges={{{name!r}: (1, {most})}}, least and greatest; one extent is shapes={{{name!r}: {most}}}"
             raise OnnxError(f"ranges[{name!r}] is {shown(ends)}", hint=hint)

@@ -260,8 +260,8 @@ def _activations(b: Notation, count: int, default: tuple[str, ...]) -> list[Acti
 def _given(b: Notation, values: object, position: int, count: int, default: float) -> float:
     if not values or not isinstance(values, tuple):
         return default
-    b.supported(len(values) == count, f"{len(values)} activation parameters for {count} activations")  # pyright: ignore[reportUnknownArgumentType]
-    return float(values[position])  # pyright: ignore[reportUnknownArgumentType]
+    b.supported(len(values) == count, f"{len(values)} activation parameters for {count} activations")
+    return float(values[position])
 
 
 def _with(function: Callable[[Term, float, float], Term], alpha: float, beta: float) -> Activation:

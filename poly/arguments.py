@@ -123,9 +123,9 @@ def _anything(_: object) -> bool:
 
 def _entry(value: object, test: Fits) -> tuple[str, object]:
     """Of a mapping the first entry that does not fit, as "['name']" and its value; else nothing and the value."""
-    for key, item in value.items() if isinstance(value, Mapping) else ():  # pyright: ignore[reportUnknownVariableType]
+    for key, item in value.items() if isinstance(value, Mapping) else ():
         if not test({key: item}):
-            return f"[{key!r}]", item  # pyright: ignore[reportUnknownVariableType]
+            return f"[{key!r}]", item
     return "", value
 
 

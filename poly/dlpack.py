@@ -58,7 +58,7 @@ def from_dlpack(source: Exporter) -> Array:
     Raises `BufferError`, `RuntimeError` or `TypeError` where it has no memory that this process can read.
     """
     try:
-        return np.from_dlpack(source)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return np.from_dlpack(source)  # type: ignore[arg-type]
     except (BufferError, RuntimeError, TypeError):
         try:
             retyped = _Retyped(source)
@@ -68,5 +68,5 @@ def from_dlpack(source: Exporter) -> Array:
             raise
     import ml_dtypes
 
-    integers: Array = np.from_dlpack(retyped)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    integers: Array = np.from_dlpack(retyped)  # type: ignore[arg-type]
     return integers.view(getattr(ml_dtypes, retyped.name))

@@ -86,7 +86,7 @@ def _path_by_name(spec: str, samples: Sequence[Array], name: str) -> Sequence[tu
     from opt_einsum import contract_path
 
     try:
-        return contract_path(spec, *(s.shape for s in samples), shapes=True, optimize=name)[0]  # type: ignore[call-overload, no-any-return] # pyright: ignore
+        return contract_path(spec, *(s.shape for s in samples), shapes=True, optimize=name)[0]  # pyright: ignore
     except KeyError as error:
         raise PathError(f"no optimizer {name!r}", hint="greedy, optimal, or a name that opt_einsum knows") from error
 
@@ -95,7 +95,7 @@ def _numpy_path(spec: str, samples: Sequence[Array], optimize: object) -> Sequen
     if isinstance(optimize, tuple) and optimize[:1] == ("einsum_path",):
         optimize = [*optimize]
     try:
-        path = np.einsum_path(spec, *samples, optimize=optimize)[0]  # type: ignore[call-overload] # pyright: ignore
+        path = np.einsum_path(spec, *samples, optimize=optimize)[0]  # pyright: ignore
     except (RuntimeError, IndexError) as error:  # IndexError also for operands without dimensions
         if optimize in (True, "greedy", "optimal"):
             return [tuple(range(len(samples)))]

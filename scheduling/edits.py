@@ -77,7 +77,7 @@ def buffer_name(name: str) -> str:
 
 def _positive(what: str, value: int) -> None:
     whole_number(what, value)
-    if value < 1:  # pyright: ignore[reportUnnecessaryIsInstance] scripts bring any type
+    if value < 1:  # scripts bring any type
         raise ScheduleError(f"{what} is {value!r}", hint="a positive integer")
 
 
@@ -125,7 +125,7 @@ def _strip_mine(schedule: Schedule, loop: str, size: int) -> Schedule:
 
 
 def _with_tensors(program: Program, tensors: tuple[object, ...]) -> Program:
-    return program if tensors == program.tensors else replace(program, tensors=tensors)  # type: ignore[arg-type]
+    return program if tensors == program.tensors else replace(program, tensors=tensors)
 
 
 def _require_band(schedule: Schedule, loops: Sequence[str]) -> None:

@@ -179,7 +179,7 @@ class Schedule:
 
     def with_nests(self, nests: Mapping[str, Nest], **changes: object) -> Schedule:
         """A copy with other nests, paths made canonical; keeps the log and does not check."""
-        return replace(self, nests=canonical(nests), **changes)  # type: ignore[arg-type]
+        return replace(self, nests=canonical(nests), **changes)
 
     def lower(self) -> LoopTree:
         """The loops (see `poly.scheduling.lowering`)."""
@@ -503,7 +503,7 @@ def _canonical(
         while end < len(path) and isinstance(path[end], int):
             end += 1
         places.setdefault(path[depth:end], []).append((name, path))
-    order = sorted(places)  # type: ignore[type-var]  # positions only
+    order = sorted(places)  # positions only
     for k, place in enumerate(order):
         here, at = places[place], depth + len(place)
         inside = (*prefix, k) if len(order) > 1 else prefix

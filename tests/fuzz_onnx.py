@@ -211,7 +211,7 @@ def attribute(model: onnx.ModelProto, rng: random.Random) -> None:
     found = rng.choice([a for n in model.graph.node for a in n.attribute])
     match rng.randrange(5):
         case 0:
-            found.type = rng.randrange(0, 15)  # type: ignore[assignment]  # pyright: ignore
+            found.type = rng.randrange(0, 15)  # pyright: ignore
         case 1:
             found.i = rng.choice(NUMBERS)
         case 2 if found.ints:

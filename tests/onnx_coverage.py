@@ -63,7 +63,7 @@ def cases(kind: str) -> list[Any]:
         if kind == "node":
             from onnx.backend.test.case.node import collect_testcases
 
-            return collect_testcases(None)  # type: ignore[arg-type]
+            return collect_testcases(None)
         from onnx.backend.test.loader import load_model_tests
 
         return list(load_model_tests(kind=kind))

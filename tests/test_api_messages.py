@@ -140,7 +140,7 @@ def test_every_engine_writes_to_out_and_is_profiled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", [4, "ab", (1, 2, 3), (1.5, 2)])
 def test_a_range_that_is_none_says_what_to_write(ends: object) -> None:
     with pytest.raises(PolyError, match=r"ranges\['N'\] is .*") as found:
-        poly.from_onnx(relu_model(), ranges={"N": ends})  # type: ignore[dict-item]  # pyright: ignore
+        poly.from_onnx(relu_model(), ranges={"N": ends})  # pyright: ignore
     assert f"ranges={{'N': (1, {4 if ends == 4 else 64})}}" in str(found.value)
 
 
@@ -322,7 +322,8 @@ def test_an_index_out_of_range_names_node_and_tensor() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     given = {"table": np.ones((4, 3), np.float32), "ids": np.array([0, 9])}
     told = r"^node 'lookup' \(Gather\): index 9 of dimension 0 of r is outside 0 .. 3"
-    for engine in (poly.compile(poly.from_onnx(model, {"n": 2})), poly.compile(model)):
+    engines: list[Any] = [poly.compile(poly.from_onnx(model, {"n": 2})), poly.compile(model)]
+    for engine in engines:
         with pytest.raises(IndexError, match=told):
             engine.run(given)
         assert engine.run({**given, "ids": np.array([0, -1])})["z"].shape == (2, 3)

@@ -64,7 +64,7 @@ def operands() -> tuple[Array, Array, Array]:
 def careful(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """A list that gets an entry for each call that is not native."""
     calls: list[int] = []
-    own = Kernel._careful  # pyright: ignore[reportPrivateUsage]
+    own = Kernel._careful
 
     def counted(self: Kernel, *args: object, **keywords: object) -> object:
         calls.append(1)

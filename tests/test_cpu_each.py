@@ -52,7 +52,7 @@ def test_lanes_and_results(name: str, threads: int) -> None:
         wanted = poly.run_program(program, given)
         found = kernel(*given.values())
         for t, array in zip(program.outputs, found if isinstance(found, tuple) else (found,), strict=True):
-            np.testing.assert_allclose(array, wanted[t.name], rtol=1e-5)  # type: ignore[arg-type]  # pyright: ignore
+            np.testing.assert_allclose(array, wanted[t.name], rtol=1e-5)  # pyright: ignore
 
 
 def test_what_a_check_refuses_stays_as_it_was() -> None:

@@ -26,7 +26,7 @@ def test_the_reason_of_a_fallback_is_kept() -> None:
     engine = build_engine(Graph("g", program.tensors, (node,)), host_machine(), refuse)
     (step,) = engine.steps
     assert step.unit is None and step.why[-1] == "not compiled: statement S: has no compiled form; try: another one"
-    for shown in (str(engine), engine._repr_html_(), str(explain(engine))):  # pyright: ignore[reportPrivateUsage]
+    for shown in (str(engine), engine._repr_html_(), str(explain(engine))):
         assert "has no compiled form" in shown
     np.testing.assert_array_equal(engine.run({"X": np.zeros(4, np.float32)})["Y"], np.ones(4, np.float32))
 
@@ -39,7 +39,7 @@ def test_a_profile_counts_operations_and_bytes() -> None:
     assert [g.operations for g in found.groups] == [2 * 8 * 16 * 4 + 2 * 8 * 4]
     assert [g.bytes for g in found.groups] == [4 * (8 * 16 + 16 * 4 + 8 * 4)]
     assert found.slowest[0].seconds > 0 and found.seconds > 0
-    assert "C_update" in str(found) and "C_update" in found._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert "C_update" in str(found) and "C_update" in found._repr_html_()
     with pytest.raises(RunError, match="runs"):
         engine.profile(inputs, runs=0)
 

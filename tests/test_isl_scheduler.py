@@ -109,7 +109,7 @@ def test_random_nests(text: str) -> None:
 def replaced(good: Request, **texts: str) -> Request:
     changed = good.copy()
     for name, text in texts.items():
-        changed[name] = text  # type: ignore[literal-required]
+        changed[name] = text
     return changed
 
 
@@ -139,7 +139,7 @@ def test_a_worker_that_was_killed_is_replaced() -> None:
     program = parse_program(JACOBI)
     good = request(program, dependences(program), "pluto", 20.0)
     assert worker.ask(good)
-    process = worker._process  # type: ignore[reportPrivateUsage]
+    process = worker._process
     assert process is not None
     process.kill()
     process.wait()

@@ -161,7 +161,7 @@ def check(
         tree = lower(s)
         agrees(tree, specs, s, sizes)
         check_instances(tree, s.program)
-    return tree  # type: ignore[possibly-undefined]
+    return tree
 
 
 def loops(tree: LoopTree) -> dict[str, For]:
@@ -401,7 +401,7 @@ def test_wrong_elements_are_found() -> None:
         {"reads": (access("A[i - 1] if 2 <= i"),)},
         {"reads": (access("A[i - 1]"),)},
     ):
-        wrong = replace(tree, body=(replace(loop, body=(replace(right, **change),)),))  # type: ignore[arg-type]
+        wrong = replace(tree, body=(replace(loop, body=(replace(right, **change),)),))
         with pytest.raises(Bug, match="touches|guard"):
             check_instances(wrong, p)
     same = replace(right, reads=(access("A[2*i - i - 1] if 0 < 2*i"),))

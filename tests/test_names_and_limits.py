@@ -75,7 +75,7 @@ def wrong_calls() -> list[object]:
     schedule = Schedule(parse("C[i,k] += A[i,j] * B[j,k]", A=(8, 6), B=(6, 4)))
     return [
         lambda: schedule.shift("C_update", "j", 1.5),  # type: ignore[arg-type]
-        lambda: schedule.split("j", "a"),  # type: ignore[arg-type]
+        lambda: schedule.split("j", "a"),
         lambda: schedule.tile(j=10**30),
         lambda: schedule.skew("j", "C_update.i", 10**30),
     ]

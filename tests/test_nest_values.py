@@ -134,7 +134,7 @@ def test_compiled_and_interpreted_as_in_python(
 def test_bits_of_floats_are_refused() -> None:
     def floats(N: int, x: f64[Array, "N"], z: f64[Array, "N"]) -> None:
         for i in range(N):
-            z[i] = x[i] | x[i]  # type: ignore[operator]
+            z[i] = x[i] | x[i]
 
     with pytest.raises(ParseError, match="bit_or of f64"):
         poly.nest(floats)

@@ -29,11 +29,11 @@ def numpys_tests() -> ModuleType:
     if spec is None or spec.loader is None:
         pytest.skip("numpy was installed without its tests", allow_module_level=True)
     module = importlib.util.module_from_spec(spec)
-    before, np.einsum = np.einsum, poly.einsum  # type: ignore[assignment]
+    before, np.einsum = np.einsum, poly.einsum
     try:
         spec.loader.exec_module(module)
     finally:
-        np.einsum = before  # type: ignore[assignment]
+        np.einsum = before
     return module
 
 

@@ -30,7 +30,7 @@ def test_an_input_that_decides_a_shape_is_specialised_on_and_cached() -> None:
     engine = engine_of(model)
     for shape in ((3, 4), (4, 3), (3, 4)):
         found = engine.run({"x0": x, "x1": np.array(shape)})
-        np.testing.assert_array_equal(found["y0"], x.reshape(shape))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found["y0"], x.reshape(shape))
     assert engine.fallbacks == () and engine.deciding == ("x1",)
     assert re.search("specialised on +x1", str(poly.explain(engine)))
     assert "specialised on the content of x1" in str(engine)
@@ -42,7 +42,7 @@ def test_content_that_was_seen_is_not_compiled_again() -> None:
     engine = engine_of(model)
     for start, end in ((1, 4), (0, 6), (1, 4), (2, 5), (0, 6)):
         found = engine.run({"x0": x, "x1": np.array([start]), "x2": np.array([end]), "x3": np.array([1])})
-        np.testing.assert_array_equal(found["y0"], x[:, start:end])  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found["y0"], x[:, start:end])
     assert engine.compiled == 3
 
 
@@ -264,4 +264,4 @@ def test_what_decided_a_stage_is_forgotten_with_it(monkeypatch: pytest.MonkeyPat
     for size in (12, 24, 36):
         y = engine.run({"x": np.resize(x, size), "shape": np.array([3, size // 3])})["y"]
         assert np.asarray(y).shape == (3, size // 3)
-    assert len(engine._cache) == len(engine._decided) == 1  # pyright: ignore[reportPrivateUsage]
+    assert len(engine._cache) == len(engine._decided) == 1

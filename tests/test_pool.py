@@ -320,7 +320,7 @@ def test_python_threads_at_once() -> None:
         n = kernel.inputs[0].extents({})[0]
         x = np.arange(n, dtype=np.float32)
         for _ in range(200):
-            if not np.array_equal(kernel(x), 2 * x[::-1] + 1):  # type: ignore[arg-type]
+            if not np.array_equal(kernel(x), 2 * x[::-1] + 1):
                 failures.append(str(n))
 
     threads = [threading.Thread(target=work, args=(k,)) for k in (*kernels, *kernels)]
@@ -513,16 +513,16 @@ def test_same_bits_from_run_to_run() -> None:
     program = poly.parse("C[i,k] += A[i,j] * B[j,k]", A=a.shape, B=b.shape)
     for threads in (1, 2, 3):
         kernel = poly.compile(program, threads=threads)
-        first = np.array(kernel(a, b))  # type: ignore[arg-type]
+        first = np.array(kernel(a, b))
         for _ in range(20):
-            np.testing.assert_array_equal(kernel(a, b), first)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(kernel(a, b), first)
 
 
 def test_a_worker_is_never_bound_to_a_core_that_the_set_has_no_bit_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "sched_getaffinity", lambda _: {3, 1024, 5000})
         pool().configure()
-        boxes = pool()._boxes  # pyright: ignore[reportPrivateUsage]
+        boxes = pool()._boxes
         words = [ctypes.c_int64.from_address(boxes + k * BOX + BOX_AUTO).value for k in range(6)]
     pool().configure()
     assert words == [4, 0, 0, 4, 0, 0]

@@ -17,7 +17,7 @@ from poly.frontend.nest import read_nest
 from poly.machine import Engine, Machine, Memory
 from poly.program import Layout, Program, Tensor
 from poly.scheduling.io_bound import io_lower_bound, kernel, least_cover, least_exponents
-from poly.scheduling.prediction import _lines, predict  # pyright: ignore[reportPrivateUsage]
+from poly.scheduling.prediction import _lines, predict
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import count_points
 from tests.nest_texts import define

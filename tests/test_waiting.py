@@ -35,7 +35,7 @@ def test_a_long_unrolled_loop_is_refused_before_llvm_sees_it() -> None:
 
 
 @poly.nest
-def heat(T: int, N: int, A: f64[Array, "N, N"], B: f64[Array, "N, N"]):  # type: ignore[no-untyped-def]
+def heat(T: int, N: int, A: f64[Array, "N, N"], B: f64[Array, "N, N"]):
     for t in range(T):  # pyright: ignore[reportUnusedVariable]
         for i in range(1, N - 1):
             for j in range(1, N - 1):
