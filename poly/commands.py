@@ -24,9 +24,9 @@ from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.axis_orders import reordered
-from poly.scheduling.groups import extract
-from poly.scheduling.row_groups import groups_for
+from poly.scheduling.exact_sums import sums_in_f32
+from poly.scheduling.grouping import group_program
+from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.traffic import count_points
 from poly.sets import fix_sizes
 from poly.work import Named, UsageError, Work, known_sizes, random_array, read_inputs
@@ -275,22 +275,25 @@ def _explain_graph(graph: Graph, target: str, threads: int) -> str:
 
 def _group_of(work: Work, group: int | None, level: Level, machine: Machine) -> Work:
     assert work.graph is not None
-    program = reordered(work.graph.to_program(), machine)  # as engines do
-    groups = groups_for(program, machine)
+    program = work.graph.to_program()
+    if machine.kind == "cpu":
+        program = sums_in_f32(program, work.graph.constants)
+    parts = group_program(program, machine).parts  # as engines do
+    hint = f"--group 0 to --group {max(parts, default=0)}"
     if group is None:
-        raise UsageError(f"{level} of which group?", hint=f"--group 0 to --group {len(groups) - 1}")
-    if not 0 <= group < len(groups):
-        raise UsageError(f"no group {group}", where=work.name, hint=f"--group 0 to --group {len(groups) - 1}")
-    part = extract(program, groups[group], f"group_{group}")
+        raise UsageError(f"{level} of which group?", hint=hint)
+    if group not in parts:
+        raise UsageError(f"no group {group}", where=work.name, hint=hint)
+    part = parts[group]
     loose = tuple(replace(t, role="input") if t.role == "constant" else t for t in part.tensors)
     return Work(part.name, program=replace(part, tensors=loose))
 
 
 def _level_text(work: Work, program: Program, level: Level, machine: Machine, threads: int) -> str:
     if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
-        from poly.scheduling.cpu import schedule_for_cpu
+        from poly.prepared import prepare
 
-        schedule = work.schedule or schedule_for_cpu(program, machine, threads)
+        schedule = work.schedule or prepare(join_axes(program), machine, threads).schedule  # as `compile` does
         return str(schedule) if level == "schedule" else str(schedule.lower())
     constants = {
         t.name: random_array(t, program.binding, np.random.default_rng(0)) for t in program.with_role("constant")

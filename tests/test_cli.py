@@ -163,6 +163,25 @@ def test_show_levels(level: str, expected: str, capsys: pytest.CaptureFixture[st
     assert expected in capsys.readouterr().out
 
 
+def test_show_has_the_schedule_that_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = ["--shape", "A=16,1024", "--shape", "B=1024,16"]
+    assert poly("show", "C[i,j] += A[i,k]*B[k,j]", *shapes, "--threads", "2", "--level", "schedule") == 0
+    assert "C_parts" in capsys.readouterr().out  # docs/decisions/0029
+
+
+def test_show_numbers_groups_as_engines_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    constants = [numpy_helper.from_array(np.ones((4, 8), np.int8), "q"), numpy_helper.from_array(np.float32(0.5), "s")]
+    nodes = [helper.make_node("DequantizeLinear", ["q", "s"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4]), ("y", [2, 8])))
+    opset = [helper.make_opsetid("", 17)]
+    path = tmp_path / "known.onnx"
+    save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], constants), opset_imports=opset), path)
+    assert poly("show", str(path), "--level", "program", "--group", "0") == 0
+    assert "y[" in capsys.readouterr().out  # what is known when compiling is in no group (docs/decisions/0017)
+
+
 def test_shown_schedule_is_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert poly("show", MATMUL, *SHAPES, "--level", "schedule") == 0
     text = capsys.readouterr().out
