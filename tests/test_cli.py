@@ -172,7 +172,8 @@ def test_show_has_the_schedule_that_is_compiled(capsys: pytest.CaptureFixture[st
 def test_show_numbers_groups_as_engines_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from onnx import TensorProto, helper, numpy_helper, save
 
-    constants = [numpy_helper.from_array(np.ones((4, 8), np.int8), "q"), numpy_helper.from_array(np.float32(0.5), "s")]
+    values = {"q": np.ones((4, 8), np.int8), "s": np.array(0.5, np.float32)}
+    constants = [numpy_helper.from_array(value, name) for name, value in values.items()]
     nodes = [helper.make_node("DequantizeLinear", ["q", "s"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 4]), ("y", [2, 8])))
     opset = [helper.make_opsetid("", 17)]
