@@ -18,14 +18,13 @@ from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import LINE, SHARE
-from poly.scheduling.cpu_facts import bytes_apart, bytes_touched, functions_in, last_capacity, own_capacity
+from poly.scheduling.cpu_facts import AHEAD, bytes_apart, bytes_touched, functions_in, last_capacity, own_capacity
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 LEAST_RUN = 256  # bytes of whole lines that leave one after the other: shorter ones pay for the page of each
 MUCH_READ = 0.75  # bytes read for one that is written
 FAR = 3  # times what a core's own caches hold: so much written over and over comes from further away each time
-AHEAD = 8192  # bytes ahead that lines to write are asked for: prefetchers stop at the end of a page
 LITTLE_READ = 0.25  # bytes read for one that is written
 LEAST_ROW = 1024  # bytes along the lanes: at its ends a row may leave lines in part to others, which costs a read
 

@@ -22,6 +22,7 @@ from poly.relations import bound_domain, interval_of, intervals_of
 from poly.scheduling.cpu_cost import core_of, own_share
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import (
+    AHEAD,
     FEWEST_LANES,
     NEAR,
     bytes_touched,
@@ -36,7 +37,6 @@ from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
-AHEAD = 8192  # bytes that a stream is asked for ahead: the hardware's own prefetchers stop at the end of a page
 
 
 @dataclass(frozen=True)
