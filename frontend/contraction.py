@@ -22,7 +22,7 @@ from poly.program import Access, Program, Role, Statement, Tensor, box_domain, d
 from poly.sets import header
 
 Steps = tuple[tuple[int, ...], ...]
-_HALVES = {"c64": "f32", "c128": "f64"}
+HALVES = {"c64": "f32", "c128": "f64"}
 _WIDE = {"f16": "f32", "bf16": "f32"}
 
 
@@ -56,8 +56,8 @@ class Contractions:
         self, extents: Mapping[str, Affine], parameters: Sequence[str], dtype: str, pairs: bool, planar: bool = False
     ) -> None:
         self.planar = planar
-        self.extents, self.parameters, self.pairs = dict(extents), tuple(parameters), pairs and dtype in _HALVES
-        self.stored = _HALVES[dtype] if self.pairs else dtype
+        self.extents, self.parameters, self.pairs = dict(extents), tuple(parameters), pairs and dtype in HALVES
+        self.stored = HALVES[dtype] if self.pairs else dtype
         self.computed = _WIDE.get(self.stored, self.stored)
         self.tensors: list[Tensor] = []
         self.statements: list[Statement] = []
@@ -65,10 +65,10 @@ class Contractions:
     def operand(self, name: str, extents: Sequence[Affine], subscripts: Sequence[Affine], dtype: str) -> Term:
         """An input tensor of these extents, read at these subscripts."""
         used = tuple(dict.fromkeys(i for s in subscripts for i in sorted(s.names)))
-        if not (self.pairs and dtype in _HALVES):
+        if not (self.pairs and dtype in HALVES):
             self.tensors.append(Tensor(name, tuple(extents), dtype, "input"))
             return Term((Access(name, tuple(subscripts)),), dtype, used)
-        half = _HALVES[dtype]
+        half = HALVES[dtype]
         self.tensors.append(Tensor(name, (*extents, Affine((), 2)), half, "input"))
         parts = tuple(Access(name, (*subscripts, Affine((), part))) for part in (0, 1))
         return Term(parts, half, used)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from poly.frontend.contraction import Form, Lanes, Steps, View
+from poly.frontend.contraction import HALVES, Form, Lanes, Steps, View
 
 MOST_RESULTS: Final = 64  # results up to which a sum is worth lanes of its own
 LEAST_ROUNDS: Final = 16  # additions a lane
@@ -73,6 +73,22 @@ class Memory:
     dtypes: Sequence[str]
     result: Sequence[str]
     sizes: Mapping[str, int]
+
+
+PARTS: Final = "parts"  # the index of a real and an imaginary part, which lie side by side
+
+
+def pairs_stay(memory: Memory) -> bool:
+    """Whether the index that an only operand steps along most finely is one of the result, so that it is in lanes."""
+    ((*_, (finest, _)),) = memory.operands
+    return finest in memory.result
+
+
+def memory_of_pairs(memory: Memory) -> Memory:
+    """The same memory as floats: nothing is multiplied, so both parts of a complex number go the same way."""
+    operands = [[*((i, 2 * stride) for i, stride in m), (PARTS, 1)] for m in memory.operands]
+    dtypes = [HALVES[d] for d in memory.dtypes]
+    return Memory(operands, dtypes, [*memory.result, PARTS], {**memory.sizes, PARTS: 2})
 
 
 def form_of(

@@ -31,9 +31,19 @@ from poly.einsum_rules import (
     steps_of,
 )
 from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError, warn_caller
-from poly.frontend.contraction import Form, Steps
+from poly.frontend.contraction import HALVES, Form, Steps
 from poly.frontend.einsum import Equation, equation_of, work_of
-from poly.frontend.strides import Dimensions, Memory, dense_strides, dimensions_of, form_of, is_dense, strides_like
+from poly.frontend.strides import (
+    Dimensions,
+    Memory,
+    dense_strides,
+    dimensions_of,
+    form_of,
+    is_dense,
+    memory_of_pairs,
+    pairs_stay,
+    strides_like,
+)
 from poly.pointers import address
 from poly.scheduling.schedule import Schedule
 from poly.settings import check_settings
@@ -196,12 +206,15 @@ def _compiled(
         written = dimensions_of(shape, strides, dtype.itemsize, equation.result)
         assert written is not None
     memory = Memory([m for _, m in read], names, [i for i, _ in written], equation.sizes)
+    computed = _name(dtype)
+    if not free and len(names) == 1 and names[0] in HALVES and computed in HALVES and pairs_stay(memory):
+        memory, computed, planar = memory_of_pairs(memory), HALVES[computed], False
     run = record = None
     changed = None if strides == dense_strides(shape, dtype.itemsize) else strides
     as_they_are = all(cast is None for cast in casts)
     factor = _factor(equation, memory, dtype)
     if 0 not in equation.sizes.values():
-        kernel, values = _kernel(memory, _name(dtype), steps, None if free else (planar, threads))
+        kernel, values = _kernel(memory, computed, steps, None if free else (planar, threads))
         order = [*(f"x{n}" for n in range(len(operands))), "out"]
         run = kernel.runner(order, values)
         if as_they_are and factor is None and len(operands) < MAX_GIVEN:

@@ -304,6 +304,21 @@ def test_complex_numbers_as_numpy() -> None:
         np.testing.assert_array_equal(poly.einsum("i,j->ij", odd, odd + 1j), np.einsum("i,j->ij", odd, odd + 1j))
 
 
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize("spec", ["ijk->kji", "ijk->jik", "ijk->ik", "ijk->k", "ijk->ij"])
+def test_complex_numbers_that_nothing_multiplies_are_moved_as_floats(spec: str, dtype: str, monkeypatch: Any) -> None:
+    forms: list[Any] = []
+    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
+    einsum_call.forget()
+    x = random_of((34, 33, 32), dtype, 1)
+    check(spec, x)
+    check(spec, x, out=np.empty_like(np.einsum(spec, x)))
+    check(spec, x[:, :17], out=np.empty_like(np.einsum(spec, x[:, :17])))
+    pairs, halves = {"c8": ("c64", "f32"), "c16": ("c128", "f64")}[dtype]
+    assert {form.dtype for form in forms} == {pairs if spec == "ijk->ij" else halves}  # a sum over what is finest
+
+
 def test_empty_extents() -> None:
     for arrays in ([np.ones((2, 0)), np.ones((0, 3))], [np.ones((0, 2)), np.ones((2, 3))]):
         check("ij,jk->ik", *arrays)
