@@ -17,7 +17,7 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
-from poly.scheduling.cpu_cost import LINE, SHARE
+from poly.scheduling.cpu_cost import SHARE
 from poly.scheduling.cpu_facts import AHEAD, bytes_apart, bytes_touched, functions_in, last_capacity, own_capacity
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -65,7 +65,7 @@ def written_past(schedule: Schedule, group: Group, machine: Machine) -> Schedule
     program = schedule.program
     past = results_past(program, group, machine)
     rows = {t: _row(program.tensor[t], program.binding) for t in past}
-    results = {t for t, n in rows.items() if n >= LEAST_ROW or (n >= LEAST_RUN and n % LINE == 0)}
+    results = {t for t, n in rows.items() if n >= LEAST_ROW or (n >= LEAST_RUN and n % machine.line == 0)}
     for name in parts_of(schedule, group) if results else ():
         loops = schedule.nests[name].names
         alone = loops and schedule.under(loops[-1]) == (name,) and schedule.kind(loops[-1]) == "vector"

@@ -20,7 +20,7 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_cost import LINE, PAGE, Core, core_of, lines_kept
+from poly.scheduling.cpu_cost import PAGE, Core, core_of, lines_kept
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, only_read, ordered, whole_blocks
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
@@ -161,12 +161,12 @@ def _blocks_of(
     core, line = core_of(machine, size), machine.line
     room = machine.vector_registers // len(turned) * machine.lanes(size) // vector**2  # in squares
     wide = max(1, min(line // (vector * size), room))
-    if s.write.tensor in results_past(program, facts.group, machine) and _whole_lines(strides[-1], lanes, size):
-        run = _run(facts.extents[lanes], size)
+    if s.write.tensor in results_past(program, facts.group, machine) and _whole_lines(strides[-1], lanes, size, line):
+        run = _run(facts.extents[lanes], size, line)
         if run * size < LEAST_RUN:  # in a buffer it would touch a page a line
             rows = vector * wide
             return Blocks(rows, min(vector, max(1, NARROW // size)), (rows, line // size), past=True)
-        if all(2 * run <= _kept(core, strides[k][lanes] or 0, size) for k in turned):
+        if all(2 * run <= _kept(core, (strides[k][lanes] or 0) * size, line) for k in turned):
             columns = vector * wide
             return Blocks(vector * max(1, room // wide), columns, (run, columns), past=True, buffered=True)
     columns = vector * wide
@@ -177,24 +177,24 @@ def _blocks_of(
     return Blocks(vector * max(1, min(line // (vector * size), room // wide)), columns, tile)
 
 
-def _kept(core: Core, step: int, size: int) -> float:
+def _kept(core: Core, step: int, line: int) -> float:
     """How many lines that far apart the last cache holds: those asked for have to be there yet when they are used."""
     capacity, _, ways = core.caches[-1]
-    lines, apart = capacity // LINE, max(1, step * size // LINE)
+    lines, apart = capacity // line, max(1, step // line)
     return max(ways, lines / (apart & -apart))
 
 
-def _run(extent: int, size: int) -> int:
+def _run(extent: int, size: int, bytes_of_line: int) -> int:
     """Elements of a row of the target that leave the caches together: whole lines, and few are left over."""
-    line = LINE // size
+    line = bytes_of_line // size
     most = max(1, min(extent, MOST_RUN // size) // line)
-    runs = range(min(most, LEAST_RUN // LINE), most + 1)
+    runs = range(min(most, LEAST_RUN // bytes_of_line), most + 1)
     return line * max(runs, key=lambda n: (extent // (n * line) * n, n))
 
 
-def _whole_lines(steps: Mapping[int, int | None], lanes: int, size: int) -> bool:
+def _whole_lines(steps: Mapping[int, int | None], lanes: int, size: int, line: int) -> bool:
     """Whether blocks along the lanes that start at lines stay at lines."""
-    return all(step is not None and step * size % LINE == 0 for a, step in steps.items() if a != lanes)
+    return all(step is not None and step * size % line == 0 for a, step in steps.items() if a != lanes)
 
 
 def _turns(s: Statement, read: Access, lanes: str, read_lanes: str) -> bool:
