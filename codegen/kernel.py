@@ -43,6 +43,7 @@ Array = npt.NDArray[np.generic]
 BRIEF: Final = 1 << 14  # operations of a call that is over before another Python thread could use the time
 NATIVE_RECORDS: Final = 8  # shapes of a kernel with free sizes whose calls are native
 MAX_RECORDS: Final = 64
+ADDRESSES: Final = 1 << 47  # bytes that a process may have, at the most
 
 
 class Kernel(NativeCall):
@@ -209,6 +210,8 @@ class Kernel(NativeCall):
         template += [known[p] for p in self.module.parameters]
         moves += [(len(template), end), (len(template) + 1, end + shared)]
         total = end + shared + private * parts
+        if total >= ADDRESSES:  # native code counts bytes in 64 bits
+            raise self.failure(NO_MEMORY, known)
         positions = tuple(slot.get(n, -1) if last[n] == k else -1 for k, n in enumerate(names))
         return Entry(
             self._linked.addresses[self.module.entry], parts, pool().run if parts > 1 else 0,

@@ -22,6 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Fits = Callable[[object], bool]
 _LONGEST: Final = 80
+MOST_SIZE: Final = 1 << 63
 _MANY: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -104,12 +105,14 @@ def named_sizes(
 ) -> dict[str, int]:
     """Of the arguments by name those that are sizes; `known`: the sizes that are bound.
 
-    Raises `ArgumentTypeError` for one that is no int, `RunError` where it is bound to another value.
+    Raises `ArgumentTypeError` for one that is no int, `RunError` for one beyond 64 bits, or bound to another value.
     """
     found: dict[str, int] = {}
     for name, value in ((n, v) for n, v in named.items() if n in sizes):
         if not isinstance(value, Integral) or value is True or value is False:
             raise ArgumentTypeError(f"size {name} is {shown(value)}", where=where, hint="a size is an int")
+        if not -MOST_SIZE < int(value) < MOST_SIZE:
+            raise RunError(f"size {name} is {shown(value)}", where=where, hint="sizes have 64 bits")
         if known.get(name, value) != value:
             hint = "leave it free when compiling to call with any"
             raise RunError(f"size {name} is {known[name]} in this kernel, given {value}", where=where, hint=hint)

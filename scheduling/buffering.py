@@ -29,6 +29,7 @@ def double_buffer(schedule: Schedule, tensor: str, loop: str, depth: int = 2) ->
             f"{tensor} has no tile per iteration of {loop!r}", where=schedule.source.name,
             hint=f"promote it with at={loop!r}; its loops are {old.scope if old is not None else 'none'}",
         )  # fmt: skip
+    depth = int(depth)  # a text has no numpy integers
     if depth < 2:
         raise ScheduleError(f"depth {depth}", hint="2 or more slots")
     new = _rotating(old, depth)

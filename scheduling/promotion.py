@@ -53,19 +53,20 @@ def promote(
         raise ScheduleError(
             f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(schedule.program.tensor)}"
         )
+    order, reads = (None if v is None else tuple(map(int, v)) for v in (order, reads))  # a text has no numpy integers
+    fold, block = ({int(d): int(n) for d, n in (v or {}).items()} for v in (fold, block))
     chosen = _users(schedule, tensor, at, users, reads)
     buffer = buffer_name(name or free_name(schedule, f"{tensor}_{identifier(space)}"))
     tile = tile_of(schedule, tensor, at, chosen, pad, reads)
-    layout = _layout(tile.box, order, fold or {}, block or {})
+    layout = _layout(tile.box, order, fold, block)
     source = schedule.program.tensor[tensor]
     extents, origin = tile.box.extents, source.source_name
     new = Tensor(buffer, extents, source.dtype, "temporary", space, layout, tile.loops, origin)
     result = _Promoting(schedule, source, new, tile, at, chosen, pad, reads).result(order)
     return finish(
         schedule, result, "promote", tensor=tensor, at=at, space=space, name=buffer,
-        users=tuple(users) if users is not None else None, order=tuple(order) if order is not None else None, pad=pad,
-        fold=dict(fold) if fold else None, block=dict(block) if block else None,
-        reads=tuple(reads) if reads is not None else None,
+        users=tuple(users) if users is not None else None, order=order, pad=pad,
+        fold=fold or None, block=block or None, reads=reads,
     )  # fmt: skip
 
 

@@ -104,3 +104,35 @@ def test_a_tile_that_needs_too_many_registers_is_not_used() -> None:
     program = parse("C[i] += A[i,j]*B[i,j]", A=(20, 17), B=(20, 17))
     a, b = np.ones((20, 17), np.float32), np.full((20, 17), 2, np.float32)
     np.testing.assert_array_equal(compile(program)(a, b), np.full(20, 34, np.float32))
+
+
+@pytest.mark.parametrize("layout", [{"fold": {1: 2**62}}, {"block": {0: 2**31, 1: 2**31}}])
+def test_buffers_beyond_all_addresses(layout: dict[str, dict[int, int]]) -> None:
+    program = parse("C[i,j] += A[i,k]*A[j,k]", A=(6, 5))
+    schedule = Schedule(program).promote("A", None, "l2", **layout)  # type: ignore[arg-type]
+    with pytest.raises(PolyError, match="no memory for the buffers"):
+        compile(schedule)(np.ones((6, 5), np.float32))
+
+
+def test_temporaries_beyond_all_addresses() -> None:
+    text = "program p(T) where T >= 8\ninput X: f32[8]\ntemporary Q: f32[T, T]\noutput Y: f32[8]\n"
+    text += "S[i]: Q[i, i] = X[i] where 0 <= i < 8\nR[i]: Y[i] = Q[i, i] where 0 <= i < 8\n"
+    program, ones = parse(text), np.ones(8, np.float32)
+    kernel = compile(program)
+    np.testing.assert_array_equal(kernel(ones, T=8), ones)
+    for size in (2**31, 2**32, 2**62):
+        with pytest.raises(PolyError, match="no memory for the buffers"):
+            kernel(ones, T=size)
+        with pytest.raises(PolyError):
+            compile(program.bind(T=size))(ones)
+    with pytest.raises(PolyError, match="sizes have 64 bits"):
+        kernel(ones, T=2**64)
+
+
+def test_numpy_integers_are_in_the_text_as_numbers() -> None:
+    one, zero = np.int64(1), np.int64(0)
+    schedule = Schedule(parse("C[i,j] += A[i,k]*A[j,k]", A=(6, 5)))
+    schedule = schedule.promote("A", "C_update.i", "l2", name="B", reads=(zero,), order=(one, zero))
+    schedule = schedule.promote("A", "C_update.i", "l2", reads=(one,), fold={one: np.int64(2)})
+    schedule = schedule.double_buffer("B", "C_update.i", np.int64(2))
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
