@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
@@ -130,9 +132,9 @@ def test_temporaries_beyond_all_addresses() -> None:
 
 
 def test_numpy_integers_are_in_the_text_as_numbers() -> None:
-    one, zero = np.int64(1), np.int64(0)
+    zero, one, two = (cast(int, np.int64(k)) for k in range(3))
     schedule = Schedule(parse("C[i,j] += A[i,k]*A[j,k]", A=(6, 5)))
     schedule = schedule.promote("A", "C_update.i", "l2", name="B", reads=(zero,), order=(one, zero))
-    schedule = schedule.promote("A", "C_update.i", "l2", reads=(one,), fold={one: np.int64(2)})
-    schedule = schedule.double_buffer("B", "C_update.i", np.int64(2))
+    schedule = schedule.promote("A", "C_update.i", "l2", reads=(one,), fold={one: two})
+    schedule = schedule.double_buffer("B", "C_update.i", two)
     assert str(Schedule.parse(str(schedule))) == str(schedule)
