@@ -45,10 +45,12 @@ from poly.frontend.strides import (
     strides_like,
 )
 from poly.pointers import address
+from poly.program import Program
 from poly.scheduling.schedule import Schedule
 from poly.settings import check_settings
 
 FREE_WORK: Final = 1 << 15  # multiplications up to which a kernel with free sizes does
+PLAIN_WORK: Final = 1 << 10  # multiplications up to which its loops are those of the source, which compile at once
 REUSE: Final = 8  # products an element, from which on complex operands are taken apart first
 _COMPILED: Final = frozenset("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split())
 
@@ -214,7 +216,8 @@ def _compiled(
     as_they_are = all(cast is None for cast in casts)
     factor = _factor(equation, memory, dtype)
     if 0 not in equation.sizes.values():
-        kernel, values = _kernel(memory, computed, steps, None if free else (planar, threads))
+        plain = work <= PLAIN_WORK or computed not in ("f32", "f64") or len(steps) > 1
+        kernel, values = _kernel(memory, computed, steps, None if free else (planar, threads), plain)
         order = [*(f"x{n}" for n in range(len(operands))), "out"]
         run = kernel.runner(order, values)
         if as_they_are and factor is None and len(operands) < MAX_GIVEN:
@@ -264,12 +267,14 @@ def _factor(equation: Equation, memory: Memory, dtype: Dtype) -> Array | None:
 
 
 def _kernel(
-    memory: Memory, dtype: str, steps: Steps, tuned: tuple[bool, int] | None
+    memory: Memory, dtype: str, steps: Steps, tuned: tuple[bool, int] | None, plain: bool
 ) -> tuple[Kernel, Mapping[str, int]]:
-    """A kernel with free sizes and their values, or (`tuned`: planar, threads) one for these."""
+    """A kernel with free sizes (`plain`: in the order of the source) and their values, or one for these (`tuned`: planar,
+    threads).
+    """
     if tuned is None:
         form, values = form_of(memory, dtype, steps)
-        return _free_kernel(form), dict(zip(form.parameters, values, strict=True))
+        return _free_kernel(form, plain), dict(zip(form.parameters, values, strict=True))
     planar, threads = tuned
     lanes = 4 * machine_of("cpu").lanes(max(map(size_bytes, [dtype, *memory.dtypes])))
     form, values = form_of(memory, dtype, steps, planar, lanes)
@@ -277,18 +282,18 @@ def _kernel(
 
 
 @lru_cache(maxsize=4096)
-def _free_kernel(form: Form) -> Kernel:
-    program = form.program()
-    kernel = compile_program(program, machine_of("cpu"), {}, 1, Schedule(program))
-    assert isinstance(kernel, Kernel)
-    return kernel
+def _free_kernel(form: Form, plain: bool) -> Kernel:
+    return _compiled_form(form.program(), 1, plain)
 
 
 @lru_cache(maxsize=1024)
 def _bound_kernel(form: Form, values: tuple[int, ...], threads: int) -> Kernel:
-    program = form.program(values)
+    return _compiled_form(form.program(values), threads, plain=False)
+
+
+def _compiled_form(program: Program, threads: int, plain: bool) -> Kernel:
     try:
-        kernel = compile_program(program, machine_of("cpu"), {}, threads, None)
+        kernel = compile_program(program, machine_of("cpu"), {}, threads, Schedule(program) if plain else None)
     except ScheduleError:  # the policy found no schedule that fits the machine: the program's own order always does
         kernel = compile_program(program, machine_of("cpu"), {}, threads, Schedule(program))
     assert isinstance(kernel, Kernel)
