@@ -269,8 +269,8 @@ def _factor(equation: Equation, memory: Memory, dtype: Dtype) -> Array | None:
 def _kernel(
     memory: Memory, dtype: str, steps: Steps, tuned: tuple[bool, int] | None, plain: bool
 ) -> tuple[Kernel, Mapping[str, int]]:
-    """A kernel with free sizes (`plain`: in the order of the source) and their values, or one for these (`tuned`: planar,
-    threads).
+    """A kernel with free sizes and their values (`plain`: loops of the source), or (`tuned`: planar, threads) one for
+    them.
     """
     if tuned is None:
         form, values = form_of(memory, dtype, steps)

@@ -624,3 +624,24 @@ def test_views_are_numpys_at_every_call(spec: str) -> None:
     if spec in ("ii->i", "iij->ij"):
         with pytest.raises(ShapeError):
             poly.einsum(spec, np.zeros((3, 4, 5)[:rank]))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize(
+    ("spec", "shapes"),
+    [
+        ("i,i->", [((1100,), (1100,)), ((32768,), (32768,)), ((2047,), (2047,))]),
+        ("ij,j->i", [((1, 1200), (1200,)), ((180, 181), (181,)), ((1200, 1), (1,))]),
+        ("ij,jk->ik", [((11, 10), (10, 12)), ((32, 32), (32, 32)), ((1, 500), (500, 3)), ((2, 1), (1, 900))]),
+        ("ij->j", [((33, 40), ), ((180, 180), ), ((2, 2000), )]),
+        ("bij,bkj->bik", [((3, 9, 8), (3, 7, 8)), ((1, 20, 30), (1, 25, 30))]),
+    ],
+)  # fmt: skip
+def test_one_kernel_for_all_small_sizes(spec: str, shapes: list[tuple[tuple[int, ...], ...]], dtype: str) -> None:
+    """Between the loops of the source and a kernel for each size; strided operands, too."""
+    random = np.random.default_rng(0)
+    for each in shapes:
+        arrays = [random.integers(-4, 5, s).astype(dtype) for s in each]
+        np.testing.assert_array_equal(poly.einsum(spec, *arrays), np.einsum(spec, *arrays))
+        wide = [np.repeat(a, 2, axis=-1)[..., ::2] for a in arrays]
+        np.testing.assert_array_equal(poly.einsum(spec, *wide), np.einsum(spec, *wide))
