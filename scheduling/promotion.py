@@ -126,6 +126,8 @@ def _users(
     schedule: Schedule, tensor: str, at: str | None, users: Sequence[str] | None, reads: Sequence[int] | None
 ) -> tuple[str, ...]:
     under = tuple(schedule.nests) if at is None else schedule.under(at)
+    if reads is not None:
+        _check_reads(schedule, tensor, users or under, reads)
     touching = {s.name for s in schedule.program.statements if accesses_to(s, tensor, reads)}
     wrong = [u for u in users or () if u not in under or u not in touching]
     if wrong:
@@ -143,6 +145,19 @@ def _users(
             hint="promote it whole: at=None",
         )
     return chosen
+
+
+def _check_reads(schedule: Schedule, tensor: str, users: Sequence[str], reads: Sequence[int]) -> None:
+    """Every position is a read of the tensor in one of the statements at least."""
+    found = [s for u in users if (s := schedule.program.statement.get(u)) is not None]
+    there = sorted({k for s in found for k, r in enumerate(s.reads) if r.tensor == tensor})
+    if wrong := [k for k in reads if k not in there]:
+        why = f"read {wrong[0]} of {', '.join(s.name for s in found)} is none of {tensor}"
+    elif not reads:
+        why = f"no read of {tensor} is chosen"
+    else:
+        return
+    raise ScheduleError(why, where=schedule.source.name, hint=f"reads of {tensor}: {there}, or leave `reads` out")
 
 
 def free_name(schedule: Schedule, wanted: str) -> str:

@@ -118,7 +118,7 @@ def test_nothing_where_the_context_wants_more() -> None:
 
 @poly.nest
 def sums(T: int, N: int, a: poly.f32["N"]):
-    for t in range(T):
+    for t in range(T):  # noqa: B007
         for i in range(1, N):
             a[i] += a[i - 1]
 

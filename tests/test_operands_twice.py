@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.errors import ScheduleError
 from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
@@ -57,3 +58,11 @@ def test_what_is_read_along_and_across_rows(text: str, n: int) -> None:
 def test_squares_of_the_read_across_alone_are_in_registers() -> None:
     script = [str(e) for e in schedule_for_cpu(poly.parse(SUMS[0], A=(64, 64)), AVX2).log]
     assert sum("promote" in e and "reads=(1,)" in e for e in script) == 1
+
+
+@pytest.mark.parametrize(("reads", "why"), [((7,), "7 of C_update is none of A"), ((0, 9), "read 9"), ((), "no read")])
+def test_positions_that_are_no_reads_are_told(reads: tuple[int, ...], why: str) -> None:
+    schedule = poly.Schedule(poly.parse(text_of("ik,jk->ij", "AA"), A=(8, 8)))
+    with pytest.raises(ScheduleError, match=why) as found:
+        schedule.promote("A", "C_update.i", "l1", reads=reads)
+    assert "[0, 1]" in str(found.value)
