@@ -15,6 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from poly import errors as errors
+    from poly import figures as figures
     from poly.codegen.pool import pool
     from poly.compiler import compile
     from poly.einsum_call import einsum

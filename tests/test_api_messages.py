@@ -294,14 +294,16 @@ def test_schedules_are_copied_and_pickled() -> None:
 def test_figures_of_the_wrong_thing() -> None:
     pytest.importorskip("matplotlib")
     stream: Any = poly.compile(product().source, "s16")
-    assert poly.figures.timeline(stream).axes  # type: ignore[attr-defined]
-    for wrong in (3, None, product()):
+    assert poly.figures.timeline(stream).axes
+    wrong: list[Any] = [3, None, product()]
+    for thing in wrong:
         with pytest.raises(PolyError, match="timeline: report is"):
-            poly.figures.timeline(wrong)  # type: ignore[attr-defined]
+            poly.figures.timeline(thing)
+    program: Any = product().source
     with pytest.raises(PolyError, match="tile_footprint: schedule is of type Program"):
-        poly.figures.tile_footprint(product().source, "C", "j")  # type: ignore[attr-defined]
+        poly.figures.tile_footprint(program, "C", "j")
     with pytest.raises(PolyError, match="iteration_domain: what is 3"):
-        poly.figures.iteration_domain(3, "C_update")  # type: ignore[attr-defined]
+        poly.figures.iteration_domain(wrong[0], "C_update")
 
 
 def test_no_more_slots_than_iterations() -> None:
