@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from benchmarks import limits_turned
 from benchmarks.cases import Case
-from benchmarks.loops import FLOATS, PREFETCH, Loops, loops_of
+from benchmarks.loops import FLOATS, Loops, stored_both_ways
 
 STRIPS = (1, 8, 1 << 40)  # squares that are walked down before the next line of each
 TILE = 4  # iterations of each of the other loops that are walked together
@@ -133,16 +133,11 @@ def moving_loops() -> Loops[Loop]:
     """(source, target, table, squares, squares ahead that are asked for, step between a square's lines in the source,
     in the target): moves squares of lines; by name, stored as usual and past.
     """
-    from poly.codegen.host import host_machine
-
-    lanes, ways = host_machine().lanes(4), {"moved": False, "moved_past": True}
-    text = "\n".join([*(_text(n, lanes, past) for n, past in ways.items()), "!0 = !{i32 1}", PREFETCH])
-    return loops_of(text + "\n", tuple(ways), _LOOP)
+    return stored_both_ways("moved", _text, _LOOP)
 
 
-def _text(name: str, lanes: int, past: bool) -> str:
-    lanes = min(lanes, FLOATS)
-    kind, how = f"<{lanes} x float>", f"align {4 * lanes}" + ", !nontemporal !0" * past
+def _text(name: str, lanes: int, how: str) -> str:
+    kind = f"<{lanes} x float>"
     body, pointers = list[str](), (("c", "down"), ("p", "down"), ("q", "across"))
     for k in range(FLOATS):
         body += [

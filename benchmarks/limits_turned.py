@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from time import perf_counter
 
-from benchmarks.loops import FLOATS, PREFETCH, Loops, loops_of
+from benchmarks.loops import FLOATS, Loops, stored_both_ways
 
 STRIPS = (FLOATS, 8 * FLOATS, 1 << 40)  # rows of the source that are walked down before the next line of each
 TRIES = 3
@@ -36,17 +36,12 @@ def seconds(rows: int, columns: int, source: int, target: int) -> float:
 @cache
 def turning_loops() -> Loops[Loop]:
     """(source, target, rows, columns, rows of a strip): moves squares of lines; by name, stored as usual and past."""
-    from poly.codegen.host import host_machine
-
-    lanes, ways = host_machine().lanes(4), {"turned": False, "turned_past": True}
-    text = "\n".join([*(_text(n, lanes, past) for n, past in ways.items()), "!0 = !{i32 1}", PREFETCH])
-    return loops_of(text + "\n", tuple(ways), _LOOP)
+    return stored_both_ways("turned", _text, _LOOP)
 
 
-def _text(name: str, lanes: int, past: bool) -> str:
+def _text(name: str, lanes: int, how: str) -> str:
     """Strips of rows, lines of columns, rows of a strip in squares; the next lines of a square are asked for."""
-    lanes = min(lanes, FLOATS)
-    kind, how = f"<{lanes} x float>", f"align {4 * lanes}" + ", !nontemporal !0" * past
+    kind = f"<{lanes} x float>"
     body: list[str] = []
     for k in range(FLOATS):
         body += [

@@ -31,6 +31,18 @@ def loops_of(text: str, names: Sequence[str], prototype: Callable[[int], T]) -> 
     return Loops(code, {n: prototype(code.addresses[n]) for n in names})
 
 
+def stored_both_ways(name: str, text: Callable[[str, int, str], str], prototype: Callable[[int], T]) -> Loops[T]:
+    """A loop that moves lines, `name`, and the same one that stores past the caches, `name_past`. `text` writes it, of
+    a name, the floats of a vector (a line at most) and how vectors are stored.
+    """
+    from poly.codegen.host import host_machine
+
+    lanes, names = min(host_machine().lanes(4), FLOATS), (name, f"{name}_past")
+    aligned = f"align {4 * lanes}"
+    loops = [text(n, lanes, how) for n, how in zip(names, (aligned, f"{aligned}, !nontemporal !0"), strict=True)]
+    return loops_of("\n".join([*loops, "!0 = !{i32 1}", PREFETCH, ""]), names, prototype)
+
+
 def at_line(address: int) -> int:
     """The first start of a line from an address on."""
     return -(-address // LINE) * LINE
