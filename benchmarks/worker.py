@@ -63,14 +63,15 @@ def _prepare(
     prepare = PEERS[name].prepare
     assert prepare is not None
     try:
-        case.operands()  # their making is no part of compiling
         cached = None
         if name == "ours":
             with _on(cores):
                 _initialise()
+                case.operands()  # their making is no part of compiling; those of the small cases are gone by now
                 seconds, call = _timed(lambda: prepare(case, threads))
                 cached = _timed(lambda: prepare(case, threads))[0]
         else:
+            case.operands()
             seconds, call = _timed(lambda: prepare(case, threads))
         if call is None:
             return None, {"absent": "no way to express it"}
