@@ -168,7 +168,7 @@ def _blocks_of(
             return Blocks(rows, min(vector, max(1, NARROW // size)), (rows, line // size), past=True)
         if all(2 * run <= _kept(core, (strides[k][lanes] or 0) * size, line) for k in turned):
             columns = vector * wide
-            return Blocks(vector * max(1, room // wide), columns, (run, columns), past=True, buffered=True)
+            return Blocks(vector, columns, (run, columns), past=True, buffered=True)
     columns = vector * wide
     tile = _tile(facts.extents[lanes], strides[turned[0]][lanes], size, columns)
     crowded = lines_kept(core, (strides[-1][read_lanes] or 0) * size) < columns

@@ -131,3 +131,11 @@ def full_tiles(machine: Machine, loops: list[list[str]], edges: bool = False) ->
         loads = sum(line.startswith("\tv") and "(%" in line for line in body)
         largest = max(largest, (len(sums), -loads / len(operands)))
     return 2 * largest[0] >= machine.registers.capacity and -largest[1] <= (1.1 if machine.lanes(4) == 16 else 0.75)
+
+
+@pytest.mark.parametrize("machine", [AVX2, AVX512], ids=["avx2", "avx512"])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_squares_of_a_permutation_stay_in_registers(machine: Machine, dtype: str) -> None:
+    tree = schedule_for_cpu(einsum_program("ij->ji", [(2048, 2048)], [dtype]), machine).lower()
+    text = assembly(lower(tree, machine, "turned").ir, machine)
+    assert "unpckl" in text and not any("mm" in line for line in spills(text.splitlines()))
