@@ -10,6 +10,8 @@ Python thread: fork and join cost less than a microsecond while the workers spin
   after that run alone. Workers block all signals but those of faults: handlers run in Python's threads.
 * As many threads as cores: each worker stays on a core of its own, or the system would now and then put two on one.
 * More threads than cores: nobody spins, since a spinning thread would hold the core that another one needs.
+* The system may put a caller, once it slept, where a worker is bound, and leave both there for long: a call that finds
+  itself on a worker's core gives this worker the core that is free.
 * The cores are those that the caller may run on. They may change: a caller looks at them when it starts a worker, has
   to wake one, or was asleep itself, which costs more anyway, and binds the workers anew.
 
@@ -29,7 +31,7 @@ from typing import Final
 
 from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object, link
-from poly.codegen.pool_ir import BOX, BOX_AUTO, BOX_CORE, CORES, LAST_CORE, MAX_THREADS, SPIN, WORKERS, pool_ir
+from poly.codegen.pool_ir import BOX, BOX_AUTO, BOX_CORE, CORES, HOME, MAX_THREADS, SPIN, WORKERS, pool_ir
 from poly.errors import PolyError
 from poly.settings import MOST_CORES, MOST_SPIN, last_core, spin_seconds, worker_cores
 
@@ -86,7 +88,7 @@ class Pool:
         self.cores = self.cores if cores is None else tuple(cores)
         word, allowed = ctypes.c_int64.from_address, sorted(os.sched_getaffinity(0))
         word(self._block + SPIN).value = round(self.spin * 1e9)
-        word(self._block + LAST_CORE).value = _pinned(allowed[-1])
+        word(self._block + HOME).value = _pinned(allowed[-1])
         ctypes.c_int32.from_address(self._block + CORES).value = len(allowed)
         for worker in range(MAX_THREADS):
             box = self._boxes + worker * BOX

@@ -20,12 +20,13 @@ from poly.codegen.team_ir import MEET_TEXT, SEQUENCE_TEXT, SHARE, TAKE_TEXT
 MAX_THREADS: Final = 256
 BOX: Final = 128  # bytes of a worker's box
 
-# Offsets in a box, whose word is at 0: BOX_CORE is the core + 1, or 0: any, or -1: as in BOX_AUTO. Then the job.
+# Offsets in a box, whose word is at 0: BOX_CORE is the core + 1, or 0: any, or -1: as in BOX_AUTO. Then the job, and
+# the core that the worker is bound to. HOME is the one core that is in no worker's BOX_AUTO: the caller's.
 BOX_ASLEEP, BOX_THREAD, BOX_CORE, BOX_NUMBER = 4, 8, 16, 24
-BOX_ENTRY, BOX_ARGS, BOX_PARTS, BOX_SPIN, BOX_AUTO = 32, 40, 48, 56, 64
+BOX_ENTRY, BOX_ARGS, BOX_PARTS, BOX_SPIN, BOX_AUTO, BOX_BOUND = 32, 40, 48, 56, 64, 72
 
 # Offsets in the block.
-BUSY, CLOSED, WORKERS, CORES, SPIN, LAST_CORE = 64, 68, 72, 76, 80, 88
+BUSY, CLOSED, WORKERS, CORES, SPIN, HOME = 64, 68, 72, 76, 80, 88
 JOB_SPIN = 128
 DONE, CALLER_ASLEEP = 256, 260
 ARRIVED = 384
@@ -33,7 +34,7 @@ MEETING, MEETING_ASLEEP = 512, 516
 STATUS, AGREED = 640, 648
 _BYTES = 768
 _BLOCK = (
-    "BUSY", "CLOSED", "WORKERS", "CORES", "SPIN", "LAST_CORE", "JOB_SPIN", "DONE", "CALLER_ASLEEP", "ARRIVED",
+    "BUSY", "CLOSED", "WORKERS", "CORES", "SPIN", "HOME", "JOB_SPIN", "DONE", "CALLER_ASLEEP", "ARRIVED",
     "MEETING", "MEETING_ASLEEP", "STATUS", "AGREED",
 )  # fmt: skip
 
@@ -238,7 +239,7 @@ define internal i64 @core_of(ptr %box, i64 %wanted) nounwind { ; core + 1, 0: an
   br i1 %unset, label %auto, label %given
 given:
   ret i64 %set
-auto: ; one thread a core: each worker has its own, and none the one of the caller
+auto: ; one thread a core
   %cores32 = load i32, ptr $CORES, align 4
   %cores = zext i32 %cores32 to i64
   %threads = add i64 %wanted, 1
@@ -246,20 +247,14 @@ auto: ; one thread a core: each worker has its own, and none the one of the call
   br i1 %full, label %choose, label %any
 choose:
   %own = call i64 @field(ptr %box, i64 $BOX_AUTO)
-  %callers = call i32 @sched_getcpu()
-  %callers1 = add i32 %callers, 1
-  %taken = zext i32 %callers1 to i64
-  %clash = icmp eq i64 %own, %taken
-  %last = load i64, ptr $LAST_CORE, align 8
-  %core = select i1 %clash, i64 %last, i64 %own
-  ret i64 %core
+  ret i64 %own
 any:
   ret i64 0
 }
 
-define internal void @bind(ptr %box, i64 %wanted) nounwind { ; to its core, or to those of the caller
+define internal void @bind(ptr %box, i64 %core1) nounwind { ; to a core, or to those of the caller
   %one = alloca [16 x i64], align 16
-  %core1 = call i64 @core_of(ptr %box, i64 %wanted)
+  call void @put(ptr %box, i64 $BOX_BOUND, i64 %core1)
   %free = icmp eq i64 %core1, 0
   br i1 %free, label %set, label %single
 single:
@@ -275,6 +270,52 @@ set:
   %cores = phi ptr [@mask, %0], [%one, %single]
   %handle = call i64 @field(ptr %box, i64 $BOX_THREAD)
   %c = call i32 @pthread_setaffinity_np(i64 %handle, i64 128, ptr %cores)
+  ret void
+}
+
+define internal void @part() nounwind { ; the caller and a worker that has its core: the worker gets the free one
+entry:
+  %callers = call i32 @sched_getcpu()
+  %callers1 = add i32 %callers, 1
+  %here = zext i32 %callers1 to i64
+  %home = load i64, ptr $HOME, align 8
+  %apart = icmp eq i64 %here, %home
+  br i1 %apart, label %end, label %search
+search:
+  %cores32 = load i32, ptr $CORES, align 4
+  %all = zext i32 %cores32 to i64
+  %cores = call i64 @llvm.umin.i64(i64 %all, i64 $LIMIT)
+  %there32 = load i32, ptr $WORKERS, align 4
+  %there = zext i32 %there32 to i64
+  br label %next
+next:
+  %k = phi i64 [0, %search], [%k1, %other]
+  %k1 = add i64 %k, 1
+  %more = icmp ult i64 %k1, %cores
+  br i1 %more, label %look, label %end
+look:
+  %offset = mul i64 %k, $BOX
+  %box = getelementptr i8, ptr @polyloom.boxes, i64 %offset
+  %own = call i64 @field(ptr %box, i64 $BOX_AUTO)
+  %clash = icmp eq i64 %own, %here
+  br i1 %clash, label %change, label %other
+other:
+  br label %next
+change:
+  call void @put(ptr %box, i64 $BOX_AUTO, i64 %home)
+  store i64 %here, ptr $HOME, align 8
+  %set = call i64 @field(ptr %box, i64 $BOX_CORE)
+  %bound = call i64 @field(ptr %box, i64 $BOX_BOUND)
+  %unset = icmp eq i64 %set, -1
+  %same = icmp eq i64 %bound, %here
+  %moves = and i1 %unset, %same
+  %started = icmp ult i64 %k, %there
+  %both = and i1 %moves, %started
+  br i1 %both, label %move, label %end
+move:
+  call void @bind(ptr %box, i64 %home)
+  br label %end
+end:
   ret void
 }
 
@@ -331,7 +372,7 @@ found:
   %on = icmp ult i64 %w1, $LIMIT
   br i1 %on, label %share, label %shared
 shared:
-  store i64 %top1, ptr $LAST_CORE, align 8
+  store i64 %top1, ptr $HOME, align 8
   %there32 = load i32, ptr $WORKERS, align 4
   %there = zext i32 %there32 to i64
   br label %each
@@ -342,7 +383,8 @@ each:
 one:
   %place = mul i64 %e, $BOX
   %its = getelementptr i8, ptr @polyloom.boxes, i64 %place
-  call void @bind(ptr %its, i64 %there)
+  %chosen = call i64 @core_of(ptr %its, i64 %there)
+  call void @bind(ptr %its, i64 %chosen)
   %e1 = add i64 %e, 1
   br label %each
 end:
@@ -364,7 +406,8 @@ define internal i64 @start(i64 %k, i64 %wanted) nounwind { ; worker k; 1 where t
   %works = icmp eq i32 %failed, 0
   br i1 %works, label %pin, label %no
 pin:
-  call void @bind(ptr %box, i64 %wanted)
+  %core1 = call i64 @core_of(ptr %box, i64 %wanted)
+  call void @bind(ptr %box, i64 %core1)
   ret i64 1
 no:
   ret i64 0
@@ -400,6 +443,10 @@ none:
 """
 
 _NOBODY = """
+define internal void @part() nounwind {
+  ret void
+}
+
 define internal void @look() nounwind {
   ret void
 }
@@ -432,6 +479,7 @@ give_up:
   store atomic i32 0, ptr $BUSY release, align 4
   br label %alone
 publish:
+  call void @part()
   %team = add i64 %workers, 1
   store atomic i64 -1, ptr $STATUS monotonic, align 8
   %count = trunc i64 %workers to i32

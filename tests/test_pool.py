@@ -492,6 +492,29 @@ for cores in ({{{first}}}, {{{first}, {second}}}, {{{second}}}, {{{first}, {seco
     assert out.split() == ["1", "True", "2", "True", "1", "True", "2", "True"]
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="not two cores")
+def test_a_caller_on_its_workers_core() -> None:
+    out = run("""
+def worker():
+    threads = [int(n) for n in os.listdir("/proc/self/task") if int(n) != os.getpid()]
+    return next(c for n in threads if len(c := os.sched_getaffinity(n)) == 1)
+
+both = os.sched_getaffinity(0)
+pool().configure(spin=0)
+check()
+for _ in range(3):
+    its = worker()
+    for attempt in range(20): # the system may move the caller before the call
+        os.sched_setaffinity(0, its)
+        os.sched_setaffinity(0, both)
+        check()
+        if worker() != its:
+            break
+    print(worker() == both - its)
+""", threads=2)
+    assert out.split() == ["True"] * 3
+
+
 def test_settings_from_the_environment() -> None:
     core = min(os.sched_getaffinity(0))
     out = run("print(pool().spin, pool().cores)", POLYLOOM_SPIN="7", POLYLOOM_CORES=f"{core},{core}-{core}")
