@@ -44,7 +44,7 @@ def linear_attention(b: Notation) -> None:
     b.assign(state, box, first, (0, _N, _H, _D, _M), suffix="_state0")
     kept: Value = state
     read: Index = _S
-    with b.loop("s", steps):
+    with b.loop({"s": steps}):
         if decay is not None:
             kept, read = b.temporary("kept", (steps, batch, heads, width, depth), wide), _S
             gate = _of_head(b, decay, heads, width).cast(wide)

@@ -89,7 +89,8 @@ class Notation:
         self.constants: dict[str, Array] = {}
         self.results: dict[int, Value] = {}
         self._known: dict[str, Value] = {v.name: v for v in call.inputs if v is not None}
-        self._loop: tuple[str, int, int] | None = None
+        self._loops: Mapping[str, int] = {}  # shared by the statements from number `_first` on
+        self._first = 0
 
     # -- what the node is ----------------------------------------------------------------------------------------
 
@@ -248,14 +249,13 @@ class Notation:
         """The statement `target[index] = value` (or `combiner=`) over the box 0 <= iterator < extent, cut by `where`.
 
         `index` is by default the iterators themselves; a subscript may be a plain read, for an indirect write. An empty
-        box gives no statement. Inside `loop` the loop's iterator comes first.
+        box gives no statement. Inside `loop` the loops' iterators come first.
         """
         if any(extent == 0 for extent in ranges.values()):
             return
         term = value if isinstance(value, Term) else literal(value)
         subscripts, extra = _subscripts(tuple(map(var, ranges)) if index is None else index, len(term.reads))
-        if self._loop is not None:
-            ranges = {self._loop[0]: self._loop[1], **ranges}
+        ranges = {**self._loops, **ranges}
         name = self._statement_name(suffix)
         domain = box_domain(name, [(i, 0, extent) for i, extent in ranges.items()])
         for constraint in where:
@@ -269,19 +269,18 @@ class Notation:
         self.statements.append(statement)
 
     @contextmanager
-    def loop(self, iterator: str, extent: int) -> Generator[Affine]:
-        """Statements written inside share one loop: every step runs all of them in their order."""
-        assert self._loop is None
-        self._loop = (iterator, extent, len(self.statements))
-        yield var(iterator)
-        self._loop = None
+    def loop(self, ranges: Mapping[str, int]) -> Generator[None]:
+        """Statements written inside share these loops: every step runs all of them in their order."""
+        assert not self._loops
+        self._loops, self._first = ranges, len(self.statements)
+        yield
+        self._loops = {}
 
     def _path(self, iterators: Sequence[str]) -> tuple[PathStep, ...]:
         position = len(self.statements)
-        if self._loop is None:
+        if not self._loops:
             return default_path(position, iterators)
-        iterator, _, first = self._loop
-        return (first, iterator, position - first, *(i for i in iterators if i != iterator))
+        return (self._first, *self._loops, position - self._first, *(i for i in iterators if i not in self._loops))
 
     def _statement_name(self, suffix: str) -> str:
         if suffix or any(s.name == self._label for s in self.statements):

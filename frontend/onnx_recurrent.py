@@ -195,7 +195,7 @@ def _run(layer: _Layer) -> tuple[Value, ...]:
     z = layer.inputs(2 if linear else layer.gates)
     h = layer.state("h", 5)
     c = layer.state("c", 6) if layer.gates == 4 else h
-    with layer.b.loop("s", layer.extents[0]):
+    with layer.b.loop({"s": layer.extents[0]}):
         match layer.gates:
             case 1:
                 _rnn_step(layer, z, h)

@@ -15,10 +15,10 @@ from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_reductions import softmax_axes
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
+from poly.frontend.onnx_top_k import top_k
 
 Row = Callable[[Notation], None]
 _BEYOND: Final = 2**62
-_MAX_RANKED: Final = 1 << 15
 
 
 # -- extremes ------------------------------------------------------------------------------------------------------
@@ -87,38 +87,6 @@ def _hardmax_of_several(b: Notation, x: Value, axes: Sequence[int]) -> None:
     candidate = fn("select", fn("eq", x[tuple(point)], largest[place]), flat, count)
     b.reduce(first, outer, over, candidate, "min", suffix="_first")
     b.assign(y, ranges, fn("eq", flat, first[place]).cast(x.dtype), suffix="_y")
-
-
-def top_k(b: Notation) -> None:
-    """Each element's rank is how many come before it (ties: the first one does); then they are placed by rank."""
-    x = b.input(0)
-    count = b.int_attribute("k") if b.opset < 10 else b.constant_ints(1)[0]
-    axis = b.axis(b.int_attribute("axis", -1), x.rank)
-    extent = x.shape[axis]
-    b.require(0 <= count <= extent, f"k = {count} of {extent}")
-    b.supported(extent <= _MAX_RANKED, f"the ranks of {extent} elements by comparing all pairs would be slow")
-    ranges, point = positions(x.shape)
-    other, own = [var("k") if d == axis else p for d, p in enumerate(point)], point[axis]
-    v, u = x[tuple(point)], x[tuple(other)]
-    larger = b.int_attribute("largest", 1) == 1
-    before = fn("gt" if larger else "lt", u, v)
-    earlier = fn("lt", index_value(var("k")), index_value(own))
-    equal = fn("eq", u, v)
-    if is_float(x.dtype):  # a NaN comes first, as the largest does
-        nan, other_nan = fn("ne", v, v), fn("ne", u, u)
-        before = fn("or", before, fn("and", other_nan, fn("not", nan)))
-        equal = fn("or", equal, fn("and", other_nan, nan))
-    rank = b.temporary("rank", x.shape, "i64")
-    value = fn("or", before, fn("and", equal, earlier)).cast("i64")
-    b.reduce(rank, ranges, {"k": extent}, value, suffix="_rank")
-    order = b.temporary("order", x.shape, "i64")
-    place = [rank[tuple(point)] if d == axis else p for d, p in enumerate(point)]
-    b.assign(order, ranges, index_value(own), place, suffix="_order")
-    shape = [count if d == axis else e for d, e in enumerate(x.shape)]
-    y, found = b.output(shape, x.dtype), b.output(shape, "i64", 1)
-    ranges, point = positions(shape)
-    b.assign(y, ranges, x.take(*(order[tuple(point)] if d == axis else p for d, p in enumerate(point))))
-    b.assign(found, ranges, order[tuple(point)], suffix="_places")
 
 
 # -- prefixes ------------------------------------------------------------------------------------------------------

@@ -8,15 +8,15 @@ rest, both by bounds affine in the loops around. What a check refuses stays as i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
-from poly.program import Program, ReadIndex, Statement
+from poly.program import Access, Program, ReadIndex, Statement, Tensor
 from poly.relations import bound_domain, interval_of
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_edits import in_vectors, loops_of_copy, unrolled
@@ -58,7 +58,7 @@ def own_loops(schedule: Schedule, name: str) -> tuple[str, ...]:
 def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
     """What may become lanes, best first: the target's last axis before sums, then what steps along most reads."""
     s = schedule.program.statement[name]
-    if s.external is not None or any(a.indirect or a.guard for a, _ in s.accesses):
+    if s.external is not None or s.write.indirect or any(a.guard for a, _ in s.accesses):
         return []
     nest, tensors, sizes = schedule.nests[name], schedule.program.tensor, schedule.program.binding
     found: list[tuple[bool, int, int, Lanes]] = []
@@ -66,7 +66,7 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
         iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), None)
         if iterator is None:
             continue
-        steps = [stride(a, tensors[a.tensor], iterator, sizes) for a, _ in s.accesses]
+        steps = [_step(s, a, tensors, iterator, sizes) for a, _ in s.accesses]
         if any(step not in (0, 1) for step in steps):
             continue
         summed = steps[-1] == 0  # of what is written
@@ -74,6 +74,17 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
             continue
         found.append((not summed, sum(step == 1 for step in steps), depth, Lanes(iterator, summed)))
     return [lanes for *_, lanes in sorted(found, key=lambda r: r[:3], reverse=True)]
+
+
+def _step(
+    s: Statement, access: Access, tensors: Mapping[str, Tensor], iterator: str, sizes: Mapping[str, int]
+) -> int | None:
+    """Elements from one iteration to the next; a place that was read stands still where its own read does."""
+    places = [s.reads[x.position] for x in access.index if isinstance(x, ReadIndex)]
+    if any(_step(s, place, tensors, iterator, sizes) != 0 for place in places):
+        return None
+    still = tuple(Affine() if isinstance(x, ReadIndex) else x for x in access.index)
+    return stride(replace(access, index=still), tensors[access.tensor], iterator, sizes)
 
 
 def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) -> Schedule:

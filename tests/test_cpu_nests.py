@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import hypothesis.strategies as st
@@ -130,6 +131,28 @@ def test_register_tiles_have_known_sizes() -> None:
     np.testing.assert_array_equal(kernel(*[values[t.name] for t in free.inputs]), wanted)
     with pytest.raises(CapacityError, match="depends on size N, which is free"):
         poly.compile(Schedule(free).promote("A", "i", "reg"))
+
+
+def test_rows_at_places_that_stand_still_become_lanes() -> None:
+    """The next row is where the last one said: the row itself is in vectors, and its place is checked all the same."""
+    text = (
+        "program p; input a: i64[9, 37]; inout at: i64[6]; output c: i64[6]\n"
+        "for t:\n"
+        "    S[t]: c[t] = -1000 where 0 <= t < 5\n"
+        "    R[t, j]: c[t] max= a[at[t], j] where 0 <= t < 5 and 0 <= j < 37\n"
+        "    P[t]: at[t + 1] = bit_and(c[t], 7) where 0 <= t < 5\n"
+    )
+    kernel = poly.compile(poly.parse(text))
+    a = np.random.default_rng(0).integers(-99, 99, (9, 37))
+    rows, found = [3], []
+    for _ in range(5):
+        found.append(a[rows[-1]].max())
+        rows.append(found[-1] & 7)
+    at, c = kernel(a, np.array([3, 0, 0, 0, 0, 0]))
+    assert list(at) == rows and list(c[:5]) == found
+    assert re.search(r"vector:\n +R\w*\[", str(kernel.loops))
+    with pytest.raises(poly.PolyError, match="9"):
+        kernel(a, np.array([9, 0, 0, 0, 0, 0]))
 
 
 # ---- results
