@@ -70,7 +70,8 @@ def check(text: str, shapes: Shapes, cpu: str, dtype: str, threads: int = 1) -> 
             np.testing.assert_array_equal(array, reference, err_msg=name)
         else:
             tolerance = 1e-11 if dtype == "f64" else 3e-5
-            np.testing.assert_allclose(array.astype("f8"), reference.astype("f8"), rtol=tolerance, atol=30 * tolerance, err_msg=name)
+            pair = array.astype("f8"), reference.astype("f8")
+            np.testing.assert_allclose(*pair, rtol=tolerance, atol=30 * tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize("cpu", CPUS)
