@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from poly.locks import cached_property
 from poly.machine import Machine
 from poly.scheduling.cpu_shares import EDGE, Numbers, shared_time
 
@@ -108,11 +109,20 @@ class Operand:
     write: bool = False
 
     def depends(self, iterator: str) -> bool:
-        return any(iterator in axis for axis in self.axes)
+        return iterator in self._apart
 
     def stride(self, iterator: str) -> int:
         """Bytes between neighbours along a loop."""
-        return sum(axis.get(iterator, 0) * step for axis, step in zip(self.axes, self.strides, strict=True))
+        return self._apart.get(iterator, 0)
+
+    @cached_property
+    def _apart(self) -> Mapping[str, int]:
+        """Bytes between neighbours along every loop."""
+        found: dict[str, int] = {}
+        for axis, step in zip(self.axes, self.strides, strict=True):
+            for iterator, factor in axis.items():
+                found[iterator] = found.get(iterator, 0) + factor * step
+        return found
 
     def extents(self, sizes: Mapping[str, Numbers]) -> list[tuple[Numbers, Numbers | None]]:
         """By axis the elements in a row that a box of iterations touches, and the number of such rows, where steps

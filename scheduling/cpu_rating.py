@@ -52,6 +52,19 @@ class Rated:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What one step of a reduction takes on a register tile of any size. `loads`: by operand whether every row has its
+    own, and how many a vector of lanes takes (None: one for all of them); `lost`: numbers of rows from which the first
+    cache loses the lines of an operand from step to step; `turning`: whether the tile is turned before it is stored.
+    """
+
+    rows: int
+    loads: tuple[tuple[bool, float | None], ...]
+    lost: tuple[float, ...]
+    turning: bool
+
+
+@dataclass(frozen=True)
 class Shapes:
     """Register tiles that are rated with all blocks, for each of them and of `depths` the cycles of operations over
     all tiles and the number of tiles of rows; `least`: cycles of operations of any tile.
@@ -99,18 +112,25 @@ class Choice(Ways):
         known: dict[tuple[object, ...], Shapes] = {}
         grids: list[Grid] = []
         for way in ways:
-            key = way.rows, way.packs, way.lanes_outside
+            key = self._step(way), self._even(way), self._deep_of(way)
             if key not in known:
-                known[key] = self._shapes(way)
+                known[key] = self._shapes(*key)
             if known[key].best and known[key].least <= limit * self.facts.threads:
                 grids.append(self._grid(way, known[key]))
         return [*zip(grids, self._cycles(grids), strict=True)] if grids else []
 
-    def _shapes(self, way: Way) -> Shapes:
+    def _even(self, way: Way) -> bool:
+        """Whether only tiles of one height will do: operands of rows that are packed once."""
+        return any(site == "whole" and not self.operands[k].depends(self.names[self.lanes]) for k, site in way.packs)
+
+    def _deep_of(self, way: Way) -> tuple[int, ...]:
+        """Lengths of blocks of the reduction, 0 for all of it."""
+        return tuple(self.depths if way.lanes_outside else [0] if self.turned else [0, *self.depths])
+
+    def _shapes(self, step: Step, even: bool, deep: tuple[int, ...]) -> Shapes:
         """The register tiles that take the fewest cycles of operations, and such that keep a window."""
-        rows = self.extents[self.names[way.rows]]
+        rows = self.extents[self.names[step.rows]]
         registers, heights = self.core.registers, range(1, self.core.registers)
-        even = any(site == "whole" and not self.operands[k].depends(self.names[self.lanes]) for k, site in way.packs)
         masked = self.facts.extents[self.lanes] % self.vector > 0  # by a vector that is kept where it is the only one
         shapes = [
             (h, w)
@@ -119,17 +139,16 @@ class Choice(Ways):
             if h <= rows and h * w + w + 1 + (masked and w == 1) <= registers
             if h == -(-rows // -(-rows // h)) and not (even and rows % h)
         ]
-        deep = self.depths if way.lanes_outside else [0] if self.turned else [0, *self.depths]
         if not shapes:
             return Shapes((), (), np.empty((0, 0)), np.empty(0), inf)
         table = np.array(shapes, float)
-        work, _ = self._work(way, table[:, 0], table[:, 1], np.zeros(()))
-        steps = self._window(way)
+        work, _ = self._work(step, table[:, 0], table[:, 1], np.zeros(()))
+        window = self._window(step.rows)
         liked = [shapes[k] for k in np.argsort(work, kind="stable")]
-        best = [s for n, s in enumerate(liked) if n < TILES or window_stays(s[0], s[1], steps, registers)][: 2 * TILES]
+        best = [s for n, s in enumerate(liked) if n < TILES or window_stays(s[0], s[1], window, registers)][: 2 * TILES]
         full = np.array([(h, w, d) for h, w in best for d in deep], float)
-        each, count = self._work(way, full[:, 0], full[:, 1], full[:, 2])
-        return Shapes(tuple(best), tuple(deep), each, count, float(work.min()))
+        each, count = self._work(step, full[:, 0], full[:, 1], full[:, 2])
+        return Shapes(tuple(best), deep, each, count, float(work.min()))
 
     def _grid(self, way: Way, shapes: Shapes) -> Grid:
         """Candidates (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
@@ -151,39 +170,41 @@ class Choice(Ways):
             kinds += [n * len(deep) + d for _ in panels for _ in blocks for d in deep]
         return Grid(way, np.array(found, float), shapes.work[kinds], shapes.count[kinds])
 
-    def _window(self, way: Way) -> int:
+    def _window(self, axis: int) -> int:
         """Iterations of the innermost loop of the reduction where it moves a window along the rows; else 0."""
-        rows, inner = self.names[way.rows], next(reversed(self.ranges), "")
+        rows, inner = self.names[axis], next(reversed(self.ranges), "")
         slides = any(rows in axis and inner in axis for o in self.operands for axis in o.axes)
         return self.ranges[inner] if slides else 0
 
-    def _work(self, way: Way, height: Numbers, width: Numbers, depth: Numbers) -> tuple[Numbers, Numbers]:
+    def _work(self, step: Step, height: Numbers, width: Numbers, depth: Numbers) -> tuple[Numbers, Numbers]:
         """Cycles of the operations over all tiles with their edges, and the number of tiles."""
-        rows = self.extents[self.names[way.rows]]
+        rows = self.extents[self.names[step.rows]]
         count = np.ceil(rows / height)
-        whole, rest = np.floor(self.vectors / width), self.vectors % width
-        steps = float(np.prod([*self.ranges.values(), 1]))
+        high, rest = rows / count, self.vectors % width
+        steps = float(prod(self.ranges.values()))
         again = (depth > 0).astype(float)
         blocks = np.where(depth > 0, np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1)), 1.0)
-        total: Numbers = np.zeros(())
-        for w, number in ((width, whole), (rest, np.minimum(rest, 1))):
-            high, wide = rows / count, np.maximum(w, 1)
-            step, other = tile_cycles(self.core, high * wide, self._loads(way, high, wide), again)
-            step = step + self._missed(way, high)
-            turning = high * wide * TURNING if self.turned and not way.lanes_outside else 0.0
-            total = total + count * number * (step * steps + (other + turning) * blocks)
+        wide = np.maximum((width, rest), 1)  # of tiles of a full width, and of what is left over
+        number = np.array((np.floor(self.vectors / width), np.minimum(rest, 1)))
+        one, other = tile_cycles(self.core, high * wide, _loads(step, high, wide), again)
+        turning = high * wide * TURNING if step.turning else 0.0
+        each = count * number * ((one + self._missed(step, high)) * steps + (other + turning) * blocks)
         kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
-        around = float(np.prod([e for k, e in enumerate(self.facts.extents) if k not in (way.rows, self.lanes)]))
-        return total * (1 + PIECE_COST * (kinds - 1)) * around, count
+        around = float(prod(e for k, e in enumerate(self.facts.extents) if k not in (step.rows, self.lanes)))
+        return (each[0] + each[1]) * (1 + PIECE_COST * (kinds - 1)) * around, count
 
-    def _loads(self, way: Way, height: Numbers, width: Numbers) -> Numbers:
-        """Loads for one step of the reduction on a register tile."""
-        lanes, rows, packed = self.names[self.lanes], self.names[way.rows], dict(way.packs)
-        total: Numbers = np.zeros(())
-        for k, o in enumerate(self.operands[:-1]):
-            vectors = width * self._crossing(o, k in packed) if o.depends(lanes) else 1.0
-            total = total + np.where(o.depends(rows), height, 1.0) * vectors
-        return total
+    def _step(self, way: Way) -> Step:
+        lanes, rows, packed = self.names[self.lanes], self.names[way.rows], {k for k, _ in way.packs}
+        reads = self.operands[:-1]
+        loads = tuple(
+            (o.depends(rows), self._crossing(o, k in packed) if o.depends(lanes) else None) for k, o in enumerate(reads)
+        )
+        lost = tuple(
+            lines_kept(self.core, o.stride(rows))
+            for k, o in enumerate(reads)
+            if k not in packed and o.stride(rows) >= LINE and any(0 < abs(o.stride(n)) < LINE for n in self.ranges)
+        )
+        return Step(way.rows, loads, lost, self.turned and not way.lanes_outside)
 
     def _crossing(self, operand: Operand, packed: bool) -> float:
         """Loads of a vector along the lanes: more than one where it lies in two lines now and then."""
@@ -192,16 +213,10 @@ class Choice(Ways):
         apart = not packed and any(operand.stride(n) % whole for n in self.extents if n != lanes)
         return CROSSING if slides or apart else 1.0
 
-    def _missed(self, way: Way, height: Numbers) -> Numbers:
+    def _missed(self, step: Step, height: Numbers) -> Numbers:
         """Cycles of a step for lines that meet in so few sets of the first cache that none stays until the next one."""
-        rows, packed = self.names[way.rows], {k for k, _ in way.packs}
         rate = self.core.caches[0].rate
-        total: Numbers = np.zeros(())
-        for k, o in enumerate(self.operands[:-1]):
-            stays = any(0 < abs(o.stride(n)) < LINE for n in self.ranges)
-            if k not in packed and stays and o.stride(rows) >= LINE:
-                total = total + np.where(height >= lines_kept(self.core, o.stride(rows)), height * LINE / rate, 0.0)
-        return total
+        return sum((np.where(height >= kept, height * LINE / rate, 0.0) for kept in step.lost), np.zeros(()))
 
     def _cycles(self, grids: Sequence[Grid]) -> list[Numbers]:
         """Cycles of all candidates of some ways, in one call of the model of memory."""
@@ -289,3 +304,11 @@ class Choice(Ways):
             return np.minimum(self.vector, whole & -whole) / PIECE
         squares = moving and self._fast_axis(k) is not None
         return np.full((), SQUARES if squares else ONE_BY_ONE)
+
+
+def _loads(step: Step, height: Numbers, width: Numbers) -> Numbers:
+    """Loads for one step of the reduction on a register tile."""
+    total: Numbers = np.zeros(())
+    for by_rows, vectors in step.loads:
+        total = total + (height if by_rows else 1.0) * (1.0 if vectors is None else width * vectors)
+    return total
