@@ -9,6 +9,7 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine
+from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import best_plans, contraction_plan, ways_of
@@ -52,9 +53,9 @@ s3[o, x]: Y[o, x] = max(Z[o, x], 0) where 0 <= o <= 39 and 0 <= x <= 17
 WINDOW = "Y[o,x] += W[o,c,r] * X[c,2*x + r]"
 
 
-def host_facts(program: Program) -> Facts:
+def facts_on(program: Program, machine: Machine | None = None) -> Facts:
     (group,) = groups_of(program)
-    return facts_of(program, group, host_machine())
+    return facts_of(program, group, machine or host_machine())
 
 
 def choice_of(facts: Facts, lanes: int) -> Choice:
@@ -64,7 +65,7 @@ def choice_of(facts: Facts, lanes: int) -> Choice:
 
 def run(program: Program, plan: BlockPlan) -> None:
     """Compile as planned and compare with the interpreter of programs, exactly, on small whole numbers."""
-    facts = host_facts(program)
+    facts = facts_on(program)
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
     kernel = poly.compile(program, schedule=schedule)
     random = np.random.default_rng(3)
@@ -77,7 +78,7 @@ def run(program: Program, plan: BlockPlan) -> None:
 def test_every_way_of_a_product_is_exact(text: str) -> None:
     a, b = ((21, 40), (40, 35)) if text == GEMM else ((40, 21), (35, 40))
     program = poly.parse(text, A=a, B=b)
-    facts = host_facts(program)
+    facts = facts_on(program)
     choice = choice_of(facts, 1)
     for k, way in enumerate(w for w in choice.ways() if not w.lanes_outside):
         run(program, choice.plan(way, 4, 2, 2, 2 if dict(way.packs).get(0) == "rows" else 0, 16 * (k % 3 == 2)))
@@ -85,7 +86,7 @@ def test_every_way_of_a_product_is_exact(text: str) -> None:
 
 def test_partial_sums_go_through_memory() -> None:
     program = poly.parse(GEMM, A=(13, 50), B=(50, 24))
-    facts = host_facts(program)
+    facts = facts_on(program)
     choice = choice_of(facts, 1)
     way = next(w for w in choice.ways() if not w.packs)
     plan = choice.plan(way, 6, 2, 1, 0, 16)
@@ -95,7 +96,7 @@ def test_partial_sums_go_through_memory() -> None:
 
 def test_blocks_of_lanes_around_those_of_the_reduction() -> None:
     program = poly.parse(GEMM, A=(13, 260), B=(260, 41))
-    facts = host_facts(program)
+    facts = facts_on(program)
     choice = choice_of(facts, 1)
     ways = [w for w in choice.ways() if w.lanes_outside]
     assert {tuple(site for _, site in w.packs) for w in ways} >= {(), ("lanes",), ("rows", "lanes")}
@@ -110,7 +111,7 @@ def test_blocks_of_lanes_around_those_of_the_reduction() -> None:
 
 def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> None:
     program = poly.parse(WINDOW, W=(32, 5, 3), X=(5, 27), Y=(32, 13))
-    plans = [r.plan for r in best_plans(host_facts(program), 0, 8)]
+    plans = [r.plan for r in best_plans(facts_on(program), 0, 8)]
     assert plans and all(p.lanes == 0 and p.rows == 1 and p.depth is None for p in plans)
     for plan in plans[:3]:
         run(program, plan)
@@ -119,7 +120,7 @@ def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> N
 @pytest.mark.parametrize(("height", "width"), [(3, 2), (5, 2), (9, 1)])
 def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int) -> None:
     program = parse_program(WITH_BIAS_AND_SUM)
-    facts = host_facts(program)
+    facts = facts_on(program)
     choice = choice_of(facts, 0)
     ways = [*choice.ways()]
     assert {w.rows for w in ways} == {1}
@@ -130,7 +131,7 @@ def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int)
 @pytest.mark.parametrize(("height", "width"), [(4, 3), (5, 2)])
 def test_partial_sums_of_turned_tiles_are_in_a_buffer_where_lanes_are_contiguous(height: int, width: int) -> None:
     program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(40, 32, 3, 3), X=(32, 5, 11))
-    facts = host_facts(program)
+    facts = facts_on(program)
     choice = choice_of(facts, 0)
     ways = [w for w in choice.ways() if w.lanes_outside and w.rows == 2]
     plan = choice.plan(ways[0], height, width, 1, 0, 16)
@@ -143,13 +144,13 @@ def test_partial_sums_of_turned_tiles_are_in_a_buffer_where_lanes_are_contiguous
 
 def test_a_tile_is_not_turned_for_what_follows_in_another_order() -> None:
     text = WITH_BIAS_AND_SUM.replace("S: f32[40, 18]", "S: f32[18, 40]").replace("S[o, x]", "S[x, o]")
-    facts = host_facts(parse_program(text))
+    facts = facts_on(parse_program(text))
     assert not [*choice_of(facts, 0).ways()]
 
 
 def test_a_blocked_schedule_prints_as_a_script_that_replays() -> None:
     program = poly.parse(GEMM, A=(12, 300), B=(300, 32))
-    facts = host_facts(program)
+    facts = facts_on(program)
     plan = contraction_plan(facts, 1)
     assert plan is not None
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
@@ -157,7 +158,7 @@ def test_a_blocked_schedule_prints_as_a_script_that_replays() -> None:
 
 
 def test_the_choice_is_among_the_best_of_the_model() -> None:
-    facts = host_facts(poly.parse(GEMM, A=(96, 200), B=(200, 96)))
+    facts = facts_on(poly.parse(GEMM, A=(96, 200), B=(200, 96)))
     chosen, best = contraction_plan(facts, 1), best_plans(facts, 1, 5)
     assert chosen == best[0].plan and [r.cycles for r in best] == sorted(r.cycles for r in best)
 
@@ -167,13 +168,13 @@ def test_ways_do_not_double_with_every_factor() -> None:
     for n in (3, 12):
         shapes: dict[str, Any] = {f"A{k}": (33, 19) for k in range(n)} | {"B": (19, 40)}
         program = poly.parse(f"C[i,j] += {'*'.join(f'A{k}[i,l]' for k in range(n))} * B[l,j]", **shapes)
-        counts.append(len(list(ways_of(host_facts(program), 1))))
+        counts.append(len(list(ways_of(facts_on(program), 1))))
     assert 0 < counts[0] == counts[1]
 
 
 def test_power_of_two_strides_are_packed_and_small_operands_are_not() -> None:
     def packed(n: int) -> set[str]:
-        plan = contraction_plan(host_facts(poly.parse(GEMM, A=(n, n), B=(n, n))), 1)
+        plan = contraction_plan(facts_on(poly.parse(GEMM, A=(n, n), B=(n, n))), 1)
         assert plan is not None
         return {p.tensor for p in plan.packs}
 
@@ -182,7 +183,7 @@ def test_power_of_two_strides_are_packed_and_small_operands_are_not() -> None:
 
 def test_rows_that_meet_in_few_sets_of_the_cache_are_few() -> None:
     def tallest(depth: int) -> int:
-        plan = contraction_plan(host_facts(poly.parse(GEMM, A=(2048, depth), B=(depth, 7))), 1)
+        plan = contraction_plan(facts_on(poly.parse(GEMM, A=(2048, depth), B=(depth, 7)), AVX2), 1)
         assert plan is not None
         return 0 if any(p.tensor == "A" for p in plan.packs) else max(r.tile for s in plan.strips for r in s.rows)
 
@@ -343,7 +344,7 @@ def test_a_window_that_stays_in_registers_is_read_once() -> None:
     assert window_stays(7, 1, 3, 16) and window_stays(4, 2, 3, 16) and not window_stays(6, 2, 3, 16)
     assert not window_stays(7, 1, 1, 16)
     program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(16, 8, 3, 3), X=(8, 9, 9))
-    facts = host_facts(program)
+    facts = facts_on(program)
     choice = choice_of(facts, 0)
     plan = choice.plan(next(w for w in choice.ways() if w.rows == 2), 7, 1, 1, 0, 0)
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
@@ -391,5 +392,5 @@ def test_a_single_block_has_no_next_one() -> None:
 def test_blocks_of_a_reduction_have_many_steps() -> None:
     product = poly.parse(GEMM, A=(8, 1024), B=(1024, 1024))
     window = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(32, 64, 3, 3), X=(64, 20, 20))
-    assert choice_of(host_facts(product), 1).depths == [128, 512]
-    assert choice_of(host_facts(window), 0).depths == [16]
+    assert choice_of(facts_on(product), 1).depths == [128, 512]
+    assert choice_of(facts_on(window), 0).depths == [16]
