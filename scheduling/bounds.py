@@ -34,14 +34,22 @@ class LoopBounds:
     context: isl.Set
 
 
-def loop_bounds(prefixes: Sequence[isl.Set], outer: isl.Set, context: isl.Set, names: Sequence[str]) -> LoopBounds:
+def loop_bounds(
+    prefixes: Sequence[isl.Set], outer: isl.Set, context: isl.Set, names: Sequence[str],
+    ends: tuple[int, int] | None = None,
+) -> LoopBounds:  # fmt: skip
     """Bounds of the last of the loops `names`.
 
     `prefixes`: per statement the values of these loops, `outer`: of the first statement without the last loop;
-    `context`: what is known of the loops around. Raises `UnsupportedError` for a loop without bounds.
+    `context`: what is known of the loops around; `ends`: the first and the last value of the loop in the first
+    statement, where these are numbers whatever the loops around are. Raises `UnsupportedError` for a loop without
+    bounds.
     """
     first = prefixes[0]
     if same(context, outer) and all(same(first, other) for other in prefixes[1:]):
+        if ends is not None:
+            low, end = Affine((), ends[0]), Affine((), ends[1] + 1)
+            return LoopBounds((low,), (end,), 1, (), low if ends[0] == ends[1] else None, (), first)
         found = _exact_bounds(first, names)
         if found is not None:
             return found

@@ -18,7 +18,7 @@ from poly.errors import ScheduleError, UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite, walk
 from poly.locks import cached_property
 from poly.program import Access, Statement
-from poly.relations import bound_set
+from poly.relations import bound_set, box_bounds
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.sets import SET, affine_of_aff, has_floor, parameter_names
 
@@ -49,6 +49,11 @@ class LoopVectors:
         for depth in reversed(range(len(self.loops))):
             found.append(found[-1].project_out(SET, depth, 1))
         return found[::-1]
+
+    @cached_property
+    def ends(self) -> Mapping[str, tuple[int, int]]:
+        """First and last value of every loop where all have numbers as bounds; else nothing."""
+        return box_bounds(self.vectors, self.loops) or {}
 
     def express(self, expressions: Sequence[Affine]) -> tuple[Affine, ...]:
         """Expressions of the iterators by loops, without the floors that the domain makes redundant."""

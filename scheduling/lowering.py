@@ -125,7 +125,8 @@ class _Lowering:
             return []
         inner = (*names, tree.loop)
         outer = self.placed[members[0]].prefixes[len(names)]
-        bounds = loop_bounds([self.placed[s].prefixes[len(inner)] for s in members], outer, context, inner)
+        prefixes = [self.placed[s].prefixes[len(inner)] for s in members]
+        bounds = loop_bounds(prefixes, outer, context, inner, self.placed[members[0]].ends.get(tree.loop))
         mark = self.schedule.marks.get(tree.loop, Mark())
         dropped = bounds.value is not None and mark.kind not in ("parallel", "unit")
         guard = bounds.guard + (bounds.value_guard if dropped else ())
