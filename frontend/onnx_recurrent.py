@@ -1,25 +1,28 @@
 """Rows of the operator table that are loops over time: RNN, GRU, LSTM.
 
-The products with the input do not depend on the step before and are sums over all steps at once; the products with the
-state, the gates and the new state are statements of one loop over time, in this order. A step's values have the step
-as their first subscript, so that no value is overwritten.
+The products with the input do not depend on the step before and are sums over all steps at once; the biases, the
+products with the state, the gates and the new state are statements of one loop over time, in this order. A step's
+values have the step as their first subscript, so that no value is overwritten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Final
 
 from poly.affine import Affine, var
 from poly.dtypes import is_float
 from poly.frontend.onnx_logarithms import softplus
 from poly.frontend.onnx_notation import Notation
-from poly.frontend.onnx_terms import Index, Term, Value, fn
+from poly.frontend.onnx_terms import Index, Term, Value, fn, literal
 
 Row = Callable[[Notation], None]
 Activation = Callable[[Term], Term]
-_S, _B, _H, _J, _K = (var(name) for name in ("s", "b", "h", "j", "k"))
+_S, _B, _H, _G, _J, _K = (var(name) for name in ("s", "b", "h", "g", "j", "k"))
+_SIDE_BY_SIDE: Final = 32  # gates that lie together: what a step reads of R is contiguous
+_LEAST_SIDE_BY_SIDE: Final = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class _Layer:
     batch_first: bool
     activations: tuple[Activation, ...]
     clip: float | None
+    turned: Value  # R of this direction as [block, k, j of the block]
 
     @property
     def suffix(self) -> str:
@@ -58,27 +62,33 @@ class _Layer:
         bias = self.b.optional(3)
         return None if bias is None else bias[self.direction, j + (self.gates * self.extents[3] if recurrent else 0)]
 
-    def weight(self, j: Index, k: Index) -> Term:
-        return self.b.input(2)[self.direction, j, k]
-
-    def inputs(self, recurrent_bias: int) -> Value:
-        """z[s, b, j]: x W' + the biases; those of the state only for the first `recurrent_bias` gates."""
+    def inputs(self) -> Value:
+        """[s, b, j]: x W', for all steps at once."""
         steps, batch, width, hidden = self.extents
+        sums = self.temporary("sums", steps, batch, self.gates * hidden)
+        where = (_B, self.step, _K) if self.batch_first else (self.step, _B, _K)
+        value = self.x[where] * self.b.input(1)[self.direction, _J, _K]
+        ranges = {"s": steps, "b": batch, "j": self.gates * hidden}
+        self.b.reduce(sums, ranges, {"k": width}, value, suffix=f"_input{self.suffix}")
+        return sums
+
+    def begin(self, sums: Value, recurrent_bias: int) -> Value:
+        """z[s, b, j] in step s: the sums with the biases, those of the state only for the first `recurrent_bias` gates.
+
+        The products with the state are added here, and not to the sums, which are complete before the first step.
+        """
+        steps, batch, _, hidden = self.extents
         z = self.temporary("z", steps, batch, self.gates * hidden)
         for first, last, both in ((0, recurrent_bias, True), (recurrent_bias, self.gates, False)):
             if first == last:
                 continue
             j = _J + first * hidden
             own, other = self.bias(j, recurrent=False), self.bias(j, recurrent=True)
-            start: Term | float = 0.0 if own is None else own
-            if both and own is not None and other is not None:
-                start = own + other
-            ranges = {"s": steps, "b": batch, "j": (last - first) * hidden}
-            self.b.assign(z, ranges, start, (_S, _B, j), suffix=f"_bias{self.suffix}")
-        where = (_B, self.step, _K) if self.batch_first else (self.step, _B, _K)
-        value = self.x[where] * self.b.input(1)[self.direction, _J, _K]
-        ranges = {"s": steps, "b": batch, "j": self.gates * hidden, "k": width}
-        self.b.assign(z, ranges, value, (_S, _B, _J), suffix=f"_input{self.suffix}", combiner="+")
+            value = sums[_S, _B, j]
+            if own is not None and other is not None:
+                value = value + (own + other if both else own)
+            ranges = {"b": batch, "j": (last - first) * hidden}
+            self.b.assign(z, ranges, value, (_S, _B, j), suffix=f"_bias{self.suffix}")
         return z
 
     def state(self, name: str, position: int) -> Value:
@@ -99,13 +109,14 @@ class _Layer:
         where = (_B, self.direction, _H) if self.batch_first else (self.direction, _B, _H)
         self.b.assign(y, {"b": batch, "h": hidden}, state[steps, _B, _H], where, suffix=f"_{name}_last{self.suffix}")
 
-    def product(self, z: Value, state: Value, at: Index, rows: tuple[int, int]) -> None:
-        """z[s, b, j] += state[at, b, k] R[j, k] for the gates rows[0] .. rows[1] - 1."""
+    def product(self, target: Value, state: Value, at: Index, rows: tuple[int, int], first: int) -> None:
+        """target[s, b, first + j] += state[at, b, k] R[j, k] for the gates rows[0] .. rows[1] - 1."""
         _, batch, _, hidden = self.extents
-        j = _J + rows[0] * hidden
-        ranges = {"b": batch, "j": (rows[1] - rows[0]) * hidden, "k": hidden}
-        value = state[at, _B, _K] * self.weight(j, _K)
-        self.b.assign(z, ranges, value, (_S, _B, j), suffix=f"_state{self.suffix}", combiner="+")
+        size = self.turned.shape[2]
+        ranges = {"b": batch, "g": (rows[1] - rows[0]) * hidden // size, "j": size, "k": hidden}
+        value = state[at, _B, _K] * self.turned[_G + rows[0] * hidden // size, _K, _J]
+        where = (_S, _B, _G * size + _J + first)
+        self.b.assign(target, ranges, value, where, suffix=f"_state{self.suffix}", combiner="+")
 
     def write(self, target: Value, index: Sequence[Index], value: Term, name: str) -> None:
         """One value for each element of the batch and the state, inside the loop over time."""
@@ -114,14 +125,14 @@ class _Layer:
 
 
 def _rnn_step(layer: _Layer, z: Value, h: Value) -> None:
-    layer.product(z, h, _S, (0, 1))
+    layer.product(z, h, _S, (0, 1), 0)
     layer.write(h, (_S + 1, _B, _H), layer.activate(0, z[_S, _B, _H]), "h")
 
 
 def _gru_step(layer: _Layer, z: Value, h: Value) -> None:
     """Gates in the order update, reset, hidden."""
     steps, batch, _, hidden = layer.extents
-    layer.product(z, h, _S, (0, 2))
+    layer.product(z, h, _S, (0, 2), 0)
     update, new = layer.temporary("update", steps, batch, hidden), layer.temporary("new", steps, batch, hidden)
     reset = layer.activate(0, z[_S, _B, _H + hidden])
     layer.write(update, (_S, _B, _H), layer.activate(0, z[_S, _B, _H]), "update")
@@ -129,14 +140,13 @@ def _gru_step(layer: _Layer, z: Value, h: Value) -> None:
     if layer.b.int_attribute("linear_before_reset", 0):
         q = layer.temporary("q", steps, batch, hidden)
         bias = layer.bias(_H + 2 * hidden, recurrent=True)
-        product = h[_S, _B, _K] * layer.weight(_H + 2 * hidden, _K)
-        ranges = {"b": batch, "h": hidden}
-        layer.b.reduce(q, ranges, {"k": hidden}, product, index=point, start=bias, suffix=f"_q{layer.suffix}")
+        layer.write(q, point, literal(0.0) if bias is None else bias, "q")
+        layer.product(q, h, _S, (2, 3), 0)
         layer.write(new, point, layer.activate(1, z[_S, _B, _H + 2 * hidden] + reset * q[point]), "new")
     else:
         kept = layer.temporary("kept", steps, batch, hidden)
         layer.write(kept, point, reset * h[point], "kept")
-        layer.product(z, kept, _S, (2, 3))
+        layer.product(z, kept, _S, (2, 3), 2 * hidden)
         layer.write(new, point, layer.activate(1, z[_S, _B, _H + 2 * hidden]), "new")
     value = (1.0 - update[point]) * new[point] + update[point] * h[point]
     layer.write(h, (_S + 1, _B, _H), value, "h")
@@ -145,7 +155,7 @@ def _gru_step(layer: _Layer, z: Value, h: Value) -> None:
 def _lstm_step(layer: _Layer, z: Value, h: Value, c: Value) -> None:
     """Gates in the order input, output, forget, cell; peepholes in the order input, output, forget."""
     hidden = layer.extents[3]
-    layer.product(z, h, _S, (0, 4))
+    layer.product(z, h, _S, (0, 4), 0)
     peepholes = layer.b.optional(7)
 
     def gate(number: int, cell: Index) -> Term:
@@ -192,10 +202,11 @@ def _row(gates: int, default: tuple[str, ...]) -> Row:
 def _run(layer: _Layer) -> tuple[Value, ...]:
     """The states of one direction, before every step and after the last."""
     linear = layer.gates == 3 and layer.b.int_attribute("linear_before_reset", 0) != 0
-    z = layer.inputs(2 if linear else layer.gates)
+    sums = layer.inputs()
     h = layer.state("h", 5)
     c = layer.state("c", 6) if layer.gates == 4 else h
     with layer.b.loop({"s": layer.extents[0]}):
+        z = layer.begin(sums, 2 if linear else layer.gates)
         match layer.gates:
             case 1:
                 _rnn_step(layer, z, h)
@@ -231,9 +242,21 @@ def _layers(b: Notation, gates: int, default: tuple[str, ...]) -> list[_Layer]:
     each, extents = len(default), (steps, batch, width, hidden)
     return [
         _Layer(b, x, gates, d, direction == "reverse" or d == 1, extents, batch_first,
-               tuple(functions[d * each : (d + 1) * each]), clip)
+               tuple(functions[d * each : (d + 1) * each]), clip, _turned(b, r, d))
         for d in range(count)
     ]  # fmt: skip
+
+
+def _turned(b: Notation, r: Value, direction: int) -> Value:
+    """r[direction, g * size + j, k] as [g, k, j]: once, for all steps."""
+    rows, hidden = r.shape[1:]
+    size = gcd(hidden, _SIDE_BY_SIDE)
+    size = size if size >= _LEAST_SIDE_BY_SIDE else hidden
+    turned = b.temporary("turned", (rows // size, hidden, size), r.dtype)
+    ranges = {"g": rows // size, "j": size, "k": hidden}
+    value = r[direction, _G * size + _J, _K]
+    b.assign(turned, ranges, value, (_G, _K, _J), suffix=f"_turned_{direction}")
+    return turned
 
 
 def _fits(b: Notation, name: str, value: Value | None, shape: tuple[int, ...]) -> None:

@@ -75,7 +75,7 @@ def _lead(iterators: Sequence[Affine], shape: Sequence[int]) -> list[Index]:
 
 
 def gemm(b: Notation) -> None:
-    """alpha * A' * B' + beta * C: the sum begins from beta * C."""
+    """alpha * A' * B' + beta * C: the sum begins from beta * C, or is scaled when it is complete."""
     x, w, c = b.input(0), b.input(1), b.optional(2)
     b.require(x.rank == 2 and w.rank == 2, f"needs matrices, not ranks {x.rank} and {w.rank}")
     turned = [b.int_attribute("transA", 0) != 0, b.int_attribute("transB", 0) != 0]
@@ -90,7 +90,13 @@ def gemm(b: Notation) -> None:
         b.require(b.broadcast(c.shape, y.shape) == y.shape, f"C {list(c.shape)} does not broadcast to {list(y.shape)}")
         start = _scaled(b, c.aligned([i, j], y.shape), beta, y.dtype)
     term = (x[k, i] if turned[0] else x[i, k]) * (w[j, k] if turned[1] else w[k, j])
-    b.reduce(y, {"i": m, "j": n}, {"k": inner}, _scaled(b, term, alpha, y.dtype), start=start)
+    if alpha == 1:
+        b.reduce(y, {"i": m, "j": n}, {"k": inner}, term, start=start)
+        return
+    total = b.temporary("product", (m, n), y.dtype)
+    b.reduce(total, {"i": m, "j": n}, {"k": inner}, term, suffix="_product")
+    scaled = _scaled(b, total[i, j], alpha, y.dtype)
+    b.assign(y, {"i": m, "j": n}, scaled if start is None else scaled + start)
 
 
 def _scaled(b: Notation, term: Term, factor: float, dtype: str) -> Term:

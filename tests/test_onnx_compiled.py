@@ -36,6 +36,10 @@ RECURRENT: dict[str, tuple[str, list[Operand], dict[str, Any]]] = {
     "gru, linear before reset": ("GRU", [X, *weights(3)],
                                  {"hidden_size": 4, "outputs": 2, "linear_before_reset": 1}),
     "lstm": ("LSTM", [X, *weights(4), None, H, H], {"hidden_size": 4, "outputs": 3}),
+    "lstm, gates side by side": ("LSTM", [X, *weights(4, hidden=24)], {"hidden_size": 24, "outputs": 3}),
+    "gru, gates side by side": ("GRU", [X, *weights(3, hidden=32)], {"hidden_size": 32, "outputs": 2}),
+    "gru, linear, gates side by side": ("GRU", [X, *weights(3, hidden=16)],
+                                        {"hidden_size": 16, "outputs": 2, "linear_before_reset": 1}),
     "lstm with peepholes": ("LSTM", [X, *weights(4), None, H, H, f32(1, 12)], {"hidden_size": 4, "outputs": 3}),
 }  # fmt: skip
 
