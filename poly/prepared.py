@@ -25,6 +25,7 @@ from poly.disk_cache import cache_entry, read_entry, write_entry
 from poly.errors import CapacityError, PolyError, UnsupportedError
 from poly.locks import cached_property
 from poly.machine import Machine
+from poly.pauses import collection_paused
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.constants import Split, split_constants
@@ -81,7 +82,13 @@ def prepare(
 
     `early`: object code is made by another thread while this one proves that the schedule is legal.
     """
-    ahead = _Ahead(machine) if early else None
+    with collection_paused():
+        return _prepared(program, machine, threads, schedule, _Ahead(machine) if early else None)
+
+
+def _prepared(
+    program: Program, machine: Machine, threads: int, schedule: Schedule | None, ahead: _Ahead | None
+) -> Prepared:
     if schedule is None:
         return _kept(_path(program, machine, threads), lambda: _planned(program, machine, threads, ahead))
     key = ("given", str(schedule.checked), content_text(schedule), machine.hash, package_hash())
