@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.work import work_of
-from poly.errors import IndexRangeError, RunError
+from poly.errors import ArgumentTypeError, IndexRangeError, RunError
 from poly.interp import run_program
 from poly.interp_arrays import check_context, extents, lacks_elements, pack, unpack
 from poly.locks import cached_property
@@ -324,6 +324,11 @@ class Kernel(NativeCall):
     def asm(self) -> str:
         """The assembly of the machine."""
         return assembly(self.module.ir, self.machine)
+
+    def __reduce__(self) -> NoReturn:
+        hint = "pickle its program, or its schedule, and compile that again where it is read"
+        raise ArgumentTypeError("a kernel is code in this process, which is not pickled or copied",
+                                where=f"kernel {self.loops.name}", hint=hint)  # fmt: skip
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(t.name for t in ts) for ts in (self.inputs, self.outputs))

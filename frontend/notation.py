@@ -24,7 +24,7 @@ import numpy as np
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds
-from poly.dtypes import is_integer, numpy_dtype
+from poly.dtypes import DTYPES, hint_for, is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import Cast, Const, Expr, dtype_of, rewrite
 from poly.frontend.notation_order import ordered_statements
@@ -54,6 +54,9 @@ def parse(text: str, *, dtypes: Mapping[str, str] | None = None, **shapes: Exten
     lines = read_program_lines(text)
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
     dtypes = dict(dtypes or {})
+    for name, dtype in dtypes.items():
+        if dtype not in DTYPES:
+            raise ShapeError(f"unknown dtype {dtype!r}", where=f"tensor {name}", hint=hint_for(dtype))
     if not _is_complete(lines):
         return _program(lines, given, dtypes)
     program = build_program(lines)

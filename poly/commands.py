@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -284,9 +283,8 @@ def _group_of(work: Work, group: int | None, level: Level, machine: Machine) -> 
         raise UsageError(f"{level} of which group?", hint=hint)
     if group not in parts:
         raise UsageError(f"no group {group}", where=work.name, hint=hint)
-    part = parts[group]
-    loose = tuple(replace(t, role="input") if t.role == "constant" else t for t in part.tensors)
-    return Work(part.name, program=replace(part, tensors=loose))
+    part, known = parts[group], work.graph.constants
+    return Work(part.name, program=part, constants={n: known[n] for n in part.tensor if n in known})
 
 
 def _level_text(work: Work, program: Program, level: Level, machine: Machine, threads: int) -> str:
@@ -296,7 +294,8 @@ def _level_text(work: Work, program: Program, level: Level, machine: Machine, th
         schedule = work.schedule or prepare(join_axes(program), machine, threads).schedule  # as `compile` does
         return str(schedule) if level == "schedule" else str(schedule.lower())
     constants = {
-        t.name: random_array(t, program.binding, np.random.default_rng(0)) for t in program.with_role("constant")
+        t.name: work.constants.get(t.name, random_array(t, program.binding, np.random.default_rng(0)))
+        for t in program.with_role("constant")
     }
     with busy("compiling"):
         kernel = compile(program, machine, constants=constants, threads=threads, schedule=work.schedule)

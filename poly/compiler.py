@@ -131,6 +131,7 @@ def compile(
     check_settings()
     machine = machine_of(target)
     if threads is not None:
+        threads = int(threads)
         check_threads(threads, machine.cores if machine.kind == "cpu" else MOST_THREADS)
     if isinstance(what, Graph):
         if schedule is not None or constants:

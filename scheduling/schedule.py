@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import indent
 from typing import TYPE_CHECKING, Literal
 
 from poly.affine import Affine, var
@@ -73,6 +74,9 @@ class Band:
     loop: str
     child: TreeNode
 
+    def __str__(self) -> str:
+        return f"for {self.loop}:\n{indent(str(self.child), '    ')}"
+
 
 @dataclass(frozen=True)
 class Ordered:
@@ -80,12 +84,18 @@ class Ordered:
 
     children: tuple[TreeNode, ...]
 
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.children))
+
 
 @dataclass(frozen=True)
 class Leaf:
     """A statement."""
 
     statement: str
+
+    def __str__(self) -> str:
+        return self.statement
 
 
 TreeNode = Band | Ordered | Leaf
@@ -242,7 +252,7 @@ class Schedule:
         """Cut a band's loops into tiles: i becomes i.o over tiles, i.p inside. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import tile
 
-        return tile(self, {**(sizes or {}), **named})
+        return tile(self, {loop: int(size) for loop, size in {**(sizes or {}), **named}.items()})
 
     @checks_kinds(ScheduleError)
     def interchange(self, first: str, second: str) -> Schedule:
@@ -270,28 +280,28 @@ class Schedule:
         """Cut a loop in two: the first `at` things inside, the rest in loop.2. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import distribute
 
-        return distribute(self, loop, at)
+        return distribute(self, loop, int(at))
 
     @checks_kinds(ScheduleError)
     def shift(self, statement: str, loop: str, by: int) -> Schedule:
         """Run a statement `by` iterations of a loop later. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import shift
 
-        return shift(self, statement, loop, by)
+        return shift(self, statement, loop, int(by))
 
     @checks_kinds(ScheduleError)
     def skew(self, loop: str, by: str, factor: int = 1) -> Schedule:
         """Add `factor` times the outer loop `by` to a loop (time skewing). Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import skew
 
-        return skew(self, loop, by, factor)
+        return skew(self, loop, by, int(factor))
 
     @checks_kinds(ScheduleError)
     def split(self, loop: str, at: int | str) -> Schedule:
         """Cut a loop's range at `at`: S_lo in loop.lo, then S_hi in loop.hi. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import split
 
-        return split(self, loop, at)
+        return split(self, loop, at if isinstance(at, str) else int(at))
 
     @checks_kinds(ScheduleError)
     def unroll(self, loop: str) -> Schedule:
@@ -319,7 +329,7 @@ class Schedule:
         """Let a vector loop ask for what it touches `ahead` iterations of loop `along` later. Raises ScheduleError."""
         from poly.scheduling.edits import prefetch
 
-        return prefetch(self, loop, along, ahead)
+        return prefetch(self, loop, along, int(ahead))
 
     @checks_kinds(ScheduleError)
     def parallelise(self, loop: str) -> Schedule:
@@ -351,6 +361,13 @@ class Schedule:
         reads: Sequence[int] | None = None,
     ) -> Schedule:
         """Keep what an iteration of loop `at` uses of a tensor in memory `space`. Raises IllegalEdit/ScheduleError.
+
+        `at`: None for the whole tensor, once. `name`: of the buffer. `users`: the statements that see the buffer
+        (default: all under `at` that touch the tensor). `order`: the buffer's axes from slow to fast. `pad`: the buffer
+        also holds the padding of guarded reads. `fold`: {axis: n}, every n-th element of the axis lies together, so
+        that a walk with step n is contiguous. `block`: {axis: n}, the axis is cut into blocks of n elements, which vary
+        fastest of all, so that a tile is one piece of memory. `reads`: the positions among the users' reads that see
+        the buffer, where not all that they do with the tensor goes through it.
 
         A schedule is of no machine yet: compiling refuses a `space` that the machine does not have, and names its own.
         """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 import re
@@ -336,3 +337,47 @@ def test_a_memory_that_the_machine_has_not(target: str, memories: str) -> None:
     schedule = product().promote("B", "C_update.k", "l9")
     with pytest.raises(PolyError, match=rf"'l9'[^\n]*\n  try: memories: {memories}"):
         poly.compile(schedule, target)
+
+
+# ---- what a user tries next
+
+
+def test_numpy_integers_are_numbers_of_edits() -> None:
+    schedule, n = poly.Schedule(poly.parse("y[i,j] = x[i,j]*2", x=(16, 16))), np.int64(4)
+    edited = schedule.tile({"i": n}).split("j", n).tile(**{"j.lo": n})  # type: ignore[arg-type]
+    assert str(poly.Schedule.parse(str(edited))) == str(edited)
+    assert "4" in schedule.shift("y_set", "j", n).script and "np." not in schedule.skew("j", "i", n).script  # type: ignore[arg-type]
+    assert poly.compile(edited, threads=np.int64(1))(np.ones((16, 16), "f4")).sum() == 512  # type: ignore[arg-type]
+
+
+def test_a_tree_reads_well() -> None:
+    tree = poly.Schedule(poly.parse("C[i,k] += A[i,j] * B[j,k]", A=(8, 6), B=(6, 4))).tree
+    assert str(tree) == (
+        "for C_init.i:\n    for C_init.k:\n        C_init\n"
+        "for C_update.i:\n    for C_update.k:\n        for j:\n            C_update"
+    )
+
+
+def test_a_kernel_is_not_pickled() -> None:
+    program = poly.parse("y[i] = x[i]*2", x=(4,))
+    kernel = poly.compile(program)
+    for tried in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="kernel program: .*not pickled") as refused:
+            tried(kernel)
+        assert isinstance(refused.value, PolyError) and "compile" in str(refused.value)
+    again = poly.compile(pickle.loads(pickle.dumps(kernel.schedule)))
+    np.testing.assert_array_equal(again(np.ones(4, "f4")), kernel(np.ones(4, "f4")))
+
+
+@pytest.mark.parametrize(
+    "name,dtype,hint", [("x", "float32", "'f32'"), ("A", "float64", "'f64'"), ("A", "f31", "one of")]
+)
+def test_a_wrong_dtype_is_of_the_tensor_it_was_given_for(name: str, dtype: str, hint: str) -> None:
+    with pytest.raises(PolyError, match=f"tensor {name}: .*'{dtype}'(?s:.*){hint}"):
+        poly.parse("C[i] = A[i]", A=(4,), dtypes={name: dtype})
+
+
+def test_help_of_promote_explains_every_option() -> None:
+    text = inspect.getdoc(poly.Schedule.promote) or ""
+    options = [p.name for p in inspect.signature(poly.Schedule.promote).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    assert len(options) > 6 and all(f"`{name}`:" in text for name in options)

@@ -200,6 +200,9 @@ def test_show_group_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert poly("show", str(path), *shape) == 0 and "Conv" in capsys.readouterr().out
     assert poly("show", str(path), *shape, "--level", "loops", "--group", "0") == 0
     assert "for " in capsys.readouterr().out
+    assert poly("show", str(path), *shape, "--level", "asm", "--group", "0") == 0
+    assert poly("show", str(path), *shape, "--level", "program", "--group", "0") == 0
+    assert "\nconstant " in capsys.readouterr().out  # weights are known when compiling, as they are to an engine
     assert poly("show", str(path), *shape, "--level", "loops") == 2
     assert poly("show", str(path), *shape, "--level", "loops", "--group", "99") == 2
     assert "--group 0 to" in capsys.readouterr().err
