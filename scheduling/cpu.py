@@ -28,6 +28,7 @@ from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
 from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
+from poly.scheduling.cpu_scan import schedule_scans
 from poly.scheduling.cpu_stages import schedule_stages, stages_of
 from poly.scheduling.cpu_threads import share
 from poly.scheduling.cpu_tile import schedule_tiles
@@ -91,7 +92,7 @@ def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) ->
 def _with_nests(schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
     """The statements of groups that have no plan, or whose plan was refused."""
     names = [s.name for g in groups for s in g.statements if s.external is None]
-    return schedule_nest(schedule, names, machine, threads) if names else schedule
+    return schedule_nest(schedule_scans(schedule, names, machine), names, machine, threads) if names else schedule
 
 
 def _has_plan(group: Group) -> bool:

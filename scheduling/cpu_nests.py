@@ -40,7 +40,7 @@ class Lanes:
 
 def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, threads: int) -> Schedule:
     """Lanes, and threads where they pay, for the statements `names` of a checked schedule."""
-    for name in names:
+    for name in (n for n in names if n in schedule.nests):
         for lanes in lanes_of(schedule, name):
             try:
                 schedule = settle(with_lanes(unchecked(schedule), name, lanes, machine))
@@ -105,7 +105,7 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
         schedule = schedule.reorder(*order)
     if ends is None:
         return _blocked(schedule, name, loop, width, False, machine)
-    schedule = _from_zero(schedule, name, loop, ends[0])
+    schedule = from_zero(schedule, name, loop, ends[0])
     most = ROW_VECTORS if row else MOST_VECTORS
     vectors = max(1, min(most, (longest or width * most) // width))
     pieces = [name]
@@ -115,7 +115,7 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
     for piece in pieces:
         depth = len(schedule.nests[piece].names) - 1 - len(sums) - bool(row)
         lane = schedule.nests[piece].names[depth]
-        schedule, parts = _cut(schedule, piece, lane, ends, width * vectors, width)
+        schedule, parts = cut_whole(schedule, piece, lane, ends, width * vectors, width)
         for part, step in parts:
             lane = schedule.nests[part].names[depth]
             schedule = _blocked(schedule, part, lane, step, lanes.summed and part == parts[0][0], machine)
@@ -163,14 +163,14 @@ def _in_rows(
     height = min(height, extent.constant) if extent.is_constant else height
     depth = schedule.nests[name].names.index(row)
     rest = extent.constant % height if extent.is_constant else 1
-    schedule, parts = _cut(schedule, name, row, ends, height, rest or 1)
+    schedule, parts = cut_whole(schedule, name, row, ends, height, rest or 1)
     for part, rows in parts:
         outer, inner, *rest = schedule.nests[part].names[depth:]
         schedule = schedule.tile({outer: rows}).reorder(f"{outer}.o", inner, *rest, f"{outer}.p").unroll(f"{outer}.p")
     return schedule, [part for part, _ in parts]
 
 
-def _cut(
+def cut_whole(
     schedule: Schedule, name: str, loop: str, ends: tuple[Affine, Affine], step: int, rest: int
 ) -> tuple[Schedule, list[tuple[str, int]]]:
     """The iterations of a loop that starts at 0 which make whole blocks of `step`, and the others in blocks of `rest`:
@@ -239,7 +239,7 @@ def _longest(program: Program, s: Statement, iterator: str) -> int | None:
     return None if found is None else found[1] - found[0] + 1
 
 
-def _from_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Schedule:
+def from_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Schedule:
     """Move a loop so that its first iteration is 0. Raises `ScheduleError` for a bound with floors or sizes."""
     if not first.is_linear or first.names - set(schedule.program.statement[name].iterators):
         raise ScheduleError(f"loop {loop} starts at {first}")

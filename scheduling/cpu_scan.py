@@ -1,0 +1,205 @@
+"""Policy for recurrences along rows: statements that read what they have just written along their innermost loop
+(running sums, filters), whose memory is contiguous there, so that `cpu_nests` finds no lanes.
+
+Rows are independent, so that lanes are rows: a block of rows and columns of what is read goes into registers, is turned
+there, and what a block writes is turned back on its way out. Only the first columns of a block come from memory, the
+others stay in registers. Every sum is added up in the order of the program. Rows too few for lanes, and reads of other
+forms, run a few rows at a time: their chains of operations wait for one another no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from poly.affine import Affine, var
+from poly.errors import PolyError
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
+from poly.relations import interval_of
+from poly.scheduling.cpu_edits import loop_of, loops_of_copy, ordered, unrolled, whole_blocks
+from poly.scheduling.cpu_facts import axis_of, stride, widest_element
+from poly.scheduling.cpu_nests import cut_whole, ends_of, from_zero, own_loops
+from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.promotion import free_name
+from poly.scheduling.schedule import Schedule
+
+FEWEST = 2  # rows worth running together
+MOST_ROWS = 8  # run together without lanes: a store that is read again takes about as many operations
+
+
+@dataclass(frozen=True)
+class Scan:
+    """`rows`: an iterator that carries nothing; `along`: the one that does; `reach`: how far back it reads. `turned`:
+    tensors read along rows, too; `columns`: of a block, 0 where there are no lanes; `vector`: its rows.
+    """
+
+    rows: str
+    along: str
+    reach: int
+    turned: tuple[str, ...]
+    vector: int
+    columns: int
+
+
+def schedule_scans(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:
+    """Those of the statements `names` of a checked schedule that are scans, in lanes or several rows at a time."""
+    for name in names:
+        scan = scan_of(schedule, name, machine)
+        plans = () if scan is None else (scan, replace(scan, columns=0)) if scan.columns else (scan,)
+        for plan in plans:
+            try:
+                schedule = settle(_composed(unchecked(schedule), name, plan, machine))
+                break
+            except PolyError:
+                continue
+    return schedule
+
+
+def scan_of(schedule: Schedule, name: str, machine: Machine) -> Scan | None:
+    """The choices for a statement whose innermost loop carries a recurrence; None where it is something else."""
+    s, program = schedule.program.statement[name], schedule.program
+    own = own_loops(schedule, name)
+    if s.external is not None or len(own) < 2 or any(a.indirect for a, _ in s.accesses):
+        return None
+    *outer, along = [_iterator(schedule, s, loop) for loop in own]
+    axes = [d for d, x in enumerate(s.write.affine_index) if along in x.names]
+    if along is None or len(axes) != 1:
+        return None
+    back = [_back(s.write, r, axes[0]) for r in s.reads if r.tensor == s.write.tensor]
+    if None in back or not any(back):
+        return None
+    rows = next((i for i in reversed(outer) if i is not None and _is_row(program, s, i, along)), None)
+    if rows is None:
+        return None
+    scan = Scan(rows, along, max(b or 0 for b in back), (), machine.lanes(widest_element(program, [s])), 0)
+    ahead = s.combiner is not None or any(b is not None and b < 1 for b in back)
+    return scan if ahead or _step(program, s.write, along) != 1 else _with_lanes(program, s, scan, machine)
+
+
+def _with_lanes(program: Program, s: Statement, scan: Scan, machine: Machine) -> Scan:
+    """Blocks of lanes where all reads can be turned or need not be, and registers hold them."""
+    others = [r for r in s.reads if r.tensor != s.write.tensor]
+    steps = [(_step(program, r, scan.rows), _step(program, r, scan.along)) for r in others]
+    turned = [r.tensor for r, (row, _) in zip(others, steps, strict=True) if row not in (0, 1)]
+    left = machine.vector_registers - len(turned) * scan.vector - scan.reach
+    extent = interval_of(program, s, scan.rows)
+    few = extent is not None and extent[1] - extent[0] + 1 < scan.vector
+    turns = all(along == 1 for row, along in steps if row not in (0, 1)) and len({*turned}) == len(turned)
+    known = not any(None in pair for pair in steps) and not any(r.guard for r in others)
+    if few or not turns or not known or min(scan.vector, left) < FEWEST:
+        return scan
+    return replace(scan, turned=tuple(turned), columns=1 << min(scan.vector, left).bit_length() - 1)
+
+
+def _iterator(schedule: Schedule, s: Statement, loop: str) -> str | None:
+    return next((i for i in s.iterators if schedule.nests[s.name].loops[loop] == var(i)), None)
+
+
+def _step(program: Program, access: Access, iterator: str) -> int | None:
+    return stride(access, program.tensor[access.tensor], iterator, program.binding)
+
+
+def _back(write: Access, read: Access, axis: int) -> int | None:
+    """How far before the element written a read of the same tensor lies along an axis; None where it is elsewhere."""
+    apart = [w - r for w, r in zip(write.affine_index, read.affine_index, strict=True)]
+    still = all(a == Affine() for d, a in enumerate(apart) if d != axis)
+    return apart[axis].constant if still and apart[axis].is_constant else None
+
+
+def _is_row(program: Program, s: Statement, iterator: str, along: str) -> bool:
+    """Whether a parallel loop steps along one axis of the target, and bounds nothing else."""
+    step, ends = _step(program, s.write, iterator), (ends_of(program, s, iterator), ends_of(program, s, along))
+    if step in (None, 0, 1) or any(e is None for e in ends) or axis_of(s.write, iterator) is None:
+        return False
+    return all((low.names | high.names) <= set(program.parameters) for low, high in (e for e in ends if e))
+
+
+# ---- composition
+
+
+def _composed(schedule: Schedule, name: str, scan: Scan, machine: Machine) -> Schedule:
+    """Whole blocks of rows and columns apart from what is left over."""
+    s = schedule.program.statement[name]
+    rows, along = (loop_of(schedule, name, i) for i in (scan.rows, scan.along))
+    others = [n for n in own_loops(schedule, name) if n not in (rows, along)]
+    height, width = (ends_of(schedule.program, s, i) for i in (scan.rows, scan.along))
+    assert height is not None and width is not None  # a scan's loops have ends
+    schedule = ordered(schedule, name, [*others, along, rows])
+    schedule = from_zero(schedule, name, rows, height[0])
+    schedule = from_zero(schedule, name, along, width[0])
+    if scan.columns and any(r.guard for r in s.reads):  # the first columns read beyond the tensor's edge
+        name = piece_name(schedule, name, "hi")
+        schedule = schedule.split(along, scan.reach)
+        rows, along = (loop_of(schedule, name, i) for i in (scan.rows, scan.along))
+        schedule = schedule.shift(name, along, -scan.reach)
+        width = width[0] + scan.reach, width[1]
+    depth = len(schedule.nests[name].names) - 2
+    schedule = schedule.reorder(rows, along)
+    size = scan.vector if scan.columns else MOST_ROWS
+    schedule, parts = _cut(schedule, name, depth, height, size)
+    for part, count in parts:
+        if scan.columns and count == size:
+            schedule = _in_blocks(schedule, part, depth, scan, width, machine)
+        else:
+            schedule = _together(schedule, part, depth, count)
+    return schedule
+
+
+def _cut(
+    schedule: Schedule, name: str, depth: int, ends: tuple[Affine, Affine], block: int
+) -> tuple[Schedule, list[tuple[str, int]]]:
+    """A loop in whole blocks and what is left over, which is one by one where its size is free."""
+    count = ends[1] - ends[0] + 1
+    if count.is_constant:
+        return whole_blocks(schedule, name, depth, count.constant, block)
+    return cut_whole(schedule, name, schedule.nests[name].names[depth], ends, block, 1)
+
+
+def _in_blocks(
+    schedule: Schedule, name: str, depth: int, scan: Scan, ends: tuple[Affine, Affine], machine: Machine
+) -> Schedule:
+    """Whole blocks of rows: blocks of columns, and what is left of these with rows together."""
+    rows, along = schedule.nests[name].names[depth:]
+    schedule = schedule.reorder(along, rows)
+    schedule, parts = _cut(schedule, name, depth, ends, scan.columns)
+    for part, width in parts:
+        schedule = schedule.reorder(*reversed(schedule.nests[part].names[depth:]))
+        if width == scan.columns:
+            schedule = _block(schedule, part, depth, scan, machine)
+        else:
+            schedule = _together(schedule, part, depth, scan.vector)
+    return schedule
+
+
+def _together(schedule: Schedule, name: str, depth: int, height: int) -> Schedule:
+    """A piece some rows at a time, each a chain of its own."""
+    if height < FEWEST:
+        return schedule
+    rows, along = schedule.nests[name].names[depth:]
+    return schedule.tile({rows: height}).reorder(f"{rows}.o", along, f"{rows}.p").unroll(f"{rows}.p")
+
+
+def _block(schedule: Schedule, name: str, depth: int, scan: Scan, machine: Machine) -> Schedule:
+    """A piece in blocks, all of them whole: reads and the target turned in registers, lanes along rows."""
+    rows, along = schedule.nests[name].names[depth:]
+    s = schedule.program.statement[name]
+    place = axis_of(s.write, scan.rows), axis_of(s.write, scan.along)
+    schedule = schedule.tile({rows: scan.vector, along: scan.columns})
+    schedule = schedule.reorder(f"{rows}.o", f"{along}.o", f"{along}.p", f"{rows}.p")
+    at, space = f"{along}.o", machine.register_space
+    for tensor in scan.turned:
+        buffer = free_name(schedule, f"{tensor}_{name}_t")
+        schedule = schedule.promote(tensor, at, space, name=buffer, users=[name])
+        *outer, last = loops_of_copy(schedule, f"ld_{buffer}")
+        schedule = unrolled(schedule, outer).vectorise(last)
+    buffer, target = free_name(schedule, f"{s.write.tensor}_{name}_t"), schedule.program.tensor[s.write.tensor]
+    order = [*(d for d in range(target.rank) if d not in place), *(d for d in reversed(place) if d is not None)]
+    schedule = schedule.promote(target.name, at, space, name=buffer, users=[name], order=order)
+    for copy, lanes in ((f"ld_{buffer}", place[0]), (f"st_{buffer}", place[1])):
+        loops = loops_of_copy(schedule, copy) if copy in schedule.nests else []
+        inner = [n for n in loops if n == f"{copy}.{lanes}"]
+        outer = [n for n in loops if n not in inner]
+        schedule = unrolled(ordered(schedule, copy, [*outer, *inner]) if inner else schedule, outer)
+        schedule = schedule.vectorise(inner[0]) if inner else schedule
+    return unrolled(schedule, [f"{along}.p"]).vectorise(f"{rows}.p")
