@@ -129,10 +129,11 @@ class Blocking(Tiling[BlockPlan]):
         """One operand in a buffer of its own for an iteration of a loop, copied by vectors."""
         users = [n for n in names if schedule.program.statement[n].source_name == pack.statement]
         buffer = free_name(schedule, f"{pack.tensor}_{users[0]}_p")
+        blocks = [*[pack.deep] * bool(pack.deep), *[(pack.lane, pack.block)] * bool(pack.block)]
         schedule = schedule.promote(
             pack.tensor, at, self.machine.cache_space(1), name=buffer, users=users, order=pack.order, pad=pack.pad,
             fold={pack.lane: pack.step} if pack.step > 1 else None,
-            block={pack.lane: pack.block} if pack.block else None,
+            block=dict(blocks) or None,
             reads=only_read(schedule.program.statement[users[0]], pack.read),
         )  # fmt: skip
         if not pack.block:

@@ -44,7 +44,8 @@ class Pack:
     neighbouring lanes along it. `block`: elements of that axis that lie together, fastest of all (0: all). `site`:
     where it is made: once, outside of the blocks, per block of lanes or per block of rows. `across`: the axis that is
     contiguous in the source where that is another one: copied through squares in registers. `ahead`: while one block of
-    lanes is used, the next one is asked for.
+    lanes is used, the next one is asked for. `deep`: an axis along blocks of the reduction, and the elements of one:
+    what a block meets lies together.
     """
 
     statement: str
@@ -58,6 +59,7 @@ class Pack:
     site: Site = "lanes"
     across: int | None = None
     ahead: bool = False
+    deep: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,10 @@ class Ways:
     @cached_property
     def depths(self) -> list[int]:
         """Iterations of that loop in a block of the reduction that are tried, where it can be cut."""
-        if not self.deep or len(self.facts.group.statements) > 2:
+        if not self.deep:
             return []
         steps = prod(self.ranges.values()) // self.ranges[self.deep]  # in an iteration, as of a window
-        if self.turned and steps == 1:
+        if self.turned and (steps == 1 or len(self.facts.group.statements) > 2):  # sums beside it are read across
             return []
         return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep] and d * steps >= FEWEST_STEPS]
 
@@ -224,7 +224,7 @@ class Ways:
         rows = [balanced(start, extent, h) for h in (height, last)]
         strips = self._strips(width, panels, rows[0], rows[1])
         packs = tuple(
-            replace(self._pack(k, site, way, height, width), ahead=self._ahead(way, k, width * panels, depth))
+            replace(self._pack(k, site, way, height, width, depth), ahead=self._ahead(way, k, width * panels, depth))
             for k, site in way.packs
         )
         return BlockPlan(
@@ -264,7 +264,7 @@ class Ways:
         strips = (Strip(low, cut, width, rows, min(panels, whole)), Strip(cut, low + extent, rest, last))
         return tuple(s for s in strips if s.low < s.high)
 
-    def _pack(self, k: int, site: Site, way: Way, height: int, width: int) -> Pack:
+    def _pack(self, k: int, site: Site, way: Way, height: int, width: int, depth: int) -> Pack:
         operand, access = self.operands[k], self.update.accesses[k][0]
         moving = operand.depends(self.names[self.lanes])
         iterator = self.names[self.lanes if moving else way.rows]
@@ -273,10 +273,23 @@ class Ways:
         block = (width * self.vector if moving else height) if self._simple(k, axis, iterator) else 0
         if moving and access.guard:
             block = 0
+        order = self._order(access, axis, first=block > 0)
+        deep = self._deep_axis(k, order) if depth and block else None
+        if deep is not None:
+            order = (deep, *(d for d in order if d != deep))
         return Pack(
-            self.update.name, access.tensor, k, self._order(access, axis, first=block > 0), axis, bool(access.guard),
-            step_of(access, axis, iterator), block, site, self._fast_axis(k) if moving and block else None,
+            self.update.name, access.tensor, k, order, axis, bool(access.guard), step_of(access, axis, iterator),
+            block, site, self._fast_axis(k) if moving and block else None, deep=None if deep is None else (deep, depth),
         )  # fmt: skip
+
+    def _deep_axis(self, k: int, order: Sequence[int]) -> int | None:
+        """The axis of a constant operand along the blocks of the reduction, where a block is many pieces: with all that
+        it meets in one, no prefetcher starts anew at every step of a window. (What is copied in a call keeps its long
+        runs.)
+        """
+        pieces = any(self.operands[k].axes[d].keys() & self.ranges.keys() for d in order[:-1])
+        constant = self.facts.program.tensor[self.operands[k].tensor].role == "constant"
+        return order[-1] if constant and pieces and self._simple(k, order[-1], self.deep) else None
 
     def _order(self, access: Access, lane: int, first: bool) -> tuple[int, ...]:
         """Axes in the order of the loops, the lanes' axis outside of the reduction (in blocks) or last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,52 @@ def test_partial_sums_of_turned_tiles_are_in_a_buffer_where_lanes_are_contiguous
     assert sums.layout is not None and sums.layout.coordinates[-1].names == {sums.layout.index[0]}
     assert str(Schedule.parse(str(schedule))) == str(schedule)
     run(program, plan)
+
+
+WITH_MAP_BEHIND = """program blocks
+constant W: f32[24, 32, 3, 3]
+input X: f32[5, 9, 32]
+input bias: f32[24]
+temporary T: f32[3, 7, 24]
+output Y: f32[3, 7, 24]
+s0[o, y, x]: T[y, x, o] = bias[o] where 0 <= o <= 23 and 0 <= y <= 2 and 0 <= x <= 6
+s1[o, y, x, q, r, c]: T[y, x, o] += X[y + q, x + r, c]*W[o, c, q, r] where 0 <= o <= 23 and 0 <= y <= 2 and \
+0 <= x <= 6 and 0 <= q <= 2 and 0 <= r <= 2 and 0 <= c <= 31
+s2[o, y, x]: Y[y, x, o] = max(T[y, x, o], 0) where 0 <= o <= 23 and 0 <= y <= 2 and 0 <= x <= 6
+""".replace("\\\n", "")
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_reduction_in_blocks_with_a_map_behind_it(outside: bool) -> None:
+    """What a block meets of a constant lies in one piece: its steps of the window one after the other."""
+    program = parse_program(WITH_MAP_BEHIND)
+    facts = facts_on(program, AVX2)
+    choice = choice_of(facts, 0)
+    way = next(w for w in choice.ways() if w.rows == 2 and w.reused and w.lanes_outside == outside)
+    plan = choice.plan(way, 4, 2, 1, 0, 16)
+    assert plan.depth == ("c", 16) and [p.deep for p in plan.packs] == [(1, 16)]
+    schedule = settle(schedule_contraction(unchecked(Schedule(program)), facts.group, plan, AVX2))
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
+    layout = next(t.layout for t in schedule.program.tensors if t.origin == "W")
+    assert layout is not None and [e.constant for e in layout.shape] == [2, 2, 3, 3, 16, 16]
+    random = np.random.default_rng(3)
+    w, x, bias = (random.integers(-3, 4, s).astype(np.float32) for s in ((24, 32, 3, 3), (5, 9, 32), (24,)))
+    kernel = poly.compile(program, schedule=schedule, constants={"W": w})
+    windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), (0, 1))
+    assert np.array_equal(kernel(x, bias), np.maximum(np.einsum("yxcqr,ocqr->yxo", windows, w) + bias, 0))
+
+
+def test_what_is_walked_in_one_piece_is_not_cut() -> None:
+    """Weights of one column of steps, and those whose window is walked inside of the blocks."""
+    for text in ("Y[x,o] += X[x,c] * W[o,c]", "Y[x,o] += X[c,x + q] * W[o,c,q]"):
+        shapes = {"X": (32, 9), "W": (24, 32, 3)} if "q" in text else {"X": (9, 32), "W": (24, 32)}
+        program = poly.parse(text, **shapes)
+        program = replace(program, tensors=tuple(
+            replace(t, role="constant") if t.name == "W" else t for t in program.tensors
+        ))  # fmt: skip
+        choice = choice_of(facts_on(program, AVX2), 1)
+        way = next(w for w in choice.ways() if dict(w.packs).get(1) == "whole")
+        assert all(p.deep is None for p in choice.plan(way, 4, 2, 1, 0, 16).packs)
 
 
 def test_a_tile_is_not_turned_for_what_follows_in_another_order() -> None:
