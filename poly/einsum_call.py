@@ -79,15 +79,13 @@ def _einsum(
         plain = False
     options = None if plain else _options(optimize, dtype, order, casting, threads)
     signature = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
-    if out is None:
-        plan = _plan(spec, signature, options, None)
-        if plain and isinstance(plan, Compiled) and plan.record is not None:
-            _native_from_now_on(spec, signature, plan.record)
-        elif plain and isinstance(plan, Viewed):
-            _known_from_now_on(spec, arrays[0].shape, plan)
-        return plan(arrays, None)
-    target = _checked(out)
-    return _plan(spec, signature, options, (target.shape, target.strides, target.dtype))(arrays, target)
+    target = None if out is None else _checked(out)
+    plan = _plan(spec, signature, options, None if target is None else (target.shape, target.strides, target.dtype))
+    if plain and isinstance(plan, Compiled) and plan.record is not None:
+        _native_from_now_on(spec, signature, plan.record)
+    elif plain and target is None and isinstance(plan, Viewed):
+        _known_from_now_on(spec, arrays[0].shape, plan)
+    return plan(arrays, target)
 
 
 _einsum.__qualname__ = "einsum"  # what Python's own errors call it

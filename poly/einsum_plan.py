@@ -87,10 +87,10 @@ class Compiled:
     """A kernel between arrays.
 
     `run` takes the addresses of the operands and of the result; None: nothing is summed, the result is zeros. `record`:
-    the same for native code, None where a call has more to do than to enter the kernel. `casts`:
-    for each operand the dtype it is copied to first, or None. `strides`: of a fresh result, where it is not in the
-    order C. `direct`: `out` may be written in place. `factor`: what the result is multiplied by. `misaligned`: bits
-    that are zero in the addresses of aligned operands.
+    the same for native code, None where a call has more to do than to enter the kernel, or `out` is not what a call
+    without it would make. `casts`: for each operand the dtype it is copied to first, or None. `strides`: of a fresh
+    result, where it is not in the order C. `direct`: `out` may be written in place. `factor`: what the result is
+    multiplied by. `misaligned`: bits that are zero in the addresses of aligned operands.
     """
 
     run: Callable[[Sequence[int]], None] | None
@@ -175,7 +175,9 @@ def make_plan(spec: str, operands: tuple[Signature, ...], options: Options, out:
         hint = "dtype=float, casting='unsafe' computes with their values" if result.dtype.kind == "O" else None
         message = f"arrays of {result.dtype} have no compiled form"
         raise ArgumentTypeError(message, where=f"einsum {spec!r}", hint=hint)
-    return _compiled(equation, steps, operands, result, out, options.threads)
+    plan = _compiled(equation, steps, operands, result, out, options.threads)
+    usual = out is None or result == result_of(spec, equation, samples, options, None, steps)
+    return plan if usual else replace(plan, record=None)
 
 
 def _name(dtype: Dtype) -> str:

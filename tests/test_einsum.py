@@ -419,6 +419,27 @@ def test_plans_and_kernels_are_kept() -> None:
 
 
 @pytest.mark.skipif(not NATIVE, reason="objects are not laid out as in CPython")
+def test_calls_that_only_ever_give_out_are_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `out` is what a call without it would make; another one stays in Python, and changes no fresh result."""
+    a, b = random_of((3, 4), "f4", 1), random_of((4, 5), "f4", 2)
+    same, wider, turned = np.empty((3, 5), "f4"), np.empty((3, 5), "f8"), np.empty((3, 5), "f4", order="F")
+    einsum_call.forget()
+    for out in (wider, turned, same):
+        assert poly.einsum("ij,jk->ik", a, b, out=out) is out
+        np.testing.assert_allclose(out, a @ b, rtol=1e-6)
+    seen: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(einsum_call, "_einsum", lambda *args, **keywords: seen.append((args, keywords)))
+        poly.einsum("ij,jk->ik", a, b, out=same)
+        fresh = poly.einsum("ij,jk->ik", a, b)
+        assert not seen
+        for out in (wider, turned):
+            poly.einsum("ij,jk->ik", a, b, out=out)
+    assert len(seen) == 2 and fresh.dtype == np.float32 and fresh.flags.c_contiguous
+    np.testing.assert_array_equal(fresh, same)
+
+
+@pytest.mark.skipif(not NATIVE, reason="objects are not laid out as in CPython")
 def test_repeated_calls_are_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that decides about a plan is compared, and whatever differs goes to Python."""
     a, b, out = random_of((3, 4), "f4", 1), random_of((4, 5), "f4", 2), np.empty((3, 5), np.float32)
