@@ -92,9 +92,12 @@ def _on_array(program: Program, pieces: Pieces, machine: Machine) -> list[Contra
 
 
 def _is_copy(statements: Sequence[Statement]) -> bool:
-    """One statement that moves elements as they are."""
+    """One statement that moves elements as they are, from one tensor to another: both ends of it may then be in
+    memories with a path between them.
+    """
     s = statements[0]
-    return len(statements) == 1 and s.body == Read(0) and s.combiner is None and not s.reads[0].indirect
+    plain = len(statements) == 1 and s.body == Read(0) and s.combiner is None
+    return plain and not s.reads[0].indirect and s.reads[0].tensor != s.write.tensor
 
 
 def _tiled(schedule: Schedule, pieces: Pieces, machine: Machine, options: Sequence[Sequence[Plan]]) -> Schedule:

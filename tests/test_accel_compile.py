@@ -339,6 +339,14 @@ def test_a_recurrence_runs_step_by_step() -> None:
     np.testing.assert_array_equal(compile_stream(program, S16)(np.zeros(20, np.float32)), np.arange(20))
 
 
+@pytest.mark.parametrize("moved", ["A[j, i]", "A[15 - i, j]"])
+def test_elements_that_move_inside_of_one_tensor(moved: str) -> None:
+    """A triangle in place: both ends are in one memory, so no DMA engine has a path between them."""
+    text = f"program p; inout A: f32[16, 16]; S[i, j]: A[i, j] = {moved} where 8 <= i < 16 and 0 <= j < i - 7"
+    program = parse(text)
+    agrees(program, compile_stream(program, S16))
+
+
 def test_a_sync_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="sync"):
         emit_stream([LoopTree("f", (), (Sync(),))], S16)
