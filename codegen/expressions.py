@@ -19,6 +19,8 @@ def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | No
             return reads[position]
         case IndexValue(index):
             return index_value(s, index)
+        case Cast(("i32" | "i64") as target, IndexValue(index)):
+            return index_value(s, index, target)
         case Cast(target, argument):
             return s.ops.cast(expression(s, argument, reads, None, contract), target)
         case Apply(name, arguments):

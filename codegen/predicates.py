@@ -202,24 +202,28 @@ def lane_bit(s: State, bits: Bit, lane: int) -> Bit:
     return Value("bool", 0, _pure(s, text, bits.text))
 
 
-def index_value(s: State, expression: Affine) -> Value:
-    """An affine expression as an i64 value, one for each lane where it depends on the lane."""
+def index_value(s: State, expression: Affine, dtype: str = "i64") -> Value:
+    """An affine expression as an integer, one for each lane where it depends on the lane; narrow ones wrap around."""
     try:
         form = s.indices.linear(expression)
     except LaneError:
         assert s.lanes is not None
         items = [Value("i64", 0, s.indices.text(s.indices.linear(expression, i))) for i in range(s.lanes.count)]
-        return s.ops.gather(items, s.lanes.width, "i64")
+        return s.ops.cast(s.ops.gather(items, s.lanes.width, "i64"), dtype)
     if form.is_constant:
-        return s.ops.const("i64", form.constant)
+        return s.ops.cast(s.ops.const("i64", form.constant), dtype)
     base = s.indices.text(Linear(form.terms, form.constant))
+    base = base if dtype == "i64" else _pure(s, f"trunc i64 {base} to {dtype}", base)
     if not form.lane:
-        return Value("i64", 0, base)
+        return Value(dtype, 0, base)
     assert s.lanes is not None
     width = s.lanes.width
-    steps = "<" + ", ".join(f"i64 {form.lane * i}" for i in range(width)) + ">"
+    first = 0 if form.terms else form.constant
+    numbers = [form.lane * i + first for i in range(width)]
+    if dtype == "i32" and not all(-(2**31) <= n < 2**31 for n in numbers):
+        return s.ops.cast(index_value(s, expression), dtype)
+    steps = "<" + ", ".join(f"{dtype} {n}" for n in numbers) + ">"
     if not form.terms:
-        steps = "<" + ", ".join(f"i64 {form.lane * i + form.constant}" for i in range(width)) + ">"
-        return Value("i64", width, steps)
-    splat = splat_pure(s, "i64", base, width)
-    return Value("i64", width, _pure(s, f"add <{width} x i64> {splat}, {steps}", splat))
+        return Value(dtype, width, steps)
+    splat = splat_pure(s, dtype, base, width)
+    return Value(dtype, width, _pure(s, f"add <{width} x {dtype}> {splat}, {steps}", splat))

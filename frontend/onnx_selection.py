@@ -18,7 +18,7 @@ from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, litera
 from poly.frontend.onnx_top_k import top_k
 
 Row = Callable[[Notation], None]
-_BEYOND: Final = 2**62
+_BEYOND: Final = {"i32": 2**31 - 1, "i64": 2**62}
 
 
 # -- extremes ------------------------------------------------------------------------------------------------------
@@ -34,9 +34,18 @@ def extreme_position(combiner: str) -> Row:
         last = b.int_attribute("select_last_index", 0) == 1
         y = b.output([1 if k == axis else e for k, e in enumerate(x.shape) if keep or k != axis], "i64")
         place: list[Index] = [0 if k == axis else var(f"i{k}") for k in range(x.rank) if keep or k != axis]
-        _position(b, y, place, x, axis, combiner, last=last)
+        ranges = {f"i{k}": e for k, e in enumerate(x.shape) if k != axis}
+        first = b.temporary("first", list(ranges.values()), _place_dtype(x, axis))
+        outer = tuple(map(var, ranges))
+        _position(b, first, outer, x, axis, combiner, last=last)
+        b.assign(y, ranges, first[outer].cast("i64"), index=place, suffix="_y")
 
     return row
+
+
+def _place_dtype(x: Value, axis: int) -> str:
+    """Of positions along an axis: as wide as elements mostly are, so that as many fit a vector."""
+    return "i32" if x.shape[axis] < _BEYOND["i32"] else "i64"
 
 
 def _position(
@@ -52,7 +61,7 @@ def _position(
     found = fn("eq", value, best[outer])
     if is_float(x.dtype):
         found = fn("or", found, fn("ne", value, value))  # a NaN is the extreme, as in numpy
-    number = fn("select", found, index_value(point[axis]), -1 if last else _BEYOND)
+    number = fn("select", found, index_value(point[axis]).cast(y.dtype), -1 if last else _BEYOND[y.dtype])
     b.reduce(y, ranges, over, number, "max" if last else "min", index=place)
 
 
@@ -66,10 +75,11 @@ def hardmax(b: Notation) -> None:
     axis = axes[0]
     ranges, point = positions(x.shape)
     outer = [p for k, p in enumerate(point) if k != axis]
-    first = b.temporary("first", [e for k, e in enumerate(x.shape) if k != axis], "i64")
+    first = b.temporary("first", [e for k, e in enumerate(x.shape) if k != axis], _place_dtype(x, axis))
     _position(b, first, outer, x, axis, "max")
     y = b.output(x.shape, x.dtype)
-    b.assign(y, ranges, fn("eq", index_value(point[axis]), first[tuple(outer)]).cast(x.dtype), suffix="_y")
+    at = index_value(point[axis]).cast(first.dtype)
+    b.assign(y, ranges, fn("eq", at, first[tuple(outer)]).cast(x.dtype), suffix="_y")
 
 
 def _hardmax_of_several(b: Notation, x: Value, axes: Sequence[int]) -> None:

@@ -87,7 +87,8 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
             return None
         inner[s.name] = (*(i for i in known if i != lanes), *([lanes] if lanes is not None else []))
         extents[s.name] = tuple(known[i] for i in inner[s.name])
-    widest = widest_element(program, group.statements)
+    moving = [s for s in group.statements if inner[s.name]]
+    widest = widest_element(program, moving or group.statements)
     passes = _passes(group, inner, extents)
     if not any(p.extents for p in passes):
         return None

@@ -240,3 +240,25 @@ def test_random_row_programs(case: tuple[str, int, int]) -> None:
     shapes = {"x": (rows, length), "v": (rows,), "g": (length,)}
     used = {n: random.integers(-2, 3, s).astype("f4") for n, s in shapes.items() if f"{n}[" in text.replace("max", "")}
     agrees(poly.parse(text, dtypes=None, **{n: shapes[n] for n in used}), used)
+
+
+def test_results_of_a_row_do_not_narrow_its_vectors() -> None:
+    """A wide number for each row, and positions in 32 bits: the elements of a row fill whole vectors."""
+    text = (
+        "program p; input x: f32[6, 96]; output y: i64[6]; temporary best: f32[6]; temporary first: i32[6]\n"
+        "A[i]: best[i] = -inf where 0 <= i < 6\n"
+        "B[i, j]: best[i] max= x[i, j] where 0 <= i < 6 and 0 <= j < 96\n"
+        "C[i]: first[i] = 96 where 0 <= i < 6\n"
+        "D[i, j]: first[i] min= select(x[i, j] == best[i], i32(index(j)), 96) where 0 <= i < 6 and 0 <= j < 96\n"
+        "E[i]: y[i] = i64(first[i]) where 0 <= i < 6\n"
+    )
+    program = poly.parse(text)
+    plan = row_plan(program, groups_for(program, AVX2)[0], AVX2)
+    assert plan is not None and {p.lanes for p in plan.passes if p.extents} <= {8, 16}
+    x = np.random.default_rng(0).integers(-9, 9, (6, 96)).astype(np.float32)
+    agrees(program, {"x": x})
+
+
+def test_narrow_index_values_wrap_around() -> None:
+    text = "program p; output y: i32[40]\nA[i]: y[i] = i32(index(100000000*i + 7)) where 0 <= i < 40\n"
+    agrees(poly.parse(text), {})
