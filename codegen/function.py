@@ -15,7 +15,7 @@ from poly.codegen.access import WRITE
 from poly.codegen.addresses import Indices
 from poly.codegen.host import is_arm, is_x86
 from poly.codegen.llvm import Walker
-from poly.codegen.phases import Phase, entry_text, loop_values, passed, phases_of, steps_of
+from poly.codegen.phases import Phase, entry_text, loop_values, meetings, passed, phases_of, steps_of
 from poly.codegen.predicates import State
 from poly.codegen.registers import Registers
 from poly.codegen.text import Writer, memory_type, symbol
@@ -62,6 +62,10 @@ class Module:
         above = max(sum(_bytes(a.tensor, sizes) for a in p.shared) for p in phases)
         placed = [b for p in phases for b in _placed(p.nodes, _stacked(p.nodes, dict(self.tree.sizes)))]
         return above, max((sum(_bytes(t, sizes) for t in (*b.around, b.alloc.tensor)) for b in placed), default=0)
+
+    def meetings(self, sizes: Mapping[str, int]) -> int:
+        """How often threads meet in a call, about, under values of the free sizes."""
+        return meetings(steps_of(self.tree, self.registers), dict(self.tree.sizes) | dict(sizes))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -37,12 +38,14 @@ from poly.loops import Compute, LoopTree
 from poly.machine import Machine
 from poly.pointers import address
 from poly.program import Program, Tensor
+from poly.relations import intervals_of
 from poly.scheduling.schedule import Schedule
 
 Array = npt.NDArray[np.generic]
 BRIEF: Final = 1 << 14  # operations of a call that is over before another Python thread could use the time
 NATIVE_RECORDS: Final = 8  # shapes of a kernel with free sizes whose calls are native
 MAX_RECORDS: Final = 64
+LEAST_SHARED: Final = 1 << 17  # statements that run between two meetings: with fewer, one thread is faster
 ADDRESSES: Final = 1 << 47  # bytes that a process may have, at the most
 
 
@@ -200,7 +203,7 @@ class Kernel(NativeCall):
         last = {name: k for k, name in enumerate(names)}
         template = [address(self.constants[n]) if n in self.constants else 0 for n in slot]
         shared, private = self.module.scratch(known)
-        parts = self.threads if self.parallel else 1
+        parts = self.threads if self.parallel and self._is_long(known) else 1
         moves: list[tuple[int, int]] = []
         end = 0
         for tensor in self._tensors:
@@ -217,6 +220,15 @@ class Kernel(NativeCall):
             self._linked.addresses[self.module.entry], parts, pool().run if parts > 1 else 0,
             (*template, 0, 0, private), positions, tuple(moves), total,
         )  # fmt: skip
+
+    def _is_long(self, sizes: Mapping[str, int]) -> bool:
+        """Whether calling other threads pays under values of the free sizes: a schedule for all sizes cannot know."""
+        if self._source is None or not self.module.parameters:
+            return True
+        bound = self._source.bind(**{p: sizes[p] for p in self._source.parameters if p in sizes})
+        found = [intervals_of(bound, s).values() for s in bound.statements]
+        work = sum(prod(0 if e is None else e[1] - e[0] + 1 for e in ends) for ends in found)
+        return work >= LEAST_SHARED * self.module.meetings(sizes)
 
     def _require_sizes(self, sizes: Mapping[str, int]) -> None:
         """The program's context and extents hold for values of the free sizes; outside, the loops prove nothing."""

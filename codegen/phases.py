@@ -3,7 +3,8 @@
 A parallel loop is a phase whose iterations threads share: each takes ranges of them as long as there are some, first of
 its own even share (`poly.codegen.pool_ir`). What lies between two of them is a phase for one thread. The serial
 loops around parallel ones are run by all threads, and buffers between them are shared; every phase but the last ends in
-a meeting. What stands inside of a condition, a register buffer or any other kind of loop is part of one phase.
+a meeting. A condition is a loop that runs once or not at all, but for alternatives and equations: what stands inside of
+these, of a register buffer or of any other kind of loop is part of one phase.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from poly.codegen.addresses import Indices, Linear
 from poly.codegen.team_ir import TAKE
 from poly.codegen.text import Region, Writer
 from poly.errors import UnsupportedError
-from poly.loops import Alloc, For, LoopTree, Node, Sync, walk
+from poly.loops import Alloc, For, If, LoopTree, Node, Sync, walk
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,19 @@ def phases_of(steps: Sequence[Step]) -> Iterator[Phase]:
             yield from phases_of(step.steps)
 
 
+def meetings(steps: Sequence[Step], sizes: Mapping[str, int]) -> int:
+    """How often a phase ends, about: loops inside of others run as often as in their first iteration."""
+    total = 0
+    for step in steps:
+        if isinstance(step, Phase):
+            total += 1
+            continue
+        first = max(int(e.evaluate(sizes)) for e in step.loop.lower)
+        trips = -(-(min(int(e.evaluate(sizes)) for e in step.loop.upper) - first) // step.loop.step)
+        total += meetings(step.steps, {**sizes, step.loop.variable: first}) * trips if trips > 0 else 0
+    return total
+
+
 def _steps(
     nodes: Sequence[Node], registers: frozenset[str], loops: tuple[For, ...], shared: tuple[Alloc, ...]
 ) -> tuple[Step, ...]:
@@ -94,6 +108,9 @@ def _steps(
             close()
             inner = _steps(node.body, registers, (*loops, node), shared)
             found += [Repeated(node, inner)] if inner else []
+        elif isinstance(node, If):
+            close()
+            found += _steps((_once(node),), registers, loops, shared)
         elif isinstance(node, Alloc):
             close()
             found += _steps(node.body, registers, loops, (*shared, node))
@@ -108,10 +125,19 @@ def _cut(node: Node, registers: frozenset[str]) -> bool:
             return True
         case For(kind="serial", body=body):
             return any(_cut(n, registers) for n in body)
+        case If(any_of=(conditions,), body=body) if not any(c.equality for c in conditions):
+            return any(_cut(n, registers) for n in body)
         case Alloc(tensor, body):
             return tensor.space not in registers and any(_cut(n, registers) for n in body)
         case _:
             return False
+
+
+def _once(node: If) -> For:
+    """A condition as a loop that all threads run once, or not at all."""
+    (conditions,) = node.any_of
+    upper = (Affine((), 1), *(c.expr + 1 for c in conditions))
+    return For(" and ".join(map(str, conditions)), (Affine(),), upper, node.body)
 
 
 # ---- the function that runs them

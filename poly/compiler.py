@@ -293,6 +293,11 @@ def _literal_engine(machine: Machine, unit: Callable[[Program], Unit], graph: Gr
     return build_engine(graph, machine, unit)
 
 
+def compile_small(program: Program, machine: Machine) -> Kernel:
+    """A program with free sizes for calls of little work: it compiles sooner. Raises `PolyError`."""
+    return _kernel(program, prepare_free(join_axes(program), machine, 1, small=True), machine, {}, 1)
+
+
 def _sized_kernel(machine: Machine, threads: int, program: Program) -> Kernel:
     """A group with free sizes; in its own order where lanes have no code."""
     return _kernel(program, prepare_free(program, machine, threads), machine, {}, threads)

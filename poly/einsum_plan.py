@@ -17,7 +17,7 @@ import numpy as np
 from poly.codegen.call import Expected, Record
 from poly.codegen.call_ir import MAX_GIVEN
 from poly.codegen.kernel import Kernel
-from poly.compiler import compile_program, machine_of
+from poly.compiler import compile_program, compile_small, machine_of
 from poly.dtypes import dtype_name, numpy_dtype, size_bytes
 from poly.einsum_rules import (
     Array,
@@ -285,7 +285,7 @@ def _kernel(
 
 @lru_cache(maxsize=4096)
 def _free_kernel(form: Form, plain: bool) -> Kernel:
-    return _compiled_form(form.program(), 1, plain)
+    return _compiled_form(form.program(), 1, plain) if plain else compile_small(form.program(), machine_of("cpu"))
 
 
 @lru_cache(maxsize=1024)

@@ -96,17 +96,20 @@ def _prepared(
     return replace(found, kept=schedule if schedule.checked else replace(schedule, checked=True))
 
 
-def prepare_free(program: Program, machine: Machine, threads: int) -> Prepared:
-    """A program whose sizes are free, in its own order where the policy has no code for it. Raises `PolyError`."""
+def prepare_free(program: Program, machine: Machine, threads: int, small: bool = False) -> Prepared:
+    """A program whose sizes are free, in its own order where the policy has no code for it. Raises `PolyError`.
+
+    `small`: all that it will be used for is little work, so that nothing is packed.
+    """
     from poly.scheduling.cpu_each import schedule_each
 
     def made() -> Prepared:
         try:
-            return _lowered(settled(schedule_each(program, machine, threads)), machine)
+            return _lowered(settled(schedule_each(program, machine, threads, not small)), machine)
         except PolyError:
             return _lowered(Schedule(program), machine)
 
-    return _kept(_path(program, machine, threads, "free"), made)
+    return _kept(_path(program, machine, threads, "small" if small else "free"), made)
 
 
 def _kept(path: Path | None, make: Callable[[], Prepared]) -> Prepared:

@@ -23,6 +23,7 @@ from poly.scheduling.cpu_beside import beside_of, schedule_beside
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_contract import contraction_of
+from poly.scheduling.cpu_free import schedule_free
 from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
@@ -92,7 +93,10 @@ def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) ->
 def _with_nests(schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
     """The statements of groups that have no plan, or whose plan was refused."""
     names = [s.name for g in groups for s in g.statements if s.external is None]
-    return schedule_nest(schedule_scans(schedule, names, machine), names, machine, threads) if names else schedule
+    if not names:
+        return schedule
+    schedule, rest = schedule_free(schedule_scans(schedule, names, machine), names, machine, threads)
+    return schedule_nest(schedule, rest, machine, threads)
 
 
 def _has_plan(group: Group) -> bool:

@@ -12,6 +12,7 @@ from poly.errors import PolyError
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_edits import with_padded_reads
+from poly.scheduling.cpu_free import schedule_free
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.distribution import distributed
@@ -19,8 +20,10 @@ from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.schedule import Schedule
 
 
-def schedule_each(program: Program, machine: Machine, threads: int = 1) -> Schedule:
-    """A checked schedule; threads share the outermost loops that they can."""
+def schedule_each(program: Program, machine: Machine, threads: int = 1, blocked: bool = False) -> Schedule:
+    """A checked schedule; threads share the outermost loops that they can. `blocked`: contractions with free sizes are
+    packed and blocked (`poly.scheduling.cpu_free`), which takes longer to compile and pays from some thousand products.
+    """
     start, _ = distributed(unchecked(Schedule(program)))
     try:
         schedule = settle(start)
@@ -28,6 +31,9 @@ def schedule_each(program: Program, machine: Machine, threads: int = 1) -> Sched
         schedule = Schedule(program)
     names = [s.name for s in program.statements if s.external is None]
     schedule, _ = with_padded_reads(schedule, schedule.program.statements)
-    schedule = schedule_nest(schedule, names, machine, 1)
-    every = {s.source_name for s in schedule.program.statements}
+    left = names
+    if blocked:
+        schedule, left = schedule_free(schedule, names, machine, threads)
+    schedule = schedule_nest(schedule, left, machine, 1)
+    every = {s.source_name for s in schedule.program.statements} - (set(names) - set(left))
     return share_outermost(schedule, every, threads) if threads > 1 else schedule

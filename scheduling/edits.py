@@ -332,7 +332,8 @@ def skew(schedule: Schedule, loop: str, by: str, factor: int = 1) -> Schedule:
 def split(schedule: Schedule, loop: str, at: int | str) -> Schedule:
     """Cut a loop's range in two pieces that can be scheduled apart: iterations below `at`, then the others.
 
-    `at`: a number, or a quasi-affine expression of loops around it and sizes, such as "8*((N - i)//8)".
+    `at`: a number, or a quasi-affine expression of loops around it and sizes, such as "8*((N - i)//8)"; or a condition
+    on these, such as "M >= 24": all iterations where it holds, then those where it does not.
 
     Statements S under it become S_lo and S_hi (`piece_name`), the loop and those inside it get the suffixes .lo and
     .hi; where such a name is taken, _2, _3 ... is appended.
@@ -380,12 +381,20 @@ def _split_point(schedule: Schedule, at: int | str, around: set[str]) -> None:
         whole_number("the split point", at)
         return
     try:
-        unknown = Affine.of(at).names - around - set(schedule.program.parameters)
+        unknown = {n for side in _sides(at) for n in side.names} - around - set(schedule.program.parameters)
     except PolyError as error:
         raise ScheduleError(f"the split point {at!r} is not affine: {error.message}", hint="8*(i//8)") from error
     if unknown:
         text = f"the split point {at!r} names {', '.join(sorted(unknown))}"
         raise ScheduleError(text, where=schedule.source.name, hint=f"loops around it: {', '.join(sorted(around))}")
+
+
+def _sides(at: int | str) -> tuple[Affine, ...]:
+    """A split point, or the two sides of a condition."""
+    parts = at.split(">=") if isinstance(at, str) else (at,)
+    if len(parts) > 2:
+        raise ScheduleError(f"{at!r} has more than one condition", hint="M >= 24")
+    return tuple(Affine.of(part.strip() if isinstance(part, str) else part) for part in parts)
 
 
 def _split_statements(schedule: Schedule, loop: str, at: int | str) -> tuple[Program, dict[str, tuple[str, str]]]:
@@ -397,8 +406,10 @@ def _split_statements(schedule: Schedule, loop: str, at: int | str) -> tuple[Pro
             result.append(s)
             continue
         loops = schedule.nests[s.name].loops
-        value, point = loops[loop].isl_text, Affine.of(at).substitute(loops).isl_text
-        for piece, condition in (("lo", f"{value} < {point}"), ("hi", f"{value} >= {point}")):
+        *left, point = (side.substitute(loops).isl_text for side in _sides(at))
+        value = left[0] if left else loops[loop].isl_text
+        holds, fails = (">=", "<") if left else ("<", ">=")
+        for piece, condition in (("lo", f"{value} {holds} {point}"), ("hi", f"{value} {fails} {point}")):
             cut = s.domain.intersect(
                 isl.Set(f"{header(program.parameters)}{{ {s.tuple_text} : {condition} }}")
             ).coalesce()

@@ -1,0 +1,476 @@
+"""Policy for contractions whose sizes are free: register tiles, packed operands and blocks, at any size.
+
+Where `poly.scheduling.cpu_contract` weighs numbers, there are none here: blocks are of fixed sizes, and pieces end
+where whole tiles do, at quasi-affine functions of the sizes (`16*(N//16)`). From the outside in: outer loops, blocks of
+lanes [the operand that moves along them packed in panels as wide as the tile], loops that use that again, blocks of
+rows, tiles of lanes, tiles of rows [sums in registers], the reduction in steps, rows, vectors, lanes. Rows that fill no
+tile are in tiles of half the height, and so on down to one; lanes in masked vectors. Packed buffers are as large as the
+sizes of a call make them. Few rows use nothing again: they stay apart, with nothing packed (`small`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import islpy as isl
+
+from poly.affine import Affine, var
+from poly.dtypes import is_float
+from poly.errors import PolyError, ScheduleError
+from poly.machine import Machine
+from poly.program import Access, Program, Statement
+from poly.scheduling.contraction import names_of
+from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, loops_of_copy, only_read, ordered, outermost, unrolled
+from poly.scheduling.cpu_facts import axis_of, widest_element
+from poly.scheduling.cpu_nests import ends_of
+from poly.scheduling.cpu_plan import UNROLLED
+from poly.scheduling.cpu_threads import share_outermost
+from poly.scheduling.cpu_tile import MOST_SHORT
+from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.groups import bare
+from poly.scheduling.promotion import free_name
+from poly.scheduling.schedule import Schedule
+from poly.sets import header
+
+WIDTH = 2  # vectors side by side in a tile
+LANES, ROWS = 16, 16  # tiles in a block of lanes, of rows: 256 lanes of 8 and 96 rows of 6
+SHARED_ROWS = 4  # the same where threads share blocks of rows: more of them are shared more evenly
+STEPS = 4  # of the reduction in one body
+
+
+@dataclass(frozen=True)
+class FreeProduct:
+    """A contraction and what stands around it, by their iterators: `axes` of every statement on the parallel loops,
+    whose `extents` are affine in the sizes. `outer`, `middle`, `rows`, `lanes`: positions among these. `packed`: the
+    reads, by position, that are packed for lanes; `rows_packed`: the one that is packed for rows.
+    """
+
+    axes: dict[str, tuple[str, ...]]
+    extents: tuple[Affine, ...]
+    update: str
+    outer: tuple[int, ...]
+    middle: tuple[int, ...]
+    rows: int
+    lanes: int
+    packed: tuple[int, ...]
+    rows_packed: int | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.axes)
+
+
+def schedule_free(
+    schedule: Schedule, names: Sequence[str], machine: Machine, threads: int
+) -> tuple[Schedule, list[str]]:
+    """The contractions with free sizes among some statements of a checked schedule; and the statements that are left.
+
+    What a check refuses stays as it was.
+    """
+    left = list(names)
+    for name in names:
+        product = product_of(schedule.program, name, left) if name in left else None
+        if product is None:
+            continue
+        try:
+            schedule = settle(_Composing(product, machine, threads).run(unchecked(schedule)))
+        except PolyError:
+            continue
+        if threads > 1 and not product.packed:
+            schedule = share_outermost(schedule, product.names, threads)
+        left = [n for n in left if n not in product.names]
+    return schedule, left
+
+
+# ---- what is there
+
+
+def product_of(program: Program, name: str, among: Sequence[str]) -> FreeProduct | None:
+    """A statement as a contraction with free sizes; None where it is of another kind."""
+    s = program.statement[name]
+    if s.combiner is None or not is_float(program.tensor[s.write.tensor].dtype) or not _plain(s):
+        return None
+    ends = _extents(program, s)
+    axes = _bare_axes(s.write)
+    if ends is None or axes is None or len(axes) == len(s.iterators):
+        return None
+    own = tuple(i for i in s.iterators if i in axes)
+    extents = tuple(ends[i] for i in own)
+    if all(e.is_constant for e in ends.values()):
+        return None
+    lanes = own.index(axes[-1])
+    moving = [k for k, r in enumerate(s.reads) if axes[-1] in names_of(r)]
+    fixed = [k for k, r in enumerate(s.reads) if axes[-1] not in names_of(r)]
+    again = [a for a, i in enumerate(own) if a != lanes and all(i not in names_of(s.reads[k]) for k in moving)]
+    again = [a for a in again if any(own[a] in names_of(s.reads[k]) for k in fixed)]
+    if not moving or not again:
+        return None
+    rows = max(again, key=lambda a: (not extents[a].is_constant, extents[a].constant, a))
+    packed = tuple(k for k in moving if _packs(program, s, k, own[lanes]))
+    if any(_apart(s.reads[k], own[lanes]) and k not in packed for k in moving):
+        return None
+    middle = tuple(a for a in again if a != rows) if packed else ()
+    outer = tuple(a for a in range(len(own)) if a not in (rows, lanes, *middle))
+    statements = _around(program, s, own, extents, among)
+    turned = next((k for k in fixed if own[rows] in names_of(s.reads[k]) and _packs_rows(s, k, own[rows])), None)
+    return FreeProduct(statements, extents, name, outer, middle, rows, lanes, packed, turned)
+
+
+def _plain(s: Statement) -> bool:
+    reads = [r for r in s.reads if r.tensor != s.write.tensor]
+    return len(reads) == len(s.reads) >= 2 and s.external is None and not any(
+        a.indirect or a.guard for a, _ in s.accesses
+    )
+
+
+def _extents(program: Program, s: Statement) -> dict[str, Affine] | None:
+    """The extents of a statement's iterators where its domain is a box that starts at 0, whatever the sizes."""
+    found: dict[str, Affine] = {}
+    for i in s.iterators:
+        ends = ends_of(program, s, i)
+        if ends is None or ends[0] != Affine() or ends[1].names - set(program.parameters):
+            return None
+        found[i] = ends[1] + 1
+    return found
+
+
+def _bare_axes(access: Access) -> tuple[str, ...] | None:
+    """The iterators that an access' subscripts are, each another one."""
+    found = [bare(i) if isinstance(i, Affine) else None for i in access.index]
+    names = tuple(n for n in found if n is not None)
+    return names if names and len(names) == len(found) == len(set(names)) else None
+
+
+def _apart(access: Access, iterator: str) -> bool:
+    """Whether neighbours along a loop do not lie side by side."""
+    last = access.affine_index[-1]
+    return iterator not in last.names or last.coefficient(iterator) != 1
+
+
+def _packs(program: Program, s: Statement, read: int, lanes: str) -> bool:
+    """Whether a read is a matrix along the lanes, of which blocks of lanes are blocks of the tensor."""
+    access = s.reads[read]
+    axis = axis_of(access, lanes)
+    bares = _bare_axes(access)
+    again = sum(r.tensor == access.tensor for r in s.reads) > 1
+    return axis is not None and bares is not None and len(bares) > 1 and not again and program.tensor[
+        access.tensor
+    ].layout is None
+
+
+def _packs_rows(s: Statement, read: int, rows: str) -> bool:
+    """Whether the elements of neighbouring rows lie side by side and those of neighbouring steps do not."""
+    bares = _bare_axes(s.reads[read])
+    return bares is not None and len(bares) > 1 and bares[-1] == rows and sum(
+        r.tensor == s.reads[read].tensor for r in s.reads
+    ) == 1
+
+
+def _around(
+    program: Program, update: Statement, own: tuple[str, ...], extents: tuple[Affine, ...], among: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The parallel loops of the contraction, of the assignment that starts it where that is right before it, and of the
+    assignments right behind it that follow it element by element.
+    """
+    statements = [s for s in program.statements]
+    at = statements.index(update)
+    found = {update.name: own}
+    target = _bare_axes(update.write)
+    assert target is not None
+    places = {update.write.tensor: tuple(own.index(i) for i in target)}
+
+    def aligned(s: Statement, access: Access) -> tuple[str, ...] | None:
+        bares = _bare_axes(access)
+        if bares is None or len(bares) != len(own):
+            return None
+        names = dict(zip(places[update.write.tensor], bares, strict=True))
+        axes = tuple(names[a] for a in range(len(own)))
+        ends = _extents(program, s)
+        return axes if ends is not None and tuple(ends.get(i) for i in axes) == extents and len(s.iterators) == len(
+            own
+        ) else None
+
+    if at and (first := statements[at - 1]).name in among and first.combiner is None and _simple(first):
+        axes = aligned(first, first.write) if first.write.tensor == update.write.tensor else None
+        if axes is not None:
+            found = {first.name: axes, **found}
+    for s in statements[at + 1 :]:
+        bares = _bare_axes(s.write)
+        reads = [r for r in s.reads if r.tensor == update.write.tensor]
+        if s.name not in among or s.combiner is not None or not _simple(s) or bares is None or len(reads) != 1:
+            break
+        axes = aligned(s, reads[0])
+        if axes is None or bares[-1] != axes[own.index(target[-1])] or s.write.tensor == update.write.tensor:
+            break
+        if any(_apart(r, bares[-1]) and bares[-1] in names_of(r) for r in s.reads):
+            break
+        found[s.name] = axes
+    return found
+
+
+def _simple(s: Statement) -> bool:
+    return s.external is None and not any(a.indirect or a.guard for a, _ in s.accesses)
+
+
+# ---- the edits
+
+
+class _Composing:
+    """The edits of one contraction."""
+
+    def __init__(self, product: FreeProduct, machine: Machine, threads: int) -> None:
+        self.product, self.machine, self.threads = product, machine, threads
+        self.vector = self.height = 0
+        self.axes = dict(product.axes)
+        self.reductions = dict[str, Affine]()
+
+    def run(self, schedule: Schedule) -> Schedule:
+        """The schedule, not yet checked. Raises `ScheduleError` where an edit does not apply."""
+        product, program = self.product, schedule.program
+        self.vector = self.machine.lanes(widest_element(program, [program.statement[n] for n in product.names]))
+        self.height = max(1, (self.machine.vector_registers - 1 - WIDTH) // WIDTH)
+        if self.vector < 2:
+            raise ScheduleError("no lanes")
+        ends = _extents(program, program.statement[product.update]) or {}
+        self.reductions = {i: e for i, e in ends.items() if i not in product.axes[product.update]}
+        schedule, many, few = self._versions(schedule)
+        for names, packed in ((many, True), (few, False)):
+            if names:
+                schedule = self._nest(schedule, names, packed)
+        return schedule
+
+    def _nest(self, schedule: Schedule, names: Sequence[str], packed: bool) -> Schedule:
+        """Whole tiles of lanes, and what is left over."""
+        product = self.product
+        for name in names:
+            axes = [self._axis(name, a) for a in (*product.outer, product.lanes, *product.middle, product.rows)]
+            schedule = outermost(schedule, name, [loop_of(schedule, name, i) for i in axes])
+        schedule = fused(schedule, names, range(len(product.outer)))
+        lanes = product.extents[product.lanes]
+        whole = lanes // (WIDTH * self.vector) * (WIDTH * self.vector)
+        schedule, (first, last) = self._cut(schedule, names, len(product.outer), whole, lanes)
+        for part, width in ((first, WIDTH), (last, 1)):
+            if part:
+                schedule = self._strip(schedule, part, width, packed)
+        return schedule
+
+    def _axis(self, name: str, axis: int) -> str:
+        """The iterator of a piece of a statement on a parallel loop."""
+        return self.axes[name][axis]
+
+    # ---- pieces
+
+    def _versions(self, schedule: Schedule) -> tuple[Schedule, list[str], list[str]]:
+        """The statements where there is a whole tile of rows, and where there is none, as sizes leave it open."""
+        rows, names = self.product.extents[self.product.rows], [*self.product.names]
+        if rows.is_constant:
+            return (schedule, names, []) if rows.constant >= self.height else (schedule, [], names)
+        many, few = list[str](), list[str]()
+        for name in names:
+            lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+            try:
+                schedule = schedule.split(schedule.nests[name].names[0], f"{rows} >= {self.height}")
+            except ScheduleError:  # always so, or never
+                context = schedule.program.context
+                holds = isl.Set(f"{header(schedule.program.parameters)}{{ : {rows.isl_text} < {self.height} }}")
+                always = holds.intersect(context).is_empty()
+                return (schedule, names, []) if always else (schedule, [], names)
+            many, few = [*many, lower], [*few, upper]
+            self.axes[lower] = self.axes[upper] = self.axes[name]
+        return schedule, many, few
+
+    def _cut(
+        self, schedule: Schedule, names: Sequence[str], depth: int, whole: Affine, extent: Affine
+    ) -> tuple[Schedule, tuple[list[str], list[str]]]:
+        """The loop at a depth of some statements, cut where whole tiles end: the statements of both pieces."""
+        if whole == extent or (extent.is_constant and not whole.constant):
+            return schedule, (list(names), []) if whole == extent else ([], list(names))
+        lower, upper = list[str](), list[str]()
+        for name in names:
+            lower.append(piece_name(schedule, name, "lo"))
+            upper.append(piece_name(schedule, name, "hi"))
+            self.axes[lower[-1]] = self.axes[upper[-1]] = self.axes[name]
+            schedule = schedule.split(
+                schedule.nests[name].names[depth], whole.constant if whole.is_constant else str(whole)
+            )
+        return schedule, (lower, upper)
+
+    def _update(self, schedule: Schedule, names: Sequence[str]) -> str:
+        return next(n for n in names if schedule.program.statement[n].combiner is not None)
+
+    # ---- a strip of lanes
+
+    def _strip(self, schedule: Schedule, names: Sequence[str], width: int, packed: bool) -> Schedule:
+        """Blocks of lanes, what is packed for them, loops that use it again, pieces of rows."""
+        product, depth = self.product, len(self.product.outer)
+        lanes = width * self.vector
+        for name in names:
+            loop = schedule.nests[name].names[depth]
+            schedule = schedule.tile({loop: lanes * LANES if width > 1 else lanes})
+            inner = schedule.nests[name].names[depth + 2 : depth + 3 + len(product.middle)]
+            schedule = schedule.reorder(*inner, f"{loop}.p")
+        schedule = fused(schedule, names, [depth])
+        update = self._update(schedule, names)
+        around = schedule.nests[update].names[depth]
+        for read in product.packed if packed else ():
+            before = set(schedule.nests)
+            schedule = self._pack(schedule, update, read, self._axis(update, product.lanes), around, lanes)
+            copy = next(n for n in schedule.nests if n not in before)
+            loop = next((n for n in loops_of_copy(schedule, copy) if schedule.kind(n) == "serial"), None)
+            if self.threads > 1 and loop is not None:
+                schedule = schedule.parallelise(loop)
+        schedule = fused(schedule, names, range(depth + 1, depth + 1 + len(product.middle)))
+        heights = self._heights(width, packed)
+        return self._pieces(schedule, names, heights, width, depth + 1 + len(product.middle))
+
+    def _heights(self, width: int, packed: bool) -> list[int]:
+        """Of tiles of rows: the full one, where there are as many rows, then half of it and so on."""
+        heights = [self.height]
+        while heights[-1] > 1:
+            heights.append(heights[-1] // 2 if width > 1 else 1)
+        return heights if packed else heights[1:]
+
+    def _pieces(
+        self, schedule: Schedule, names: Sequence[str], heights: Sequence[int], width: int, depth: int
+    ) -> Schedule:
+        """Tiles of rows of the first height, then what is left in lower ones, each from where the last one ended."""
+        rest, now = self.product.extents[self.product.rows], list(names)
+        for height in heights:
+            schedule, (first, last) = self._cut(schedule, now, depth, rest // height * height, rest)
+            if first:
+                schedule = self._tiles(schedule, first, width, height, depth)
+            if not last:
+                return schedule
+            rest, now = rest % height, last
+            for name in last:  # one block, in which they start at 0
+                schedule = schedule.tile({schedule.nests[name].names[depth]: height})
+            schedule = fused(schedule, last, [depth])
+            depth += 1
+        raise ScheduleError("rows are left over")
+
+    def _tiles(self, schedule: Schedule, names: Sequence[str], width: int, height: int, depth: int) -> Schedule:
+        """Blocks of rows, tiles of lanes and of rows, the reduction, the tile."""
+        blocks = int(height == self.height)
+        for name in names:
+            rows, lanes = schedule.nests[name].names[depth : depth + 2]
+            schedule = schedule.tile({rows: height}).tile({lanes: width * self.vector})
+            tiles, points = [f"{lanes}.o", f"{rows}.o"], [f"{rows}.p", f"{lanes}.p"]
+            if blocks:
+                schedule = schedule.tile({f"{rows}.o": SHARED_ROWS if self.threads > 1 else ROWS})
+                tiles = [f"{rows}.o.o", f"{lanes}.o", f"{rows}.o.p"]
+            if width > 1:
+                schedule = schedule.tile({points[1]: self.vector})
+                points[1:] = [f"{points[1]}.o", f"{points[1]}.p"]
+            band = schedule.nests[name].names[depth:]
+            order = [*tiles, *(n for n in band if n not in tiles and n not in points), *points]
+            schedule = ordered(schedule, name, order)
+            schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
+        schedule = fused(schedule, names, range(depth, depth + blocks + 2))
+        update = self._update(schedule, names)
+        loops = schedule.nests[update].names
+        if blocks and self.product.rows_packed is not None:
+            rows = self._axis(update, self.product.rows)
+            schedule = self._pack(schedule, update, self.product.rows_packed, rows, loops[depth], height)
+        if blocks and self.threads > 1 and self.product.packed:
+            schedule = schedule.parallelise(loops[depth])
+        schedule = self._sums(schedule, update, loops[depth + blocks + 1])
+        return self._steps(schedule, update, depth + blocks + 2, height * width)
+
+    def _sums(self, schedule: Schedule, update: str, at: str) -> Schedule:
+        """The tile's sums in registers, and the copies that they need."""
+        target = schedule.program.statement[update].write.tensor
+        buffer = free_name(schedule, f"{target}_{update}_r")
+        schedule = schedule.promote(target, at, self.machine.register_space, name=buffer)
+        for copy in (f"ld_{buffer}", f"st_{buffer}"):
+            own = loops_of_copy(schedule, copy) if copy in schedule.nests else []
+            if own:
+                schedule = unrolled(schedule, own[:-1])
+                extent = schedule.program.tensor[buffer].shape[-1].constant
+                schedule = in_vectors(schedule, own[-1], extent, self.vector)
+        return schedule
+
+    def _steps(self, schedule: Schedule, update: str, depth: int, body: int) -> Schedule:
+        """Several steps of the innermost reduction loop in one body, what is left over apart."""
+        s, nest = schedule.program.statement[update], schedule.nests[update]
+        inner = [n for n in nest.names[depth:] if schedule.kind(n) == "serial"]
+        if not inner:
+            return schedule
+        iterator = next((i for i in s.iterators if nest.loops[inner[-1]] == var(i)), None)
+        extent = None if iterator is None else self.reductions[iterator]
+        if extent is None or body * 2 > UNROLLED:
+            return schedule
+        if extent.is_constant and extent.constant <= MOST_SHORT:
+            return schedule.unroll(inner[-1]) if extent.constant * body <= UNROLLED else schedule
+        if body * STEPS > UNROLLED:
+            return schedule
+        lower = piece_name(schedule, update, "lo")
+        whole = extent // STEPS * STEPS
+        if whole != extent:
+            schedule = schedule.split(inner[-1], whole.constant if whole.is_constant else str(whole))
+            loop = schedule.nests[lower].names[len(nest.names) - len(nest.names[nest.names.index(inner[-1]) :])]
+        else:
+            loop = inner[-1]
+        return schedule.tile({loop: STEPS}).unroll(f"{loop}.p")
+
+    # ---- packing
+
+    def _pack(self, schedule: Schedule, update: str, read: int, iterator: str, at: str, block: int) -> Schedule:
+        """One operand in panels of `block` lanes or rows."""
+        s = schedule.program.statement[update]
+        access = s.reads[read]
+        axis = axis_of(access, iterator)
+        bares = _bare_axes(access)
+        assert axis is not None and bares is not None
+        order = (*(d for d in range(len(bares)) if d != axis and bares[d] not in self.reductions), axis)
+        order += tuple(d for d in range(len(bares)) if d not in order)
+        buffer = free_name(schedule, f"{access.tensor}_{update}_p")
+        schedule = schedule.promote(
+            access.tensor, at, self.machine.cache_space(1), name=buffer, users=[update], order=order,
+            block={axis: block}, reads=only_read(s, read),
+        )  # fmt: skip
+        copy, last = f"ld_{buffer}", len(bares) - 1
+        lane, own = f"{copy}.{axis}", loops_of_copy(schedule, f"ld_{buffer}")
+        first = [f"{copy}.{d}" for d in order if d != axis and f"{copy}.{d}" in own]
+        if lane not in own:
+            return schedule
+        if axis == last:
+            schedule = schedule.tile({lane: block})
+            schedule = ordered(schedule, copy, [*first, f"{lane}.o", f"{lane}.p"])
+            return in_vectors(schedule, f"{lane}.p", block, min(self.vector, block & -block))
+        if f"{copy}.{last}" not in own or block % self.vector or block == self.vector:
+            return schedule
+        return self._across(schedule, copy, lane, f"{copy}.{last}", first, block)
+
+    def _across(
+        self, schedule: Schedule, copy: str, lane: str, fast: str, first: Sequence[str], block: int
+    ) -> Schedule:
+        """Squares of a source that is contiguous along another axis: into registers as they lie, out across."""
+        vector, source = self.vector, schedule.program.statement[copy].copies
+        name = bare(schedule.program.statement[copy].reads[0].affine_index[-1])
+        extent = schedule.program.tensor[source].shape[-1]
+        whole = extent // vector * vector
+        assert name is not None
+        schedule = schedule.tile({lane: block})
+        schedule = ordered(schedule, copy, [f"{lane}.o", *(n for n in first if n != fast), fast, f"{lane}.p"])
+        part, loop = copy, fast
+        if whole != extent:
+            part = piece_name(schedule, copy, "lo")
+            place = schedule.nests[copy].names.index(fast)
+            schedule = schedule.split(fast, whole.constant if whole.is_constant else str(whole))
+            if part not in schedule.nests:
+                raise ScheduleError("no whole square")
+            loop = schedule.nests[part].names[place]
+        lanes = schedule.nests[part].names[-1]
+        schedule = schedule.tile({loop: vector})
+        blocks, points = [f"{loop}.o"], lanes
+        if block > vector:
+            schedule = schedule.tile({lanes: vector})
+            blocks, points = [f"{loop}.o", f"{lanes}.o"], f"{lanes}.p"
+        schedule = ordered(schedule, part, [*reversed(blocks), f"{loop}.p", points])
+        schedule = schedule.unroll(f"{loop}.p").vectorise(points)
+        square = free_name(schedule, f"{copy[3:]}_t")
+        anchor = schedule.nests[part].names[-3]
+        schedule = schedule.promote(source, anchor, self.machine.register_space, name=square, users=[part])
+        rows = loops_of_copy(schedule, f"ld_{square}")
+        return unrolled(schedule, rows[:-1]).vectorise(rows[-1])
