@@ -441,6 +441,8 @@ class Ops:
             raise UnsupportedError("f16 on a CPU without conversions of it", hint="convert the model to f32")
         source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
         if is_float(a.dtype) and is_integer(dtype):
+            if a.lanes and size_bytes(dtype) < 4:
+                return self._narrowed(a, dtype)
             kind = "fptosi" if dtype[0] == "i" else "fptoui"
             name = f"llvm.{kind}.sat.{suffix(dtype, a.lanes)}.{suffix(a.dtype, a.lanes)}"
             return Value(dtype, a.lanes, self.writer.intrinsic(target, name, ((source, a.text),)))
@@ -456,6 +458,19 @@ class Ops:
             case _:
                 name = ("sext" if signed else "zext") if wider else "trunc"
         return Value(dtype, a.lanes, self.writer.value(f"{name} {source} {a.text} to {target}"))
+
+    def _narrowed(self, a: Value, dtype: str) -> Value:
+        """Floats in lanes to integers of 8 or 16 bits, saturating: bounded first, since machines convert to 32 bits."""
+        limits, lanes, kind = np.iinfo(numpy_dtype(dtype)), a.lanes, value_type(a.dtype, a.lanes)  # type: ignore[type-var]
+        if limits.min < 0:
+            a = self.select(self.op("fcmp ord", a, a, a, dtype="bool"), a, self.const(a.dtype, 0, lanes))
+        for name, limit in (("maxnum", limits.min), ("minnum", limits.max)):  # of a NaN the limit, which is 0 here
+            bound = self.const(a.dtype, float(limit), lanes)
+            intrinsic = f"llvm.{name}.{suffix(a.dtype, lanes)}"
+            a = Value(a.dtype, lanes, self.writer.intrinsic(kind, intrinsic, ((kind, a.text), (kind, bound.text))))
+        wide = value_type("i32", lanes)
+        whole = self.writer.value(f"fptosi {kind} {a.text} to {wide}")
+        return Value(dtype, lanes, self.writer.value(f"trunc {wide} {whole} to {value_type(dtype, lanes)}"))
 
 
 def _fits(literal: float | int | bool, dtype: str) -> bool:
