@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,8 @@ IntValue = int | npt.NDArray[np.int64]
 _MOST = 2**60
 
 
-@dataclass(frozen=True, order=True)
-class Var:
-    """A named integer: an iterator, a loop variable or a size parameter."""
+class Var(NamedTuple):
+    """A named integer: an iterator, a loop variable or a size parameter. A tuple, as those are hashed in no time."""
 
     name: str
 
@@ -143,7 +143,10 @@ class Affine:
         """Every name that occurs, inside floors and remainders too."""
         found: set[str] = set()
         for atom, _ in self.terms:
-            found |= {atom.name} if isinstance(atom, Var) else atom.argument.names
+            if isinstance(atom, Var):
+                found.add(atom.name)
+            else:
+                found |= atom.argument.names
         return frozenset(found)
 
     @property
@@ -153,29 +156,32 @@ class Affine:
     @property
     def is_linear(self) -> bool:
         """True without floors and remainders."""
-        return all(isinstance(atom, Var) for atom, _ in self.terms)
+        return all([isinstance(atom, Var) for atom, _ in self.terms])
 
     def coefficient(self, name: str) -> int:
         """The coefficient of a name outside floors and remainders (0 where it does not occur)."""
-        return next((c for atom, c in self.terms if isinstance(atom, Var) and atom.name == name), 0)
+        for atom, c in self.terms:
+            if isinstance(atom, Var) and atom.name == name:
+                return c
+        return 0
 
     def substitute(self, values: Mapping[str, Affine | int]) -> Affine:
         """Replace names by expressions; names not in `values` stay."""
-        if not self.names & values.keys():
+        if values.keys().isdisjoint(self.names):
             return self
         terms, constant = list[tuple[Atom, int]](), self.constant
         for atom, c in self.terms:
-            match atom:
-                case Var(name):
-                    if name not in values:
-                        terms.append((atom, c))
-                        continue
-                    inner = Affine.of(values[name])
-                case FloorDiv(argument, divisor):
-                    inner = argument.substitute(values) // divisor
-                case Mod(argument, divisor):
-                    inner = argument.substitute(values) % divisor
-            terms += [(a, k * c) for a, k in inner.terms]
+            if isinstance(atom, Var):
+                value = values.get(atom.name)
+                if value is None:
+                    terms.append((atom, c))
+                    continue
+                inner = Affine.of(value)
+            elif isinstance(atom, FloorDiv):
+                inner = atom.argument.substitute(values) // atom.divisor
+            else:
+                inner = atom.argument.substitute(values) % atom.divisor
+            terms += inner.terms if c == 1 else [(a, k * c) for a, k in inner.terms]
             constant += inner.constant * c
         return sum_of(terms, constant)
 
@@ -255,8 +261,13 @@ def _bare(argument: Affine) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _key(atom: Atom) -> tuple[int, str]:
-    return (0, atom.name) if isinstance(atom, Var) else (1, str(Affine(((atom, 1),))))
+def _text_of(atom: Atom) -> str:
+    return str(Affine(((atom, 1),)))
+
+
+def _place(term: tuple[Atom, int]) -> str:
+    """The place of a floor or remainder among others."""
+    return _text_of(term[0])
 
 
 def sum_of(terms: list[tuple[Atom, int]], constant: int) -> Affine:
@@ -264,15 +275,16 @@ def sum_of(terms: list[tuple[Atom, int]], constant: int) -> Affine:
     total: dict[Atom, int] = {}
     for atom, c in terms:
         total[atom] = total.get(atom, 0) + c
-    kept = [(a, c) for a, c in total.items() if c]
-    if len(kept) > 1:
-        kept.sort(key=_place)
-    return Affine(tuple(kept), constant)
-
-
-def _place(term: tuple[Atom, int]) -> tuple[int, str]:
-    atom = term[0]
-    return (0, atom.name) if isinstance(atom, Var) else _key(atom)
+    names: list[tuple[Atom, int]] = []
+    others: list[tuple[Atom, int]] = []
+    for term in total.items():
+        if term[1]:
+            (names if type(term[0]) is Var else others).append(term)
+    if len(names) > 1:
+        names.sort()  # pyright: ignore[reportCallIssue, reportArgumentType]  # by name
+    if others:
+        names += sorted(others, key=_place) if len(others) > 1 else others
+    return Affine(tuple(names), constant)
 
 
 def parse_affine(text: str) -> Affine:
