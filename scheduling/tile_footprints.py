@@ -10,6 +10,7 @@ import islpy as isl
 from poly.program import Access, Statement
 from poly.relations import bound_access, bound_expressions
 from poly.scheduling.footprint import Box, box_of
+from poly.scheduling.plain_boxes import plain_box
 from poly.scheduling.schedule import Schedule
 from poly.sets import OUT, coalesced, identifier
 
@@ -41,19 +42,21 @@ def tile_of(
     program = schedule.program
     variables = apart([identifier(name) for name in loops], program.parameters)
     footprint: isl.Map | None = None
+    uses: list[tuple[Statement, Access]] = []
     for name in users:
         s = program.statement[name]
         where = bound_expressions(program, s, schedule.nests[name].expressions(loops)).reverse()
         for access in accesses_to(s, tensor, reads):
             seen = replace(access, guard=(), fill=None) if pad else access
+            uses.append((s, seen))
             part = where.apply_range(bound_access(program, s, seen))
             footprint = part if footprint is None else footprint.union(part)
     assert footprint is not None
     known = coalesced(footprint.set_tuple_name(OUT, "") if footprint.has_tuple_name(OUT) else footprint)
     elements = apart([f"e{d}" for d in range(known.dim(OUT))], (*variables, *program.parameters))
-    return Tile(
-        loops, variables, elements, known, box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
-    )
+    box = plain_box(schedule, loops, variables, uses)
+    box = box or box_of(known, variables, f"{schedule.source.name}: {tensor} at {at}")
+    return Tile(loops, variables, elements, known, box)
 
 
 def tile_access(schedule: Schedule, s: Statement, access: Access, tile: Tile) -> isl.Map:

@@ -1,0 +1,114 @@
+"""Boxes of tiles by algebra, against every point of the tiles and against isl."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import product
+from random import Random
+
+import pytest
+
+import poly
+from poly.affine import Affine
+from poly.errors import PolyError
+from poly.program import Access, Statement
+from poly.scheduling.edits import unchecked
+from poly.scheduling.footprint import box_of
+from poly.scheduling.plain_boxes import plain_box
+from poly.scheduling.schedule import Schedule
+from poly.scheduling.tile_footprints import tile_of
+
+TEXT = "C[i,j] += A[{c}*i + r, j] * B[r, j]"
+
+
+def tiled(random: Random) -> Schedule:
+    """A small reduction whose loops are shifted, tiled again and again, and in some order."""
+    rows, columns, window, step = (random.randint(*ends) for ends in ((3, 17), (2, 9), (1, 4), (1, 3)))
+    a, b = (step * (rows - 1) + window, columns), (window, columns)
+    schedule = Schedule(poly.parse(TEXT.format(c=step), A=a, B=b))
+    (name,) = (s.name for s in schedule.program.statements if s.combiner is not None)
+    schedule = unchecked(schedule)
+    for _ in range(random.randint(1, 4)):
+        loop = random.choice(schedule.nests[name].names)
+        try:
+            if random.random() < 0.25:
+                schedule = schedule.shift(name, loop, random.randint(-3, 3))
+            schedule = schedule.tile({loop: random.choice([2, 3, 4, 6, 8, 12])})
+            order = list(schedule.nests[name].names)
+            random.shuffle(order)
+            if random.random() < 0.6:
+                schedule = schedule.reorder(*order)
+        except PolyError:
+            continue
+    return schedule
+
+
+def touched(schedule: Schedule, loops: tuple[str, ...], uses: list[tuple[Statement, Access]]):
+    """By tile the elements that are touched, an axis at a time."""
+    found: dict[tuple[int, ...], list[set[int]]] = defaultdict(lambda: [set() for _ in uses[0][1].index])
+    sizes = dict(schedule.program.binding)
+    for s, access in uses:
+        for point in product(*map(range, extents(schedule, s))):
+            values = dict(zip(s.iterators, point, strict=True)) | sizes
+            at = tuple(int(schedule.nests[s.name].loops[n].evaluate(values)) for n in loops)
+            for axis, subscript in zip(found[at], access.affine_index, strict=True):
+                axis.add(int(subscript.evaluate(values)))
+    return found
+
+
+def extents(schedule: Schedule, s: Statement) -> list[int]:
+    shapes = {t.name: t.extents(schedule.program.binding) for t in schedule.source.tensors}
+    known = {"i": shapes["C"][0], "j": shapes["C"][1], "r": shapes["B"][0]}
+    return [known[i] for i in s.iterators]
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_plain_box_is_the_least_around_every_tile(seed: int):
+    schedule = tiled(Random(seed))
+    for name, nest in schedule.nests.items():
+        for at in nest.names:
+            loops = schedule.outer(at)
+            for tensor in {a.tensor for a, _ in schedule.program.statement[name].accesses}:
+                s = schedule.program.statement[name]
+                uses = [(s, a) for a, _ in s.accesses if a.tensor == tensor]
+                box = plain_box(schedule, loops, loops, uses)
+                if box is None:
+                    continue
+                tiles = touched(schedule, loops, uses)
+                for tile, axes in tiles.items():
+                    corner = [int(c.evaluate(dict(zip(loops, tile, strict=True)))) for c in box.lower]
+                    assert corner == [min(axis) for axis in axes], (at, tensor)
+                reach = [max(max(axes[d]) - min(axes[d]) + 1 for axes in tiles.values()) for d in range(len(box.lower))]
+                assert [Affine((), n) for n in reach] == [*box.extents], (at, tensor)
+
+
+def test_many_boxes_are_plain_and_isl_finds_the_same():
+    plain = 0
+    for seed in range(12):
+        schedule = tiled(Random(seed))
+        (name,) = (s.name for s in schedule.program.statements if s.combiner is not None)
+        for at in schedule.nests[name].names:
+            loops = schedule.outer(at)
+            for tensor in ("A", "B", "C"):
+                s = schedule.program.statement[name]
+                try:
+                    tile = tile_of(schedule, tensor, at, [name])
+                except PolyError:
+                    continue
+                box = plain_box(schedule, loops, tile.variables, [(s, a) for a, _ in s.accesses if a.tensor == tensor])
+                plain += box is not None
+                assert box is None or box == box_of(tile.footprint, tile.variables, "")
+    assert plain > 30
+
+
+def test_uses_in_different_tiles_are_left_to_isl():
+    schedule = unchecked(Schedule(poly.parse("C[i] = A[i] + 1; D[i] = A[i] * 2", A=(12,))))
+    first, second = schedule.program.statements
+    schedule = schedule.tile({schedule.nests[first.name].names[0]: 4})
+    schedule = schedule.shift(second.name, schedule.nests[second.name].names[0], 1)
+    schedule = schedule.tile({schedule.nests[second.name].names[0]: 4})
+    schedule = schedule.fuse(schedule.nests[first.name].names[0], schedule.nests[second.name].names[0])
+    loop = schedule.nests[first.name].names[0]
+    uses = [(s, s.reads[0]) for s in (first, second)]
+    assert plain_box(schedule, (loop,), (loop,), uses[:1]) is not None
+    assert plain_box(schedule, (loop,), (loop,), uses) is None
