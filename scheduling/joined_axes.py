@@ -2,7 +2,8 @@
 
 A bijection of iterations and of elements, so nothing changes but the extents: a pointwise loop nest over a map of
 14 x 14 has one loop of 196 iterations, which vectors and register tiles divide with less left over. Arrays keep their
-shapes for callers; row-major memory is the same.
+shapes for callers; row-major memory is the same. Where assignments only repeat elements along a short fast axis, as
+`T[y, x] = S[y]` with two or four x, the repeats are `S[l//2]`: whole vectors instead of a part of one.
 
 The other way, an axis that every access walks by two loops, as `T[4*g + o]`, becomes two: a tile of one of these loops
 is then a box without holes.
@@ -148,7 +149,7 @@ def _spread(program: Program, first: Statement, pair: Pair) -> _Joins | None:
     waiting = [first]
     while waiting:
         s = waiting.pop()
-        found = _axes(s, pairs[s.name])
+        found = _axes(program, s, pairs[s.name])
         if found is None:
             return None
         for axis in found - axes:
@@ -175,7 +176,7 @@ def _walked(access: Access, axis: int) -> Pair | None:
     return (slow, fast) if slow is not None and fast is not None else None
 
 
-def _axes(s: Statement, pair: Pair) -> set[Axis] | None:
+def _axes(program: Program, s: Statement, pair: Pair) -> set[Axis] | None:
     """Where a statement's accesses walk a pair; None where they use either in another way."""
     slow, fast = pair
     neighbours = slow in s.iterators and s.iterators[s.iterators.index(slow) + 1 :][:1] == (fast,)
@@ -186,11 +187,30 @@ def _axes(s: Statement, pair: Pair) -> set[Axis] | None:
         names = [i.names if isinstance(i, Affine) else frozenset[str]() for i in access.index]
         held = [d for d, n in enumerate(names) if n & {slow, fast}]
         guarded = any(c.expr.names & {slow, fast} for c in access.guard)
-        if guarded or access.indirect or (held and (len(held) != 2 or _walked(access, held[0]) != pair)):
+        if guarded or access.indirect:
+            return None
+        if held and access is not s.write and _repeats(program, s, access, pair):
+            continue
+        if held and (len(held) != 2 or _walked(access, held[0]) != pair):
             return None
         if held:
             found.add((access.tensor, held[0]))
     return found
+
+
+def _repeats(program: Program, s: Statement, read: Access, pair: Pair) -> bool:
+    """Whether an assignment reads the same element for all of a short loop, and neighbours along the one around it."""
+    slow, fast = pair
+    box = domain_box(program, s, s.iterators)
+    names = [i.names if isinstance(i, Affine) else frozenset[str]() for i in read.index]
+    if box is None or s.combiner is not None or not names or any(fast in n for n in names):
+        return False
+    if s.write.index[-1] != var(fast):
+        return False
+    low, high = box[s.iterators.index(fast)]
+    extent = high - low + 1
+    alone = read.index[-1] == var(slow) and not any(slow in n for n in names[:-1])
+    return alone and 1 < extent < LINE and extent & (extent - 1) == 0
 
 
 def _are_whole(program: Program, joins: _Joins, boxes: dict[str, tuple[tuple[int, int], ...]]) -> bool:
@@ -232,11 +252,14 @@ def _rewritten(program: Program, s: Statement, joins: _Joins, position: int) -> 
     box = domain_box(program, s, s.iterators)
     assert box is not None
     ranges = dict(zip(s.iterators, box, strict=True))
-    ranges[slow] = (0, (ranges[slow][1] + 1) * (ranges.pop(fast)[1] + 1) - 1)
+    extent = ranges.pop(fast)[1] + 1
+    ranges[slow] = (0, (ranges[slow][1] + 1) * extent - 1)
     iterators = tuple(i for i in s.iterators if i != fast)
 
     def moved(access: Access) -> Access:
         kept = [i for i in access.index if not (isinstance(i, Affine) and i == var(fast))]
+        if len(kept) == len(access.index):  # what the fast loop repeats
+            kept = [i.substitute({slow: var(slow) // extent}) if isinstance(i, Affine) else i for i in kept]
         return replace(access, index=tuple(kept))
 
     domain = box_domain(s.name, [(i, low, high + 1) for i, (low, high) in ranges.items()])

@@ -187,3 +187,22 @@ def test_a_transposed_convolution_without_overlaps_keeps_its_sums_in_registers()
     assert np.array_equal(engine.run({"x": x})["y"], expected)
     (unit,) = engine.units
     assert any(t.space == "reg" for t in unit.schedule.program.tensors)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "iterators"),
+    [
+        ("Y[i,r,j,s] = X[i,j]", {"X": (3, 5), "Y": (3, 2, 5, 4)}, ("i", "r", "j")),
+        ("Y[i,j,s] = X[i,j]*Z[i,j,s]", {"X": (3, 5), "Z": (3, 5, 2)}, ("i",)),
+        ("Y[c,h,w] = X[c,h,w] + B[c]", {"X": (6, 2, 2), "B": (6,)}, ("c",)),
+        ("Y[c,h,w] = X[c,h,w] + B[c]", {"X": (6, 8, 8), "B": (6,)}, ("c", "h")),
+        ("Y[i,j,s] = X[i,j]", {"X": (3, 5), "Y": (3, 5, 3)}, ("i", "s")),
+        ("Y[i,j,s] = X[j,i]", {"X": (5, 3), "Y": (3, 5, 2)}, ("i", "j", "s")),
+        ("Y[j,i,s] = X[j,i]*W[j,s]", {"X": (5, 3), "W": (5, 2)}, ("j", "i", "s")),
+    ],
+)
+def test_short_repeats_fill_vectors(text: str, given: dict[str, tuple[int, ...]], iterators: tuple[str, ...]) -> None:
+    program = poly.parse(text, **given)  # pyright: ignore[reportArgumentType]
+    joined = join_axes(program)
+    assert joined.statements[0].iterators == iterators
+    check_same(program, joined)
