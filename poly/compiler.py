@@ -32,6 +32,7 @@ from poly.program import Program
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.uneven import finite_factors, inside_windows
 from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes
 
 if TYPE_CHECKING:
@@ -144,20 +145,25 @@ def compile(
         return _model_engine(what, machine, threads or 1, progress)
     program, own = _program_of(what)
     schedule = schedule or own
-    if schedule is not None and not _is_of(schedule, program):
+    if schedule is not None and not _is_of(schedule, program, constants or {}):
         raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
     check_initialised(program)
     return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
 
 
-def _is_of(schedule: Schedule, program: Program) -> bool:
+def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array]) -> bool:
     """Whether a schedule is of a program as it is written, or as the policy for a CPU takes it."""
     from poly.scheduling.shared_sums import is_in_parts
 
-    joined = join_axes(program)
+    joined = _for_cpu(program, constants)
     if str(schedule.source) in (str(program), str(joined)) or is_in_parts(schedule.source, joined):
         return True
     return schedule.source in (program, joined)  # one set has several texts, of which a file may hold another
+
+
+def _for_cpu(program: Program, constants: Mapping[str, Array]) -> Program:
+    """A program as the policy for a CPU takes it."""
+    return join_axes(inside_windows(program, finite_factors(program, constants)))
 
 
 def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:
@@ -240,7 +246,7 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
-    loops = schedule.source if schedule is not None else join_axes(program)
+    loops = schedule.source if schedule is not None else _for_cpu(program, constants)
     made = prepare(loops, machine, threads, schedule, early=compiling_processes() > 1)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
 

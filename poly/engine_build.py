@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +20,7 @@ from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
 from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.uneven import finite_factors, inside_windows
 
 CompileUnit = Callable[[Program], Unit]
 
@@ -40,7 +41,7 @@ def build_engine(
     source = graph.to_program()
     if machine.kind == "cpu":
         source = sums_in_f32(source, graph.constants)
-    grouping, cuts = _cut_up(source, machine)
+    grouping, cuts = _cut_up(source, machine, finite_factors(source, graph.constants))
     program = grouping.program
     work = _Build(program, _given(grouping, graph), compile_unit)
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
@@ -66,15 +67,15 @@ def _given(grouping: Grouping, graph: Graph) -> Mapping[str, Array]:
     return {**graph.constants, **run_program(grouping.known, read)}
 
 
-def _cut_up(program: Program, machine: Machine) -> tuple[Grouping, tuple[_Cut, ...]]:
-    """The groups of a model, from the disk cache where it was compiled before."""
-    path = cache_entry("groups", (str(program), machine.hash, package_hash()), ".pickle")
+def _cut_up(program: Program, machine: Machine, finite: Collection[str]) -> tuple[Grouping, tuple[_Cut, ...]]:
+    """The groups of a model, from the disk cache where it was compiled before. `finite`: see `inside_windows`."""
+    path = cache_entry("groups", (str(program), repr(sorted(finite)), machine.hash, package_hash()), ".pickle")
     found = read_pickle(path)
     if isinstance(found, _Kept):
         return found.grouping, found.cuts
     grouping = group_program(program, machine)
-    joins = machine.kind == "cpu"
-    cuts = tuple(_Cut.of(grouping.parts[k], group, f"group {k}", joins) for k, group in grouping.groups.items())
+    known = finite if machine.kind == "cpu" else None
+    cuts = tuple(_Cut.of(grouping.parts[k], group, f"group {k}", known) for k, group in grouping.groups.items())
     if path is not None:
         write_entry(path, pickled(_Kept(grouping, cuts)))
     return grouping, cuts
@@ -94,11 +95,13 @@ class _Cut:
     key: str
 
     @staticmethod
-    def of(part: Program, group: Group, name: str, joins: bool) -> _Cut:
+    def of(part: Program, group: Group, name: str, finite: Collection[str] | None) -> _Cut:
         if any(s.external is not None for s in part.statements):
             return _Cut(group, name, part, None, {}, "")
         canonical, old = canonical_names(part)
-        canonical = join_axes(canonical) if joins else canonical
+        if finite is not None:
+            inside = canonical if group.parts else inside_windows(canonical, {n for n in old if old[n] in finite})
+            canonical = join_axes(inside)
         return _Cut(group, name, part, canonical, old, str(canonical))
 
 

@@ -38,6 +38,7 @@ from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.uneven import uneven_axes
 
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
 # of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
@@ -129,11 +130,11 @@ class Blocking(Tiling[BlockPlan]):
         """One operand in a buffer of its own for an iteration of a loop, copied by vectors."""
         users = [n for n in names if schedule.program.statement[n].source_name == pack.statement]
         buffer = free_name(schedule, f"{pack.tensor}_{users[0]}_p")
-        blocks = [*[pack.deep] * bool(pack.deep), *[(pack.lane, pack.block)] * bool(pack.block)]
+        blocks = ({pack.lane: pack.block} if pack.block else {}) | (dict([pack.deep]) if pack.deep else {})
         schedule = schedule.promote(
             pack.tensor, at, self.machine.cache_space(1), name=buffer, users=users, order=pack.order, pad=pack.pad,
             fold={pack.lane: pack.step} if pack.step > 1 else None,
-            block=dict(blocks) or None,
+            block=blocks or None,
             reads=only_read(schedule.program.statement[users[0]], pack.read),
         )  # fmt: skip
         if not pack.block:
@@ -339,7 +340,8 @@ class Blocking(Tiling[BlockPlan]):
         """
         if not loops or not self._is_update(schedule, name):
             return schedule
-        free, body = [n for n in loops if not self._slides(schedule, name, n)], tile[0] * tile[1]
+        free = [n for n in loops if not self._slides(schedule, name, n) and not self._is_uneven(schedule, name, n)]
+        body = tile[0] * tile[1]
         registers = self.machine.vector_registers
         if loops[-1] not in free and window_stays(*tile, self._trips(schedule, name, loops[-1]), registers):
             return schedule.unroll(loops[-1])
@@ -362,12 +364,20 @@ class Blocking(Tiling[BlockPlan]):
         """Iterations of a reduction loop; 1 where they differ."""
         s = schedule.program.statement[name]
         extents = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
+        if self._is_uneven(schedule, name, loop):
+            return 1
         for iterator, extent in extents.items():
             if iterator in schedule.nests[name].loops[loop].names:
                 if self.plan.depth is None or self.plan.depth[0] != iterator:
                     return extent
                 return self.plan.depth[1] if extent % self.plan.depth[1] == 0 else 1
         return 1
+
+    def _is_uneven(self, schedule: Schedule, name: str, loop: str) -> bool:
+        """Whether a reduction loop is shorter at the ends of a parallel one."""
+        s = schedule.source.statement[schedule.program.statement[name].source_name]
+        uneven = uneven_axes(schedule.source, s, self.group.axes[s.name]) or {}
+        return any(inside & schedule.nests[name].loops[loop].names for inside in uneven.values())
 
     def _is_turned(self, schedule: Schedule, name: str) -> bool:
         """Whether a statement that uses a register tile runs along its rows: what it writes is contiguous there."""

@@ -29,7 +29,7 @@ def contraction_of(program: Program, group: Group, machine: Machine, threads: in
         return None
     facts = facts_of(program, group, machine, threads)
     lanes = facts.lanes()
-    return None if lanes is None else contraction_plan(facts, lanes)
+    return None if lanes is None or lanes in facts.uneven else contraction_plan(facts, lanes)
 
 
 def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:
@@ -61,6 +61,7 @@ def _best(facts: Facts, lanes: int, best: Rated | None) -> Rated | None:
 def _other_lanes(facts: Facts, lanes: int) -> list[int]:
     """The longest loops that can be lanes besides the contiguous one."""
     others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, a)]
+    others = [a for a in others if a not in facts.uneven]
     return sorted(others, key=lambda a: -facts.extents[a])[:MOST_OTHERS]
 
 

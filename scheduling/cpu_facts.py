@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.expr import Apply, walk
+from poly.locks import cached_property
 from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_domain
 from poly.scheduling.groups import Group
+from poly.scheduling.uneven import uneven_axes
 from poly.sets import interval
 
 Strides = dict[int, int | None]
@@ -51,6 +53,13 @@ class Facts:
     def update(self) -> Statement | None:
         """The group's reduction."""
         return next((s for s in self.group.statements if s.combiner is not None), None)
+
+    @cached_property
+    def uneven(self) -> frozenset[int]:
+        """The loops along which the reduction is not everywhere as long: each iteration has bounds of its own."""
+        s = self.update
+        found = uneven_axes(self.program, s, self.group.axes[s.name]) if s is not None else None
+        return frozenset(a for a, n in enumerate(self.group.axes[s.name]) if n in found) if s and found else frozenset()
 
     def strides(self, s: Statement) -> list[Strides]:
         """For every access, the write last, the elements between neighbours along each loop (None: not constant)."""

@@ -136,6 +136,8 @@ class Ways:
             reads = self.operands[:-1]
             if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
                 continue
+            if rows in self.facts.uneven:  # each row of a tile would have bounds of its own
+                continue
             if self.turned and not self._turns(rows):
                 continue
             sites = [self._sites(k, o, name, o.depends(lanes)) for k, o in enumerate(reads)]

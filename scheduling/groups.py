@@ -18,7 +18,8 @@ import islpy as isl
 
 from poly.affine import Affine, Var, var
 from poly.program import Access, Program, Role, Statement, Tensor
-from poly.relations import bound_domain
+from poly.relations import bound_domain, intervals_of
+from poly.scheduling.uneven import uneven_axes
 from poly.sets import SET, fix_sizes, interval
 
 OWN_ORDER: Final = ("statements share loops: kept in their own order",)
@@ -232,11 +233,17 @@ def _with_update(program: Program, group: Group, s: Statement) -> Group | None:
     """A group with the reduction that its only statement initialises."""
     first = group.statements[0]
     aligned = _aligned(s.write, group.made[s.write.tensor], len(group.axes[first.name]))
-    if aligned is None or group.box is None or domain_box(program, s, aligned) != group.box:
+    if aligned is None or group.box is None or not _has_extents(program, s):
         return None
-    if not _has_extents(program, s):
+    if domain_box(program, s, aligned) != group.box and not _uneven_in(program, s, aligned, group.box):
         return None
     return replace(group, statements=(*group.statements, s), axes={**group.axes, s.name: aligned})
+
+
+def _uneven_in(program: Program, s: Statement, axes: Sequence[str], box: Sequence[tuple[int, int]]) -> bool:
+    """Whether a reduction's parallel loops are a box, though it is shorter at their ends."""
+    ranges = intervals_of(program, s)
+    return bool(uneven_axes(program, s, axes)) and all(ranges[a] == r for a, r in zip(axes, box, strict=True))
 
 
 def _aligned(access: Access, places: Sequence[Affine], count: int) -> tuple[str, ...] | None:

@@ -1,0 +1,144 @@
+"""Reductions that are shorter at the ends of a parallel loop: windows that sum only what lies in a tensor.
+
+A product with padding that is zero adds nothing where the other factor is finite, so a window near the edge of an image
+may leave it out (`inside_windows`): of a 3x3 window on 7 x 7 places a tenth of all products, along one axis. What is
+left is a box but for these ends (`uneven_axes`), and is scheduled like one; only a loop along which the reduction
+changes cannot be rows or lanes of a register tile, so the fastest axis of a window keeps its padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import islpy as isl
+import numpy as np
+
+from poly.affine import Affine, Constraint
+from poly.coefficients import conditions_of, set_of
+from poly.graph import Array
+from poly.program import Access, Program, Statement
+from poly.relations import bound_domain, box_bounds, intervals_of
+from poly.scheduling.contraction import product_of
+from poly.sets import SET
+
+MOST_SHORTER = 0.5  # of a loop's iterations, those whose reduction is not whole
+Uneven = Mapping[str, frozenset[str]]  # by parallel iterator those of the reduction whose range depends on it
+
+
+def inside_windows(program: Program, finite: Collection[str]) -> Program:
+    """The program whose sums of products leave out the padding of a read, where the other factor is one of the
+    constants `finite` (`finite_factors`): same values, up to the sign of a zero.
+
+    Only where a read is contiguous along a loop of the reduction that is no window's: that loop is walked in one body
+    then, around which a window may be shorter. Padding along the last of the read's padded axes stays.
+    """
+    statements = tuple(_without_padding(program, s, finite) for s in program.statements)
+    return program if statements == program.statements else replace(program, statements=statements)
+
+
+def finite_factors(program: Program, constants: Mapping[str, Array]) -> frozenset[str]:
+    """The constants that padding is multiplied with and that are finite: zero times any other is not zero."""
+    found = {s.reads[k[1]].tensor for s in program.statements if (k := _padded_factors(program, s)) is not None}
+    return frozenset(n for n in found if n in constants and bool(np.isfinite(constants[n]).all()))
+
+
+def uneven_axes(program: Program, s: Statement, axes: Sequence[str]) -> Uneven | None:
+    """Where a reduction's domain is no box, but one but for the ends of some of the loops `axes`; {} for a box.
+
+    None for any other domain: where sizes are free, other iterators depend on one another, some element has no
+    iteration, or more than `MOST_SHORTER` of a loop's iterations have a shorter reduction.
+    """
+    domain = bound_domain(program, s)
+    if box_bounds(domain, s.iterators) is not None:
+        return {}
+    if s.combiner is None or set(program.parameters) - program.binding.keys():
+        return None
+    ranges = intervals_of(program, s)
+    if any(r is None for r in ranges.values()):
+        return None
+    return _uneven(domain, s.iterators, tuple(axes), tuple((n, *r) for n, r in ranges.items() if r is not None))
+
+
+@lru_cache(maxsize=1024)
+def _uneven(
+    domain: isl.Set, iterators: tuple[str, ...], axes: tuple[str, ...], ranges: tuple[tuple[str, int, int], ...]
+) -> Uneven | None:
+    pieces, limits = domain.get_basic_sets(), {n: (low, high) for n, low, high in ranges}
+    conditions = conditions_of(pieces[0], iterators) if len(pieces) == 1 else [None]
+    found: dict[str, set[str]] = {}
+    whole = {a: set(range(limits[a][0], limits[a][1] + 1)) for a in axes}
+    for c in conditions:
+        if c is None or not c.expr.is_linear or (c.equality and len(c.expr.names) > 1):
+            return None
+        if len(c.expr.names) < 2:
+            continue
+        along, inside = c.expr.names & set(axes), c.expr.names - set(axes)
+        if len(along) != 1 or len(inside) != 1:
+            return None
+        (a,), (r,) = along, inside
+        found.setdefault(a, set()).add(r)
+        whole[a] = {v for v in whole[a] if all(c.expr.evaluate({a: v, r: end}) >= 0 for end in limits[r])}
+    every = isl.Set.universe(domain.get_space())
+    for k, n in enumerate(iterators):
+        every = every.lower_bound_val(SET, k, limits[n][0]).upper_bound_val(SET, k, limits[n][1])
+    for k in reversed(range(len(iterators))):
+        if iterators[k] not in axes:
+            domain, every = domain.project_out(SET, k, 1), every.project_out(SET, k, 1)
+    extents = {a: limits[a][1] - limits[a][0] + 1 for a in axes}
+    if any(len(whole[a]) < (1 - MOST_SHORTER) * extents[a] for a in found) or not domain.is_equal(every):
+        return None
+    return {a: frozenset(inside) for a, inside in found.items()}
+
+
+def _without_padding(program: Program, s: Statement, finite: Collection[str]) -> Statement:
+    """A statement whose domain says what some of a read's guards did."""
+    factors = _padded_factors(program, s)
+    if factors is None or s.reads[factors[1]].tensor not in finite:
+        return s
+    position, read = factors[0], s.reads[factors[0]]
+    left_out = _left_out(s, read)
+    if not left_out or box_bounds(bound_domain(program, s), s.iterators) is None:
+        return s
+    kept = tuple(c for c in read.guard if c not in left_out)
+    reads = [*s.reads]
+    reads[position] = replace(read, guard=kept, fill=read.fill if kept else None)
+    outside = set_of(left_out, s.iterators, program.parameters, s.name)
+    shorter = replace(s, domain=s.domain.intersect(outside).coalesce(), reads=tuple(reads))
+    axes = [i for i in s.iterators if i in _written(s)]
+    return shorter if uneven_axes(program, shorter, axes) else s
+
+
+def _padded_factors(program: Program, s: Statement) -> tuple[int, int] | None:
+    """Of a sum of products the read that is zero where it is padded, and a constant that moves along a loop which the
+    read does not: both are used again, as no window of one channel is.
+    """
+    factors = product_of(s.body)
+    if factors is None or s.combiner is None or s.combiner.symbol != "+" or not s.reorder:
+        return None
+    for position, other in (factors, factors[::-1]):
+        read, factor = s.reads[position], s.reads[other]
+        if read.fill is None or read.fill.value != 0 or factor.guard or read.indirect or factor.indirect:
+            continue
+        if program.tensor[factor.tensor].role != "constant" or program.tensor[read.tensor].layout is not None:
+            continue
+        names = {n for i in read.affine_index for n in i.names}
+        if {n for i in factor.affine_index for n in i.names} & _written(s) - names:
+            return position, other
+    return None
+
+
+def _left_out(s: Statement, read: Access) -> list[Constraint]:
+    """The guards about one parallel loop and one of the reduction each, but for those on the last axis with some."""
+    written, fast = _written(s), read.affine_index[-1].names
+    if fast & written or not fast or fast & {n for c in read.guard for n in c.expr.names}:
+        return []
+    place = {n: d for d, i in enumerate(read.affine_index) for n in i.names if n in written}
+    windows = [c for c in read.guard if len(c.expr.names & written) == 1 and len(c.expr.names) == 2 and not c.equality]
+    last = max((place.get(n, -1) for c in windows for n in c.expr.names & written), default=-1)
+    return [c for c in windows if all(-1 < place.get(n, -1) < last for n in c.expr.names & written)]
+
+
+def _written(s: Statement) -> set[str]:
+    return {n for i in s.write.index if isinstance(i, Affine) for n in i.names}
