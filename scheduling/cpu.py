@@ -95,8 +95,8 @@ def _with_nests(schedule: Schedule, groups: Sequence[Group], machine: Machine, t
     names = [s.name for g in groups for s in g.statements if s.external is None]
     if not names:
         return schedule
-    schedule, rest = schedule_free(schedule_scans(schedule, names, machine), names, machine, threads)
-    return schedule_nest(schedule, rest, machine, threads)
+    schedule, rest = schedule_free(schedule, names, machine, threads)
+    return schedule_nest(schedule_scans(schedule, rest, machine), rest, machine, threads)
 
 
 def _has_plan(group: Group) -> bool:
