@@ -75,6 +75,8 @@ def _exposed_read(vectors: Vectors, touch: Touch, tile: Tile, writers: Sequence[
             part = part.subtract(tile_access(schedule, writer, writer.write, tile))
     if part.is_empty() or not mixed:
         return part
+    if touch.position < 0 and mixed == [s]:  # the first update of an element in a tile finds none of this tile
+        return part
     reads = touch.relation
     for writer in mixed:
         reads = reads.subtract_domain(_written_before(vectors, writer, touch, depth))

@@ -72,6 +72,9 @@ class _Split:
         nest = schedule.nests[s.name]
         for loop, variable in zip(loops, variables, strict=True):
             value = nest.loops[loop].substitute(schedule.program.binding)
+            if value.is_constant:
+                tiles.append((value, 0, 0))
+                continue
             if len(value.terms) != 1 or value.terms[0][1] != 1 or len(value.names) != 1:
                 return None
             (name,) = value.names
