@@ -4,7 +4,8 @@
 Rows are independent, so that lanes are rows: a block of rows and columns of what is read goes into registers, is turned
 there, and what a block writes is turned back on its way out. Only the first columns of a block come from memory, the
 others stay in registers. Every sum is added up in the order of the program. Rows too few for lanes, and reads of other
-forms, run a few rows at a time: their chains of operations wait for one another no longer.
+forms, run a few rows at a time: their chains of operations wait for one another no longer. Where there is one row,
+what a block of its columns hands on stays in registers, so that the chain does not go through memory.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 2  # rows worth running together
+CHAIN, MOST_REACH = 16, 4  # elements of one row at a time, how far back they may read
 MOST_ROWS = 8  # run together without lanes: a store that is read again takes about as many operations
 
 
 @dataclass(frozen=True)
 class Scan:
-    """`rows`: an iterator that carries nothing; `along`: the one that does; `reach`: how far back it reads. `turned`:
-    tensors read along rows, too; `columns`: of a block, 0 where there are no lanes; `vector`: its rows.
+    """`rows`: an iterator that carries nothing ("": there is none); `along`: the one that does; `reach`: how far back
+    it reads. `turned`: tensors read along rows, too; `columns`: of a block, 0 where there are no lanes; `vector`: its
+    rows.
     """
 
     rows: str
@@ -60,7 +63,7 @@ def scan_of(schedule: Schedule, name: str, machine: Machine) -> Scan | None:
     """The choices for a statement whose innermost loop carries a recurrence; None where it is something else."""
     s, program = schedule.program.statement[name], schedule.program
     own = own_loops(schedule, name)
-    if s.external is not None or len(own) < 2 or any(a.indirect for a, _ in s.accesses):
+    if s.external is not None or not own or any(a.indirect for a, _ in s.accesses):
         return None
     *outer, along = [_iterator(schedule, s, loop) for loop in own]
     axes = [d for d, x in enumerate(s.write.affine_index) if along in x.names]
@@ -70,10 +73,10 @@ def scan_of(schedule: Schedule, name: str, machine: Machine) -> Scan | None:
     if None in back or not any(back):
         return None
     rows = next((i for i in reversed(outer) if i is not None and _is_row(program, s, i, along)), None)
-    if rows is None:
-        return None
-    scan = Scan(rows, along, max(b or 0 for b in back), (), machine.lanes(widest_element(program, [s])), 0)
+    scan = Scan(rows or "", along, max(b or 0 for b in back), (), machine.lanes(widest_element(program, [s])), 0)
     ahead = s.combiner is not None or any(b is not None and b < 1 for b in back)
+    if rows is None:
+        return scan if not ahead and scan.reach <= MOST_REACH and _box(program, s, along) else None
     return scan if ahead or _step(program, s.write, along) != 1 else _with_lanes(program, s, scan, machine)
 
 
@@ -109,10 +112,15 @@ def _back(write: Access, read: Access, axis: int) -> int | None:
 
 def _is_row(program: Program, s: Statement, iterator: str, along: str) -> bool:
     """Whether a parallel loop steps along one axis of the target, and bounds nothing else."""
-    step, ends = _step(program, s.write, iterator), (ends_of(program, s, iterator), ends_of(program, s, along))
-    if step in (None, 0, 1) or any(e is None for e in ends) or axis_of(s.write, iterator) is None:
-        return False
-    return all((low.names | high.names) <= set(program.parameters) for low, high in (e for e in ends if e))
+    step = _step(program, s.write, iterator)
+    alone = step not in (None, 0, 1) and axis_of(s.write, iterator) is not None
+    return alone and _box(program, s, iterator) and _box(program, s, along)
+
+
+def _box(program: Program, s: Statement, iterator: str) -> bool:
+    """Whether an iterator runs from one number or size to another."""
+    ends = ends_of(program, s, iterator)
+    return ends is not None and (ends[0].names | ends[1].names) <= set(program.parameters)
 
 
 # ---- composition
@@ -120,29 +128,44 @@ def _is_row(program: Program, s: Statement, iterator: str, along: str) -> bool:
 
 def _composed(schedule: Schedule, name: str, scan: Scan, machine: Machine) -> Schedule:
     """Whole blocks of rows and columns apart from what is left over."""
-    s = schedule.program.statement[name]
-    rows, along = (loop_of(schedule, name, i) for i in (scan.rows, scan.along))
-    others = [n for n in own_loops(schedule, name) if n not in (rows, along)]
-    height, width = (ends_of(schedule.program, s, i) for i in (scan.rows, scan.along))
-    assert height is not None and width is not None  # a scan's loops have ends
-    schedule = ordered(schedule, name, [*others, along, rows])
-    schedule = from_zero(schedule, name, rows, height[0])
-    schedule = from_zero(schedule, name, along, width[0])
-    if scan.columns and any(r.guard for r in s.reads):  # the first columns read beyond the tensor's edge
+    s, iterators = schedule.program.statement[name], [i for i in (scan.along, scan.rows) if i]
+    ends = {i: found for i in iterators if (found := ends_of(schedule.program, s, i)) is not None}
+    inner = [loop_of(schedule, name, i) for i in iterators]
+    schedule = ordered(schedule, name, [*(n for n in own_loops(schedule, name) if n not in inner), *inner])
+    for iterator, loop in zip(iterators, inner, strict=True):
+        schedule = from_zero(schedule, name, loop, ends[iterator][0])
+    width = ends[scan.along]
+    if (scan.columns or not scan.rows) and any(r.guard for r in s.reads):  # first columns read beyond the tensor's edge
         name = piece_name(schedule, name, "hi")
-        schedule = schedule.split(along, scan.reach)
-        rows, along = (loop_of(schedule, name, i) for i in (scan.rows, scan.along))
-        schedule = schedule.shift(name, along, -scan.reach)
+        schedule = schedule.split(inner[0], scan.reach)
+        inner = [loop_of(schedule, name, i) for i in iterators]
+        schedule = schedule.shift(name, inner[0], -scan.reach)
         width = width[0] + scan.reach, width[1]
-    depth = len(schedule.nests[name].names) - 2
-    schedule = schedule.reorder(rows, along)
+    depth = len(schedule.nests[name].names) - len(inner)
+    if not scan.rows:
+        return _chained(schedule, name, depth, width, machine)
+    schedule = schedule.reorder(*reversed(inner))
     size = scan.vector if scan.columns else MOST_ROWS
-    schedule, parts = _cut(schedule, name, depth, height, size)
+    schedule, parts = _cut(schedule, name, depth, ends[scan.rows], size)
     for part, count in parts:
         if scan.columns and count == size:
             schedule = _in_blocks(schedule, part, depth, scan, width, machine)
         else:
             schedule = _together(schedule, part, depth, count)
+    return schedule
+
+
+def _chained(schedule: Schedule, name: str, depth: int, ends: tuple[Affine, Affine], machine: Machine) -> Schedule:
+    """One row: blocks of it hand on what they make in registers."""
+    schedule, ((part, size), *_) = _cut(schedule, name, depth, ends, CHAIN)
+    target, along = schedule.program.statement[part].write.tensor, schedule.nests[part].names[depth]
+    if size < CHAIN:
+        return schedule
+    schedule = schedule.tile({along: CHAIN}).unroll(f"{along}.p")
+    buffer = free_name(schedule, f"{target}_{part}_r")
+    schedule = schedule.promote(target, f"{along}.o", machine.register_space, name=buffer, users=[part])
+    for copy in {f"ld_{buffer}", f"st_{buffer}"} & schedule.nests.keys():
+        schedule = unrolled(schedule, loops_of_copy(schedule, copy))
     return schedule
 
 

@@ -94,6 +94,20 @@ def test_rows_of_a_wider_machine() -> None:
         assert str(Schedule.parse(str(schedule)).lower()) == str(schedule.lower())
 
 
+@pytest.mark.parametrize("extent", [3, 20, 40])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Y[0] = X[0]\nY[j+1] = Y[j] + X[j+1]",
+        "Y[j] = (Y[j-1] if j > 0 else 0) + X[j]",
+        "Y[j] = max(Y[j-1] if j > 0 else 0, Y[j-2] if j > 1 else 0) + X[j]",
+    ],
+)
+def test_one_row_is_handed_on_in_registers(text: str, extent: int) -> None:
+    kernel = same(poly.parse(text, X=(extent,), Y=(extent,)))
+    assert (" in reg" in str(kernel.loops)) == (extent > 3)
+
+
 def test_what_is_no_scan() -> None:
     """Along other axes, within an element, or with rows that depend on one another."""
     texts = [
