@@ -28,6 +28,7 @@ from poly.dtypes import DTYPES, hint_for, is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import Cast, Const, Expr, dtype_of, rewrite
 from poly.frontend.notation_order import ordered_statements
+from poly.frontend.notation_products import in_pairs
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
 from poly.lexical import decode
 from poly.program import Program, ReadIndex, Role, Tensor
@@ -136,6 +137,7 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
     statements = ordered_statements(drafts, tensors, parameters, found.context)
     name = lines.header.name if lines.header else "program"
     program = Program(name, tuple(tensors.values()), statements, parameters, found.context)
+    program = in_pairs(program, [d.line.label for d in drafts])
     return program.bind(**dict(lines.sizes)) if lines.sizes else program
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -10,11 +10,14 @@ import numpy.typing as npt
 
 from poly.affine import Affine, var
 from poly.dtypes import is_float, numpy_dtype
+from poly.frontend.einsum import choose_steps
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_shapes import given_axes, positions
 from poly.frontend.onnx_terms import Array, Index, Shape, Term, Value, fn
 
 Row = Callable[[Notation], None]
+_Factor = tuple[Term, tuple[str, ...]]  # what is multiplied, and its indices
+_EXACT_ENOUGH: Final = ("f32", "f64", "i32", "i64")  # of which sums of sums lose nothing more than sums do
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -133,17 +136,43 @@ def einsum(b: Notation) -> None:
     b.require(set(result) <= set(extents) and len(set(result)) == len(result), f"output of {spec!r} is not valid")
     iterator = {name: f"i{k}" for k, name in enumerate([*result, *(n for n in extents if n not in result)])}
     y = b.output([extents[name] for name in result], values[0].dtype)
-    term = None
+    sizes = {iterator[name]: extent for name, extent in extents.items()}
+    factors: list[_Factor] = []
     for row, v in zip(labels, values, strict=True):
-        read = v[tuple(0 if e == 1 else var(iterator[n]) for n, e in zip(row, v.shape, strict=True))]
-        term = read if term is None else term * read
-    assert term is not None
-    ranges = {iterator[name]: extents[name] for name in result}
-    over = {iterator[name]: e for name, e in extents.items() if name not in result}
+        names = [None if e == 1 else iterator[n] for n, e in zip(row, v.shape, strict=True)]
+        read = v[tuple(0 if n is None else var(n) for n in names)]
+        factors.append((read, tuple(dict.fromkeys(n for n in names if n is not None))))
+    kept = [iterator[name] for name in result]
+    factors = _in_pairs(b, factors, kept, sizes) if y.dtype in _EXACT_ENOUGH and 0 not in sizes.values() else factors
+    _summed(b, y, factors, kept, sizes)
+
+
+def _in_pairs(b: Notation, factors: list[_Factor], kept: Sequence[str], sizes: Mapping[str, int]) -> list[_Factor]:
+    """The factors of the last sum, after those of pairs that einsum's order takes before it."""
+    steps = choose_steps([names for _, names in factors], kept, sizes)
+    for number, step in enumerate(steps[:-1]):
+        chosen = [factors[k] for k in step]
+        factors = [f for k, f in enumerate(factors) if k not in step]
+        every = dict.fromkeys(n for _, names in chosen for n in names)
+        needed = tuple(n for n in every if n in kept or any(n in names for _, names in factors))
+        part = b.temporary("part", [sizes[n] for n in needed], b.input(0).dtype)
+        _summed(b, part, chosen, needed, {n: sizes[n] for n in every}, suffix=f"_part{number}")
+        factors.append((part[tuple(map(var, needed))], needed))
+    return factors
+
+
+def _summed(
+    b: Notation, y: Value, factors: Sequence[_Factor], kept: Sequence[str], sizes: Mapping[str, int], suffix: str = ""
+) -> None:
+    """y[kept] = the product of the factors, summed over their other indices."""
+    term, used = factors[0][0], {n for _, names in factors for n in names}
+    for read, _ in factors[1:]:
+        term = term * read
+    ranges, over = {n: sizes[n] for n in kept}, {n: e for n, e in sizes.items() if n not in kept and n in used}
     if over:
-        b.reduce(y, ranges, over, term)
+        b.reduce(y, ranges, over, term, suffix=suffix)
     else:
-        b.assign(y, ranges, term)
+        b.assign(y, ranges, term, suffix=suffix)
 
 
 def _labels(b: Notation, text: str, rank: int) -> list[str]:
