@@ -70,7 +70,8 @@ def _inverse(
     facts = [(var(loop), e) for loop, e in zip(loops, expressions, strict=True)] + [(Affine(), e) for e in zero]
     while True:
         _solve(iterators, facts, found)
-        joined = None if all(i in found for i in iterators) else _joined(iterators, facts, found)
+        unknown = frozenset(iterators) - found.keys()
+        joined = (_tiles(unknown, facts) or _joined(iterators, facts, found)) if unknown else None
         if joined is None:
             return tuple(found.get(i) for i in iterators)
         facts = joined
@@ -78,13 +79,33 @@ def _inverse(
 
 def _solve(iterators: Sequence[str], facts: Sequence[Fact], found: dict[str, Affine]) -> None:
     """Iterators of factor 1 or -1 outside floors in an expression whose others are known."""
-    for _ in iterators:
+    unknown, more = set(iterators) - found.keys(), True
+    while more and unknown:
+        more = False
         for value, expression in facts:
-            unknown = [i for i in iterators if i in expression.names and i not in found]
-            if len(unknown) == 1 and abs(c := expression.coefficient(unknown[0])) == 1:
-                rest = expression - var(unknown[0]) * c
-                if unknown[0] not in rest.names:
-                    found[unknown[0]] = (value - rest.substitute(found)) * c
+            if len(here := expression.names & unknown) == 1:
+                (name,) = here
+                if abs(c := expression.coefficient(name)) == 1:
+                    rest = expression - var(name) * c
+                    if name not in rest.names:
+                        found[name], more = (value - rest.substitute(found)) * c, True
+                        unknown.discard(name)
+
+
+def _tiles(unknown: frozenset[str], facts: list[Fact]) -> list[Fact] | None:
+    """The facts with quotients and remainders joined that are loops by themselves, up to a number; None where none is."""
+    left, places = dict(enumerate(facts)), {e.terms: n for n, (_, e) in enumerate(facts)}
+    for k, (value, expression) in enumerate(facts):
+        atom = expression.terms[0][0] if len(expression.terms) == 1 and expression.terms[0][1] == 1 else None
+        if not isinstance(atom, FloorDiv) or k not in left or atom.argument.names.isdisjoint(unknown):
+            continue
+        rest = atom.argument % atom.divisor
+        n = places.get(rest.terms, k)
+        if n != k and n in left:
+            other, low = left.pop(n)
+            high = (value - expression.constant) * atom.divisor
+            left[k] = high + other + (rest.constant - low.constant), atom.argument
+    return [*left.values()] if len(left) < len(facts) else None
 
 
 def _joined(iterators: Sequence[str], facts: list[Fact], found: Mapping[str, Affine]) -> list[Fact] | None:
