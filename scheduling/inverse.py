@@ -93,7 +93,7 @@ def _solve(iterators: Sequence[str], facts: Sequence[Fact], found: dict[str, Aff
 
 
 def _tiles(unknown: frozenset[str], facts: list[Fact]) -> list[Fact] | None:
-    """The facts with quotients and remainders joined that are loops by themselves, up to a number; None where none is."""
+    """The facts with quotients and remainders joined that are loops up to a number; None where none is."""
     left, places = dict(enumerate(facts)), {e.terms: n for n, (_, e) in enumerate(facts)}
     for k, (value, expression) in enumerate(facts):
         atom = expression.terms[0][0] if len(expression.terms) == 1 and expression.terms[0][1] == 1 else None
