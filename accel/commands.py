@@ -123,8 +123,8 @@ def dma(site: Site) -> Command:
     copied = compute.body.argument if isinstance(compute.body, Cast) else compute.body
     if copied != Read(0) or compute.combiner is not None:
         raise site.refuse("a DMA engine copies, it does not compute", "give its loops to the vector engine")
-    (read,) = compute.reads
-    if read.indirect or compute.write.indirect:
+    read = compute.reads[0]
+    if read.indirect or compute.write.indirect:  # more reads than one are places
         raise site.refuse("a DMA engine has no indirect addresses", "give its loops to the vector engine")
     if site.where:
         raise Bent(site.scope.singles(site.scope.outermost(site.where[0].terms)))

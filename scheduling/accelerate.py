@@ -96,8 +96,8 @@ def _is_copy(statements: Sequence[Statement]) -> bool:
     memories with a path between them.
     """
     s = statements[0]
-    plain = len(statements) == 1 and s.body == Read(0) and s.combiner is None
-    return plain and not s.reads[0].indirect and s.reads[0].tensor != s.write.tensor
+    plain = len(statements) == 1 and s.body == Read(0) and s.combiner is None and len(s.reads) == 1
+    return plain and not s.write.indirect and s.reads[0].tensor != s.write.tensor
 
 
 def _tiled(schedule: Schedule, pieces: Pieces, machine: Machine, options: Sequence[Sequence[Plan]]) -> Schedule:
