@@ -26,8 +26,17 @@ def bound_set(domain: isl.Set, context: isl.Set, sizes: tuple[tuple[str, int], .
 
 def bound_expressions(program: Program, s: Statement, values: Sequence[Affine], target: str = "") -> isl.Map:
     """`expressions_map` on `bound_domain`: cheaper than to put the sizes into it."""
-    relation = relation_of(_known(program, values), s.iterators, free_sizes(program), s.name)
-    relation = relation.intersect_domain(bound_domain(program, s))
+    known = tuple(_known(program, values))
+    return _expressions(known, s.iterators, free_sizes(program), s.name, bound_domain(program, s), target)
+
+
+@lru_cache(maxsize=1024)
+def _expressions(
+    values: tuple[Affine, ...], iterators: tuple[str, ...], parameters: tuple[str, ...], name: str, domain: isl.Set,
+    target: str,
+) -> isl.Map:  # fmt: skip
+    """Each edit of a schedule asks for the same maps again."""
+    relation = relation_of(values, iterators, parameters, name).intersect_domain(domain)
     return relation.set_tuple_name(OUT, target) if target else relation
 
 
