@@ -24,6 +24,7 @@ from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_free import schedule_free
+from poly.scheduling.cpu_free_walks import schedule_walks
 from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
@@ -31,7 +32,7 @@ from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
 from poly.scheduling.cpu_scan import schedule_scans
 from poly.scheduling.cpu_stages import schedule_stages, stages_of
-from poly.scheduling.cpu_threads import share
+from poly.scheduling.cpu_threads import share, share_outermost
 from poly.scheduling.cpu_tile import schedule_tiles
 from poly.scheduling.cpu_window import schedule_window, window_of
 from poly.scheduling.distribution import distributed
@@ -96,7 +97,9 @@ def _with_nests(schedule: Schedule, groups: Sequence[Group], machine: Machine, t
     if not names:
         return schedule
     schedule, rest = schedule_free(schedule, names, machine, threads)
-    return schedule_nest(schedule_scans(schedule, rest, machine), rest, machine, threads)
+    schedule, plain = schedule_walks(schedule_scans(schedule, rest, machine), rest, machine)
+    schedule = schedule_nest(schedule, plain, machine, 1)
+    return share_outermost(schedule, rest, threads) if threads > 1 else schedule
 
 
 def _has_plan(group: Group) -> bool:

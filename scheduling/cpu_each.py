@@ -13,6 +13,7 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_edits import with_padded_reads
 from poly.scheduling.cpu_free import schedule_free
+from poly.scheduling.cpu_free_walks import schedule_walks
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.distribution import distributed
@@ -31,9 +32,10 @@ def schedule_each(program: Program, machine: Machine, threads: int = 1, blocked:
         schedule = Schedule(program)
     names = [s.name for s in program.statements if s.external is None]
     schedule, _ = with_padded_reads(schedule, schedule.program.statements)
-    left = names
+    left = plain = names
     if blocked:
         schedule, left = schedule_free(schedule, names, machine, threads)
-    schedule = schedule_nest(schedule, left, machine, 1)
+        schedule, plain = schedule_walks(schedule, left, machine)
+    schedule = schedule_nest(schedule, plain, machine, 1)
     every = {s.source_name for s in schedule.program.statements} - (set(names) - set(left))
     return share_outermost(schedule, every, threads) if threads > 1 else schedule

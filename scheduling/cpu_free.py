@@ -70,7 +70,8 @@ def schedule_free(
     """
     left = list(names)
     for name in names:
-        product = product_of(schedule.program, name, left) if name in left else None
+        there = name in left and name in schedule.program.statement  # else it is in pieces
+        product = product_of(schedule.program, name, left) if there else None
         if product is None:
             continue
         try:
@@ -91,8 +92,8 @@ def product_of(program: Program, name: str, among: Sequence[str]) -> FreeProduct
     s = program.statement[name]
     if s.combiner is None or not is_float(program.tensor[s.write.tensor].dtype) or not _plain(s):
         return None
-    ends = _extents(program, s)
-    axes = _bare_axes(s.write)
+    ends = extents_of(program, s)
+    axes = bare_axes(s.write)
     if ends is None or axes is None or len(axes) == len(s.iterators):
         return None
     own = tuple(i for i in s.iterators if i in axes)
@@ -124,7 +125,7 @@ def _plain(s: Statement) -> bool:
     )
 
 
-def _extents(program: Program, s: Statement) -> dict[str, Affine] | None:
+def extents_of(program: Program, s: Statement) -> dict[str, Affine] | None:
     """The extents of a statement's iterators where its domain is a box that starts at 0, whatever the sizes."""
     found: dict[str, Affine] = {}
     for i in s.iterators:
@@ -135,7 +136,7 @@ def _extents(program: Program, s: Statement) -> dict[str, Affine] | None:
     return found
 
 
-def _bare_axes(access: Access) -> tuple[str, ...] | None:
+def bare_axes(access: Access) -> tuple[str, ...] | None:
     """The iterators that an access' subscripts are, each another one."""
     found = [bare(i) if isinstance(i, Affine) else None for i in access.index]
     names = tuple(n for n in found if n is not None)
@@ -152,7 +153,7 @@ def _packs(program: Program, s: Statement, read: int, lanes: str) -> bool:
     """Whether a read is a matrix along the lanes, of which blocks of lanes are blocks of the tensor."""
     access = s.reads[read]
     axis = axis_of(access, lanes)
-    bares = _bare_axes(access)
+    bares = bare_axes(access)
     again = sum(r.tensor == access.tensor for r in s.reads) > 1
     return axis is not None and bares is not None and len(bares) > 1 and not again and program.tensor[
         access.tensor
@@ -161,7 +162,7 @@ def _packs(program: Program, s: Statement, read: int, lanes: str) -> bool:
 
 def _packs_rows(s: Statement, read: int, rows: str) -> bool:
     """Whether the elements of neighbouring rows lie side by side and those of neighbouring steps do not."""
-    bares = _bare_axes(s.reads[read])
+    bares = bare_axes(s.reads[read])
     return bares is not None and len(bares) > 1 and bares[-1] == rows and sum(
         r.tensor == s.reads[read].tensor for r in s.reads
     ) == 1
@@ -176,17 +177,17 @@ def _around(
     statements = [s for s in program.statements]
     at = statements.index(update)
     found = {update.name: own}
-    target = _bare_axes(update.write)
+    target = bare_axes(update.write)
     assert target is not None
     places = {update.write.tensor: tuple(own.index(i) for i in target)}
 
     def aligned(s: Statement, access: Access) -> tuple[str, ...] | None:
-        bares = _bare_axes(access)
+        bares = bare_axes(access)
         if bares is None or len(bares) != len(own):
             return None
         names = dict(zip(places[update.write.tensor], bares, strict=True))
         axes = tuple(names[a] for a in range(len(own)))
-        ends = _extents(program, s)
+        ends = extents_of(program, s)
         return axes if ends is not None and tuple(ends.get(i) for i in axes) == extents and len(s.iterators) == len(
             own
         ) else None
@@ -196,7 +197,7 @@ def _around(
         if axes is not None:
             found = {first.name: axes, **found}
     for s in statements[at + 1 :]:
-        bares = _bare_axes(s.write)
+        bares = bare_axes(s.write)
         reads = [r for r in s.reads if r.tensor == update.write.tensor]
         if s.name not in among or s.combiner is not None or not _simple(s) or bares is None or len(reads) != 1:
             break
@@ -232,7 +233,7 @@ class _Composing:
         self.height = max(1, (self.machine.vector_registers - 1 - WIDTH) // WIDTH)
         if self.vector < 2:
             raise ScheduleError("no lanes")
-        ends = _extents(program, program.statement[product.update]) or {}
+        ends = extents_of(program, program.statement[product.update]) or {}
         self.reductions = {i: e for i, e in ends.items() if i not in product.axes[product.update]}
         schedule, many, few = self._versions(schedule)
         for names, packed in ((many, True), (few, False)):
@@ -420,7 +421,7 @@ class _Composing:
         s = schedule.program.statement[update]
         access = s.reads[read]
         axis = axis_of(access, iterator)
-        bares = _bare_axes(access)
+        bares = bare_axes(access)
         assert axis is not None and bares is not None
         order = (*(d for d in range(len(bares)) if d != axis and bares[d] not in self.reductions), axis)
         order += tuple(d for d in range(len(bares)) if d not in order)
