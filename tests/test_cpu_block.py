@@ -179,7 +179,7 @@ def test_a_reduction_in_blocks_with_a_map_behind_it(outside: bool) -> None:
 def test_what_is_walked_in_one_piece_is_not_cut() -> None:
     """Weights of one column of steps, and those whose window is walked inside of the blocks."""
     for text in ("Y[x,o] += X[x,c] * W[o,c]", "Y[x,o] += X[c,x + q] * W[o,c,q]"):
-        shapes = {"X": (32, 9), "W": (24, 32, 3)} if "q" in text else {"X": (9, 32), "W": (24, 32)}
+        shapes: dict[str, Any] = {"X": (32, 9), "W": (24, 32, 3)} if "q" in text else {"X": (9, 32), "W": (24, 32)}
         program = poly.parse(text, **shapes)
         program = replace(program, tensors=tuple(
             replace(t, role="constant") if t.name == "W" else t for t in program.tensors
