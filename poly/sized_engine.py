@@ -3,9 +3,9 @@
 The sizes of a call follow from the shapes of its inputs. Before a size is used for the first time the graph is compared
 with what the front end makes for it (see `poly.frontend.onnx_symbolic`); where it is not the same, and on machines that
 need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and has lanes
-and register tiles (`poly.scheduling.cpu_each`), but packs and fuses less than code for one: `specialise(batch=8)`
-compiles for a size that matters, and calls of that size take it from then on. A bounded number of sizes is remembered.
-(`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
+and register tiles, packed operands and blocks of fixed sizes (`poly.scheduling.cpu_free`), but fuses less than code for
+one: `specialise(batch=8)` compiles for a size that matters, and calls of that size take it from then on. A bounded
+number of sizes is remembered. (`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
 """
 
 from __future__ import annotations

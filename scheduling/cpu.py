@@ -66,7 +66,7 @@ def schedule_for_cpu(
         schedule = settle(schedule)
     except ScheduleError:
         return schedule_one_by_one(program, machine, threads)
-    return _with_nests(schedule, left, machine, threads)
+    return _with_nests(schedule, left, machine, threads, ahead if len(left) == len(every) else None)
 
 
 def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) -> Schedule:
@@ -91,12 +91,15 @@ def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) ->
     return _with_nests(schedule, [*(g for g in every if not _has_plan(g)), *left], machine, threads)
 
 
-def _with_nests(schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
+def _with_nests(
+    schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int,
+    ahead: Callable[[Schedule], None] | None = None,
+) -> Schedule:  # fmt: skip
     """The statements of groups that have no plan, or whose plan was refused."""
     names = [s.name for g in groups for s in g.statements if s.external is None]
     if not names:
         return schedule
-    schedule, rest = schedule_free(schedule, names, machine, threads)
+    schedule, rest = schedule_free(schedule, names, machine, threads, ahead)
     schedule, plain = schedule_walks(schedule_scans(schedule, rest, machine), rest, machine)
     schedule = schedule_nest(schedule, plain, machine, 1)
     return share_outermost(schedule, rest, threads) if threads > 1 else schedule

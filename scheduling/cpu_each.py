@@ -1,9 +1,10 @@
 """Policy for a core, each statement for itself: for programs with free sizes, and where no other policy has code.
 
 The choices of `poly.scheduling.cpu` weigh numbers that free sizes do not have. Here loops around several statements are
-cut apart, reads under a condition inside of sums go through padded copies, and each statement gets lanes, and rows of a
-register tile where lanes are used again (`poly.scheduling.cpu_nests`, whose bounds may be symbols): whole blocks are
-split from the rest at multiples of a block's size. What a check refuses stays as it was.
+cut apart, reads under a condition inside of sums go through padded copies, what `poly.scheduling.cpu_free` and
+`cpu_free_walks` know goes to them where that was asked for, and each other statement gets lanes, and rows of a register
+tile where lanes are used again (`poly.scheduling.cpu_nests`, whose bounds may be symbols): whole blocks are split from
+the rest at multiples of a block's size. What a check refuses stays as it was.
 """
 
 from __future__ import annotations

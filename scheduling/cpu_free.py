@@ -10,7 +10,7 @@ sizes of a call make them. Few rows use nothing again: they stay apart, with not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import islpy as isl
@@ -62,9 +62,12 @@ class FreeProduct:
 
 
 def schedule_free(
-    schedule: Schedule, names: Sequence[str], machine: Machine, threads: int
-) -> tuple[Schedule, list[str]]:
+    schedule: Schedule, names: Sequence[str], machine: Machine, threads: int,
+    ahead: Callable[[Schedule], None] | None = None,
+) -> tuple[Schedule, list[str]]:  # fmt: skip
     """The contractions with free sizes among some statements of a checked schedule; and the statements that are left.
+
+    `ahead` is called with the schedule that is about to be checked, where no statement is left after that.
 
     What a check refuses stays as it was.
     """
@@ -75,7 +78,10 @@ def schedule_free(
         if product is None:
             continue
         try:
-            schedule = settle(_Composing(product, machine, threads).run(unchecked(schedule)))
+            composed = _Composing(product, machine, threads).run(unchecked(schedule))
+            if ahead is not None and {*left} == {*product.names}:
+                ahead(composed)
+            schedule = settle(composed)
         except PolyError:
             continue
         if threads > 1 and not product.packed:

@@ -276,4 +276,3 @@ def _is_row(access: Access, iterator: str) -> bool:
     """Whether a loop moves an access along its first axis, by one."""
     axes = bare_axes(access)
     return axes is not None and axes[0] == iterator
-
