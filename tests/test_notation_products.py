@@ -70,7 +70,7 @@ W[a,b,c,d] = y[a,b,c,d] + Q[3, a]
     ],
 )
 def test_what_stays_as_it_is_written(text: str, shapes: Shapes) -> None:
-    assert not poly.parse(text, **shapes).with_role("temporary")
+    assert not poly.parse(text, dtypes=None, **shapes).with_role("temporary")
 
 
 def test_free_sizes_stay_as_they_are_written() -> None:
