@@ -43,7 +43,7 @@ for n:
 W[a,b,c,d] = y[a,b,c,d] + Q[3, a]
 """
     values = integers({**shapes, "Q": (4, 9)})
-    program = poly.parse(text, **shapes, Q=(4, 9))
+    program = poly.parse(text, dtypes=None, **shapes, Q=(4, 9))
     assert max(len(s.iterators) for s in program.statements) < 8
     e, q = values["X"] * 2, values["Q"]
     rows = [q[0]]
