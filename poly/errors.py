@@ -21,7 +21,7 @@ class PolyError(Exception):
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.message, self.where, self.hint = message, where, hint
         text = message if where is None else f"{where}: {message}"
-        super().__init__(text if hint is None else f"{text}\n  try: {hint}")
+        super().__init__(f"{text}\n  try: {hint}" if hint else text)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), dict(self.__dict__), self.args)

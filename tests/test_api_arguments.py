@@ -181,3 +181,8 @@ def doubled(N: int, A: f64[Array, "N"]) -> None:  # noqa: F821, UP037
 def test_a_nest_is_compiled_as_it_is() -> None:
     found = poly.compile(doubled)(np.arange(5.0))
     assert isinstance(found, np.ndarray) and found.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_an_error_without_a_hint_ends_with_its_message() -> None:
+    with pytest.raises(PolyError, match="B is missing$"):
+        poly.compile(PROGRAM)(A=np.zeros((8, 6), "f4"))
