@@ -16,6 +16,7 @@ from typing import Final
 
 import islpy as isl
 import numpy as np
+import numpy.typing as npt
 
 from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
 from poly.errors import OnnxError
@@ -40,12 +41,27 @@ def symbolic_graph(at: Import, ranges: Mapping[str, tuple[int, int]], name: str)
             raise OnnxError(f"the range of {size!r} is {low} .. {high}", where=f"model {name!r}", hint="(1, 64)")
     samples = [(sizes, at(sizes)) for sizes in _samples(ranges)]
     try:
-        return _Overlay(samples, ranges, at).graph()
+        return _overlay(samples, ranges, at)
     except NotAffine as reason:
         raise OnnxError(
             f"is not affine in {', '.join(ranges)}: {reason}", where=f"model {name!r}",
             hint="poly.compile(Path(model)) compiles anew for each shape; or bind the dimension",
         ) from None  # fmt: skip
+
+
+def _overlay(samples: Sequence[tuple[Sizes, Graph]], ranges: Mapping[str, tuple[int, int]], at: Import) -> SizedGraph:
+    """The samples laid over one another: without extents of 1, which broadcast, and 0, where the others are enough."""
+    try:
+        return _Overlay(samples, ranges, at).graph()
+    except NotAffine:
+        left = [(sizes, graph) for sizes, graph in samples if min(sizes.values()) > 1]
+        if len(left) == len(samples) or np.linalg.matrix_rank(_rows([s for s, _ in left], ranges)) <= len(ranges):
+            raise
+    return _Overlay(left, ranges, at).graph()
+
+
+def _rows(samples: Sequence[Sizes], ranges: Mapping[str, tuple[int, int]]) -> npt.NDArray[np.float64]:
+    return np.array([[1, *(s[n] for n in ranges)] for s in samples], dtype=np.float64)
 
 
 def _samples(ranges: Mapping[str, tuple[int, int]]) -> list[dict[str, int]]:
@@ -78,8 +94,7 @@ class _Overlay:
         self._place = "the graph"
         first = self._graphs[0]
         self._dtypes = {t.name: t.dtype for t in (*first.tensors, *(t for n in first.nodes for t in n.temporaries))}
-        rows = [[1, *(s[n] for n in ranges)] for s in self._sizes]
-        self._matrix = np.array(rows, dtype=np.float64)
+        self._matrix = _rows(self._sizes, ranges)
         self._parameters = _names_of(ranges, self._graphs[0])
 
     def graph(self) -> SizedGraph:

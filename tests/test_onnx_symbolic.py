@@ -260,6 +260,17 @@ def test_real_models_at_many_sizes(name: str) -> None:
             assert np.allclose(found, want, rtol=1e-3, atol=2e-5 * float(np.abs(want).max())), (label, sizes)
 
 
+@pytest.mark.parametrize("low", [0, 1])
+def test_short_ranges_from_an_extent_that_is_imported_otherwise(low: int) -> None:
+    given = model([node("Unsqueeze", "x at", "u"), node("Transpose", "u", "t", perm=[0, 3, 1, 2]),
+                   node("Conv", "t w", "y", pads=[1, 1, 1, 1])],
+                  {"x": ["n", 6, 5]}, {"at": np.array([3]), "w": f32(4, 1, 3, 3)})  # fmt: skip
+    engine = poly.compile(poly.from_onnx(given, ranges={"n": (low, 3)}))
+    for n in range(low, 4):
+        x = np.ones((n, 6, 5), np.float32)
+        assert_close(engine.run({"x": x}), reference(given, {"x": x}))
+
+
 def test_a_range_of_one_extent_is_bound() -> None:
     given, _ = AFFINE["dense"]
     x = np.ones((5, 3, 6), np.float32)
