@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from poly.document import Document, Explanation, Text, bytes_text, count_text, counted, ratio_text, seconds_text, table
 from poly.engine import Engine, Step, Unit
-from poly.errors import PolyError, ScheduleError
+from poly.errors import PolyError
 from poly.frontend.nest import Nest
 from poly.frontend.notation import parse
 from poly.graph import Graph
@@ -235,24 +235,16 @@ def explain(
     if isinstance(what, Program):
         return explain_program(what.bind(**sizes) if sizes else what)
     if isinstance(what, Schedule):
-        return explain_schedule(_rebound(what, sizes) if sizes else what)
+        return explain_schedule(_bound(what, sizes) if sizes else what)
     if sizes:
         raise PolyError("sizes of compiled code are fixed", hint="explain(kernel.schedule, **sizes)")
     return explain_compiled(what)
 
 
-def _rebound(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
-    from poly.scheduling.edits import replay
-
-    bound = schedule.source.bind(**sizes)
-    try:
-        return replay(bound, schedule.log)
-    except ScheduleError as error:
-        if type(error) is not ScheduleError:
-            raise
-        given = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        hint = "sizes that are no multiples of the tiles, or explain(compile(program.bind(...)))"
-        raise ScheduleError(f"not every edit applies where {given}: {error.message}", hint=hint) from error
+def _bound(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
+    """The same edits, bands and marks for sizes that are known; what is derived of the source program is so anew."""
+    source, program = (p.bind(**sizes) for p in (schedule.source, schedule.program))
+    return Schedule(source, program, schedule.nests, schedule.marks, schedule.log, schedule.checked)
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ def test_ways_do_not_double_with_every_factor() -> None:
     counts: list[int] = []
     for n in (3, 12):
         shapes: dict[str, Any] = {f"A{k}": (33, 19) for k in range(n)} | {"B": (19, 40)}
-        program = poly.parse(f"C[i,j] += {'*'.join(f'A{k}[i,l]' for k in range(n))} * B[l,j]", **shapes)
+        program = poly.parse(f"S: C[i,j] += {'*'.join(f'A{k}[i,l]' for k in range(n))} * B[l,j]", **shapes)
         counts.append(len(list(ways_of(facts_on(program), 1))))
     assert 0 < counts[0] == counts[1]
 

@@ -10,7 +10,7 @@ import pytest
 
 import poly
 from poly.document import Document, Table, Text, bytes_text, table
-from poly.errors import PolyError, ScheduleError, UnsupportedError
+from poly.errors import PolyError, ScheduleError, ShapeError, UnsupportedError
 from poly.figures import iteration_domain, tile_footprint
 from poly.pictures import schedule_svg, text_html
 from poly.program import Program
@@ -116,8 +116,10 @@ def test_free_sizes_are_counted_for_some() -> None:
     assert "as sizes are free: explain(schedule, M=100, K=100, N=100)" in str(poly.explain(schedule))
     counted = poly.explain(schedule, M=100, K=100, N=100)
     assert isinstance(counted, ScheduleExplanation) and counted.traffic.ratio is not None
-    with pytest.raises(ScheduleError, match="not every edit applies where M=1, K=1, N=1: .*"):
-        poly.explain(schedule, M=1, K=1, N=1)
+    assert "the compulsory 117.2 KiB" in str(counted)
+    assert "1.00x the compulsory 12 B" in str(poly.explain(schedule, M=1, K=1, N=1))
+    with pytest.raises(ShapeError, match="M = 0 is not allowed"):
+        poly.explain(schedule, M=0, K=1, N=1)
 
 
 def test_kernel() -> None:
