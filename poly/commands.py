@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.checking import Array, Difference, compare, onnx_reference
-from poly.compiler import compile, machine_of
+from poly.compiler import compile, for_cpu, machine_of
 from poly.console import busy, print_facts, print_table, steps
 from poly.document import bytes_text, count_text, seconds_text
 from poly.dtypes import dtype_name, is_float
@@ -25,7 +25,6 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.grouping import group_program
-from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.traffic import count_points
 from poly.sets import fix_sizes
 from poly.work import Named, UsageError, Work, known_sizes, random_array, read_inputs
@@ -288,15 +287,16 @@ def _group_of(work: Work, group: int | None, level: Level, machine: Machine) -> 
 
 
 def _level_text(work: Work, program: Program, level: Level, machine: Machine, threads: int) -> str:
-    if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
-        from poly.prepared import prepare
-
-        schedule = work.schedule or prepare(join_axes(program), machine, threads).schedule  # as `compile` does
-        return str(schedule) if level == "schedule" else str(schedule.lower())
     constants = {
         t.name: work.constants.get(t.name, random_array(t, program.binding, np.random.default_rng(0)))
         for t in program.with_role("constant")
+        if all(e.names <= program.binding.keys() for e in t.shape)
     }
+    if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
+        from poly.prepared import prepare
+
+        schedule = work.schedule or prepare(for_cpu(program, constants), machine, threads).schedule
+        return str(schedule) if level == "schedule" else str(schedule.lower())
     with busy("compiling"):
         kernel = compile(program, machine, constants=constants, threads=threads, schedule=work.schedule)
     return _kernel_text(kernel, level)

@@ -155,13 +155,13 @@ def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array])
     """Whether a schedule is of a program as it is written, or as the policy for a CPU takes it."""
     from poly.scheduling.shared_sums import is_in_parts
 
-    joined = _for_cpu(program, constants)
+    joined = for_cpu(program, constants)
     if str(schedule.source) in (str(program), str(joined)) or is_in_parts(schedule.source, joined):
         return True
     return schedule.source in (program, joined)  # one set has several texts, of which a file may hold another
 
 
-def _for_cpu(program: Program, constants: Mapping[str, Array]) -> Program:
+def for_cpu(program: Program, constants: Mapping[str, Array]) -> Program:
     """A program as the policy for a CPU takes it."""
     return join_axes(inside_windows(program, finite_factors(program, constants)))
 
@@ -246,7 +246,7 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
-    loops = schedule.source if schedule is not None else _for_cpu(program, constants)
+    loops = schedule.source if schedule is not None else for_cpu(program, constants)
     made = prepare(loops, machine, threads, schedule, early=compiling_processes() > 1)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from poly.cli import main
+from poly.compiler import compile
+from tests.test_uneven import constants, window
 
 ROOT = Path(__file__).resolve().parent.parent
 MATMUL = "C[i,k] += A[i,j]*B[j,k]; D[i,k] = max(C[i,k], 0)"
@@ -167,6 +169,23 @@ def test_show_has_the_schedule_that_is_compiled(capsys: pytest.CaptureFixture[st
     shapes = ["--shape", "A=16,1024", "--shape", "B=1024,16"]
     assert poly("show", "C[i,j] += A[i,k]*B[k,j]", *shapes, "--threads", "2", "--level", "schedule") == 0
     assert "C_parts" in capsys.readouterr().out  # docs/decisions/0029
+
+
+def test_show_leaves_out_padding_as_compile_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = window(14)
+    path = tmp_path / "window.txt"
+    path.write_text(str(program))
+    assert poly("show", str(path), "--level", "schedule") == 0
+    assert capsys.readouterr().out.strip() == str(compile(program, constants=constants()).schedule).strip()
+
+
+def test_show_of_constants_whose_size_is_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "free.txt"
+    path.write_text("program p(n) where n > 0\noutput Y: f32[n]\ninput X: f32[n]\nconstant W: f32[n]\n"
+                    "s[i]: Y[i] = X[i]*W[i] where 0 <= i < n\n")  # fmt: skip
+    assert poly("show", str(path), "--level", "schedule") == 0
+    assert poly("show", str(path), "--level", "ir") == 1
+    assert "W" in capsys.readouterr().err
 
 
 def test_show_numbers_groups_as_engines_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
