@@ -42,6 +42,8 @@ def main() -> None:
         chosen = _chosen(load_cases(options.cases, models), models, options)
         if not chosen:
             sys.exit(f"no case has one of {', '.join(options.words)} in its name; --list shows them")
+        for word in (w for w in options.words if not any(_names(c, w) for c in chosen)):
+            print(f"no case has {word} in its name; --list shows them", file=sys.stderr)
         if options.list:
             print("\n".join(c.name for c in chosen))
             return
@@ -92,7 +94,11 @@ def _chosen(cases: Sequence[Case], models: Sequence[Case], options: argparse.Nam
     if not options.words:
         extra = {c.name for c in MORE}
         return [c for c in cases if c.name not in extra]
-    return [c for c in cases if any(c.name == w[1:] if w.startswith("=") else w in c.name for w in options.words)]
+    return [c for c in cases if any(_names(c, w) for w in options.words)]
+
+
+def _names(case: Case, word: str) -> bool:
+    return case.name == word[1:] if word.startswith("=") else word in case.name
 
 
 def wrong_option(options: argparse.Namespace) -> str | None:

@@ -367,7 +367,7 @@ def inferred_outputs(
             raise OnnxError(
                 f"{reason.message}, and the shape or type of output {name!r} is not known while importing",
                 where=call.where,
-                hint=reason.hint or "bind more shapes or constants, or simplify the model first",
+                hint=reason.hint or "bind more shapes or constants; or poly.compile(Path(model)), while it runs",
             )
         outputs[position] = (tuple(known), ONNX_DTYPES[tensor.elem_type])
     return outputs

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except PolyError as error:
         return _fail(error)
-    except OSError as error:
-        print(f"poly: {error}", file=sys.stderr)
+    except (OSError, MemoryError) as error:
+        print(f"poly: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1
 
 
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_what(run)
     run.add_argument("--input", action="append", default=[], metavar="[NAME=]FILE.npy",
                      help="an input's array; without a name in the order of the inputs; else random")  # fmt: skip
-    run.add_argument("--seed", type=int, default=0, help="of the random inputs (default 0)")
+    run.add_argument("--seed", type=_natural, default=0, help="of the random inputs (default 0)")
     run.add_argument("--check", action="store_true", help="compare with numpy or onnx.reference; 1 on a mismatch")
     run.add_argument("--save", metavar="OUT.npz", help="write the outputs")
     run.set_defaults(run=_run)
@@ -117,6 +117,12 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
                         help="a tensor's shape; einsum operands have no names, in their order")  # fmt: skip
     parser.add_argument("--dtype", default="", help="of einsum operands without an array (default f32)")
     parser.add_argument("--threads", type=_positive, default=1, help="for the CPU (default 1)")
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
 
 
 def _positive(text: str) -> int:

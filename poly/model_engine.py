@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poly.arguments import RunByName
+from poly.document import counted
 from poly.engine import Engine
 from poly.engine_arrays import require_mapping
 from poly.errors import FallbackWarning, RunError, warn_caller
@@ -251,8 +252,9 @@ class ModelEngine(RunByName):
         if self.share is None:
             return f"<ModelEngine {self.model.model.graph.name}: compiles at the first run>"
         return (
-            f"<ModelEngine {self.model.model.graph.name}: {len(self._cache)} stages, {self.compiled} compiled, "
-            f"{len(self.fallbacks)} fallbacks taking {self.share.fraction:.0%} of the last run>"
+            f"<ModelEngine {self.model.model.graph.name}: {counted(len(self._cache), 'stage')}, "
+            f"{self.compiled} compiled, {counted(len(self.fallbacks), 'fallback')} "
+            f"taking {self.share.fraction:.0%} of the last run>"
         )
 
     def __str__(self) -> str:

@@ -284,7 +284,7 @@ def _load_einsum(spec: str, shapes: Sequence[Named], dtype: str, arrays: Sequenc
         dtypes = [dtype] * len(found)
     if len(found) != operands:
         raise UsageError(
-            f"{spec!r} has {operands} operands, {len(found)} are given",
+            f"{spec!r} has {counted(operands, 'operand')}, not {len(found)}",
             hint=" ".join(["--shape 64,64"] * operands) + ", or --input FILE.npy for each",
         )
     return Work(spec, program=einsum_program(spec, found, dtypes), spec=spec)

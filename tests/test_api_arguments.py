@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.cli import main
 from poly.errors import Bug, PolyError
 from poly.frontend.nest import Array, f64
 from poly.model_check import check_model
@@ -186,3 +187,21 @@ def test_a_nest_is_compiled_as_it_is() -> None:
 def test_an_error_without_a_hint_ends_with_its_message() -> None:
     with pytest.raises(PolyError, match="B is missing$"):
         poly.compile(PROGRAM)(A=np.zeros((8, 6), "f4"))
+
+
+@pytest.mark.parametrize("seed", ["-1", "x", "1.5", ""])
+def test_a_seed_is_a_number_from_0_on(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "ij->ji", "--shape", "3,4", "--seed", seed])
+    assert "is not a number from 0 on" in capsys.readouterr().err
+
+
+def test_inputs_that_do_not_fit_into_memory_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("poly.work.random_array", fails)
+    assert main(["run", "ij->ji", "--shape", "3,4"]) == 1
+    assert capsys.readouterr().err.strip() == "poly: out of memory"

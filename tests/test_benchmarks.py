@@ -133,6 +133,13 @@ def test_a_wrong_option_is_said_before_anything_is_measured(
     assert re.search(said, capsys.readouterr().err)
 
 
+def test_a_word_that_no_case_has_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "=gemm_64", "gemmm", "--only", "kernels", "--list"])
+    main()
+    shown = capsys.readouterr()
+    assert "gemm_64" in shown.out and shown.err == "no case has gemmm in its name; --list shows them\n"
+
+
 def test_permutations_that_turn_rows_into_columns() -> None:
     """Axes of one element do not count, those that stay together are one; what stays contiguous is copied."""
 
