@@ -52,7 +52,7 @@ def same(program: Program) -> Any:
     [
         (RUNNING, (16, 33), True),
         (RUNNING, (37, 51), True),
-        (RUNNING, (8, 5), True),
+        (RUNNING, (16, 9), True),
         (RUNNING, (5, 100), False),
         (RUNNING, (1, 40), False),
         (GUARDED, (19, 23), True),
@@ -77,8 +77,10 @@ def test_threads_share_blocks_of_rows() -> None:
 
 
 def test_doubles() -> None:
-    program = poly.parse(RUNNING, dtypes={"X": "f64", "Y": "f64"}, X=(11, 18), Y=(11, 18))
-    assert "_t: f64[4, 4] in reg" in str(same(program).loops)
+    program = poly.parse(RUNNING, dtypes={"X": "f64", "Y": "f64"}, X=(21, 18), Y=(21, 18))
+    scan = scan_of(Schedule(program), program.statements[-1].name, machine_of("cpu"))
+    assert scan is not None and scan.vector == machine_of("cpu").lanes(8)
+    assert f"_t: f64[{scan.vector}, {scan.columns}] in reg" in str(same(program).loops)
 
 
 def test_rows_of_a_wider_machine() -> None:
