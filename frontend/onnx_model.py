@@ -163,7 +163,7 @@ def _input_shape(
         return tuple(int(e) for e in given), dtype
     dims = tensor.shape.dim
     if isinstance(given, (tuple, list)) and len(given) != len(dims):
-        raise OnnxError(f"has rank {len(dims)}, shapes gives {list(given)}", where=where)
+        raise OnnxError(f"has rank {len(dims)} in the model, not the shape {list(given)}", where=where)
     found: list[int] = []
     for axis, dim in enumerate(dims):
         fixed = dim.dim_value if dim.HasField("dim_value") else bound.get(dim.dim_param) if dim.dim_param else None
@@ -175,8 +175,10 @@ def _input_shape(
                 f"axis {axis}{symbol} is dynamic and not bound", where=where,
                 hint=f"from_onnx(..., shapes={{{info.name!r}: {example}}}) with the extents you need",
             )  # fmt: skip
-        if fixed is not None and wanted != fixed or wanted < 0:
-            raise OnnxError(f"axis {axis} is {fixed} in the model, shapes gives {wanted}", where=where)
+        if wanted < 0:
+            raise OnnxError(f"axis {axis} is {wanted}", where=where, hint="an extent from 0 on")
+        if fixed is not None and wanted != fixed:
+            raise OnnxError(f"axis {axis} is {fixed} in the model, not {wanted}", where=where)
         found.append(wanted)
     return tuple(found), dtype
 

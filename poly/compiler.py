@@ -146,7 +146,7 @@ def compile(
     program, own = _program_of(what)
     schedule = schedule or own
     if schedule is not None and not _is_of(schedule, program, constants or {}):
-        raise ScheduleError(f"the schedule is of {schedule.source.name}, not of this program", hint="Schedule(program)")
+        raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
     check_initialised(program)
     return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
 

@@ -85,8 +85,8 @@ def test_dynamic_extents_are_bound_by_input_or_by_name(shapes: dict[str, object]
         ({}, r"input 'x': axis 0 \('N'\) is dynamic and not bound(.|\n)*shapes=\{'x': \(1, 3, 1\)\}"),
         ({"N": 2}, r"input 'x': axis 2 is dynamic and not bound"),
         ({"x": (2, 3, 4), "N": 5}, r"'N' is 2 by shapes\['x'\] and 5 by shapes"),
-        ({"x": (2, 4, 4)}, "axis 1 is 3 in the model, shapes gives 4"),
-        ({"x": (2, 3)}, "has rank 3"),
+        ({"x": (2, 4, 4)}, "axis 1 is 3 in the model, not 4"), ({"x": (2, 3, -4)}, "axis 2 is -4\n"),
+        ({"x": (2, 3)}, r"has rank 3 in the model, not the shape \[2, 3\]"),
         ({"w": (2, 3)}, "'w' is no input and no dynamic dimension"),
     ],
 )
