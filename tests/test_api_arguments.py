@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,7 @@ def test_inputs_that_do_not_fit_into_memory_are_an_error(
     def fails(*_: object) -> None:
         raise MemoryError
 
+    import_module("poly.commands")  # which takes what is there
     monkeypatch.setattr("poly.work.random_array", fails)
     assert main(["run", "ij->ji", "--shape", "3,4"]) == 1
     assert capsys.readouterr().err.strip() == "poly: out of memory"
