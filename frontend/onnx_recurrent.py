@@ -2,7 +2,8 @@
 
 The products with the input do not depend on the step before and are sums over all steps at once; the biases, the
 products with the state, the gates and the new state are statements of one loop over time, in this order. A step's
-values have the step as their first subscript, so that no value is overwritten.
+values have the step as their first subscript, so that no value is overwritten. Behind the end of a sequence that is
+shorter than the input the state stays as it is and the output is zero: a reverse one begins at its own last element.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from poly.affine import Affine, var
 from poly.dtypes import is_float
 from poly.frontend.onnx_logarithms import softplus
 from poly.frontend.onnx_notation import Notation
-from poly.frontend.onnx_terms import Index, Term, Value, fn, literal
+from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
 
 Row = Callable[[Notation], None]
 Activation = Callable[[Term], Term]
@@ -39,6 +40,7 @@ class _Layer:
     activations: tuple[Activation, ...]
     clip: float | None
     turned: Value  # R of this direction as [block, k, j of the block]
+    lengths: Value | None  # of the batch's sequences; None: all are as long as the input
 
     @property
     def suffix(self) -> str:
@@ -48,6 +50,12 @@ class _Layer:
     def step(self) -> Affine:
         """The place in the sequence of step s."""
         return self.extents[0] - 1 - _S if self.backwards else _S
+
+    def inside(self, value: Term, behind: Term | float) -> Term:
+        """A value in the steps that belong to a sequence, another one in those that do not."""
+        if self.lengths is None:
+            return value
+        return fn("select", fn("lt", index_value(self.step), self.lengths[_B].cast("i64")), value, behind)
 
     def temporary(self, name: str, *shape: int) -> Value:
         return self.b.temporary(name, shape, self.x.dtype)
@@ -107,7 +115,10 @@ class _Layer:
         if y is None:
             return
         where = (_B, self.direction, _H) if self.batch_first else (self.direction, _B, _H)
-        self.b.assign(y, {"b": batch, "h": hidden}, state[steps, _B, _H], where, suffix=f"_{name}_last{self.suffix}")
+        value = state[steps, _B, _H]
+        if self.lengths is not None:  # ONNX Runtime has no state of a sequence without elements
+            value = fn("select", fn("gt", self.lengths[_B].cast("i64"), 0), value, 0.0)
+        self.b.assign(y, {"b": batch, "h": hidden}, value, where, suffix=f"_{name}_last{self.suffix}")
 
     def product(self, target: Value, state: Value, at: Index, rows: tuple[int, int], first: int) -> None:
         """target[s, b, first + j] += state[at, b, k] R[j, k] for the gates rows[0] .. rows[1] - 1."""
@@ -126,7 +137,7 @@ class _Layer:
 
 def _rnn_step(layer: _Layer, z: Value, h: Value) -> None:
     layer.product(z, h, _S, (0, 1), 0)
-    layer.write(h, (_S + 1, _B, _H), layer.activate(0, z[_S, _B, _H]), "h")
+    layer.write(h, (_S + 1, _B, _H), layer.inside(layer.activate(0, z[_S, _B, _H]), h[_S, _B, _H]), "h")
 
 
 def _gru_step(layer: _Layer, z: Value, h: Value) -> None:
@@ -149,7 +160,7 @@ def _gru_step(layer: _Layer, z: Value, h: Value) -> None:
         layer.product(z, kept, _S, (2, 3), 2 * hidden)
         layer.write(new, point, layer.activate(1, z[_S, _B, _H + 2 * hidden]), "new")
     value = (1.0 - update[point]) * new[point] + update[point] * h[point]
-    layer.write(h, (_S + 1, _B, _H), value, "h")
+    layer.write(h, (_S + 1, _B, _H), layer.inside(value, h[point]), "h")
 
 
 def _lstm_step(layer: _Layer, z: Value, h: Value, c: Value) -> None:
@@ -168,9 +179,11 @@ def _lstm_step(layer: _Layer, z: Value, h: Value, c: Value) -> None:
         return 1.0 - gate(0, _S) if layer.b.int_attribute("input_forget", 0) else gate(2, _S)
 
     new = layer.activate(1, z[_S, _B, _H + 3 * hidden])
-    layer.write(c, (_S + 1, _B, _H), coupled() * c[_S, _B, _H] + gate(0, _S) * new, "c")
+    cell = coupled() * c[_S, _B, _H] + gate(0, _S) * new
+    layer.write(c, (_S + 1, _B, _H), layer.inside(cell, c[_S, _B, _H]), "c")
     # the clip is about the gates' own sums: the cell state goes to h unclipped
-    layer.write(h, (_S + 1, _B, _H), gate(1, _S + 1) * layer.activations[2](c[_S + 1, _B, _H]), "h")
+    value = gate(1, _S + 1) * layer.activations[2](c[_S + 1, _B, _H])
+    layer.write(h, (_S + 1, _B, _H), layer.inside(value, h[_S, _B, _H]), "h")
 
 
 # -- the rows ------------------------------------------------------------------------------------------------------
@@ -194,7 +207,8 @@ def _row(gates: int, default: tuple[str, ...]) -> Row:
                 at, d = layer.step, layer.direction
                 index = (_B, at, d, _H) if batch_first else (at, d, _B, _H)
                 ranges = {"s": steps, "b": batch, "h": hidden}
-                b.assign(y, ranges, states[0][_S + 1, _B, _H], index, suffix=f"_y{layer.suffix}")
+                value = layer.inside(states[0][_S + 1, _B, _H], 0.0)
+                b.assign(y, ranges, value, index, suffix=f"_y{layer.suffix}")
 
     return row
 
@@ -235,14 +249,16 @@ def _layers(b: Notation, gates: int, default: tuple[str, ...]) -> list[_Layer]:
     _fits(b, "initial_c", b.optional(6), state)
     _fits(b, "P", b.optional(7), (count, 3 * hidden))
     b.supported(steps > 0, "a sequence without steps has no compiled form")
-    whole = b.optional(4) is None or all(n == steps for n in b.constant_ints(4))
-    b.supported(whole, "sequences shorter than the input have no compiled form")
+    lengths = b.optional(4)
+    _fits(b, "sequence_lens", lengths, (batch,))
+    if lengths is not None and lengths.array is not None and bool((lengths.array == steps).all()):
+        lengths = None
     functions = _activations(b, count, default)
     clip = b.float_attribute("clip") if b.has("clip") else None
     each, extents = len(default), (steps, batch, width, hidden)
     return [
         _Layer(b, x, gates, d, direction == "reverse" or d == 1, extents, batch_first,
-               tuple(functions[d * each : (d + 1) * each]), clip, _turned(b, r, d))
+               tuple(functions[d * each : (d + 1) * each]), clip, _turned(b, r, d), lengths)
         for d in range(count)
     ]  # fmt: skip
 

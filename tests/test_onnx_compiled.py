@@ -160,6 +160,28 @@ def test_backward_directions_are_forward_ones_on_the_reversed_sequence(operator:
         np.testing.assert_allclose(found["y1"][d], want["y1"][0], rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("direction,constant", [("forward", ()), ("reverse", (4,))])
+@pytest.mark.parametrize("operator", ["RNN", "GRU", "LSTM"])
+def test_shorter_sequences_are_as_alone(operator: str, direction: str, constant: tuple[int, ...]) -> None:
+    """onnx.reference takes no notice of lengths: each sequence is compared with a node for it alone, of its length."""
+    gates, outputs = {"RNN": 1, "GRU": 3, "LSTM": 4}[operator], 3 if operator == "LSTM" else 2
+    x, lengths, start, operands = f32(5, 4, 3), np.array([2, 5, 1, 0], np.int32), f32(1, 4, 4), weights(gates)
+    options: dict[str, Any] = {"hidden_size": 4, "outputs": outputs, "direction": direction}
+    model, arrays = node_model(operator, [x, *operands, lengths, start], constant=constant, **options)
+    engine = poly.compile(from_onnx(model))
+    found = run_model(model, arrays)
+    assert not engine.fallbacks
+    assert_close(engine.run(arrays), found, rtol=2e-5)
+    assert not any(found[name][:, 3].any() for name in ("y1", "y2")[: outputs - 1])  # as ONNX Runtime has it
+    for row, length in enumerate(lengths[:3]):
+        alone = [x[:length, row : row + 1], *operands, None, start[:, row : row + 1]]
+        want = run_model(*node_model(operator, alone, **options))
+        np.testing.assert_allclose(found["y0"][:length, :, row], want["y0"][:, :, 0], rtol=2e-5, atol=2e-5)
+        assert not found["y0"][length:, :, row].any()
+        for name in ("y1", "y2")[: outputs - 1]:
+            np.testing.assert_allclose(found[name][:, row], want[name][:, 0], rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("constant", [(), (1, 2, 3, 4, 5, 6, 7, 8)])
 def test_qlinear_conv(group: int, constant: tuple[int, ...]) -> None:
