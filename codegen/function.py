@@ -15,13 +15,14 @@ from poly.codegen.access import WRITE
 from poly.codegen.addresses import Indices
 from poly.codegen.host import is_arm, is_x86
 from poly.codegen.llvm import Walker
-from poly.codegen.phases import Phase, entry_text, loop_values, meetings, passed, phases_of, steps_of
+from poly.codegen.phases import Phase, Step, entry_text, loop_values, meetings, passed, phases_of, steps_of
 from poly.codegen.predicates import State
 from poly.codegen.registers import Registers
 from poly.codegen.text import Writer, memory_type, symbol
 from poly.codegen.values import Ops
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
+from poly.locks import cached_property
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node, walk
 from poly.machine import Machine
 from poly.program import Tensor
@@ -57,15 +58,24 @@ class Module:
 
     def scratch(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Bytes of shared memory, and of private memory for each part, under values of the free sizes."""
-        phases = [*phases_of(steps_of(self.tree, self.registers))]
         sizes = dict(self.tree.sizes) | dict(sizes)
-        above = max(sum(_bytes(a.tensor, sizes) for a in p.shared) for p in phases)
-        placed = [b for p in phases for b in _placed(p.nodes, _stacked(p.nodes, dict(self.tree.sizes)))]
-        return above, max((sum(_bytes(t, sizes) for t in (*b.around, b.alloc.tensor)) for b in placed), default=0)
+        above = max(sum(_bytes(a.tensor, sizes) for a in p.shared) for p in phases_of(self._steps))
+        own = [sum(_bytes(t, sizes) for t in (*b.around, b.alloc.tensor)) for b in self._buffers]
+        return above, max(own, default=0)
 
     def meetings(self, sizes: Mapping[str, int]) -> int:
         """How often threads meet in a call, about, under values of the free sizes."""
-        return meetings(steps_of(self.tree, self.registers), dict(self.tree.sizes) | dict(sizes))
+        return meetings(self._steps, dict(self.tree.sizes) | dict(sizes))
+
+    @cached_property
+    def _steps(self) -> tuple[Step, ...]:
+        return steps_of(self.tree, self.registers)
+
+    @cached_property
+    def _buffers(self) -> tuple[_Placed, ...]:
+        """The private ones of all phases."""
+        known = dict(self.tree.sizes)
+        return tuple(b for p in phases_of(self._steps) for b in _placed(p.nodes, _stacked(p.nodes, known)))
 
 
 @dataclass(frozen=True)

@@ -383,17 +383,18 @@ def _split_point(schedule: Schedule, at: int | str, around: set[str]) -> None:
     try:
         unknown = {n for side in _sides(at) for n in side.names} - around - set(schedule.program.parameters)
     except PolyError as error:
-        raise ScheduleError(f"the split point {at!r} is not affine: {error.message}", hint="8*(i//8)") from error
+        text = f"the split point {at!r} is neither affine nor a condition: {error.message}"
+        raise ScheduleError(text, where=schedule.source.name, hint="'8*(i//8)', or 'M >= 24' with one >=") from error
     if unknown:
         text = f"the split point {at!r} names {', '.join(sorted(unknown))}"
         raise ScheduleError(text, where=schedule.source.name, hint=f"loops around it: {', '.join(sorted(around))}")
 
 
 def _sides(at: int | str) -> tuple[Affine, ...]:
-    """A split point, or the two sides of a condition."""
+    """A split point, or the two sides of a condition. Raises `PolyError` for other text."""
     parts = at.split(">=") if isinstance(at, str) else (at,)
     if len(parts) > 2:
-        raise ScheduleError(f"{at!r} has more than one condition", hint="M >= 24")
+        raise ScheduleError("more than one >=")
     return tuple(Affine.of(part.strip() if isinstance(part, str) else part) for part in parts)
 
 

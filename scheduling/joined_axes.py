@@ -19,7 +19,7 @@ from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement, Subscript, Tensor, box_domain, default_path
 from poly.scheduling.groups import bare, domain_box
 
-LINE, SHORT = 16, 128  # elements: rows of assignments that are whole lines, or no shorter, fill vectors as they are
+WHOLE, SHORT = 16, 128  # elements: rows that are multiples of the one, or no shorter than the other, fill vectors as is
 Axis = tuple[str, int]  # a tensor, and the first of two axes
 Pair = tuple[str, str]  # two iterators, the second one faster
 
@@ -135,7 +135,7 @@ def _joins(program: Program) -> _Joins | None:
             if joins is None or not _are_whole(program, joins, {n: box or () for n, box in boxes.items()}):
                 continue
             lengths = {program.tensor[t].shape[d + 1].constant for t, d in joins.axes}
-            if not assigns or any(n % LINE and n < SHORT for n in lengths):
+            if not assigns or any(n % WHOLE and n < SHORT for n in lengths):
                 return joins
     return None
 
@@ -210,7 +210,7 @@ def _repeats(program: Program, s: Statement, read: Access, pair: Pair) -> bool:
     low, high = box[s.iterators.index(fast)]
     extent = high - low + 1
     alone = read.index[-1] == var(slow) and not any(slow in n for n in names[:-1])
-    return alone and 1 < extent < LINE and extent & (extent - 1) == 0
+    return alone and 1 < extent < WHOLE and extent & (extent - 1) == 0
 
 
 def _are_whole(program: Program, joins: _Joins, boxes: dict[str, tuple[tuple[int, int], ...]]) -> bool:

@@ -298,7 +298,11 @@ class Schedule:
 
     @checks_kinds(ScheduleError)
     def split(self, loop: str, at: int | str) -> Schedule:
-        """Cut a loop's range at `at`: S_lo in loop.lo, then S_hi in loop.hi. Raises IllegalEdit/ScheduleError."""
+        """Cut a loop's range at `at`: S_lo in loop.lo, then S_hi in loop.hi. Raises IllegalEdit/ScheduleError.
+
+        `at`: a number or a quasi-affine expression of loops around it and sizes, such as "8*(i//8)"; S_lo has what lies
+        below. Or a condition on these, such as "M >= 24": S_lo has all iterations where it holds, S_hi the others.
+        """
         from poly.scheduling.edits import split
 
         return split(self, loop, at if isinstance(at, str) else int(at))

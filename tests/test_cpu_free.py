@@ -106,6 +106,7 @@ def test_a_split_at_a_condition() -> None:
     kernel = poly.compile(schedule)
     for m in (0, 1, 23, 24, 25):
         np.testing.assert_array_equal(kernel(np.arange(m, dtype=np.float32)), np.arange(m, dtype=np.float32) + 1)  # type: ignore
-    for wrong, why in (("M >= 0", "not inside"), ("K >= 3", "names K"), ("9 >= M >= 3", "more than one")):
+    for wrong, why in (("M >= 0", "not inside"), ("K >= 3", "names K"), ("9 >= M >= 3", "more than one"),
+                       ("M <= 24", "or .M >= 24. with one")):  # fmt: skip
         with pytest.raises(ScheduleError, match=why):
             Schedule(program).split("i", wrong)
