@@ -125,10 +125,8 @@ def product_of(program: Program, name: str, among: Sequence[str]) -> FreeProduct
 
 
 def _plain(s: Statement) -> bool:
-    reads = [r for r in s.reads if r.tensor != s.write.tensor]
-    return len(reads) == len(s.reads) >= 2 and s.external is None and not any(
-        a.indirect or a.guard for a, _ in s.accesses
-    )
+    """Whether two or more operands meet, none of them the target."""
+    return len(s.reads) >= 2 and s.write.tensor not in {r.tensor for r in s.reads} and _simple(s)
 
 
 def extents_of(program: Program, s: Statement) -> dict[str, Affine] | None:
@@ -217,6 +215,7 @@ def _around(
 
 
 def _simple(s: Statement) -> bool:
+    """Whether subscripts alone say what is read and written."""
     return s.external is None and not any(a.indirect or a.guard for a, _ in s.accesses)
 
 
