@@ -292,15 +292,20 @@ def _activations(b: Notation, count: int, default: tuple[str, ...]) -> list[Acti
         if entry is None:
             raise b.fail(f"activation {name!r} is unknown")
         function, alpha, beta = entry
-        found.append(_with(function, _given(b, alphas, k, len(names), alpha), _given(b, betas, k, len(names), beta)))
+        own = _given(b, alphas, k, names, _WITH_ALPHA, alpha), _given(b, betas, k, names, _WITH_BETA, beta)
+        found.append(_with(function, *own))
     return found
 
 
-def _given(b: Notation, values: object, position: int, count: int, default: float) -> float:
+def _given(
+    b: Notation, values: object, position: int, names: Sequence[object], takers: frozenset[str], default: float
+) -> float:
+    """A parameter of one activation: there is one for each, or one for each that takes one."""
     if not values or not isinstance(values, tuple):
         return default
-    b.supported(len(values) == count, f"{len(values)} activation parameters for {count} activations")
-    return float(values[position])
+    places = [k for k, name in enumerate(names) if len(values) == len(names) or str(name).lower() in takers]
+    b.require(len(values) == len(places), f"{len(values)} activation parameters for {len(names)} activations")
+    return float(values[places.index(position)]) if position in places else default
 
 
 def _with(function: Callable[[Term, float, float], Term], alpha: float, beta: float) -> Activation:
@@ -320,6 +325,9 @@ _ACTIVATIONS: Final[dict[str, tuple[Callable[[Term, float, float], Term], float,
     "tanh": (lambda v, a, b: fn("tanh", v), 0.0, 0.0),
     "thresholdedrelu": (lambda v, a, b: fn("select", fn("gt", v, a), v, 0), 1.0, 0.0),
 }
+
+_WITH_BETA: Final = frozenset({"affine", "hardsigmoid", "scaledtanh"})
+_WITH_ALPHA: Final = _WITH_BETA | {"elu", "leakyrelu", "thresholdedrelu"}
 
 
 ROWS: Final[dict[str, Row]] = {

@@ -160,6 +160,14 @@ def test_backward_directions_are_forward_ones_on_the_reversed_sequence(operator:
         np.testing.assert_allclose(found["y1"][d], want["y1"][0], rtol=2e-5, atol=2e-5)
 
 
+def test_parameters_of_those_activations_that_take_one() -> None:
+    operands, options = [X, *weights(3)], {"hidden_size": 4, "outputs": 2, "activations": ["Sigmoid", "LeakyRelu"]}
+    found, want = (node_model("GRU", operands, **options, activation_alpha=a) for a in ([0.3], [0.0, 0.3]))
+    engine = poly.compile(from_onnx(found[0]))
+    assert not engine.fallbacks
+    assert_close(engine.run(found[1]), run_model(*want), rtol=2e-5)
+
+
 @pytest.mark.parametrize("direction,constant", [("forward", ()), ("reverse", (4,))])
 @pytest.mark.parametrize("operator", ["RNN", "GRU", "LSTM"])
 def test_shorter_sequences_are_as_alone(operator: str, direction: str, constant: tuple[int, ...]) -> None:
