@@ -408,6 +408,7 @@ def _constraints(s: Statement) -> list[dict[tuple[tuple[int, ...], bool], int]]:
     for part in s.domain.get_basic_sets():
         if part.dim(isl.dim_type.div):
             raise NotAffine(f"statement {s.name} has a domain with holes")
+        part = part.remove_redundancies()  # isl leaves them out where it has compared the set before
         rows: dict[tuple[tuple[int, ...], bool], int] = {}
         for c in part.get_constraints():
             coefficients = tuple(int(str(c.get_coefficient_val(SET, k))) for k in range(len(s.iterators)))

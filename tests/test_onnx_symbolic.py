@@ -68,6 +68,8 @@ AFFINE: dict[str, tuple[onnx.ModelProto, dict[str, tuple[int, int]]]] = {
                {"n": (1, 50)}),
     "recurrent": (model([helper.make_node("LSTM", ["x", "w", "r"], ["y", "h", "c"], hidden_size=4)],
                         {"x": ["steps", 2, 3]}, {"w": f32(1, 16, 3), "r": f32(1, 16, 4)}), {"steps": (1, 20)}),
+    "greatest": (model([helper.make_node("TopK", ["x", "k"], ["y", "at"])], {"x": ["n", 90]}, {"k": np.array([3])}),
+                 {"n": (1, 64)}),
 }  # fmt: skip
 
 
