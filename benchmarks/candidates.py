@@ -19,7 +19,7 @@ import numpy.typing as npt
 from benchmarks.cases import Case
 from benchmarks.graphs import model_of
 from poly.codegen.kernel import Kernel
-from poly.compiler import constant_kernel
+from poly.compiler import constant_kernel, for_cpu
 from poly.dtypes import numpy_dtype
 from poly.errors import PolyError
 from poly.machine import Machine
@@ -37,6 +37,7 @@ from poly.scheduling.grouping import group_program
 from poly.scheduling.groups import groups_of
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.uneven import finite_factors, inside_windows
 
 Array = npt.NDArray[np.generic]
 
@@ -74,10 +75,7 @@ def _values(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> 
 def nests_of(case: Case, machine: Machine) -> list[Nest]:
     """The groups of a case that have a choice."""
     found: list[Nest] = []
-    whole = case.kind == "einsum"  # joined before it is grouped, as `poly.compile` does; parts of a model after that
-    source = join_axes(_program(case)) if whole else _program(case)
-    for k, part in enumerate(group_program(source, machine).parts.values()):
-        program = part if whole else join_axes(part)
+    for k, program in enumerate(_programs(case, machine)):
         groups = groups_of(program)
         group = groups[0]
         if len(groups) != 1 or group.box is None or not group.axes or group.parts:
@@ -91,13 +89,18 @@ def nests_of(case: Case, machine: Machine) -> list[Nest]:
     return found
 
 
-def _program(case: Case) -> Program:
+def _programs(case: Case, machine: Machine) -> list[Program]:
+    """The groups of a case as they are planned: a program is joined before it is grouped, a model after that."""
     import poly
     from poly.frontend.einsum import einsum_program
 
     if case.kind == "einsum":
-        return einsum_program(case.spec, list(case.inputs.values()), ["f32"] * len(case.inputs))
-    return poly.from_onnx(model_of(case)).to_program()
+        program = einsum_program(case.spec, list(case.inputs.values()), ["f32"] * len(case.inputs))
+        return list(group_program(for_cpu(program, {}), machine).parts.values())
+    graph = poly.from_onnx(model_of(case))
+    source = graph.to_program()
+    finite = finite_factors(source, graph.constants)
+    return [join_axes(inside_windows(p, finite)) for p in group_program(source, machine).parts.values()]
 
 
 def plans_of(nest: Nest, count: int, far: float) -> list[Rated]:
