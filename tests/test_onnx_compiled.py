@@ -161,8 +161,11 @@ def test_backward_directions_are_forward_ones_on_the_reversed_sequence(operator:
 
 
 def test_parameters_of_those_activations_that_take_one() -> None:
-    operands, options = [X, *weights(3)], {"hidden_size": 4, "outputs": 2, "activations": ["Sigmoid", "LeakyRelu"]}
-    found, want = (node_model("GRU", operands, **options, activation_alpha=a) for a in ([0.3], [0.0, 0.3]))
+    operands, activations = [X, *weights(3)], ["Sigmoid", "LeakyRelu"]
+    found, want = (
+        node_model("GRU", operands, outputs=2, hidden_size=4, activations=activations, activation_alpha=alpha)
+        for alpha in ([0.3], [0.0, 0.3])
+    )
     engine = poly.compile(from_onnx(found[0]))
     assert not engine.fallbacks
     assert_close(engine.run(found[1]), run_model(*want), rtol=2e-5)
