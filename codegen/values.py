@@ -461,7 +461,7 @@ class Ops:
 
     def _narrowed(self, a: Value, dtype: str) -> Value:
         """Floats in lanes to integers of 8 or 16 bits, saturating: bounded first, since machines convert to 32 bits."""
-        limits, lanes, kind = np.iinfo(numpy_dtype(dtype)), a.lanes, value_type(a.dtype, a.lanes)  # type: ignore[type-var]
+        limits, lanes, kind = np.iinfo(numpy_dtype(dtype).name), a.lanes, value_type(a.dtype, a.lanes)
         if limits.min < 0:
             a = self.select(self.op("fcmp ord", a, a, a, dtype="bool"), a, self.const(a.dtype, 0, lanes))
         for name, limit in (("maxnum", limits.min), ("minnum", limits.max)):  # of a NaN the limit, which is 0 here
@@ -476,5 +476,5 @@ class Ops:
 def _fits(literal: float | int | bool, dtype: str) -> bool:
     if is_float(dtype) or dtype == "bool":
         return True
-    limits = np.iinfo(numpy_dtype(dtype))  # type: ignore[type-var]
+    limits = np.iinfo(numpy_dtype(dtype).name)
     return bool(limits.min <= literal <= limits.max) and np.isfinite(literal)

@@ -217,7 +217,7 @@ def bits(operator: str) -> Row:
 
 def bitwise_not(b: Notation) -> None:
     x = b.input(0)
-    ones = -1 if x.dtype[0] == "i" else int(np.iinfo(numpy_dtype(x.dtype)).max)  # type: ignore[type-var]
+    ones = -1 if x.dtype[0] == "i" else int(np.iinfo(numpy_dtype(x.dtype).name).max)
     b.map(lambda v: fn("bit_xor", v, ones), x)
 
 

@@ -97,11 +97,11 @@ def _keys(b: Notation, x: Value, axis: int, rows: dict[str, int], size: int) -> 
     blocks = -(-extent // size)
     keys = b.temporary("keys", [*rows.values(), blocks, size], "i64")
     at: Index = _B * size + _J
-    value = _ordered(x[tuple(at if d == axis else var(f"i{d}") for d in range(x.rank))], x.dtype)
+    element = x[tuple(at if d == axis else var(f"i{d}") for d in range(x.rank))]
+    value = _ordered(element, x.dtype)
     if b.int_attribute("largest", 1) != 1:
         value = -1 - value
     if is_float(x.dtype):  # a NaN comes first either way, as the greatest does in numpy
-        element = x[tuple(at if d == axis else var(f"i{d}") for d in range(x.rank))]
         value = fn("select", fn("ne", element, element), 2**31 - 1, value)
     number = value.cast("i64") * 2**32 + (2**31 - index_value(at))
     ranges = {**rows, "b": blocks, "j": size}

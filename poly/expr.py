@@ -207,7 +207,7 @@ class Combiner:
                 return Const(float("-inf") if self.symbol == "max" else float("inf"), dtype)
             if dtype == "bool":
                 return Const(self.symbol == "min", dtype)
-            limits = np.iinfo(numpy_dtype(dtype))  # type: ignore[type-var]
+            limits = np.iinfo(numpy_dtype(dtype).name)
             return Const(int(limits.min if self.symbol == "max" else limits.max), dtype)
         if self.symbol in ("and", "or"):
             return Const(self.symbol == "and", dtype)
@@ -327,7 +327,7 @@ def require_literals(body: Expr, dtype: str, where: str) -> None:
     """Raise `ShapeError` where free literals of a body are no numbers of the integers `dtype` (NEP 50 refuses them)."""
     if not is_integer(dtype) or not is_free(body):
         return
-    limits = np.iinfo(numpy_dtype(dtype))  # type: ignore[type-var]
+    limits = np.iinfo(numpy_dtype(dtype).name)
     for node in _values(body):
         if isinstance(node, Apply) and OPERATORS[node.operator].result == "float":
             shown = OPERATORS[node.operator].infix or node.operator

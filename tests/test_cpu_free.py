@@ -33,8 +33,8 @@ def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYLOOM_CACHE", "off")
 
 
-def compiled(program: poly.Program, threads: int = 1) -> Kernel:
-    kernel = poly.compile(program, threads=threads)
+def compiled(what: poly.Program | Schedule, threads: int = 1) -> Kernel:
+    kernel = poly.compile(what, threads=threads)
     assert isinstance(kernel, Kernel)
     return kernel
 
@@ -103,9 +103,9 @@ def test_a_split_at_a_condition() -> None:
     program = poly.parse("y[i] = x[i] + 1", x=("M",))
     schedule = Schedule(program).split("i", "M >= 24").tile({"i.lo": 8})
     assert str(Schedule.parse(str(schedule))) == str(schedule)
-    kernel = poly.compile(schedule)
+    kernel = compiled(schedule)
     for m in (0, 1, 23, 24, 25):
-        np.testing.assert_array_equal(kernel(np.arange(m, dtype=np.float32)), np.arange(m, dtype=np.float32) + 1)  # type: ignore
+        np.testing.assert_array_equal(kernel(np.arange(m, dtype=np.float32)), np.arange(m, dtype=np.float32) + 1)
     for wrong, why in (("M >= 0", "not inside"), ("K >= 3", "names K"), ("9 >= M >= 3", "more than one"),
                        ("M <= 24", "or .M >= 24. with one")):  # fmt: skip
         with pytest.raises(ScheduleError, match=why):

@@ -492,9 +492,11 @@ for cores in ({{{first}}}, {{{first}, {second}}}, {{{second}}}, {{{first}, {seco
     assert out.split() == ["1", "True", "2", "True", "1", "True", "2", "True"]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="not two cores")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_a_caller_on_its_workers_core() -> None:
     out = run("""
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+
 def worker():
     threads = [int(n) for n in os.listdir("/proc/self/task") if int(n) != os.getpid()]
     return next(c for n in threads if len(c := os.sched_getaffinity(n)) == 1)
