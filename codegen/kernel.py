@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -29,7 +28,7 @@ from poly.codegen.function import ALIGN, Module, decode_status, lower
 from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
-from poly.codegen.work import work_of
+from poly.codegen.work import Boxes, boxes_of, instances, work_of
 from poly.errors import ArgumentTypeError, IndexRangeError, RunError
 from poly.interp import run_program
 from poly.interp_arrays import check_context, extents, lacks_elements, pack, unpack
@@ -38,7 +37,6 @@ from poly.loops import Compute, LoopTree
 from poly.machine import Machine
 from poly.pointers import address
 from poly.program import Program, Tensor
-from poly.relations import intervals_of
 from poly.scheduling.schedule import Schedule
 
 Array = npt.NDArray[np.generic]
@@ -225,10 +223,12 @@ class Kernel(NativeCall):
         """Whether calling other threads pays under values of the free sizes: a schedule for all sizes cannot know."""
         if self._source is None or not self.module.parameters:
             return True
-        bound = self._source.bind(**{p: sizes[p] for p in self._source.parameters if p in sizes})
-        found = [intervals_of(bound, s).values() for s in bound.statements]
-        work = sum(prod(0 if e is None else e[1] - e[0] + 1 for e in ends) for ends in found)
+        work = instances(self._source, self._boxes, sizes)
         return work >= LEAST_SHARED * self.module.meetings(sizes)
+
+    @cached_property
+    def _boxes(self) -> Boxes:
+        return {} if self._source is None else boxes_of(self._source)
 
     def _require_sizes(self, sizes: Mapping[str, int]) -> None:
         """The program's context and extents hold for values of the free sizes; outside, the loops prove nothing."""

@@ -10,7 +10,7 @@ import islpy as isl
 from poly.affine import Affine, Constraint, FloorDiv, Var, var
 from poly.coefficients import conditions_of, relation_of, set_of
 from poly.program import Access, Program, Statement
-from poly.sets import OUT, fix_sizes, header, interval
+from poly.sets import OUT, PARAM, SET, affine_of_pw, fix_sizes, header, interval
 
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
@@ -78,6 +78,37 @@ def intervals_of(program: Program, s: Statement) -> dict[str, tuple[int, int] | 
 def _intervals(domain: isl.Set, iterators: tuple[str, ...]) -> Mapping[str, tuple[int, int] | None]:
     bounds = box_bounds(domain, iterators)
     return bounds if bounds is not None else {name: interval(domain, k) for k, name in enumerate(iterators)}
+
+
+def ends_of(program: Program, s: Statement, iterator: str) -> tuple[Affine, Affine] | None:
+    """The first and the last value of an iterator, affine in the others and the sizes; None where they are not."""
+    domain = bound_domain(program, s).reset_tuple_id()
+    position, count = s.iterators.index(iterator), domain.dim(PARAM)
+    others = [i for i in s.iterators if i != iterator]
+    free = domain
+    for k, name in reversed(list(enumerate(s.iterators))):
+        if k != position:
+            free = free.move_dims(PARAM, count, SET, k, 1).set_dim_name(PARAM, count, name)
+    assert free.dim(SET) == 1 and len(others) == free.dim(PARAM) - count
+    context = free.params()
+    found: list[Affine] = []
+    for end in (free.dim_min(0), free.dim_max(0)):
+        value = affine_of_pw(end.gist(context).coalesce(), ())
+        if value is None:
+            return None
+        found.append(value)
+    return found[0], found[1]
+
+
+def extents_of(program: Program, s: Statement) -> dict[str, Affine] | None:
+    """The extents of a statement's iterators where its domain is a box that starts at 0, whatever the sizes."""
+    found: dict[str, Affine] = {}
+    for i in s.iterators:
+        ends = ends_of(program, s, i)
+        if ends is None or ends[0] != Affine() or ends[1].names - set(program.parameters):
+            return None
+        found[i] = ends[1] + 1
+    return found
 
 
 def range_of(program: Program, s: Statement, expression: Affine) -> tuple[int, int] | None:

@@ -20,10 +20,10 @@ from poly.dtypes import is_float
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
+from poly.relations import extents_of
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, loops_of_copy, only_read, ordered, outermost, unrolled
 from poly.scheduling.cpu_facts import axis_of, widest_element
-from poly.scheduling.cpu_nests import ends_of
 from poly.scheduling.cpu_plan import UNROLLED
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.cpu_tile import MOST_SHORT
@@ -127,17 +127,6 @@ def product_of(program: Program, name: str, among: Sequence[str]) -> FreeProduct
 def _plain(s: Statement) -> bool:
     """Whether two or more operands meet, none of them the target."""
     return len(s.reads) >= 2 and s.write.tensor not in {r.tensor for r in s.reads} and _simple(s)
-
-
-def extents_of(program: Program, s: Statement) -> dict[str, Affine] | None:
-    """The extents of a statement's iterators where its domain is a box that starts at 0, whatever the sizes."""
-    found: dict[str, Affine] = {}
-    for i in s.iterators:
-        ends = ends_of(program, s, i)
-        if ends is None or ends[0] != Affine() or ends[1].names - set(program.parameters):
-            return None
-        found[i] = ends[1] + 1
-    return found
 
 
 def bare_axes(access: Access) -> tuple[str, ...] | None:

@@ -12,10 +12,11 @@ from poly.affine import Affine
 from poly.errors import PolyError
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
+from poly.relations import extents_of
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, only_read, outermost, unrolled
 from poly.scheduling.cpu_facts import widest_element
-from poly.scheduling.cpu_free import bare_axes, extents_of
+from poly.scheduling.cpu_free import bare_axes
 from poly.scheduling.edits import piece_name, settle, unchecked
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule

@@ -17,14 +17,13 @@ from poly.dtypes import size_bytes
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
 from poly.program import Access, Program, ReadIndex, Statement, Tensor
-from poly.relations import bound_domain, interval_of
+from poly.relations import ends_of, interval_of
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_edits import in_vectors, loops_of_copy, unrolled
 from poly.scheduling.cpu_facts import stride, widest_element
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.edits import piece_name, settle, unchecked
 from poly.scheduling.schedule import Schedule
-from poly.sets import PARAM, SET, affine_of_pw
 
 MOST_VECTORS = 4  # of one loop at a time: enough to hide most of the latency of a multiply-add
 ROW_VECTORS = 2  # of each of several rows
@@ -255,23 +254,3 @@ def _point(schedule: Schedule, name: str, whole: Affine) -> int | str:
         return whole.constant
     inside = whole.names & set(schedule.program.statement[name].iterators)
     return str(whole.substitute({i: var(_loop(schedule, name, i)) for i in inside}))
-
-
-def ends_of(program: Program, s: Statement, iterator: str) -> tuple[Affine, Affine] | None:
-    """The first and the last value of an iterator, affine in the others and the sizes; None where they are not."""
-    domain = bound_domain(program, s).reset_tuple_id()
-    position, count = s.iterators.index(iterator), domain.dim(PARAM)
-    others = [i for i in s.iterators if i != iterator]
-    free = domain
-    for k, name in reversed(list(enumerate(s.iterators))):
-        if k != position:
-            free = free.move_dims(PARAM, count, SET, k, 1).set_dim_name(PARAM, count, name)
-    assert free.dim(SET) == 1 and len(others) == free.dim(PARAM) - count
-    context = free.params()
-    found: list[Affine] = []
-    for end in (free.dim_min(0), free.dim_max(0)):
-        value = affine_of_pw(end.gist(context).coalesce(), ())
-        if value is None:
-            return None
-        found.append(value)
-    return found[0], found[1]

@@ -17,10 +17,10 @@ from poly.affine import Affine, var
 from poly.errors import PolyError
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.relations import interval_of
+from poly.relations import ends_of, interval_of
 from poly.scheduling.cpu_edits import loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, stride, widest_element
-from poly.scheduling.cpu_nests import cut_whole, ends_of, from_zero, own_loops
+from poly.scheduling.cpu_nests import cut_whole, from_zero, own_loops
 from poly.scheduling.edits import piece_name, settle, unchecked
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule

@@ -18,9 +18,9 @@ from poly.errors import CapacityError, PolyError, ScheduleError
 from poly.frontend.nest import read_nest
 from poly.interp import run_program
 from poly.program import Program
+from poly.relations import ends_of
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_each import schedule_each
-from poly.scheduling.cpu_nests import ends_of
 from poly.scheduling.distribution import components, distributed
 from poly.scheduling.isl_scheduler import schedule_by_isl
 from poly.scheduling.schedule import Schedule

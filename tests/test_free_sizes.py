@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 
 import poly
 from poly.codegen.kernel import Kernel
+from poly.codegen.work import boxes_of, instances
 from poly.errors import RunError
 from poly.interp import run_program
 from poly.program import Program
+from poly.relations import intervals_of
 
 COPY_16 = "y[i] = x[i] where 0 <= i < 16"
 
@@ -149,3 +152,23 @@ def test_a_size_that_is_bound_may_be_named(target: str) -> None:
     assert np.array_equal(kernel(a), kernel(a, T=2))
     with pytest.raises(RunError, match="size T is 2 in this kernel, given 3"):
         kernel(a, T=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "boxes"),
+    [
+        ("C[i,k] += A[i,j]*B[j,k]", {"A": ("M", 5), "B": (5, "N")}, 2),
+        ("y[i] += A[i,j]*x[j] where 0 <= j <= i", {"A": ("M", "M"), "x": ("M",)}, 1),
+        ("y[i] = x[i+2] where 0 <= i < M - 2", {"x": ("M",), "y": ("M",)}, 1),
+    ],
+)
+def test_instances_of_boxes_need_no_isl(text: str, shapes: dict[str, Any], boxes: int) -> None:
+    program = poly.parse(text, **shapes)
+    known = boxes_of(program)
+    assert len(known) == boxes
+    for m, n in ((3, 4), (7, 1), (40, 9)):
+        sizes = {p: v for p, v in (("M", m), ("N", n)) if p in program.parameters}
+        bound = program.bind(**sizes)
+        found = [intervals_of(bound, s).values() for s in bound.statements]
+        wanted = sum(prod(e[1] - e[0] + 1 for e in ends if e is not None) for ends in found)
+        assert instances(program, known, sizes) == wanted > 0
