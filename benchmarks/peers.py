@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from benchmarks.cases import Array, Case
 from benchmarks.graphs import model_of
+from benchmarks.peers_compilers import iree_peer, onednn_peer, tvm_peer
 from benchmarks.peers_loops import numba_peer
 from benchmarks.peers_tensor import jax_peer, torch_compiled_peer, torch_peer
 
@@ -235,8 +236,9 @@ PEERS: Mapping[str, Peer] = {
     "torch.compile": Peer("torch", torch_compiled_peer, {"TORCHINDUCTOR_FREEZING": "1"}),
     "jax": Peer("jax", jax_peer, {"JAX_PLATFORMS": "cpu"}),
     "numba": Peer("numba", numba_peer),
-    "tvm": Peer("tvm", None),
-    "iree": Peer("iree.compiler", None),
+    "onednn": Peer("torch", onednn_peer),
+    "tvm": Peer("tvm", tvm_peer),
+    "iree": Peer("iree.compiler", iree_peer),
 }
 
 
