@@ -101,9 +101,11 @@ class Floats:
             terms = pairs + terms[len(terms) - len(terms) % 2 :]
         return terms[0]
 
-    def round(self, x: Value, factor: float, offset: int = 0) -> tuple[Value, Value]:
-        """round(x * factor) as a float, and bits whose lowest ones are that integer plus the offset."""
-        magic = self.c(MAGIC[self.dtype] + offset)
+    def round(self, x: Value, factor: float, offset: int = 0, fraction: int = 0) -> tuple[Value, Value]:
+        """round(x * factor) as a float, and bits whose lowest ones are that integer plus the offset; with so many bits
+        after the binary point.
+        """
+        magic = self.c((MAGIC[self.dtype] + offset) / (1 << fraction))
         shifted = self.fma(x, self.c(factor), magic)
         return self.sub(shifted, magic), self.bits(shifted)
 

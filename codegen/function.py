@@ -172,7 +172,8 @@ class _Context:
         indices = Indices(writer, dict(self.tree.sizes))
         half = "f16c" in self.features or not self.x86
         table = 16 if "avx512f" in self.features else 8 if "avx2" in self.features else 0
-        ops = Ops(writer, "fma" in self.features or self.arm, half, table)
+        scales = {"avx512f", "avx512dq"} <= self.features
+        ops = Ops(writer, "fma" in self.features or self.arm, half, table, scales)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers, masks = Registers(ops), "avx512vl" in self.features
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)

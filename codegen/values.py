@@ -45,10 +45,11 @@ _ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rin
 class Ops:
     """Emits typed instructions through a writer. `fma`, `half`: the target has fused multiply-add, f16 conversions.
     `table`: 32-bit numbers among which one instruction chooses for every lane (0: it has no such instruction).
+    `scales`: it has instructions for `scaled` and `limited`, on vectors of 64 bytes.
     """
 
-    def __init__(self, writer: Writer, fma: bool, half: bool, table: int = 0) -> None:
-        self.writer, self.fma, self.half, self.table = writer, fma, half, table
+    def __init__(self, writer: Writer, fma: bool, half: bool, table: int = 0, scales: bool = False) -> None:
+        self.writer, self.fma, self.half, self.table, self.scales = writer, fma, half, table, scales
         self.uniform: set[str] = set()  # vectors with the same scalar in every lane
         self.sources: dict[str, tuple[Value, tuple[int, ...]]] = {}  # what `arranged` made, and of what
 
@@ -196,24 +197,58 @@ class Ops:
         """table[index] for 32-bit integers; of an index only the lowest bits count, as many as the table's length, a
         power of two and a divisor of `self.table`, needs.
         """
-        width, lanes = self.table, index.lanes
+        width = self.table
         name = "avx512.permvar.si.512" if width == 16 else "avx2.permd"
         numbers = f"<{', '.join(f'i32 {v}' for v in (*table,) * (width // len(table)))}>"
-        if not lanes:
-            text = f"insertelement <{width} x i32> poison, i32 {index.text}, i64 0"
-            index = Value(index.dtype, width, self.writer.value(text))
-        parts: list[Value] = []
-        for start in range(0, max(lanes, 1), width):
-            places = [i if i < index.lanes else None for i in range(start, start + width)]
-            part = index if index.lanes == width else self.shuffle(index, None, places)
-            kind = f"<{width} x i32>"
-            text = self.writer.intrinsic(kind, f"llvm.x86.{name}", ((kind, numbers), (kind, part.text)))
-            parts.append(Value(index.dtype, width, text))
-        if not lanes:
+        kind = f"<{width} x i32>"
+
+        def one(part: Value) -> str:
+            return self.writer.intrinsic(kind, f"llvm.x86.{name}", ((kind, numbers), (kind, part.text)))
+
+        return self._by_whole(width, one, index)
+
+    def scaled(self, a: Value, n: Value) -> Value:
+        """a * 2^floor(n) in one rounding, whatever n is: a finite positive number becomes 0, infinite or NaN."""
+        return self._masked("scalef", a, n)
+
+    def limited(self, a: Value, limit: float) -> Value:
+        """a where its magnitude is below the limit, else the limit with the sign of a; of NaN, too."""
+        return self._masked("range", a, self.const(a.dtype, limit, a.lanes), "2")
+
+    def _masked(self, name: str, a: Value, b: Value, *immediate: str) -> Value:
+        """An instruction of AVX-512 in every lane, in the rounding mode that is set."""
+        width = 64 // size_bytes(a.dtype)
+        kind = value_type(a.dtype, width)
+        full = f"llvm.x86.avx512.mask.{name}.{'ps' if a.dtype == 'f32' else 'pd'}.512"
+        rest = [*(("i32", i) for i in immediate), (kind, "poison"), (f"i{width}", "-1"), ("i32", "4")]
+
+        def one(x: Value, y: Value) -> str:
+            return self.writer.intrinsic(kind, full, ((kind, x.text), (kind, y.text), *rest))
+
+        return self._by_whole(width, one, a, b)
+
+    def _by_whole(self, width: int, one: Callable[..., str], *operands: Value) -> Value:
+        """An instruction for `width` lanes on operands of any number of lanes."""
+        a = operands[0]
+        starts = range(0, max(a.lanes, 1), width)
+        made = [one(*(self._whole(o, start, width) for o in operands)) for start in starts]
+        parts = [Value(a.dtype, width, text) for text in made]
+        if not a.lanes:
             return self.lane(parts[0], 0)
         while len(parts) > 1:
-            parts = [self.shuffle(a, b, range(2 * a.lanes)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0] if lanes >= width else self.part(parts[0], 0, lanes)
+            parts = [self.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0] if a.lanes >= width else self.part(parts[0], 0, a.lanes)
+
+    def _whole(self, a: Value, start: int, width: int) -> Value:
+        """`width` lanes from one on; beyond the end they may be anything."""
+        if a.literal is not None:
+            return self.const(a.dtype, a.literal, width)
+        if not a.lanes:
+            text = f"insertelement {value_type(a.dtype, width)} poison, {scalar_type(a.dtype)} {a.text}, i64 0"
+            return Value(a.dtype, width, self.writer.value(text))
+        if a.lanes == width:
+            return a
+        return self.shuffle(a, None, [i if i < a.lanes else None for i in range(start, start + width)])
 
     def unlikely(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
         """`usual`, but what `otherwise` computes (for every lane) where the condition holds in some lane."""

@@ -25,7 +25,8 @@ CPUS: dict[str, Machine] = {
     "sse": machine_of_features("x86-64", ("sse4.2",), TRIPLE, CACHES, 2, 3000),
     "arm": machine_of_features("generic", ("neon",), "aarch64-unknown-linux-gnu", CACHES, 2, 3000),
 }  # fmt: skip
-LOOKUP = "llvm.x86.avx512.permvar.si.512"  # of 16 numbers in a register: the one instruction that is not generic
+LOOKUP = "llvm.x86.avx512.permvar.si.512"  # of 16 numbers in a register; this and the masked ones are not generic
+MASKED = [(n, k) for n in ("scalef", "range") for k in ("ps", "pd")]
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,19 +37,67 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     target_of, parse = vars(jit)["_target"], vars(jit)["_parse"]
     monkeypatch.setenv("POLYLOOM_CACHE", "off")
     monkeypatch.setattr(jit, "_target", lambda machine: target_of(here if machine in CPUS.values() else machine))
-    monkeypatch.setattr(jit, "_parse", lambda ir: parse(_without_lookup(ir)))
+    monkeypatch.setattr(jit, "_parse", lambda ir: parse(_generic(ir)))
 
 
-def _without_lookup(ir: str) -> str:
-    if LOOKUP not in ir:
-        return ir
-    ir = re.sub(rf"declare [^\n]*@{re.escape(LOOKUP)}[^\n]*\n", "", ir)
-    return ir.replace(f"@{LOOKUP}", "@lookup") + _lookup_text()
+def _generic(ir: str) -> str:
+    for name, text in ((LOOKUP, _lookup_text()), *((_masked(*m), _masked_text(*m)) for m in MASKED)):
+        if name in ir:
+            ir = re.sub(rf"declare [^\n]*@{re.escape(name)}[^\n]*\n", "", ir)
+            ir = ir.replace(f"@{name}", f"@instead.{name}") + text
+    return ir
+
+
+def _masked(name: str, kind: str) -> str:
+    return f"llvm.x86.avx512.mask.{name}.{kind}.512"
+
+
+def _masked_text(name: str, kind: str) -> str:
+    """Of a finite a, not far from 1, a * 2^floor(b); or a with a magnitude of b at most, where b is positive."""
+    lanes, real, bits, mantissa, most = (16, "float", 32, 23, 250) if kind == "ps" else (8, "double", 64, 52, 2000)
+    vector, whole, truth = f"<{lanes} x {real}>", f"<{lanes} x i{bits}>", f"<{lanes} x i1>"
+    immediate = "" if name == "scalef" else ", i32 %kind"
+    head = f"\ndefine internal {vector} @instead.{_masked(name, kind)}({vector} %a, {vector} %b{immediate}, "
+    head += f"{vector} %rest, i{lanes} %mask, i32 %mode) {{\n"
+    if name == "range":
+        return f"""{head}  %minus = fneg {vector} %b
+  %high = fcmp olt {vector} %a, %b
+  %top = select {truth} %high, {vector} %a, {vector} %b
+  %low = fcmp ogt {vector} %top, %minus
+  %r = select {truth} %low, {vector} %top, {vector} %minus
+  ret {vector} %r
+}}
+"""
+    factors = "".join(
+        f"""  %e{k} = add {whole} %{part}, splat (i{bits} {2 ** (bits - mantissa - 2) - 1})
+  %s{k} = shl {whole} %e{k}, splat (i{bits} {mantissa})
+  %f{k} = bitcast {whole} %s{k} to {vector}
+"""
+        for k, part in enumerate(("half", "other"))
+    )
+    return f"""{head}  %above = fcmp ogt {vector} %b, splat ({real} -{most}.0)
+  %up = select {truth} %above, {vector} %b, {vector} splat ({real} -{most}.0)
+  %below = fcmp olt {vector} %up, splat ({real} {most}.0)
+  %n = select {truth} %below, {vector} %up, {vector} splat ({real} {most}.0)
+  %cut = fptosi {vector} %n to {whole}
+  %back = sitofp {whole} %cut to {vector}
+  %over = fcmp ogt {vector} %back, %n
+  %less = sext {truth} %over to {whole}
+  %i = add {whole} %cut, %less
+  %half = ashr {whole} %i, splat (i{bits} 1)
+  %other = sub {whole} %i, %half
+{factors}  %p = fmul {vector} %a, %f0
+  %q = fmul {vector} %p, %f1
+  %unknown = fcmp uno {vector} %b, %b
+  %r = select {truth} %unknown, {vector} %b, {vector} %q
+  ret {vector} %r
+}}
+"""
 
 
 def _lookup_text() -> str:
     kind, made = "<16 x i32>", "poison"
-    lines = [f"\ndefine internal {kind} @lookup({kind} %table, {kind} %index) {{"]
+    lines = [f"\ndefine internal {kind} @instead.{LOOKUP}({kind} %table, {kind} %index) {{"]
     for k in range(16):
         lines += [
             f"  %i{k} = extractelement {kind} %index, i64 {k}",
