@@ -19,7 +19,7 @@ import numpy.typing as npt
 from benchmarks.cases import Case
 from benchmarks.graphs import model_of
 from poly.codegen.kernel import Kernel
-from poly.compiler import constant_kernel, for_cpu
+from poly.compiler import constant_kernel
 from poly.dtypes import numpy_dtype
 from poly.errors import PolyError
 from poly.machine import Machine
@@ -35,9 +35,9 @@ from poly.scheduling.cpu_window import window_of
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.grouping import group_program
 from poly.scheduling.groups import groups_of
-from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.joined_axes import for_cpu
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.uneven import finite_factors, inside_windows
+from poly.scheduling.uneven import finite_factors
 
 Array = npt.NDArray[np.generic]
 
@@ -96,11 +96,11 @@ def _programs(case: Case, machine: Machine) -> list[Program]:
 
     if case.kind == "einsum":
         program = einsum_program(case.spec, list(case.inputs.values()), ["f32"] * len(case.inputs))
-        return list(group_program(for_cpu(program, {}), machine).parts.values())
+        return list(group_program(for_cpu(program, ()), machine).parts.values())
     graph = poly.from_onnx(model_of(case))
     source = graph.to_program()
     finite = finite_factors(source, graph.constants)
-    return [join_axes(inside_windows(p, finite)) for p in group_program(source, machine).parts.values()]
+    return [for_cpu(p, finite) for p in group_program(source, machine).parts.values()]
 
 
 def plans_of(nest: Nest, count: int, far: float) -> list[Rated]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.checking import Array, Difference, compare, onnx_reference
-from poly.compiler import compile, for_cpu, machine_of
+from poly.compiler import compile, machine_of
 from poly.console import busy, print_facts, print_table, steps
 from poly.document import bytes_text, count_text, seconds_text
 from poly.dtypes import dtype_name, is_float
@@ -294,8 +294,11 @@ def _level_text(work: Work, program: Program, level: Level, machine: Machine, th
     }
     if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
         from poly.prepared import prepare
+        from poly.scheduling.joined_axes import for_cpu
+        from poly.scheduling.uneven import finite_factors
 
-        schedule = work.schedule or prepare(for_cpu(program, constants), machine, threads).schedule
+        planned = for_cpu(program, finite_factors(program, constants))
+        schedule = work.schedule or prepare(planned, machine, threads).schedule
         return str(schedule) if level == "schedule" else str(schedule.lower())
     with busy("compiling"):
         kernel = compile(program, machine, constants=constants, threads=threads, schedule=work.schedule)

@@ -30,9 +30,9 @@ from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
 from poly.scheduling.initialised import check_initialised
-from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.joined_axes import for_cpu, join_axes
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.uneven import finite_factors, inside_windows
+from poly.scheduling.uneven import finite_factors
 from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes
 
 if TYPE_CHECKING:
@@ -155,15 +155,10 @@ def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array])
     """Whether a schedule is of a program as it is written, or as the policy for a CPU takes it."""
     from poly.scheduling.shared_sums import is_in_parts
 
-    joined = for_cpu(program, constants)
+    joined = for_cpu(program, finite_factors(program, constants))
     if str(schedule.source) in (str(program), str(joined)) or is_in_parts(schedule.source, joined):
         return True
     return schedule.source in (program, joined)  # one set has several texts, of which a file may hold another
-
-
-def for_cpu(program: Program, constants: Mapping[str, Array]) -> Program:
-    """A program as the policy for a CPU takes it."""
-    return join_axes(inside_windows(program, finite_factors(program, constants)))
 
 
 def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:
@@ -246,7 +241,7 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
-    loops = schedule.source if schedule is not None else for_cpu(program, constants)
+    loops = schedule.source if schedule is not None else for_cpu(program, finite_factors(program, constants))
     made = prepare(loops, machine, threads, schedule, early=compiling_processes() > 1)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
 

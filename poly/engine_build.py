@@ -19,8 +19,8 @@ from poly.program import Program
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
-from poly.scheduling.joined_axes import join_axes
-from poly.scheduling.uneven import finite_factors, inside_windows
+from poly.scheduling.joined_axes import for_cpu
+from poly.scheduling.uneven import finite_factors
 
 CompileUnit = Callable[[Program], Unit]
 
@@ -100,8 +100,7 @@ class _Cut:
             return _Cut(group, name, part, None, {}, "")
         canonical, old = canonical_names(part)
         if finite is not None:
-            inside = canonical if group.parts else inside_windows(canonical, {n for n in old if old[n] in finite})
-            canonical = join_axes(inside)
+            canonical = for_cpu(canonical, {n for n in old if old[n] in finite})
         return _Cut(group, name, part, canonical, old, str(canonical))
 
 
