@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import numpy as np
-import numpy.typing as npt
 
+from benchmarks.calls import Call, written_out
 from benchmarks.cases import Array, Case
 from benchmarks.graphs import model_of
 from benchmarks.peers_compilers import iree_peer, onednn_peer, tvm_peer
@@ -22,7 +22,6 @@ from benchmarks.peers_loops import numba_peer
 from benchmarks.peers_tensor import jax_peer, torch_compiled_peer, torch_peer
 
 PAGE = 4096
-Call = Callable[[], Sequence[npt.NDArray[np.generic]]]
 Prepare = Callable[[Case, int], Call | None]
 
 
@@ -60,10 +59,11 @@ def ours(case: Case, threads: int) -> Call | None:
         kernel = poly.compile(program, constants=graph.constants, threads=threads)
     arrays = [*inputs.values()]
     out = _at_a_line(program.outputs[0].extents(program.binding))
+    run, result = written_out(kernel, *arrays, out=out), (out,)
 
     def call() -> Sequence[Array]:
-        kernel(*arrays, out=out)
-        return (out,)
+        run()
+        return result
 
     return call
 

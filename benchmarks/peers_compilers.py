@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.calls import Call, written_out
 from benchmarks.cases import Array, Case
 from benchmarks.graphs import model_of
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import onnx
 
 IREE_OPSET = 17
-Call = Callable[[], Sequence[Array]]
 _IREE = ("iree.compiler", "iree.compiler.extras.onnx_importer", "iree.compiler.ir", "iree.runtime")
 
 
@@ -34,11 +34,12 @@ def tvm_peer(case: Case, threads: int) -> Call | None:
     target = tvm.target.Target({"kind": "llvm", "mcpu": _cpu_name()})
     function = tvm.compile(te.create_prim_func([*places, result]), target=target)["main"]
     held = tvm.runtime.empty([int(d) for d in result.shape], "float32")
-    given, out = [*map(tvm.runtime.tensor, arrays), held], np.asarray(np.from_dlpack(held), np.float32)
+    run = written_out(function, *map(tvm.runtime.tensor, arrays), held)
+    out = (np.asarray(np.from_dlpack(held), np.float32),)
 
     def call() -> Sequence[Array]:
-        function(*given)
-        return (out,)
+        run()
+        return out
 
     return call
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import erf, exp, sqrt
 from typing import Any
 
 import numpy as np
 
+from benchmarks.calls import Call, written_out
 from benchmarks.cases import Array, Case
-
-Call = Callable[[], Sequence[Array]]
 
 # Loops over the operands and the result, last. `prange` over threads where the outer loop has no order.
 
@@ -156,8 +155,10 @@ def numba_peer(case: Case, threads: int) -> Call | None:
     arrays = [*inputs.values(), *consts.values()]
     out = np.zeros(_result_shape(case), np.float32)
 
+    run = written_out(kernel, *arrays, out, *extra)
+
     def call() -> Sequence[Array]:
-        kernel(*arrays, out, *extra)
+        run()
         return (out,)
 
     call()

@@ -7,9 +7,8 @@ from math import sqrt
 
 import numpy as np
 
+from benchmarks.calls import Call
 from benchmarks.cases import Array, Case
-
-Call = Callable[[], Sequence[Array]]
 
 
 def _torch_function(case: Case) -> Callable[..., object] | None:
