@@ -21,6 +21,7 @@ from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_cost import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
 from poly.scheduling.cpu_facts import (
+    AHEAD,
     FEWEST_LANES,
     NEAR,
     bytes_touched,
@@ -61,13 +62,15 @@ class Pass:
 @dataclass(frozen=True)
 class RowPlan:
     """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side; `asked`: the
-    statements that ask for the next rows of what comes from beyond a core's own caches, where the nearest one has room.
+    statements that ask for the next rows of what comes from beyond a core's own caches, where the nearest one has room;
+    `ahead`: how many times `height` rows before these are touched.
     """
 
     passes: tuple[Pass, ...]
     inner: Mapping[str, tuple[str, ...]]
     height: int = 1
     asked: frozenset[str] = frozenset()
+    ahead: int = 1
 
 
 def row_plan(program: Program, group: Group, machine: Machine, near: bool = False) -> RowPlan | None:
@@ -102,9 +105,13 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
     height = _height(program, group, passes, limits)
     beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
-    fits = height * _row_bytes(program, group, inner, extents, asked) <= machine.nearest_cache
+    rows = _row_bytes(program, group, inner, extents)
+    again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
+    step = height * max((n for t, n in rows.items() if t in again), default=AHEAD)
+    ahead = max(1, round(AHEAD / step)) if one_stream else 1
+    fits = height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
     sized = tuple(_sized(program, p, limits, height) for p in passes)
-    return RowPlan(sized, inner, height, asked if fits else frozenset())
+    return RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
 
 
 def _asking(
@@ -127,20 +134,18 @@ def _asking(
 
 
 def _row_bytes(
-    program: Program, group: Group, inner: Mapping[str, tuple[str, ...]], extents: Mapping[str, tuple[int, ...]],
-    asked: frozenset[str],
-) -> int:  # fmt: skip
-    """Bytes of one row of what comes in or goes out; what is asked for is there twice."""
+    program: Program, group: Group, inner: Mapping[str, tuple[str, ...]], extents: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, int]:
+    """Bytes of one row of what comes in or goes out, by tensor."""
     made, used = {s.write.tensor for s in group.statements}, {r.tensor for s in group.statements for r in s.reads}
-    sizes, twice = dict[str, int](), set[str]()
+    sizes = dict[str, int]()
     for s in group.statements:
         for a in (a for a, _ in s.accesses if (a.tensor in made) != (a.tensor in used) and not a.indirect):
             names = frozenset[str]().union(*(i.names for i in a.affine_index))
             if group.axes[s.name][-1] in names:
                 row = prod(n for i, n in zip(inner[s.name], extents[s.name], strict=True) if i in names)
                 sizes[a.tensor] = max(sizes.get(a.tensor, 0), row * size_bytes(program.tensor[a.tensor].dtype))
-                twice |= {a.tensor} if s.name in asked else set()
-    return sum(n * (1 + (t in twice)) for t, n in sizes.items())
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -270,7 +275,7 @@ class Rows:
                 schedule = fused(schedule, part.statements, [self.depth])
         for s in schedule.program.statements:
             if s.source_name in self.plan.asked and not s.partial:
-                schedule = schedule.prefetch(schedule.nests[s.name].names[-1], self.row)
+                schedule = schedule.prefetch(schedule.nests[s.name].names[-1], self.row, self.plan.ahead)
         return self._promoted(schedule)
 
     def _ordered(self, schedule: Schedule, name: str) -> Schedule:
