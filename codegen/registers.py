@@ -91,6 +91,11 @@ class Registers:
         entry = self.entries[tensor, start]
         if at + count <= start + entry.count:
             return self.ops.shuffle(entry.value, None, [at - start + i if i < count else None for i in range(lanes)])
+        after = self.entries.get((tensor, start + width))
+        if entry.count == width and after is not None and at + count <= start + width + after.count:
+            places = [at - start + i if i < count else None for i in range(lanes)]
+            if start < at and 0 < after.value.lanes <= width:
+                return self.ops.shuffle(entry.value, self.ops.widened(after.value, width), places)
         parts = [self.entries.get((tensor, at + k)) for k in range(0, count, width)]
         whole = [p.value for p in parts if p is not None and p.value.lanes == width and p.count == width]
         if count % width or len(whole) < len(parts) or lanes % width:

@@ -119,6 +119,10 @@ class Ops:
             return None
         return [v if f is None else f[0] for f, v in zip(found, operands, strict=True)], orders.pop()
 
+    def widened(self, a: Value, lanes: int) -> Value:
+        """A vector with so many lanes, of which those after its own mean nothing."""
+        return a if a.lanes == lanes else self.shuffle(a, None, [*range(a.lanes), *[None] * (lanes - a.lanes)])
+
     def part(self, a: Value, start: int, count: int) -> Value:
         """The lanes start .. start + count - 1."""
         if a.literal is not None:

@@ -6,6 +6,8 @@ padding, in the first cache level; the other operands in registers], rows of reg
 registers], columns of the window, rows read, rows written, lanes. A row of the input is loaded once and used for all
 the rows of the tile that its window reaches. Windows that leave the tensor read it where it is: the vectors that see
 padding at their ends are pieces of their own, the others load without masks (whole rows of padding cost an address).
+Where vectors are as wide as lines, a load in all columns but one would cross from one line to the next: there a row is
+loaded once, and its columns are taken from these registers.
 Where those would be too many what a strip reads is copied, and for windows with larger steps than two, which want every
 n-th element together; every second one is picked from two loads that the window's columns share.
 """
@@ -26,6 +28,7 @@ from poly.scheduling.cpu_cost import own_share
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     cut,
+    extent_of,
     fused,
     in_vectors,
     loop_of,
@@ -42,7 +45,8 @@ from poly.scheduling.schedule import Schedule
 MOST_TAPS = 64  # points of a window
 MOST_ROWS = 8  # of a register tile
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
-ROLLED = 48  # operations of one register tile where a row read serves all rows written at once
+ROLLED = 48  # operations of one register tile where a row read serves all rows written at once,
+FEW_ROWS = 5  # or this many rows
 COPIES = 40  # vectors of a copy that may be laid out
 LONG = 2048  # bytes from a tile to the next, half a page: those within one the prefetchers find
 BODY = 300  # operations of all register tiles that are laid out, or pieces of their own
@@ -59,6 +63,7 @@ class Window:
     `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read goes through a buffer.
     `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
     rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
+    `shifted`: the columns are taken from a row in registers.
     `asks_ahead`: what is copied, or read by long tiles, comes from beyond a core's own caches, so that it is asked for
     a strip, or a tile, ahead.
     """
@@ -85,6 +90,7 @@ class Window:
     lane_cuts: tuple[int, ...]
     vector_cuts: tuple[int, ...]
     asks_ahead: bool = False
+    shifted: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,7 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
         cuts=(whole,) if whole < height else (), vector_cuts=edges,
         lane_cuts=(width // vector * vector,) if ragged else (),
         asks_ahead=(copied or long) and bytes_touched(program, group.statements) > own_capacity(machine),
+        shifted=not copied and _is_shifted(program, shape, bool(kept), vector, machine),
     )  # fmt: skip
 
 
@@ -156,7 +163,15 @@ def _most_rows(shape: _Shape, registers: int, kept: bool) -> int:
     loaded = shape.taps[shape.sideways] if shape.step == PICKED else 1
     room = registers - max(SPARE, loaded) - (taps if kept else 1)
     rolling = kept or not shape.others
-    return max(1, min(room, max(2, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS))
+    return max(1, min(room, max(FEW_ROWS, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS))
+
+
+def _is_shifted(program: Program, shape: _Shape, kept: bool, vector: int, machine: Machine) -> bool:
+    """Whether a row read is loaded once for all columns: vectors are lines, and two of them hold all that it takes."""
+    size = size_bytes(program.tensor[shape.read.tensor].dtype)
+    reach = shape.read.affine_index[-1].coefficient(shape.sideways) * (shape.taps[shape.sideways] - 1)
+    rolls = bool(shape.down) and shape.spread == 1 and (kept or not shape.others)
+    return rolls and shape.step == 1 and 0 < reach <= vector and vector * size >= machine.line
 
 
 def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
@@ -358,6 +373,8 @@ class Windows:
             schedule = self._targets(schedule, part, schedule.nests[part[0]].names[depth + 2])
             update = next(n for n in part if schedule.program.statement[n].source_name == w.statement)
             tiles, vectors = around[depth + 1], schedule.nests[update].names[-1]
+            if w.shifted:
+                schedule, vectors = self._shifted(schedule, update)
             if w.asks_ahead and not w.copied and schedule.kind(tiles) == "serial":
                 schedule = schedule.prefetch(vectors, tiles)
         return schedule
@@ -416,9 +433,26 @@ class Windows:
         down = loop_of(schedule, name, self.window.down)
         band = [n for n in reductions if n != down]
         schedule = schedule.skew(down, row, self.window.step_down)
+        if self.window.shifted:
+            columns = loop_of(schedule, name, self.window.sideways)
+            return schedule.reorder(down, *(n for n in band if n != columns), columns, row)
         if self.window.step > 1 and not self.window.copied:  # the columns share what a row loads
             *band, down = [down, *band]
         return schedule.reorder(*band, down, row) if band else schedule.reorder(down, row)
+
+    def _shifted(self, schedule: Schedule, update: str) -> tuple[Schedule, str]:
+        """A row of what is read in registers; the loop over its lanes, or of the update where it reads none."""
+        w, around, buffer = self.window, schedule.nests[update].names, f"{self.window.tensor}_{update}_s"
+        at = around[around.index(loop_of(schedule, update, w.sideways)) - 1]
+        schedule = schedule.promote(w.tensor, at, self.machine.register_space, name=buffer, users=[update], pad=True)
+        if f"ld_{buffer}" not in schedule.nests:
+            return schedule, around[-1]
+        *others, lane = loops_of_copy(schedule, f"ld_{buffer}")
+        schedule = unrolled(schedule, others)
+        if extent_of(schedule, buffer, -1) > w.vector:
+            schedule = schedule.split(lane, w.vector).vectorise(f"{lane}.hi")
+            lane = f"{lane}.lo"
+        return schedule.vectorise(lane), lane
 
     def _copied(self, schedule: Schedule, update: str, at: str, rows: tuple[int, int, int]) -> Schedule:
         """What a strip reads, with its padding, in the first cache level, in vectors."""

@@ -277,10 +277,24 @@ def test_other_machines(machine: Machine, name: str) -> None:
     operator, shape, weights, attrs = CASES[name]
     program = graph_of(operator, shape, weights, attrs=attrs)[0].to_program()
     schedule = schedule_for_cpu(program, machine)
-    lanes = {n.upper[0].constant for n in schedule.lower().nodes() if isinstance(n, For) and n.kind == "vector"}
+    vectors = [n for n in schedule.lower().nodes() if isinstance(n, For) and n.kind == "vector"]
+    lanes = {n.upper[0].constant - n.lower[0].constant for n in vectors}
     assert machine.lanes(4) / 2 < max(lanes) <= machine.lanes(4)
     check_instances(schedule.lower(), schedule.program)
     check_capacity(schedule.lower(), machine)
+
+
+@pytest.mark.parametrize("name", ["3x3", "3x3 wide", "largest, stride 1"])
+def test_columns_share_a_row_where_vectors_are_lines(name: str) -> None:
+    """A row of what is read is in registers, for all columns; where vectors are shorter each column loads its own."""
+    operator, shape, weights, attrs = CASES[name]
+    program = graph_of(operator, shape, weights, attrs=attrs)[0].to_program()
+    for machine in (WIDE, NARROW):
+        schedule = schedule_for_cpu(program, machine)
+        rows = [t for t in schedule.program.tensors if t.origin == "x" and t.space == "reg"]
+        assert bool(rows) == (machine is WIDE)
+        taken = [a for s in schedule.program.statements if s.combiner for a in s.reads if a.tensor.startswith("x")]
+        assert {a.tensor for a in taken} == ({t.name for t in rows} or {"x"})
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f16", "i32", "u8"])
