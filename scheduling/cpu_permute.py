@@ -3,10 +3,10 @@
 Square blocks go through registers: rows as they lie in the read tensor, read across them by the lanes, which is a
 network of shuffles (`poly.codegen.transpose`). A block takes whole cache lines of the read tensor; blocks make tiles of
 few enough pages and lines that both sides' lines are used whole before they are evicted. Where the lines of a block's
-target meet in too few sets of the first cache, or go past the caches, it takes whole lines of the target instead, and
-those of the read are whole in a narrow tile; what goes past the caches is put together in a buffer, so that it leaves
-in long runs, while the next tile's lines are asked for. Where the target's rows are too short for that, its lines leave
-straight from registers, and the loops follow the read, which then comes in streams. Edges are index-set splits.
+target meet in too few sets of the first cache, or go past the caches in parts, a tile is put together in a buffer, so
+that it leaves in long runs, while the next tile's lines are asked for. What goes past the caches in vectors that are
+whole lines leaves straight from registers (docs/decisions/0044). So it does where the target's rows are short, and the
+loops follow the read, which then comes in streams. Edges are index-set splits.
 Where both are contiguous along one loop only the order of the others matters: that of the read, so that memory is read
 in few streams, and written in runs.
 """
@@ -32,6 +32,9 @@ FEWEST = 5  # iterations along either side: below, strided loads and stores do
 RUN = 8  # iterations that write one after the other before the order of the read goes on
 MOST_RUN = 640  # bytes of a row of the target that leave the caches together, at most
 NARROW = 16  # bytes of a row read that are turned in few registers: as many as machines interleave in an instruction
+WIDE = 2  # lines of a row read that are turned before the next row's, where whole lines of the target leave at once
+TILES_AHEAD = 2  # such pieces of rows that are asked for before they are turned
+BUFFER = 0.67  # of the nearest cache: the tile of a target whose own lines meet in few sets of it
 MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds
 
 
@@ -166,14 +169,18 @@ def _blocks_of(
         if run * size < LEAST_RUN:  # in a buffer it would touch a page a line
             rows = vector * wide
             return Blocks(rows, min(vector, max(1, NARROW // size)), (rows, line // size), past=True)
+        if vector * size >= line:
+            return Blocks(vector, vector, (LEAST_RUN // size, WIDE * line // size), past=True)
         if all(2 * run <= _kept(core, (strides[k][lanes] or 0) * size, line) for k in turned):
             columns = vector * wide
             return Blocks(vector, columns, (run, columns), past=True, buffered=True)
     columns = vector * wide
     tile = _tile(facts.extents[lanes], strides[turned[0]][lanes], size, columns)
     crowded = lines_kept(core, (strides[-1][read_lanes] or 0) * size) < columns
-    if crowded and tile is not None:
-        return Blocks(columns, vector, (max(MOST_PAGES, columns), columns))
+    if crowded and facts.extents[lanes] * size >= line:
+        run = _run(facts.extents[lanes], size, line)
+        fit = min(MOST_RUN // size, int(BUFFER * machine.nearest_cache) // (run * size))
+        return Blocks(vector, columns, (run, max(1, fit // columns) * columns), buffered=True)
     return Blocks(vector * max(1, min(line // (vector * size), room // wide)), columns, tile)
 
 
@@ -248,9 +255,20 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
             for read in plan.turned:
                 schedule, square = _square(schedule, plan, part, read, axes, columns, machine.register_space)
                 rows_read = schedule.nests[f"ld_{square}"].names[-1]
-                if plan.blocks.past and plan.outer and schedule.kind(rows_read) == "vector":  # in the order of the read
-                    schedule = schedule.prefetch(rows_read, schedule.nests[part].names[depth - 1])
+                ahead = _ahead(schedule, plan, part, rows) if plan.blocks.past else None
+                if ahead is not None and schedule.kind(rows_read) == "vector":
+                    schedule = schedule.prefetch(rows_read, *ahead)
     return schedule
+
+
+def _ahead(schedule: Schedule, plan: Permutation, name: str, rows: int) -> tuple[str, int] | None:
+    """Along which loop lines of what is read are asked for, and how many iterations ahead, where tiles of several
+    blocks follow one another along its rows, or other loops follow its order.
+    """
+    loops, depth = schedule.nests[name].names, len(plan.outer)
+    if plan.blocks.tile is not None and plan.blocks.tile[0] > rows:
+        return loops[depth + 1], TILES_AHEAD
+    return (loops[depth - 1], 1) if plan.outer else None
 
 
 def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns: int) -> Schedule:
@@ -272,13 +290,15 @@ def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns
 
 
 def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[str], machine: Machine) -> Schedule:
-    """A piece of whole tiles, each turned into a buffer that then leaves past the caches row by row."""
+    """A piece of whole tiles, each turned into a buffer that then leaves row by row."""
     assert plan.blocks.tile is not None
-    (*outer, lanes, read_lanes), (height, columns) = schedule.nests[name].names, plan.blocks.tile
-    schedule = schedule.tile({lanes: height, read_lanes: columns}).tile({f"{lanes}.p": plan.blocks.rows})
-    tiles = [f"{lanes}.o", f"{read_lanes}.o"]
-    schedule = schedule.reorder(*outer, *tiles, f"{lanes}.p.o", f"{read_lanes}.p", f"{lanes}.p.p")
-    schedule = schedule.unroll(f"{read_lanes}.p")
+    (*outer, lanes, read_lanes), (height, width) = schedule.nests[name].names, plan.blocks.tile
+    columns = plan.blocks.columns
+    schedule = schedule.tile({lanes: height, read_lanes: width})
+    schedule = schedule.tile({f"{lanes}.p": plan.blocks.rows, f"{read_lanes}.p": columns})
+    tiles, blocks = [f"{lanes}.o", f"{read_lanes}.o"], [f"{lanes}.p.o", f"{read_lanes}.p.o"]
+    schedule = schedule.reorder(*outer, *tiles, *blocks, f"{read_lanes}.p.p", f"{lanes}.p.p")
+    schedule = schedule.unroll(f"{read_lanes}.p.p")
     schedule = in_vectors(schedule, f"{lanes}.p.p", plan.blocks.rows, plan.vector, FEW_VECTORS)
     for read in plan.turned:
         schedule, square = _square(schedule, plan, name, read, axes, columns, machine.register_space)
@@ -288,7 +308,7 @@ def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[s
     schedule = schedule.promote(target, tiles[-1], machine.cache_space(0), name=buffer, users=[name])
     row = f"st_{buffer}.{schedule.program.tensor[target].rank - 1}"
     schedule = in_vectors(schedule, row, height, plan.vector)
-    return schedule.nontemporal(schedule.nests[f"st_{buffer}"].names[-1])
+    return schedule.nontemporal(schedule.nests[f"st_{buffer}"].names[-1]) if plan.blocks.past else schedule
 
 
 def _square(
