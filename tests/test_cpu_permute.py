@@ -181,7 +181,7 @@ def test_lines_that_meet_in_few_sets_leave_from_a_buffer(shape: tuple[int, int],
 @pytest.mark.parametrize(("shape", "asks"), [((160, 208), True), ((304, 999), True), ((1040, 30), False)])
 def test_vectors_that_are_lines_leave_straight(shape: tuple[int, int], asks: bool) -> None:
     """What comes next along the rows of what is read is asked for."""
-    caches = dict.fromkeys((1, 2, 3), 32 << 10)
+    caches: dict[int, int] = dict.fromkeys((1, 2, 3), 32 << 10)
     small = machine_of_features("x86-64", AVX512, "x86_64-unknown-linux-gnu", caches, 2, 3000)
     schedule = schedule_for_cpu(poly.parse("Y[j, i] = X[i, j]", X=shape), small)
     loops = [n for n in walk(schedule.lower().body) if isinstance(n, For)]
