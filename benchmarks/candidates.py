@@ -28,6 +28,7 @@ from poly.program import Program, Tensor
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, ways_of
 from poly.scheduling.cpu_facts import Facts, facts_of
+from poly.scheduling.cpu_padding import for_cpu
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Rated
 from poly.scheduling.cpu_reduce import reduction_of
@@ -35,7 +36,6 @@ from poly.scheduling.cpu_window import window_of
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.grouping import group_program
 from poly.scheduling.groups import groups_of
-from poly.scheduling.joined_axes import for_cpu
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.uneven import finite_factors
 
@@ -96,11 +96,11 @@ def _programs(case: Case, machine: Machine) -> list[Program]:
 
     if case.kind == "einsum":
         program = einsum_program(case.spec, list(case.inputs.values()), ["f32"] * len(case.inputs))
-        return list(group_program(for_cpu(program, ()), machine).parts.values())
+        return list(group_program(for_cpu(program, (), machine), machine).parts.values())
     graph = poly.from_onnx(model_of(case))
     source = graph.to_program()
     finite = finite_factors(source, graph.constants)
-    return [for_cpu(p, finite) for p in group_program(source, machine).parts.values()]
+    return [for_cpu(p, finite, machine) for p in group_program(source, machine).parts.values()]
 
 
 def plans_of(nest: Nest, count: int, far: float) -> list[Rated]:

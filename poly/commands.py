@@ -294,10 +294,10 @@ def _level_text(work: Work, program: Program, level: Level, machine: Machine, th
     }
     if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
         from poly.prepared import prepare
-        from poly.scheduling.joined_axes import for_cpu
+        from poly.scheduling.cpu_padding import for_cpu
         from poly.scheduling.uneven import finite_factors
 
-        planned = for_cpu(program, finite_factors(program, constants))
+        planned = for_cpu(program, finite_factors(program, constants), machine)
         schedule = work.schedule or prepare(planned, machine, threads).schedule
         return str(schedule) if level == "schedule" else str(schedule.lower())
     with busy("compiling"):

@@ -29,8 +29,9 @@ from poly.machine import Machine
 from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
+from poly.scheduling.cpu_padding import for_cpu
 from poly.scheduling.initialised import check_initialised
-from poly.scheduling.joined_axes import for_cpu, join_axes
+from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.uneven import finite_factors
 from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes
@@ -145,17 +146,17 @@ def compile(
         return _model_engine(what, machine, threads or 1, progress)
     program, own = _program_of(what)
     schedule = schedule or own
-    if schedule is not None and not _is_of(schedule, program, constants or {}):
+    if schedule is not None and not _is_of(schedule, program, constants or {}, machine):
         raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
     check_initialised(program)
     return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
 
 
-def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array]) -> bool:
+def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array], machine: Machine) -> bool:
     """Whether a schedule is of a program as it is written, or as the policy for a CPU takes it."""
     from poly.scheduling.shared_sums import is_in_parts
 
-    joined = for_cpu(program, finite_factors(program, constants))
+    joined = for_cpu(program, finite_factors(program, constants), machine)
     if str(schedule.source) in (str(program), str(joined)) or is_in_parts(schedule.source, joined):
         return True
     return schedule.source in (program, joined)  # one set has several texts, of which a file may hold another
@@ -241,7 +242,8 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
-    loops = schedule.source if schedule is not None else for_cpu(program, finite_factors(program, constants))
+    finite = finite_factors(program, constants)
+    loops = schedule.source if schedule is not None else for_cpu(program, finite, machine)
     made = prepare(loops, machine, threads, schedule, early=compiling_processes() > 1)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
 

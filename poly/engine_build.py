@@ -16,10 +16,10 @@ from poly.interp import run_program
 from poly.machine import Machine
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
+from poly.scheduling.cpu_padding import for_cpu
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
-from poly.scheduling.joined_axes import for_cpu
 from poly.scheduling.uneven import finite_factors
 
 CompileUnit = Callable[[Program], Unit]
@@ -74,8 +74,8 @@ def _cut_up(program: Program, machine: Machine, finite: Collection[str]) -> tupl
     if isinstance(found, _Kept):
         return found.grouping, found.cuts
     grouping = group_program(program, machine)
-    known = finite if machine.kind == "cpu" else None
-    cuts = tuple(_Cut.of(grouping.parts[k], group, f"group {k}", known) for k, group in grouping.groups.items())
+    parts = grouping.parts
+    cuts = tuple(_Cut.of(parts[k], group, f"group {k}", machine, finite) for k, group in grouping.groups.items())
     if path is not None:
         write_entry(path, pickled(_Kept(grouping, cuts)))
     return grouping, cuts
@@ -95,12 +95,12 @@ class _Cut:
     key: str
 
     @staticmethod
-    def of(part: Program, group: Group, name: str, finite: Collection[str] | None) -> _Cut:
+    def of(part: Program, group: Group, name: str, machine: Machine, finite: Collection[str]) -> _Cut:
         if any(s.external is not None for s in part.statements):
             return _Cut(group, name, part, None, {}, "")
         canonical, old = canonical_names(part)
-        if finite is not None:
-            canonical = for_cpu(canonical, {n for n in old if old[n] in finite})
+        if machine.kind == "cpu":
+            canonical = for_cpu(canonical, {n for n in old if old[n] in finite}, machine)
         return _Cut(group, name, part, canonical, old, str(canonical))
 
 

@@ -38,7 +38,7 @@ from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.uneven import uneven_axes
+from poly.scheduling.uneven import ends_of, uneven_axes
 
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
 # of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
@@ -320,10 +320,21 @@ class Blocking(Tiling[BlockPlan]):
             order = [*outside, *(n for n in band if n not in outside and n not in points), *points]
             schedule = ordered(schedule, name, order)
             inner = order[blocks + 2 : -len(points)]
+            schedule = self._laid_out(schedule, name, inner, piece)
             if not self._is_edge(strip, piece):
                 schedule = self._steps(schedule, name, inner, points, (piece.tile, strip.width))
             schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
         return self._tile(schedule, names, depth, blocks, piece.tile)
+
+    def _laid_out(self, schedule: Schedule, name: str, loops: Sequence[str], piece: Piece) -> Schedule:
+        """The reduction's loops that are shorter at the ends of a tile, laid out so that each of its rows has its own.
+        """
+        s = schedule.source.statement[schedule.program.statement[name].source_name]
+        axes = self.group.axes[s.name]
+        ends = (ends_of(schedule.source, s, axes) or {}).get(axes[self.plan.rows])
+        if ends is None or (ends.low <= piece.low and piece.high <= ends.high):
+            return schedule
+        return unrolled(schedule, (n for n in loops if ends.inside & schedule.nests[name].loops[n].names))
 
     def _is_edge(self, strip: Strip, piece: Piece) -> bool:
         """Whether a piece is so little of the work that the length of its code counts more than its loops do."""
@@ -338,9 +349,10 @@ class Blocking(Tiling[BlockPlan]):
         instructions, and a loop costs four every time. All steps of a window where what they share stays in registers,
         else steps along the innermost loop that share nothing.
         """
-        if not loops or not self._is_update(schedule, name):
+        if not loops or not self._is_update(schedule, name) or schedule.kind(loops[-1]) == "unroll":
             return schedule
-        free = [n for n in loops if not self._slides(schedule, name, n) and not self._is_uneven(schedule, name, n)]
+        fixed = [n for n in loops if schedule.kind(n) == "unroll" or self._is_uneven(schedule, name, n)]
+        free = [n for n in loops if n not in fixed and not self._slides(schedule, name, n)]
         body = tile[0] * tile[1]
         registers = self.machine.vector_registers
         if loops[-1] not in free and window_stays(*tile, self._trips(schedule, name, loops[-1]), registers):
@@ -374,10 +386,11 @@ class Blocking(Tiling[BlockPlan]):
         return 1
 
     def _is_uneven(self, schedule: Schedule, name: str, loop: str) -> bool:
-        """Whether a reduction loop is shorter at the ends of a parallel one."""
+        """Whether a reduction loop is shorter at the ends of a parallel one that is around the tiles."""
         s = schedule.source.statement[schedule.program.statement[name].source_name]
-        uneven = uneven_axes(schedule.source, s, self.group.axes[s.name]) or {}
-        return any(inside & schedule.nests[name].loops[loop].names for inside in uneven.values())
+        axes, own = self.group.axes[s.name], schedule.nests[name].loops[loop].names
+        uneven = uneven_axes(schedule.source, s, axes) or {}
+        return any(inside & own for axis, inside in uneven.items() if axis != axes[self.plan.rows])
 
     def _is_turned(self, schedule: Schedule, name: str) -> bool:
         """Whether a statement that uses a register tile runs along its rows: what it writes is contiguous there."""

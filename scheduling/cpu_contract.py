@@ -29,7 +29,7 @@ def contraction_of(program: Program, group: Group, machine: Machine, threads: in
         return None
     facts = facts_of(program, group, machine, threads)
     lanes = facts.lanes()
-    return None if lanes is None or lanes in facts.uneven else contraction_plan(facts, lanes)
+    return None if lanes is None else contraction_plan(facts, lanes)
 
 
 def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:
@@ -38,13 +38,20 @@ def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:
     `lanes`: a loop along which all writes are contiguous; others are tried where one register tile is all that is
     written, so that it can be turned in registers.
     """
-    best = _best(facts, lanes, None)
-    if best is None:
+    best = best_rated(facts, lanes)
+    return None if best is None else best.plan
+
+
+def best_rated(facts: Facts, lanes: int) -> Rated | None:
+    """The plan of `contraction_plan` and the cycles that the model gives it."""
+    uneven = lanes in facts.uneven
+    best = None if uneven else _best(facts, lanes, None)
+    if best is None and not uneven:
         return None
-    if best.cycles > GOOD * least_cycles(facts):
+    if best is None or best.cycles > GOOD * least_cycles(facts):
         for axis in _other_lanes(facts, lanes):
             best = _best(facts, axis, best) or best
-    return best.plan
+    return best
 
 
 def _best(facts: Facts, lanes: int, best: Rated | None) -> Rated | None:

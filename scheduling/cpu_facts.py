@@ -16,7 +16,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_domain
 from poly.scheduling.groups import Group
-from poly.scheduling.uneven import uneven_axes
+from poly.scheduling.uneven import Ends, ends_of
 from poly.sets import interval
 
 Strides = dict[int, int | None]
@@ -55,11 +55,13 @@ class Facts:
         return next((s for s in self.group.statements if s.combiner is not None), None)
 
     @cached_property
-    def uneven(self) -> frozenset[int]:
+    def uneven(self) -> Mapping[int, Ends]:
         """The loops along which the reduction is not everywhere as long: each iteration has bounds of its own."""
         s = self.update
-        found = uneven_axes(self.program, s, self.group.axes[s.name]) if s is not None else None
-        return frozenset(a for a, n in enumerate(self.group.axes[s.name]) if n in found) if s and found else frozenset()
+        if s is None:
+            return {}
+        axes = self.group.axes[s.name]
+        return {axes.index(a): ends for a, ends in (ends_of(self.program, s, axes) or {}).items()}
 
     def strides(self, s: Statement) -> list[Strides]:
         """For every access, the write last, the elements between neighbours along each loop (None: not constant)."""

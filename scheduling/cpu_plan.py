@@ -6,6 +6,7 @@ A `TilePlan` is made by `poly.scheduling.cpu_lanes` and composed of primitives b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -120,6 +121,20 @@ def window_stays(height: int, width: int, steps: int, registers: int) -> bool:
     """
     fits = height * width + (height + steps - 1) + width <= registers + 1
     return steps > 1 and fits and height * width * steps <= UNROLLED
+
+
+def ends_apart(pieces: Sequence[Piece], low: int, high: int) -> tuple[Piece, ...]:
+    """Pieces with every tile that reaches beyond low .. high - 1 in one of its own."""
+    found: list[Piece] = []
+    for p in pieces:
+        tiles = range(p.low, p.high, p.tile)
+        before = sum(t < low for t in tiles)
+        after = sum(low <= t and t + p.tile > high for t in tiles)
+        first, last = p.low + before * p.tile, p.high - after * p.tile
+        found += [Piece(t, t + p.tile, p.tile) for t in range(p.low, first, p.tile)]
+        found += [Piece(first, last, p.tile)] if first < last else []
+        found += [Piece(t, t + p.tile, p.tile) for t in range(last, p.high, p.tile)]
+    return tuple(found)
 
 
 def balanced(low: int, extent: int, tile: int) -> tuple[Piece, ...]:

@@ -139,6 +139,9 @@ class Choice(Ways):
             if h <= rows and h * w + w + 1 + (masked and w == 1) <= registers
             if h == -(-rows // -(-rows // h)) and not (even and rows % h)
         ]
+        if next(reversed(self.ranges), "") in self.laid_out(step.rows):
+            window, least = self._window(step.rows), self.core.in_flight
+            shapes = [(h, w) for h, w in shapes if h * w > least and window_stays(h, w, window, registers)]
         if not shapes:
             return Shapes((), (), np.empty((0, 0)), np.empty(0), inf)
         table = np.array(shapes, float)
@@ -181,7 +184,7 @@ class Choice(Ways):
         rows = self.extents[self.names[step.rows]]
         count = np.ceil(rows / height)
         high, rest = rows / count, self.vectors % width
-        steps = float(prod(self.ranges.values()))
+        steps = prod(self.ranges.values()) * prod(ends.share for ends in self.facts.uneven.values())
         again = (depth > 0).astype(float)
         blocks = np.where(depth > 0, np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1)), 1.0)
         wide = np.maximum((width, rest), 1)  # of tiles of a full width, and of what is left over
@@ -190,6 +193,8 @@ class Choice(Ways):
         turning = high * wide * TURNING if step.turning else 0.0
         each = count * number * ((one + self._missed(step, high)) * steps + (other + turning) * blocks)
         kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
+        if step.rows in self.facts.uneven:  # tiles at the ends
+            kinds = kinds + np.minimum(count - 1, 2)
         around = float(prod(e for k, e in enumerate(self.facts.extents) if k not in (step.rows, self.lanes)))
         return (each[0] + each[1]) * (1 + PIECE_COST * (kinds - 1)) * around, count
 

@@ -18,8 +18,9 @@ from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.scheduling.cpu_cost import Core, Operand, core_of, next_stays
 from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents, step_of
-from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced
+from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced, ends_apart
 from poly.scheduling.cpu_shares import Numbers
+from poly.scheduling.uneven import LONGEST
 
 DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
 FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as long as some of them
@@ -128,6 +129,10 @@ class Ways:
             return False
         return all(self.facts.strides(s)[-1].get(rows) == 1 and self.facts.regular(s, rows) for s in after)
 
+    def laid_out(self, rows: int) -> frozenset[str]:
+        """The loops of the reduction that are laid out in tiles of rows as they are shorter at the ends of these."""
+        return self.facts.uneven[rows].inside if rows in self.facts.uneven else frozenset()
+
     # ---- ways
 
     def ways(self) -> Iterator[Way]:
@@ -136,7 +141,7 @@ class Ways:
             reads = self.operands[:-1]
             if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
                 continue
-            if rows in self.facts.uneven:  # each row of a tile would have bounds of its own
+            if prod(self.ranges[n] for n in self.laid_out(rows)) > LONGEST:
                 continue
             if self.turned and not self._turns(rows):
                 continue
@@ -224,6 +229,9 @@ class Ways:
         if self.turned and depth and rest:  # of sums that stay in registers
             last = max(height, min(extent, (self.core.registers - 1 - (rest == 1)) // rest - 1))
         rows = [balanced(start, extent, h) for h in (height, last)]
+        ends = self.facts.uneven.get(way.rows)
+        if ends is not None:
+            rows = [ends_apart(pieces, ends.low, ends.high) for pieces in rows]
         strips = self._strips(width, panels, rows[0], rows[1])
         packs = tuple(
             replace(self._pack(k, site, way, height, width, depth), ahead=self._ahead(way, k, width * panels, depth))

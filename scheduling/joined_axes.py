@@ -18,7 +18,6 @@ from poly.affine import Affine, var
 from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement, Subscript, Tensor, box_domain, default_path
 from poly.scheduling.groups import bare, domain_box
-from poly.scheduling.uneven import inside_windows
 
 WHOLE, SHORT = 16, 128  # elements: rows that are multiples of the one, or no shorter than the other, fill vectors as is
 Axis = tuple[str, int]  # a tensor, and the first of two axes
@@ -31,11 +30,6 @@ class _Joins:
 
     pairs: dict[str, Pair]
     axes: frozenset[Axis]
-
-
-def for_cpu(program: Program, finite: Collection[str]) -> Program:
-    """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
-    return join_axes(inside_windows(program, finite))
 
 
 def join_axes(program: Program) -> Program:

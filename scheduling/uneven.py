@@ -3,7 +3,7 @@
 A product with padding that is zero adds nothing where the other factor is finite, so a window near the edge of an image
 may leave it out (`inside_windows`): of a 3x3 window on 7 x 7 places a tenth of all products, along one axis. What is
 left is a box but for these ends (`uneven_axes`), and is scheduled like one; only a loop along which the reduction
-changes cannot be rows or lanes of a register tile, so the fastest axis of a window keeps its padding.
+changes cannot be lanes, and where it is rows of a register tile, a window is laid out for the tiles at its ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
+from typing import NamedTuple
 
 import islpy as isl
 import numpy as np
@@ -25,16 +27,29 @@ from poly.sets import SET
 
 MOST_SHORTER = 0.5  # of a loop's iterations, those whose reduction is not whole
 Uneven = Mapping[str, frozenset[str]]  # by parallel iterator those of the reduction whose range depends on it
+LONGEST = 8  # iterations of a window that may be laid out
 
 
-def inside_windows(program: Program, finite: Collection[str]) -> Program:
+class Ends(NamedTuple):
+    """A loop whose iterations low .. high - 1 alone have a whole reduction: the loops of the reduction that are shorter
+    at the others, and the share of all instances that is there.
+    """
+
+    inside: frozenset[str]
+    low: int
+    high: int
+    share: float
+
+
+def inside_windows(program: Program, finite: Collection[str], planes: bool = False) -> Program:
     """The program whose sums of products leave out the padding of a read, where the other factor is one of the
     constants `finite` (`finite_factors`): same values, up to the sign of a zero.
 
-    Only where a read is contiguous along a loop of the reduction that is no window's: that loop is walked in one body
-    then, around which a window may be shorter. Padding along the last of the read's padded axes stays.
+    Only where a read is contiguous along a loop of the reduction that is no window's, or with `planes`: lanes cannot
+    run along the places of a window then. Padding along the last of the read's padded axes stays where a window is too
+    long to be laid out.
     """
-    statements = tuple(_without_padding(program, s, finite) for s in program.statements)
+    statements = tuple(_without_padding(program, s, finite, planes) for s in program.statements)
     return program if statements == program.statements else replace(program, statements=statements)
 
 
@@ -50,6 +65,12 @@ def uneven_axes(program: Program, s: Statement, axes: Sequence[str]) -> Uneven |
     None for any other domain: where sizes are free, other iterators depend on one another, some element has no
     iteration, or more than `MOST_SHORTER` of a loop's iterations have a shorter reduction.
     """
+    found = ends_of(program, s, axes)
+    return None if found is None else {a: ends.inside for a, ends in found.items()}
+
+
+def ends_of(program: Program, s: Statement, axes: Sequence[str]) -> Mapping[str, Ends] | None:
+    """Like `uneven_axes`, with more about the ends of these loops."""
     domain = bound_domain(program, s)
     if box_bounds(domain, s.iterators) is not None:
         return {}
@@ -64,11 +85,12 @@ def uneven_axes(program: Program, s: Statement, axes: Sequence[str]) -> Uneven |
 @lru_cache(maxsize=1024)
 def _uneven(
     domain: isl.Set, iterators: tuple[str, ...], axes: tuple[str, ...], ranges: tuple[tuple[str, int, int], ...]
-) -> Uneven | None:
+) -> Mapping[str, Ends] | None:
     pieces, limits = domain.get_basic_sets(), {n: (low, high) for n, low, high in ranges}
     conditions = conditions_of(pieces[0], iterators) if len(pieces) == 1 else [None]
     found: dict[str, set[str]] = {}
     whole = {a: set(range(limits[a][0], limits[a][1] + 1)) for a in axes}
+    windows: dict[tuple[str, str], list[Constraint]] = {}
     for c in conditions:
         if c is None or not c.expr.is_linear or (c.equality and len(c.expr.names) > 1):
             return None
@@ -79,6 +101,7 @@ def _uneven(
             return None
         (a,), (r,) = along, inside
         found.setdefault(a, set()).add(r)
+        windows.setdefault((a, r), []).append(c)
         whole[a] = {v for v in whole[a] if all(c.expr.evaluate({a: v, r: end}) >= 0 for end in limits[r])}
     every = isl.Set.universe(domain.get_space())
     for k, n in enumerate(iterators):
@@ -89,17 +112,36 @@ def _uneven(
     extents = {a: limits[a][1] - limits[a][0] + 1 for a in axes}
     if any(len(whole[a]) < (1 - MOST_SHORTER) * extents[a] for a in found) or not domain.is_equal(every):
         return None
-    return {a: frozenset(inside) for a, inside in found.items()}
+    shares = {k: _share(conditions, k, limits) for k, conditions in windows.items()}
+    return {
+        a: Ends(frozenset(inside), min(whole[a]), max(whole[a]) + 1, prod(shares[a, r] for r in inside))
+        for a, inside in found.items()
+    }
 
 
-def _without_padding(program: Program, s: Statement, finite: Collection[str]) -> Statement:
+def _share(conditions: Sequence[Constraint], loops: tuple[str, str], limits: Mapping[str, tuple[int, int]]) -> float:
+    """The share of the pairs of two loops' iterations for which some conditions hold."""
+    (a, r), ((low, high), (first, last)) = loops, (limits[n] for n in loops)
+    places = np.arange(low, high + 1)
+    least, most = np.full(places.shape, first), np.full(places.shape, last)
+    for c in conditions:
+        step, rest = c.expr.coefficient(r), c.expr.coefficient(a) * places + c.expr.constant
+        if step > 0:
+            least = np.maximum(least, -(rest // step))
+        else:
+            most = np.minimum(most, rest // -step)
+    return float(np.maximum(most - least + 1, 0).sum() / (len(places) * (last - first + 1)))
+
+
+def _without_padding(program: Program, s: Statement, finite: Collection[str], planes: bool) -> Statement:
     """A statement whose domain says what some of a read's guards did."""
     factors = _padded_factors(program, s)
     if factors is None or s.reads[factors[1]].tensor not in finite:
         return s
     position, read = factors[0], s.reads[factors[0]]
-    left_out = _left_out(s, read)
-    if not left_out or box_bounds(bound_domain(program, s), s.iterators) is None:
+    box = box_bounds(bound_domain(program, s), s.iterators)
+    left_out = [] if box is None else _left_out(s, read, planes, box)
+    if not left_out:
         return s
     kept = tuple(c for c in read.guard if c not in left_out)
     reads = [*s.reads]
@@ -129,15 +171,19 @@ def _padded_factors(program: Program, s: Statement) -> tuple[int, int] | None:
     return None
 
 
-def _left_out(s: Statement, read: Access) -> list[Constraint]:
-    """The guards about one parallel loop and one of the reduction each, but for those on the last axis with some."""
+def _left_out(s: Statement, read: Access, planes: bool, box: Mapping[str, tuple[int, int]]) -> list[Constraint]:
+    """The guards about one parallel loop and one of the reduction each, but for those on the last axis with some where
+    a window is long.
+    """
     written, fast = _written(s), read.affine_index[-1].names
-    if fast & written or not fast or fast & {n for c in read.guard for n in c.expr.names}:
+    if not planes and (fast & written or not fast or fast & {n for c in read.guard for n in c.expr.names}):
         return []
     place = {n: d for d, i in enumerate(read.affine_index) for n in i.names if n in written}
     windows = [c for c in read.guard if len(c.expr.names & written) == 1 and len(c.expr.names) == 2 and not c.equality]
+    extents = {n: high - low + 1 for n, (low, high) in box.items()}
     last = max((place.get(n, -1) for c in windows for n in c.expr.names & written), default=-1)
-    return [c for c in windows if all(-1 < place.get(n, -1) < last for n in c.expr.names & written)]
+    ends = last if any(extents[n] > LONGEST for c in windows for n in c.expr.names - written) else last + 1
+    return [c for c in windows if all(-1 < place.get(n, -1) < ends for n in c.expr.names & written)]
 
 
 def _written(s: Statement) -> set[str]:

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 import poly
+from poly.codegen.host import machine_of_features
 from poly.interp import run_program
 from poly.program import Program
+from poly.relations import intervals_of
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_padding import without_padding
+from poly.scheduling.cpu_plan import Piece, balanced, ends_apart
 from poly.scheduling.groups import groups_of
-from poly.scheduling.uneven import finite_factors, inside_windows, uneven_axes
+from poly.scheduling.uneven import Ends, ends_of, finite_factors, inside_windows, uneven_axes
 from poly.text import parse_program
 from tests.machines import AVX2
 from tests.other_cpus import CPUS
@@ -35,6 +39,9 @@ s2[o, y, x]: Y[y, x, o] = max(T[y, x, o], 0) where {box}
 """)  # fmt: skip
 
 
+PLANES = "X[c, {y}, {x}]"
+
+
 def constants() -> dict[str, np.ndarray]:
     random = np.random.default_rng(1)
     return {n: random.integers(-3, 4, s).astype(np.float32) for n, s in {"W": (24, 16, 3, 3), "bias": (24,)}.items()}
@@ -42,12 +49,12 @@ def constants() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(("extent", "step"), [(7, 1), (14, 1), (13, 2)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_rows_of_padding_are_left_out(extent: int, step: int, threads: int) -> None:
+def test_padding_is_left_out(extent: int, step: int, threads: int) -> None:
     program, given = window(extent, step), constants()
     shorter = inside_windows(program, finite_factors(program, given))
     s = shorter.statement["s1"]
-    assert uneven_axes(shorter, s, ("o", "y", "x")) == {"y": {"q"}}
-    assert {n for c in s.reads[0].guard for n in c.expr.names} == {"x", "r"}
+    assert uneven_axes(shorter, s, ("o", "y", "x")) == {"y": {"q"}, "x": {"r"}}
+    assert not s.reads[0].guard and s.reads[0].fill is None
     assert [g.names for g in groups_of(shorter)] == [("s0", "s1", "s2")]
     x = np.random.default_rng(2).integers(-3, 4, (extent, extent, 16)).astype(np.float32)
     kernel = poly.compile(program, constants=given, threads=threads)
@@ -58,13 +65,39 @@ def test_rows_of_padding_are_left_out(extent: int, step: int, threads: int) -> N
 
 
 @pytest.mark.parametrize("machine", [AVX2, CPUS["avx512"]])
-def test_what_is_uneven_is_no_row_of_a_register_tile(machine: poly.Machine) -> None:
-    program = window(14)
-    schedule = schedule_for_cpu(inside_windows(program, {"W"}), machine, 1)
-    updates = [n for n in schedule.nests if schedule.program.statement[n].source_name == "s1"]
-    for nest in (schedule.nests[n] for n in updates):
-        laid_out = [n for n in nest.names if schedule.kind(n) in ("unroll", "vector")]
-        assert laid_out and not any({"y", "q"} & nest.loops[n].names for n in laid_out)
+@pytest.mark.parametrize(("extent", "step"), [(7, 1), (14, 1), (28, 1), (13, 2)])
+def test_a_window_is_laid_out_in_tiles_at_the_ends(machine: poly.Machine, extent: int, step: int) -> None:
+    """Every row of a register tile that reaches an end has products of its own; lanes run along no such loop."""
+    program = inside_windows(window(extent, step), {"W"})
+    schedule = schedule_for_cpu(program, machine, 1)
+    ends = ends_of(program, program.statement["s1"], ("o", "y", "x")) or {}
+    pieces = set[bool]()
+    for name in (n for n in schedule.nests if schedule.program.statement[n].source_name == "s1"):
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        laid, lanes = (
+            {v for n in nest.names if schedule.kind(n) == kind for v in nest.loops[n].names}
+            for kind in ("unroll", "vector")
+        )
+        (rows,) = laid & {"x", "y"}
+        low, high = intervals_of(schedule.program, s)[rows] or (0, 0)
+        whole = ends[rows].low <= low and high < ends[rows].high
+        assert lanes == {"o"} and (whole or {"x": "r", "y": "q"}[rows] in laid)
+        pieces.add(whole)
+    assert False in pieces
+
+
+def test_tiles_at_the_ends_are_apart() -> None:
+    assert ends_apart(balanced(0, 28, 7), 1, 27) == (Piece(0, 7, 7), Piece(7, 21, 7), Piece(21, 28, 7))
+    assert ends_apart(balanced(0, 23, 6), 1, 23) == (Piece(0, 6, 6), Piece(6, 18, 6), Piece(18, 23, 5))
+    assert ends_apart(balanced(0, 9, 3), 4, 8) == (Piece(0, 3, 3), Piece(3, 6, 3), Piece(6, 9, 3))
+    assert ends_apart(balanced(0, 7, 7), 1, 6) == (Piece(0, 7, 7),)
+
+
+def test_the_share_of_a_window_that_is_inside() -> None:
+    for extent, step, low, high, inside in ((7, 1, 1, 6, 19), (13, 2, 1, 6, 19), (14, 2, 1, 7, 20)):
+        program = inside_windows(window(extent, step), {"W"})
+        ends = Ends(frozenset({"r"}), low, high, inside / 21)
+        assert (ends_of(program, program.statement["s1"], ("o", "y", "x")) or {})["x"] == ends
 
 
 def test_what_is_left_as_it_is() -> None:
@@ -73,11 +106,48 @@ def test_what_is_left_as_it_is() -> None:
     given["W"][3, 2, 1, 0] = np.inf
     assert finite_factors(program, given) == frozenset() == finite_factors(program, {})
     assert inside_windows(program, ()) is program
-    planes = window(14, image="X[c, {y}, {x}]", shape="16, {n}, {n}")
+    planes = window(14, image=PLANES, shape="16, {n}, {n}")
     few = window(3)
     assert all(inside_windows(p, {"W"}) is p for p in (planes, few))
     own = poly.parse("Y[y,x,c] += X[y + q,x + r,c] * W[c,q,r]", X=(9, 9, 16), W=(16, 3, 3))
     assert finite_factors(own, {"W": np.ones((16, 3, 3), np.float32)}) == frozenset()
+
+
+def test_a_long_window_keeps_the_padding_of_the_last_axis() -> None:
+    program = poly.parse(
+        "Y[y,x,o] += (X[y + q - 4,x + r - 4,c] if 4 <= y + q < 36 and 4 <= x + r < 36 else 0) * W[q,r,c,o]",
+        X=(32, 32, 16), W=(9, 9, 16, 32), Y=(32, 32, 32),
+    )
+    (s,) = (s for s in program.statements if s.combiner is not None)
+    assert uneven_axes(program, s, ("y", "x", "o")) == {}
+
+
+@pytest.mark.parametrize(("extent", "channels", "shorter"), [(14, 64, True), (56, 64, True), (224, 3, False)])
+def test_planes_leave_out_padding_where_lanes_are_better_along_channels(
+    extent: int, channels: int, shorter: bool
+) -> None:
+    """Not where lanes run along the places of a wide image; results are the same."""
+    box = f"0 <= o <= 63 and 0 <= y <= {extent - 1} and 0 <= x <= {extent - 1}"
+    guard = " and ".join(f"{e} >= 0 and {e} <= {extent - 1}" for e in ("y + q - 1", "x + r - 1"))
+    program = parse_program(f"""program planes
+constant W: f32[64, {channels}, 3, 3]
+input X: f32[{channels}, {extent}, {extent}]
+output Y: f32[64, {extent}, {extent}]
+s0[o, y, x]: Y[o, y, x] = 0 where {box}
+s1[o, y, x, c, q, r]: Y[o, y, x] += (X[c, y + q - 1, x + r - 1] if {guard} else 0)*W[o, c, q, r] where {box} and """
+        f"""0 <= q <= 2 and 0 <= r <= 2 and 0 <= c <= {channels - 1}
+""")  # fmt: skip
+    core = CPUS["avx512"]
+    machine = machine_of_features(
+        core.cpu, core.engine["core"].features, core.triple, {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 1, 3000
+    )
+    found = without_padding(program, {"W"}, machine)
+    assert (found is not program) == shorter == (not found.statement["s1"].reads[0].guard)
+    if extent == 14:
+        random = np.random.default_rng(3)
+        x, w = (random.integers(-3, 4, s).astype(np.float32) for s in ((channels, 14, 14), (64, channels, 3, 3)))
+        kernel = poly.compile(program, constants={"W": w})
+        assert np.array_equal(kernel(x), run_program(program, {"X": x, "W": w})["Y"])
 
 
 def test_infinite_weights_meet_padding() -> None:
