@@ -53,11 +53,11 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     stride = None if address is None else address.lane_stride
     if address is not None and stride == 0:
         if s.ahead is not None and not tensor.scope:
-            _ask(s, tensor, subscripts, *s.ahead)
+            _ask(s, tensor, subscripts, address, *s.ahead)
         return _load_uniform(s, tensor, address, guard, fill)
     if s.ahead is not None and address is not None and stride:
         assert s.lanes is not None
-        _ask(s, tensor, subscripts, *s.ahead, near=s.lanes.width if stride == 1 else 0)
+        _ask(s, tensor, subscripts, address, *s.ahead, near=s.lanes.width if stride == 1 else 0)
     if address is not None and stride == 1:
         return _load_vector(s, tensor, address, guard, fill)
     if address is not None and stride is not None:
@@ -67,16 +67,26 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     return _load_lanes(s, tensor, subscripts, guard, fill)
 
 
-def _ask(s: State, tensor: Tensor, subscripts: Sequence[Affine], loop: str, ahead: int, near: int = 0) -> None:
+def _ask(
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address, loop: str, ahead: int, near: int = 0
+) -> None:
     """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop; once for all
     of a body that lies as near to one another as the elements of a line, or as `near` elements: where a line is asked
     for twice, it is less often missed. The last of them counts: where memory starts inside a line, it is in the next.
+    Past the loop's end that is what lies there in memory. An element that stays in its line for several iterations is
+    no stream.
     """
     if not any(loop in c.names for c in subscripts):
         return
-    later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
-    address = _address(s, tensor, later, 0)
-    near = near or s.line // size_bytes(tensor.dtype)
+    line, step = s.line // size_bytes(tensor.dtype), s.indices.step(now, loop)
+    if step is None:
+        later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
+        address = _address(s, tensor, later, 0)
+    elif not now.lane and abs(step) < line:
+        return
+    else:
+        address = now.at(0)._replace(constant=now.constant + ahead * step)
+    near = near or line
     pointer = _pointer(s, tensor, address._replace(constant=address.constant // near * near + near - 1))
     if f"ask {pointer}" in s.writer.local:
         return
@@ -397,8 +407,8 @@ def store(
     tensor = s.tensors[access.tensor]
     subscripts, address = _located(s, access, values, True, statement, WRITE)
     stride = None if address is None else address.lane_stride
-    if s.ahead is not None and stride and not s.past and not tensor.scope:
-        _ask(s, tensor, subscripts, *s.ahead)
+    if s.ahead is not None and address is not None and stride and not s.past and not tensor.scope:
+        _ask(s, tensor, subscripts, address, *s.ahead)
     if address is not None and stride == 0:
         pointer = _pointer(s, tensor, address)
         new = _fold(s, value, combine, neutral, lambda: _raw_load(s, tensor, pointer))

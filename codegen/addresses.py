@@ -236,6 +236,16 @@ class Indices:
         kept = tuple((k, c) for k, c in terms.items() if c)
         return Address(kept, tuple((v, c) for v, c in lanes.items() if c), constant)
 
+    def step(self, address: Address, loop: str) -> int | None:
+        """Elements by which an iteration of a loop moves an address; None where other values may depend on the loop,
+        or where it is only known when running.
+        """
+        variables = {form.terms[0][0] for form in self.values.values() if len(form.terms) == 1}
+        own = self.values[loop].terms
+        if len(own) != 1 or any(name not in variables or stride for (name, stride), _ in address.terms):
+            return None
+        return sum(c * own[0][1] for (name, _), c in address.terms if name == own[0][0])
+
     def flat(self, tensor: str, coordinates: Sequence[Affine]) -> Flat | None:
         """Physical coordinates as one sum, for `offset`; None where a stride is only known when running."""
         atoms: list[tuple[Atom, int]] = []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd, prod
 
-from poly.affine import Affine
+from poly.affine import Affine, Mod
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
@@ -32,7 +32,7 @@ from poly.scheduling.cpu_edits import (
     unrolled,
     with_padding,
 )
-from poly.scheduling.cpu_facts import axis_of, bytes_apart, own_capacity, reduction_extents
+from poly.scheduling.cpu_facts import AHEAD, axis_of, bytes_apart, own_capacity, reduction_extents
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
@@ -421,6 +421,7 @@ class Blocking(Tiling[BlockPlan]):
         tiles = loops[depth + blocks : depth + blocks + 2]
         schedule = self._target(schedule, schedule.program.statement[updates[0]], tiles[-1])
         schedule = self._rows_ahead(schedule, updates[0], tiles[0 if self.plan.lanes_inside else 1], height)
+        schedule = self._constants_ahead(schedule, updates[0])
         return self._asked_for(schedule, names, tiles[-1])
 
     def _rows_ahead(self, schedule: Schedule, name: str, tile: str, height: int) -> Schedule:
@@ -445,6 +446,32 @@ class Blocking(Tiling[BlockPlan]):
             if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= kept:
                 return schedule.prefetch(vector, tile)
         return schedule
+
+    def _constants_ahead(self, schedule: Schedule, name: str) -> Schedule:
+        """A packed constant that a core's own caches do not hold is asked for on its way: between two uses comes the
+        rest of it, and every tile, block and step of a window is a new stream for a prefetcher.
+        """
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        vector = nest.names[-1]
+        if schedule.kind(vector) != "vector" or schedule.marks[vector].ahead:
+            return schedule
+        inner = [n for n in nest.names if nest.loops[n].names - set(self.group.axes[s.source_name])]
+        laid = [n for n in inner if schedule.kind(n) == "unroll"]
+        rolled = [n for n in inner if n not in laid]
+        for pack in self.plan.packs if rolled else ():
+            tensor = schedule.source.tensor[pack.tensor]
+            size = size_bytes(tensor.dtype)
+            far = size * prod(tensor.extents(schedule.program.binding)) > own_capacity(self.machine)
+            if pack.site == "whole" and pack.block and tensor.role == "constant" and far:
+                after = [n for n in laid if nest.names.index(n) > nest.names.index(rolled[-1])]
+                step = size * pack.block * prod(self._laid_trips(schedule, name, n) for n in after)
+                return schedule.prefetch(vector, rolled[-1], -(-AHEAD // step))
+        return schedule
+
+    def _laid_trips(self, schedule: Schedule, name: str, loop: str) -> int:
+        """Copies of a loop that is laid out: of a whole one, or of a tile."""
+        atom = schedule.nests[name].loops[loop].terms[0][0]
+        return atom.divisor if isinstance(atom, Mod) else self._trips(schedule, name, loop)
 
     def _asked_for(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:
         """What is read beside the reduction from beyond a core's own caches is asked for a register tile ahead."""

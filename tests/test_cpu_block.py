@@ -26,7 +26,7 @@ from poly.scheduling.cpu_cost import (
     cycles_of_memory,
     shared_cycles,
 )
-from poly.scheduling.cpu_facts import Facts, facts_of
+from poly.scheduling.cpu_facts import AHEAD, Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
 from poly.scheduling.cpu_shares import MEETING, REMOTE
@@ -333,6 +333,22 @@ def test_rows_from_afar_that_few_tiles_use_are_asked_for(rows: int, depth: int, 
     loops = [schedule.nests[n].names for n in updates]
     assert any(schedule.marks[n[-1]].ahead for n in loops) == asked
     assert all(schedule.marks[n[-1]].ahead or not asked for n in loops)
+
+
+@pytest.mark.parametrize(("depth", "columns", "asked"), [(512, 1024, True), (64, 64, False)])
+def test_a_constant_from_afar_is_asked_for_on_its_way(depth: int, columns: int, asked: bool) -> None:
+    """By steps of the reduction that are so much of a panel as a stream is asked for ahead."""
+    program = poly.parse(GEMM, A=(48, depth), B=(depth, columns))
+    tensors = [replace(t, role="constant") if t.name == "B" else t for t in program.tensors]
+    schedule = scheduled(replace(program, tensors=tuple(tensors)))
+    updates = [n for n in schedule.nests if (s := schedule.program.statement[n]).combiner and not s.copies]
+    for nest in (schedule.nests[n] for n in updates):
+        found = schedule.marks[nest.names[-1]].ahead
+        assert (found is not None) == asked
+        if found is not None:
+            laid = [n for n in nest.names if schedule.kind(n) == "unroll" and nest.loops[n].names == {"k"}]
+            assert nest.loops[found[0]].names == {"k"} and found[0] not in laid
+            assert AHEAD / 1024 <= found[1] <= AHEAD / 64  # a panel of one to four vectors, one to eight steps
 
 
 def test_rows_that_meet_in_few_sets_are_not_asked_for() -> None:

@@ -34,6 +34,16 @@ def test_what_moves_with_the_loop_is_asked_for() -> None:
     assert columns.count("call void @llvm.prefetch") == 3
 
 
+def test_a_shared_element_that_stays_in_its_line_is_no_stream() -> None:
+    """One element of A for all lanes, a column later in the same line, a row later in another one."""
+    s = Schedule(poly.parse("C[i,j] += A[i,k] * B[k,j]", A=(8, 64), B=(64, LANES))).tile({"C_update.j": LANES})
+    vector = "C_update.j.p"
+    s = s.reorder("k", "C_update.j.o", vector).vectorise(vector)
+    columns, rows = (lower(s.prefetch(vector, n).lower(), HOST, "entry").ir for n in ("k", "C_update.i"))
+    assert columns.count("call void @llvm.prefetch") == 1  # B
+    assert rows.count("call void @llvm.prefetch") == 2  # A and C
+
+
 @pytest.mark.parametrize("ahead", [1, 1000])
 def test_results_are_the_same(ahead: int) -> None:
     kernel = poly.compile(sums(5, 4 * LANES).prefetch("j.p", "i", ahead), threads=1)
