@@ -10,9 +10,10 @@ contracted, as numpy computes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Final
 
 import islpy as isl
 
@@ -22,6 +23,7 @@ from poly.program import Access, Program, Role, Statement, Tensor, box_domain, d
 from poly.sets import header
 
 Steps = tuple[tuple[int, ...], ...]
+EXACT_ENOUGH: Final = ("f32", "f64", "i32", "i64")  # dtypes of which sums of sums lose nothing more than sums do
 HALVES = {"c64": "f32", "c128": "f64"}
 _WIDE = {"f16": "f32", "bf16": "f32"}
 
@@ -43,6 +45,25 @@ class Term:
             return self
         indices = tuple(n for i in self.indices for n in (names if i == index else (i,)))
         return Term(tuple(r.substitute({index: value}) for r in self.reads), self.dtype, indices)
+
+
+def walk_steps(
+    terms: Sequence[Sequence[str]], result: Sequence[str], steps: Steps
+) -> Iterator[tuple[list[int], list[str], list[str]]]:
+    """What each step contracts: which of the terms and results of earlier steps, these numbered on behind the terms;
+    the indices of these; and those of them that are needed afterwards.
+
+    A step's positions count what is left, its result goes to the end.
+    """
+    left = list(enumerate(terms))
+    for number, step in enumerate(steps, len(terms)):
+        chosen = [left[k] for k in step]
+        left = [t for k, t in enumerate(left) if k not in step]
+        every = list(dict.fromkeys(i for _, indices in chosen for i in indices))
+        later = {*result, *(i for _, indices in left for i in indices)}
+        needed = [i for i in every if i in later]
+        yield [k for k, _ in chosen], every, needed
+        left.append((number, needed))
 
 
 class Contractions:
@@ -164,7 +185,7 @@ def _complex_product(a: Sequence[Expr], b: Sequence[Expr]) -> list[Expr]:
 
 
 def contract_steps(build: Contractions, terms: Sequence[Term], result: Sequence[str], steps: Steps, name: str) -> None:
-    """Contract step by step into the output `name`; a step's positions count what is left, its result goes to the end.
+    """Contract step by step into the output `name`, see `walk_steps`.
 
     An index that only one term has is summed beforehand, where others would only repeat that sum.
     """
@@ -175,13 +196,10 @@ def contract_steps(build: Contractions, terms: Sequence[Term], result: Sequence[
         kept = [i for i in term.indices if i in others]
         if len(kept) < len(term.indices) and every - set(term.indices):
             terms[n] = build.contract([term], kept)
-    for step in steps[:-1]:
-        chosen = [terms[k] for k in step]
-        terms = [t for k, t in enumerate(terms) if k not in step]
-        needed = {*result, *(i for t in terms for i in t.indices)}
-        indices = dict.fromkeys(i for t in chosen for i in t.indices)
-        terms.append(build.contract(chosen, [i for i in indices if i in needed]))
-    build.contract(terms, result, name)
+    *pairs, (last, _, _) = walk_steps([t.indices for t in terms], result, steps)
+    for chosen, _, needed in pairs:
+        terms.append(build.contract([terms[k] for k in chosen], needed))
+    build.contract([terms[k] for k in last], result, name)
 
 
 @dataclass(frozen=True)

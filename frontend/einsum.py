@@ -21,7 +21,7 @@ from poly.affine import Affine, var
 from poly.document import counted
 from poly.dtypes import dtype_name, numpy_dtype
 from poly.errors import ParseError, ShapeError
-from poly.frontend.contraction import Contractions, Steps, contract_steps
+from poly.frontend.contraction import Contractions, Steps, contract_steps, walk_steps
 from poly.program import Program
 
 _ELLIPSIS = "..."
@@ -227,12 +227,5 @@ def choose_steps(terms: Sequence[Sequence[str]], result: Sequence[str], sizes: M
 
 def work_of(terms: Sequence[Sequence[str]], result: Sequence[str], sizes: Mapping[str, int], steps: Steps) -> int:
     """Multiplications (additions, where one term is summed) that contracting in these steps takes."""
-    total = 0
-    left = [frozenset(t) for t in terms]
-    for step in steps:
-        chosen = [left[k] for k in step]
-        left = [t for k, t in enumerate(left) if k not in step]
-        every = frozenset[str]().union(*chosen)
-        total += prod(sizes[i] for i in every) * max(len(chosen) - 1, 1)
-        left.append(every & frozenset(result).union(*left))
-    return total
+    walked = walk_steps(terms, result, steps)
+    return sum(prod(sizes[i] for i in every) * max(len(chosen) - 1, 1) for chosen, every, _ in walked)

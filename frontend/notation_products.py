@@ -1,8 +1,8 @@
 """Sums of products of three and more tensors, in pairs: `D[i,l] += A[i,j]*B[j,k]*C[k,l]` as two sums.
 
 Written as they stand such a sum runs over all its indices at once, which for a chain of matrices is a power more work.
-Where pairs, in the order that einsum takes, are several times less work, a statement of notation without a label
-becomes sums of pairs, through temporaries `D_part`, ... A labelled one, `S[i,j,k,l]: D[i,l] += ...`, stays as written.
+Where einsum takes pairs a statement of notation without a label does, too, in the same order, through temporaries
+`D_part`, ... A labelled one, `S[i,j,k,l]: D[i,l] += ...`, stays as written.
 """
 
 from __future__ import annotations
@@ -10,21 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from math import prod
-from typing import Final
 
 from poly.affine import Affine, var
 from poly.expr import Apply, Const, Expr, Read
-from poly.frontend.contraction import Steps
-from poly.frontend.einsum import choose_steps, work_of
+from poly.frontend.contraction import EXACT_ENOUGH, walk_steps
+from poly.frontend.einsum import choose_steps
 from poly.program import Access, PathStep, Program, Statement, Tensor, box_domain
 from poly.relations import bound_domain, intervals_of
 from poly.sets import identifier
-
-WORTH: Final = 4  # times less work, from which temporaries pay wherever they lie
-MOST_GROWTH: Final = 4  # times the elements of the largest tensor of the sum that a temporary may have
-LEAST: Final = 1 << 12  # multiplications, below which order does not matter
-_DTYPES: Final = ("f32", "f64", "i32", "i64")  # of which intermediate sums lose nothing more than the sum itself does
 
 
 def in_pairs(program: Program, labels: Sequence[str | None]) -> Program:
@@ -52,28 +45,25 @@ def _parts(program: Program, s: Statement, tensors: list[Tensor]) -> list[Statem
         return None
     kept = tuple(n for n in s.iterators if any(n in e.names for e in s.write.affine_index))
     terms = [_names(r, s.iterators) for r in reads]
-    steps = _steps(program, s, terms, kept, sizes)
-    if steps is None:
+    *pairs, (last, over, _) = walk_steps(terms, kept, choose_steps(terms, kept, sizes))
+    if not pairs:
         return None
     constants = [f for f in _flat(s.body) if isinstance(f, Const)]
-    left, made = list(zip(reads, terms, strict=True)), list[Statement]()
-    for step in steps[:-1]:
-        chosen = [left[k] for k in step]
-        left = [t for k, t in enumerate(left) if k not in step]
-        every = [n for n in s.iterators if any(n in names for _, names in chosen)]
-        needed = tuple(n for n in every if n in kept or any(n in names for _, names in left))
+    found, made = list(reads), list[Statement]()
+    for chosen, indices, later in pairs:
+        every, needed = ([n for n in s.iterators if n in names] for names in (indices, later))
         name = _fresh(f"{identifier(s.write.tensor)}_part", {*(t.name for t in tensors), *program.statement})
         dtype = program.tensor[s.write.tensor].dtype
         tensors.append(Tensor(name, tuple(Affine((), sizes[n]) for n in needed), dtype, "temporary"))
         target = Access(name, tuple(map(var, needed)))
-        made += _sum(s, name, target, [r for r, _ in chosen], needed, every, sizes)
-        left.append((target, needed))
-    body = _product([*constants, *(Read(k) for k in range(len(left)))])
-    over = [n for n in s.iterators if n in kept or any(n in names for _, names in left)]
+        made += _sum(s, name, target, [found[k] for k in chosen], needed, every, sizes)
+        found.append(target)
+    body = _product([*constants, *(Read(k) for k in range(len(last)))])
+    over = [n for n in s.iterators if n in kept or n in over]
     domain = box_domain(s.name, [(n, 0, sizes[n]) for n in over])
     path = (s.path[0], *over)
-    last = replace(s, iterators=tuple(over), domain=domain, reads=tuple(r for r, _ in left), body=body, path=path)
-    return [*made, last]
+    rest = tuple(found[k] for k in last)
+    return [*made, replace(s, iterators=tuple(over), domain=domain, reads=rest, body=body, path=path)]
 
 
 def _sum(
@@ -103,7 +93,7 @@ def _factors(program: Program, s: Statement) -> list[Access] | None:
     if s.combiner is None or s.combiner.symbol != "+" or not s.reorder or not s.contract or s.write.indirect:
         return None
     dtype, flat = program.tensor[s.write.tensor].dtype, _flat(s.body)
-    if dtype not in _DTYPES or not all(isinstance(f, Read | Const) for f in flat):
+    if dtype not in EXACT_ENOUGH or not all(isinstance(f, Read | Const) for f in flat):
         return None
     reads = [s.reads[f.position] for f in flat if isinstance(f, Read)]
     plain = all(not r.indirect and not r.guard and program.tensor[r.tensor].dtype == dtype for r in reads)
@@ -116,27 +106,6 @@ def _extents(program: Program, s: Statement) -> dict[str, int] | None:
         return None
     found = {n: ends[1] + 1 for n, ends in intervals_of(program, s).items() if ends is not None and ends[0] == 0}
     return found if len(found) == len(s.iterators) else None
-
-
-def _steps(
-    program: Program, s: Statement, terms: Sequence[Sequence[str]], kept: Sequence[str], sizes: Mapping[str, int]
-) -> Steps | None:
-    """The pairs, where they are worth it."""
-    whole = work_of(terms, kept, sizes, (tuple(range(len(terms))),))
-    if whole < LEAST:
-        return None
-    steps = choose_steps(terms, kept, sizes)
-    if len(steps) < 2 or whole < WORTH * work_of(terms, kept, sizes, steps):
-        return None
-    most = MOST_GROWTH * max(prod(program.tensor[a.tensor].extents({})) for a in (*s.reads, s.write))
-    left = [frozenset(t) for t in terms]
-    for step in steps[:-1]:
-        every = frozenset[str]().union(*(left[k] for k in step))
-        left = [t for k, t in enumerate(left) if k not in step]
-        left.append(every & frozenset(kept).union(*left))
-        if prod(sizes[n] for n in left[-1]) > most:
-            return None
-    return steps
 
 
 def _flat(body: Expr) -> list[Expr]:

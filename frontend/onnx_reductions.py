@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from poly.affine import Affine, var
 from poly.dtypes import is_float, numpy_dtype
+from poly.frontend.contraction import EXACT_ENOUGH, walk_steps
 from poly.frontend.einsum import choose_steps
 from poly.frontend.onnx_notation import Notation
 from poly.frontend.onnx_shapes import given_axes, positions
@@ -17,7 +18,6 @@ from poly.frontend.onnx_terms import Array, Index, Shape, Term, Value, fn
 
 Row = Callable[[Notation], None]
 _Factor = tuple[Term, tuple[str, ...]]  # what is multiplied, and its indices
-_EXACT_ENOUGH: Final = ("f32", "f64", "i32", "i64")  # of which sums of sums lose nothing more than sums do
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -143,22 +143,19 @@ def einsum(b: Notation) -> None:
         read = v[tuple(0 if n is None else var(n) for n in names)]
         factors.append((read, tuple(dict.fromkeys(n for n in names if n is not None))))
     kept = [iterator[name] for name in result]
-    factors = _in_pairs(b, factors, kept, sizes) if y.dtype in _EXACT_ENOUGH and 0 not in sizes.values() else factors
+    factors = _in_pairs(b, factors, kept, sizes) if y.dtype in EXACT_ENOUGH and 0 not in sizes.values() else factors
     _summed(b, y, factors, kept, sizes)
 
 
-def _in_pairs(b: Notation, factors: list[_Factor], kept: Sequence[str], sizes: Mapping[str, int]) -> list[_Factor]:
+def _in_pairs(b: Notation, factors: Sequence[_Factor], kept: Sequence[str], sizes: Mapping[str, int]) -> list[_Factor]:
     """The factors of the last sum, after those of pairs that einsum's order takes before it."""
-    steps = choose_steps([names for _, names in factors], kept, sizes)
-    for number, step in enumerate(steps[:-1]):
-        chosen = [factors[k] for k in step]
-        factors = [f for k, f in enumerate(factors) if k not in step]
-        every = dict.fromkeys(n for _, names in chosen for n in names)
-        needed = tuple(n for n in every if n in kept or any(n in names for _, names in factors))
+    terms, found = [names for _, names in factors], [*factors]
+    *pairs, (last, _, _) = walk_steps(terms, kept, choose_steps(terms, kept, sizes))
+    for number, (chosen, every, needed) in enumerate(pairs):
         part = b.temporary("part", [sizes[n] for n in needed], b.input(0).dtype)
-        _summed(b, part, chosen, needed, {n: sizes[n] for n in every}, suffix=f"_part{number}")
-        factors.append((part[tuple(map(var, needed))], needed))
-    return factors
+        _summed(b, part, [found[k] for k in chosen], needed, {n: sizes[n] for n in every}, suffix=f"_part{number}")
+        found.append((part[tuple(map(var, needed))], tuple(needed)))
+    return [found[k] for k in last]
 
 
 def _summed(
