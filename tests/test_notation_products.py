@@ -87,7 +87,8 @@ def test_free_sizes_stay_as_they_are_written() -> None:
 )  # fmt: skip
 def test_pairs_are_those_of_einsum(text: str, spec: str, shapes: Shapes) -> None:
     values = integers(shapes)
-    program, other = poly.parse(text, dtypes=None, **shapes), einsum_program(spec, list(shapes.values()), ["f32"] * len(shapes))
+    program = poly.parse(text, dtypes=None, **shapes)
+    other = einsum_program(spec, list(shapes.values()), ["f32"] * len(shapes))
     extents = [sorted(sorted(t.extents(p.binding)) for t in p.with_role("temporary")) for p in (program, other)]
     assert extents[0] == extents[1] and len(extents[0]) == len(shapes) - 2
     np.testing.assert_array_equal(poly.compile(program)(**values), np.einsum(spec, *values.values()))
