@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import gcd
+from math import gcd, inf
 
 from poly.affine import Affine, var
 from poly.codegen import strided
@@ -447,6 +447,8 @@ def _reduced(s: State, value: Value, combine: Combine, neutral: Const) -> Value:
     if s.lanes.mask is not None:
         rest = s.ops.const(value.dtype, neutral.value, value.lanes)
         value = s.ops.select(Value("bool", value.lanes, s.lanes.mask), value, rest)
+    if value.dtype in ("f32", "f64") and abs(neutral.value) == inf:
+        return s.ops.extreme("min" if neutral.value > 0 else "max", value)
     while value.lanes > 2:
         half = value.lanes // 2
         value = combine(s.ops.part(value, 0, half), s.ops.part(value, half, half))

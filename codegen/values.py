@@ -257,10 +257,7 @@ class Ops:
     def unlikely(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
         """`usual`, but what `otherwise` computes (for every lane) where the condition holds in some lane."""
         writer = self.writer
-        test = condition.text
-        if condition.lanes:
-            name = f"llvm.vector.reduce.or.v{condition.lanes}i1"
-            test = writer.intrinsic("i1", name, ((value_type("bool", condition.lanes), test),))
+        test = self._any(condition).text if condition.lanes else condition.text
         before, slow, join = writer.fresh_label(), writer.fresh_label(), writer.fresh_label()
         writer.emit(f"br label %{before}")
         writer.label(before)
@@ -384,6 +381,21 @@ class Ops:
         if a.literal is not None and not np.isnan(a.literal):
             return chosen
         return self.select(self.op("fcmp uno", a, a, a, dtype="bool"), a, chosen)
+
+    def extreme(self, name: str, a: Value) -> Value:
+        """The greatest or least lane of floats, NaN where one is: found by one test beside the comparisons."""
+        unknown = self._any(self.op("fcmp uno", a, a, a, dtype="bool"))
+        while a.lanes:
+            half = a.lanes // 2
+            x, y = (self.part(a, k * half, half) if half > 1 else self.lane(a, k) for k in (0, 1))
+            a = self.select(self.compare("gt" if name == "max" else "lt", x, y), x, y)
+        return self.select(unknown, self.const(a.dtype, float("nan")), a)
+
+    def _any(self, condition: Value) -> Value:
+        """Whether a condition holds in some lane."""
+        kind = value_type("bool", condition.lanes)
+        test = self.writer.intrinsic("i1", f"llvm.vector.reduce.or.v{condition.lanes}i1", ((kind, condition.text),))
+        return Value("bool", 0, test)
 
     def _abs(self, a: Value) -> Value:
         if is_float(a.dtype):
