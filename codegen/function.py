@@ -125,6 +125,8 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     ]
     main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes))
     text = [*header, *globals_, *parts, *functions.values(), main, *sorted(declarations | declared)]
+    if context.x86 and context.vector > 16:  # the entry aligns the stack: a vector kept there may cross no page
+        text += ["!llvm.module.flags = !{!1}", f'!1 = !{{i32 1, !"override-stack-alignment", i32 {context.vector}}}']
     if any("!nontemporal" in part for part in parts):
         text.append("!0 = !{i32 1}")
     parallel = tuple(p.parallel for p in phases)

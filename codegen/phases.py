@@ -282,7 +282,7 @@ def entry_text(
         indices.values[parameter] = Linear(((writer.pure(f"load i64, ptr {at}, align 8", at), 1),))
     _Entry(writer, indices, names).steps(steps, True)
     lines = [
-        f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind {{", "entry:",
+        f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind \"stackrealign\" {{", "entry:",
         "  %alone = icmp eq i64 %parts, 1", "  %first = icmp eq i64 %part, 0",
         *writer.regions[0].head, *writer.lines, "}",
     ]  # fmt: skip

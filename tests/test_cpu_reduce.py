@@ -142,12 +142,17 @@ def test_combiners(dtype: str, combiner: str, target: str) -> None:
     np.testing.assert_array_equal(poly.compile(program)(a), expected)
 
 
-def test_nan_comes_through() -> None:
-    x = np.ones((3, 100), np.float32)
-    x[1, 70] = np.nan
-    np.testing.assert_array_equal(poly.compile(poly.parse(
-        "program p\ninput A: f32[3, 100]\noutput B: f32[3]\nI[i]: B[i] = 0 where 0 <= i < 3\n"
-        "S[i, j]: B[i] max= A[i, j] where 0 <= i < 3 and 0 <= j < 100"))(x), x.max(axis=1))  # fmt: skip
+@pytest.mark.parametrize("combiner", ["max", "min"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+def test_nan_comes_through(combiner: str, dtype: str) -> None:
+    """From every place of a row, one vector long and longer; in the first row there is none."""
+    for n in (16, 100):
+        rng = np.random.default_rng(3)
+        x = rng.normal(size=(n + 1, n)).astype({"f32": "f4", "f64": "f8", "f16": "f2"}[dtype])
+        x[1 + np.arange(n), np.arange(n)] = rng.choice([np.nan, -np.nan], n)
+        program = poly.parse(f"B[i] {combiner}= A[i,j]", dtypes={"A": dtype, "B": dtype}, A=x.shape)
+        expected = x.max(axis=1) if combiner == "max" else x.min(axis=1)
+        np.testing.assert_array_equal(poly.compile(program)(x), expected)
 
 
 def test_ordered_sums_keep_their_order() -> None:

@@ -147,6 +147,18 @@ def test_a_table_on_wide_vectors(lanes: int) -> None:
         assert sum(instruction in line and "zmm" in line for line in text.splitlines()) == max(1, lanes // 16)
 
 
+def test_vectors_on_the_stack_lie_in_lines() -> None:
+    """What registers do not hold crosses no line, whatever the caller's stack."""
+    features = ("avx512f", "avx512vl", "avx512bw", "avx512dq", "fma")
+    machine = machine_of_features("skylake-avx512", features, "x86_64-unknown-linux-gnu", {1: 1 << 15}, 1, 3000)
+    schedule = Schedule(poly.parse("y[i] = erf(x[i]) * tanh(x[i])", x=(256,))).tile(i=64).vectorise("i.p")
+    lines = [
+        line for line in assembly(lower(schedule.lower(), machine, "entry").ir, machine).splitlines() if "rsp)" in line
+    ]
+    kept = [line.split()[0] for line in lines if "zmm" in line and "vmov" in line]
+    assert kept and set(kept) <= {"vmovaps", "vmovdqa64", "vmovapd"}
+
+
 @pytest.mark.skipif(not SLOW, reason="every f32, some minutes a function: POLYLOOM_SLOW=1")
 @pytest.mark.parametrize("quarter", range(4))
 @pytest.mark.parametrize("name", [n for n in BOUNDS_F32 if n != "pow"])
