@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def tiles_of(program: Program, group: Group, machine: Machine, threads: int = 1)
         return None
     facts = facts_of(program, group, machine, threads)
     lanes = facts.lanes()
-    return scalar_plan(facts) if lanes is None else lane_plan(facts, lanes)
+    return replace(scalar_plan(facts) if lanes is None else lane_plan(facts, lanes), threads=threads)
 
 
 def scalar_plan(facts: Facts) -> TilePlan:

@@ -2,10 +2,10 @@
 
 A store to a line that is in no cache fetches it first, and throws out a line that may be used again. Where the tensors
 of a group do not fit the last cache anyway, both are lost: a result that is written once, in whole vectors one after
-the other, goes to memory at once. Of the last cache, which other cores and other hardware threads use too, half is
-counted on where what is read would stay there but for the writes. Results that the last cache holds, but no nearer
-one, are fetched from there before they are overwritten: where little else is read, stores wait for that at every page,
-and ask ahead (docs/decisions/0022).
+the other, goes to memory at once. Of the last cache, which other cores and other hardware threads use too, a thread
+counts on half where what is read would stay there but for the writes, and two threads on all of it. Results that the
+last cache holds, but no nearer one, are fetched from there before they are overwritten: where little else is read,
+stores wait for that at every page, and ask ahead (docs/decisions/0022).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LITTLE_READ = 0.25  # bytes read for one that is written
 LEAST_ROW = 1024  # bytes along the lanes: at its ends a row may leave lines in part to others, which costs a read
 
 
-def results_past(program: Program, group: Group, machine: Machine) -> frozenset[str]:
+def results_past(program: Program, group: Group, machine: Machine, threads: int = 1) -> frozenset[str]:
     """The outputs that a group writes, each by one assignment, and nobody reads; none where the caches hold all that
     the group touches.
     """
-    if not _beyond(program, group, machine):
+    if not _beyond(program, group, machine, threads):
         return frozenset()
     read = {r.tensor for s in program.statements for r in s.reads}
     read |= {t for s in program.statements if s.external is not None for t in s.external.reads}
@@ -43,15 +43,15 @@ def results_past(program: Program, group: Group, machine: Machine) -> frozenset[
     return frozenset(t.name for t in program.tensors if t.name in single and t.role == "output")
 
 
-def _beyond(program: Program, group: Group, machine: Machine) -> bool:
-    """Whether what a group touches does not stay in the last cache; half of that is enough where it reads about as much
-    as it writes, since the reads stay if the writes go past.
+def _beyond(program: Program, group: Group, machine: Machine, threads: int) -> bool:
+    """Whether what a group touches does not stay in the last cache. Where it reads about as much as it writes the share
+    that its threads count on is enough, since the reads stay if the writes go past.
     """
     last = last_capacity(machine)
     touched = bytes_touched(program, group.statements)
     targets = {s.write.tensor for s in group.statements}
     written = sum(t.nbytes(program.binding) for t in program.tensors if t.name in targets and t.role == "output")
-    enough = last * SHARE if touched - written >= written * MUCH_READ else last
+    enough = last * min(1.0, SHARE * threads) if touched - written >= written * MUCH_READ else last
     return 0 < last and touched >= enough
 
 
@@ -60,10 +60,10 @@ def _row(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     return tensor.extents(sizes)[-1] * size_bytes(tensor.dtype) if tensor.rank else 0
 
 
-def written_past(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
+def written_past(schedule: Schedule, group: Group, machine: Machine, threads: int = 1) -> Schedule:
     """Mark the vector loops of a scheduled group that store such results, one vector beside the other."""
     program = schedule.program
-    past = results_past(program, group, machine)
+    past = results_past(program, group, machine, threads)
     rows = {t: _row(program.tensor[t], program.binding) for t in past}
     results = {t for t, n in rows.items() if n >= LEAST_ROW or (n >= LEAST_RUN and n % machine.line == 0)}
     for name in parts_of(schedule, group) if results else ():
@@ -74,9 +74,9 @@ def written_past(schedule: Schedule, group: Group, machine: Machine) -> Schedule
     return schedule
 
 
-def written_far(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
+def written_far(schedule: Schedule, group: Group, machine: Machine, threads: int = 1) -> Schedule:
     """Mark the vector loops of a scheduled group for what it writes beyond the caches, or only to the last one."""
-    return _written_ahead(written_past(schedule, group, machine), group, machine)
+    return _written_ahead(written_past(schedule, group, machine, threads), group, machine)
 
 
 def _written_ahead(schedule: Schedule, group: Group, machine: Machine) -> Schedule:

@@ -78,6 +78,7 @@ class Runs:
     run: int
     lanes: int
     vector: int
+    threads: int
 
 
 def runs_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Runs | None:
@@ -100,7 +101,7 @@ def runs_of(program: Program, group: Group, machine: Machine, threads: int = 1) 
     target = sorted((a for a in long if a != lanes), key=lambda a: -(strides[-1][a] or 0))
     outer = sorted(target, key=lambda a: -(large[a] or 0))
     rest = [a for a in range(len(axes)) if a not in long and a != lanes]
-    return None if outer == target else Runs(s.name, (*rest, *outer), target[-1], lanes, facts.vector(lanes))
+    return None if outer == target else Runs(s.name, (*rest, *outer), target[-1], lanes, facts.vector(lanes), threads)
 
 
 def schedule_runs(schedule: Schedule, group: Group, plan: Runs, machine: Machine) -> Schedule:
@@ -118,7 +119,7 @@ def schedule_runs(schedule: Schedule, group: Group, plan: Runs, machine: Machine
     schedule, parts = whole_blocks(schedule, name, len(plan.outer) + 1, high - low + 1, plan.vector)
     for part, _ in parts:
         schedule = in_vectors(schedule, schedule.nests[part].names[-1], high - low + 1, plan.vector, FEW_VECTORS)
-    return written_past(schedule, group, machine)
+    return written_past(schedule, group, machine, plan.threads)
 
 
 def permutation_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Permutation | None:

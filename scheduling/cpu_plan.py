@@ -78,7 +78,7 @@ class Turn:
 class TilePlan:
     """Register tiles of a group of which nothing is packed. `outer`, `rows`, `lanes`: positions among the group's
     parallel loops; `vector`: elements of one vector, 1 where no loop suits lanes. Without `strips` the loops are only
-    ordered. `turns`: of the reduction's reads.
+    ordered. `turns`: of the reduction's reads. `threads`: of the caches that count.
     """
 
     outer: tuple[int, ...]
@@ -87,6 +87,7 @@ class TilePlan:
     vector: int
     strips: tuple[Strip, ...] = ()
     turns: tuple[Turn, ...] = ()
+    threads: int = 1
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def schedule_tiles(schedule: Schedule, group: Group, plan: TilePlan, machine: Ma
     """Fuse, split, tile, promote and mark the statements of a group."""
     schedule = with_padding(schedule, group, plan.vector)
     tiled = keep_values(_Tiles(group, plan, machine).run(schedule), group, machine)
-    return written_far(tiled, group, machine) if plan.lanes is not None else tiled
+    return written_far(tiled, group, machine, plan.threads) if plan.lanes is not None else tiled
 
 
 class Tiling(Generic[P]):

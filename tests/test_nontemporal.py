@@ -206,3 +206,11 @@ def test_large_results_start_at_a_line() -> None:
         results = [r for r in (one(a), *two(a)) if isinstance(r, np.ndarray)]
         assert [address(r) % 64 for r in results] == [0, 0, 0]
         assert [r[5, 7] for r in results] == [2, 2, 3]
+
+
+@pytest.mark.parametrize(("threads", "past"), [(1, True), (2, False)])
+def test_each_thread_counts_on_its_share_of_the_last_cache(threads: int, past: bool) -> None:
+    """24 of 32 MiB, as much read as written."""
+    program = poly.parse("Y[i, j] = 2 * X[i, j]", X=(2048, 1536))
+    loops = walk(schedule_for_cpu(program, SKYLAKE, threads).lower().body)
+    assert any(isinstance(n, For) and n.nontemporal for n in loops) == past
