@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from poly.affine import var
+from poly.affine import Affine, var
 from poly.errors import PolyError, ScheduleError
 from poly.program import Statement
 from poly.scheduling.edits import piece_name
@@ -49,6 +49,15 @@ def in_vectors(schedule: Schedule, loop: str, extent: int, vector: int, most: in
     if most is None or extent <= most * vector:
         schedule = schedule.unroll(f"{loop}.o")
     return schedule.vectorise(f"{loop}.p")
+
+
+def copies_in_vectors(schedule: Schedule, buffer: str, extent: int, vector: int) -> Schedule:
+    """The copies into a buffer in registers and out of it, laid out, their last axis, of an extent, in vectors."""
+    for copy in (f"ld_{buffer}", f"st_{buffer}"):
+        own = loops_of_copy(schedule, copy) if copy in schedule.nests else []
+        if own:
+            schedule = in_vectors(unrolled(schedule, own[:-1]), own[-1], extent, vector)
+    return schedule
 
 
 def fused(schedule: Schedule, names: Sequence[str], depths: Iterable[int]) -> Schedule:
@@ -97,6 +106,21 @@ def cut_loops(
     return schedule, pieces
 
 
+def cut_at(
+    schedule: Schedule, name: str, depth: int, place: Affine, extent: Affine
+) -> tuple[Schedule, str, str]:
+    """A statement's loop at a depth, which starts at 0, cut at a place that is affine in the names of the loops around
+    and the sizes: the statements before and behind it, "" for one that is known to be empty.
+    """
+    if place == extent:
+        return schedule, name, ""
+    if place == Affine():
+        return schedule, "", name
+    lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
+    loop = schedule.nests[name].names[depth]
+    return schedule.split(loop, place.constant if place.is_constant else str(place)), lower, upper
+
+
 def whole_blocks(
     schedule: Schedule, name: str, depth: int, extent: int, block: int
 ) -> tuple[Schedule, list[tuple[str, int]]]:
@@ -104,13 +128,11 @@ def whole_blocks(
 
     The statements that come of it with the sizes of their blocks; each one's loop starts at 0.
     """
-    whole, rest = divmod(extent, block)
-    if not whole or not rest:
-        return schedule, [(name, rest or block)]
-    lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
-    schedule = schedule.split(schedule.nests[name].names[depth], whole * block)
-    schedule = schedule.shift(upper, schedule.nests[upper].names[depth], -whole * block)
-    return schedule, [(lower, block), (upper, rest)]
+    rest = extent % block
+    schedule, lower, upper = cut_at(schedule, name, depth, Affine((), extent - rest), Affine((), extent))
+    if lower and upper:
+        schedule = schedule.shift(upper, schedule.nests[upper].names[depth], rest - extent)
+    return schedule, [(piece, size) for piece, size in ((lower, block), (upper, rest)) if piece]
 
 
 def only_read(s: Statement, read: int) -> tuple[int] | None:

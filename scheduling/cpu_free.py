@@ -22,7 +22,18 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import extents_of
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, loops_of_copy, only_read, ordered, outermost, unrolled
+from poly.scheduling.cpu_edits import (
+    copies_in_vectors,
+    cut_at,
+    fused,
+    in_vectors,
+    loop_of,
+    loops_of_copy,
+    only_read,
+    ordered,
+    outermost,
+    unrolled,
+)
 from poly.scheduling.cpu_facts import axis_of, widest_element
 from poly.scheduling.cpu_plan import UNROLLED
 from poly.scheduling.cpu_threads import share_outermost
@@ -279,16 +290,13 @@ class _Composing:
         self, schedule: Schedule, names: Sequence[str], depth: int, whole: Affine, extent: Affine
     ) -> tuple[Schedule, tuple[list[str], list[str]]]:
         """The loop at a depth of some statements, cut where whole tiles end: the statements of both pieces."""
-        if whole == extent or (extent.is_constant and not whole.constant):
-            return schedule, (list(names), []) if whole == extent else ([], list(names))
         lower, upper = list[str](), list[str]()
         for name in names:
-            lower.append(piece_name(schedule, name, "lo"))
-            upper.append(piece_name(schedule, name, "hi"))
-            self.axes[lower[-1]] = self.axes[upper[-1]] = self.axes[name]
-            schedule = schedule.split(
-                schedule.nests[name].names[depth], whole.constant if whole.is_constant else str(whole)
-            )
+            schedule, below, above = cut_at(schedule, name, depth, whole, extent)
+            for piece, found in ((below, lower), (above, upper)):
+                if piece:
+                    self.axes[piece] = self.axes[name]
+                    found.append(piece)
         return schedule, (lower, upper)
 
     def _update(self, schedule: Schedule, names: Sequence[str]) -> str:
@@ -377,13 +385,8 @@ class _Composing:
         target = schedule.program.statement[update].write.tensor
         buffer = free_name(schedule, f"{target}_{update}_r")
         schedule = schedule.promote(target, at, self.machine.register_space, name=buffer)
-        for copy in (f"ld_{buffer}", f"st_{buffer}"):
-            own = loops_of_copy(schedule, copy) if copy in schedule.nests else []
-            if own:
-                schedule = unrolled(schedule, own[:-1])
-                extent = schedule.program.tensor[buffer].shape[-1].constant
-                schedule = in_vectors(schedule, own[-1], extent, self.vector)
-        return schedule
+        extent = schedule.program.tensor[buffer].shape[-1].constant
+        return copies_in_vectors(schedule, buffer, extent, self.vector)
 
     def _steps(self, schedule: Schedule, update: str, depth: int, body: int) -> Schedule:
         """Several steps of the innermost reduction loop in one body, what is left over apart."""
@@ -399,13 +402,9 @@ class _Composing:
             return schedule.unroll(inner[-1]) if extent.constant * body <= UNROLLED else schedule
         if body * STEPS > UNROLLED:
             return schedule
-        lower = piece_name(schedule, update, "lo")
-        whole = extent // STEPS * STEPS
-        if whole != extent:
-            schedule = schedule.split(inner[-1], whole.constant if whole.is_constant else str(whole))
-            loop = schedule.nests[lower].names[len(nest.names) - len(nest.names[nest.names.index(inner[-1]) :])]
-        else:
-            loop = inner[-1]
+        place = nest.names.index(inner[-1])
+        schedule, whole, _ = cut_at(schedule, update, place, extent // STEPS * STEPS, extent)
+        loop = schedule.nests[whole].names[place]
         return schedule.tile({loop: STEPS}).unroll(f"{loop}.p")
 
     # ---- packing
@@ -448,14 +447,11 @@ class _Composing:
         assert name is not None
         schedule = schedule.tile({lane: block})
         schedule = ordered(schedule, copy, [f"{lane}.o", *(n for n in first if n != fast), fast, f"{lane}.p"])
-        part, loop = copy, fast
-        if whole != extent:
-            part = piece_name(schedule, copy, "lo")
-            place = schedule.nests[copy].names.index(fast)
-            schedule = schedule.split(fast, whole.constant if whole.is_constant else str(whole))
-            if part not in schedule.nests:
-                raise ScheduleError("no whole square")
-            loop = schedule.nests[part].names[place]
+        place = schedule.nests[copy].names.index(fast)
+        schedule, part, _ = cut_at(schedule, copy, place, whole, extent)
+        if part not in schedule.nests:
+            raise ScheduleError("no whole square")
+        loop = schedule.nests[part].names[place]
         lanes = schedule.nests[part].names[-1]
         schedule = schedule.tile({loop: vector})
         blocks, points = [f"{loop}.o"], lanes

@@ -14,10 +14,19 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import extents_of
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, only_read, outermost, unrolled
+from poly.scheduling.cpu_edits import (
+    copies_in_vectors,
+    cut_at,
+    in_vectors,
+    loop_of,
+    loops_of_copy,
+    only_read,
+    outermost,
+    unrolled,
+)
 from poly.scheduling.cpu_facts import widest_element
 from poly.scheduling.cpu_free import bare_axes
-from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
@@ -98,14 +107,8 @@ def _turned(program: Program, s: Statement) -> tuple[int, str, str] | None:
 
 def _cut(schedule: Schedule, name: str, depth: int, extent: Affine, block: int) -> tuple[Schedule, str, list[str]]:
     """The loop of a statement at a depth cut where whole blocks end: the piece of these ("": none), and the other."""
-    whole = extent // block * block
-    if whole == extent:
-        return schedule, name, []
-    if whole.is_constant and not whole.constant:
-        return schedule, "", [name]
-    lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
-    at = whole.constant if whole.is_constant else str(whole)
-    return schedule.split(schedule.nests[name].names[depth], at), lower, [upper]
+    schedule, whole, rest = cut_at(schedule, name, depth, extent // block * block, extent)
+    return schedule, whole, [rest] if rest else []
 
 
 def _lanes_inside(schedule: Schedule, name: str, depth: int, block: int) -> Schedule:
@@ -199,11 +202,7 @@ def _columns(
     target = schedule.program.statement[name].write.tensor
     buffer = free_name(schedule, f"{target}_{name}_r")
     schedule = schedule.promote(target, f"{loop}.o", machine.register_space, name=buffer, users=[name])
-    for copy in (f"ld_{buffer}", f"st_{buffer}"):
-        own = loops_of_copy(schedule, copy) if copy in schedule.nests else []
-        if own:
-            schedule = in_vectors(schedule, own[-1], width, vector)
-    return schedule
+    return copies_in_vectors(schedule, buffer, width, vector)
 
 
 # ---- rows

@@ -19,10 +19,10 @@ from poly.machine import Machine
 from poly.program import Access, Program, ReadIndex, Statement, Tensor
 from poly.relations import ends_of, interval_of
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_edits import in_vectors, loops_of_copy, unrolled
+from poly.scheduling.cpu_edits import cut_at, in_vectors, loops_of_copy, unrolled
 from poly.scheduling.cpu_facts import stride, widest_element
 from poly.scheduling.cpu_threads import share_outermost
-from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.schedule import Schedule
 
 MOST_VECTORS = 4  # of one loop at a time: enough to hide most of the latency of a multiply-add
@@ -175,11 +175,10 @@ def cut_whole(
     """The iterations of a loop that starts at 0 which make whole blocks of `step`, and the others in blocks of `rest`:
     the statements with the sizes of their blocks."""
     extent = ends[1] - ends[0] + 1
-    whole = extent // step * step
-    if extent.is_constant and (whole == extent or not whole.constant):
-        return schedule, [(name, step if whole.constant else rest)]
-    lower, upper = piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")
-    return schedule.split(loop, _point(schedule, name, whole)), [(lower, step), (upper, rest)]
+    depth = schedule.nests[name].names.index(loop)
+    place, extent = (_by_loops(schedule, name, e) for e in (extent // step * step, extent))
+    schedule, lower, upper = cut_at(schedule, name, depth, place, extent)
+    return schedule, [(piece, size) for piece, size in ((lower, step), (upper, rest)) if piece]
 
 
 def _blocked(
@@ -248,9 +247,7 @@ def from_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Schedu
     return schedule.shift(name, loop, -first.constant) if first.constant else schedule
 
 
-def _point(schedule: Schedule, name: str, whole: Affine) -> int | str:
-    """The end of the whole blocks, by the names of the loops around."""
-    if whole.is_constant:
-        return whole.constant
-    inside = whole.names & set(schedule.program.statement[name].iterators)
-    return str(whole.substitute({i: var(_loop(schedule, name, i)) for i in inside}))
+def _by_loops(schedule: Schedule, name: str, value: Affine) -> Affine:
+    """An expression of a statement's iterators by the names of the loops around."""
+    inside = value.names & set(schedule.program.statement[name].iterators)
+    return value.substitute({i: var(_loop(schedule, name, i)) for i in inside})
