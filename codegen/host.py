@@ -9,10 +9,14 @@ from pathlib import Path
 
 from poly.machine import Engine, Machine, Memory
 
-# What a model of time starts from, for a server core of today: sustained bytes a cycle out of each cache level, vector
-# operations a cycle of each kind and the cycles of a multiply-add.
-_BYTES_PER_CYCLE = {1: 64, 2: 28, 3: 14}
-_CORE = {"fma": 2, "load": 2, "store": 1, "latency": 4}
+# What a model of time starts from, for a server core of today: sustained bytes a cycle out of each cache level and out
+# of memory (0), which grow with the vectors; vector operations a cycle of each kind, the cycles of a multiply-add, and
+# bytes that a piece costs more than its lines where it has a page of its own, and near the core, the norm of what
+# overlaps (decision 0041).
+_BYTES_PER_CYCLE, _WIDE_BYTES_PER_CYCLE = {0: 6, 1: 64, 2: 28, 3: 14}, {0: 10, 1: 128, 2: 56, 3: 28}
+_CORE = {"fma": 2, "load": 2, "store": 1, "latency": 4, "page": 192, "near": 0, "overlap": 4}
+_WIDE_CORE = {**_CORE, "page": 64, "near": 64, "overlap": 3}
+_WIDE = 16  # f32 lanes
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 
 
@@ -59,13 +63,14 @@ def machine_of_features(
 ) -> Machine:
     """A CPU from its feature names; `caches`: bytes by level. Vector width and registers follow from the features."""
     lanes, registers = _vectors(frozenset(features), triple)
+    rates, core = (_WIDE_BYTES_PER_CYCLE, _WIDE_CORE) if lanes >= _WIDE else (_BYTES_PER_CYCLE, _CORE)
     levels = tuple(
-        Memory(f"l{k}", caches[k], "cache", align=64, line=64, bytes_per_cycle=_BYTES_PER_CYCLE.get(k, 6))
+        Memory(f"l{k}", caches[k], "cache", align=64, line=64, bytes_per_cycle=rates.get(k, rates[0]))
         for k in sorted(caches, reverse=True)
     )
-    dram = Memory("dram", None, "dram", align=64, line=64, bytes_per_cycle=6)
+    dram = Memory("dram", None, "dram", align=64, line=64, bytes_per_cycle=rates[0])
     memories = (dram, *levels, Memory("reg", registers, "register"))
-    engine = Engine("core", "core", lanes=lanes, features=features, cost=_CORE)
+    engine = Engine("core", "core", lanes=lanes, features=features, cost=core)
     return Machine(f"cpu-{cpu}", "cpu", memories, (engine,), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu)
 
 

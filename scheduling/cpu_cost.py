@@ -20,12 +20,14 @@ from poly.machine import Machine
 from poly.scheduling.cpu_shares import EDGE, Numbers, shared_time
 
 TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
+OVERLAP = 4.0  # norm of operations and of the traffic of each cache, where a machine does not say
 FREE = 1e9  # elements a cycle of what is copied when compiling
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
 # somebody else, of one of many cores an eighth.
 SHARE, SHARED = 0.5, 0.125
-# Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, more
-# where it has a page of its own; near the core only where they all meet in one set. A few pieces are streams.
+# Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, others
+# where it has a page of its own (if a machine does not say); near the core as much where they all meet in one set,
+# and elsewhere what a machine says. A few pieces are streams.
 LINE, SETS, PAGE = 64, 64, 4096  # bytes of a cache's line, sets of the first level, bytes of a page
 START, PAGE_START, STREAMS = 64.0, 192.0, 4
 PAGES = 64  # that a core finds without looking further: pieces over more of them have pages of their own
@@ -46,7 +48,9 @@ class Cache(NamedTuple):
 
 @dataclass(frozen=True)
 class Core:
-    """What a core does in a cycle; `caches`: the first level first."""
+    """What a core does in a cycle; `caches`: the first level first; bytes that a piece costs more than its lines where
+    it has a page of its own, and in the second cache; `overlap`: norm of what hides behind what takes longest.
+    """
 
     lanes: int
     registers: int
@@ -55,6 +59,9 @@ class Core:
     store_units: int
     latency: int
     caches: tuple[Cache, ...]
+    page_start: float = PAGE_START
+    near_start: float = 0.0
+    overlap: float = OVERLAP
 
     @property
     def in_flight(self) -> int:
@@ -74,14 +81,16 @@ def core_of(machine: Machine, element: int) -> Core:
     levels = [m for m in machine.caches if m.capacity]
     behind = [*levels[1:], *(m for m in machine.memories if m.kind == "dram")]
     usual = (28, 14, 6)
-    caches = tuple(
+    found = [
         Cache(m.capacity or 0, float(b.bytes_per_cycle or usual[min(k, 2)]))
         for k, (m, b) in enumerate(zip(levels, behind, strict=False))
-    )
+    ]
+    found[:1] = [c._replace(ways=max(1, c.capacity // (SETS * LINE))) for c in found[:1]]
     return Core(
         machine.lanes(element), machine.vector_registers,
         cost.get("fma", 2), cost.get("load", 2), cost.get("store", 1), cost.get("latency", 4),
-        caches or (Cache(32768, 24.0), Cache(1 << 20, 5.0)),
+        tuple(found) or (Cache(32768, 24.0), Cache(1 << 20, 5.0)),
+        float(cost.get("page", PAGE_START)), float(cost.get("near", 0)), float(cost.get("overlap", OVERLAP)),
     )  # fmt: skip
 
 
@@ -147,7 +156,7 @@ class Operand:
         return total
 
     def lines(
-        self, sizes: Mapping[str, Numbers], follows: npt.NDArray[np.bool_] | bool = False, line: int = LINE
+        self, core: Core, sizes: Mapping[str, Numbers], follows: npt.NDArray[np.bool_] | bool = False, line: int = LINE
     ) -> Touched:
         """The cache lines that a box touches. `follows`: the next box goes on where this one ends, in lines that only
         the first cache has lost by then.
@@ -178,9 +187,9 @@ class Operand:
         lines = (length - self.element) / line + 1  # of a piece that starts anywhere
         touched = count * lines * line
         starts = np.where(count > STREAMS, count, 0.0)
-        near = touched + starts * START * (crowd >= SETS)
+        near = touched + starts * (core.near_start + START * (crowd >= SETS))
         shared = np.where(follows, np.minimum(length / line, 1.0), 1.0)  # of a line with the box before
-        start = starts * shared * np.where(far, PAGE_START, START)
+        start = starts * shared * np.where(far, core.page_start, START)
         behind = touched * np.where(follows, length / line / lines, 1.0) + start
         return Touched(near, behind, np.where(far, start, 0.0), touched * np.maximum(crowd / lines, 1.0))
 
@@ -305,7 +314,7 @@ def cycles_of_memory(
     packed = sorted({k for nest in nests for k in nest.copies})
     at = {k: np.repeat([_depth(nest, k) for nest in nests], counts) for k in packed}
     paid = {k: np.repeat([_paid(n.copies.get(k)) for n in nests], counts) for k in at}
-    shown = [_touched(o, nests, boxes, entered, at.get(k)) for k, o in enumerate(operands)]
+    shown = [_touched(core, o, nests, boxes, entered, at.get(k)) for k, o in enumerate(operands)]
     room = sum((touched.needed for touched, _ in shown), np.zeros(()))
     copying: list[dict[int, Copied]] = [{} for _ in nests]
     asked = {k: _copied(core, operands, k, nests, boxes, entered, copying) for k in at}
@@ -335,6 +344,7 @@ def cycles_of_memory(
 
 
 def _touched(
+    core: Core,
     operand: Operand,
     nests: Sequence[Nest],
     boxes: Mapping[str, Numbers],
@@ -348,7 +358,7 @@ def _touched(
     changed = [_entries(operand, nest.loops) for nest in nests]
     follows = [_follows(operand, nest.loops, c) for nest, c in zip(nests, changed, strict=True)]
     around = np.take_along_axis(entered, _columns(changed, counts), 0)
-    found = operand.lines(boxes, _columns(follows, counts) > 0)
+    found = operand.lines(core, boxes, _columns(follows, counts) > 0)
     found = Touched(*(np.broadcast_to(v, entered.shape) for v in found))
     if at is None:
         return found, around
@@ -422,7 +432,7 @@ def _copied(
         for rates in ([c.rate for _, c, _ in own], [c.near for _, c, _ in own])
     )
     elements, element = operand.elements(inner), operand.element
-    touched, nearest = operand.lines(inner), core.caches[0].capacity
+    touched, nearest = operand.lines(core, inner), core.caches[0].capacity
     ahead = (near > 0) & next_stays(core, operands, k, inner)
     rate = np.where(ahead & (touched.needed <= SHARE * nearest), near, rate)
     source = _source(core, operand)
@@ -495,9 +505,9 @@ def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tu
     return step_cycles(core, work, loads), rest
 
 
-def together(work: Numbers, moved: Sequence[Numbers]) -> Numbers:
+def together(core: Core, work: Numbers, moved: Sequence[Numbers]) -> Numbers:
     """Cycles of operations and of the traffic of each level, the first level first: what comes from caches overlaps,
     and the longest hides most of the others; for memory a core waits, as prefetchers start anew in every page.
     """
     *near, far = moved
-    return sum((p**4 for p in (work, *near)), np.zeros(())) ** 0.25 + far
+    return sum((p**core.overlap for p in (work, *near)), np.zeros(())) ** (1 / core.overlap) + far

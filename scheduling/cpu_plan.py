@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-UNROLLED = 96  # multiply-adds in the body of the innermost loop that stays
+UNROLLED = 128  # multiply-adds in the body of the innermost loop that stays: four steps of the largest register tile
 
 Site = Literal["whole", "outer", "lanes", "rows"]
 

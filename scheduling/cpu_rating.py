@@ -40,7 +40,6 @@ PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
 SQUARES, GUARDED, ONE_BY_ONE = 2.0, 1.4, 0.7
 # Cycles of a copy for a vector in long runs, in short ones, and for what rows share, as wide as their number allows.
 VECTOR, SHORT_VECTOR, PIECE = 2.0, 4.0, 1.5
-CROSSING = 1.5  # loads of a vector that starts anywhere in a line of two: every other one lies in two lines
 
 
 @dataclass(frozen=True)
@@ -212,16 +211,19 @@ class Choice(Ways):
         return Step(way.rows, loads, lost, self.turned and not way.lanes_outside)
 
     def _crossing(self, operand: Operand, packed: bool) -> float:
-        """Loads of a vector along the lanes: more than one where it lies in two lines now and then."""
+        """Loads of a vector along the lanes: more than one where it lies in two lines now and then, as it does in
+        arrays of callers, which start anywhere.
+        """
         lanes, whole = self.names[self.lanes], self.vector * operand.element
         slides = any(lanes in axis and len(axis) > 1 for axis in operand.axes)
-        apart = not packed and any(operand.stride(n) % whole for n in self.extents if n != lanes)
-        return CROSSING if slides or apart else 1.0
+        foreign = self.facts.program.tensor[operand.tensor].role in ("input", "inout")
+        apart = not packed and (foreign or any(operand.stride(n) % whole for n in self.extents if n != lanes))
+        return 1 + whole / LINE if slides or apart else 1.0
 
     def _missed(self, step: Step, height: Numbers) -> Numbers:
         """Cycles of a step for lines that meet in so few sets of the first cache that none stays until the next one."""
         rate = self.core.caches[0].rate
-        return sum((np.where(height >= kept, height * LINE / rate, 0.0) for kept in step.lost), np.zeros(()))
+        return sum((np.where(np.ceil(height) >= kept, height * LINE / rate, 0.0) for kept in step.lost), np.zeros(()))
 
     def _cycles(self, grids: Sequence[Grid]) -> list[Numbers]:
         """Cycles of all candidates of some ways, in one call of the model of memory."""
@@ -240,7 +242,7 @@ class Choice(Ways):
             places.append(sites)
         moved, copying = cycles_of_memory(self.core, self.operands, nests, self.extents)
         ends = np.cumsum([nest.count for nest in nests])[:-1]
-        inside = np.split(together(np.concatenate([grid.work for grid in grids]), moved), ends)
+        inside = np.split(together(self.core, np.concatenate([grid.work for grid in grids]), moved), ends)
         return [
             self._shared(grid, nest, sites, own, copied)
             for grid, nest, sites, own, copied in zip(grids, nests, places, inside, copying, strict=True)

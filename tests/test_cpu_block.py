@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import poly
-from poly.codegen.host import host_machine
+from poly.codegen.host import host_machine, machine_of_features
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_block import block_group, schedule_contraction
@@ -23,7 +23,9 @@ from poly.scheduling.cpu_cost import (
     Nest,
     Operand,
     Touched,
+    core_of,
     cycles_of_memory,
+    lines_kept,
     shared_cycles,
 )
 from poly.scheduling.cpu_facts import AHEAD, Facts, facts_of
@@ -51,6 +53,7 @@ s1[o, x, c, r]: T[o, x] += W[o, c, r]*X[c, 2*x + r] where 0 <= o <= 39 and 0 <= 
 s2[o, x]: Z[o, x] = T[o, x] + S[o, x] where 0 <= o <= 39 and 0 <= x <= 17
 s3[o, x]: Y[o, x] = max(Z[o, x], 0) where 0 <= o <= 39 and 0 <= x <= 17
 """
+CORE = core_of(AVX2, 4)
 WINDOW = "Y[o,x] += W[o,c,r] * X[c,2*x + r]"
 
 
@@ -242,7 +245,7 @@ def test_pieces_that_start_anywhere_touch_more_lines_and_meet_in_few_sets() -> N
 
     def lines(columns: int) -> Touched:
         operand = Operand("B", ({"k": 1}, {"j": 1}), (64, columns), (4 * columns, 4), 4)
-        return operand.lines(sizes)
+        return operand.lines(CORE, sizes)
 
     dense, far_apart, one_set = lines(16), lines(16 * 33), lines(16 * 64)
     assert dense.near == dense.behind == dense.needed and dense.near < 64 * (64 + 1)
@@ -256,7 +259,7 @@ def test_rows_inside_of_a_step_fill_the_sets_that_it_leaves_out() -> None:
     planes = Operand("X", ({"c": 1}, {"y": 1}, {"x": 1}), (16, 64, 48), (4 * 64 * 64, 192, 4), 4)
 
     def crowded(rows: int) -> float:
-        touched = planes.lines({"c": np.array(16.0), "y": np.array(float(rows)), "x": np.array(1.0)})
+        touched = planes.lines(CORE, {"c": np.array(16.0), "y": np.array(float(rows)), "x": np.array(1.0)})
         return float(touched.needed / touched.near)
 
     assert crowded(1) > 30 and crowded(4) == 16 and crowded(64) == 1
@@ -265,12 +268,12 @@ def test_rows_inside_of_a_step_fill_the_sets_that_it_leaves_out() -> None:
 def test_pieces_in_pages_of_their_own_are_waited_for() -> None:
     def alone(pages: int) -> float:
         operand = Operand("X", ({"c": 1}, {"x": 1}), (256, 4096), (4 * 4096, 4), 4)
-        return float(operand.lines({"c": np.array(float(pages)), "x": np.array(16.0)}).alone)
+        return float(operand.lines(CORE, {"c": np.array(float(pages)), "x": np.array(16.0)}).alone)
 
     assert alone(8) == 0 < alone(128)
     batch = Operand("X", ({"n": 1}, {"c": 1}, {"x": 1}), (4, 128, 784), (401408, 3136, 4), 4)
     sizes = {"n": np.array(1.0), "c": np.array(128.0), "x": np.array(16.0)}
-    assert float(batch.lines(sizes).alone) == 0  # one image, whatever lies between it and the next
+    assert float(batch.lines(CORE, sizes).alone) == 0  # one image, whatever lies between it and the next
 
 
 def test_threads_meet_after_every_piece_and_copy() -> None:
@@ -298,6 +301,37 @@ def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
 
     assert cycles(0) - cycles() == pytest.approx(64 * 512 * 4 / 2 / REMOTE, abs=2)  # every thread reads all of it
     assert cycles(1) == cycles()
+
+
+def test_what_a_model_takes_from_a_description() -> None:
+    """A core with wider vectors has wider paths; the first cache keeps a line of each way a page apart."""
+    caches = {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}
+    wide, narrow = (
+        core_of(machine_of_features("x", features, "x86_64-unknown-linux-gnu", caches, 1, 4000), 4)
+        for features in (("avx", "avx2", "avx512f", "avx512vl"), ("avx", "avx2"))
+    )
+    assert [c.rate for c in wide.caches[:2]] == [2 * c.rate for c in narrow.caches[:2]]
+    assert lines_kept(wide, 4096) == lines_kept(narrow, 4096) == 12 and lines_kept(CORE, 4096) == 8
+    operand = Operand("B", ({"k": 1}, {"j": 1}), (512, 4096), (4 * 4096, 4), 4)
+    pieces = {"k": np.array(512.0), "j": np.array(32.0)}
+    assert operand.lines(wide, pieces).alone < operand.lines(narrow, pieces).alone
+    assert operand.lines(wide, pieces).near > operand.lines(narrow, pieces).near
+
+
+@pytest.mark.parametrize("features", [("avx", "avx2"), ("avx", "avx2", "avx512f", "avx512vl")])
+def test_vectors_of_callers_arrays_lie_in_two_lines(features: tuple[str, ...]) -> None:
+    """A packed vector is one load; of an array that starts anywhere, as many more as a vector is of a line."""
+    machine = machine_of_features("x", features, "x86_64-unknown-linux-gnu", {1: 32 << 10, 2: 1 << 20}, 1, 4000)
+    facts = facts_on(poly.parse(GEMM, A=(64, 64), B=(64, 64)), machine)
+    update = facts.update
+    assert update is not None
+    choice = Choice(facts, update, 1)
+    b = next(k for k, o in enumerate(choice.operands[:-1]) if o.tensor == "B")
+    found = {  # by whether B is packed
+        b in dict(way.packs): choice._step(way).loads[b][1]  # pyright: ignore[reportPrivateUsage]
+        for way in choice.ways()
+    }
+    assert found == {False: 1 + machine.lanes(4) * 4 / 64, True: 1}
 
 
 def test_a_copy_from_far_waits_for_memory() -> None:
@@ -383,7 +417,7 @@ def test_steps_over_lines_touch_a_line_each() -> None:
     assert float(map_of.elements(sizes)) == 55 * 55
     column = Operand("X", ({"y": 512},), (1 << 20,), (4,), 4)
     assert float(column.elements(sizes)) == 28
-    assert float(column.lines(sizes).near) == 28 * 64
+    assert float(column.lines(CORE, sizes).near) == 28 * 64
 
 
 @pytest.mark.parametrize(("extent", "steps"), [(64, 4), (36, 4), (35, 5), (21, 7), (61, 0)])
