@@ -2,10 +2,10 @@
 
 The largest operand is touched by every loop but one with few iterations, so its memory is walked in order, once.
 Contiguous along a reduction loop: lanes there, with partial results (`rfactor`) in as many registers as hide the
-latency of an operation; several rows at once where these share an operand; one stream from the last cache is asked for
-ahead (docs/decisions/0015); a few vectors are multiplied by each row while it is in registers (0019). Contiguous along
-a parallel loop: lanes there, several rows of the operand at once on a strip of the result that stays in the nearest
-cache, so that rows are read along their length.
+latency of an operation; several rows at once where these share an operand; what comes from the last cache is asked for
+ahead (docs/decisions/0015, 0044); a few vectors are multiplied by each row while it is in registers (0019). Contiguous
+along a parallel loop: lanes there, several rows of the operand at once on a strip of the result that stays in the
+nearest cache, so that rows are read along their length, which are asked for ahead where they come from far.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
+ROW_AHEAD = 512  # bytes that each of some rows side by side is asked for ahead: what fetches streams is late for them
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,19 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     if any(_step(program, a, lanes) not in (0, 1) for a, _ in s.accesses):
         return None
+    last, touched = last_capacity(machine), bytes_touched(program, [s])
+    far = last * NEAR < touched
     others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -(_step(program, large, i) or 0))
     if again:
         return _plan_again(s, axes, extents, others, lanes, vector, again, machine) if lanes in reduced else None
     if lanes in reduced:
         plan = _plan_folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
-        last = last_capacity(machine)
-        from_last = last * NEAR < bytes_touched(program, [s]) <= last
-        ahead = -(-AHEAD // (plan.width * vector * widest)) if from_last and not plan.rows else 0
+        wanted = ROW_AHEAD if plan.rows else AHEAD
+        ahead = -(-wanted // (plan.width * vector * widest)) if far and touched <= last else 0
         return replace(plan, ahead=ahead)
-    return _plan_spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
+    spread = _plan_spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
+    ahead = -(-ROW_AHEAD // (spread.width * vector * widest)) if spread is not None and far else 0
+    return replace(spread, ahead=ahead) if spread is not None else None
 
 
 def _streamed(
@@ -331,6 +335,9 @@ class _Reduced:
         lanes, rows = schedule.nests[name].names[-2:]
         schedule = schedule.tile({lanes: width}).reorder(f"{lanes}.o", rows, f"{lanes}.p").unroll(rows)
         schedule = in_vectors(schedule, f"{lanes}.p", width, self.vector)
+        vectors = schedule.nests[name].names[-1]
+        if self.plan.ahead and schedule.kind(vectors) == "vector":
+            schedule = schedule.prefetch(vectors, f"{lanes}.o", self.plan.ahead)
         target = schedule.program.statement[name].write.tensor
         buffer = f"{target}_{name}_r"
         schedule = schedule.promote(target, f"{lanes}.o", self.space, name=buffer, users=[name])

@@ -78,6 +78,23 @@ def test_a_stream_from_the_last_cache_is_asked_for_ahead(shape: tuple[int, int],
         np.testing.assert_array_equal(poly.einsum("ij->i", x), x.sum(axis=1))
 
 
+@pytest.mark.parametrize(
+    ("spec", "shape", "ahead"),
+    [("ij,j->i", (2048, 2048), 8), ("ij,j->i", (4096, 4096), 0), ("ij->j", (2048, 2048), 8), ("ij->j", (1024, 1024), 0),
+     ("ij,i->j", (4096, 4096), 8), ("ij,i->j", (2050, 1999), 8)],
+)  # fmt: skip
+def test_rows_side_by_side_are_asked_for_a_little_ahead(spec: str, shape: tuple[int, int], ahead: int) -> None:
+    vectors = [(shape["ij".index(term)],) for term in spec.split("->")[0].split(",")[1:]]
+    found = plan_of(einsum(spec, shape, *vectors))
+    assert found is not None and found.ahead == ahead
+    marks = schedule_for_cpu(einsum(spec, shape, *vectors), AVX2).marks.values()
+    assert {mark.ahead[1] for mark in marks if mark.ahead} == ({ahead} if ahead else set())
+    if shape[1] % 2:
+        rng = np.random.default_rng(0)
+        arrays = [rng.integers(-4, 5, s).astype(np.float32) for s in (shape, *vectors)]
+        np.testing.assert_array_equal(poly.einsum(spec, *arrays), np.einsum(spec, *arrays))
+
+
 def test_rows_of_the_operand_go_over_a_strip_in_the_first_cache() -> None:
     found = plan_of(einsum("ij,i->j", (4096, 8192), (4096,)))
     assert found is not None and not found.folded
