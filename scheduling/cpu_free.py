@@ -45,8 +45,8 @@ from poly.scheduling.schedule import Schedule
 from poly.sets import header
 
 WIDTH = 2  # vectors side by side in a tile
-LANES, ROWS = 16, 16  # tiles in a block of lanes, of rows: 256 lanes of 8 and 96 rows of 6
-SHARED_ROWS = 4  # the same where threads share blocks of rows: more of them are shared more evenly
+BLOCK, ROWS = 1024, 96  # of a block: bytes of lanes, and rows, in as many tiles as it takes on the machine
+SHARED_ROWS = 24  # the same where threads share blocks of rows: more of them are shared more evenly
 STEPS = 4  # of the reduction in one body
 
 
@@ -227,14 +227,15 @@ class _Composing:
 
     def __init__(self, product: FreeProduct, machine: Machine, threads: int) -> None:
         self.product, self.machine, self.threads = product, machine, threads
-        self.vector = self.height = 0
+        self.vector = self.height = self.block = 0
         self.axes = dict(product.axes)
         self.reductions = dict[str, Affine]()
 
     def run(self, schedule: Schedule) -> Schedule:
         """The schedule, not yet checked. Raises `ScheduleError` where an edit does not apply."""
         product, program = self.product, schedule.program
-        self.vector = self.machine.lanes(widest_element(program, [program.statement[n] for n in product.names]))
+        element = widest_element(program, [program.statement[n] for n in product.names])
+        self.vector, self.block = self.machine.lanes(element), BLOCK // element
         self.height = max(1, (self.machine.vector_registers - 1 - WIDTH) // WIDTH)
         if self.vector < 2:
             raise ScheduleError("no lanes")
@@ -310,7 +311,7 @@ class _Composing:
         lanes = width * self.vector
         for name in names:
             loop = schedule.nests[name].names[depth]
-            schedule = schedule.tile({loop: lanes * LANES if width > 1 else lanes})
+            schedule = schedule.tile({loop: max(1, self.block // lanes) * lanes if width > 1 else lanes})
             inner = schedule.nests[name].names[depth + 2 : depth + 3 + len(product.middle)]
             schedule = schedule.reorder(*inner, f"{loop}.p")
         schedule = fused(schedule, names, [depth])
@@ -360,7 +361,8 @@ class _Composing:
             schedule = schedule.tile({rows: height}).tile({lanes: width * self.vector})
             tiles, points = [f"{lanes}.o", f"{rows}.o"], [f"{rows}.p", f"{lanes}.p"]
             if blocks:
-                schedule = schedule.tile({f"{rows}.o": SHARED_ROWS if self.threads > 1 else ROWS})
+                most = SHARED_ROWS if self.threads > 1 else ROWS
+                schedule = schedule.tile({f"{rows}.o": -(-most // height)})
                 tiles = [f"{rows}.o.o", f"{lanes}.o", f"{rows}.o.p"]
             if width > 1:
                 schedule = schedule.tile({points[1]: self.vector})

@@ -32,7 +32,7 @@ from poly.scheduling.schedule import Schedule
 
 PAGES, LINES = 4, 2  # squares of a transposition one after the other along what is written, along what is read
 ROWS = 8  # of a sum of columns that are added to its lanes at a time
-LANES = 128  # vectors of sums that stay in the nearest cache: 4 KiB of the narrowest machine
+SUMS = 1 / 8  # of the nearest cache, for sums of columns that stay there
 
 
 def schedule_walks(schedule: Schedule, names: Sequence[str], machine: Machine) -> tuple[Schedule, list[str]]:
@@ -162,7 +162,8 @@ def columns_summed(schedule: Schedule, name: str, machine: Machine) -> Schedule 
     if not whole:
         return schedule
     loop, step = schedule.nests[whole].names[depth:]
-    schedule = schedule.tile({loop: vector * LANES}).reorder(step, f"{loop}.p")
+    block = int(machine.nearest_cache * SUMS) // widest_element(program, [s]) // width * width
+    schedule = schedule.tile({loop: max(block, width)}).reorder(step, f"{loop}.p")
     schedule, full, rest = _cut(schedule, whole, depth + 1, ends[steps[0]], ROWS)
     for piece in rest:
         schedule = _columns(schedule, piece, depth + 2, "", (width, vector), machine)
