@@ -43,7 +43,9 @@ Array = npt.NDArray[np.generic]
 BRIEF: Final = 1 << 14  # operations of a call that is over before another Python thread could use the time
 NATIVE_RECORDS: Final = 8  # shapes of a kernel with free sizes whose calls are native
 MAX_RECORDS: Final = 64
-LEAST_SHARED: Final = 1 << 17  # statements that run between two meetings: with fewer, one thread is faster
+# Instances that run between two meetings: with fewer, one thread is faster. So many for a product in registers, an
+# eighth for walks through memory; `LEAST_WORK` of `cpu_threads` is for loops of known sizes that nothing else weighs.
+LEAST_SHARED: Final = 1 << 17
 ADDRESSES: Final = 1 << 47  # bytes that a process may have, at the most
 
 
