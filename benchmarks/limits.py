@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from time import perf_counter
@@ -17,7 +16,7 @@ import numpy as np
 
 from benchmarks.cases import Case
 from benchmarks.limits_moved import Turn, seconds, turned
-from benchmarks.loops import FLOATS, LINE, PREFETCH, Loops, at_line, loops_of
+from benchmarks.loops import FLOATS, LINE, PREFETCH, Loops, at_line, loops_of, together
 
 CHAINS = 12  # independent multiply-adds, enough for latency times units
 TRIPS = 100_000
@@ -82,9 +81,9 @@ def measure(case: Case, threads: int) -> Limits:
     pattern = pattern_of(case)
     size = max(4096, case.traffic)
     ways = [way for way in (pattern, f"{pattern}_ahead", f"{pattern}_past") if way in _STREAMS]
-    turn = turned(case) if threads == 1 else None
+    turn = turned(case)
     if turn is not None and turn.whole.elements:
-        pattern, bandwidth = "turned", _turning(turn.whole)
+        pattern, bandwidth = "turned", _turning(turn.whole, threads)
     else:
         bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
     flops = max(_peak(threads) for _ in range(3))
@@ -94,25 +93,6 @@ def measure(case: Case, threads: int) -> Limits:
 # ---- loops
 
 
-def _together(work: Callable[[int], None], threads: int) -> float:
-    """Seconds of the thread that takes longest, all at work at once; waking them is no part of it."""
-
-    def timed(k: int) -> float:
-        start = perf_counter()
-        work(k)
-        return perf_counter() - start
-
-    if threads == 1:
-        return timed(0)
-    waiting = [_pool(threads - 1).submit(timed, k) for k in range(1, threads)]
-    return max(timed(0), *(w.result() for w in waiting))
-
-
-@cache
-def _pool(workers: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers)
-
-
 def _peak(threads: int) -> float:
     loop, lanes = _loops().functions["peak"], _lanes()
     times = 5
@@ -120,7 +100,7 @@ def _peak(threads: int) -> float:
     def work(_: int) -> None:
         loop(0, 0, 0, TRIPS)
 
-    return 2 * lanes * CHAINS * TRIPS * threads / min(_together(work, threads) for _ in range(times))
+    return 2 * lanes * CHAINS * TRIPS * threads / min(together(work, threads) for _ in range(times))
 
 
 def _bandwidth(pattern: str, size: int, threads: int) -> float:
@@ -135,15 +115,15 @@ def _bandwidth(pattern: str, size: int, threads: int) -> float:
     def work(k: int) -> None:
         loop(starts[k], starts[k] + part * (arrays - 1), part // 4, times)
 
-    return part * arrays * times * threads / min(_together(work, threads) for _ in range(3))
+    return part * arrays * times * threads / min(together(work, threads) for _ in range(3))
 
 
-def _turning(turn: Turn) -> float:
-    """Bytes a second of moving the lines of whole squares to where those of the turned array are, one thread."""
+def _turning(turn: Turn, threads: int) -> float:
+    """Bytes a second of moving the lines of whole squares to where those of the turned array are."""
     part = 4 * turn.elements
     (memory,) = _memory(2 * part + 4 * LINE, 1)
     source = at_line(memory.ctypes.data)
-    return 2 * part / seconds(turn, source, source + part)
+    return 2 * part / seconds(turn, source, source + part, threads)
 
 
 @lru_cache(maxsize=1)  # the working set at hand: all of them together are several times the largest

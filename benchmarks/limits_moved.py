@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import product
 from math import prod
-from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks import limits_turned
 from benchmarks.cases import Case
-from benchmarks.loops import FLOATS, Loops, stored_both_ways
+from benchmarks.loops import FLOATS, Loops, stored_both_ways, together
 
 STRIPS = (1, 8, 1 << 40)  # squares that are walked down before the next line of each
 TILE = 4  # iterations of each of the other loops that are walked together
@@ -86,20 +85,28 @@ def turned(case: Case) -> Turn | None:
     return turn if len(order) == len(first) > 1 and turn.down != turn.across else None
 
 
-def seconds(turn: Turn, source: int, target: int) -> float:
-    """The least time in which an array of whole squares of lines is moved, of some orders; its addresses are lines."""
+def seconds(turn: Turn, source: int, target: int, threads: int = 1) -> float:
+    """The least time in which an array of whole squares of lines is moved, of some orders; its addresses are lines.
+    Threads take parts of an order, one after the other.
+    """
     ways = [*product(moving_loops().functions.values(), tables(turn), AHEAD)]
-    once = [_timed(turn, *way, source, target) for way in ways]
+    once = [_timed(turn, *way, source, target, threads) for way in ways]
     best = sorted(range(len(ways)), key=once.__getitem__)[:KEPT]
     tries = max(TRIES, int(SECONDS / once[best[0]]))
-    found = min(once[best[0]], *(_timed(turn, *ways[k], source, target) for k in best for _ in range(tries)))
-    return min(found, limits_turned.seconds(*turn.shape, source, target)) if len(turn.shape) == 2 else found
+    found = min(once[best[0]], *(_timed(turn, *ways[k], source, target, threads) for k in best for _ in range(tries)))
+    if threads > 1 or len(turn.shape) != 2:
+        return found
+    return min(found, limits_turned.seconds(*turn.shape, source, target))
 
 
-def _timed(turn: Turn, loop: Loop, table: Table, ahead: int, source: int, target: int) -> float:
-    start = perf_counter()
-    move(turn, loop, table, ahead, source, target)
-    return perf_counter() - start
+def _timed(turn: Turn, loop: Loop, table: Table, ahead: int, source: int, target: int, threads: int) -> float:
+    asked, squares = max(AHEAD), len(table) - max(AHEAD)
+
+    def work(k: int) -> None:
+        part = table[squares * k // threads : squares * (k + 1) // threads + asked]
+        move(turn, loop, part, ahead, source, target)
+
+    return together(work, threads)
 
 
 def move(turn: Turn, loop: Loop, table: Table, ahead: int, source: int, target: int) -> None:

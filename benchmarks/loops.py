@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
 from typing import Generic, TypeVar
 
 from poly.codegen.jit import Linked
@@ -46,3 +49,22 @@ def stored_both_ways(name: str, text: Callable[[str, int, str], str], prototype:
 def at_line(address: int) -> int:
     """The first start of a line from an address on."""
     return -(-address // LINE) * LINE
+
+
+def together(work: Callable[[int], None], threads: int) -> float:
+    """Seconds of the thread that takes longest, all at work at once; waking them is no part of it."""
+
+    def timed(k: int) -> float:
+        start = perf_counter()
+        work(k)
+        return perf_counter() - start
+
+    if threads == 1:
+        return timed(0)
+    waiting = [_pool(threads - 1).submit(timed, k) for k in range(1, threads)]
+    return max(timed(0), *(w.result() for w in waiting))
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(workers)

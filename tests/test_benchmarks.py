@@ -16,7 +16,7 @@ from benchmarks.candidates import Shelf, make, nests_of, plans_of
 from benchmarks.cases import CASES, Case, attention, conv, dense, einsum, load_cases, pointwise
 from benchmarks.driver import Row
 from benchmarks.graphs import NODES
-from benchmarks.limits_moved import Turn, move, moving_loops, tables, turned
+from benchmarks.limits_moved import Turn, move, moving_loops, seconds, tables, turned
 from benchmarks.limits_turned import turning_loops
 from benchmarks.peers import numpy_peer, ours
 from benchmarks.reference import ROUNDING, error_of, reference
@@ -173,6 +173,17 @@ def test_the_limit_of_a_permutation_moves_every_line_to_its_place(turn: Turn) ->
             b = aligned_zeros(tuple(turn.shape[k] for k in turn.order), np.dtype(np.float32))
             move(turn, loop, table, 8, a.ctypes.data, b.ctypes.data)
             np.testing.assert_array_equal(b, squares.transpose(turn.order))
+
+
+def test_threads_move_all_parts_of_a_permutation() -> None:
+    turn = Turn((3, 32, 5, 48), (3, 2, 0, 1))
+    a = aligned_zeros(turn.shape, np.dtype(np.float32))
+    a[:] = np.arange(a.size, dtype=np.float32).reshape(a.shape)
+    one, two = (aligned_zeros(tuple(turn.shape[k] for k in turn.order), np.dtype(np.float32)) for _ in range(2))
+    for threads, b in ((1, one), (2, two)):
+        assert seconds(turn, a.ctypes.data, b.ctypes.data, threads) > 0
+    assert np.count_nonzero(one) == a.size - 1
+    np.testing.assert_array_equal(one, two)
 
 
 @pytest.mark.parametrize("strip", [16, 48, 1 << 40])
