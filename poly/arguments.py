@@ -1,7 +1,8 @@
 """Arguments of the wrong kind become errors of ours before they get anywhere.
 
 `checks_kinds` reads the annotations of a function, which are texts, and knows the plain ones: `str`, `int`, `float`,
-`bool`, `None`, `Sequence[...]`, `Mapping[..., ...]`, `tuple[..., ...]` and unions of these. Any other takes anything.
+`SupportsIndex` (an int of Python or numpy), `bool`, `None`, `Sequence[...]`, `Mapping[..., ...]`, `tuple[..., ...]` and
+unions of these. Any other takes anything.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
                         if not test(v):
                             entry, wrong = _entry(v, test)
                             message = f"{function.__name__}: {name}{entry} is {shown(wrong)}"
-                            raise error(message, hint=_own_name(wrong) or f"{name}: {kind}")
+                            wanted = kind.replace("SupportsIndex", "int")
+                            raise error(message, hint=_own_name(wrong) or f"{name}: {wanted}")
 
         return call
 
@@ -175,7 +177,7 @@ def fits(annotation: str, classes: Sequence[str] = ()) -> Fits:
     match head.strip(), inner:
         case "str", []:
             return lambda value: isinstance(value, str)
-        case "int", []:
+        case "int" | "SupportsIndex", []:
             return lambda value: isinstance(value, Integral) and value is not True and value is not False
         case "float", []:
             return lambda value: isinstance(value, Real) and value is not True and value is not False

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from re import fullmatch
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeGuard, overload
+from typing import TYPE_CHECKING, SupportsIndex, TypeGuard, overload
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def compile(  # pyright: ignore[reportOverlappingOverload]  # every other graph 
     target: str | Machine = "cpu",
     *,
     constants: Mapping[str, Array] | None = None,
-    threads: int | None = None,
+    threads: SupportsIndex | None = None,
     schedule: None = None,
     progress: Progress | None = None,
 ) -> SizedEngine: ...
@@ -80,7 +80,7 @@ def compile(
     target: str | Machine = "cpu",
     *,
     constants: Mapping[str, Array] | None = None,
-    threads: int | None = None,
+    threads: SupportsIndex | None = None,
     schedule: None = None,
     progress: Progress | None = None,
 ) -> Engine: ...
@@ -90,7 +90,7 @@ def compile(
     target: str | Machine = "cpu",
     *,
     constants: None = None,
-    threads: int | None = None,
+    threads: SupportsIndex | None = None,
     schedule: None = None,
     progress: Progress | None = None,
 ) -> ModelEngine: ...
@@ -100,7 +100,7 @@ def compile(
     target: str | Machine = "cpu",
     *,
     constants: Mapping[str, Array] | None = None,
-    threads: int | None = None,
+    threads: SupportsIndex | None = None,
     schedule: Schedule | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
@@ -110,7 +110,7 @@ def compile(
     target: str | Machine = "cpu",
     *,
     constants: Mapping[str, Array] | None = None,
-    threads: int | None = None,
+    threads: SupportsIndex | None = None,
     schedule: Schedule | None = None,
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel | Engine | ModelEngine | SizedEngine:

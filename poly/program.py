@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from numbers import Integral
-from typing import Literal, get_args
+from typing import Literal, SupportsIndex, get_args
 
 import islpy as isl
 
@@ -278,23 +278,23 @@ class Program:
     def outputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.is_output)
 
-    def bind(self, **sizes: int) -> Program:
+    def bind(self, **sizes: SupportsIndex) -> Program:
         """Fix sizes; the others stay free. Raises `PolyError` for an unknown size or one the context excludes."""
         context = self.context
-        for name, value in (self.binding | sizes).items():
+        for name, value in {**self.binding, **sizes}.items():
             if name not in self.parameters:
                 raise PolyError(
                     f"{name!r} is not a size of {self.name}", hint=f"sizes: {', '.join(self.parameters) or 'none'}"
                 )
             if not isinstance(value, Integral) or isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise PolyError(f"{name} is {value!r}", where=f"program {self.name}", hint="a size is an int")
-            if abs(value) > MOST_SIZE:
+            if abs(int(value)) > MOST_SIZE:
                 raise ShapeError(f"{name} = {value} is more than {MOST_SIZE}", where=f"program {self.name}")
             context = context.intersect_params(isl.Set(f"[{name}] -> {{ : {name} = {value} }}"))
             if context.is_empty():
                 allowed = print_condition(self.context)
                 raise ShapeError(f"{name} = {value} is not allowed: {allowed}", where=f"program {self.name}")
-        bound = {name: int(value) for name, value in (self.binding | sizes).items()}
+        bound = {name: int(value) for name, value in {**self.binding, **sizes}.items()}
         return replace(self, sizes=tuple(sorted(bound.items())))
 
     def __str__(self) -> str:

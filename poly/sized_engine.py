@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, SupportsIndex
 
 import numpy as np
 
@@ -180,7 +180,7 @@ class SizedEngine(RunByName):
 
         return profile(self.graph.name, parts, lambda observe: self.run(inputs, observe=observe), runs)
 
-    def specialise(self, **sizes: int) -> Engine:
+    def specialise(self, **sizes: SupportsIndex) -> Engine:
         """Compile for one size, given by the names of the dimensions; calls of that size use it from then on.
 
         Raises `RunError` for sizes that are unknown, missing or out of range, and what compiling raises.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import indent
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds, shown
@@ -248,7 +248,7 @@ class Schedule:
     # The primitives, so that they chain. Their meaning and checks are in the modules they come from.
 
     @checks_kinds(ScheduleError)
-    def tile(self, sizes: Mapping[str, int] | None = None, **named: int) -> Schedule:
+    def tile(self, sizes: Mapping[str, SupportsIndex] | None = None, **named: SupportsIndex) -> Schedule:
         """Cut a band's loops into tiles: i becomes i.o over tiles, i.p inside. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import tile
 
@@ -276,28 +276,28 @@ class Schedule:
         return fuse(self, first, second)
 
     @checks_kinds(ScheduleError)
-    def distribute(self, loop: str, at: int = 1) -> Schedule:
+    def distribute(self, loop: str, at: SupportsIndex = 1) -> Schedule:
         """Cut a loop in two: the first `at` things inside, the rest in loop.2. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import distribute
 
         return distribute(self, loop, int(at))
 
     @checks_kinds(ScheduleError)
-    def shift(self, statement: str, loop: str, by: int) -> Schedule:
+    def shift(self, statement: str, loop: str, by: SupportsIndex) -> Schedule:
         """Run a statement `by` iterations of a loop later. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import shift
 
         return shift(self, statement, loop, int(by))
 
     @checks_kinds(ScheduleError)
-    def skew(self, loop: str, by: str, factor: int = 1) -> Schedule:
+    def skew(self, loop: str, by: str, factor: SupportsIndex = 1) -> Schedule:
         """Add `factor` times the outer loop `by` to a loop (time skewing). Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.edits import skew
 
         return skew(self, loop, by, int(factor))
 
     @checks_kinds(ScheduleError)
-    def split(self, loop: str, at: int | str) -> Schedule:
+    def split(self, loop: str, at: SupportsIndex | str) -> Schedule:
         """Cut a loop's range at `at`: S_lo in loop.lo, then S_hi in loop.hi. Raises IllegalEdit/ScheduleError.
 
         `at`: a number or a quasi-affine expression of loops around it and sizes, such as "8*(i//8)"; S_lo has what lies
@@ -329,7 +329,7 @@ class Schedule:
         return nontemporal(self, loop)
 
     @checks_kinds(ScheduleError)
-    def prefetch(self, loop: str, along: str, ahead: int = 1) -> Schedule:
+    def prefetch(self, loop: str, along: str, ahead: SupportsIndex = 1) -> Schedule:
         """Let a vector loop ask for what it touches `ahead` iterations of loop `along` later. Raises ScheduleError."""
         from poly.scheduling.edits import prefetch
 
@@ -403,11 +403,11 @@ class Schedule:
         return rfactor(self, statement, loop, at=at, name=name)
 
     @checks_kinds(ScheduleError)
-    def double_buffer(self, tensor: str, loop: str, depth: int = 2) -> Schedule:
+    def double_buffer(self, tensor: str, loop: str, depth: SupportsIndex = 2) -> Schedule:
         """Let a promoted tensor rotate over `depth` slots, loaded ahead. Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.buffering import double_buffer
 
-        return double_buffer(self, tensor, loop, depth)
+        return double_buffer(self, tensor, loop, int(depth))
 
     @checks_kinds(ScheduleError)
     def arrange(self, nests: Sequence[Place]) -> Schedule:

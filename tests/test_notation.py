@@ -348,7 +348,7 @@ def test_hints_for_what_notation_writes_otherwise() -> None:
             parse(text, A=(3,))
         assert len(str(error.value)) < 800
     assert [s.name for s in parse("Ä[i] = A[i]", A=(3,)).statements] == ["i__set"]
-    assert parse("C[i] = A[i]", A=("N",)).bind(N=np.int64(3)).sizes == (("N", 3),)  # type: ignore[arg-type]
+    assert parse("C[i] = A[i]", A=("N",)).bind(N=np.int64(3)).sizes == (("N", 3),)
 
 
 def test_constants_that_are_none() -> None:
