@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.cases import Case
 from benchmarks.limits_moved import Turn, seconds, turned
-from benchmarks.loops import FLOATS, LINE, PREFETCH, Loops, at_line, loops_of, together
+from benchmarks.loops import BESIDE, FLOATS, LINE, PREFETCH, Loops, at_line, loops_of, together
 
 CHAINS = 12  # independent multiply-adds, enough for latency times units
 TRIPS = 100_000
@@ -29,8 +29,9 @@ _LOOP = ctypes.CFUNCTYPE(ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p, ctype
 
 @dataclass(frozen=True)
 class Stream:
-    """A walk over arrays of one length, one behind the other: so many are read, and the last one is written; `past`
-    the caches. `ahead`: bytes before a line is touched at which it is asked for, 0 if it is not.
+    """A walk over arrays of one length, one behind the other: so many are read, which begin where numpy's do, so that a
+    vector may lie in two lines; and the last one, which begins with a line, is written; `past` the caches. `ahead`:
+    bytes before a line is touched at which it is asked for, 0 if it is not.
     """
 
     reads: int
@@ -108,12 +109,12 @@ def _bandwidth(pattern: str, size: int, threads: int) -> float:
     loop, step = _loops().functions[pattern], 4 * _lanes() * UNROLL
     arrays = _STREAMS[pattern].arrays
     part = max(step, size // arrays // threads // step * step)
-    memory = _memory(part * arrays + LINE * arrays, threads)
+    memory = _memory(part * arrays + LINE * (arrays + 2), threads)
     starts = [at_line(m.ctypes.data) for m in memory]
     times = max(1, int(SECONDS * 2e10 / (part * arrays)))
 
     def work(k: int) -> None:
-        loop(starts[k], starts[k] + part * (arrays - 1), part // 4, times)
+        loop(starts[k] + BESIDE, starts[k] + LINE + part * (arrays - 1), part // 4, times)
 
     return part * arrays * times * threads / min(together(work, threads) for _ in range(3))
 
@@ -123,7 +124,7 @@ def _turning(turn: Turn, threads: int) -> float:
     part = 4 * turn.elements
     (memory,) = _memory(2 * part + 4 * LINE, 1)
     source = at_line(memory.ctypes.data)
-    return 2 * part / seconds(turn, source, source + part, threads)
+    return 2 * part / seconds(turn, source + BESIDE, source + LINE + part, threads)
 
 
 @lru_cache(maxsize=1)  # the working set at hand: all of them together are several times the largest
@@ -172,7 +173,7 @@ def _stream_text(name: str, stream: Stream, lanes: int) -> str:
         value = "splat (float 1.0)" if stream.reads == 0 else f"%v{k}x0"
         for r in range(stream.reads):
             body += [f"  %q{k}x{r} = getelementptr float, ptr %a{r}, i64 %p{k}"]
-            body += [f"  %v{k}x{r} = load {kind}, ptr %q{k}x{r}, align {4 * lanes}"]
+            body += [f"  %v{k}x{r} = load {kind}, ptr %q{k}x{r}, align {BESIDE}"]
             if stream.ahead and k * lanes % FLOATS == 0:
                 body += [f"  %f{k}x{r} = getelementptr i8, ptr %q{k}x{r}, i64 {stream.ahead}"]
                 body += [f"  call void @llvm.prefetch.p0(ptr %f{k}x{r}, i32 0, i32 3, i32 1)"]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from benchmarks import limits_turned
 from benchmarks.cases import Case
-from benchmarks.loops import FLOATS, Loops, stored_both_ways, together
+from benchmarks.loops import BESIDE, FLOATS, Loops, stored_both_ways, together
 
 STRIPS = (1, 8, 1 << 40)  # squares that are walked down before the next line of each
 TILE = 4  # iterations of each of the other loops that are walked together
@@ -86,8 +86,8 @@ def turned(case: Case) -> Turn | None:
 
 
 def seconds(turn: Turn, source: int, target: int, threads: int = 1) -> float:
-    """The least time in which an array of whole squares of lines is moved, of some orders; its addresses are lines.
-    Threads take parts of an order, one after the other.
+    """The least time in which an array of whole squares of lines is moved, of some orders; the target begins with
+    a line. Threads take parts of an order, one after the other.
     """
     ways = [*product(moving_loops().functions.values(), tables(turn), AHEAD)]
     once = [_timed(turn, *way, source, target, threads) for way in ways]
@@ -154,7 +154,7 @@ def _text(name: str, lanes: int, how: str) -> str:
         for v in range(0, FLOATS, lanes):
             body += [
                 f"  %u{k}x{v} = getelementptr float, ptr %p{k}, i64 {v}",
-                f"  %x{k}x{v} = load {kind}, ptr %u{k}x{v}, align {4 * lanes}",
+                f"  %x{k}x{v} = load {kind}, ptr %u{k}x{v}, align {BESIDE}",
                 f"  %w{k}x{v} = getelementptr float, ptr %q{k}, i64 {v}",
                 f"  store {kind} %x{k}x{v}, ptr %w{k}x{v}, {how}",
             ]  # fmt: skip

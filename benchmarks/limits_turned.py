@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from time import perf_counter
 
-from benchmarks.loops import FLOATS, Loops, stored_both_ways
+from benchmarks.loops import BESIDE, FLOATS, Loops, stored_both_ways
 
 STRIPS = (FLOATS, 8 * FLOATS, 1 << 40)  # rows of the source that are walked down before the next line of each
 TRIES = 3
@@ -22,7 +22,7 @@ _LOOP = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int6
 
 
 def seconds(rows: int, columns: int, source: int, target: int) -> float:
-    """The least time in which whole squares of lines are moved, of some orders; addresses of lines are given."""
+    """The least time in which whole squares of lines are moved, of some orders; the target begins with a line."""
     rows, columns, best = rows // FLOATS * FLOATS, columns // FLOATS * FLOATS, float("inf")
     for loop in turning_loops().functions.values():
         for strip in {min(s, rows) for s in STRIPS}:
@@ -53,7 +53,7 @@ def _text(name: str, lanes: int, how: str) -> str:
         for q in range(0, FLOATS, lanes):
             body += [
                 f"  %o{k}x{q} = add i64 %t{k}, {q}", f"  %p{k}x{q} = getelementptr float, ptr %a, i64 %o{k}x{q}",
-                f"  %x{k}x{q} = load {kind}, ptr %p{k}x{q}, align {4 * lanes}",
+                f"  %x{k}x{q} = load {kind}, ptr %p{k}x{q}, align {BESIDE}",
                 f"  %y{k}x{q} = add i64 %w{k}, {q}", f"  %z{k}x{q} = getelementptr float, ptr %b, i64 %y{k}x{q}",
                 f"  store {kind} %x{k}x{q}, ptr %z{k}x{q}, {how}",
             ]  # fmt: skip

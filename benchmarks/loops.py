@@ -13,6 +13,7 @@ from poly.codegen.jit import Linked
 
 LINE = 64  # bytes of a cache's line
 FLOATS = LINE // 4  # of a line
+BESIDE = 16  # bytes from the start of a line to where numpy's large arrays begin, and so the operands of the cases
 PREFETCH = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
 T = TypeVar("T")
 
