@@ -101,6 +101,13 @@ class Floats:
             terms = pairs + terms[len(terms) - len(terms) % 2 :]
         return terms[0]
 
+    def horner(self, x: Value, coefficients: Sequence[float]) -> Value:
+        """The fewest operations, one after another: for chains that others run beside; constant term first."""
+        found = self.c(coefficients[-1])
+        for c in reversed(coefficients[:-1]):
+            found = self.fma(found, x, self.c(c))
+        return found
+
     def round(self, x: Value, factor: float, offset: int = 0, fraction: int = 0) -> tuple[Value, Value]:
         """round(x * factor) as a float, and bits whose lowest ones are that integer plus the offset; with so many bits
         after the binary point.
