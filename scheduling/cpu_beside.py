@@ -1,8 +1,9 @@
 """Policy for windows that slide beside the lanes: the contiguous axis of what is read stands still in the window.
 
-Loops from the outside in: outer, register tiles of rows, vectors [the sums in registers], rows of the window, what is
-read along the tile, what is written there, lanes. Nothing is copied: what lies outside is cut off as pieces of their
-own, in which every position is known when the code is made. Constants of the window are laid along the lanes.
+Loops from the outside in: blocks of lanes [the rows that the window reads again in the nearest cache], outer, register
+tiles of rows, vectors [the sums in registers], rows of the window, what is read along the tile, what is written there,
+lanes. Nothing is copied: what lies outside is cut off as pieces of their own, in which every position is known when the
+code is made. Constants of the window are laid along the lanes.
 """
 
 from __future__ import annotations
@@ -15,25 +16,30 @@ from poly.affine import var
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_chain import keep_values
-from poly.scheduling.cpu_edits import cut, fused
-from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
+from poly.scheduling.cpu_cost import own_share
+from poly.scheduling.cpu_edits import cut, fused, outermost
+from poly.scheduling.cpu_facts import axis_of, bytes_touched, own_capacity, reduction_extents, widest_element
 from poly.scheduling.cpu_window import MOST_ROWS, MOST_TAPS, Window, Windows, beside, inside_of, row_axis, suits
 from poly.scheduling.groups import Group, domain_box
 from poly.scheduling.schedule import Schedule
 
+AGAIN = 2  # times that a row is read, from which on it is kept near
+PIECE = 4  # lines of a block of lanes at least: shorter pieces of memory cost more than the rows spare
 SPARE = 3  # registers besides the sums and one row of the window's constants
 
 
 @dataclass(frozen=True)
 class Beside:
     """`window`: rows, lanes and the register tile; `cuts`: by parallel loop where it is cut, `edges`: how many of the
-    pieces at its start and its end are laid out; `constants`: reads that are laid along the lanes, with that axis.
+    pieces at its start and its end are laid out; `constants`: reads that are laid along the lanes, with that axis;
+    `block`: lanes at a time outside of all other loops, 0 for all of them.
     """
 
     window: Window
     cuts: Mapping[int, tuple[int, ...]]
     edges: Mapping[int, tuple[bool, bool]]
     constants: tuple[tuple[str, int], ...]
+    block: int = 0
 
 
 def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Beside | None:
@@ -70,7 +76,10 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
         offset=index.constant, vector=vector, height=height, strip=group.box[rows][1] + 1, copied=False, kept=(),
         unrolled=False, cuts=(), lane_cuts=(), vector_cuts=(),
     )  # fmt: skip
-    return Beside(window, {**cuts, rows: tiles}, edges, constants)
+    block = 0
+    if threads == 1:  # who shares a group along rows made what it reads along rows, too
+        block = _block(program, group, window, read, [(a, d, taps[n]) for a, (n, d) in slides.items()], machine)
+    return Beside(window, {**cuts, rows: tiles}, edges, constants, block)
 
 
 def _operands(
@@ -90,6 +99,32 @@ def _operands(
             return None, None
         found.append((read.tensor, axis))
     return sliding[0], tuple(found)
+
+
+def _block(
+    program: Program,
+    group: Group,
+    window: Window,
+    read: Access,
+    slides: Sequence[tuple[int, int, int]],
+    machine: Machine,
+) -> int:
+    """Lanes outside of all other loops at a time, so that rows come from the nearest cache all times but the first.
+
+    0, which is all, where hardly a row is read again, and for what lies beyond a core's own caches, where longer
+    pieces count more. `slides`: parallel loops, the axes of the read beside them, and the window's extents there.
+    """
+    w, box, names = window, group.box or (), group.axes[window.statement]
+    steps = {a: read.affine_index[d].coefficient(names[a]) for a, d, _ in slides}
+    again = any(taps >= AGAIN * steps[a] for a, _, taps in slides if a != w.rows)
+    if not again or bytes_touched(program, group.statements) > own_capacity(machine):
+        return 0
+    shape = program.tensor[read.tensor].extents(program.binding)
+    rows = prod(shape[d] if a == w.rows else taps for a, d, taps in slides)
+    vectors = rows + box[w.rows][1] + 1 + prod(taps for *_, taps in slides)  # read, written, constants
+    size, every = w.vector * widest_element(program, group.statements), (box[w.lanes][1] + 1) // w.vector
+    least, most = PIECE * machine.line // size, own_share(machine.nearest_cache) // (vectors * size)
+    return w.vector * max((b for b in range(max(1, least), min(most, every - 1) + 1) if every % b == 0), default=0)
 
 
 def _height(extent: int, taps: int, registers: int) -> int:
@@ -125,6 +160,7 @@ class _Beside(Windows):
     def __init__(self, group: Group, plan: Beside, machine: Machine) -> None:
         super().__init__(group, plan.window, machine)
         self.plan = plan
+        self.depth += plan.block > 0
 
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)
@@ -136,17 +172,30 @@ class _Beside(Windows):
                 order=order,
             )  # fmt: skip
         schedule = self._ordered(schedule, names, (*self.outer, w.rows, w.lanes))
-        return self._from(schedule, names, 0)
+        if self.plan.block:
+            for name in names:
+                lanes = self._loop(schedule, name, w.lanes)
+                schedule = schedule.tile({lanes: self.plan.block})
+                schedule = outermost(schedule, name, [f"{lanes}.o"])
+            schedule = fused(schedule, names, [0])
+        return self._from(schedule, names, self.depth - len(self.outer))
+
+    def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
+        """Of two loops over lanes the one inside of a block."""
+        if axis != self.window.lanes:
+            return super()._loop(schedule, name, axis)
+        nest, lanes = schedule.nests[name], self.group.axes[schedule.program.statement[name].source_name][axis]
+        return [n for n in nest.names if nest.loops[n].names == {lanes}][-1]
 
     def _from(self, schedule: Schedule, names: Sequence[str], depth: int) -> Schedule:
         """Pieces of the loops from a depth on; those at the edges laid out."""
-        if depth == len(self.outer):
+        if depth == self.depth:
             rows = self.window.rows
             schedule, parts = cut(schedule, self.group, names, rows, self.plan.cuts.get(rows, ()))
             for part in parts:
                 schedule = self._piece(schedule, part)
             return schedule
-        axis = self.outer[depth]
+        axis = self.outer[depth - self.depth]
         schedule, parts = cut(schedule, self.group, names, axis, self.plan.cuts.get(axis, ()))
         for k, part in enumerate(parts):
             schedule = fused(schedule, part, [depth])

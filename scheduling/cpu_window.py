@@ -320,6 +320,7 @@ class Windows:
         self.group, self.window, self.machine = group, window, machine
         axes = group.axes[window.statement]
         self.outer = [a for a in range(len(axes)) if a not in (window.rows, window.lanes)]
+        self.depth = len(self.outer)  # of loops around those of a piece
 
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)
@@ -351,7 +352,7 @@ class Windows:
 
     def _piece(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
         """Strips, register tiles and lanes of one piece; promotions from the outside in."""
-        w, depth = self.window, len(self.outer)
+        w, depth = self.window, self.depth
         low, high = self._range(schedule, names[0], w.rows)
         height, strip = min(w.height, high - low + 1), min(w.strip, high - low + 1)
         if strip % height and not w.unrolled:
@@ -403,7 +404,7 @@ class Windows:
         schedule = schedule.tile({down: strip}).tile({f"{down}.p": height}).tile({lanes: w.vector})
         row = f"{down}.p.p"
         order = [f"{down}.o", f"{down}.p.o", f"{lanes}.o"]
-        rest = [n for n in schedule.nests[name].names[len(self.outer) :] if n not in (*order, row, f"{lanes}.p")]
+        rest = [n for n in schedule.nests[name].names[self.depth :] if n not in (*order, row, f"{lanes}.p")]
         schedule = schedule.reorder(*order, *self._inner(schedule, name, rest, row), f"{lanes}.p")
         schedule = unrolled(schedule, (*rest, row))
         if laid_out:

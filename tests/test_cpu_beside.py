@@ -113,6 +113,24 @@ def test_the_schedule_is_checked_and_copies_no_input() -> None:
     assert any(s.origin == "b" for s in schedule.program.statements)  # cut, so by this policy
 
 
+def test_lanes_in_blocks_whose_rows_stay_near() -> None:
+    """For one thread, where rows are read several times and together are more than the nearest cache holds."""
+    wide = sums(7, 7, 576)
+    found = plan(wide)
+    assert found is not None and found.block and 576 % found.block == 0 and found.block % 32 == 0
+    for program in (sums(7, 7, 64), sums(8, 8, 576, step=2), sums(64, 64, 576)):
+        other = plan(program)  # little in a row, hardly a row read again, and beyond a core's own caches
+        assert other is not None and not other.block
+    shared = [beside_of(wide, group, AVX2, 2) for group in groups_of(wide)]
+    assert not any(other is not None and other.block for other in shared)
+    loops = str(schedule_for_cpu(wide, AVX2, threads=1).lower())
+    assert f"in range(0, {576 // found.block})" in loops
+    random = np.random.default_rng(0)
+    x, w = (random.integers(-3, 4, shape).astype("f4") for shape in ((7, 7, 576), (576, 3, 3)))
+    expected = run_program(wide, {"X": x, "W": w})["Y"]
+    assert np.array_equal(np.asarray(poly.compile(wide, constants={"W": w}, threads=1)(x)), expected)
+
+
 def test_a_chain_of_values_takes_a_register_each() -> None:
     program = chained(sums(14, 14, 16, taps=5, pad=2))
     assert plan(program) is not None
