@@ -69,12 +69,35 @@ class Registers:
         rows = [self.entries[tensor, start].value for start in starts]
         if len(starts) == count and len(set(starts)) == 1 and rows[0].lanes:
             return self.ops.shuffle(rows[0], None, [*(p - starts[0] for p in places), *[None] * (lanes - count)])
+        if stride == 2 and len(starts) == count and (found := self._second(tensor, places, starts, lanes)) is not None:
+            return found
         if len(set(starts)) == count > 1:
             width, column = rows[0].lanes, at - starts[0]
             alike = all(r.lanes == width and p - s == column for r, p, s in zip(rows, places, starts, strict=True))
             if alike and width > 1 and width & (width - 1) == 0:
                 return transpose.column(self.ops, rows, column, lanes)
         return self._gathered(tensor, places, lanes)
+
+    def _second(self, tensor: str, places: Sequence[int], starts: Sequence[int], lanes: int) -> Value | None:
+        """Every second element of up to three vectors one behind the other, of one width but for the last; else None.
+        Where places start further on, what they share with those that start earlier is picked once.
+        """
+        start, count = starts[0], len(places)
+        width = self.entries[tensor, start].value.lanes
+        last = places[-1] - start
+        if not width or lanes > width or any(s != p - (p - start) % width for p, s in zip(places, starts, strict=True)):
+            return None
+        parts = [self.entries[tensor, start + k * width].value for k in range(last // width + 1)]
+        if len(parts) not in (2, 3) or any(v.lanes != width for v in parts[:-1]) or parts[-1].lanes > width:
+            return None
+        first, second, *third = (self.ops.widened(v, width) for v in parts)
+        phase, steps = (places[0] - start) % 2, (places[0] - start) // 2
+        picked = self.ops.shuffle(first, second, range(phase, 2 * width, 2))
+        if not steps and lanes == width:
+            return picked
+        every = [*range(steps, width), *(width + phase + 2 * i for i in range(steps))]
+        wanted = [p if i < count else None for i, p in enumerate(every[:lanes])]
+        return self.ops.shuffle(picked, third[0] if third else None, wanted)
 
     def _gathered(self, tensor: str, places: Sequence[int], lanes: int) -> Value | None:
         items = [self.scalar(tensor, place) for place in places]
@@ -94,7 +117,7 @@ class Registers:
         after = self.entries.get((tensor, start + width))
         if entry.count == width and after is not None and at + count <= start + width + after.count:
             places = [at - start + i if i < count else None for i in range(lanes)]
-            if start < at and 0 < after.value.lanes <= width:
+            if start < at and after.value.lanes <= width:
                 return self.ops.shuffle(entry.value, self.ops.widened(after.value, width), places)
         parts = [self.entries.get((tensor, at + k)) for k in range(0, count, width)]
         whole = [p.value for p in parts if p is not None and p.value.lanes == width and p.count == width]

@@ -121,6 +121,7 @@ class Ops:
 
     def widened(self, a: Value, lanes: int) -> Value:
         """A vector with so many lanes, of which those after its own mean nothing."""
+        a = self.splat(a, a.lanes or lanes)
         return a if a.lanes == lanes else self.shuffle(a, None, [*range(a.lanes), *[None] * (lanes - a.lanes)])
 
     def part(self, a: Value, start: int, count: int) -> Value:

@@ -6,10 +6,10 @@ padding, in the first cache level; the other operands in registers], rows of reg
 registers], columns of the window, rows read, rows written, lanes. A row of the input is loaded once and used for all
 the rows of the tile that its window reaches. Windows that leave the tensor read it where it is: the vectors that see
 padding at their ends are pieces of their own, the others load without masks (whole rows of padding cost an address).
-Where vectors are as wide as lines, a load in all columns but one would cross from one line to the next: there a row is
-loaded once, and its columns are taken from these registers.
-Where those would be too many what a strip reads is copied, and for windows with larger steps than two, which want every
-n-th element together; every second one is picked from two loads that the window's columns share.
+Where pieces would be too many what a strip reads is copied, and for windows with larger steps than two, which want
+every n-th element together; every second one is picked from two loads that the window's columns share. Where vectors
+are as wide as lines, loads in all columns but one would cross from one line to the next: there a row is loaded once,
+and its columns are taken from these registers.
 """
 
 from __future__ import annotations
@@ -167,11 +167,12 @@ def _most_rows(shape: _Shape, registers: int, kept: bool) -> int:
 
 
 def _is_shifted(program: Program, shape: _Shape, kept: bool, vector: int, machine: Machine) -> bool:
-    """Whether a row read is loaded once for all columns: vectors are lines, and two of them hold all that it takes."""
+    """Whether a row read is loaded once for all columns: vectors are lines, and few hold all that it takes."""
     size = size_bytes(program.tensor[shape.read.tensor].dtype)
     reach = shape.read.affine_index[-1].coefficient(shape.sideways) * (shape.taps[shape.sideways] - 1)
     rolls = bool(shape.down) and shape.spread == 1 and (kept or not shape.others)
-    return rolls and shape.step == 1 and 0 < reach <= vector and vector * size >= machine.line
+    wide = machine.lanes(1) >= machine.line and shape.step * vector * size >= machine.line
+    return wide and rolls and shape.step <= PICKED and 0 < reach <= vector
 
 
 def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
@@ -450,9 +451,13 @@ class Windows:
             return schedule, around[-1]
         *others, lane = loops_of_copy(schedule, f"ld_{buffer}")
         schedule = unrolled(schedule, others)
-        if extent_of(schedule, buffer, -1) > w.vector:
-            schedule = schedule.split(lane, w.vector).vectorise(f"{lane}.hi")
+        whole = w.vector * w.step
+        if extent_of(schedule, buffer, -1) > whole:
+            schedule = schedule.split(lane, whole).vectorise(f"{lane}.hi")
             lane = f"{lane}.lo"
+        if w.step > 1:
+            schedule = schedule.tile({lane: w.vector}).unroll(f"{lane}.o")
+            lane = f"{lane}.p"
         return schedule.vectorise(lane), lane
 
     def _copied(self, schedule: Schedule, update: str, at: str, rows: tuple[int, int, int]) -> Schedule:

@@ -26,6 +26,7 @@ from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_window import window_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.instances import check_instances
+from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 from tests.machines import AVX2
 from tests.onnx_helpers import run_graph
@@ -284,7 +285,22 @@ def test_other_machines(machine: Machine, name: str) -> None:
     check_capacity(schedule.lower(), machine)
 
 
-@pytest.mark.parametrize("name", ["3x3", "3x3 wide", "largest, stride 1"])
+@pytest.mark.parametrize("size", [3, 11, 16])
+@pytest.mark.parametrize("first", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("step", [1, 2])
+def test_lanes_that_lie_in_several_vectors_of_registers(step: int, first: int, size: int) -> None:
+    text = f"y[c,i] = x[c,{step}*i] + 10*x[c,{step}*i + 1] + 100*x[c,{step}*i + {first}]"
+    schedule = Schedule(poly.parse(text, x=(3, 48), y=(3, size)))
+    schedule = schedule.promote("x", "c", host_machine().register_space, name="r")
+    schedule = schedule.tile({"ld_r.1": 16}).unroll("ld_r.1.o").vectorise("ld_r.1.p").vectorise("i")
+    kernel = poly.compile(schedule)
+    assert isinstance(kernel, Kernel) and "extractelement" not in kernel.ir.split("define")[1]
+    x = np.arange(3 * 48, dtype=np.float32).reshape(3, 48)
+    places = step * np.arange(size)
+    np.testing.assert_array_equal(kernel(x), x[:, places] + 10 * x[:, places + 1] + 100 * x[:, places + first])
+
+
+@pytest.mark.parametrize("name", ["3x3", "3x3 wide", "strided", "largest", "largest, stride 1"])
 def test_columns_share_a_row_where_vectors_are_lines(name: str) -> None:
     """A row of what is read is in registers, for all columns; where vectors are shorter each column loads its own."""
     operator, shape, weights, attrs = CASES[name]
