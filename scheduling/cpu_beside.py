@@ -185,7 +185,7 @@ class _Beside(Windows):
         if axis != self.window.lanes:
             return super()._loop(schedule, name, axis)
         nest, lanes = schedule.nests[name], self.group.axes[schedule.program.statement[name].source_name][axis]
-        return [n for n in nest.names if nest.loops[n].names == {lanes}][-1]
+        return [n for n in nest.names if nest.loops[n].names == frozenset({lanes})][-1]
 
     def _from(self, schedule: Schedule, names: Sequence[str], depth: int) -> Schedule:
         """Pieces of the loops from a depth on; those at the edges laid out."""
