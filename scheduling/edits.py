@@ -23,6 +23,8 @@ from poly.scheduling.legality import check
 from poly.scheduling.schedule import Edit, Mark, Nest, Schedule, canonical, placed
 from poly.sets import fix_sizes, header
 
+FARTHEST = 1 << 20  # iterations that a loop may ask ahead: addresses stay within 64 bits
+
 
 def finish(old: Schedule, new: Schedule, primitive: str, /, **arguments: object) -> Schedule:
     """Log the edit and, unless checks are put off (`unchecked`), have the new schedule checked."""
@@ -65,7 +67,7 @@ def _new_names(schedule: Schedule, *names: str) -> None:
 def whole_number(what: str, value: int) -> None:
     """Raise `ScheduleError` for an argument that is no int of reasonable size."""
     if not isinstance(value, int) or abs(value) > 2**48:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ScheduleError(f"{what} is {value!r}", hint="an integer")
+        raise ScheduleError(f"{what} is {value!r}", hint="an integer of a magnitude of at most 2^48")
 
 
 def buffer_name(name: str) -> str:
@@ -483,11 +485,10 @@ def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Sched
     if schedule.kind(loop) != "vector":
         hint = f"vectorise({loop!r}) first"
         raise ScheduleError(f"loop {loop!r} is not a vector loop", where=schedule.source.name, hint=hint)
-    if along == loop or along not in schedule.outer(loop) or ahead < 1:
-        raise ScheduleError(
-            f"loop {loop!r} cannot ask for what it touches {ahead} iterations of {along!r} later",
-            where=schedule.source.name, hint=f"ahead is at least 1, along one of {', '.join(schedule.outer(loop))}",
-        )  # fmt: skip
+    if along == loop or along not in schedule.outer(loop) or not 1 <= ahead <= FARTHEST:
+        hint = f"ahead is 1 to {FARTHEST}, along one of {', '.join(schedule.outer(loop))}"
+        what = f"loop {loop!r} cannot ask for what it touches {ahead} iterations of {along!r} later"
+        raise ScheduleError(what, where=schedule.source.name, hint=hint)
     touched = [a for name in schedule.under(loop) for a, _ in schedule.statement(name).accesses]
     if all(a.indirect or schedule.program.tensor[a.tensor].scope for a in touched):
         raise ScheduleError(

@@ -75,15 +75,17 @@ def test_what_no_statement_writes_is_zero() -> None:
 
 def wrong_calls() -> list[object]:
     schedule = Schedule(parse("C[i,k] += A[i,j] * B[j,k]", A=(8, 6), B=(6, 4)))
+    vector = schedule.reorder("C_update.i", "j", "C_update.k").tile({"C_update.k": 4}).vectorise("C_update.k.p")
     return [
         lambda: schedule.shift("C_update", "j", 1.5),  # type: ignore[arg-type]
         lambda: schedule.split("j", "a"),
         lambda: schedule.tile(j=10**30),
         lambda: schedule.skew("j", "C_update.i", 10**30),
+        lambda: vector.prefetch("C_update.k.p", "C_update.i", 10**30),
     ]
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_numbers_that_are_none(number: int) -> None:
     with pytest.raises(ScheduleError):
         wrong_calls()[number]()  # type: ignore[operator]
