@@ -180,7 +180,8 @@ def conv_transpose(b: Notation) -> None:
     y = b.output((x.shape[0], each * group, *sizes(axes)), x.dtype)
     start = literal(0) if bias is None else bias[var("m")]
     # Where taps neither overlap nor leave gaps, sums start where they are made: by position and tap.
-    apart = all(a.stride == a.kernel and a.dilation == 1 and a.size == a.extent * a.stride for a in axes)
+    even = all(a.stride == a.kernel and a.dilation == 1 for a in axes)
+    apart = even and all(a.before == 0 and a.size == a.extent * a.stride for a in axes)
     if not apart and prod(a.stride for a in axes) <= _MOST_PHASES:
         return _by_phases(b, y, x, w, bias, axes, each)
     ranges = {a.name: a.extent if apart else a.size for a in axes} | (_over(axes) if apart else {})

@@ -36,6 +36,7 @@ def test_phases_have_every_tap_once(stride: int, dilation: int, kernel: int) -> 
     [
         ((4, 4), {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
         ((3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+        ((3, 3), {"strides": [3, 3], "pads": [1, 1, 1, 1], "output_padding": [2, 2]}),  # as large as without padding
         ((3, 3), {"pads": [1, 0, 1, 2]}),
         ((3, 2), {"strides": [2, 3], "dilations": [2, 3]}),
         ((1, 3), {"strides": [2, 1]}),
