@@ -15,6 +15,7 @@ from poly.lexical import names_in
 from poly.program import Access, ReadIndex, Statement
 from poly.relations import access_map, box
 from poly.sets import SET, affine_of_pw, header, witness
+from poly.text_body import access_text
 from poly.text_syntax import StatementLine
 
 
@@ -136,7 +137,8 @@ class Shapes:
             for d, (subscript, extent) in enumerate(zip(access.index, shape, strict=True)):
                 bare = guarded and isinstance(subscript, Affine) and subscript in map(var, draft.iterators)
                 if isinstance(subscript, Affine) and (bare or not access.guard):
-                    yield Subscripted(access.tensor, d, subscript, extent)
+                    reads = access is not draft.write and not access.guard
+                    yield Subscripted(access.tensor, d, subscript, extent, reads)
 
     def _resolvable(self, draft: Draft) -> bool:
         try:
@@ -230,11 +232,25 @@ class Shapes:
 
     def _remedy(self, draft: Draft, access: Access, outside: isl.Map) -> str:
         """What to write so that an access stays inside: a name that is a size is easily taken for an index."""
-        for d, subscript in enumerate(access.index):
-            if isinstance(subscript, Affine) and subscript in map(var, self.parameters):
-                return f"{subscript} is a size here: another name for the index, or for the size"
-            below = isl.Set(_one_dimension(self.parameters, len(access.index), d, "d_ < 0"))
-            if isinstance(subscript, Affine) and not outside.range().reset_tuple_id().intersect(below).is_empty():
-                return f"... where {subscript} >= 0"
         free = ", ".join(draft.iterators)
-        return f"a larger {access.tensor}, or fewer iterations: ... where <condition on {free}>"
+        remedy = f"a larger {access.tensor}, or fewer iterations: ... where <condition on {free}>"
+        left: list[str] = []
+        for d, (subscript, extent) in enumerate(zip(access.index, self.shapes[access.tensor], strict=True)):
+            if not isinstance(subscript, Affine):
+                continue
+            if subscript in map(var, self.parameters):
+                return f"{subscript} is a size here: another name for the index, or for the size"
+            below, beyond = (
+                not outside.range().reset_tuple_id().is_disjoint(self._one(access, d, f"d_ {end}"))
+                for end in ("< 0", f">= {extent.isl_text}")
+            )
+            if below and not left:
+                remedy = f"... where {subscript} >= 0"
+            if below or beyond:
+                left.append(f"{'0 <= ' if below else ''}{subscript}{f' < {extent}' if beyond else ''}")
+        if access is draft.write or access.guard or not left:
+            return remedy
+        return f"{remedy}, or ({access_text(access, draft.reads)} if {' and '.join(left)} else 0) for 0 there"
+
+    def _one(self, access: Access, d: int, condition: str) -> isl.Set:
+        return isl.Set(_one_dimension(self.parameters, len(access.index), d, condition))

@@ -1,7 +1,10 @@
 """Ranges of indices from the shapes that they subscript, as in Tensor Comprehensions (Vasilache et al. 2018).
 
-Rounds. An index that is the only one without a range in some subscript gets the largest range that keeps every such
-subscript in bounds, whatever the indices with a range do; then the next round. Ranges are affine in the sizes.
+Rounds. An index that is the whole subscript of a read runs over that dimension. One that is alone in other subscripts
+gets the largest range that keeps these in bounds, and one that stands beside others only, the largest that keeps
+those subscripts in bounds whose other indices have a range, whatever they do; then the next round. So an index that is
+fixed by itself is narrowed by no other subscript, which would leave out terms of a sum: such a read is refused by the
+check of bounds. Ranges are affine in the sizes.
 """
 
 from __future__ import annotations
@@ -31,12 +34,16 @@ class Range:
 
 @dataclass(frozen=True)
 class Subscripted:
-    """One subscript of one access: `tensor[..., expression, ...]` where the extent is `extent`."""
+    """One subscript of one access: `tensor[..., expression, ...]` where the extent is `extent`.
+
+    `reads`: it is of a read without a condition, which fixes an index that is all of it.
+    """
 
     tensor: str
     dimension: int
     expression: Affine
     extent: Affine
+    reads: bool = True
 
     @property
     def shown(self) -> str:
@@ -58,20 +65,39 @@ def infer_ranges(
     """
     ranges = dict(known)
     while missing := [i for i in indices if i not in ranges]:
-        bounds: dict[str, list[tuple[Affine, Affine]]] = {}
-        for s in subscripts:
-            free = [i for i in missing if i in s.expression.names]
-            if len(free) == 1 and (found := solve(s.expression, Affine(), s.extent - 1, free[0], ranges)):
-                bounds.setdefault(free[0], []).append(found)
-        if not bounds:
+        found = {i: r for i in missing if (r := _range(i, indices, subscripts, ranges, context, loose)) is not None}
+        if not found:
             raise _underconstrained(missing, subscripts)
-        for index, pairs in bounds.items():
-            if index not in loose:
-                _check_extents(index, list(_whole(index, subscripts)), context)
-            lower = strongest([low for low, _ in pairs], context, least=False)
-            upper = strongest([high + 1 for _, high in pairs], context, least=True)
-            ranges[index] = Range(lower, upper)
+        ranges.update(found)
     return ranges
+
+
+def _range(
+    index: str,
+    indices: Sequence[str],
+    subscripts: Sequence[Subscripted],
+    ranges: Mapping[str, Range],
+    context: isl.Set,
+    loose: Collection[str],
+) -> Range | None:
+    """What the subscripts say of an index in this round; None where they say nothing yet."""
+    whole = list(_whole(index, subscripts))
+    if index not in loose:
+        _check_extents(index, whole, context)
+    if any(s.reads for s in whole):  # where a condition lets extents differ, over all of them
+        return Range((Affine(),), strongest([s.extent for s in whole], context, least=False)[:1])
+    beside = {s: [i for i in indices if i != index and i in s.expression.names] for s in subscripts}
+    own = [s for s in subscripts if index in s.expression.names]
+    for bounding in (
+        [s for s in own if not beside[s]],
+        [s for s in own if beside[s] and all(i in ranges for i in beside[s])],
+    ):
+        solved = (solve(s.expression, Affine(), s.extent - 1, index, ranges) for s in bounding)
+        pairs = [pair for pair in solved if pair is not None]
+        if pairs:
+            lower = strongest([low for low, _ in pairs], context, least=False)
+            return Range(lower, strongest([high + 1 for _, high in pairs], context, least=True))
+    return None
 
 
 def _whole(index: str, subscripts: Sequence[Subscripted]) -> Iterator[Subscripted]:

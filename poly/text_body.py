@@ -268,6 +268,8 @@ class BodyReader:
                 return self._fold("and" if isinstance(op, ast.And) else "or", [self.value(v, fragment) for v in values])
             case ast.Compare():
                 return self._compare(node, fragment)
+            case ast.Call(func=ast.Name(id="select"), args=[test, then, otherwise], keywords=[]) if self.bare_indices:
+                return self.value(ast.copy_location(ast.IfExp(test, then, otherwise), node), fragment)
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
                 return self._call(decode(name), arguments, node, fragment)
             case _:

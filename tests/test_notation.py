@@ -68,6 +68,43 @@ def test_triangular_sum_sets_the_rows_without_terms(where: str) -> None:
     np.testing.assert_array_equal(y["y"], np.tril(x["L"], -1) @ x["x"])
 
 
+@pytest.mark.parametrize(
+    ("text", "shapes", "remedy"),
+    [
+        ("y[k,p,q] += x[c,p+r,q+s]*w[k,c,r,s] where 0<=p<32 and 0<=q<32", {"x": (3, 32, 32), "w": (8, 3, 3, 3)},
+         "(x[c, p + r, q + s] if p + r < 32 and q + s < 32 else 0)"),
+        ("y[k,p] += x[c,2*p+r]*w[k,c,r] where 0<=p<16", {"x": (3, 32), "w": (8, 3, 3)}, "if 2*p + r < 32 else 0)"),
+        ("y[p] += x[p+r]*w[2*r] where 0<=p<30", {"x": (31,), "w": (5,)}, "(x[p + r] if p + r < 31 else 0)"),
+        ("y[i] += x[i+r-1]*w[r] where 0 <= i < 100", {"x": (100,), "w": (3,)},
+         "where i + r - 1 >= 0, or (x[i + r - 1] if 0 <= i + r - 1 < 100 else 0)"),
+        ("y[i] += A[i,k]*x[k] where k <= i", {"A": (10, 10), "x": (8,)}, "(x[k] if k < 8 else 0)"),
+        ("y[i] = a[i] + x[i+1]", {"a": (10,), "x": (10,)}, "(x[i + 1] if i + 1 < 10 else 0)"),
+    ],
+)  # fmt: skip
+def test_an_index_that_is_fixed_is_not_narrowed(text: str, shapes: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ShapeError, match="accessed out of bounds: S") as caught:
+        parse(text, **shapes)
+    assert caught.value.hint is not None and remedy in caught.value.hint
+
+
+@pytest.mark.parametrize("read", [
+    "(x[i+r-1] if 0 <= i+r-1 < 9 else 0)", "select(0 <= i+r-1 and i+r-1 < 9, x[i+r-1], 0)",
+])  # fmt: skip
+def test_a_condition_around_a_read_pads_it(read: str) -> None:
+    inputs, results = run(parse(f"y[i] += {read}*w[r] where 0 <= i < 9", x=(9,), w=(3,)))
+    np.testing.assert_array_equal(results["y"], np.correlate(np.pad(inputs["x"], 1), inputs["w"]))
+
+
+def test_a_condition_leaves_out_terms_where_it_says_so() -> None:
+    inputs, results = run(parse("y[i] += x[i+r]*w[r] where 0 <= i < 9 and i + r < 9", x=(9,), w=(3,)))
+    np.testing.assert_array_equal(results["y"], np.correlate(np.pad(inputs["x"], (0, 2)), inputs["w"]))
+    p = parse("y[p] += x[p+r]*w[r] where 0 <= p < 4", x=("M",), w=("N",))
+    inputs, results = run(p, M=6, N=3)
+    np.testing.assert_array_equal(results["y"], np.correlate(inputs["x"], inputs["w"]))
+    with pytest.raises(ShapeError):
+        p.bind(M=5, N=3)
+
+
 def test_isl_conditions() -> None:
     p = parse("y[i] += x[i + k] where (i) mod 2 = 0 and exists (q: k = 3q) and 0 <= k <= 6 and 0 <= i < 4", x=("N",))
     x, y = run(p, N=12)
