@@ -26,7 +26,7 @@ from poly.affine import Affine, var
 from poly.arguments import checks_kinds
 from poly.dtypes import DTYPES, hint_for, is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
-from poly.expr import Cast, Const, Expr, dtype_of, rewrite
+from poly.expr import Apply, Cast, Const, Expr, Read, dtype_of, rewrite
 from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_products import in_pairs
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
@@ -132,6 +132,8 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
             tensors[name] = replace(declared[name].tensor, role=declared[name].role or role)
         else:
             tensors[name] = Tensor(name, found.shapes[name], _dtype(name, drafts, dtypes), role)
+    for draft in drafts:
+        _check_fills(draft, tensors)
     if not any(t.is_output for t in tensors.values()):
         raise lines.whole.error("every tensor is read again, so none is an output", hint="output C: f32[M, N]")
     statements = ordered_statements(drafts, tensors, parameters, found.context)
@@ -273,6 +275,17 @@ def _dtype(name: str, drafts: Sequence[Draft], dtypes: dict[str, str]) -> str:
             hint = "i64(...) around the right side to count, or= and and= for truths"
             raise ShapeError(text, where=writer.shown, hint=hint)
     return dtypes[name]
+
+
+def _check_fills(draft: Draft, tensors: Mapping[str, Tensor]) -> None:
+    """What stands for a read outside of its condition is of the tensor's dtype."""
+    for read in draft.reads:
+        if read.fill is None:
+            continue
+        try:
+            dtype_of(Apply("select", (Const(True), Read(0), read.fill)), [tensors[read.tensor].dtype])
+        except ShapeError as error:
+            raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
 
 
 def _indirect(draft: Draft) -> Iterator[ReadIndex]:

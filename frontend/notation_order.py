@@ -16,6 +16,7 @@ from poly.program import Access, PathStep, Statement, Tensor
 from poly.sets import SET, identifier
 from poly.text import make_statement
 from poly.text_sets import read_terms
+from poly.text_syntax import tensor_text
 
 
 def ordered_statements(
@@ -34,7 +35,7 @@ def ordered_statements(
             raise draft.line.place.error(f"{stem!r} cannot name a statement", hint=identifier(stem))
         if draft.line.combiner is not None and tensors[draft.tensor].role != "inout":
             first = initial(draft, _fresh(f"{stem}_init", names), tensors[draft.tensor], parameters, context)
-            _check_not_lost(first, drafts[: k + 1], parameters)
+            _check_not_lost(first, drafts[: k + 1], tensors[draft.tensor], parameters)
             result.append(first)
         name = draft.line.label or _fresh(f"{stem}_{'update' if draft.line.combiner else 'set'}", names)
         s = draft.statement(name)
@@ -91,24 +92,37 @@ def _target_domain(draft: Draft, kept: Sequence[str], parameters: Sequence[str])
     return ranges if closed else domain
 
 
-def _check_not_lost(first: Statement, drafts: Sequence[Draft], parameters: Sequence[str]) -> None:
-    """An update that starts over may not wipe out what an earlier statement has written and nothing has read."""
-    target, draft = first.write.tensor, drafts[-1]
+def _check_not_lost(first: Statement, drafts: Sequence[Draft], target: Tensor, parameters: Sequence[str]) -> None:
+    """An update that starts over may not wipe out what an earlier statement has written and nothing has read.
+
+    What it starts from itself may be written before.
+    """
+    draft = drafts[-1]
     start = 0
     for k, other in enumerate(drafts[:-1]):
-        start = k + 1 if any(r.tensor == target for r in other.reads) else start
+        start = k + 1 if any(r.tensor == target.name for r in other.reads) else start
     written = image(first.domain, first.iterators, first.write.affine_index, parameters).range()
     for other in drafts[start:-1]:
-        if other.tensor != target or other.write.indirect:
+        same = isinstance(other.body, Const) and other.body == first.body and other.line.combiner is None
+        if other.tensor != target.name or other.write.indirect or same:
             continue
         s = other.statement()
         if not image(s.domain, s.iterators, s.write.affine_index, parameters).range().is_disjoint(written):
-            symbol = draft.line.combiner.symbol if draft.line.combiner else ""
             raise ParseError(
                 f"{draft.shown!r} starts from {first.body.value if isinstance(first.body, Const) else 0}: "
                 f"what {other.shown!r} wrote would be lost",
-                hint=f"declare `inout {target}` for {symbol}= to go on from it, or use a tensor of its own",
+                hint=_to_go_on(draft, target),
             )
+
+
+def _to_go_on(draft: Draft, target: Tensor) -> str:
+    """What to write for an update that is to start from what is there."""
+    symbol = draft.line.combiner.symbol if draft.line.combiner else ""
+    declared = f"`{tensor_text(replace(target, role='inout'))}` in front for {symbol}= to go on from it"
+    written = {n for s in draft.write.affine_index for n in ordered_names(s)}
+    place = draft.line.target.text
+    plain = f"{place} = {place} {symbol} ..., " if symbol in ("+", "*") and written.issuperset(draft.iterators) else ""
+    return f"{plain}{declared}, or a tensor of its own"
 
 
 def _fresh(name: str, names: set[str]) -> str:

@@ -101,8 +101,11 @@ class Shapes:
         self._check_given(drafts)
         pending = list(drafts)
         while pending:
-            ready = (d for d in pending if all(r.tensor in self.shapes for r in d.reads))
-            draft = next(ready, None) or next((d for d in pending if self._resolvable(d)), pending[0])
+            draft = self._next(pending)
+            if draft is None:  # what other statements write of a tensor is all that there is to bound the rest
+                for tensor in dict.fromkeys(d.tensor for d in pending):
+                    self._find_shape(tensor, [d for d in drafts if d.domain is not None])
+                draft = self._next(pending) or pending[0]
             draft.ranges = self._ranges(draft) if self._resolvable(draft) else self._ranges(draft, guarded=True)
             found = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
             draft.domain = found.remove_redundancies()  # as its text is read again
@@ -112,6 +115,12 @@ class Shapes:
             self._find_shape(draft.tensor, drafts)
         for draft in drafts:
             self._check_bounds(draft)
+
+    def _next(self, pending: Sequence[Draft]) -> Draft | None:
+        """A statement whose ranges are found: best one that reads what is known, then also under conditions."""
+        ready = [d for d in pending if all(r.tensor in self.shapes for r in d.reads)]
+        found = next((d for d in ready if self._resolvable(d) or self._resolvable(d, guarded=True)), None)
+        return found or next((d for d in pending if self._resolvable(d)), None)
 
     def _has_no_elements(self, draft: Draft) -> bool:
         """Whether a tensor of the statement has an extent of 0, so that nothing is what is asked for."""
@@ -140,9 +149,9 @@ class Shapes:
                     reads = access is not draft.write and not access.guard
                     yield Subscripted(access.tensor, d, subscript, extent, reads)
 
-    def _resolvable(self, draft: Draft) -> bool:
+    def _resolvable(self, draft: Draft, guarded: bool = False) -> bool:
         try:
-            self._ranges(draft)
+            self._ranges(draft, guarded)
         except ParseError:
             return False
         return True
@@ -162,7 +171,7 @@ class Shapes:
     def _find_shape(self, tensor: str, drafts: Sequence[Draft]) -> None:
         """The shape of a tensor whose writers all have domains: one more than the greatest subscripts."""
         writers = [d for d in drafts if d.tensor == tensor]
-        if tensor in self.shapes or any(w.domain is None for w in writers):
+        if not writers or tensor in self.shapes or any(w.domain is None for w in writers):
             return
         ranks = {len(w.write.index) for w in writers}
         if len(ranks) > 1 or any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):

@@ -105,6 +105,16 @@ def test_a_condition_leaves_out_terms_where_it_says_so() -> None:
         p.bind(M=5, N=3)
 
 
+@pytest.mark.parametrize(("text", "want"), [
+    ("y[i] = 0; y[i] += A[i,j]", lambda a: a.sum(1)), ("y[i] = -inf; y[i] max= A[i,j]", lambda a: a.max(1)),
+    ("y[i] = 2; y[i+1] = A[i,0]", lambda a: [2, *a[:, 0]]), ("y[i] = A[i,0]; y[i] = y[i] + 1", lambda a: a[:, 0] + 1),
+    ("z[i] = A[i,0]; y[i] = z[i] + 1; z[i] = 4", lambda a: a[:, 0] + 1),
+])  # fmt: skip
+def test_what_others_write_of_a_tensor_bounds_what_nothing_else_bounds(text: str, want: Any) -> None:
+    inputs, results = run(parse(text, A=(3, 4)))
+    np.testing.assert_array_equal(results["y"], want(inputs["A"]))
+
+
 def test_isl_conditions() -> None:
     p = parse("y[i] += x[i + k] where (i) mod 2 = 0 and exists (q: k = 3q) and 0 <= k <= 6 and 0 <= i < 4", x=("N",))
     x, y = run(p, N=12)
@@ -224,7 +234,12 @@ def test_complete_text_is_read_as_it_stands(p: Program) -> None:
         ("C[i] = A[i-2] where 0 <= i < 4", {"A": (20,)}, ShapeError, r"where i - 2 >= 0"),
         ("C[i,j] += A[i,k]*B[k,j]", {"A": ("N", "k"), "B": ("k", 3)}, ShapeError, "k is a size here"),
         ("C[i] += X[i + r]*W[r]", {"X": (3,), "W": (5,)}, ShapeError, "empty"),
-        ("C[i] = b[i]; C[i] += A[i,k]", {"A": ("N", 3), "b": ("N",)}, ParseError, "lost"),
+        ("C[i] = b[i]; C[i] += A[i,k]", {"A": ("N", 3), "b": ("N",)}, ParseError,
+         r"lost\n  try: `inout C: f32\[N\]` in front"),
+        ("C[i] = A[i]*2; C[i] += 1", {"A": (3,)}, ParseError, r"lost\n  try: C\[i\] = C\[i\] \+ \.\.\., `inout C"),
+        ("C[i] = 1; C[i] += A[i]", {"A": (3,)}, ParseError, "lost"),
+        ("C[i] = i32(A[i]); D[i] = (C[i+1] if i < 2 else 0.5) where 0 <= i < 3", {"A": (3,)}, ShapeError,
+         "0.5 is no i32"),
         ("C[i] = A[i]", {"A": (3,), "Q": (3,)}, PolyError, "'Q'"),
         ("C[i] = A[i]", {"A": (-3,)}, ShapeError, "negative"),
         ("C[i] = A[i]", {"A": ("mod",)}, ParseError, "mod"),
