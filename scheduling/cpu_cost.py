@@ -35,6 +35,7 @@ PAGES = 64  # that a core finds without looking further: pieces over more of the
 WAITING = 0.67
 LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
 COPYING = 1.5  # norm of a copy's instructions and of the time that it waits for what it reads: they hardly overlap
+FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 
 
@@ -49,7 +50,8 @@ class Cache(NamedTuple):
 @dataclass(frozen=True)
 class Core:
     """What a core does in a cycle; `caches`: the first level first; bytes that a piece costs more than its lines where
-    it has a page of its own, and in the second cache; `overlap`: norm of what hides behind what takes longest.
+    it has a page of its own, and in the second cache; `overlap`: norm of what hides behind what takes longest; `part`:
+    of the last cache, what one operand may fill.
     """
 
     lanes: int
@@ -62,6 +64,7 @@ class Core:
     page_start: float = PAGE_START
     near_start: float = 0.0
     overlap: float = OVERLAP
+    part: float = SHARED
 
     @property
     def in_flight(self) -> int:
@@ -91,6 +94,7 @@ def core_of(machine: Machine, element: int) -> Core:
         cost.get("fma", 2), cost.get("load", 2), cost.get("store", 1), cost.get("latency", 4),
         tuple(found) or (Cache(32768, 24.0), Cache(1 << 20, 5.0)),
         float(cost.get("page", PAGE_START)), float(cost.get("near", 0)), float(cost.get("overlap", OVERLAP)),
+        max(SHARED, min(SHARE, 1 / machine.cores)),
     )  # fmt: skip
 
 
@@ -297,7 +301,11 @@ class Nest:
 
 
 def cycles_of_memory(
-    core: Core, operands: Sequence[Operand], nests: Sequence[Nest], extents: Mapping[str, int]
+    core: Core,
+    operands: Sequence[Operand],
+    nests: Sequence[Nest],
+    extents: Mapping[str, int],
+    along: Collection[int] = (),
 ) -> tuple[list[Numbers], list[dict[int, Copied]]]:
     """Cycles of traffic for all candidates, as `together` takes them; and by nest the copies of packed operands. All
     nests have the same number of loops.
@@ -307,7 +315,8 @@ def cycles_of_memory(
 
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already. What is packed is where its copy left it, which is charged for
-    what it fetches from beyond the caches that hold the operand.
+    what it fetches from beyond the caches that hold the operand. Operands that vectors walk `along` memory, for
+    few register tiles, are in the last level if they fit there: a core waits for that, not for memory.
     """
     counts = [nest.count for nest in nests]
     boxes, entered = _boxes(nests, extents)
@@ -335,6 +344,9 @@ def cycles_of_memory(
                 if n == len(core.caches) - 1:
                     coming = coming + np.where(asked[k] > 0, moved, 0.0) / rate
                     moved = np.where(asked[k] > 0, 0.0, moved)
+            if n == len(core.caches) - 1 > 0 and k in along:
+                few = ~own & (operand.elements(boxes)[-1] * entered[-1] < (FEW + 1) * prod(operand.shape))
+                moved = np.where(few, np.maximum(moved - _there(core, operand), 0.0), moved)
             total = total + moved * (2.0 if operand.write else 1.0)
             if 0 < n < len(core.caches) - 1 and touched.alone.any():
                 waits = waits + np.where(own, 0.0, _moved(touched.alone, around, entered, stays, some)) * WAITING / rate
@@ -475,6 +487,15 @@ def _source(core: Core, operand: Operand) -> float:
     """Bytes a cycle of what is copied: a copy waits for memory, operations hide nothing of it."""
     far = [rate for n, (capacity, rate, _) in enumerate(core.caches) if n and _size(operand) > capacity * _share(n)]
     return far[-1] if far else core.caches[0].rate
+
+
+def _there(core: Core, operand: Operand) -> float:
+    """Bytes from memory that are spared as the last of the caches has an operand when a kernel starts: all but what
+    takes as long to come from there. What a core's own caches can hold is as near either way.
+    """
+    *_, own, last = core.caches
+    far = own.capacity < _size(operand) <= last.capacity * core.part
+    return _size(operand) * (1 - last.rate / own.rate) if far else 0.0
 
 
 def _size(operand: Operand) -> int:

@@ -240,7 +240,9 @@ class Choice(Ways):
                 copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))
             nests.append(Nest(loops, copies, len(height)))
             places.append(sites)
-        moved, copying = cycles_of_memory(self.core, self.operands, nests, self.extents)
+        lanes = self.names[self.lanes]
+        along = [k for k, o in enumerate(self.operands[:-1]) if o.stride(lanes) == o.element]
+        moved, copying = cycles_of_memory(self.core, self.operands, nests, self.extents, along)
         ends = np.cumsum([nest.count for nest in nests])[:-1]
         inside = np.split(together(self.core, np.concatenate([grid.work for grid in grids]), moved), ends)
         return [

@@ -231,6 +231,17 @@ def test_power_of_two_strides_are_packed_and_small_operands_are_not() -> None:
     assert packed(512) == {"B"} and packed(32) == set()
 
 
+@pytest.mark.parametrize(("rows", "cores", "packed"), [(4, 2, False), (8, 2, False), (64, 2, True), (8, 8, True)])
+def test_what_few_rows_read_from_the_last_cache_is_not_packed(rows: int, cores: int, packed: bool) -> None:
+    """A copy costs as much as the product; from memory, of a cache of many cores, it is worth it."""
+    features = ("avx", "avx2", "fma", "avx512f", "avx512vl", "avx512bw", "avx512dq")
+    caches = {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}
+    machine = machine_of_features("znver5", features, "x86_64-unknown-linux-gnu", caches, cores, 3000)
+    plan = contraction_plan(facts_on(poly.parse(GEMM, A=(rows, 2048), B=(2048, 2048)), machine), 1)
+    assert plan is not None
+    assert ("B" in {p.tensor for p in plan.packs}) == packed
+
+
 def test_rows_that_meet_in_few_sets_of_the_cache_are_few() -> None:
     def tallest(depth: int) -> int:
         plan = contraction_plan(facts_on(poly.parse(GEMM, A=(2048, depth), B=(depth, 7)), AVX2), 1)
