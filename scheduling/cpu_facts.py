@@ -12,6 +12,7 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.expr import Apply, walk
 from poly.locks import cached_property
+from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_domain
@@ -37,6 +38,11 @@ def last_capacity(machine: Machine) -> int:
 def own_capacity(machine: Machine) -> int:
     """Bytes of the caches that a core has for itself."""
     return sum(m.capacity or 0 for m in machine.caches[:OWN])
+
+
+def most_vectors(machine: Machine) -> int:
+    """Vectors of a result without rows that registers hold, beside as many of what is added to it."""
+    return machine.vector_registers // 2
 
 
 @dataclass(frozen=True)
@@ -110,11 +116,12 @@ def functions_in(statements: Sequence[Statement]) -> frozenset[str]:
     return frozenset(used - LIGHT)
 
 
-def interleaved(vectors: int, height: int = 1) -> int:
+def interleaved(extent: int, vector: int, height: int = 1) -> int:
     """How many of a row's vectors to take together, where the last ones of them may be empty, if so many rows are side
     by side: their chains of operations overlap, and they share what constants cost.
     """
-    possible = [k for k in INTERLEAVED if k == 1 or (k <= vectors and k * height <= max(INTERLEAVED))]
+    vectors, most = -(-extent // vector), min(max(INTERLEAVED) // height, MAX_LANES // vector)
+    possible = [k for k in INTERLEAVED if k == 1 or k <= min(vectors, most)]
     return min(possible, key=lambda k: -(-vectors // k) * k * INTERLEAVED[k])
 
 

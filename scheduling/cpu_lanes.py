@@ -20,6 +20,7 @@ from poly.scheduling.cpu_facts import (
     facts_of,
     functions_in,
     interleaved,
+    most_vectors,
     moving,
     reduction_extents,
 )
@@ -61,7 +62,7 @@ def lane_plan(facts: Facts, lanes: int) -> TilePlan:
     if update is None:
         width = SIDE_BY_SIDE if _light(facts) else 1
         if functions_in(facts.group.statements):
-            vector *= interleaved(-(-facts.extents[lanes] // vector))
+            vector *= interleaved(facts.extents[lanes], vector)
         return TilePlan(others, None, lanes, vector, _whole_and_rest(facts, lanes, vector, width))
     turns = _turns(facts, update, facts.strides(update), lanes, vector)
     strips = _whole_and_rest(facts, lanes, vector) if turns else _strips(facts, lanes, vector)
@@ -86,7 +87,7 @@ def _strips(facts: Facts, lanes: int, vector: int) -> tuple[Strip, ...]:
     low, extent = facts.group_low(lanes), facts.extents[lanes]
     vectors = -(-extent // vector)
     core = core_of(facts.machine, facts.widest())
-    widths = np.arange(1, min(vectors, core.registers // 2) + 1, dtype=np.float64)
+    widths = np.arange(1, min(vectors, most_vectors(facts.machine)) + 1, dtype=np.float64)
     left = np.mod(vectors, widths)
     step, last = (step_cycles(core, w, w + 1.0) for w in (widths, left))  # one element for all lanes, and a vector each
     width = 1 + int(np.argmin(np.floor(vectors / widths) * step + np.where(left > 0, last, 0)))

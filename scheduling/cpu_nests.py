@@ -15,6 +15,7 @@ from math import prod
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
 from poly.errors import PolyError, ScheduleError
+from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Access, Program, ReadIndex, Statement, Tensor
 from poly.relations import ends_of, interval_of
@@ -105,7 +106,7 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
     if ends is None:
         return _blocked(schedule, name, loop, width, False, machine)
     schedule = from_zero(schedule, name, loop, ends[0])
-    most = ROW_VECTORS if row else MOST_VECTORS
+    most = min(ROW_VECTORS if row else MOST_VECTORS, MAX_LANES // width)
     vectors = max(1, min(most, (longest or width * most) // width))
     pieces = [name]
     if row:

@@ -27,6 +27,7 @@ from poly.scheduling.cpu_facts import (
     NEAR,
     bytes_touched,
     last_capacity,
+    most_vectors,
     reduction_extents,
     stride,
     widest_element,
@@ -176,7 +177,7 @@ def _plan_spread(
 ) -> Reduction | None:  # fmt: skip
     """Where one tile of registers holds a whole row of the result there is no strip to walk."""
     rows = next(i for i in reversed(others) if i in reduced)
-    if extents[lanes] <= vector * machine.vector_registers // 2 or extents[rows] < ROWS:
+    if extents[lanes] <= vector * most_vectors(machine) or extents[rows] < ROWS:
         return None
     kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not _moves(r, lanes) and _moves(r, rows)))
     height = _height(extents[rows], range(DEEP_ROWS, DEEP_ROWS // 2, -1))

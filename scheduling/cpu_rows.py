@@ -241,7 +241,7 @@ def _sized(program: Program, part: Pass, limits: _Limits, height: int) -> Pass:
     if not part.extents:
         return part
     chain = _chain(program, part)
-    lanes = limits.vector * (interleaved(-(-part.extents[-1] // limits.vector), height) if chain == 2 else 1)
+    lanes = limits.vector * (interleaved(part.extents[-1], limits.vector, height) if chain == 2 else 1)
     reductions = _reductions(program, part)
     most = 1 if chain else limits.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
     return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))

@@ -29,7 +29,7 @@ from poly.scheduling.cpu_edits import (
     unrolled,
     with_padding,
 )
-from poly.scheduling.cpu_facts import reduction_extents
+from poly.scheduling.cpu_facts import most_vectors, reduction_extents
 from poly.scheduling.cpu_nontemporal import written_far
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Piece, Strip, TilePlan
 from poly.scheduling.edits import piece_name
@@ -129,7 +129,7 @@ class Tiling(Generic[P]):
             for d, loop in own.items():
                 if d == lanes:
                     extent = extent_of(schedule, buffer, d)
-                    if extent > self.plan.vector * FEW_VECTORS:
+                    if extent > self.plan.vector * max(FEW_VECTORS, most_vectors(self.machine)):
                         raise ScheduleError(f"{extent} elements of {s.write.tensor} in registers are too many")
                     schedule = in_vectors(schedule, loop, extent, self.plan.vector)
                 else:

@@ -51,6 +51,27 @@ PROGRAMS: dict[str, tuple[str, Shapes]] = {
     "sums so far": ("s[i,0] = x[i,0]; s[i,1+j] = s[i,j] + x[i,1+j]", {"x": (9, 41), "s": (9, 41)}),
 }  # fmt: skip
 
+# With 64 lanes of a byte two vectors are all that a vector loop may have; a row of up to 16 vectors stays in registers.
+NARROW: dict[str, tuple[str, Shapes]] = {
+    "columns": ("y[j] += A[i,j]", {"A": (9, 1000)}),
+    "columns past the registers": ("y[j] += A[i,j]", {"A": (9, 1100)}),
+    "few columns": ("y[j] max= A[i,j]", {"A": (9, 200)}),
+    "rows": ("y[i] max= A[i,j]", {"A": (9, 1000)}),
+    "rows in steps": ("y[i] += A[i,2*j] where 0 <= j < 150", {"A": (300, 300)}),
+    "everything": ("y[] += A[i,j]", {"A": (3, 130)}),
+    "elementwise": ("y[i,j] = max(A[i,j], B[j])", {"A": (9, 1000), "B": (1000,)}),
+    "function": ("y[i] = pow(A[i], 3)", {"A": (1000,)}),
+    "function in rows": ("m[i] max= A[i,j]; y[i,j] = pow(m[i], A[i,j])", {"A": (9, 1000)}),
+    "triangle": ("y[j] max= A[i,j] where 0 <= j <= i and 0 <= i < 300", {"A": (300, 300)}),
+    "permutation": PROGRAMS["permutation past the caches"],
+    "product": ("C[i,j] += A[i,k]*B[k,j]", {"A": (50, 30), "B": (30, 200)}),
+    "pool": ("y[h,w] max= A[h+r,w+s] where 0<=r<3 and 0<=s<3 and 0<=h<98 and 0<=w<98", {"A": (100, 100)}),
+    "window of lines": (
+        "y[h,w,c] max= A[h+r,w+s,c] where 0<=r<3 and 0<=s<3 and 0<=h<10 and 0<=w<10", {"A": (12, 12, 128)},
+    ),
+    "recurrence down columns": ("y[0,j] = A[0,j]; y[1+i,j] = y[i,j] + A[1+i,j]", {"A": (9, 300), "y": (9, 300)}),
+}  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +116,28 @@ def test_other_types(name: str, dtype: str, cpu: str) -> None:
 @pytest.mark.parametrize("name", ["product", "long sum", "window", "permutation past the caches", "softmax"])
 def test_two_threads_with_vectors_of_sixteen(name: str) -> None:
     check(*PROGRAMS[name], "avx512", "f32", threads=2)
+
+
+def lanes_of(kernel: Kernel) -> set[str]:
+    """The program's statements of which a part runs in lanes."""
+    schedule = kernel.schedule
+    assert schedule is not None
+    kinds = {s: {schedule.kind(n) for n in schedule.nests[s.name].names} for s in schedule.program.statements}
+    return {s.source_name for s, marks in kinds.items() if "vector" in marks}
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i8", "bool", "f16", "bf16", "f32"])
+@pytest.mark.parametrize("name", NARROW)
+def test_types_of_many_lanes(name: str, dtype: str) -> None:
+    text, shapes = NARROW[name]
+    if dtype == "bool" and ("+=" in text or "pow" in text or "+ A" in text):
+        pytest.skip("no sums of truths")
+    program = poly.parse(text, dtypes=dict.fromkeys(shapes, dtype), **shapes)
+    rng = np.random.default_rng(3)
+    arrays = {t.name: rng.integers(0, 2, t.extents({})).astype(numpy_dtype(t.dtype)) for t in program.inputs}
+    kernel = poly.compile(program, CPUS["avx512"])
+    assert isinstance(kernel, Kernel) and not kernel.refused
+    assert lanes_of(kernel) >= {program.statements[-1].name}, str(kernel.loops)
+    found, wanted = kernel(**arrays), run_program(program, arrays)
+    for array, (output, reference) in zip(found if isinstance(found, tuple) else (found,), wanted.items(), strict=True):
+        np.testing.assert_array_equal(array, reference, err_msg=output)
