@@ -15,7 +15,7 @@ every statement with label, iterators and `where`) is read as it stands, and not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 
@@ -94,7 +94,7 @@ def _list(shape: Extents) -> str:
     return ", ".join(map(str, shape))
 
 
-def _no_tensor(name: str, known: Mapping[str, object]) -> PolyError:
+def _no_tensor(name: str, known: Iterable[str]) -> PolyError:
     return PolyError(f"the text has no tensor {name!r}", hint=f"tensors: {', '.join(known)}")
 
 
@@ -113,11 +113,27 @@ def _is_complete(lines: ProgramLines) -> bool:
     return lines.header is not None and all(map(complete, lines.statements))
 
 
+def inputs_of(text: str, **shapes: Extent) -> tuple[str, ...]:
+    """The inputs of a text in their order, with only some of their shapes known. Raises `ParseError`."""
+    lines = read_program_lines(text)
+    given = {name: _shape(name, shape) for name, shape in shapes.items()}
+    declared = _declared(lines, given, {})
+    drafts = _drafts(lines, given, *_sizes(lines, given))
+    roles = {n: (declared[n].role if n in declared else None) or _role(n, drafts) for n in _names(declared, drafts)}
+    return tuple(name for name, role in roles.items() if role in ("input", "inout"))
+
+
+def _names(declared: Mapping[str, Declaration], drafts: Sequence[Draft]) -> tuple[str, ...]:
+    """All tensors: those declared, then in the order in which the statements name them."""
+    used = [t for d in drafts for t in (d.tensor, *(r.tensor for r in d.reads))]
+    return tuple(dict.fromkeys([*declared, *used]))
+
+
 def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, str]) -> Program:
     declared = _declared(lines, shapes, dtypes)
     parameters, context = _sizes(lines, shapes)
     drafts = _drafts(lines, shapes, parameters, context)
-    names = dict.fromkeys([*declared, *(t for d in drafts for t in (d.tensor, *(r.tensor for r in d.reads)))])
+    names = _names(declared, drafts)
     for name in [*shapes, *dtypes]:
         if name not in names:
             raise _no_tensor(name, names)

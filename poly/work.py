@@ -239,14 +239,27 @@ def _parsed(text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Seque
     try:
         return parse(text, dtypes=None, **given)
     except (ParseError, ShapeError) as error:
-        call = match(r"(\w+)=\(", error.hint or "")  # an argument of parse
+        call = match(r"(?:where 0 <= .* or )?(\w+)=\(", error.hint or "")  # an argument of parse
         if call is None:
             raise
         tensor = call[1]
-        if tensor not in given and (file := dict(arrays).get(tensor)) is not None:
+        if tensor not in given and (file := _file_of(tensor, text, given, arrays)) is not None:
             return _parsed(text, {**given, tensor: read_array(file).shape}, arrays)
+        if call[0].startswith("where"):  # an index, most likely
+            raise
         file = f", or --input {tensor}=FILE.npy" if arrays else ""
         raise UsageError(error.message, where=error.where, hint=f"--shape {tensor}=64,96{file}") from None
+
+
+def _file_of(
+    tensor: str, text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Sequence[Named]
+) -> str | None:
+    """The file of an input's array: by its name, or by its place among the inputs."""
+    from poly.frontend.notation import inputs_of
+
+    unnamed = [file for name, file in arrays if name is None]
+    in_order = dict(zip(inputs_of(text, **given), unnamed, strict=False)) if unnamed else {}
+    return (in_order | {name: file for name, file in arrays if name is not None}).get(tensor)
 
 
 def _load_nest(path: Path) -> Work:

@@ -50,6 +50,15 @@ def test_run_notation_with_named_inputs(tmp_path: Path, capsys: pytest.CaptureFi
     for shapes in (SHAPES, SHAPES[:2], ()):  # what is left out is the array's
         assert poly("run", MATMUL, *shapes, *inputs, "--check", "--save", str(tmp_path / "o.npz")) == 0
         assert not np.load(tmp_path / "o.npz")["D"].any()
+    for shapes in (SHAPES[:2], ()):  # without names in the order of the inputs
+        in_order = [f"--input={tmp_path}/a.npy", f"--input={tmp_path}/b.npy"]
+        assert poly("run", MATMUL, *shapes, *in_order, "--check", "--save", str(tmp_path / "o.npz")) == 0
+        assert not np.load(tmp_path / "o.npz")["D"].any()
+    np.save(tmp_path / "s.npy", np.float32(3))
+    scaled = ["C[i,k] = alpha*A[i,k]", "--input", f"alpha={tmp_path}/s.npy", "--input", f"A={tmp_path}/a.npy"]
+    assert poly("run", *scaled, "--check") == 0
+    assert poly("run", "C[i,k] = 1", "--input", f"{tmp_path}/a.npy") == 1
+    assert "the range of index 'i'" in capsys.readouterr().err
     assert poly("run", MATMUL, *SHAPES[:2], *inputs[2:]) == 2
     assert "--input B=FILE.npy" in capsys.readouterr().err
 
