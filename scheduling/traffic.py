@@ -136,10 +136,14 @@ def _move(s: Statement, tensor: Tensor, elements: int | None, outward: bool) -> 
 
 
 def touched(schedule: Schedule, s: Statement, access: Access) -> int | None:
-    """Elements that an access touches, once in each iteration of the loops around that stay loops."""
+    """Elements that an access touches, once in each iteration of the loops around that stay loops.
+
+    A buffer is another one in each iteration of the loops of its scope, also of those that are laid out.
+    """
     program, nest = schedule.program, schedule.nests[s.name]
-    kept = [loop for loop in nest.names if schedule.kind(loop) not in _SHARED]
-    relation = access_map(s, access, program.parameters, program.tensor[access.tensor].shape)
+    tensor = program.tensor[access.tensor]
+    kept = [loop for loop in nest.names if loop in tensor.scope or schedule.kind(loop) not in _SHARED]
+    relation = access_map(s, access, program.parameters, tensor.shape)
     iterations = expressions_map(s, nest.expressions(kept), program.parameters)
 
     def count() -> int | None:

@@ -81,6 +81,15 @@ def test_traffic_of_a_tiled_product_by_hand() -> None:
     assert moved.pairs["dram", "compute"] == M * N * K * 4
 
 
+def test_traffic_counts_a_buffer_in_every_tile_that_is_laid_out() -> None:
+    """Two tiles of two rows, side by side: each has sums of its own, and all of them are written."""
+    schedule = poly.Schedule(poly.parse("y[i] += A[i,j]", A=(4, 3)))
+    schedule = schedule.tile({"y_update.i": 2}).unroll("y_update.i.o")
+    moved = traffic(schedule.promote("y", "y_update.i.o", "reg", name="sums", users=["y_update"])).pairs
+    assert moved["dram", "reg"] == moved["reg", "dram"] == 4 * 4
+    assert moved["compute", "reg"] == 3 * 4 * 4
+
+
 def test_traffic_counts_a_halo_for_every_tile() -> None:
     program = poly.parse("y[i] += x[i + r] * w[r]", x=(34,), w=(3,))
     schedule = poly.Schedule(program).tile({"y_update.i": 8}).promote("x", "y_update.i.o", "l1")
