@@ -173,7 +173,7 @@ def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads:
         for part in group.parts:
             schedule = schedule_group(schedule, part, machine, threads)
         return schedule
-    fused = keep_values(schedule_rows(schedule, group, rows, machine), group, machine)
+    fused = keep_values(schedule_rows(schedule, group, rows, machine, threads), group, machine)
     return _shared(schedule, fused, group, machine, threads, len(group.box or ()))
 
 

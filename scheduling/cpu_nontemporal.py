@@ -29,7 +29,7 @@ LITTLE_READ = 0.25  # bytes read for one that is written
 LEAST_ROW = 1024  # bytes along the lanes: at its ends a row may leave lines in part to others, which costs a read
 
 
-def results_past(program: Program, group: Group, machine: Machine, threads: int = 1) -> frozenset[str]:
+def results_past(program: Program, group: Group, machine: Machine, threads: int) -> frozenset[str]:
     """The outputs that a group writes, each by one assignment, and nobody reads; none where the caches hold all that
     the group touches.
     """
@@ -60,7 +60,7 @@ def _row(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     return tensor.extents(sizes)[-1] * size_bytes(tensor.dtype) if tensor.rank else 0
 
 
-def written_past(schedule: Schedule, group: Group, machine: Machine, threads: int = 1) -> Schedule:
+def written_past(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
     """Mark the vector loops of a scheduled group that store such results, one vector beside the other."""
     program = schedule.program
     past = results_past(program, group, machine, threads)
@@ -74,7 +74,7 @@ def written_past(schedule: Schedule, group: Group, machine: Machine, threads: in
     return schedule
 
 
-def written_far(schedule: Schedule, group: Group, machine: Machine, threads: int = 1) -> Schedule:
+def written_far(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
     """Mark the vector loops of a scheduled group for what it writes beyond the caches, or only to the last one."""
     return _written_ahead(written_past(schedule, group, machine, threads), group, machine)
 

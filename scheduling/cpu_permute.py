@@ -165,7 +165,8 @@ def _blocks_of(
     core, line = core_of(machine, size), machine.line
     room = machine.vector_registers // len(turned) * machine.lanes(size) // vector**2  # in squares
     wide = max(1, min(line // (vector * size), room))
-    if s.write.tensor in results_past(program, facts.group, machine) and _whole_lines(strides[-1], lanes, size, line):
+    past = results_past(program, facts.group, machine, 1)  # squares: see 0044
+    if s.write.tensor in past and _whole_lines(strides[-1], lanes, size, line):
         run = _run(facts.extents[lanes], size, line)
         if run * size < LEAST_RUN:  # in a buffer it would touch a page a line
             rows = vector * wide

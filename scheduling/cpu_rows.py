@@ -247,9 +247,9 @@ def _sized(program: Program, part: Pass, limits: _Limits, height: int) -> Pass:
     return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))
 
 
-def schedule_rows(schedule: Schedule, group: Group, plan: RowPlan, machine: Machine) -> Schedule:
+def schedule_rows(schedule: Schedule, group: Group, plan: RowPlan, machine: Machine, threads: int) -> Schedule:
     """Fuse, tile, promote and mark the statements of a group of rows."""
-    return written_past(Rows(group, plan, machine).run(schedule), group, machine)
+    return written_past(Rows(group, plan, machine).run(schedule), group, machine, threads)
 
 
 class Rows:

@@ -208,9 +208,12 @@ def test_large_results_start_at_a_line() -> None:
         assert [r[5, 7] for r in results] == [2, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "text", ["Y[i, j] = 2 * X[i, j]", "M[i] max= X[i, j]; Y[i, j] = X[i, j] - M[i]"]
+)
 @pytest.mark.parametrize(("threads", "past"), [(1, True), (2, False)])
-def test_each_thread_counts_on_its_share_of_the_last_cache(threads: int, past: bool) -> None:
+def test_each_thread_counts_on_its_share_of_the_last_cache(text: str, threads: int, past: bool) -> None:
     """24 of 32 MiB, as much read as written."""
-    program = poly.parse("Y[i, j] = 2 * X[i, j]", X=(2048, 1536))
+    program = poly.parse(text, X=(2048, 1536))
     loops = walk(schedule_for_cpu(program, SKYLAKE, threads).lower().body)
     assert any(isinstance(n, For) and n.nontemporal for n in loops) == past
