@@ -43,9 +43,9 @@ Array = npt.NDArray[np.generic]
 BRIEF: Final = 1 << 14  # operations of a call that is over before another Python thread could use the time
 NATIVE_RECORDS: Final = 8  # shapes of a kernel with free sizes whose calls are native
 MAX_RECORDS: Final = 64
-# Instances that run between two meetings: with fewer, one thread is faster. So many for a product in registers, an
-# eighth for walks through memory; `LEAST_WORK` of `cpu_threads` is for loops of known sizes that nothing else weighs.
-LEAST_SHARED: Final = 1 << 17
+# Instances that run between two meetings in a call of a kernel with free sizes: with fewer, one thread runs it.
+# Statements of all kinds count alike; loops of known sizes are judged when they are scheduled, by `cpu_threads`.
+LEAST_CALL_SHARED: Final = 1 << 17
 ADDRESSES: Final = 1 << 47  # bytes that a process may have, at the most
 
 
@@ -226,7 +226,7 @@ class Kernel(NativeCall):
         if self._source is None or not self.module.parameters:
             return True
         work = instances(self._source, self._boxes, sizes)
-        return work >= LEAST_SHARED * self.module.meetings(sizes)
+        return work >= LEAST_CALL_SHARED * self.module.meetings(sizes)
 
     @cached_property
     def _boxes(self) -> Boxes:

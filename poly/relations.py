@@ -84,12 +84,10 @@ def ends_of(program: Program, s: Statement, iterator: str) -> tuple[Affine, Affi
     """The first and the last value of an iterator, affine in the others and the sizes; None where they are not."""
     domain = bound_domain(program, s).reset_tuple_id()
     position, count = s.iterators.index(iterator), domain.dim(PARAM)
-    others = [i for i in s.iterators if i != iterator]
     free = domain
     for k, name in reversed(list(enumerate(s.iterators))):
         if k != position:
             free = free.move_dims(PARAM, count, SET, k, 1).set_dim_name(PARAM, count, name)
-    assert free.dim(SET) == 1 and len(others) == free.dim(PARAM) - count
     context = free.params()
     found: list[Affine] = []
     for end in (free.dim_min(0), free.dim_max(0)):
