@@ -63,7 +63,8 @@ class StreamKernel:
     ) -> Array | tuple[Array, ...]:
         sizes = named_sizes(named, self.program.binding, self.program.parameters, self.program.name)
         arrays_by_name = {n: a for n, a in named.items() if n not in sizes}
-        ordered = in_order([t.name for t in self.inputs], inputs, arrays_by_name, self.program.name)
+        names, updated = [t.name for t in self.inputs], [t.name for t in self.inputs if t.role == "inout"]
+        ordered = in_order(names, inputs, arrays_by_name, self.program.name, updated)
         given = [self._checked(t, self._array(t, a)) for t, a in zip(self.inputs, ordered, strict=True)]
         if out is None:
             results = [np.empty(self._shape(t), numpy_dtype(t.dtype)) for t in self.outputs]

@@ -144,7 +144,8 @@ class Kernel(NativeCall):
                 return self(*inputs, *(a for a in rest if a is not None), out=out)
         by_name = named_sizes(named, self._sizes, self._parameters, self.loops.name)
         arrays_by_name = {n: a for n, a in named.items() if n not in by_name}
-        ordered = in_order([t.name for t in self.inputs], inputs, arrays_by_name, self.loops.name)
+        names, updated = [t.name for t in self.inputs], [t.name for t in self.inputs if t.role == "inout"]
+        ordered = in_order(names, inputs, arrays_by_name, self.loops.name, updated)
         given = [typed(t, a) for t, a in zip(self.inputs, ordered, strict=True)]
         if self._plain and not by_name and not overlap(out, given):
             ready = [plain(a) for a in given]

@@ -82,15 +82,21 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
 
 
 def in_order(
-    names: Sequence[str], given: Sequence[object], named: Mapping[str, object], where: str
+    names: Sequence[str],
+    given: Sequence[object],
+    named: Mapping[str, object],
+    where: str,
+    updated: Sequence[str] = (),
 ) -> tuple[object, ...]:
     """The arrays of a call in the order of `names`: the first ones by position, the others by name.
 
+    `updated`: those that are outputs, too, of which a caller may not think.
     Raises `ArgumentTypeError` where one is missing, there twice, or not known.
     """
     takes = f"takes {counted(len(names), 'array')} ({', '.join(names)})"
     if len(given) > len(names) or (not named and len(given) < len(names)):
-        raise ArgumentTypeError(f"{takes}, got {len(given)}", where=where)
+        hint = _of_inout(updated) if len(given) < len(names) else ""
+        raise ArgumentTypeError(f"{takes}, got {len(given)}", where=where, hint=hint)
     for name in named:
         if name not in names:
             raise ArgumentTypeError(f"{takes}, none is called {name!r}", where=where)
@@ -98,8 +104,14 @@ def in_order(
             raise ArgumentTypeError(f"{name} is given by position and by name", where=where)
     if absent := [n for n in names[len(given) :] if n not in named]:
         hint = "give it by position: out= is where results go" if absent[0] == "out" else ""
+        hint = hint or _of_inout([n for n in updated if n == absent[0]])
         raise ArgumentTypeError(f"{takes}, {absent[0]} is missing", where=where, hint=hint)
     return (*given, *(named[n] for n in names[len(given) :]))
+
+
+def _of_inout(updated: Sequence[str]) -> str:
+    each = ", ".join(updated)
+    return f"pass {each}, too: inout, as it is read before all of it is written" if updated else ""
 
 
 def named_sizes(

@@ -6,7 +6,7 @@ the table `OPERATORS`: one row an operator, with its arity, its numpy meaning an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal
@@ -282,7 +282,7 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
             known = {d for d in found if d is not None}
             if len(known) > 1:
                 raise ShapeError(
-                    f"{name}: operands of dtypes {sorted(known)}", hint="convert one with a cast, e.g. f32(x)"
+                    f"{name}: operands of dtypes {' and '.join(sorted(known))}", hint=_conversion(arguments, known)
                 )
             operator = OPERATORS[name]
             dtype = next(iter(known), None)
@@ -340,6 +340,15 @@ def require_literals(body: Expr, dtype: str, where: str) -> None:
                 hint = "convert the other operand to a wider dtype, e.g. i64(x)"
                 values = f"{limits.min} .. {limits.max}"
                 raise ShapeError(f"{where}: the literal {node.value} does not fit {dtype} ({values})", hint=hint)
+
+
+def _conversion(arguments: Sequence[Expr], dtypes: Collection[str]) -> str:
+    """What to write where operands disagree."""
+    floats = [d for d in dtypes if is_float(d)]
+    index = next((n.index for a in arguments for n in walk(a) if isinstance(n, IndexValue)), None)
+    if len(floats) == 1 and index is not None and set(dtypes) == {floats[0], "i64"}:
+        return f"a cast: {floats[0]}({index}), as indices and sizes are i64"
+    return "convert one with a cast, e.g. f32(x)"
 
 
 def evaluate(

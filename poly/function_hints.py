@@ -21,6 +21,8 @@ ELSEWHERE: Final = {
     "exp2": "exp(x * 0.6931471805599453)", "log2": "log(x) * 1.4426950408889634",
     "log10": "log(x) * 0.4342944819032518", "tan": "sin(x) / cos(x)", "sinh": "(exp(x) - exp(-x)) / 2",
     "cosh": "(exp(x) + exp(-x)) / 2", "trunc": "ceil(x) if x < 0 else floor(x)", "rint": "round(x)",
+    "argmin": "m min= x[i]; k min= select(x[i] == m, i, 1000000)",
+    "argmax": "m max= x[i]; k min= select(x[i] == m, i, 1000000)",
     "sum": "C[i] += A[i,j]", "prod": "C[i] *= A[i,j]", "matmul": "C[i,k] += A[i,j] * B[j,k]",
 }  # fmt: skip
 

@@ -187,5 +187,7 @@ def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) ->
             return f"{go(left)}/{go(right)}"
         case ast.Call(func=ast.Name(id=("floor" | "ceil" | "min" | "max") as name), args=arguments):
             return f"{name}({', '.join(map(go, arguments))})"
+        case ast.Tuple() if (comma := next(condition.find(","), None)) is not None:
+            raise condition.error("a condition has no commas", comma, "and between its parts")
         case _:
             raise condition.node_error(node, "this has no meaning in a condition")

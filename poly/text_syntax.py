@@ -263,6 +263,8 @@ def read_statement_line(line: Fragment, prefix: tuple[PathStep, ...]) -> Stateme
         raise line.error("the target of the statement is missing")
     label, subscripts = (None, None) if colon is None else _label(line.part(0, colon))
     body, clauses = split_clauses(line.part(equals + 1), _STATEMENT_CLAUSES)
+    if "where" in clauses and clauses["where"].text[:1] == "(" and (not body.text or body.text[-1] in "+-*/"):
+        raise clauses["where"].error("where is no function", hint="select(condition, a, b), or a if condition else b")
     for flag in ("ordered", "exact"):
         if flag in clauses and clauses[flag].text:
             raise clauses[flag].error(f"{flag} stands alone")

@@ -212,8 +212,8 @@ def test_what_is_written_for_a_function_computes_it(name: str) -> None:
             poly.parse(f"z[i] = {name}({', '.join(given)})", x=(5,), y=(5,))
         assert ELSEWHERE[name] in str(refusal.value)
     if "[" in ELSEWHERE[name]:
-        shapes: Any = {"A": (2, 3), "B": (3, 4)}
-        assert poly.parse(ELSEWHERE[name], **{t: shape for t, shape in shapes.items() if t in ELSEWHERE[name]})
+        shapes: Any = {"A": (2, 3), "B": (3, 4), "x": (5,)}
+        assert poly.parse(ELSEWHERE[name], **{t: shape for t, shape in shapes.items() if f"{t}[" in ELSEWHERE[name]})
         return
     text = re.sub(r"\b([xy])\b", r"\1[i]", ELSEWHERE[name]).replace("condition", "x[i] > y[i]")
     text = f"z[i] = {text.replace('low', '0.25').replace('high', '0.5')}; u[i] = y[i]"

@@ -391,6 +391,34 @@ def test_indices_of_one_residue() -> None:
         parse("C[i] = 1 where i % 2 == 0")
 
 
+@pytest.mark.parametrize(("text", "message"), [
+    ("y[i] = where(x[i] > 0, x[i], 0)", r"where is no function(?s:.*)try: select\("),
+    ("y[i] = 2*where(x[i] > 0, x[i], 0)", "where is no function"),
+    ("y[i,j] = x[i] where 0 <= i < 3, 0 <= j <= i", r"no commas\n.*\n {40}\^\n  try: and"),
+    ("k = argmin(x[i])", r"m min= x\[i\]; k min= select\(x\[i\] == m, i, 1000000\)"),
+    ("y[i] = x[i]*i", r"dtypes f32 and i64\n  try: a cast: f32\(i\)"), ("s += x[i]/N", r"cast: f32\(N\)"),
+    ("y[i] = f64(x[i]) + x[i]", r"dtypes f32 and f64\n  try: convert one"),
+])  # fmt: skip
+def test_messages_say_what_to_write(text: str, message: str) -> None:
+    with pytest.raises(PolyError, match=message):
+        parse(text, x=("N",))
+
+
+def test_where_the_first_least_value_is() -> None:
+    kernel: Any = compile_for(parse("m min= x[i]; k min= select(x[i] == m, i, 1000000)", x=(5,)))
+    assert kernel(np.array([3, 1, 2, 1, 5], "f4")) == 1
+
+
+@pytest.mark.parametrize("target", ["cpu", "s16"])
+def test_a_call_without_an_inout_says_why_it_takes_it(target: str) -> None:
+    kernel: Any = compile_for(parse("y: f32[4]; y[i] = select(i > 0, y[i-1], 0) + x[i]", x=(4,)), target)
+    x = np.arange(4, dtype="f4")
+    for call in (lambda: kernel(x), lambda: kernel(x=x)):
+        with pytest.raises(PolyError, match="try: pass y, too: inout, as it is read before"):
+            call()
+    np.testing.assert_array_equal(kernel(x, x), np.cumsum(x))
+
+
 def test_hints_for_what_notation_writes_otherwise() -> None:
     for text, hint in (
         ("C[i] = np.exp(A[i])", r"try: exp\(\.\.\.\)"), ("C[i] -= A[i]", r"try: \+= -"),
