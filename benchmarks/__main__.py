@@ -18,7 +18,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.cases import MORE, Case, load_cases
+from benchmarks.cases import FIELDS, KINDS, MORE, Case, load_cases
 from benchmarks.driver import ROOT, Progress, Row, Session
 from benchmarks.peers import absent, installed, versions
 from benchmarks.reference import model_cases
@@ -39,7 +39,11 @@ def main() -> None:
         parser.error(wrong)
     with tempfile.TemporaryDirectory(prefix="polyloom_models_") as work:
         models = model_cases(options.models, Path(work)) if options.only != "kernels" else ()
-        chosen = _chosen(load_cases(options.cases, models), models, options)
+        try:
+            cases = load_cases(options.cases, models)
+        except (OSError, ValueError) as error:
+            parser.error(f"--cases: {error}")
+        chosen = _chosen(cases, models, options)
         if not chosen:
             sys.exit(f"no case has one of {', '.join(options.words)} in its name; --list shows them")
         for word in (w for w in options.words if not any(_names(c, w) for c in chosen)):
@@ -177,7 +181,7 @@ def _processor() -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, epilog=EXAMPLES,
+        prog="python -m benchmarks", description=__doc__, epilog=f"{EXAMPLES}\n{FIELDS}\nkinds: {', '.join(KINDS)}\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     models = Path(os.environ.get("POLYLOOM_MODELS", ROOT / "../shared/models"))
@@ -188,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=0.05, metavar="S", help="of a peer in a round (default: 0.05)")
     parser.add_argument("--least", action="store_true", help="least times, not medians: where others use the machine")
     parser.add_argument("--peers", nargs="+", metavar="PEER", help=f"of {', '.join(installed()[1:])} (default: all)")
-    parser.add_argument("--cases", type=Path, metavar="FILE", help="more cases, a JSON list (see load_cases)")
+    parser.add_argument("--cases", type=Path, metavar="FILE", help="more cases, a JSON list (see below)")
     parser.add_argument("--models", type=Path, default=models, metavar="FOLDER", help="default: $POLYLOOM_MODELS")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     parser.add_argument("--add", action="store_true", help="go on with the run whose figures are in the --json file")

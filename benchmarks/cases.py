@@ -198,13 +198,43 @@ MODELS: tuple[tuple[str, bool], ...] = (  # name, whether its file carries const
 )
 
 
+KINDS = tuple(dict.fromkeys(c.kind for c in CASES))
+FIELDS = """fields of a case: name, kind, inputs and consts (shapes by name: {"x": [64, 64]}); spec for the kind einsum;
+stride, pad, groups for conv; out (shape), flops, bytes (moved at least) for the limits; these all optional"""
+
+
 def load_cases(path: Path | None, models: Sequence[Case] = ()) -> tuple[Case, ...]:
-    """The lists above, the models, and the new names of a JSON file: each of name, kind, inputs, consts, ..."""
+    """The lists above, the models, and the new cases of a JSON file. Raises `ValueError` for what is no case."""
     known = (*CASES, *MORE, *models)
     if path is None:
         return known
     names = {c.name for c in known}
-    return (*known, *(_case(entry) for entry in json.loads(path.read_text()) if entry["name"] not in names))
+    entries = json.loads(path.read_text())
+    entries = entries if isinstance(entries, list) else [entries]
+    for k, entry in enumerate(entries):
+        if (wrong := _wrong(entry)) and not (isinstance(entry, dict) and entry.get("name") in names):
+            raise ValueError(f"{path}, case {k}: {wrong}\n{FIELDS}")
+    return (*known, *(_case(entry) for entry in entries if entry["name"] not in names))
+
+
+def _wrong(entry: object) -> str:
+    """Why an entry of a file is no case; "" where it is one."""
+    if not isinstance(entry, dict):
+        return "a file of cases is a JSON list of objects"
+    if left := [f for f in ("name", "kind", "inputs") if not entry.get(f)]:
+        return f"no {left[0]}"
+    like = next((c for c in CASES if c.kind == entry["kind"]), None)
+    if like is None:
+        return f"no kind {entry['kind']!r}: one of {', '.join(KINDS)}"
+    if like.kind == "einsum":
+        try:
+            einsum("", entry.get("spec") or "", *entry["inputs"].values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"spec {entry.get('spec')!r} is no equation for the inputs, such as {like.spec!r}"
+    for field_, names in (("inputs", like.inputs), ("consts", like.consts)):
+        if like.kind != "einsum" and [*(entry.get(field_) or {})] != [*names]:
+            return f"{field_} of kind {like.kind} are {', '.join(names) or 'none'}, as in {like.name}"
+    return ""
 
 
 def _case(entry: Mapping[str, object]) -> Case:

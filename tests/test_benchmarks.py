@@ -98,6 +98,19 @@ def test_a_file_adds_cases(tmp_path: Path) -> None:
     assert (found[-1].name, found[-1].reads, found[-1].writes) == ("mine", 48, 12)
 
 
+@pytest.mark.parametrize(("entry", "message"), [
+    ({"name": "mine", "kind": "einsum", "inputs": {"x0": [3, 4]}}, "spec None is no equation"),
+    ({"name": "mine", "kind": "einsum", "spec": "ij->i", "inputs": {"x0": [3]}}, "spec 'ij->i' is no equation"),
+    ({"name": "mine", "kind": "sort", "inputs": {"x": [3]}}, "no kind 'sort': one of einsum, conv"),
+    ({"name": "mine", "kind": "conv", "inputs": {"x": [1, 3, 8, 8]}}, "consts of kind conv are w, as in conv7x7s2"),
+    ({"kind": "softmax", "inputs": {"x": [3]}}, "no name"), ("mine", "a file of cases is a JSON list of objects"),
+])  # fmt: skip
+def test_what_is_no_case_is_told(entry: object, message: str, tmp_path: Path) -> None:
+    (tmp_path / "cases.json").write_text(json.dumps([entry]))
+    with pytest.raises(ValueError, match=f"case 0: {message}(?s:.*)fields of a case: name, kind"):
+        load_cases(tmp_path / "cases.json")
+
+
 def test_choices_are_measured_against_other_plans(tmp_path: Path) -> None:
     machine = replace(host_machine(), cores=1)
     (nest,) = nests_of(einsum("product", "ik,kj->ij", (24, 16), (16, 40)), machine)
