@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import gcd, inf
+from math import gcd
 
 from poly.affine import Affine, var
 from poly.codegen import strided
@@ -25,7 +25,7 @@ from poly.codegen.text import LOCAL, constant_text, memory_type, suffix, value_t
 from poly.codegen.values import Value
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
-from poly.expr import Const
+from poly.expr import Combiner, Const
 from poly.program import Access, Layout, Tensor
 
 WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
@@ -73,8 +73,8 @@ def _ask(
     """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop; once for all
     of a body that lies as near to one another as the elements of a line, or as `near` elements: where a line is asked
     for twice, it is less often missed. The last of them counts: where memory starts inside a line, it is in the next.
-    Past the loop's end that is what lies there in memory. An element that stays in its line for several iterations is
-    no stream.
+    Past the loop's end that is what lies there in memory. An element that all lanes share and that stays in its line
+    for several iterations is no stream: the mark asks for nothing there (`poly.scheduling.edits.prefetch` says so).
     """
     if not any(loop in c.names for c in subscripts):
         return
@@ -394,16 +394,16 @@ def store(
     access: Access,
     value: Value,
     combine: Combine | None,
-    neutral: Const,
+    combiner: Combiner | None,
     values: dict[int, Value],
     statement: str,
 ) -> None:
-    """Write a value, or merge it into what is there (`neutral` leaves that unchanged).
+    """Write a value, or merge it into what is there as `combine` does, which is `combiner` in code.
 
     Lanes that all merge into one element are reduced first, halves by halves; others that share one go one by one.
     """
     if s.in_registers(access.tensor):
-        return _store_registers(s, access, value, combine, neutral, statement)
+        return _store_registers(s, access, value, combine, combiner, statement)
     tensor = s.tensors[access.tensor]
     subscripts, address = _located(s, access, values, True, statement, WRITE)
     stride = None if address is None else address.lane_stride
@@ -411,7 +411,7 @@ def store(
         _ask(s, tensor, subscripts, address, *s.ahead)
     if address is not None and stride == 0:
         pointer = _pointer(s, tensor, address)
-        new = _fold(s, value, combine, neutral, lambda: _raw_load(s, tensor, pointer))
+        new = _fold(s, value, combine, combiner, lambda: _raw_load(s, tensor, pointer))
         _raw_store(s, tensor, pointer, new)
     elif address is not None and stride == 1:
         _store_vector(s, tensor, address.at(0), value, combine)
@@ -424,12 +424,14 @@ def _raw_store(s: State, tensor: Tensor, pointer: str, value: Value) -> None:
     s.writer.emit(f"store {kind} {_to_memory(s, value)}, ptr {pointer}, align {size_bytes(tensor.dtype)}")
 
 
-def _fold(s: State, value: Value, combine: Combine | None, neutral: Const, old: Callable[[], Value]) -> Value:
+def _fold(
+    s: State, value: Value, combine: Combine | None, combiner: Combiner | None, old: Callable[[], Value]
+) -> Value:
     """What one element becomes when all active lanes write it: the last one's, or the lanes reduced and merged."""
     if s.lanes is None:
         return value if combine is None else combine(old(), value)
-    if combine is not None:
-        return combine(old(), _reduced(s, s.ops.splat(value, s.lanes.width), combine, neutral))
+    if combine is not None and combiner is not None:
+        return combine(old(), _reduced(s, s.ops.splat(value, s.lanes.width), combine, combiner))
     mask = s.lanes.runtime_mask
     if not value.lanes or mask is None:
         return s.ops.lane(value, s.lanes.count - 1) if value.lanes else value
@@ -441,14 +443,14 @@ def _fold(s: State, value: Value, combine: Combine | None, neutral: Const, old: 
     return total
 
 
-def _reduced(s: State, value: Value, combine: Combine, neutral: Const) -> Value:
+def _reduced(s: State, value: Value, combine: Combine, combiner: Combiner) -> Value:
     """The active lanes combined: one half with the other until one is left. (The combiner is associative.)"""
     assert s.lanes is not None
     if s.lanes.mask is not None:
-        rest = s.ops.const(value.dtype, neutral.value, value.lanes)
+        rest = s.ops.const(value.dtype, combiner.identity(value.dtype).value, value.lanes)
         value = s.ops.select(Value("bool", value.lanes, s.lanes.mask), value, rest)
-    if value.dtype in ("f32", "f64") and abs(neutral.value) == inf:
-        return s.ops.extreme("min" if neutral.value > 0 else "max", value)
+    if value.dtype in ("f32", "f64") and combiner.symbol in ("max", "min"):
+        return s.ops.extreme(combiner.symbol, value)
     while value.lanes > 2:
         half = value.lanes // 2
         value = combine(s.ops.part(value, 0, half), s.ops.part(value, half, half))
@@ -537,13 +539,13 @@ def _store_lanes(
 
 
 def _store_registers(
-    s: State, access: Access, value: Value, combine: Combine | None, neutral: Const, statement: str
+    s: State, access: Access, value: Value, combine: Combine | None, combiner: Combiner | None, statement: str
 ) -> None:
     tensor = access.tensor
     at, stride = register_place(s, access, statement)
     old = _load_registers(s, access, statement) if combine is not None else None
     if s.lanes is None or stride == 0:
-        new = _fold(s, value, combine, neutral, lambda: old if old is not None else value)
+        new = _fold(s, value, combine, combiner, lambda: old if old is not None else value)
         s.registers.set_scalar(tensor, at, new)
         return
     lanes = s.lanes

@@ -29,6 +29,7 @@ from poly.program import Tensor
 
 STACK_LIMIT = 16 * 1024  # bytes of one buffer that may lie on the stack
 STACK_BUDGET = 64 * 1024  # bytes of all buffers of a function on the stack
+STACK_ALIGN = 16  # bytes, by the calling convention
 ALIGN = 64
 
 
@@ -123,9 +124,11 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
         f"; {symbol(tree.name)} for {machine.name}: "
         + ", ".join(f"%t{i} = {symbol(t.name)}" for i, t in enumerate(outside))
     ]
-    main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes))
+    # A vector kept on the stack may cross no line: where callers align it to less, the entry does, for all below.
+    aligned = context.x86 and context.vector > STACK_ALIGN
+    main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes), aligned)
     text = [*header, *globals_, *parts, *functions.values(), main, *sorted(declarations | declared)]
-    if context.x86 and context.vector > 16:  # the entry aligns the stack: a vector kept there may cross no page
+    if aligned:
         text += ["!llvm.module.flags = !{!1}", f'!1 = !{{i32 1, !"override-stack-alignment", i32 {context.vector}}}']
     if any("!nontemporal" in part for part in parts):
         text.append("!0 = !{i32 1}")

@@ -22,7 +22,7 @@ from poly.codegen.values import Value
 from poly.codegen.written import RegisterWrites
 from poly.dtypes import is_float
 from poly.errors import UnsupportedError
-from poly.expr import Apply, Const, reads_of
+from poly.expr import Apply, reads_of
 from poly.loops import MAX_LANES, Alloc, Compute, External, For, If, Node, Sync, walk
 from poly.program import ReadIndex
 
@@ -89,8 +89,7 @@ class Walker:
             value, combine = self._update(node, values, target)
         except UnsupportedError as error:
             raise UnsupportedError(error.message, where=f"statement {node.statement}", hint=error.hint) from None
-        neutral = Const(0) if node.combiner is None else node.combiner.identity(target)
-        store(s, node.write, value, combine, neutral, values, node.statement)
+        store(s, node.write, value, combine, node.combiner, values, node.statement)
 
     def _update(
         self, node: Compute, values: dict[int, Value], dtype: str

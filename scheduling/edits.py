@@ -477,7 +477,8 @@ def nontemporal(schedule: Schedule, loop: str) -> Schedule:
 def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Schedule:
     """Let a vector loop ask, for every vector that it loads from memory or stores to a whole tensor, for the one that
     it loads or stores `ahead` iterations of the loop `along` later, which is a loop around it; so for the lines of
-    elements of whole tensors that all lanes share.
+    elements of whole tensors that all lanes share and read, if each iteration of `along` goes on by a line at least:
+    of those that stay in their line for several iterations nothing is asked for.
 
     Nothing is read or written by that, and no address is too far: it says where the caches will be needed. Where later
     edits leave no loop of that name, nothing is asked for.
