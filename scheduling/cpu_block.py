@@ -44,8 +44,9 @@ from poly.scheduling.uneven import ends_of, uneven_axes
 # of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
 FEW_USES, AHEAD_SHARE = 2, 4
 ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no prefetcher of a core follows
-# Steps in one body, as the loop's extent allows: four spare most of a loop's instructions, more cost compile time.
-# Where four do not fit, fewer would cost registers and spare hardly anything.
+# Steps in one body, the first of these that divides the loop's extent: four spare most of a loop's instructions, more
+# spare little and cost compile time, fewer still spare something where nothing else divides it. Where four do not fit
+# in a body, fewer would cost registers and spare hardly anything.
 STEPS = (4, 5, 6, 7, 8, 3, 2)
 # Of the work: pieces below it are not laid out; of a quarter, that costs up to a twentieth of the time.
 EDGE_SHARE = 1 / 16
@@ -345,9 +346,10 @@ class Blocking(Tiling[BlockPlan]):
     def _steps(
         self, schedule: Schedule, name: str, loops: Sequence[str], points: Sequence[str], tile: tuple[int, int]
     ) -> Schedule:
-        """Several steps of the reduction in one body: a core whose other hardware thread is busy is short of
-        instructions, and a loop costs four every time. All steps of a window where what they share stays in registers,
-        else steps along the innermost loop that share nothing.
+        """Several steps of the reduction in one body: a loop costs four instructions every time, of which a core whose
+        other hardware thread is busy is short; with one step LLVM puts loads that operations share into each of them
+        (docs/decisions/0041). All steps of a window where what they share stays in registers, else steps along the
+        innermost loop that share nothing.
         """
         if not loops or not self._is_update(schedule, name) or schedule.kind(loops[-1]) == "unroll":
             return schedule

@@ -169,25 +169,31 @@ def test_beyond_the_caches_tiles_leave_from_a_buffer(text: str, shape: tuple[int
 @pytest.mark.parametrize("features", [AVX2, AVX512])
 @pytest.mark.parametrize("shape", [(1024, 96), (1024, 333), (2048, 40), (1024, 7)])
 def test_lines_that_meet_in_few_sets_leave_from_a_buffer(shape: tuple[int, int], features: tuple[str, ...]) -> None:
-    """The target's rows are a multiple of 4 KiB apart; what the last cache holds is stored as usual."""
+    """The target's rows are a multiple of 4 KiB apart; what the last cache holds is stored as usual. A buffer takes two
+    thirds of the nearest cache at most.
+    """
     on = machine(features)
     schedule = schedule_for_cpu(poly.parse("Y[j, i] = X[i, j]", X=shape), on)
     buffered = [t for t in schedule.program.tensors if t.space == on.cache_space(0) and t.origin == "Y"]
     assert bool(buffered) == (shape[1] >= 16)
+    sizes = [t.nbytes(schedule.program.binding) for t in buffered]
+    assert all(on.nearest_cache / 4 < size <= on.nearest_cache * 2 / 3 for size in sizes)
     assert not any(n.nontemporal for n in walk(schedule.lower().body) if isinstance(n, For))
     assert_transposes(schedule, shape)
 
 
 @pytest.mark.parametrize(("shape", "asks"), [((160, 208), True), ((304, 999), True), ((1040, 30), False)])
 def test_vectors_that_are_lines_leave_straight(shape: tuple[int, int], asks: bool) -> None:
-    """What comes next along the rows of what is read is asked for."""
+    """In tiles of two lines of what is read; what comes two tiles later along its rows is asked for."""
     caches: dict[int, int] = dict.fromkeys((1, 2, 3), 32 << 10)
     small = machine_of_features("x86-64", AVX512, "x86_64-unknown-linux-gnu", caches, 2, 3000)
-    schedule = schedule_for_cpu(poly.parse("Y[j, i] = X[i, j]", X=shape), small)
+    program = poly.parse("Y[j, i] = X[i, j]", X=shape)
+    plan, schedule = plan_of(program, small), schedule_for_cpu(program, small)
+    assert plan is not None and plan.blocks.tile == (64, 32)
     loops = [n for n in walk(schedule.lower().body) if isinstance(n, For)]
     assert any(n.nontemporal for n in loops)
     assert not any(t.space == small.cache_space(0) for t in schedule.program.tensors)
-    assert {n.ahead[0].split(".")[0] for n in loops if n.ahead} == ({"j"} if asks else set())
+    assert {(n.ahead[0].split(".")[0], n.ahead[1]) for n in loops if n.ahead} == ({("j", 2)} if asks else set())
     assert_transposes(schedule, shape)
 
 

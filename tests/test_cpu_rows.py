@@ -121,12 +121,16 @@ def test_exponentials_of_two_rows_side_by_side() -> None:
     agrees(program, {"x": x})
 
 
-@pytest.mark.parametrize(("shape", "height"), [((64, 256), 2), (((1 << 15), 256), 1), (((1 << 16), 128), 2)])
-def test_rows_from_far_make_one_stream(shape: tuple[int, int], height: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "height", "ahead"),
+    [((64, 256), 2, 1), ((1 << 15, 256), 1, 8), ((1 << 16, 128), 2, 8), ((1 << 19, 16), 4, 32)],
+)
+def test_rows_from_far_make_one_stream(shape: tuple[int, int], height: int, ahead: int) -> None:
+    """From memory they are asked for 8 KiB ahead."""
     program = poly.parse(SOFTMAX, x=shape)
     (group,) = groups_for(program, AVX2)
     plan = row_plan(program, group, AVX2)
-    assert plan is not None and plan.height == height
+    assert plan is not None and (plan.height, plan.ahead) == (height, ahead)
 
 
 @pytest.mark.parametrize(("columns", "asks"), [(640, True), (768, False), (1000, False)])

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import poly
 from poly.codegen import strided
+from poly.codegen.function import lower
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import Kernel
 from poly.codegen.text import Writer
@@ -302,9 +303,13 @@ def test_lanes_that_lie_in_several_vectors_of_registers(step: int, first: int, s
 
 @pytest.mark.parametrize("name", ["3x3", "3x3 wide", "strided", "largest", "largest, stride 1"])
 def test_columns_share_a_row_where_vectors_are_lines(name: str) -> None:
-    """A row of what is read is in registers, for all columns; where vectors are shorter each column loads its own."""
+    """A row of what is read is in registers, for all columns, whose vectors are shuffles of those of the row, hardly
+    ever single elements; where vectors are shorter each column loads its own.
+    """
     operator, shape, weights, attrs = CASES[name]
     program = graph_of(operator, shape, weights, attrs=attrs)[0].to_program()
+    wide = lower(schedule_for_cpu(program, WIDE).lower(), WIDE, "entry").ir
+    assert wide.count("extractelement") < wide.count("shufflevector")
     for machine in (WIDE, NARROW):
         schedule = schedule_for_cpu(program, machine)
         rows = [t for t in schedule.program.tensors if t.origin == "x" and t.space == "reg"]
