@@ -294,10 +294,9 @@ def _level_text(work: Work, program: Program, level: Level, machine: Machine, th
     }
     if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
         from poly.prepared import prepare
-        from poly.scheduling.cpu_padding import for_cpu
-        from poly.scheduling.uneven import finite_factors
+        from poly.scheduling.cpu_padding import known_for_cpu
 
-        planned = for_cpu(program, finite_factors(program, constants), machine)
+        planned = known_for_cpu(program, constants, machine, threads)
         schedule = work.schedule or prepare(planned, machine, threads).schedule
         return str(schedule) if level == "schedule" else str(schedule.lower())
     with busy("compiling"):

@@ -29,11 +29,10 @@ from poly.machine import Machine
 from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
-from poly.scheduling.cpu_padding import for_cpu
+from poly.scheduling.cpu_padding import known_for_cpu, padded_like
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.uneven import finite_factors
 from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes
 
 if TYPE_CHECKING:
@@ -146,18 +145,21 @@ def compile(
         return _model_engine(what, machine, threads or 1, progress)
     program, own = _program_of(what)
     schedule = schedule or own
-    if schedule is not None and not _is_of(schedule, program, constants or {}, machine):
+    if schedule is not None and not _is_of(schedule, program, constants or {}):
         raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
     check_initialised(program)
     return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
 
 
-def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array], machine: Machine) -> bool:
-    """Whether a schedule is of a program as it is written, or as the policy for a CPU takes it."""
+def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array]) -> bool:
+    """Whether a schedule is of a program as it is written, or as the policies for a CPU take it."""
     from poly.scheduling.shared_sums import is_in_parts
 
-    joined = for_cpu(program, finite_factors(program, constants), machine)
-    if str(schedule.source) in (str(program), str(joined)) or is_in_parts(schedule.source, joined):
+    text = str(schedule.source)
+    if text == str(program):
+        return True
+    joined = padded_like(program, schedule.source, constants)
+    if text == str(joined) or is_in_parts(schedule.source, joined):
         return True
     return schedule.source in (program, joined)  # one set has several texts, of which a file may hold another
 
@@ -186,9 +188,9 @@ def _graph_engine(graph: Graph, machine: Machine, threads: int, progress: Progre
     if isinstance(graph, SizedGraph):
         from poly.sized_engine import build_sized_engine
 
-        kernel, literal = partial(_sized_kernel, machine, threads), partial(_literal_engine, machine, unit)
+        kernel, literal = partial(_sized_kernel, machine, threads), partial(_literal_engine, machine, threads, unit)
         return build_sized_engine(graph, machine, kernel, literal, progress=progress)
-    return build_engine(graph, machine, unit, progress=progress, ahead=ahead)
+    return build_engine(graph, machine, unit, threads=threads, progress=progress, ahead=ahead)
 
 
 def _read_text(text: str) -> Program:
@@ -211,7 +213,9 @@ def _model_engine(
     from poly.model_engine import ModelEngine
 
     unit, ahead = _unit_compiler(machine, threads)
-    build = partial(build_engine, machine=machine, compile_unit=unit, progress=progress, ahead=ahead)
+    build = partial(
+        build_engine, machine=machine, compile_unit=unit, threads=threads, progress=progress, ahead=ahead
+    )
     return ModelEngine(StagedModel(load_model(what)), build)
 
 
@@ -242,8 +246,7 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
-    finite = finite_factors(program, constants)
-    loops = schedule.source if schedule is not None else for_cpu(program, finite, machine)
+    loops = schedule.source if schedule is not None else known_for_cpu(program, constants, machine, threads)
     made = prepare(loops, machine, threads, schedule, early=compiling_processes() > 1)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
 
@@ -292,8 +295,8 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
     return compute
 
 
-def _literal_engine(machine: Machine, unit: Callable[[Program], Unit], graph: Graph) -> Engine:
-    return build_engine(graph, machine, unit)
+def _literal_engine(machine: Machine, threads: int, unit: Callable[[Program], Unit], graph: Graph) -> Engine:
+    return build_engine(graph, machine, unit, threads=threads)
 
 
 def compile_small(program: Program, machine: Machine) -> Kernel:

@@ -30,6 +30,7 @@ def build_engine(
     machine: Machine,
     compile_unit: CompileUnit,
     *,
+    threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
     ahead: Callable[[Sequence[Program]], AbstractContextManager[None]] | None = None,
 ) -> Engine:
@@ -41,7 +42,7 @@ def build_engine(
     source = graph.to_program()
     if machine.kind == "cpu":
         source = sums_in_f32(source, graph.constants)
-    grouping, cuts = _cut_up(source, machine, finite_factors(source, graph.constants))
+    grouping, cuts = _cut_up(source, machine, threads, finite_factors(source, graph.constants))
     program = grouping.program
     work = _Build(program, _given(grouping, graph), compile_unit)
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
@@ -67,15 +68,21 @@ def _given(grouping: Grouping, graph: Graph) -> Mapping[str, Array]:
     return {**graph.constants, **run_program(grouping.known, read)}
 
 
-def _cut_up(program: Program, machine: Machine, finite: Collection[str]) -> tuple[Grouping, tuple[_Cut, ...]]:
+def _cut_up(
+    program: Program, machine: Machine, threads: int, finite: Collection[str]
+) -> tuple[Grouping, tuple[_Cut, ...]]:
     """The groups of a model, from the disk cache where it was compiled before. `finite`: see `inside_windows`."""
-    path = cache_entry("groups", (str(program), repr(sorted(finite)), machine.hash, package_hash()), ".pickle")
+    path = cache_entry(
+        "groups", (str(program), repr(sorted(finite)), str(threads), machine.hash, package_hash()), ".pickle"
+    )
     found = read_pickle(path)
     if isinstance(found, _Kept):
         return found.grouping, found.cuts
     grouping = group_program(program, machine)
     parts = grouping.parts
-    cuts = tuple(_Cut.of(parts[k], group, f"group {k}", machine, finite) for k, group in grouping.groups.items())
+    cuts = tuple(
+        _Cut.of(parts[k], group, f"group {k}", machine, threads, finite) for k, group in grouping.groups.items()
+    )
     if path is not None:
         write_entry(path, pickled(_Kept(grouping, cuts)))
     return grouping, cuts
@@ -95,12 +102,12 @@ class _Cut:
     key: str
 
     @staticmethod
-    def of(part: Program, group: Group, name: str, machine: Machine, finite: Collection[str]) -> _Cut:
+    def of(part: Program, group: Group, name: str, machine: Machine, threads: int, finite: Collection[str]) -> _Cut:
         if any(s.external is not None for s in part.statements):
             return _Cut(group, name, part, None, {}, "")
         canonical, old = canonical_names(part)
         if machine.kind == "cpu":
-            canonical = for_cpu(canonical, {n for n in old if old[n] in finite}, machine)
+            canonical = for_cpu(canonical, {n for n in old if old[n] in finite}, machine, threads)
         return _Cut(group, name, part, canonical, old, str(canonical))
 
 

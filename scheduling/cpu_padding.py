@@ -6,46 +6,94 @@ of their own: the plan of a contraction says which of the two is better.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
+from poly.graph import Array
 from poly.machine import Machine
-from poly.program import Program
-from poly.scheduling.cpu_contract import best_rated
+from poly.program import Program, Statement
+from poly.scheduling.cpu import POLICIES
+from poly.scheduling.cpu_contract import best_rated, contraction_of
 from poly.scheduling.cpu_facts import facts_of
-from poly.scheduling.cpu_reduce import reduction_of
-from poly.scheduling.cpu_window import window_of
-from poly.scheduling.groups import groups_of
+from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.joined_axes import join_axes
-from poly.scheduling.uneven import inside_windows
+from poly.scheduling.uneven import finite_factors, inside_windows
 
 
-def for_cpu(program: Program, finite: Collection[str], machine: Machine) -> Program:
+def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
-    return join_axes(without_padding(program, finite, machine))
+    return join_axes(without_padding(program, finite, machine, threads))
 
 
-def without_padding(program: Program, finite: Collection[str], machine: Machine) -> Program:
+def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
+    """Like `for_cpu`, from the values of the constants."""
+    return for_cpu(program, finite_factors(program, constants), machine, threads)
+
+
+def padded_like(program: Program, other: Program, constants: Mapping[str, Array]) -> Program:
+    """The program that `known_for_cpu` gives where it chooses as for another one, on any machine."""
+    finite = finite_factors(program, constants)
+    found = inside_windows(program, finite)
+    every = inside_windows(found, finite, planes=True)
+    left = {n for n in _changed(found, every) if n in other.statement}
+    left = {n for n in left if _guards(other.statement[n]) <= _guards(every.statement[n])}
+    return join_axes(_with(found, every, left))
+
+
+def without_padding(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """The program whose windows leave out their padding where that pays; `finite`: see `inside_windows`."""
-    some = inside_windows(program, finite)
-    every = inside_windows(some, finite, planes=True)
-    if every is some or machine.kind != "cpu":
-        return some
-    before, after = (_cycles(p, machine) for p in (some, every))
-    return every if before is not None and after is not None and after < before else some
+    found = inside_windows(program, finite)
+    every = inside_windows(found, finite, planes=True)
+    if every is found or machine.kind != "cpu":
+        return found
+    changed = _changed(found, every)
+    for group in groups_of(found):
+        names = changed.intersection(group.names)
+        shorter = _with(found, every, names) if names else found
+        before, after = (_cycles(p, names, machine, threads) for p in (found, shorter))
+        if before is not None and after is not None and after < before:
+            found = shorter
+    return found
 
 
-def _cycles(program: Program, machine: Machine) -> float | None:
-    """What the model gives the contractions of a program; None where one is none, or is another kind of group."""
+def _changed(program: Program, other: Program) -> set[str]:
+    return {s.name for s in program.statements if s != other.statement[s.name]}
+
+
+def _with(program: Program, other: Program, names: Collection[str]) -> Program:
+    """A program with some statements of another one."""
+    return replace(
+        program, statements=tuple(other.statement[s.name] if s.name in names else s for s in program.statements)
+    )
+
+
+def _guards(s: Statement) -> int:
+    return sum(len(r.guard) for r in s.reads)
+
+
+def _cycles(program: Program, names: set[str], machine: Machine, threads: int) -> float | None:
+    """What the model gives the groups of some statements; None where there is none, or one is no contraction."""
     total = 0.0
     for group in groups_of(program):
-        if all(s.combiner is None for s in group.statements):
+        if not names & {*group.names}:
             continue
-        if group.box is None or not group.axes or group.parts or window_of(program, group, machine):
+        cycles = _contraction(program, group, machine, threads)
+        if cycles is None:
             return None
-        facts = facts_of(program, group, machine)
-        lanes = facts.lanes()
-        best = None if lanes is None or reduction_of(program, group, machine) else best_rated(facts, lanes)
-        if best is None:
+        total += cycles
+    return total or None
+
+
+def _contraction(program: Program, group: Group, machine: Machine, threads: int) -> float | None:
+    """What the model gives a group that is left to the policy for contractions."""
+    if group.box is None or not group.axes:
+        return None
+    for policy in POLICIES:
+        if policy.recognise is contraction_of:
+            break
+        if policy.recognise(program, group, machine, threads) is not None:
             return None
-        total += best.cycles
-    return total
+    facts = facts_of(program, group, machine, threads)
+    lanes = facts.lanes()
+    best = None if lanes is None else best_rated(facts, lanes)
+    return None if best is None else best.cycles

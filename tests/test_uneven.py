@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -118,8 +120,12 @@ def test_a_long_window_keeps_the_padding_of_the_last_axis() -> None:
         "Y[y,x,o] += (X[y + q - 4,x + r - 4,c] if 4 <= y + q < 36 and 4 <= x + r < 36 else 0) * W[q,r,c,o]",
         X=(32, 32, 16), W=(9, 9, 16, 32), Y=(32, 32, 32),
     )
+    program = replace(
+        program, tensors=tuple(replace(t, role="constant") if t.name == "W" else t for t in program.tensors)
+    )
+    program = inside_windows(program, {"W"})
     (s,) = (s for s in program.statements if s.combiner is not None)
-    assert uneven_axes(program, s, ("y", "x", "o")) == {}
+    assert uneven_axes(program, s, ("y", "x", "o")) == {"y": {"q"}}
 
 
 @pytest.mark.parametrize(("extent", "channels", "shorter"), [(14, 64, True), (56, 64, True), (224, 3, False)])
@@ -141,13 +147,46 @@ s1[o, y, x, c, q, r]: Y[o, y, x] += (X[c, y + q - 1, x + r - 1] if {guard} else 
     machine = machine_of_features(
         core.cpu, core.engine["core"].features, core.triple, {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 1, 3000
     )
-    found = without_padding(program, {"W"}, machine)
+    found = without_padding(program, {"W"}, machine, 1)
     assert (found is not program) == shorter == (not found.statement["s1"].reads[0].guard)
     if extent == 14:
         random = np.random.default_rng(3)
         x, w = (random.integers(-3, 4, s).astype(np.float32) for s in ((channels, 14, 14), (64, channels, 3, 3)))
         kernel = poly.compile(program, constants={"W": w})
         assert np.array_equal(kernel(x), run_program(program, {"X": x, "W": w})["Y"])
+
+
+def planes(extent: int, channels: int, beside: str = "") -> Program:
+    box = f"0 <= o <= {channels - 1} and 0 <= y <= {extent - 1} and 0 <= x <= {extent - 1}"
+    guard = " and ".join(f"{e} >= 0 and {e} <= {extent - 1}" for e in ("y + q - 1", "x + r - 1"))
+    return parse_program(f"""program planes
+constant W: f32[{channels}, {channels}, 3, 3]
+input X: f32[{channels}, {extent}, {extent}]
+input V: f32[40, 50]
+output Y: f32[{channels}, {extent}, {extent}]
+output S: f32[40]
+s0[o, y, x]: Y[o, y, x] = 0 where {box}
+s1[o, y, x, c, q, r]: Y[o, y, x] += (X[c, y + q - 1, x + r - 1] if {guard} else 0)*W[o, c, q, r] where {box} and """
+        f"""0 <= q <= 2 and 0 <= r <= 2 and 0 <= c <= {channels - 1}
+s2[i]: S[i] = 0 where 0 <= i <= 39
+{beside}""")  # fmt: skip
+
+
+def wide() -> poly.Machine:
+    core = CPUS["avx512"]
+    features = core.engine["core"].features
+    return machine_of_features(core.cpu, features, core.triple, {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 2, 3000)
+
+
+def test_the_choice_is_made_for_the_number_of_threads() -> None:
+    program, machine = planes(32, 16), wide()
+    assert without_padding(program, {"W"}, machine, 1) is program
+    assert not without_padding(program, {"W"}, machine, 2).statement["s1"].reads[0].guard
+
+
+def test_what_is_beside_does_not_matter() -> None:
+    program = planes(14, 64, "s3[i, k]: S[i] += V[i, k] where 0 <= i <= 39 and 0 <= k <= 49\n")
+    assert not without_padding(program, {"W"}, wide(), 1).statement["s1"].reads[0].guard
 
 
 def test_infinite_weights_meet_padding() -> None:
