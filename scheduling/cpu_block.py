@@ -38,7 +38,7 @@ from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.uneven import ends_of, uneven_axes
+from poly.scheduling.uneven import shorter_ends, uneven_axes
 
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
 # of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
@@ -332,7 +332,7 @@ class Blocking(Tiling[BlockPlan]):
         """
         s = schedule.source.statement[schedule.program.statement[name].source_name]
         axes = self.group.axes[s.name]
-        ends = (ends_of(schedule.source, s, axes) or {}).get(axes[self.plan.rows])
+        ends = (shorter_ends(schedule.source, s, axes) or {}).get(axes[self.plan.rows])
         if ends is None or (ends.low <= piece.low and piece.high <= ends.high):
             return schedule
         return unrolled(schedule, (n for n in loops if ends.inside & schedule.nests[name].loops[n].names))

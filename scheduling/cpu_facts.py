@@ -17,7 +17,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_domain
 from poly.scheduling.groups import Group
-from poly.scheduling.uneven import Ends, ends_of
+from poly.scheduling.uneven import Ends, shorter_ends
 from poly.sets import interval
 
 Strides = dict[int, int | None]
@@ -67,7 +67,7 @@ class Facts:
         if s is None:
             return {}
         axes = self.group.axes[s.name]
-        return {axes.index(a): ends for a, ends in (ends_of(self.program, s, axes) or {}).items()}
+        return {axes.index(a): ends for a, ends in (shorter_ends(self.program, s, axes) or {}).items()}
 
     def strides(self, s: Statement) -> list[Strides]:
         """For every access, the write last, the elements between neighbours along each loop (None: not constant)."""

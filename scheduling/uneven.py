@@ -65,11 +65,11 @@ def uneven_axes(program: Program, s: Statement, axes: Sequence[str]) -> Uneven |
     None for any other domain: where sizes are free, other iterators depend on one another, some element has no
     iteration, or more than `MOST_SHORTER` of a loop's iterations have a shorter reduction.
     """
-    found = ends_of(program, s, axes)
+    found = shorter_ends(program, s, axes)
     return None if found is None else {a: ends.inside for a, ends in found.items()}
 
 
-def ends_of(program: Program, s: Statement, axes: Sequence[str]) -> Mapping[str, Ends] | None:
+def shorter_ends(program: Program, s: Statement, axes: Sequence[str]) -> Mapping[str, Ends] | None:
     """Like `uneven_axes`, with more about the ends of these loops."""
     domain = bound_domain(program, s)
     if box_bounds(domain, s.iterators) is not None:

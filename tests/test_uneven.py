@@ -16,7 +16,7 @@ from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_padding import without_padding
 from poly.scheduling.cpu_plan import Piece, balanced, ends_apart
 from poly.scheduling.groups import groups_of
-from poly.scheduling.uneven import Ends, ends_of, finite_factors, inside_windows, uneven_axes
+from poly.scheduling.uneven import Ends, finite_factors, inside_windows, shorter_ends, uneven_axes
 from poly.text import parse_program
 from tests.machines import AVX2
 from tests.other_cpus import CPUS
@@ -72,7 +72,7 @@ def test_a_window_is_laid_out_in_tiles_at_the_ends(machine: poly.Machine, extent
     """Every row of a register tile that reaches an end has products of its own; lanes run along no such loop."""
     program = inside_windows(window(extent, step), {"W"})
     schedule = schedule_for_cpu(program, machine, 1)
-    ends = ends_of(program, program.statement["s1"], ("o", "y", "x")) or {}
+    ends = shorter_ends(program, program.statement["s1"], ("o", "y", "x")) or {}
     pieces = set[bool]()
     for name in (n for n in schedule.nests if schedule.program.statement[n].source_name == "s1"):
         s, nest = schedule.program.statement[name], schedule.nests[name]
@@ -99,7 +99,7 @@ def test_the_share_of_a_window_that_is_inside() -> None:
     for extent, step, low, high, inside in ((7, 1, 1, 6, 19), (13, 2, 1, 6, 19), (14, 2, 1, 7, 20)):
         program = inside_windows(window(extent, step), {"W"})
         ends = Ends(frozenset({"r"}), low, high, inside / 21)
-        assert (ends_of(program, program.statement["s1"], ("o", "y", "x")) or {})["x"] == ends
+        assert (shorter_ends(program, program.statement["s1"], ("o", "y", "x")) or {})["x"] == ends
 
 
 def test_what_is_left_as_it_is() -> None:
