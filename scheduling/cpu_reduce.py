@@ -38,6 +38,7 @@ from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
+STEP = 2  # between lanes that are picked from two vectors
 ROW_AHEAD = 512  # bytes that each of some rows side by side is asked for ahead: what fetches streams is late for them
 
 
@@ -83,10 +84,12 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     widest = widest_element(program, [s])
     vector = machine.lanes(widest)
-    lanes = next((i for i in long if _step(program, large, i) == 1), None)
+    near = [i for i in long if _step(program, large, i) in (1, STEP)]
+    lanes = min(near, key=lambda i: _step(program, large, i) or 0, default=None)
     if vector < 2 or lanes is None or extents[lanes] < FEWEST_LANES:
         return None
-    if any(_step(program, a, lanes) not in (0, 1) for a, _ in s.accesses):
+    steps = {_step(program, a, lanes) for a, _ in s.accesses}
+    if not steps <= {0, 1, STEP} or (STEP in steps and lanes not in reduced):
         return None
     last, touched = last_capacity(machine), bytes_touched(program, [s])
     far = last * NEAR < touched
