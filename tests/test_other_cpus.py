@@ -48,6 +48,9 @@ PROGRAMS: dict[str, tuple[str, Shapes]] = {
     ),
     "rows and columns": ("r[i] max= x[i,j]; c[j] += x[i,j]", {"x": (61, 85)}),
     "choice": ("y[i,j] = select(x[i,j] > 0, x[i,j], 0.1*x[i,j])", {"x": (13, 37)}),
+    "sums of every second": (
+        "s[] += x[i,2*j] where 0 <= j < 60; r[i] += x[i,2*j]*v[2*j] where 0 <= j < 60", {"x": (41, 121), "v": (121,)},
+    ),
     "sums so far": ("s[i,0] = x[i,0]; s[i,1+j] = s[i,j] + x[i,1+j]", {"x": (9, 41), "s": (9, 41)}),
 }  # fmt: skip
 
