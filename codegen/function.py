@@ -124,11 +124,9 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
         f"; {symbol(tree.name)} for {machine.name}: "
         + ", ".join(f"%t{i} = {symbol(t.name)}" for i, t in enumerate(outside))
     ]
-    # A vector kept on the stack may cross no line: where callers align it to less, the entry does, for all below.
-    aligned = context.x86 and context.vector > STACK_ALIGN
-    main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes), aligned)
+    main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes))
     text = [*header, *globals_, *parts, *functions.values(), main, *sorted(declarations | declared)]
-    if aligned:
+    if context.x86 and context.vector > STACK_ALIGN:  # a vector that is kept there crosses no line
         text += ["!llvm.module.flags = !{!1}", f'!1 = !{{i32 1, !"override-stack-alignment", i32 {context.vector}}}']
     if any("!nontemporal" in part for part in parts):
         text.append("!0 = !{i32 1}")

@@ -275,11 +275,12 @@ def entry_text(
     free: Sequence[str],
     tensors: int,
     sizes: Mapping[str, int],
-    aligned: bool,
 ) -> tuple[str, set[str]]:
     """The function `entry` that calls the phases `names`, see `Module`; and what it declares.
 
-    `free`: the free sizes, whose arguments stand behind those of `tensors` tensors. `aligned`: it aligns the stack.
+    `free`: the free sizes, whose arguments stand behind those of `tensors` tensors.
+
+    It aligns the stack for all below, whatever its caller left.
     """
     writer = Writer("@.entry")
     indices = Indices(writer, sizes)
@@ -287,9 +288,8 @@ def entry_text(
         at = writer.pure(f"getelementptr i64, ptr %args, i64 {tensors + k}")
         indices.values[parameter] = Linear(((writer.pure(f"load i64, ptr {at}, align 8", at), 1),))
     _Entry(writer, indices, names).steps(steps, True)
-    realign = ' "stackrealign"' if aligned else ""
     lines = [
-        f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind{realign} {{", "entry:",
+        f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind \"stackrealign\" {{", "entry:",
         "  %alone = icmp eq i64 %parts, 1", "  %first = icmp eq i64 %part, 0",
         *writer.regions[0].head, *writer.lines, "}",
     ]  # fmt: skip

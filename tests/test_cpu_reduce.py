@@ -198,4 +198,6 @@ def test_sums_of_every_second_element_have_lanes(text: str) -> None:
     lines = str(kernel.loops).splitlines()
     assert any("+= A[" in line and before.endswith(" vector:") for before, line in zip(lines, lines[1:], strict=False))
     a = np.random.default_rng(5).normal(size=(40, 500)).astype("f4")
-    np.testing.assert_allclose(kernel(a), a[:, ::2].sum(axis=1 if text[0] == "r" else None), rtol=1e-4, atol=1e-3)
+    result = kernel(a)
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_allclose(result, a[:, ::2].sum(axis=1 if text[0] == "r" else None), rtol=1e-4, atol=1e-3)

@@ -26,7 +26,7 @@ AVX512 = Machine(
 )  # fmt: skip
 RUNNING = "Y[i,0] = X[i,0]\nY[i,j+1] = Y[i,j] + X[i,j+1]"
 GUARDED = "Y[i,j] = (Y[i,j-1] if j > 0 else 0) + X[i,j]"
-SECOND = "Y[i,j] = (A[i]*Y[i,j-1] if j > 0 else 0) + (B[j]*Y[i,j-2] if j > 1 else 0) + X[i,j]"
+SECOND = "Y[i,j] = max(A[i], Y[i,j-1] if j > 0 else 0) + max(B[j], Y[i,j-2] if j > 1 else 0) + X[i,j]"
 BATCHES = "Y[b,i,0] = X[b,i,0]\nY[b,i,j+1] = min(Y[b,i,j], X[b,i,j+1])"
 BACKWARDS = "Y[i,19-1] = X[i,19-1]\nY[i,19-2-j] = Y[i,19-1-j] + X[i,19-2-j]"
 BESIDE = "Y[i,0] = X[i,0]\nY[i,j+1] = Y[i,j] + max(X[i,j+1], X[i,j])"
