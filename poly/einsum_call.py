@@ -4,6 +4,8 @@ The first call with operands of some shapes, strides and dtypes makes a plan, la
 decides dtype, casting and the memory layout of the result, as in numpy; `poly.einsum_plan` decides what is compiled.
 
 * Where numpy gives a view (one operand, nothing summed, no `out`) so does this: the same view, of the same memory.
+* In the order "K", which numpy only calls close to that of the operands, large results whose elements would lie side by
+  side along an index of all operands, but along which no operand's do, have the indices of all operands outermost.
 * Operands are read where they lie: permuted, sliced, strided. Those that run backwards, overlap themselves, or are not
   aligned are copied.
 * longdouble and clongdouble have no compiled form: numpy computes them, with a `FallbackWarning`. Operands of classes
@@ -54,8 +56,8 @@ def _einsum(
     `einsum(subscripts, *operands)` or `einsum(operand, sublist, operand, sublist, ..., [output])`; operands are arrays,
     anything with `__dlpack__`, or what `numpy.asarray` takes, of floating (bfloat16 included), integer, bool or complex
     dtype. `out`, `dtype`, `order`, `casting`, `optimize`: as in numpy; see the module text for what differs.
-    `threads`: for kernels that are worth it. The result is numpy's: shape, dtype, memory layout, a scalar where it has
-    no dimensions, `out` where that is given.
+    `threads`: for kernels that are worth it. The result is numpy's: shape, dtype, memory layout (but see the
+    module text), a scalar where it has no dimensions, `out` where that is given.
 
     Raises `ParseError` and `ShapeError` (a `ValueError`) for a spec or shapes that numpy refuses, `ArgumentTypeError`
     (a `TypeError`) for a dtype without compiled form or a cast that `casting` forbids, `PathError` (a `RuntimeError`)

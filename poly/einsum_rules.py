@@ -16,11 +16,13 @@ import numpy.typing as npt
 from poly.errors import ArgumentTypeError, PathError, ShapeError
 from poly.frontend.contraction import Steps
 from poly.frontend.einsum import Equation, choose_steps
+from poly.frontend.strides import strides_like
 
 Array = npt.NDArray[np.generic]
 Dtype = np.dtype[np.generic]
 
 _SMALL: Final = 4096  # products that numpy itself makes to tell the layout of their result
+_LARGE: Final = 1 << 15  # multiplications from which on the result's layout is chosen for speed
 _SEARCHED: Final = 1 << 22  # elements whose addresses are compared
 # bound here: whoever puts ours in the place of numpy's must not make it call itself
 numpy_einsum: Final = cast("Callable[..., Array]", np.einsum)
@@ -133,7 +135,29 @@ def result_of(
     if out is None and steps and len(samples) > 1 and options.optimize is not False and 0 not in shape:
         most = 2 if prod(equation.sizes.values()) > _SMALL else _SMALL
         strides = _strides_of_steps(spec, samples, steps, options.order, most)  # their order is what counts
+    if out is None and options.order == "K" and prod(equation.sizes.values()) > _LARGE:
+        strides = _batches_outermost(equation, samples, Signature(shape, strides, iterator.dtypes[-1]))
     return Signature(shape, strides, iterator.dtypes[-1])
+
+
+def _batches_outermost(equation: Equation, samples: Sequence[Array], result: Signature) -> tuple[int, ...]:
+    """Strides with the indices of all operands outermost, where numpy's order ends with one that no operand's does.
+
+    Elements that lie side by side would then be of different products: there would be no lanes but along that index.
+    """
+    batch = set(equation.result).intersection(*equation.operands)
+    axes = [(abs(t), i) for i, n, t in zip(equation.result, result.shape, result.strides, strict=True) if n > 1]
+    if not axes or min(axes)[1] not in batch - {_finest(s, o) for s, o in zip(samples, equation.operands, strict=True)}:
+        return result.strides
+    largest = max(axes)[0]
+    like = [abs(t) + largest * (i in batch) for i, t in zip(equation.result, result.strides, strict=True)]
+    return strides_like(result.shape, like, result.dtype.itemsize)
+
+
+def _finest(array: Array, indices: Sequence[str]) -> str:
+    """The index along which an operand's elements lie side by side, "" where there is none."""
+    moving = [(abs(t), i) for i, n, t in zip(indices, array.shape, array.strides, strict=True) if n > 1 and t]
+    return min(moving, default=(0, ""))[1]
 
 
 def _strides_of_steps(spec: str, samples: Sequence[Array], steps: Steps, order: str, most: int) -> tuple[int, ...]:

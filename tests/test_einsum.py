@@ -394,6 +394,24 @@ def test_order(order: Any) -> None:
         assert poly.einsum("kft,mf->kmt", x, y, order=order).strides == expected.strides
 
 
+def test_order_of_large_batches() -> None:
+    a, b = random_of((2, 48, 3, 16), "f4", 1), random_of((2, 40, 3, 16), "f4", 2)
+    expected = np.einsum("bqhd,bkhd->bhqk", a, b)
+    assert expected.strides[1] == 4  # of other products, side by side
+    for _ in range(2):
+        found = poly.einsum("bqhd,bkhd->bhqk", a, b)
+        assert found.flags.c_contiguous and np.array_equal(found, expected)
+    turned = poly.einsum("bqhd,bkhd->khqb", a, b)
+    assert 4 in (turned.strides[0], turned.strides[2]) and turned.strides[1] == 48 * 40 * 4 < turned.strides[3]
+    assert np.array_equal(turned, expected.transpose(3, 1, 2, 0))
+    out = np.empty_like(expected)
+    assert poly.einsum("bqhd,bkhd->bhqk", a, b, out=out) is out and np.array_equal(out, expected)
+    fortran = poly.einsum("bqhd,bkhd->bhqk", a, b, order="F")
+    assert fortran.flags.f_contiguous and np.array_equal(fortran, expected)
+    x, y = a[0].transpose(0, 2, 1).copy(), b[0].transpose(0, 2, 1).copy()  # side by side along h
+    assert poly.einsum("qdh,kdh->hqk", x, y).strides == np.einsum("qdh,kdh->hqk", x, y).strides
+
+
 def test_optimize() -> None:
     arrays = [random_of(s, "f8", n) for n, s in enumerate([(3, 4), (4, 5), (5, 6), (6, 3)])]
     expected = np.einsum("ab,bc,cd,da->ac", *arrays)
