@@ -80,8 +80,8 @@ PARTS: Final = "parts"  # the index of a real and an imaginary part, which lie s
 
 def pairs_stay(memory: Memory) -> bool:
     """Whether the index that an only operand steps along most finely is one of the result, so that it is in lanes."""
-    ((*_, (finest, _)),) = memory.operands
-    return finest in memory.result
+    (dimensions,) = memory.operands
+    return not dimensions or dimensions[-1][0] in memory.result
 
 
 def memory_of_pairs(memory: Memory) -> Memory:

@@ -1,7 +1,8 @@
 """Plans of einsum calls: what is done for operands of some shapes, strides and dtypes.
 
-Little work runs in a kernel with free sizes, made once a form in about 20 ms and shared by all sizes; more work is
-worth a kernel for its own extents and strides, tiled by the policy.
+Little work runs in a kernel with free sizes, made once a form in about 10 ms (100 ms with tiles) and shared by all
+sizes; more work, or long sums one after the other, is worth a kernel for its own extents and strides, tiled by the
+policy, in about 30 ms.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ from poly.scheduling.schedule import Schedule
 from poly.settings import check_settings
 
 FREE_WORK: Final = 1 << 15  # multiplications up to which a kernel with free sizes does
-PLAIN_WORK: Final = 1 << 10  # multiplications up to which its loops are those of the source, which compile at once
+PLAIN_WORK: Final = 1 << 9  # the same where its loops are those of the source, which compile at once and have no lanes
+LONGEST: Final = 1 << 8  # multiplications for one result up to which that does
 REUSE: Final = 8  # products an element, from which on complex operands are taken apart first
 _COMPILED: Final = frozenset("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split())
 
@@ -198,7 +200,9 @@ def _compiled(
 ) -> Compiled:
     shape, strides, dtype = result
     work = work_of(equation.operands, equation.result, equation.sizes, steps)
-    free = work * (4 if dtype.kind == "c" else 1) <= FREE_WORK
+    tiled = dtype.char in "fd" and len(steps) == 1  # kernels with free sizes, too
+    products = work * (4 if dtype.kind == "c" else 1)
+    free = products <= min(FREE_WORK if tiled else PLAIN_WORK, LONGEST * prod(shape))
     planar = dtype.kind == "c" and work >= REUSE * sum(prod(s) for s in (shape, *(o.shape for o in operands)))
     read = [_read(o, indices, dtype, free) for o, indices in zip(operands, equation.operands, strict=True)]
     casts = tuple(cast for cast, _ in read)
@@ -218,8 +222,7 @@ def _compiled(
     as_they_are = all(cast is None for cast in casts)
     factor = _factor(equation, memory, dtype)
     if 0 not in equation.sizes.values():
-        plain = work <= PLAIN_WORK or computed not in ("f32", "f64") or len(steps) > 1
-        kernel, values = _kernel(memory, computed, steps, None if free else (planar, threads), plain)
+        kernel, values = _kernel(memory, computed, steps, None if free else (planar, threads), work <= PLAIN_WORK)
         order = [*(f"x{n}" for n in range(len(operands))), "out"]
         run = kernel.runner(order, values)
         if as_they_are and factor is None and len(operands) < MAX_GIVEN:

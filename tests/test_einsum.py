@@ -290,6 +290,8 @@ def test_sums_of_repeated_elements() -> None:
         repeated = np.broadcast_to(value, 1000)
         found = poly.einsum("i->", repeated)
         assert found.dtype == value.dtype and found == repeated.sum(dtype=value.dtype)
+    for times in (1000, 100_000):  # by a kernel with free sizes, and by one for its own
+        assert poly.einsum("i->", np.broadcast_to(np.complex64(1 + 2j), times)) == times * (1 + 2j)
     x = np.broadcast_to(random_of((3, 1), "f8", 1), (3, 7))
     np.testing.assert_array_equal(poly.einsum("ij,ij->i", x, x), (x * x).sum(1))
     assert poly.einsum("i->", np.broadcast_to(np.float32("nan"), 0)) == 0
@@ -410,6 +412,28 @@ def test_order_of_large_batches() -> None:
     assert fortran.flags.f_contiguous and np.array_equal(fortran, expected)
     x, y = a[0].transpose(0, 2, 1).copy(), b[0].transpose(0, 2, 1).copy()  # side by side along h
     assert poly.einsum("qdh,kdh->hqk", x, y).strides == np.einsum("qdh,kdh->hqk", x, y).strides
+
+
+def test_which_kernels_have_free_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops of the source where there is little work and no long sum; tiled ones for products of floats."""
+    made: list[tuple[bool, bool]] = []
+
+    def kernel(memory: Any, dtype: str, steps: Any, tuned: Any, plain: bool) -> Any:
+        made.append((tuned is None, plain))
+        return wanted(memory, dtype, steps, tuned, plain)
+
+    wanted = vars(einsum_plan)["_kernel"]
+    monkeypatch.setattr(einsum_plan, "_kernel", kernel)
+    einsum_call.forget()
+    for equation, shapes, dtype in (
+        ("ij,jk->ik", [(8, 8), (8, 8)], "f4"), ("ij,jk->ik", [(8, 8), (8, 8)], "i4"), ("ij->", [(16, 16)], "f4"),
+        ("ij,jk->ik", [(16, 16), (16, 16)], "f4"), ("ij,jk->ik", [(16, 16), (16, 16)], "i4"),
+        ("ij->", [(16, 17)], "f4"), ("ij,jk->ik", [(8, 8), (8, 8)], "c8"), ("ij,ij->", [(60, 60), (60, 60)], "f4"),
+    ):  # fmt: skip
+        check(equation, *(random_of(s, dtype, n) for n, s in enumerate(shapes)))
+    assert [free for free, _ in made] == [True, True, True, True, False, False, False, False]
+    assert [plain for free, plain in made if free] == [True, True, True, False]
+    einsum_call.forget()
 
 
 def test_optimize() -> None:
