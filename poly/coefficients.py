@@ -16,7 +16,7 @@ from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, sum_of, va
 from poly.errors import Bug, ShapeError, UnsupportedError
 from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, number, operation_budget, parameter_names
 
-_CST = isl.dim_type.cst
+CST = isl.dim_type.cst
 Row = dict[int, int]
 
 MOST = 2**62  # no coefficient or constant of a set is larger
@@ -118,7 +118,7 @@ def _relation(
     for k, name in enumerate(parameters):
         space = space.set_dim_name(PARAM, k, name)
     matrices = (_matrix(equalities, width), _matrix(inequalities, width))
-    basic = isl.BasicMap.from_constraint_matrices(space, *matrices, _CST, PARAM, IN, OUT, DIV)
+    basic = isl.BasicMap.from_constraint_matrices(space, *matrices, CST, PARAM, IN, OUT, DIV)
     result = basic.project_out(OUT, len(expressions), len(rows.floors)).to_map()
     return result.set_tuple_name(IN, tuple_name) if tuple_name else result
 
@@ -137,7 +137,7 @@ def set_of(
         space = space.set_dim_name(PARAM, k, name)
     width = first_free + len(rows.floors)
     matrices = (_matrix(equalities, width), _matrix(inequalities, width))
-    basic = isl.BasicSet.from_constraint_matrices(space, *matrices, _CST, PARAM, SET, DIV)
+    basic = isl.BasicSet.from_constraint_matrices(space, *matrices, CST, PARAM, SET, DIV)
     result = basic.project_out(SET, len(names), len(rows.floors)).to_set()
     return result.set_tuple_name(tuple_name) if tuple_name else result
 
@@ -153,8 +153,8 @@ def conditions_of(basic: isl.BasicSet, names: Sequence[str], about: int | None =
     atoms: list[Affine | None] = [*map(var, parameter_names(basic)), *map(var, names), *divs]
     result: list[Constraint | None] = []
     for equality, matrix in (
-        (True, basic.equalities_matrix(_CST, PARAM, SET, DIV)),
-        (False, basic.inequalities_matrix(_CST, PARAM, SET, DIV)),
+        (True, basic.equalities_matrix(CST, PARAM, SET, DIV)),
+        (False, basic.inequalities_matrix(CST, PARAM, SET, DIV)),
     ):
         for r in range(matrix.rows()):
             if column and not entry(matrix, r, column):
@@ -191,7 +191,7 @@ def outputs_of_hull(relation: isl.Map, inputs: Sequence[str]) -> list[Affine | N
     names = [*inputs, *(f"output {k}" for k in range(count))]
     divs = [None if d is None or not d.names.isdisjoint(names[len(inputs) :]) else d for d in floors_of(local, names)]
     atoms = [*map(var, parameter_names(hull)), *map(var, names), *divs]
-    matrix = wrapped.equalities_matrix(_CST, PARAM, SET, DIV)
+    matrix = wrapped.equalities_matrix(CST, PARAM, SET, DIV)
     result: list[Affine | None] = [None] * count
     for r in range(matrix.rows()):
         outs = [(d, c) for d in range(count) if (c := entry(matrix, r, 1 + before + d))]

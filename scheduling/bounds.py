@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import islpy as isl
 
 from poly.affine import Affine, Constraint, Var, var
-from poly.coefficients import conditions_of, set_of
+from poly.coefficients import CST, conditions_of, entry, set_of
 from poly.errors import UnsupportedError
-from poly.sets import DIV, SET, affine_of_aff, parameter_names
+from poly.sets import DIV, PARAM, SET, affine_of_aff, parameter_names
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,8 @@ def holds_always(condition: Constraint) -> bool:
 
 def _stride(exact: isl.Set, known: isl.Set, names: Sequence[str]) -> tuple[int, Affine]:
     """Every value of the last loop is offset + a multiple of the stride."""
+    if any(_is_dense(basic, len(names) - 1) for basic in exact.get_basic_sets()):
+        return 1, Affine()
     for known_too in (False, True):  # the offset may be integer only on the values that the loops around take
         values = exact.gist(known) if known_too else exact
         info = values.get_stride_info(len(names) - 1)
@@ -171,6 +173,15 @@ def _stride(exact: isl.Set, known: isl.Set, names: Sequence[str]) -> tuple[int, 
         if offset is not None and names[-1] not in offset.names:
             return stride, offset % stride
     return 1, Affine()
+
+
+def _is_dense(basic: isl.BasicSet, loop: int) -> bool:
+    """Whether nothing makes a loop leave out values: no existential, and no equation that the loop is in."""
+    if basic.dim(DIV):
+        return False
+    equations = basic.equalities_matrix(CST, PARAM, SET, DIV)
+    column = 1 + basic.dim(PARAM) + loop
+    return not any(entry(equations, row, column) for row in range(equations.rows()))
 
 
 def _sorted(bounds: Sequence[Affine]) -> tuple[Affine, ...]:

@@ -4,7 +4,7 @@ Where `poly.scheduling.cpu_contract` weighs numbers, there are none here: blocks
 where whole tiles do, at quasi-affine functions of the sizes (`16*(N//16)`). From the outside in: outer loops, blocks of
 lanes [the operand that moves along them packed in panels as wide as the tile], loops that use that again, blocks of
 rows, tiles of lanes, tiles of rows [sums in registers], the reduction in steps, rows, vectors, lanes. Rows that fill no
-tile are in tiles of half the height, and so on down to one; lanes in masked vectors. Packed buffers are as large as the
+tile are in tiles of a third of the height, and so on down to one; lanes in masked vectors. Packed buffers are as large as the
 sizes of a call make them. Few rows use nothing again: they stay apart, with nothing packed (`small`).
 """
 
@@ -48,6 +48,8 @@ WIDTH = 2  # vectors side by side in a tile
 BLOCK, ROWS = 1024, 96  # of a block: bytes of lanes, and rows, in as many tiles as it takes on the machine
 SHARED_ROWS = 24  # the same where threads share blocks of rows: more of them are shared more evenly
 STEPS = 4  # of the reduction in one body
+LOWER = 3  # a tile of rows over the next lower one: three heights up to 17 rows
+LOWER_APART = 2  # the same where every tile walks memory again, as nothing is packed
 
 
 @dataclass(frozen=True)
@@ -329,10 +331,10 @@ class _Composing:
         return self._pieces(schedule, names, heights, width, depth + 1 + len(product.middle))
 
     def _heights(self, width: int, packed: bool) -> list[int]:
-        """Of tiles of rows: the full one, where there are as many rows, then half of it and so on."""
+        """Of tiles of rows: the full one, where there are as many rows, then a part of it and so on."""
         heights = [self.height]
         while heights[-1] > 1:
-            heights.append(heights[-1] // 2 if width > 1 else 1)
+            heights.append(max(1, heights[-1] // (LOWER if packed else LOWER_APART)) if width > 1 else 1)
         return heights if packed else heights[1:]
 
     def _pieces(

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import islpy as isl
+
 from poly.affine import Affine, Var, var
 from poly.program import Access, Statement, Tensor
 from poly.relations import bound_access, range_of
@@ -63,6 +65,25 @@ class _Tile:
     @property
     def is_written(self) -> bool:
         return any(True for _ in self.uses("write"))
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """Elements of a tensor, with the first and last value of every subscript where these are plain."""
+
+    ranges: tuple[tuple[int, int] | None, ...]
+    elements: isl.Set
+
+    def are(self, other: _Elements) -> bool:
+        """Whether these are plainly the same elements."""
+        return self.ranges == other.ranges and bool(self.elements.plain_is_equal(other.elements))
+
+    def apart(self, other: _Elements) -> bool:
+        """Whether no element is in both."""
+        for a, b in zip(self.ranges, other.ranges, strict=True):
+            if a is not None and b is not None and (a[1] < b[0] or b[1] < a[0]):
+                return True
+        return bool(self.elements.is_disjoint(other.elements))
 
 
 class _Elision:
@@ -208,25 +229,26 @@ class _Elision:
         """Whether the elements of a tensor that a buffer without copies stands for are used by its users alone."""
         if self.schedule.source.tensor[tile.outer].role != "temporary":
             return False
-        users = {s.name for s in tile.users}
-        turned = [self._turned(tile, s, None) for s in tile.users]
-        own = [(t, a) for t in turned for a, _ in t.accesses if a.tensor == tile.outer]
-        for other in (s for s in self.now.values() if _touches(s, tile.outer)):
-            if other.name in users or other.external:
-                return False
-            for access in (a for a, _ in other.accesses if a.tensor == tile.outer):
-                if access.indirect or not all(self._apart(s, a, other, access) for s, a in own):
-                    return False
-        return True
+        users, others = {s.name for s in tile.users}, [s for s in self.now.values() if _touches(s, tile.outer)]
+        indirect = any(a.indirect for s in others for a, _ in s.accesses if a.tensor == tile.outer)
+        if indirect or any(s.external or s.name in users for s in others):
+            return False
+        own = self._elements(tile.outer, [self._turned(tile, s, None) for s in tile.users])
+        theirs = self._elements(tile.outer, others)
+        return all(one.apart(two) for one in own for two in theirs)
 
-    def _apart(self, s: Statement, access: Access, other: Statement, second: Access) -> bool:
-        """Whether two statements never access one element."""
-        for one, two in zip(access.affine_index, second.affine_index, strict=True):
-            a, b = range_of(self.program, s, one), range_of(self.program, other, two)
-            if a is not None and b is not None and (a[1] < b[0] or b[1] < a[0]):
-                return True
-        elements = (bound_access(self.program, *one).range() for one in ((s, access), (other, second)))
-        return bool(next(elements).is_disjoint(next(elements)))
+    def _elements(self, tensor: str, statements: Sequence[Statement]) -> list[_Elements]:
+        """The elements of a tensor that each access of some statements reaches, alike ones once: pieces of a statement
+        and what follows them touch the same.
+        """
+        found: list[_Elements] = []
+        for s in statements:
+            for access in (a for a, _ in s.accesses if a.tensor == tensor):
+                ranges = tuple(range_of(self.program, s, e) for e in access.affine_index)
+                elements = _Elements(ranges, bound_access(self.program, s, access).range())
+                if not any(elements.are(other) for other in found):
+                    found.append(elements)
+        return found
 
     def _covered(self, tile: _Tile) -> bool:
         cover = Cover(self.vectors, len(tile.buffer.scope))
