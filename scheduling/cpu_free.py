@@ -4,8 +4,8 @@ Where `poly.scheduling.cpu_contract` weighs numbers, there are none here: blocks
 where whole tiles do, at quasi-affine functions of the sizes (`16*(N//16)`). From the outside in: outer loops, blocks of
 lanes [the operand that moves along them packed in panels as wide as the tile], loops that use that again, blocks of
 rows, tiles of lanes, tiles of rows [sums in registers], the reduction in steps, rows, vectors, lanes. Rows that fill no
-tile are in tiles of a third of the height, and so on down to one; lanes in masked vectors. Packed buffers are as large as the
-sizes of a call make them. Few rows use nothing again: they stay apart, with nothing packed (`small`).
+tile are in tiles of a third of the height, and so on down to one; lanes in masked vectors. Packed buffers are as large
+as the sizes of a call make them. Few rows use nothing again: they stay apart, with nothing packed (`small`).
 """
 
 from __future__ import annotations
