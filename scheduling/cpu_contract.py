@@ -49,7 +49,7 @@ def best_rated(facts: Facts, lanes: int) -> Rated | None:
     if best is None and not uneven:
         return None
     if best is None or best.cycles > GOOD * least_cycles(facts):
-        for axis in _other_lanes(facts, lanes):
+        for axis in other_lanes(facts, lanes):
             best = _best(facts, axis, best) or best
     return best
 
@@ -65,7 +65,7 @@ def _best(facts: Facts, lanes: int, best: Rated | None) -> Rated | None:
     return best if found is None or (best is not None and best.cycles <= found.cycles) else found
 
 
-def _other_lanes(facts: Facts, lanes: int) -> list[int]:
+def other_lanes(facts: Facts, lanes: int) -> list[int]:
     """The longest loops that can be lanes besides the contiguous one."""
     others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, a)]
     others = [a for a in others if a not in facts.uneven]
@@ -86,7 +86,7 @@ def _turned(facts: Facts, axis: int) -> bool:
     if s is None:
         return False
     at = axis_of(s.write, facts.group.axes[s.name][axis])
-    if at is None or at == len(s.write.index) - 1 or facts.extents[axis] < facts.vector(axis):
+    if at is None or at == len(s.write.index) - 1:
         return False
     before = [o for o in facts.group.statements if o is not s and o.write.tensor == s.write.tensor]
     return all(o.combiner is None and facts.regular(o, axis) for o in before)
@@ -107,7 +107,7 @@ def ways_of(facts: Facts, lanes: int) -> Iterator[tuple[Choice, Way]]:
     """All ways to do it, with any loop as lanes that can be: what a search would try."""
     update = facts.update
     if update is not None:
-        for axis in (lanes, *_other_lanes(facts, lanes)):
+        for axis in (lanes, *other_lanes(facts, lanes)):
             choice = Choice(facts, update, axis)
             yield from ((choice, way) for way in choice.ways())
 

@@ -1,7 +1,7 @@
 """A program as the policies for a CPU take it: axes joined, and windows without padding, where that is sooner done.
 
-Where channels are contiguous it always is. Where an image's places are, lanes could run along them, but not with ends
-of their own: the plan of a contraction says which of the two is better.
+Lanes cannot run along places that have ends of their own. Where channels are contiguous and another loop fills vectors,
+padding is always left out; else the plan of a contraction says which is better.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from poly.graph import Array
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu import POLICIES
-from poly.scheduling.cpu_contract import best_rated, contraction_of
+from poly.scheduling.cpu_contract import best_rated, contraction_of, other_lanes
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.joined_axes import join_axes
@@ -33,18 +33,27 @@ def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
 def padded_like(program: Program, other: Program, constants: Mapping[str, Array]) -> Program:
     """The program that `known_for_cpu` gives where it chooses as for another one, on any machine."""
     finite = finite_factors(program, constants)
-    found = inside_windows(program, finite)
-    every = inside_windows(found, finite, planes=True)
-    left = {n for n in _changed(found, every) if n in other.statement}
-    left = {n for n in left if _guards(other.statement[n]) <= _guards(every.statement[n])}
-    return join_axes(_with(found, every, left))
+    found = program
+    for planes in (False, True):
+        shorter = inside_windows(found, finite, planes)
+        left = {n for n in _changed(found, shorter) if n in other.statement}
+        left = {n for n in left if _guards(other.statement[n]) <= _guards(shorter.statement[n])}
+        found = _with(found, shorter, left)
+    return join_axes(found)
 
 
 def without_padding(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """The program whose windows leave out their padding where that pays; `finite`: see `inside_windows`."""
     found = inside_windows(program, finite)
+    if machine.kind != "cpu":
+        return found
+    changed = _changed(program, found)
+    for group in groups_of(found) if changed else ():
+        names = changed.intersection(group.names)
+        if names and not _has_lanes(found, group, machine):
+            found = _with(found, program, names)
     every = inside_windows(found, finite, planes=True)
-    if every is found or machine.kind != "cpu":
+    if every is found:
         return found
     changed = _changed(found, every)
     for group in groups_of(found):
@@ -54,6 +63,17 @@ def without_padding(program: Program, finite: Collection[str], machine: Machine,
         if before is not None and after is not None and after < before:
             found = shorter
     return found
+
+
+def _has_lanes(program: Program, group: Group, machine: Machine) -> bool:
+    """Whether a loop that fills a vector is left to lanes in a group whose windows have no padding."""
+    if group.box is None or not group.axes:
+        return True
+    facts = facts_of(program, group, machine)
+    lanes = facts.lanes()
+    if lanes is None or lanes not in facts.uneven:
+        return True
+    return any(facts.extents[a] >= machine.lanes(facts.widest()) for a in other_lanes(facts, lanes))
 
 
 def _changed(program: Program, other: Program) -> set[str]:

@@ -189,6 +189,21 @@ def test_what_is_beside_does_not_matter() -> None:
     assert not without_padding(program, {"W"}, wide(), 1).statement["s1"].reads[0].guard
 
 
+@pytest.mark.parametrize("channels", [1, 3, 12])
+def test_few_channels_into_planes_have_lanes(channels: int) -> None:
+    """Lanes run along channels that do not fill a vector, or along places whose windows keep their padding."""
+    guard = "y+q >= 1 and y+q <= 4 and x+r >= 1 and x+r <= 5"
+    program = poly.parse(
+        f"constant W: f32[{channels},16,3,3]; Y[o,y,x] += (X[y+q-1,x+r-1,c] if {guard} else 0)*W[o,c,q,r] "
+        "where 0 <= y < 4 and 0 <= x < 5",
+        X=(4, 5, 16),
+    )
+    x, w = np.random.default_rng(3).integers(-3, 4, (4, 5, 16)).astype("f4"), constants()["W"][:channels]
+    kernel = poly.compile(program, constants={"W": w})
+    assert "vectorise" in str(kernel.schedule)
+    assert np.array_equal(kernel(x), run_program(program, {"X": x, "W": w})["Y"])
+
+
 def test_infinite_weights_meet_padding() -> None:
     program, given = window(7), constants()
     given["W"][3, 2, 0, 0] = np.inf
