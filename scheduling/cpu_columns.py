@@ -1,0 +1,91 @@
+"""Several short loops of columns as one long loop of lanes, where that is sooner done, copies included.
+
+A loop of 20 fills 20 of 32 lanes; all columns of an operand together (`poly.scheduling.joined_columns`) fill vectors.
+Copies and the product are groups with policies of their own; what the model gives them is compared.
+"""
+
+from __future__ import annotations
+
+from math import inf, prod
+
+from poly.dtypes import size_bytes
+from poly.machine import Machine
+from poly.program import Program, Statement
+from poly.scheduling.cpu_contract import best_rated, least_cycles
+from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_facts import Facts, facts_of
+from poly.scheduling.cpu_rating import SHORT_VECTOR, SQUARES
+from poly.scheduling.cpu_shares import shared_time
+from poly.scheduling.groups import domain_box, groups_of
+from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.joined_columns import columns_of
+
+FILLED = 0.9  # of the lanes, by the loop along which the result is contiguous: good enough
+GAIN = 0.95  # of the cycles without copies, at most: closer to them, the model cannot tell
+
+
+def with_columns(program: Program, machine: Machine, threads: int) -> Program:
+    """The program with the columns of its contraction as one loop, where that pays."""
+    if machine.kind != "cpu" or not 0 < len(program.statements) < 3 or program.statements[-1].combiner is None:
+        return program
+    joined = [join_axes(way.joined()) for way in columns_of(program)]
+    facts = _facts(program, machine, threads) if joined else None
+    lanes = facts.lanes() if facts is not None else None
+    if facts is None or lanes is None or _filled(facts, lanes) > FILLED:
+        return program
+    best, limit, least = program, GAIN * _cycles(facts), least_cycles(facts)
+    for copies, k in sorted((_copies(p, machine, threads), k) for k, p in enumerate(joined)):
+        product = _facts(joined[k], machine, threads) if copies + least < limit else None
+        cycles = copies + _cycles(product) if product is not None else inf
+        if cycles < limit:
+            best, limit = joined[k], cycles
+    return best
+
+
+def columns_like(program: Program, other: Program) -> Program:
+    """What `with_columns` gives where it chooses as for another program, on any machine."""
+    joined = (join_axes(way.joined()) for way in columns_of(program)) if str(program) != str(other) else ()
+    return next((p for p in joined if p == other), program)
+
+
+def _facts(program: Program, machine: Machine, threads: int) -> Facts | None:
+    """Of the group of the reduction."""
+    group = next(g for g in groups_of(program) if any(s.combiner is not None for s in g.statements))
+    return facts_of(program, group, machine, threads) if group.box is not None else None
+
+
+def _cycles(facts: Facts) -> float:
+    """What the model gives a contraction; infinite where it has no plan."""
+    lanes = facts.lanes()
+    best = best_rated(facts, lanes) if lanes is not None else None
+    return inf if best is None else best.cycles
+
+
+def _filled(facts: Facts, lanes: int) -> float:
+    """The part of vectors along a loop that is used."""
+    whole = facts.machine.lanes(facts.widest())
+    return facts.extents[lanes] / (-(-facts.extents[lanes] // whole) * whole)
+
+
+def _copies(program: Program, machine: Machine, threads: int) -> float:
+    """Cycles of all copies; none of constants, which are moved when compiling."""
+    moved = [s for s in program.statements if s.combiner is None and s.reads]
+    moved = [s for s in moved if program.tensor[s.reads[0].tensor].role != "constant"]
+    return sum(_copied(program, s, machine, threads) for s in moved)
+
+
+def _copied(program: Program, s: Statement, machine: Machine, threads: int) -> float:
+    """Cycles of a copy by squares or short runs, and of its traffic."""
+    box = domain_box(program, s, s.iterators)
+    assert box is not None
+    extents = {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
+    fast = [min(i.names, key=i.coefficient) for i in (a.affine_index[-1] for a in (s.reads[0], s.write))]
+    across, along = (extents[n] for n in fast)
+    elements, element = prod(extents.values()), size_bytes(program.tensor[s.write.tensor].dtype)
+    each = max(1 / SQUARES, SHORT_VECTOR / min(across, along))
+    if fast[0] == fast[1]:
+        each = SHORT_VECTOR * -(-along // machine.lanes(element)) / along
+    size = 2 * elements * element
+    rate = min((c.rate for c in core_of(machine, element).caches if c.capacity < size), default=inf)
+    meetings = float(threads > 1)  # the product waits for the last thread
+    return float(shared_time(elements * each + size / rate, elements, meetings, 0.0, threads))
