@@ -13,12 +13,8 @@ from poly.graph import Array
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu import POLICIES
-<<<<<<< HEAD
-from poly.scheduling.cpu_contract import best_rated, contraction_of, other_lanes
-=======
 from poly.scheduling.cpu_columns import columns_like, with_columns
-from poly.scheduling.cpu_contract import best_rated, contraction_of
->>>>>>> 6ab00d7 (columns of several short loops are one loop of lanes, by copies of whole operands, where the model finds it sooner done)
+from poly.scheduling.cpu_contract import best_rated, contraction_of, other_lanes
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.joined_axes import join_axes
@@ -38,21 +34,13 @@ def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
 def padded_like(program: Program, other: Program, constants: Mapping[str, Array]) -> Program:
     """The program that `known_for_cpu` gives where it chooses as for another one, on any machine."""
     finite = finite_factors(program, constants)
-<<<<<<< HEAD
     found = program
     for planes in (False, True):
         shorter = inside_windows(found, finite, planes)
         left = {n for n in _changed(found, shorter) if n in other.statement}
         left = {n for n in left if _guards(other.statement[n]) <= _guards(shorter.statement[n])}
         found = _with(found, shorter, left)
-    return join_axes(found)
-=======
-    found = inside_windows(program, finite)
-    every = inside_windows(found, finite, planes=True)
-    left = {n for n in _changed(found, every) if n in other.statement}
-    left = {n for n in left if _guards(other.statement[n]) <= _guards(every.statement[n])}
-    return columns_like(join_axes(_with(found, every, left)), other)
->>>>>>> 6ab00d7 (columns of several short loops are one loop of lanes, by copies of whole operands, where the model finds it sooner done)
+    return columns_like(join_axes(found), other)
 
 
 def without_padding(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
