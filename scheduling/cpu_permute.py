@@ -4,9 +4,10 @@ Square blocks go through registers: rows as they lie in the read tensor, read ac
 network of shuffles (`poly.codegen.transpose`). A block takes whole cache lines of the read tensor; blocks make tiles of
 few enough pages and lines that both sides' lines are used whole before they are evicted. Where the lines of a block's
 target meet in too few sets of the first cache, or go past the caches in parts, a tile is put together in a buffer, so
-that it leaves in long runs, while the next tile's lines are asked for. What goes past the caches in vectors that are
-whole lines leaves straight from registers (docs/decisions/0044). So it does where the target's rows are short, and the
-loops follow the read, which then comes in streams. Edges are index-set splits.
+that it leaves in long runs (of several rows where short ones follow one another), while the next tile's lines are asked
+for. What goes past the caches in vectors that are whole lines leaves straight from registers (docs/decisions/0044). So
+it does where the target's rows are short, and the loops follow the read, which then comes in streams. Edges are
+index-set splits.
 Where both are contiguous along one loop only the order of the others matters: that of the read, so that memory is read
 in few streams, and written in runs.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
@@ -42,7 +44,7 @@ MOST_PAGES = 64  # of either side in a tile: what the first level of a translati
 class Blocks:
     """A block is `rows` iterations of the target's lanes times `columns` of the read's, a tile (of both) whole blocks
     (None: no tiles, and lanes inside). `past`: the target is written past the caches; `buffered`: tile by tile from a
-    buffer, else straight from registers.
+    buffer, else straight from registers; `beside`: iterations of the innermost of the other loops in a tile.
     """
 
     rows: int
@@ -50,6 +52,7 @@ class Blocks:
     tile: tuple[int, int] | None
     past: bool = False
     buffered: bool = False
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,9 +183,11 @@ def _blocks_of(
     tile = _tile(facts.extents[lanes], strides[turned[0]][lanes], size, columns)
     crowded = lines_kept(core, (strides[-1][read_lanes] or 0) * size) < columns
     if crowded and facts.extents[lanes] * size >= line:
-        run = _run(facts.extents[lanes], size, line)
-        fit = min(MOST_RUN // size, int(BUFFER * machine.nearest_cache) // (run * size))
-        return Blocks(vector, columns, (run, max(1, fit // columns) * columns), buffered=True)
+        others = {a: step for a, step in strides[-1].items() if a not in (lanes, read_lanes)}
+        beside = _joined(facts.extents, others, lanes, MOST_RUN // size)
+        run = facts.extents[lanes] if beside else _run(facts.extents[lanes], size, line)
+        fit = min(MOST_RUN // size, int(BUFFER * machine.nearest_cache) // (run * prod(beside) * size))
+        return Blocks(vector, columns, (run, max(1, fit // columns) * columns), buffered=True, beside=beside)
     return Blocks(vector * max(1, min(line // (vector * size), room // wide)), columns, tile)
 
 
@@ -191,6 +196,20 @@ def _kept(core: Core, step: int, line: int) -> float:
     capacity, _, ways = core.caches[-1]
     lines, apart = capacity // line, max(1, step // line)
     return max(ways, lines / (apart & -apart))
+
+
+def _joined(extents: Sequence[int], steps: Mapping[int, int | None], lanes: int, most: int) -> tuple[int, ...]:
+    """Iterations of the loops along which short rows of the target follow one another, the innermost last: so many that
+    `most` elements leave together, at most.
+    """
+    run, parts = extents[lanes], tuple[int, ...]()
+    following = {step: extents[a] for a, step in steps.items() if extents[a] > 1}
+    while run in following and (fit := most // run) > 1:
+        parts = (-(-following[run] // -(-following[run] // fit)), *parts)
+        if parts[0] < following[run]:
+            break
+        run *= parts[0]
+    return parts
 
 
 def _run(extent: int, size: int, bytes_of_line: int) -> int:
@@ -295,19 +314,24 @@ def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[s
     """A piece of whole tiles, each turned into a buffer that then leaves row by row."""
     assert plan.blocks.tile is not None
     (*outer, lanes, read_lanes), (height, width) = schedule.nests[name].names, plan.blocks.tile
-    columns = plan.blocks.columns
-    schedule = schedule.tile({lanes: height, read_lanes: width})
-    schedule = schedule.tile({f"{lanes}.p": plan.blocks.rows, f"{read_lanes}.p": columns})
-    tiles, blocks = [f"{lanes}.o", f"{read_lanes}.o"], [f"{lanes}.p.o", f"{read_lanes}.p.o"]
-    schedule = schedule.reorder(*outer, *tiles, *blocks, f"{read_lanes}.p.p", f"{lanes}.p.p")
-    schedule = schedule.unroll(f"{read_lanes}.p.p")
-    schedule = in_vectors(schedule, f"{lanes}.p.p", plan.blocks.rows, plan.vector, FEW_VECTORS)
-    for read in plan.turned:
-        schedule, square = _square(schedule, plan, name, read, axes, columns, machine.register_space)
-        schedule = schedule.prefetch(schedule.nests[f"ld_{square}"].names[-1], tiles[-1])
-    target = schedule.program.statement[name].write.tensor
+    beside = dict(zip(outer[len(outer) - len(plan.blocks.beside) :], plan.blocks.beside, strict=True))
+    columns, depth = plan.blocks.columns, len(outer) + 2 + len(beside)
+    schedule = schedule.tile({**beside, lanes: height, read_lanes: width})
+    schedule = schedule.tile({f"{read_lanes}.p": columns})
+    tiles, inner = [f"{n}.o" for n in (*beside, lanes, read_lanes)], [f"{n}.p" for n in (*beside, lanes)]
+    schedule = schedule.reorder(*tiles, *inner, f"{read_lanes}.p.o", f"{read_lanes}.p.p")
+    schedule, parts = whole_blocks(schedule, name, depth, height, plan.blocks.rows)
+    for part, rows in parts:
+        lanes, squares, column = schedule.nests[part].names[depth:]
+        schedule = schedule.tile({lanes: rows}).reorder(f"{lanes}.o", squares, column, f"{lanes}.p").unroll(column)
+        schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
+        for read in plan.turned:
+            schedule, square = _square(schedule, plan, part, read, axes, columns, machine.register_space)
+            schedule = schedule.prefetch(schedule.nests[f"ld_{square}"].names[-1], tiles[-1])
+    target = schedule.program.statement[parts[0][0]].write.tensor
     buffer = f"{target}_{name}_b"
-    schedule = schedule.promote(target, tiles[-1], machine.cache_space(0), name=buffer, users=[name])
+    users = [part for part, _ in parts]
+    schedule = schedule.promote(target, tiles[-1], machine.cache_space(0), name=buffer, users=users)
     row = f"st_{buffer}.{schedule.program.tensor[target].rank - 1}"
     schedule = in_vectors(schedule, row, height, plan.vector)
     return schedule.nontemporal(schedule.nests[f"st_{buffer}"].names[-1]) if plan.blocks.past else schedule

@@ -182,6 +182,32 @@ def test_lines_that_meet_in_few_sets_leave_from_a_buffer(shape: tuple[int, int],
     assert_transposes(schedule, shape)
 
 
+@pytest.mark.parametrize("features", [AVX2, AVX512])
+@pytest.mark.parametrize(
+    ("text", "shape", "tile", "beside"),
+    [
+        ("Y[e, c, a, d, b] = X[a, b, c, d, e]", (16, 24, 8, 20, 16), 24, (5,)),  # of 20: even parts of 160 elements
+        ("Y[d, b, c, a] = X[a, b, c, d]", (20, 64, 4, 32), 20, (2, 4)),
+        ("Y[d, a, c, b] = X[a, b, c, d]", (16, 160, 4, 32), 160, ()),
+    ],
+)
+def test_short_rows_that_follow_one_another_leave_together(
+    text: str, shape: tuple[int, ...], tile: int, beside: tuple[int, ...], features: tuple[str, ...]
+) -> None:
+    """Where the lines of a square of the target meet: whole rows, what is no whole vector of them as well."""
+    on = machine(features)
+    program = poly.parse(text, X=shape)
+    plan, schedule = plan_of(program, on), schedule_for_cpu(program, on)
+    assert plan is not None and plan.blocks.buffered
+    assert (plan.blocks.tile or (0, 0))[0] == tile and plan.blocks.beside == beside
+    assert any(t.space == on.cache_space(0) and t.origin == "Y" for t in schedule.program.tensors)
+    kernel = poly.compile(schedule, threads=1)
+    assert isinstance(kernel, Kernel)
+    x = np.random.default_rng(4).random(shape, np.float32)
+    target, source = (part[2 : part.index("]")].replace(", ", "") for part in text.split(" = "))
+    np.testing.assert_array_equal(kernel(x), np.einsum(f"{source}->{target}", x))
+
+
 @pytest.mark.parametrize(("shape", "asks"), [((160, 208), True), ((304, 999), True), ((1040, 30), False)])
 def test_vectors_that_are_lines_leave_straight(shape: tuple[int, int], asks: bool) -> None:
     """In tiles of two lines of what is read; what comes two tiles later along its rows is asked for."""
