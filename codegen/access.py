@@ -18,6 +18,7 @@ from poly.codegen.predicates import (
     both,
     constant_mask,
     enabled,
+    guard_parts,
     lane_bit,
     predicate,
 )
@@ -59,7 +60,7 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
         assert s.lanes is not None
         _ask(s, tensor, subscripts, address, *s.ahead, near=s.lanes.width if stride == 1 else 0)
     if address is not None and stride == 1:
-        return _load_vector(s, tensor, address, guard, fill)
+        return _load_vector(s, access, tensor, address, fill)
     if address is not None and stride is not None:
         value = _load_strided(s, tensor, subscripts, address, guard, fill)
         if value is not None:
@@ -277,15 +278,14 @@ def _load_uniform(s: State, tensor: Tensor, address: Address, guard: Bit, fill: 
     return value
 
 
-def _load_vector(s: State, tensor: Tensor, address: Address, guard: Bit, fill: Const) -> Value:
-    """Neighbouring elements, masked where lanes are inactive or guarded."""
+def _load_vector(s: State, access: Access, tensor: Tensor, address: Address, fill: Const) -> Value:
+    """Neighbouring elements, masked where lanes are inactive or guarded; where all are, the fill value is loaded."""
     assert s.lanes is not None
-    width, pointer = s.lanes.width, _pointer(s, tensor, address.at(0))
-    mask = s.lanes.mask
-    if isinstance(guard, Value) and not guard.lanes:
-        pointer = _safe(s, tensor, pointer, guard, fill, width)
-    elif isinstance(guard, Value):
-        mask = _value(both(s, guard, Value("bool", width, mask) if mask else True)).text
+    width, mask = s.lanes.width, s.lanes.mask
+    whole, lanes = guard_parts(s, access.guard)
+    pointer = _safe(s, tensor, _pointer(s, tensor, address.at(0)), whole, fill, width)
+    if isinstance(lanes, Value):
+        mask = _value(both(s, lanes, Value("bool", width, mask) if mask else True)).text
     if mask is None:
         return _raw_load(s, tensor, pointer, width)
     through = s.ops.const("u8" if tensor.dtype == "bool" else tensor.dtype, fill.value, width).text

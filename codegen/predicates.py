@@ -104,6 +104,19 @@ def predicate(s: State, any_of: Sequence[Sequence[Constraint]], lane: int | None
     return result
 
 
+def guard_parts(s: State, guard: Sequence[Constraint]) -> tuple[Bit, Bit]:
+    """The conditions that are the same for all lanes, and those of each."""
+    whole: Bit = True
+    lanes: Bit = True
+    for constraint in guard:
+        bit = _test(s, constraint, None)
+        if isinstance(bit, Value) and bit.lanes:
+            lanes = both(s, lanes, bit)
+        else:
+            whole = both(s, whole, bit)
+    return whole, lanes
+
+
 def _test(s: State, constraint: Constraint, lane: int | None) -> Bit:
     try:
         form = s.indices.linear(constraint.expr, lane)
