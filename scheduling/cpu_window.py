@@ -9,7 +9,9 @@ padding at their ends are pieces of their own, the others load without masks (wh
 Where pieces would be too many what a strip reads is copied, and for windows with larger steps than two, which want
 every n-th element together; every second one is picked from two loads that the window's columns share. Where vectors
 are as wide as lines, loads in all columns but one would cross from one line to the next: there a row is loaded once,
-and its columns are taken from these registers.
+and its columns are taken from these registers. Of windows with many columns and rows one column is summed up after the
+other: all rows that a tile reads there in registers, every element of the window for all rows of the tile at once, so
+that as many sums are on their way as there are rows.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ FEW_ROWS = 5  # or this many rows
 COPIES = 40  # vectors of a copy that may be laid out
 LONG = 2048  # bytes from a tile to the next, half a page: those within one the prefetchers find
 BODY = 300  # operations of all register tiles that are laid out, or pieces of their own
+BODY_BY_COLUMNS = 700  # where every load serves several
 PICKED = 2  # step of a window whose lanes two whole loads and a shuffle give where they lie
 SPARE = 2  # registers besides sums and kept operands
 KEPT_BESIDE = 6  # registers that have to be left where operands are kept
@@ -63,7 +66,7 @@ class Window:
     `height`: rows of a register tile, `strip`: of what is copied at a time. `copied`: the read goes through a buffer.
     `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
     rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
-    `shifted`: the columns are taken from a row in registers.
+    `shifted`: the columns are taken from a row in registers; `by_columns`: one is done for all rows before the next.
     `asks_ahead`: what is copied, or read by long tiles, comes from beyond a core's own caches, so that it is asked for
     a strip, or a tile, ahead.
     """
@@ -91,6 +94,7 @@ class Window:
     vector_cuts: tuple[int, ...]
     asks_ahead: bool = False
     shifted: bool = False
+    by_columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,15 +130,18 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
     vector = min(elements, 1 << max(0, width - 1).bit_length())
     taps, reach = prod(shape.taps.values()), shape.taps.get(shape.down, 1)
     registers = machine.vector_registers
-    kept = tuple(dict.fromkeys(a.tensor for a in shape.others)) if taps <= registers - KEPT_BESIDE else ()
-    most = min(height, _most_rows(shape, registers, bool(kept)))
-    vectors = -(-width // vector)
-    small = -(-height // most) * vectors * most * taps * (2 if step == PICKED else 1) <= BODY  # loads count, too
+    by_columns = _is_by_columns(shape, registers)
+    shifted = not by_columns and _is_shifted(program, shape, vector, machine)
+    kept = () if by_columns else _kept(shape, registers, shifted)
+    most = min(height, MOST_ROWS if by_columns else _most_rows(shape, registers, bool(kept)))
+    vectors, body = -(-width // vector), BODY_BY_COLUMNS if by_columns else BODY
+    small = -(-height // most) * vectors * most * taps * (2 if step == PICKED else 1) <= body  # loads count, too
     tile, whole = _tiles(height, most, small)
-    ragged = width % vector and vectors > FEW_VECTORS
+    long_body = by_columns and vectors > 1 and vectors * tile * taps > body
+    ragged = width % vector and (vectors > FEW_VECTORS or long_body)
     edges = _edges(program, shape, names[shape.lanes], vector) if not small else ()
     bodies = len(edges) + 1 if width % vector == 0 or ragged else vectors
-    copied, strip = _is_copied(shape, small or bodies * tile * taps <= BODY), height
+    copied, strip = _is_copied(shape, small or bodies * tile * taps <= body), height
     if copied:
         fitting = _fitting(program, shape, machine, width)
         if fitting < height:
@@ -151,7 +158,7 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
         cuts=(whole,) if whole < height else (), vector_cuts=edges,
         lane_cuts=(width // vector * vector,) if ragged else (),
         asks_ahead=(copied or long) and bytes_touched(program, group.statements) > own_capacity(machine),
-        shifted=not copied and _is_shifted(program, shape, bool(kept), vector, machine),
+        shifted=shifted and not copied, by_columns=by_columns,
     )  # fmt: skip
 
 
@@ -166,11 +173,30 @@ def _most_rows(shape: _Shape, registers: int, kept: bool) -> int:
     return max(1, min(room, max(FEW_ROWS, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS))
 
 
-def _is_shifted(program: Program, shape: _Shape, kept: bool, vector: int, machine: Machine) -> bool:
+def _kept(shape: _Shape, registers: int, shifted: bool) -> tuple[str, ...]:
+    """Operands beside the window that stay in registers; where a row read serves several rows anyway, only if that
+    leaves room for the sums of a few.
+    """
+    left = registers - prod(shape.taps.values())
+    few = not shifted or shape.step < PICKED or left - shape.taps[shape.sideways] >= FEW_ROWS
+    return tuple(dict.fromkeys(a.tensor for a in shape.others)) if left >= KEPT_BESIDE and few else ()
+
+
+def _is_by_columns(shape: _Shape, registers: int) -> bool:
+    """Whether a column of the window is done for all rows before the next one: where a tile in which a row read serves
+    all rows written at once would be low, or wait for its sums, and registers hold what many rows read.
+    """
+    if not shape.others or not shape.down or len(shape.taps) > 2 or shape.spread > 1 or shape.step > 1:
+        return False
+    read = shape.step_down * (MOST_ROWS - 1) + shape.taps[shape.down]
+    return FEW_ROWS * prod(shape.taps.values()) > ROLLED and MOST_ROWS + read + SPARE <= registers
+
+
+def _is_shifted(program: Program, shape: _Shape, vector: int, machine: Machine) -> bool:
     """Whether a row read is loaded once for all columns: vectors are lines, and few hold all that it takes."""
     size = size_bytes(program.tensor[shape.read.tensor].dtype)
     reach = shape.read.affine_index[-1].coefficient(shape.sideways) * (shape.taps[shape.sideways] - 1)
-    rolls = bool(shape.down) and shape.spread == 1 and (kept or not shape.others)
+    rolls = bool(shape.down) and shape.spread == 1
     wide = machine.lanes(1) >= machine.line and shape.step * vector * size >= machine.line
     return wide and rolls and shape.step <= PICKED and 0 < reach <= vector
 
@@ -377,6 +403,8 @@ class Windows:
             tiles, vectors = around[depth + 1], schedule.nests[update].names[-1]
             if w.shifted:
                 schedule, vectors = self._shifted(schedule, update)
+            if w.by_columns:
+                schedule, vectors = self._column(schedule, update)
             if w.asks_ahead and not w.copied and schedule.kind(tiles) == "serial":
                 schedule = schedule.prefetch(vectors, tiles)
         return schedule
@@ -417,6 +445,9 @@ class Windows:
 
     def _inner(self, schedule: Schedule, name: str, reductions: Sequence[str], row: str) -> list[str]:
         """The window's columns, the tile's rows, the window's rows; with operands that do not stay, rows last."""
+        if self.window.by_columns and reductions:
+            columns = loop_of(schedule, name, self.window.sideways)
+            return [columns, *(n for n in reductions if n != columns), row]
         if not self._rolls(schedule, name):
             return [*reductions, row]
         down = loop_of(schedule, name, self.window.down)
@@ -425,8 +456,8 @@ class Windows:
     def _rolls(self, schedule: Schedule, name: str) -> bool:
         """Whether one row read is used for all rows that it reaches before the next is read."""
         s, w = schedule.program.statement[name], self.window
-        alone = bool(w.kept) or len(s.reads) < 2
-        return s.source_name == w.statement and bool(w.down) and w.spread == 1 and alone
+        alone = bool(w.kept) or len(s.reads) < 2 or w.shifted
+        return s.source_name == w.statement and bool(w.down) and w.spread == 1 and alone and not w.by_columns
 
     def _by_rows(self, schedule: Schedule, name: str, reductions: Sequence[str], row: str) -> Schedule:
         """Count the window's rows as rows of the input, and go through these first."""
@@ -459,6 +490,22 @@ class Windows:
             schedule = schedule.tile({lane: w.vector}).unroll(f"{lane}.o")
             lane = f"{lane}.p"
         return schedule.vectorise(lane), lane
+
+    def _column(self, schedule: Schedule, update: str) -> tuple[Schedule, str]:
+        """The rows of one column in registers; the loop over their lanes, or of the update where it reads none."""
+        w, buffer = self.window, f"{self.window.tensor}_{update}_s"
+        at, tensors = loop_of(schedule, update, w.sideways), schedule.program.tensor
+        read = [r.tensor for r in schedule.program.statement[update].reads]
+        found = [t for t in read if w.tensor in (t, tensors[t].origin)]
+        if not found:
+            return schedule, schedule.nests[update].names[-1]
+        schedule = schedule.promote(
+            found[0], at, self.machine.register_space, name=buffer, users=[update], pad=True
+        )
+        if f"ld_{buffer}" not in schedule.nests:
+            return schedule, schedule.nests[update].names[-1]
+        *rows, lane = loops_of_copy(schedule, f"ld_{buffer}")
+        return unrolled(schedule, rows).vectorise(lane), lane
 
     def _copied(self, schedule: Schedule, update: str, at: str, rows: tuple[int, int, int]) -> Schedule:
         """What a strip reads, with its padding, in the first cache level, in vectors."""

@@ -76,10 +76,16 @@ CASES = {
     "3x3 beyond the cache": ("Conv", (1, 1, 60, 128), (1, 1, 3, 3), {"pads": [1] * 4, "group": 1}),
     "no padding": ("Conv", (1, 3, 18, 18), (3, 1, 3, 3), {"group": 3}),
     "strided": ("Conv", (1, 3, 21, 34), (3, 1, 3, 3), {"pads": [1] * 4, "group": 3, "strides": [2, 2]}),
+    "strided, 5x5, small": ("Conv", (1, 3, 28, 28), (3, 1, 5, 5), {"pads": [2] * 4, "group": 3, "strides": [2, 2]}),
     "strided, 5x5": ("Conv", (1, 2, 27, 27), (2, 1, 5, 5), {"pads": [2] * 4, "group": 2, "strides": [2, 2]}),
     "uneven strides": ("Conv", (1, 2, 30, 30), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2, "strides": [3, 1]}),
     "dilated": ("Conv", (1, 2, 20, 20), (2, 1, 3, 3), {"pads": [2] * 4, "group": 2, "dilations": [2, 2]}),
     "7x7": ("Conv", (1, 2, 14, 14), (2, 1, 7, 7), {"pads": [3] * 4, "group": 2}),
+    "7x7 wide": ("Conv", (1, 2, 40, 56), (2, 1, 7, 7), {"pads": [3] * 4, "group": 2}),
+    "7x7 odd": ("Conv", (2, 2, 29, 43), (2, 1, 7, 7), {"pads": [3] * 4, "group": 2}),
+    "5x5": ("Conv", (1, 3, 28, 28), (3, 1, 5, 5), {"pads": [2] * 4, "group": 3}),
+    "5x5 wide": ("Conv", (1, 2, 17, 144), (2, 1, 5, 5), {"pads": [2, 1, 2, 3], "group": 2}),
+    "5x5 beside nothing": ("Conv", (1, 3, 12, 23), (3, 1, 5, 5), {"group": 3}),
     "7 wide": ("Conv", (1, 8, 7, 7), (8, 1, 3, 3), {"pads": [1] * 4, "group": 8}),
     "3-d": ("Conv", (1, 2, 6, 9, 17), (2, 1, 3, 3, 3), {"pads": [1] * 6, "group": 2}),
     "largest": ("MaxPool", (1, 3, 20, 22), None, {"kernel_shape": [3, 3], "pads": [1] * 4, "strides": [2, 2]}),
@@ -316,6 +322,24 @@ def test_columns_share_a_row_where_vectors_are_lines(name: str) -> None:
         assert bool(rows) == (machine is WIDE)
         taken = [a for s in schedule.program.statements if s.combiner for a in s.reads if a.tensor.startswith("x")]
         assert {a.tensor for a in taken} == ({t.name for t in rows} or {"x"})
+
+
+@pytest.mark.parametrize("name", ["5x5", "5x5 wide", "7x7", "7x7 wide", "7x7 odd"])
+def test_many_columns_are_done_one_after_the_other(name: str) -> None:
+    """With 32 registers; what a tile reads in one is loaded once, and every sum of the tile is next in turn."""
+    operator, shape, weights, attrs = CASES[name]
+    program = graph_of(operator, shape, weights, attrs=attrs)[0].to_program()
+    (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
+    (narrow,) = (w for g in groups_of(program) if (w := window_of(program, g, NARROW)))
+    assert plan.by_columns and plan.height > 4 and not plan.kept and not narrow.by_columns
+    schedule = schedule_for_cpu(program, WIDE)
+    for s in schedule.program.statements:
+        if s.combiner is not None:
+            (rows,) = (schedule.program.tensor[a.tensor] for a in s.reads if a.tensor.startswith("x"))
+            loops = schedule.nests[s.name].names
+            assert rows.space == "reg" and ".p.p" in loops[-2]  # rows of the tile, then lanes
+    check_instances(schedule.lower(), schedule.program)
+    check_capacity(schedule.lower(), WIDE)
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f16", "i32", "u8"])

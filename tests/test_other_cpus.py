@@ -30,6 +30,9 @@ PROGRAMS: dict[str, tuple[str, Shapes]] = {
         "Y[o,y,x] += X[c,2*y+r,2*x+s]*W[o,c,r,s]", {"X": (3, 25, 35), "W": (9, 3, 3, 3), "Y": (9, 12, 17)},
     ),
     "window a plane": ("Y[c,y,x] += X[c,y+r,x+s]*W[c,r,s]", {"X": (7, 16, 16), "W": (7, 3, 3), "Y": (7, 14, 14)}),
+    "window of many columns": (
+        "Y[c,y,x] += X[c,y+r,x+s]*W[c,r,s]", {"X": (5, 18, 35), "W": (5, 5, 5), "Y": (5, 14, 31)},
+    ),
     "window a plane in steps": (
         "Y[c,y,x] += X[c,2*y+r,2*x+s]*W[c,r,s]", {"X": (5, 29, 31), "W": (5, 3, 3), "Y": (5, 14, 15)},
     ),
