@@ -300,59 +300,119 @@ class Nest:
     count: int
 
 
+class Traffic(NamedTuple):
+    """Cycles of traffic by candidate: of each level before the last, the first one first (`near`), of what copies have
+    asked for (`coming`), and of all else from behind the last level (`far`), with what a core waits for pieces that
+    nothing prefetches.
+    """
+
+    near: Sequence[Numbers]
+    coming: Numbers
+    far: Numbers
+
+
 def cycles_of_memory(
     core: Core,
     operands: Sequence[Operand],
     nests: Sequence[Nest],
     extents: Mapping[str, int],
     along: Collection[int] = (),
-) -> tuple[list[Numbers], list[dict[int, Copied]]]:
-    """Cycles of traffic for all candidates, as `together` takes them; and by nest the copies of packed operands. All
-    nests have the same number of loops.
-
-    By level, the first one first: cycles that its traffic takes. Before the last level's, those in which what copies
-    have asked for comes; in the last level's, also what a core waits for pieces that nothing prefetches.
+) -> tuple[Traffic, list[dict[int, Copied]]]:
+    """Cycles of traffic for all candidates; and by nest the copies of packed operands. All nests have the same number
+    of loops.
 
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already. What is packed is where its copy left it, which is charged for
     what it fetches from beyond the caches that hold the operand. Operands that vectors walk `along` memory, for
     few register tiles, are in the last level if they fit there: a core waits for that, not for memory.
     """
-    counts = [nest.count for nest in nests]
     boxes, entered = _boxes(nests, extents)
-    packed = sorted({k for nest in nests for k in nest.copies})
-    at = {k: np.repeat([_depth(nest, k) for nest in nests], counts) for k in packed}
-    paid = {k: np.repeat([_paid(n.copies.get(k)) for n in nests], counts) for k in at}
-    shown = [_touched(core, o, nests, boxes, entered, at.get(k)) for k, o in enumerate(operands)]
-    room = sum((touched.needed for touched, _ in shown), np.zeros(()))
     copying: list[dict[int, Copied]] = [{} for _ in nests]
-    asked = {k: _copied(core, operands, k, nests, boxes, entered, copying) for k in at}
-    coming = sum(asked.values(), np.zeros(()))
+    walks = [_walk(core, operands, k, nests, boxes, entered, copying) for k in range(len(operands))]
+    room = sum((walk.touched.needed for walk in walks), np.zeros(()))
+    coming = sum((walk.asked for walk in walks), np.zeros(()))
     levels: list[Numbers] = []
     waits: Numbers = np.zeros(())
+    last = len(core.caches) - 1
     for n, (capacity, rate, _) in enumerate(core.caches):
         fits = room <= capacity * _share(n)
-        stays = np.argmax(fits, axis=0)[None]  # the outermost box that does
-        some = np.asarray(fits.any(axis=0))
+        kept = _Kept(entered, np.argmax(fits, axis=0)[None], np.asarray(fits.any(axis=0)))
         total: Numbers = np.zeros(())
-        for k, (operand, (touched, around)) in enumerate(zip(operands, shown, strict=True)):
-            moved = _moved(touched.behind if n else touched.near, around, entered, stays, some)
-            own = paid[k] & some & (stays[0] <= at[k]) if k in at else np.zeros((), bool)
-            if k in at:
-                once = 0.0 if _size(operand) > capacity * _share(n) else float(_size(operand))
-                moved = np.where(own, once, moved)
-                if n == len(core.caches) - 1:
-                    coming = coming + np.where(asked[k] > 0, moved, 0.0) / rate
-                    moved = np.where(asked[k] > 0, 0.0, moved)
-            if n == len(core.caches) - 1 > 0 and k in along:
-                few = ~own & (operand.elements(boxes)[-1] * entered[-1] < (FEW + 1) * prod(operand.shape))
-                moved = np.where(few, np.maximum(moved - _there(core, operand), 0.0), moved)
-            total = total + moved * (2.0 if operand.write else 1.0)
-            if 0 < n < len(core.caches) - 1 and touched.alone.any():
-                waits = waits + np.where(own, 0.0, _moved(touched.alone, around, entered, stays, some)) * WAITING / rate
+        for k, walk in enumerate(walks):
+            moved, own = _brought(core, n, walk, kept)
+            if n == last:
+                coming = coming + np.where(walk.asked > 0, moved, 0.0) / rate
+                moved = np.where(walk.asked > 0, 0.0, moved)
+            if n == last > 0 and k in along:
+                few = ~own & (walk.operand.elements(boxes)[-1] * entered[-1] < (FEW + 1) * prod(walk.operand.shape))
+                moved = np.where(few, np.maximum(moved - _there(core, walk.operand), 0.0), moved)
+            total = total + moved * (2.0 if walk.operand.write else 1.0)
+            if 0 < n < last and walk.touched.alone.any():
+                waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / rate
         levels.append(total / rate)
-    levels[-1] = levels[-1] + waits
-    return [*levels[:-1], coming, levels[-1]], copying
+    return Traffic(levels[:-1], coming, levels[-1] + waits), copying
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Which boxes stay in a cache, by candidate: the depth of the outermost that does, and whether there is `some`;
+    `entered`: by depth and candidate, how often a box is.
+    """
+
+    entered: Numbers
+    stays: npt.NDArray[np.int_]
+    some: npt.NDArray[np.bool_]
+
+    def moved(self, touched: Numbers, around: Numbers) -> Numbers:
+        """Bytes that come into the cache: of the boxes that stay each time these change, else everything every time."""
+        boxes = np.take_along_axis(touched * around, self.stays, 0)[0]
+        return np.where(self.some, boxes, touched[-1] * self.entered[-1])
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What the boxes touch of an operand, by depth and candidate, and how often each of them changes that (`around`).
+
+    `at`: the depth at which it is packed, `paid`: whether its copy is made when the kernel runs (None: never packed);
+    `asked`: cycles in which what copies have asked for comes.
+    """
+
+    operand: Operand
+    touched: Touched
+    around: Numbers
+    at: npt.NDArray[np.int_] | None
+    paid: npt.NDArray[np.bool_] | None
+    asked: Numbers
+
+
+def _walk(
+    core: Core,
+    operands: Sequence[Operand],
+    k: int,
+    nests: Sequence[Nest],
+    boxes: Mapping[str, Numbers],
+    entered: Numbers,
+    copying: Sequence[dict[int, Copied]],
+) -> _Walk:
+    """The walk of one operand; its copies are added to those of each nest."""
+    operand = operands[k]
+    if not any(k in nest.copies for nest in nests):
+        touched, around = _touched(core, operand, nests, boxes, entered, None)
+        return _Walk(operand, touched, around, None, None, np.zeros(()))
+    counts = [nest.count for nest in nests]
+    at = np.repeat([_depth(nest, k) for nest in nests], counts)
+    paid = np.repeat([_paid(nest.copies.get(k)) for nest in nests], counts)
+    asked = _copied(core, operands, k, nests, boxes, entered, copying)
+    return _Walk(operand, *_touched(core, operand, nests, boxes, entered, at), at, paid, asked)
+
+
+def _brought(core: Core, level: int, walk: _Walk, kept: _Kept) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """Bytes of an operand that come into a level, and where its own copy has left it there."""
+    moved = kept.moved(walk.touched.behind if level else walk.touched.near, walk.around)
+    if walk.at is None or walk.paid is None:
+        return moved, np.zeros((), bool)
+    own, size = walk.paid & kept.some & (kept.stays[0] <= walk.at), _size(walk.operand)
+    return np.where(own, 0.0 if size > core.caches[level].capacity * _share(level) else float(size), moved), own
 
 
 def _touched(
@@ -380,13 +440,6 @@ def _touched(
         np.where(inside, dense, near), np.where(inside, dense, behind), np.where(inside, 0.0, alone),
         np.where(inside, dense, needed),
     ), around  # fmt: skip
-
-
-def _moved(
-    touched: Numbers, around: Numbers, entered: Numbers, stays: npt.NDArray[np.int_], some: npt.NDArray[np.bool_]
-) -> Numbers:
-    """Bytes that come into a cache in which the boxes of a depth stay, everything every time where `some` says none."""
-    return np.where(some, np.take_along_axis(touched * around, stays, 0)[0], touched[-1] * entered[-1])
 
 
 def _boxes(nests: Sequence[Nest], extents: Mapping[str, int]) -> tuple[dict[str, Numbers], Numbers]:
@@ -526,9 +579,9 @@ def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tu
     return step_cycles(core, work, loads), rest
 
 
-def together(core: Core, work: Numbers, moved: Sequence[Numbers]) -> Numbers:
-    """Cycles of operations and of the traffic of each level, the first level first: what comes from caches overlaps,
-    and the longest hides most of the others; for memory a core waits, as prefetchers start anew in every page.
+def together(core: Core, work: Numbers, traffic: Traffic) -> Numbers:
+    """Cycles of operations and of traffic: what comes from caches overlaps, and the longest hides most of the others;
+    for memory a core waits, as prefetchers start anew in every page.
     """
-    *near, far = moved
-    return sum((p**core.overlap for p in (work, *near)), np.zeros(())) ** (1 / core.overlap) + far
+    overlapping = (work, *traffic.near, traffic.coming)
+    return sum((p**core.overlap for p in overlapping), np.zeros(())) ** (1 / core.overlap) + traffic.far

@@ -242,9 +242,9 @@ class Choice(Ways):
             places.append(sites)
         lanes = self.names[self.lanes]
         along = [k for k, o in enumerate(self.operands[:-1]) if o.stride(lanes) == o.element]
-        moved, copying = cycles_of_memory(self.core, self.operands, nests, self.extents, along)
+        traffic, copying = cycles_of_memory(self.core, self.operands, nests, self.extents, along)
         ends = np.cumsum([nest.count for nest in nests])[:-1]
-        inside = np.split(together(self.core, np.concatenate([grid.work for grid in grids]), moved), ends)
+        inside = np.split(together(self.core, np.concatenate([grid.work for grid in grids]), traffic), ends)
         return [
             self._shared(grid, nest, sites, own, copied)
             for grid, nest, sites, own, copied in zip(grids, nests, places, inside, copying, strict=True)
