@@ -202,24 +202,34 @@ class _Costs:
         found = self.contraction(s)
         if found is not None:
             return self._contracted(s, found, last)
-        along = self._along(s.write, last)
+        along = self._fastest(s.write, last)
         elements = self.elements(s.write.tensor) if s.combiner is not None else prod(self._extents(s).values())
         return elements * sum(self._walked(s, read, along, last) for read in s.reads)
 
     def _walked(self, s: Statement, read: Access, along: frozenset[str], last: Mapping[str, int]) -> float:
         """Cycles an element that is written, of a read of a statement which is no contraction."""
-        own = self._along(read, last)
+        own = self._fastest(read, last) if s.combiner is None else self._along(read, last)
         if not read.index or self.tensors[read.tensor].role == "constant" or not along:
             return 0.0
         if s.combiner is None:
             moves = any(along & i.names for i in read.affine_index)
             return 0.0 if own == along or not moves else STRIDED
-        if along <= own:
+        if along <= own or not any(along & i.names for i in read.affine_index):
             return 0.0
-        return MIXED if any(along & i.names for i in read.affine_index) and len(own) > 1 else 0.0
+        written = {n for i in s.write.affine_index for n in i.names}
+        return MIXED if len(own) > 1 or own <= written else 0.0
 
     def _along(self, access: Access, last: Mapping[str, int]) -> frozenset[str]:
         return access.affine_index[self.fast(access.tensor, last)].names if access.index else frozenset()
+
+    def _fastest(self, access: Access, last: Mapping[str, int]) -> frozenset[str]:
+        """Of axes that are joined in one subscript, the one along which elements lie side by side."""
+        names = self._along(access, last)
+        if len(names) < 2:
+            return names
+        subscript = access.affine_index[self.fast(access.tensor, last)]
+        least = min(abs(subscript.coefficient(n)) for n in names)
+        return frozenset(n for n in names if abs(subscript.coefficient(n)) == least)
 
     def contraction(self, s: Statement) -> _Contraction | None:
         if s.name not in self.known:
@@ -256,7 +266,7 @@ class _Costs:
         lanes = self.machine.lanes(size_bytes(self.tensors[s.write.tensor].dtype))
         extents = self._extents(s)
         work = prod(extents.values()) / lanes / self.units
-        own, along = self._along(found.moving, last), self._along(s.write, last)
+        own, along = self._along(found.moving, last), self._fastest(s.write, last)
         streams = own <= found.reductions and len(own) == 1
         read, written = self.elements(found.moving.tensor), self.elements(s.write.tensor)
         across = max((extents[n] for n in found.columns), default=1)

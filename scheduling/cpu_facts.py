@@ -82,9 +82,9 @@ class Facts:
     def lanes(self) -> int | None:
         """The loop along which all writes are contiguous, and most reads contiguous or constant."""
         strides = [self.strides(s) for s in self.group.statements]
-        suited = [(_contiguity(strides, a), self.extents[a] > 1, a) for a in range(len(self.extents))]
-        best = max(suited, default=(0.0, False, 0))
-        return best[2] if best[0] > 0 and best[1] and self.machine.lanes(self.widest()) > 1 else None
+        suited = [(_contiguity(strides, a), a) for a, extent in enumerate(self.extents) if extent > 1]
+        share, axis = max(suited, default=(0.0, 0))
+        return axis if share > 0 and self.machine.lanes(self.widest()) > 1 else None
 
     def widest(self) -> int:
         """Bytes of the widest element."""

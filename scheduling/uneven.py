@@ -47,9 +47,11 @@ def inside_windows(program: Program, finite: Collection[str], planes: bool = Fal
 
     Only where a read is contiguous along a loop of the reduction that is no window's, or with `planes`: lanes cannot
     run along the places of a window then. Padding along the last of the read's padded axes stays where a window is too
-    long to be laid out.
+    long to be laid out. Iterations of a window that meet padding alone, wherever it is, are left out in any case.
     """
-    statements = tuple(_without_padding(program, s, finite, planes) for s in program.statements)
+    statements = tuple(
+        _without_padding(program, _that_meet_data(program, s, finite), finite, planes) for s in program.statements
+    )
     return program if statements == program.statements else replace(program, statements=statements)
 
 
@@ -131,6 +133,45 @@ def _share(conditions: Sequence[Constraint], loops: tuple[str, str], limits: Map
         else:
             most = np.minimum(most, rest // -step)
     return float(np.maximum(most - least + 1, 0).sum() / (len(places) * (last - first + 1)))
+
+
+def _that_meet_data(program: Program, s: Statement, finite: Collection[str]) -> Statement:
+    """A statement without the iterations of its reduction that meet padding at every place, as most rows of a window do
+    that is larger than the image.
+    """
+    factors = _padded_factors(program, s)
+    box = box_bounds(bound_domain(program, s), s.iterators) if factors is not None else None
+    if factors is None or box is None or s.reads[factors[1]].tensor not in finite:
+        return s
+    read, left = s.reads[factors[0]], dict(box)
+    for c in (c for c in read.guard if c.expr.is_linear and not c.equality):
+        for r in c.expr.names - _written(s):
+            most = c.expr.constant + sum(max(_values(c, n, box)) for n in c.expr.names - {r})
+            step, (low, high) = c.expr.coefficient(r), left[r]
+            left[r] = (max(low, -(most // step)), high) if step > 0 else (low, min(high, most // -step))
+    if left == dict(box) or any(low > high for low, high in left.values()):
+        return s
+    kept = tuple(c for c in read.guard if not _holds(c, left))
+    reads = [*s.reads]
+    reads[factors[0]] = replace(read, guard=kept, fill=read.fill if kept else None)
+    domain = s.domain
+    for k, n in enumerate(s.iterators):
+        if left[n] != box[n]:
+            domain = domain.lower_bound_val(SET, k, left[n][0]).upper_bound_val(SET, k, left[n][1])
+    return replace(s, domain=domain, reads=tuple(reads))
+
+
+def _values(c: Constraint, name: str, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """What a name adds to a condition at either end of its range."""
+    step = c.expr.coefficient(name)
+    return step * box[name][0], step * box[name][1]
+
+
+def _holds(c: Constraint, box: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether a condition holds everywhere in a box."""
+    if not c.expr.is_linear or c.equality:
+        return False
+    return c.expr.constant + sum(min(_values(c, n, box)) for n in c.expr.names) >= 0
 
 
 def _without_padding(program: Program, s: Statement, finite: Collection[str], planes: bool) -> Statement:

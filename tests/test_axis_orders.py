@@ -76,6 +76,32 @@ def test_engines_compute_the_same(step: int) -> None:
     assert np.array_equal(np.asarray(engine.run({"X": x})["Y"]), expected)
 
 
+AT = "0 <= n < 2 and 0 <= m < 24 and 0 <= y < 30 and 0 <= x < 10"
+PRODUCT = f"""program product
+input X: f32[2, 16, 30, 10]
+constant W: f32[24, 16]
+temporary T: f32[2, 24, 30, 10]
+output Y: f32[{{shape}}]
+a[n, m, y, x]: T[n, m, y, x] = 0 where {AT}
+b[n, m, y, x, c]: T[n, m, y, x] += X[n, c, y, x] * W[m, c] where {AT} and 0 <= c < 16
+"""
+
+
+def test_axes_that_are_joined_in_one_subscript_want_their_order() -> None:
+    """As in a flattened result: what is contiguous there is the joined axis of the smallest step."""
+    for joined, last in (("300*m + 10*y + x", {}), ("240*y + 24*x + m", {"T": 1})):
+        after = f"c[n, m, y, x]: Y[n, {joined}] = T[n, m, y, x] where {AT}\n"
+        assert last_axes(parse_program(PRODUCT.format(shape="2, 7200") + after), CPU) == last
+
+
+def test_windows_that_write_planes_do_not_read_channels_last() -> None:
+    every = "0 <= n < 2 and 0 <= m < 24 and 0 <= y < 15 and 0 <= x < 5"
+    pool = f"""c[n, m, y, x]: Y[n, m, y, x] = f32(-inf) where {every}
+d[n, m, y, x, r, s]: Y[n, m, y, x] max= T[n, m, 2*y + r, 2*x + s] where {every} and 0 <= r < 2 and 0 <= s < 2
+"""
+    assert last_axes(parse_program(PRODUCT.format(shape="2, 24, 15, 5") + pool), CPU) == {}
+
+
 def test_few_channels_stay_as_they_are() -> None:
     assert last_axes(chain(4), CPU) == {}
 

@@ -121,6 +121,13 @@ def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> N
         run(program, plan)
 
 
+def test_maps_of_one_column_have_lanes() -> None:
+    """Along rows or channels: the last axis has one element, though all accesses are contiguous along it."""
+    program = poly.parse("Y[n,o,y,x] += X[n,c,y+q,x+r]*W[o,c,q,r]", X=(2, 8, 9, 3), W=(20, 8, 3, 3))
+    facts = facts_on(program, AVX2)
+    assert facts.group.axes["Y_update"] == ("n", "o", "y", "x") and facts.lanes() == 2
+
+
 @pytest.mark.parametrize(("height", "width"), [(3, 2), (5, 2), (9, 1)])
 def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int) -> None:
     program = parse_program(WITH_BIAS_AND_SUM)

@@ -204,6 +204,27 @@ def test_few_channels_into_planes_have_lanes(channels: int) -> None:
     assert np.array_equal(kernel(x), run_program(program, {"X": x, "W": w})["Y"])
 
 
+@pytest.mark.parametrize(("height", "width", "rows", "columns"), [(2, 28, (2, 5), (0, 7)), (1, 1, (3, 4), (3, 4))])
+def test_rows_of_a_window_that_meet_padding_alone(
+    height: int, width: int, rows: tuple[int, int], columns: tuple[int, int]
+) -> None:
+    """Of 7x7 weights with 3 elements of padding, those which an image of few rows meets."""
+    guard = f"y+q >= 3 and y+q < {height + 3} and x+r >= 3 and x+r < {width + 3}"
+    program = poly.parse(
+        f"constant W: f32[6,5,7,7]; Y[o,y,x] += (X[c,y+q-3,x+r-3] if {guard} else 0)*W[o,c,q,r] "
+        f"where 0 <= y < {height} and 0 <= x < {width}",
+        X=(5, height, width),
+    )
+    shorter = inside_windows(program, {"W"})
+    ranges = intervals_of(shorter, shorter.statement["Y_update"])
+    assert ranges["q"] == (rows[0], rows[1] - 1) and ranges["r"] == (columns[0], columns[1] - 1)
+    assert inside_windows(program, ()) is program
+    random = np.random.default_rng(4)
+    x, w = (random.integers(-3, 4, s).astype("f4") for s in ((5, height, width), (6, 5, 7, 7)))
+    kernel = poly.compile(program, constants={"W": w})
+    assert np.array_equal(kernel(x), run_program(program, {"X": x, "W": w})["Y"])
+
+
 def test_infinite_weights_meet_padding() -> None:
     program, given = window(7), constants()
     given["W"][3, 2, 0, 0] = np.inf
