@@ -25,14 +25,13 @@ from poly.errors import PolyError
 from poly.machine import Machine
 from poly.prepared import Prepared, prepare
 from poly.program import Program, Tensor
+from poly.scheduling.cpu import recognised
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, ways_of
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_padding import for_cpu
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Rated
-from poly.scheduling.cpu_reduce import reduction_of
-from poly.scheduling.cpu_window import window_of
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.grouping import group_program
 from poly.scheduling.groups import groups_of
@@ -40,6 +39,7 @@ from poly.scheduling.schedule import Schedule
 from poly.scheduling.uneven import finite_factors
 
 Array = npt.NDArray[np.generic]
+THREADS = 1  # of plans and kernels: sharing comes after them
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def nests_of(case: Case, machine: Machine) -> list[Nest]:
         group = groups[0]
         if len(groups) != 1 or group.box is None or not group.axes or group.parts:
             continue
-        if window_of(program, group, machine) or reduction_of(program, group, machine, 1):
+        if not isinstance(recognised(program, group, machine, THREADS), BlockPlan):
             continue
-        facts = facts_of(program, group, machine)
+        facts = facts_of(program, group, machine, THREADS)
         lanes = facts.lanes()
-        if lanes is not None and contraction_plan(facts, lanes) is not None:
+        if lanes is not None:
             found.append(Nest(f"{case.name}.{k}" if k else case.name, program, facts, lanes))
     return found
 
@@ -96,11 +96,11 @@ def _programs(case: Case, machine: Machine) -> list[Program]:
 
     if case.kind == "einsum":
         program = einsum_program(case.spec, list(case.inputs.values()), ["f32"] * len(case.inputs))
-        return list(group_program(for_cpu(program, (), machine, 1), machine).parts.values())
+        return list(group_program(for_cpu(program, (), machine, THREADS), machine).parts.values())
     graph = poly.from_onnx(model_of(case))
     source = graph.to_program()
     finite = finite_factors(source, graph.constants)
-    return [for_cpu(p, finite, machine, 1) for p in group_program(source, machine).parts.values()]
+    return [for_cpu(p, finite, machine, THREADS) for p in group_program(source, machine).parts.values()]
 
 
 def plans_of(nest: Nest, count: int, far: float) -> list[Rated]:
@@ -152,7 +152,7 @@ class Shelf:
         compute = constant_kernel(made, self.machine)
         program = nest.program
         return Kernel(
-            made.split.after, self.machine, program.inputs, program.outputs, dict(constants), 1, None,
+            made.split.after, self.machine, program.inputs, program.outputs, dict(constants), THREADS, None,
             compute(constants) if compute is not None else {}, made.after,
         )  # fmt: skip
 
@@ -162,7 +162,7 @@ def make(shelf: Shelf, program: Program, plan: BlockPlan) -> None:
     (group,) = groups_of(program)
     try:
         schedule = settle(schedule_contraction(unchecked(Schedule(program)), group, plan, shelf.machine))
-        made = prepare(program, shelf.machine, 1, schedule)
+        made = prepare(program, shelf.machine, THREADS, schedule)
         made.compile(shelf.machine)
         content = pickle.dumps((made.split, made.after, made.before))
     except PolyError:

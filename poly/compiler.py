@@ -184,13 +184,13 @@ def _graph_engine(graph: Graph, machine: Machine, threads: int, progress: Progre
     if progress is None and interactive():
         with steps(f"compiling {graph.name}") as shown_steps:
             return _graph_engine(graph, machine, threads, shown_steps)
-    unit, ahead = _unit_compiler(machine, threads)
+    unit, prepare_ahead = _unit_compiler(machine, threads)
     if isinstance(graph, SizedGraph):
         from poly.sized_engine import build_sized_engine
 
         kernel, literal = partial(_sized_kernel, machine, threads), partial(_literal_engine, machine, threads, unit)
         return build_sized_engine(graph, machine, kernel, literal, progress=progress)
-    return build_engine(graph, machine, unit, threads=threads, progress=progress, ahead=ahead)
+    return build_engine(graph, machine, unit, threads=threads, progress=progress, prepare_ahead=prepare_ahead)
 
 
 def _read_text(text: str) -> Program:
@@ -212,9 +212,9 @@ def _model_engine(
     from poly.frontend.onnx_stages import StagedModel
     from poly.model_engine import ModelEngine
 
-    unit, ahead = _unit_compiler(machine, threads)
+    unit, prepare_ahead = _unit_compiler(machine, threads)
     build = partial(
-        build_engine, machine=machine, compile_unit=unit, threads=threads, progress=progress, ahead=ahead
+        build_engine, machine=machine, compile_unit=unit, threads=threads, progress=progress, prepare_ahead=prepare_ahead
     )
     return ModelEngine(StagedModel(load_model(what)), build)
 
@@ -314,12 +314,12 @@ def _unit_compiler(machine: Machine, threads: int) -> tuple[Callable[[Program], 
     if machine.kind == "accelerator":
         return partial(_stream_unit, machine), None
 
-    def ahead(programs: Sequence[Program]) -> AbstractContextManager[None]:
+    def prepare_ahead(programs: Sequence[Program]) -> AbstractContextManager[None]:
         from poly.ahead import prepared_ahead
 
         return prepared_ahead(programs, machine, threads)
 
-    return partial(_cpu_unit, machine, threads), ahead
+    return partial(_cpu_unit, machine, threads), prepare_ahead
 
 
 def _stream_unit(machine: Machine, program: Program) -> Unit:

@@ -32,11 +32,11 @@ def build_engine(
     *,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
-    ahead: Callable[[Sequence[Program]], AbstractContextManager[None]] | None = None,
+    prepare_ahead: Callable[[Sequence[Program]], AbstractContextManager[None]] | None = None,
 ) -> Engine:
     """Compile every group of a graph. `progress(done, all)` is called after each.
 
-    `ahead`: entered while the groups are compiled, with the different programs that will be.
+    `prepare_ahead`: entered while the groups are compiled, with the different programs that will be.
     """
     start = time.perf_counter()
     source = graph.to_program()
@@ -46,7 +46,7 @@ def build_engine(
     program = grouping.program
     work = _Build(program, _given(grouping, graph), compile_unit)
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
-    with ahead([*different.values()]) if ahead is not None else nullcontext():
+    with prepare_ahead([*different.values()]) if prepare_ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
             work.step(cut)
             if progress is not None:

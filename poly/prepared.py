@@ -83,16 +83,16 @@ def prepare(
     `early`: object code is made by another thread while this one proves that the schedule is legal.
     """
     with collection_paused():
-        return _prepared(program, machine, threads, schedule, _Ahead(machine) if early else None)
+        return _prepared(program, machine, threads, schedule, _Beginning(machine) if early else None)
 
 
 def _prepared(
-    program: Program, machine: Machine, threads: int, schedule: Schedule | None, ahead: _Ahead | None
+    program: Program, machine: Machine, threads: int, schedule: Schedule | None, begin: _Beginning | None
 ) -> Prepared:
     if schedule is None:
-        return _kept(_path(program, machine, threads), lambda: _planned(program, machine, threads, ahead))
+        return _kept(_path(program, machine, threads), lambda: _planned(program, machine, threads, begin))
     key = ("given", str(schedule.checked), content_text(schedule), machine.hash, package_hash())
-    found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _given(schedule, machine, ahead))
+    found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _given(schedule, machine, begin))
     return replace(found, kept=schedule if schedule.checked else replace(schedule, checked=True))
 
 
@@ -155,13 +155,13 @@ def settled(schedule: Schedule) -> Schedule:
     return schedule if schedule.checked else settle(schedule)
 
 
-def _given(schedule: Schedule, machine: Machine, ahead: _Ahead | None) -> Prepared:
-    if ahead is not None:
-        ahead(schedule)
-    return _lowered(settled(schedule), machine, ahead)
+def _given(schedule: Schedule, machine: Machine, begin: _Beginning | None) -> Prepared:
+    if begin is not None:
+        begin(schedule)
+    return _lowered(settled(schedule), machine, begin)
 
 
-def _planned(program: Program, machine: Machine, threads: int, ahead: _Ahead | None) -> Prepared:
+def _planned(program: Program, machine: Machine, threads: int, begin: _Beginning | None) -> Prepared:
     """The first that fits the machine and has code: the policy's schedule, where sums may be in parts for threads, one
     of groups tried each for itself, one of statements each for itself, the program's own order.
     """
@@ -170,19 +170,19 @@ def _planned(program: Program, machine: Machine, threads: int, ahead: _Ahead | N
     from poly.scheduling.shared_sums import share_sums
 
     def first(program: Program, machine: Machine, threads: int) -> Schedule:
-        return schedule_for_cpu(share_sums(program, machine, threads), machine, threads, ahead)
+        return schedule_for_cpu(share_sums(program, machine, threads), machine, threads, begin)
 
     refused = ""
     for make in (first, schedule_one_by_one, schedule_each):
         try:
-            return replace(_lowered(make(program, machine, threads), machine, ahead), refused=refused)
+            return replace(_lowered(make(program, machine, threads), machine, begin), refused=refused)
         except (CapacityError, UnsupportedError) as error:
             refused = refused or error.message
     return replace(_lowered(Schedule(program), machine), refused=refused)
 
 
-def _lowered(chosen: Schedule, machine: Machine, ahead: _Ahead | None = None) -> Prepared:
-    done = ahead.of(chosen) if ahead is not None else None
+def _lowered(chosen: Schedule, machine: Machine, begin: _Beginning | None = None) -> Prepared:
+    done = begin.of(chosen) if begin is not None else None
     tree = chosen.lower() if done is None else done.tree
     check_capacity(tree, machine)
     check_instances(tree, chosen.program)
@@ -210,7 +210,7 @@ def _emitted(schedule: Schedule, tree: LoopTree, machine: Machine) -> _Emitted:
     return _Emitted(schedule, tree, split, lower(split.after, machine, f"poly.{split.after.name}"), first)
 
 
-class _Ahead:
+class _Beginning:
     """IR of a schedule that is about to be checked, compiled by another thread meanwhile. Nothing of it is run before
     the checks have passed.
     """

@@ -43,11 +43,11 @@ from poly.scheduling.schedule import Schedule
 
 
 def schedule_for_cpu(
-    program: Program, machine: Machine, threads: int = 1, ahead: Callable[[Schedule], None] | None = None
+    program: Program, machine: Machine, threads: int = 1, begin: Callable[[Schedule], None] | None = None
 ) -> Schedule:
     """A checked schedule of a program for a core.
 
-    `ahead` is called with the schedule that is about to be checked, where nothing is done to it after that.
+    `begin` is called with the schedule that is about to be checked, where nothing is done to it after that.
 
     Loops around several statements are cut apart where that is legal (`poly.scheduling.distribution`), so that the
     pieces are groups. All groups are checked together; only where that refuses is each checked alone, and those that
@@ -61,12 +61,12 @@ def schedule_for_cpu(
             if _has_plan(group):
                 schedule = schedule_group(schedule, group, machine, threads)
         left = [g for g in every if not _has_plan(g)]
-        if ahead is not None and not left:
-            ahead(schedule)
+        if begin is not None and not left:
+            begin(schedule)
         schedule = settle(schedule)
     except ScheduleError:
         return schedule_one_by_one(program, machine, threads)
-    return _with_nests(schedule, left, machine, threads, ahead if len(left) == len(every) else None)
+    return _with_nests(schedule, left, machine, threads, begin if len(left) == len(every) else None)
 
 
 def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) -> Schedule:
@@ -93,13 +93,13 @@ def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) ->
 
 def _with_nests(
     schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int,
-    ahead: Callable[[Schedule], None] | None = None,
+    begin: Callable[[Schedule], None] | None = None,
 ) -> Schedule:  # fmt: skip
     """The statements of groups that have no plan, or whose plan was refused."""
     names = [s.name for g in groups for s in g.statements if s.external is None]
     if not names:
         return schedule
-    schedule, rest = schedule_free(schedule, names, machine, threads, ahead)
+    schedule, rest = schedule_free(schedule, names, machine, threads, begin)
     schedule, plain = schedule_walks(schedule_scans(schedule, rest, machine), rest, machine)
     schedule = schedule_nest(schedule, plain, machine, 1)
     return share_outermost(schedule, rest, threads) if threads > 1 else schedule
@@ -141,6 +141,12 @@ POLICIES: Final = (
     Policy(contraction_of, schedule_contraction),
     Policy(tiles_of, schedule_tiles),
 )
+
+
+def recognised(program: Program, group: Group, machine: Machine, threads: int) -> object:
+    """The choices of the first of `POLICIES` that recognises a group; None where none does."""
+    plans = (policy.recognise(program, group, machine, threads) for policy in POLICIES)
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:

@@ -7,7 +7,7 @@ measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from math import inf, prod
 
 from poly.machine import Machine
@@ -110,8 +110,3 @@ def ways_of(facts: Facts, lanes: int) -> Iterator[tuple[Choice, Way]]:
         for axis in (lanes, *other_lanes(facts, lanes)):
             choice = Choice(facts, update, axis)
             yield from ((choice, way) for way in choice.ways())
-
-
-def best_plans(facts: Facts, lanes: int, count: int) -> Sequence[Rated]:
-    """The plans that the model likes best, best first."""
-    return sorted(rated_plans(facts, lanes, count), key=lambda r: r.cycles)[:count]

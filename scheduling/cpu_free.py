@@ -76,11 +76,11 @@ class FreeProduct:
 
 def schedule_free(
     schedule: Schedule, names: Sequence[str], machine: Machine, threads: int,
-    ahead: Callable[[Schedule], None] | None = None,
+    begin: Callable[[Schedule], None] | None = None,
 ) -> tuple[Schedule, list[str]]:  # fmt: skip
     """The contractions with free sizes among some statements of a checked schedule; and the statements that are left.
 
-    `ahead` is called with the schedule that is about to be checked, where no statement is left after that.
+    `begin` is called with the schedule that is about to be checked, where no statement is left after that.
 
     What a check refuses stays as it was.
     """
@@ -92,8 +92,8 @@ def schedule_free(
             continue
         try:
             composed = _Composing(product, machine, threads).run(unchecked(schedule))
-            if ahead is not None and {*left} == {*product.names}:
-                ahead(composed)
+            if begin is not None and {*left} == {*product.names}:
+                begin(composed)
             schedule = settle(composed)
         except PolyError:
             continue

@@ -33,6 +33,12 @@ def test_contributing_names_files_that_exist_and_its_python_runs(capsys: pytest.
     assert all(part in printed for part in ("C_update[i, k, j]", "script", "define ", "queue ", "why legal"))
 
 
+def test_every_decision_is_in_the_list() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- \[\d{4}: .+\]\((.+)\)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
 def save_model(path: Path) -> None:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
