@@ -214,8 +214,9 @@ def _model_engine(
 
     unit, prepare_ahead = _unit_compiler(machine, threads)
     build = partial(
-        build_engine, machine=machine, compile_unit=unit, threads=threads, progress=progress, prepare_ahead=prepare_ahead
-    )
+        build_engine, machine=machine, compile_unit=unit, threads=threads, progress=progress,
+        prepare_ahead=prepare_ahead,
+    )  # fmt: skip
     return ModelEngine(StagedModel(load_model(what)), build)
 
 

@@ -20,7 +20,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, update_wrapper
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from numbers import Integral
+from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ def _einsum(
     dtype: npt.DTypeLike | None = None,
     order: Order | None = "K",
     casting: Casting = "safe",
-    threads: int = 1,
+    threads: SupportsIndex = 1,
 ) -> Array:
     """`numpy.einsum` by a compiled kernel, kept for operands of the same shapes, strides and dtypes.
 
@@ -246,16 +247,17 @@ def _warn_of_cores(threads: int) -> None:
 
 
 def _options(
-    optimize: Optimize | None, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: int
+    optimize: Optimize | None, dtype: npt.DTypeLike | None, order: str | None, casting: str, threads: SupportsIndex
 ) -> Options:
     """The keywords, checked and hashable."""
     order = "K" if order is None else order
     for name, value in (("order", order), ("casting", casting)):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentTypeError(f"{name} is {shown(value)}", hint=f"{name} is a str")
-    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:  # pyright: ignore
+    count = int(threads) if isinstance(threads, Integral) else 0
+    if not 1 <= count <= MOST_THREADS:
         raise ArgumentError(f"threads={shown(threads)}", hint=f"a number from 1 to {MOST_THREADS}")
-    _warn_of_cores(threads)
+    _warn_of_cores(count)
     order = order.upper()
     if order not in ("C", "F", "A", "K"):
         raise ArgumentError(f"order {order!r}", hint="C, F, A or K")
@@ -265,7 +267,7 @@ def _options(
         wanted = None if dtype is None else np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(f"dtype {dtype!r}: {error}") from error
-    return Options(_path(optimize), wanted, order, casting, threads)
+    return Options(_path(optimize), wanted, order, casting, count)
 
 
 def _path(optimize: Optimize | None) -> bool | str | tuple[object, ...]:

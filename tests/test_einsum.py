@@ -142,7 +142,8 @@ def test_strided_operands_of_kernels_for_known_extents() -> None:
 
 def test_threads() -> None:
     a, b = random_of((70, 50), "f4", 1), random_of((50, 60), "f4", 2)
-    np.testing.assert_array_equal(poly.einsum("ij,jk->ik", a, b, threads=2), a @ b)
+    for threads in (2, np.int64(2)):
+        np.testing.assert_array_equal(poly.einsum("ij,jk->ik", a, b, threads=threads), a @ b)
 
 
 def test_calls_from_many_threads() -> None:
