@@ -18,12 +18,14 @@ from poly.scheduling.cpu_contract import best_rated, contraction_of, other_lanes
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors, inside_windows
 
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
-    return with_columns(join_axes(without_padding(program, finite, machine, threads)), machine, threads)
+    joined = join_axes(without_padding(program, finite, machine, threads))
+    return with_columns(with_steps_in_order(joined), machine, threads)
 
 
 def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
@@ -40,7 +42,7 @@ def padded_like(program: Program, other: Program, constants: Mapping[str, Array]
         left = {n for n in _changed(found, shorter) if n in other.statement}
         left = {n for n in left if _guards(other.statement[n]) <= _guards(shorter.statement[n])}
         found = _with(found, shorter, left)
-    return columns_like(join_axes(found), other)
+    return columns_like(with_steps_in_order(join_axes(found)), other)
 
 
 def without_padding(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
