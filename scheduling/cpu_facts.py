@@ -16,7 +16,7 @@ from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_domain
-from poly.scheduling.groups import Group
+from poly.scheduling.groups import Group, bare
 from poly.scheduling.uneven import Ends, shorter_ends
 from poly.sets import interval
 
@@ -187,6 +187,13 @@ def axis_of(access: Access, iterator: str) -> int | None:
         return None
     subscript = access.index[found[0]]
     return found[0] if isinstance(subscript, Affine) and subscript.coefficient(iterator) > 0 else None
+
+
+def bare_axes(access: Access) -> tuple[str, ...] | None:
+    """The iterators that an access' subscripts are, each another one."""
+    found = [bare(i) if isinstance(i, Affine) else None for i in access.index]
+    names = tuple(n for n in found if n is not None)
+    return names if names and len(names) == len(found) == len(set(names)) else None
 
 
 def step_of(access: Access, axis: int, iterator: str) -> int:

@@ -11,17 +11,13 @@ as the sizes of a call make them. Few rows use nothing again: they stay apart, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import islpy as isl
 
 from poly.affine import Affine, var
-from poly.dtypes import is_float
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
-from poly.program import Access, Program, Statement
 from poly.relations import extents_of
-from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_edits import (
     copies_in_vectors,
     cut_at,
@@ -34,11 +30,12 @@ from poly.scheduling.cpu_edits import (
     outermost,
     unrolled,
 )
-from poly.scheduling.cpu_facts import axis_of, widest_element
+from poly.scheduling.cpu_facts import axis_of, bare_axes, widest_element
 from poly.scheduling.cpu_plan import UNROLLED
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.cpu_tile import MOST_SHORT
 from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.free_products import FreeProduct, free_product
 from poly.scheduling.groups import bare
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
@@ -50,28 +47,6 @@ SHARED_ROWS = 24  # the same where threads share blocks of rows: more of them ar
 STEPS = 4  # of the reduction in one body
 LOWER = 3  # a tile of rows over the next lower one: three heights up to 17 rows
 LOWER_APART = 2  # the same where every tile walks memory again, as nothing is packed
-
-
-@dataclass(frozen=True)
-class FreeProduct:
-    """A contraction and what stands around it, by their iterators: `axes` of every statement on the parallel loops,
-    whose `extents` are affine in the sizes. `outer`, `middle`, `rows`, `lanes`: positions among these. `packed`: the
-    reads, by position, that are packed for lanes; `rows_packed`: the one that is packed for rows.
-    """
-
-    axes: dict[str, tuple[str, ...]]
-    extents: tuple[Affine, ...]
-    update: str
-    outer: tuple[int, ...]
-    middle: tuple[int, ...]
-    rows: int
-    lanes: int
-    packed: tuple[int, ...]
-    rows_packed: int | None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.axes)
 
 
 def schedule_free(
@@ -87,7 +62,7 @@ def schedule_free(
     left = list(names)
     for name in names:
         there = name in left and name in schedule.program.statement  # else it is in pieces
-        product = product_of(schedule.program, name, left) if there else None
+        product = free_product(schedule.program, name, left) if there else None
         if product is None:
             continue
         try:
@@ -101,127 +76,6 @@ def schedule_free(
             schedule = share_outermost(schedule, product.names, threads)
         left = [n for n in left if n not in product.names]
     return schedule, left
-
-
-# ---- what is there
-
-
-def product_of(program: Program, name: str, among: Sequence[str]) -> FreeProduct | None:
-    """A statement as a contraction with free sizes; None where it is of another kind."""
-    s = program.statement[name]
-    if s.combiner is None or not is_float(program.tensor[s.write.tensor].dtype) or not _plain(s):
-        return None
-    ends = extents_of(program, s)
-    axes = bare_axes(s.write)
-    if ends is None or axes is None or len(axes) == len(s.iterators):
-        return None
-    own = tuple(i for i in s.iterators if i in axes)
-    extents = tuple(ends[i] for i in own)
-    if all(e.is_constant for e in ends.values()):
-        return None
-    lanes = own.index(axes[-1])
-    moving = [k for k, r in enumerate(s.reads) if axes[-1] in names_of(r)]
-    fixed = [k for k, r in enumerate(s.reads) if axes[-1] not in names_of(r)]
-    again = [a for a, i in enumerate(own) if a != lanes and all(i not in names_of(s.reads[k]) for k in moving)]
-    again = [a for a in again if any(own[a] in names_of(s.reads[k]) for k in fixed)]
-    if not moving or not again:
-        return None
-    rows = max(again, key=lambda a: (not extents[a].is_constant, extents[a].constant, a))
-    packed = tuple(k for k in moving if _packs(program, s, k, own[lanes]))
-    if any(_apart(s.reads[k], own[lanes]) and k not in packed for k in moving):
-        return None
-    middle = tuple(a for a in again if a != rows) if packed else ()
-    outer = tuple(a for a in range(len(own)) if a not in (rows, lanes, *middle))
-    statements = _around(program, s, own, extents, among)
-    turned = next((k for k in fixed if own[rows] in names_of(s.reads[k]) and _packs_rows(s, k, own[rows])), None)
-    return FreeProduct(statements, extents, name, outer, middle, rows, lanes, packed, turned)
-
-
-def _plain(s: Statement) -> bool:
-    """Whether two or more operands meet, none of them the target."""
-    return len(s.reads) >= 2 and s.write.tensor not in {r.tensor for r in s.reads} and _simple(s)
-
-
-def bare_axes(access: Access) -> tuple[str, ...] | None:
-    """The iterators that an access' subscripts are, each another one."""
-    found = [bare(i) if isinstance(i, Affine) else None for i in access.index]
-    names = tuple(n for n in found if n is not None)
-    return names if names and len(names) == len(found) == len(set(names)) else None
-
-
-def _apart(access: Access, iterator: str) -> bool:
-    """Whether neighbours along a loop do not lie side by side."""
-    last = access.affine_index[-1]
-    return iterator not in last.names or last.coefficient(iterator) != 1
-
-
-def _packs(program: Program, s: Statement, read: int, lanes: str) -> bool:
-    """Whether a read is a matrix along the lanes, of which blocks of lanes are blocks of the tensor."""
-    access = s.reads[read]
-    axis = axis_of(access, lanes)
-    bares = bare_axes(access)
-    again = sum(r.tensor == access.tensor for r in s.reads) > 1
-    return axis is not None and bares is not None and len(bares) > 1 and not again and program.tensor[
-        access.tensor
-    ].layout is None
-
-
-def _packs_rows(s: Statement, read: int, rows: str) -> bool:
-    """Whether the elements of neighbouring rows lie side by side and those of neighbouring steps do not."""
-    bares = bare_axes(s.reads[read])
-    return bares is not None and len(bares) > 1 and bares[-1] == rows and sum(
-        r.tensor == s.reads[read].tensor for r in s.reads
-    ) == 1
-
-
-def _around(
-    program: Program, update: Statement, own: tuple[str, ...], extents: tuple[Affine, ...], among: Sequence[str]
-) -> dict[str, tuple[str, ...]]:
-    """The parallel loops of the contraction, of the assignment that starts it where that is right before it, and of the
-    assignments right behind it that follow it element by element.
-    """
-    statements = [s for s in program.statements]
-    at = statements.index(update)
-    found = {update.name: own}
-    target = bare_axes(update.write)
-    assert target is not None
-    places = {update.write.tensor: tuple(own.index(i) for i in target)}
-
-    def aligned(s: Statement, access: Access) -> tuple[str, ...] | None:
-        bares = bare_axes(access)
-        if bares is None or len(bares) != len(own):
-            return None
-        names = dict(zip(places[update.write.tensor], bares, strict=True))
-        axes = tuple(names[a] for a in range(len(own)))
-        ends = extents_of(program, s)
-        return axes if ends is not None and tuple(ends.get(i) for i in axes) == extents and len(s.iterators) == len(
-            own
-        ) else None
-
-    if at and (first := statements[at - 1]).name in among and first.combiner is None and _simple(first):
-        axes = aligned(first, first.write) if first.write.tensor == update.write.tensor else None
-        if axes is not None:
-            found = {first.name: axes, **found}
-    for s in statements[at + 1 :]:
-        bares = bare_axes(s.write)
-        reads = [r for r in s.reads if r.tensor == update.write.tensor]
-        if s.name not in among or s.combiner is not None or not _simple(s) or bares is None or len(reads) != 1:
-            break
-        axes = aligned(s, reads[0])
-        if axes is None or bares[-1] != axes[own.index(target[-1])] or s.write.tensor == update.write.tensor:
-            break
-        if any(_apart(r, bares[-1]) and bares[-1] in names_of(r) for r in s.reads):
-            break
-        found[s.name] = axes
-    return found
-
-
-def _simple(s: Statement) -> bool:
-    """Whether subscripts alone say what is read and written."""
-    return s.external is None and not any(a.indirect or a.guard for a, _ in s.accesses)
-
-
-# ---- the edits
 
 
 class _Composing:

@@ -24,8 +24,7 @@ from poly.scheduling.cpu_edits import (
     outermost,
     unrolled,
 )
-from poly.scheduling.cpu_facts import widest_element
-from poly.scheduling.cpu_free import bare_axes
+from poly.scheduling.cpu_facts import bare_axes, widest_element
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule

@@ -12,7 +12,7 @@ from poly.codegen.kernel import Kernel
 from poly.compiler import machine_of
 from poly.errors import ScheduleError
 from poly.scheduling.cpu_each import schedule_each
-from poly.scheduling.cpu_free import product_of
+from poly.scheduling.free_products import free_product
 from poly.scheduling.schedule import Schedule
 
 CPU = machine_of("cpu")
@@ -96,7 +96,7 @@ def test_few_rows_and_what_is_no_product() -> None:
     ):  # fmt: skip
         program = poly.parse(text, dtypes=dict.fromkeys(shapes, dtype), **shapes)
         names = [s.name for s in program.statements]
-        assert all(product_of(program, name, names) is None for name in names)
+        assert all(free_product(program, name, names) is None for name in names)
 
 
 def test_a_split_at_a_condition() -> None:
