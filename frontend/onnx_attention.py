@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from poly.affine import Affine, var
 from poly.frontend.onnx_notation import Notation
-from poly.frontend.onnx_terms import Index, Term, Value, fn
+from poly.frontend.onnx_terms import Term, Value, fn
 
 Row = Callable[[Notation], None]
 _N, _H, _Q, _S, _D, _M = (var(name) for name in ("n", "h", "q", "s", "d", "m"))
 
 
-def linear_attention(b: Notation) -> None:
-    """One step after the other: state = exp(decay) * state + key (x) value; output = scale * query . state.
-
-    The state before each step is kept, [steps + 1, batch, heads, d_k, d_v], so that nothing is overwritten. Computed in
-    f32 at least.
+@dataclass(frozen=True)
+class _Inputs:
+    """Of LinearAttention, with the numbers of steps, batches and heads, the sizes of keys and values of a head, and how
+    many query heads read one state. `wide`: what is computed in.
     """
+
+    query: Value
+    key: Value
+    value: Value
+    past: Value | None
+    decay: Value | None
+    beta: Value | None
+    steps: int
+    batch: int
+    heads: int
+    width: int
+    depth: int
+    each: int
+    wide: str
+
+
+def _inputs(b: Notation) -> _Inputs:
+    """The inputs, checked."""
     query, key, value, past = b.input(0), b.input(1), b.input(2), b.optional(3)
     heads, readers = b.int_attribute("kv_num_heads"), b.int_attribute("q_num_heads")
     b.require(heads > 0 and readers > 0 and readers % heads == 0, f"{readers} query heads for {heads} others")
@@ -36,37 +54,53 @@ def linear_attention(b: Notation) -> None:
     b.require((beta is not None) == ("delta" in rule), f"beta does not go with update_rule {rule!r}")
     b.supported(steps > 0, "a sequence without steps has no compiled form")
     wide = "f64" if query.dtype == "f64" else "f32"
-    scale = b.float_attribute("scale", 0.0) or 1 / float(np.sqrt(width))
-    y = b.output((batch, steps, readers * depth), query.dtype)
-    state = b.temporary("state", (steps + 1, batch, heads, width, depth), wide)
-    box = {"n": batch, "h": heads, "d": width, "m": depth}
-    first = 0.0 if past is None else past[_N, _H, _D, _M].cast(wide)
-    b.assign(state, box, first, (0, _N, _H, _D, _M), suffix="_state0")
-    kept: Value = state
-    read: Index = _S
-    with b.loop({"s": steps}):
-        if decay is not None:
-            kept, read = b.temporary("kept", (steps, batch, heads, width, depth), wide), _S
-            gate = _of_head(b, decay, heads, width).cast(wide)
-            b.assign(kept, box, state[_S, _N, _H, _D, _M] * fn("exp", gate), (_S, _N, _H, _D, _M), suffix="_kept")
-        own = value[_N, _S, _H * depth + _M].cast(wide)
-        key_of = key[_N, _S, _H * width + _D].cast(wide)
-        if beta is not None:
-            extents = (steps, batch, heads, width, depth)
-            own = _corrected(b, beta, own, key_of, kept[read, _N, _H, _D, _M], wide, extents)
-        new = kept[read, _N, _H, _D, _M] + key_of * own
-        b.assign(state, box, new, (_S + 1, _N, _H, _D, _M), suffix="_state")
     each = readers // heads
-    total = b.temporary("read", (batch, steps, readers, depth), wide)
-    reader = _H * each + _Q
-    product = query[_N, _S, reader * width + _D].cast(wide) * state[_S + 1, _N, _H, _D, _M]
-    ranges = {"n": batch, "s": steps, "h": heads, "q": each, "m": depth}
-    b.reduce(total, ranges, {"d": width}, product, index=(_N, _S, reader, _M), suffix="_read")
-    result = (total[_N, _S, reader, _M] * scale).cast(query.dtype)
-    b.assign(y, ranges, result, (_N, _S, reader * depth + _M))
+    return _Inputs(query, key, value, past, decay, beta, steps, batch, heads, width, depth, each, wide)
+
+
+def linear_attention(b: Notation) -> None:
+    """One step after the other: state = exp(decay) * state + key (x) value; output = scale * query . state.
+
+    The state before each step is kept, [steps + 1, batch, heads, d_k, d_v], so that nothing is overwritten. Computed in
+    f32 at least.
+    """
+    i = _inputs(b)
+    scale = b.float_attribute("scale", 0.0) or 1 / float(np.sqrt(i.width))
+    y = b.output((i.batch, i.steps, i.heads * i.each * i.depth), i.query.dtype)
+    state = _states(b, i)
+    total = b.temporary("read", (i.batch, i.steps, i.heads * i.each, i.depth), i.wide)
+    reader = _H * i.each + _Q
+    product = i.query[_N, _S, reader * i.width + _D].cast(i.wide) * state[_S + 1, _N, _H, _D, _M]
+    ranges = {"n": i.batch, "s": i.steps, "h": i.heads, "q": i.each, "m": i.depth}
+    b.reduce(total, ranges, {"d": i.width}, product, index=(_N, _S, reader, _M), suffix="_read")
+    result = (total[_N, _S, reader, _M] * scale).cast(i.query.dtype)
+    b.assign(y, ranges, result, (_N, _S, reader * i.depth + _M))
     if b.wants(1):
-        present = b.output((batch, heads, width, depth), query.dtype if past is None else past.dtype, 1)
-        b.assign(present, box, state[steps, _N, _H, _D, _M].cast(present.dtype), suffix="_present")
+        dtype = i.query.dtype if i.past is None else i.past.dtype
+        present = b.output((i.batch, i.heads, i.width, i.depth), dtype, 1)
+        box = {"n": i.batch, "h": i.heads, "d": i.width, "m": i.depth}
+        b.assign(present, box, state[i.steps, _N, _H, _D, _M].cast(present.dtype), suffix="_present")
+
+
+def _states(b: Notation, i: _Inputs) -> Value:
+    """The state before every step, and behind the last one."""
+    state = b.temporary("state", (i.steps + 1, i.batch, i.heads, i.width, i.depth), i.wide)
+    box = {"n": i.batch, "h": i.heads, "d": i.width, "m": i.depth}
+    first = 0.0 if i.past is None else i.past[_N, _H, _D, _M].cast(i.wide)
+    b.assign(state, box, first, (0, _N, _H, _D, _M), suffix="_state0")
+    before = state[_S, _N, _H, _D, _M]
+    with b.loop({"s": i.steps}):
+        if i.decay is not None:
+            kept = b.temporary("kept", (i.steps, i.batch, i.heads, i.width, i.depth), i.wide)
+            gate = _of_head(b, i.decay, i.heads, i.width).cast(i.wide)
+            b.assign(kept, box, before * fn("exp", gate), (_S, _N, _H, _D, _M), suffix="_kept")
+            before = kept[_S, _N, _H, _D, _M]
+        own = i.value[_N, _S, _H * i.depth + _M].cast(i.wide)
+        key = i.key[_N, _S, _H * i.width + _D].cast(i.wide)
+        if i.beta is not None:
+            own = _corrected(b, i, i.beta, own, key, before)
+        b.assign(state, box, before + key * own, (_S + 1, _N, _H, _D, _M), suffix="_state")
+    return state
 
 
 def _of_head(b: Notation, decay: Value, heads: int, width: int) -> Term:
@@ -75,17 +109,14 @@ def _of_head(b: Notation, decay: Value, heads: int, width: int) -> Term:
     return decay[_N, _S, _H if decay.shape[2] == heads else _H * width + _D]
 
 
-def _corrected(
-    b: Notation, beta: Value, own: Term, key_of: Term, kept: Term, wide: str, extents: tuple[int, int, int, int, int]
-) -> Term:
+def _corrected(b: Notation, i: _Inputs, beta: Value, own: Term, key: Term, kept: Term) -> Term:
     """beta * (value - what the state already gives for the key)."""
-    steps, batch, heads, width, depth = extents
-    b.require(beta.rank == 3 and beta.shape[2] in (heads, 1), f"beta {list(beta.shape)} does not fit")
-    found = b.temporary("found", (steps, batch, heads, depth), wide)
-    ranges = {"n": batch, "h": heads, "m": depth}
-    b.reduce(found, ranges, {"d": width}, kept * key_of, index=(_S, _N, _H, _M), suffix="_found")
-    fresh = b.temporary("fresh", (steps, batch, heads, depth), wide)
-    rate = beta[_N, _S, _H if beta.shape[2] == heads and heads > 1 else Affine()].cast(wide)
+    b.require(beta.rank == 3 and beta.shape[2] in (i.heads, 1), f"beta {list(beta.shape)} does not fit")
+    found = b.temporary("found", (i.steps, i.batch, i.heads, i.depth), i.wide)
+    ranges = {"n": i.batch, "h": i.heads, "m": i.depth}
+    b.reduce(found, ranges, {"d": i.width}, kept * key, index=(_S, _N, _H, _M), suffix="_found")
+    fresh = b.temporary("fresh", (i.steps, i.batch, i.heads, i.depth), i.wide)
+    rate = beta[_N, _S, _H if beta.shape[2] == i.heads and i.heads > 1 else Affine()].cast(i.wide)
     b.assign(fresh, ranges, rate * (own - found[_S, _N, _H, _M]), (_S, _N, _H, _M), suffix="_fresh")
     return fresh[_S, _N, _H, _M]
 

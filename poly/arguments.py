@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -45,40 +45,47 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             next((kinds[p.name][1] for p in known if p.kind is many and p.name in kinds), _anything) for many in _MANY
         )
 
+        def refuse(args: tuple[object, ...], named: Mapping[str, object]) -> None:
+            wrong = _first_wrong(parameters.bind(*args, **named).arguments, parameters.parameters, kinds)
+            if wrong is not None:
+                raise error(f"{function.__name__}: {wrong[0]}", hint=wrong[1])
+
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for test, value in zip(tests, args, strict=False):
                 if not test(value):
-                    refuse(*args, **kwargs)
+                    refuse(args, kwargs)
             for value in args[len(tests) :]:
                 if not more(value):
-                    refuse(*args, **kwargs)
+                    refuse(args, kwargs)
             for name, value in kwargs.items():
                 if not named.get(name, other)(value):
-                    refuse(*args, **kwargs)
+                    refuse(args, kwargs)
             return function(*args, **kwargs)
-
-        def refuse(*args: P.args, **kwargs: P.kwargs) -> None:
-            """The error for what does not fit."""
-            for name, value in parameters.bind(*args, **kwargs).arguments.items():
-                if name in kinds:
-                    kind, test = kinds[name]
-                    many = parameters.parameters[name].kind
-                    values: Sequence[object] = (value,)
-                    if many is Parameter.VAR_POSITIONAL:
-                        values = value
-                    elif many is Parameter.VAR_KEYWORD:
-                        values = list(value.values())
-                    for v in values:
-                        if not test(v):
-                            entry, wrong = _entry(v, test)
-                            message = f"{function.__name__}: {name}{entry} is {shown(wrong)}"
-                            wanted = kind.replace("SupportsIndex", "int")
-                            raise error(message, hint=_own_name(wrong) or f"{name}: {wanted}")
 
         return call
 
     return decorate
+
+
+def _first_wrong(
+    given: Mapping[str, Any], parameters: Mapping[str, Parameter], kinds: Mapping[str, tuple[str, Fits]]
+) -> tuple[str, str] | None:
+    """What is wrong with the first argument that does not fit, and a hint; None where all fit."""
+    for name, value in ((n, v) for n, v in given.items() if n in kinds):
+        kind, test = kinds[name]
+        match parameters[name].kind:
+            case Parameter.VAR_POSITIONAL:
+                values: Sequence[object] = value
+            case Parameter.VAR_KEYWORD:
+                values = [*value.values()]
+            case _:
+                values = (value,)
+        for wrong in (v for v in values if not test(v)):
+            entry, part = _entry(wrong, test)
+            wanted = kind.replace("SupportsIndex", "int")
+            return f"{name}{entry} is {shown(part)}", _own_name(part) or f"{name}: {wanted}"
+    return None
 
 
 def in_order(
