@@ -20,7 +20,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, ReadIndex, Statement, Tensor
 from poly.relations import ends_of, interval_of
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_edits import cut_at, in_vectors, loops_of_copy, unrolled
+from poly.scheduling.cpu_edits import cut_at, in_vectors, loops_of_copy, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import stride, widest_element
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.edits import settle, unchecked
@@ -93,8 +93,10 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
     loop = _loop(schedule, name, lanes.iterator)
     width = machine.lanes(widest_element(schedule.program, [s]))
     longest = _longest(schedule.program, s, lanes.iterator)
-    if width < 2 or (longest is not None and longest < width):
-        raise ScheduleError(f"loop {loop} has no whole vector")
+    if longest is not None:
+        width = min(width, 1 << (longest - 1).bit_length())
+    if width < 2:
+        raise ScheduleError(f"loop {loop} has no two iterations")
     ends = ends_of(schedule.program, s, lanes.iterator)
     others = [n for n in own_loops(schedule, name) if n != loop]
     sums = [] if lanes.summed else _sums(schedule, s, others, ends)
@@ -160,10 +162,11 @@ def _in_rows(
     ends = ends_of(schedule.program, s, next(iter(schedule.nests[name].loops[row].names)))
     assert ends is not None
     extent = ends[1] + 1
-    height = min(height, extent.constant) if extent.is_constant else height
     depth = schedule.nests[name].names.index(row)
-    rest = extent.constant % height if extent.is_constant else 1
-    schedule, parts = cut_whole(schedule, name, row, ends, height, rest or 1)
+    if extent.is_constant:
+        schedule, parts = whole_blocks(schedule, name, depth, extent.constant, min(height, extent.constant))
+    else:
+        schedule, parts = cut_whole(schedule, name, row, ends, height, 1)
     for part, rows in parts:
         outer, inner, *rest = schedule.nests[part].names[depth:]
         schedule = schedule.tile({outer: rows}).reorder(f"{outer}.o", inner, *rest, f"{outer}.p").unroll(f"{outer}.p")

@@ -24,6 +24,7 @@ from poly.scheduling.cpu_each import schedule_each
 from poly.scheduling.distribution import components, distributed
 from poly.scheduling.isl_scheduler import schedule_by_isl
 from poly.scheduling.schedule import Schedule
+from poly.text import parse_program
 from tests.nest_texts import define
 
 SLOW = bool(os.environ.get("POLYLOOM_SLOW"))
@@ -131,6 +132,29 @@ def test_register_tiles_have_known_sizes() -> None:
     np.testing.assert_array_equal(kernel(*[values[t.name] for t in free.inputs]), wanted)
     with pytest.raises(CapacityError, match="depends on size N, which is free"):
         poly.compile(Schedule(free).promote("A", "i", "reg"))
+
+
+@pytest.mark.parametrize(("batch", "width"), [(24, 64), (37, 20), (5, 8), (3, 3)])
+def test_steps_in_time_of_any_number_of_rows_have_lanes(batch: int, width: int) -> None:
+    """Rows that are left after whole tiles are tiles of their own; a loop shorter than a vector has a shorter one."""
+    place = f"0 <= s < 4 and 0 <= b < {batch} and 0 <= j < {width}"
+    program = parse_program(f"""program steps
+input X: f32[4, {batch}, {width}]
+input W: f32[{width}, {width}]
+temporary T: f32[4, {batch}, {width}]
+inout H: f32[5, {batch}, {width}]
+for s:
+    a[s, b, j]: T[s, b, j] = X[s, b, j] where {place}
+    c[s, b, j, k]: T[s, b, j] += H[s, b, k]*W[k, j] where {place} and 0 <= k < {width}
+    d[s, b, j]: H[s + 1, b, j] = max(T[s, b, j], -1) where {place}
+""")
+    kernel = poly.compile(program)
+    assert kernel.schedule is not None
+    for name, nest in kernel.schedule.nests.items():
+        assert any(kernel.schedule.kind(loop) == "vector" for loop in nest.names), name
+    random = np.random.default_rng(5)
+    given = {t.name: random.integers(-1, 2, t.extents({})).astype("f4") for t in kernel.inputs}
+    assert np.array_equal(kernel(**given), run_program(program, given)["H"])
 
 
 def test_rows_at_places_that_stand_still_become_lanes() -> None:
