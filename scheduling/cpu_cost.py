@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ SHARE, SHARED = 0.5, 0.125
 # and elsewhere what a machine says. A few pieces are streams.
 LINE, SETS, PAGE = 64, 64, 4096  # bytes of a cache's line, sets of the first level, bytes of a page
 START, PAGE_START, STREAMS = 64.0, 192.0, 4
+WALKED = 32  # pieces of a register tile that prefetchers follow from memory at once
 PAGES = 64  # that a core finds without looking further: pieces over more of them have pages of their own
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
@@ -160,13 +161,18 @@ class Operand:
         return total
 
     def lines(
-        self, core: Core, sizes: Mapping[str, Numbers], follows: npt.NDArray[np.bool_] | bool = False, line: int = LINE
+        self,
+        core: Core,
+        sizes: Mapping[str, Numbers],
+        follows: npt.NDArray[np.bool_] | bool = False,
+        walked: Numbers | float = inf,
+        line: int = LINE,
     ) -> Touched:
         """The cache lines that a box touches. `follows`: the next box goes on where this one ends, in lines that only
-        the first cache has lost by then.
+        the first cache has lost by then. `walked`: bytes after which a walk through the box leaves a piece.
         """
         run, count, crowd = np.ones(()), np.ones(()), np.ones(())
-        far = np.zeros((), bool)
+        far = apart = np.zeros((), bool)
         whole: npt.NDArray[np.bool_] | None = np.ones((), bool)  # the axes so far lie in one piece; None: they cannot
         dense = self.element
         for (extent, rows), size, stride in zip(
@@ -179,19 +185,21 @@ class Operand:
             if whole is not None and stride == dense:
                 count = np.where(whole, count, count * extent)
                 crowd = np.where(whole | (extent < 2), crowd, np.maximum(crowd, sets))
-                far = far | (~whole & over)
+                far, apart = far | (~whole & over), apart | ((extent > 1) & (stride >= PAGE))
                 run = np.where(whole, run * extent, run)
                 whole, dense = whole & (extent >= size), dense * size
                 continue
             whole = None
             count = count * extent
             crowd = np.where(extent < 2, crowd, np.maximum(crowd, sets))
-            far = far | over
+            far, apart = far | over, apart | ((extent > 1) & (stride >= PAGE))
         length = run * self.element
         lines = (length - self.element) / line + 1  # of a piece that starts anywhere
         touched = count * lines * line
         starts = np.where(count > STREAMS, count, 0.0)
         near = touched + starts * (core.near_start + START * (crowd >= SETS))
+        left = count * np.where(apart, np.maximum(length / walked, 1.0), 1.0)  # pieces as they are walked
+        starts = np.where(left > STREAMS, left, 0.0)
         shared = np.where(follows, np.minimum(length / line, 1.0), 1.0)  # of a line with the box before
         start = starts * shared * np.where(far, core.page_start, START)
         behind = touched * np.where(follows, length / line / lines, 1.0) + start
@@ -430,7 +438,9 @@ def _touched(
     changed = [_entries(operand, nest.loops) for nest in nests]
     follows = [_follows(operand, nest.loops, c) for nest, c in zip(nests, changed, strict=True)]
     around = np.take_along_axis(entered, _columns(changed, counts), 0)
-    found = operand.lines(core, boxes, _columns(follows, counts) > 0)
+    far = _size(operand) > core.caches[-1].capacity * _share(len(core.caches) - 1)  # comes from memory
+    walked = _walked(operand, nests, boxes) if far else inf
+    found = operand.lines(core, boxes, _columns(follows, counts) > 0, walked)
     found = Touched(*(np.broadcast_to(v, entered.shape) for v in found))
     if at is None:
         return found, around
@@ -534,6 +544,27 @@ def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:
 def _follows(operand: Operand, loops: Sequence[Loop], changed: Sequence[int]) -> list[bool]:
     """By depth whether the loop around a box that changes what it touches walks along memory."""
     return [at > 0 and operand.stride(loops[at - 1].iterator) == operand.element for at in changed]
+
+
+def _walked(operand: Operand, nests: Sequence[Nest], boxes: Mapping[str, Numbers]) -> Numbers:
+    """By candidate the bytes that its tile loops walk along memory before they leave a piece: prefetchers follow the
+    few pieces of a register tile on to the next one, but not the many of what all its steps read.
+    """
+    inner = {i: sizes[-1] for i, sizes in boxes.items()}
+    pieces = operand.extents(inner)[-1][0] * operand.element
+    few = operand.elements(inner) * operand.element <= WALKED * pieces
+    found, low = np.broadcast_to(pieces, few.shape).copy(), 0
+    for nest in nests:
+        own = slice(low, low + nest.count)
+        run, goes_on = found[own], few[own]
+        for loop in reversed(nest.loops):
+            if operand.depends(loop.iterator):
+                stride = operand.stride(loop.iterator)
+                adjacent = stride * loop.inside == run
+                run = np.where(goes_on & adjacent, np.maximum(run, stride * loop.outside), run)
+                goes_on = goes_on & (adjacent | (loop.trips < 2))
+        found[own], low = run, low + nest.count
+    return found
 
 
 def _source(core: Core, operand: Operand) -> float:
