@@ -67,9 +67,11 @@ class Turn:
 
 def turned(case: Case) -> Turn | None:
     """Where a case only permutes axes, and another one becomes contiguous; axes that stay together are one."""
-    if case.kind != "einsum" or case.flops or len(case.inputs) != 1:
+    if case.kind != "einsum" or len(case.inputs) != 1:
         return None
     source, target = case.spec.split("->")
+    if sorted(source) != sorted(target) or len({*source}) != len(source):
+        return None
     (shape,) = case.inputs.values()
     extent = {i: n for i, n in zip(source, shape, strict=True) if n > 1}
     wanted = [i for i in target if i in extent]

@@ -164,6 +164,7 @@ def test_permutations_that_turn_rows_into_columns() -> None:
     assert turn("nchw->nhwc", 2, 32, 4, 8) == Turn((2, 32, 32), (0, 2, 1))
     assert turn("abcd->dcba", 4, 5, 6, 7) == Turn((4, 5, 6, 7), (3, 2, 1, 0))
     assert turn("abcd->cdab", 4, 5, 6, 7) == Turn((20, 42), (1, 0))
+    assert turned(einsum("counted", "ij->ji", (64, 48), flops=9)) == Turn((64, 48), (1, 0))
     assert turn("abcd->acbd", 4, 5, 6, 7) is turn("ij->j", 64, 48) is turn("ij->ij", 64, 48) is None
 
 
