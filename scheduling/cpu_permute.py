@@ -272,7 +272,7 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
             strip, rest = others[0]
         schedule, parts = whole_blocks(schedule, strip, depth, rest, plan.blocks.rows)
         for part, rows in parts:
-            schedule = _blocks(schedule, plan, part, rows, columns)
+            schedule = _blocks(schedule, plan, part, rows, columns, extents)
             for read in plan.turned:
                 schedule, square = _square(schedule, plan, part, read, axes, columns, machine.register_space)
                 rows_read = schedule.nests[f"ld_{square}"].names[-1]
@@ -292,12 +292,21 @@ def _ahead(schedule: Schedule, plan: Permutation, name: str, rows: int) -> tuple
     return (loops[depth - 1], 1) if plan.outer else None
 
 
-def _blocks(schedule: Schedule, plan: Permutation, name: str, rows: int, columns: int) -> Schedule:
+def _even(extent: int, block: int, most: int) -> int:
+    """A tile of whole blocks, `most` iterations at most, of which an extent has several of about the same size."""
+    blocks = max(1, extent // block)
+    return -(-blocks // -(-blocks // max(1, most // block))) * block
+
+
+def _blocks(
+    schedule: Schedule, plan: Permutation, name: str, rows: int, columns: int, extents: Sequence[int]
+) -> Schedule:
     """One piece in blocks, all of them whole."""
     lanes, read_lanes = schedule.nests[name].names[len(plan.outer) :]
     tiles: list[str] = []
     if plan.blocks.tile is not None:
-        height, width = (max(1, most // n) * n for most, n in zip(plan.blocks.tile, (rows, columns), strict=True))
+        height = _even(extents[plan.lanes], rows, plan.blocks.tile[0])
+        width = _even(extents[plan.read_lanes], columns, plan.blocks.tile[1])
         schedule = schedule.tile({lanes: height, read_lanes: width})
         tiles = [f"{lanes}.o", f"{read_lanes}.o"]
         lanes, read_lanes = f"{lanes}.p", f"{read_lanes}.p"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from poly.affine import Affine, var
 from poly.expr import IndexValue, walk
@@ -20,6 +21,7 @@ from poly.program import Access, Program, Statement, Subscript, Tensor, box_doma
 from poly.scheduling.groups import bare, domain_box
 
 WHOLE, SHORT = 16, 128  # elements: rows that are multiples of the one, or no shorter than the other, fill vectors as is
+MANY = 1 << 20  # elements that no core holds near: rows between its lines cost more than loops that are cut unevenly
 Axis = tuple[str, int]  # a tensor, and the first of two axes
 Pair = tuple[str, str]  # two iterators, the second one faster
 
@@ -34,7 +36,7 @@ class _Joins:
 
 def join_axes(program: Program) -> Program:
     """The program of one contraction, and of what is element by element, with as few axes as possible; one of
-    assignments alone with fewer where rows are short and no whole lines.
+    assignments alone with fewer where rows are no whole lines, and short, or turned and whole lines when joined.
     """
     literal = with_sizes(program) if _is_contraction(program) else None
     if literal is None:
@@ -134,10 +136,22 @@ def _joins(program: Program) -> _Joins | None:
             joins = _spread(program, s, pair)
             if joins is None or not _are_whole(program, joins, {n: box or () for n, box in boxes.items()}):
                 continue
-            lengths = {program.tensor[t].shape[d + 1].constant for t, d in joins.axes}
-            if not assigns or any(n % WHOLE and n < SHORT for n in lengths):
+            if not assigns or _short(program, joins) or _turned_to_lines(program, joins):
                 return joins
     return None
+
+
+def _short(program: Program, joins: _Joins) -> bool:
+    """Whether rows are short and no whole lines."""
+    lengths = {program.tensor[t].shape[d + 1].constant for t, d in joins.axes}
+    return any(n % WHOLE and n < SHORT for n in lengths)
+
+
+def _turned_to_lines(program: Program, joins: _Joins) -> bool:
+    """Whether rows that large tensors have along their last axis, and others do not, become whole lines."""
+    shapes = [([e.constant for e in program.tensor[t].shape], d) for t, d in joins.axes]
+    whole = all(shape[d + 1] % WHOLE and shape[d] * shape[d + 1] % WHOLE == 0 for shape, d in shapes)
+    return whole and len({d + 2 == len(shape) for shape, d in shapes}) == 2 and min(prod(s) for s, _ in shapes) >= MANY
 
 
 def _spread(program: Program, first: Statement, pair: Pair) -> _Joins | None:

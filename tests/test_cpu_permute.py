@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,15 @@ def test_short_rows_of_the_target_are_written_one_after_the_other() -> None:
     avx2 = machine(AVX2)
     long, short = plan_of(permuted("ij->ji", 2048, 2048), avx2), plan_of(permuted("ij->ji", 256, 3136), avx2)
     assert long is not None and long.blocks.tile and short is not None and short.blocks.tile is None
+
+
+@pytest.mark.parametrize(("columns", "width"), [(100, 48), (128, 64), (150, 48), (200, 64)])
+def test_tiles_are_even(columns: int, width: int) -> None:
+    """Of 64 iterations at most, what fills no block left out."""
+    shape = (2000, columns)
+    schedule = schedule_for_cpu(poly.parse("Y[j, i] = X[i, j]", X=shape), machine(AVX512))
+    assert re.search(rf"tile\(sizes={{'i\S*': 64, 'j\S*': {width}}}", str(schedule))
+    assert_transposes(schedule, shape)
 
 
 @pytest.mark.parametrize("spec", ["abc->bac", "ab->ab", "ab->a"])

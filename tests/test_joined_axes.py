@@ -104,6 +104,21 @@ def test_assignments_with_short_rows_have_longer_ones(
     check_same(program, found)
 
 
+@pytest.mark.parametrize(
+    ("text", "shape", "joined"),
+    [
+        ("Y[c, a, b] = X[a, b, c]", (40, 200, 200), (8000, 200)),
+        ("Y[b, c, a] = X[a, b, c]", (200, 40, 200), (200, 8000)),
+        ("Y[c, a, b] = X[a, b, c]", (40, 200, 100), (40, 200, 100)),  # few elements
+        ("Y[c, a, b] = X[a, b, c]", (40, 208, 200), (40, 208, 200)),  # whole lines
+        ("Y[c, a, b] = X[a, b, c]", (41, 201, 200), (41, 201, 200)),  # none when joined
+        ("Y[a, b, c] = 2*X[a, b, c]", (40, 200, 200), (40, 200, 200)),
+    ],
+)
+def test_turned_rows_become_whole_lines(text: str, shape: tuple[int, ...], joined: tuple[int, ...]) -> None:
+    assert shapes(join_axes(poly.parse(text, X=shape)))["X"] == joined
+
+
 def test_a_compiled_program_takes_arrays_in_its_own_shapes() -> None:
     """Its loops are over the joined axes; its schedule can be used for it again."""
     program = parse_program(POINTWISE.replace("input W", "constant W"))
