@@ -34,6 +34,7 @@ from poly.scheduling.cpu_scan import schedule_scans
 from poly.scheduling.cpu_stages import schedule_stages, stages_of
 from poly.scheduling.cpu_threads import share, share_outermost
 from poly.scheduling.cpu_tile import schedule_tiles
+from poly.scheduling.cpu_turned import schedule_turned, turned_of
 from poly.scheduling.cpu_window import schedule_window, window_of
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked
@@ -133,6 +134,7 @@ class Policy(Generic[P]):
 
 
 POLICIES: Final = (
+    Policy(turned_of, schedule_turned),
     Policy(window_of, schedule_window),
     Policy(beside_of, schedule_beside),
     Policy(permutation_of, schedule_permutation),
@@ -153,7 +155,8 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     """Fuse, split, tile, promote and mark one group inside a schedule, by the first of `POLICIES` that can.
 
     The particular kinds come before those that contain them. A window is a reduction whose operands are used again,
-    but along loops that a register tile of a contraction would not see; it slides along the lanes, or beside them.
+    but along loops that a register tile of a contraction would not see; it slides beside lanes that are turned to be
+    contiguous, where rows are too narrow for vectors, along the lanes, or beside them.
     Permutations and runs are assignments: first where squares are turned in registers, then where another order of the
     loops is enough. Of the reductions, those that use nothing twice are bound by memory and walk it in order;
     contractions use operands again and are blocked. Tiles of lanes or of independent sums suit every group with a box.

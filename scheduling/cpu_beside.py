@@ -47,11 +47,26 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
     update = next((s for s in group.statements if s.combiner is not None), None)
     if update is None or group.box is None or not suits(group, update):
         return None
+    lanes = group.axes[update.name].index(str(update.write.index[-1]))
+    read = sliding_read(program, update)
+    if read is None or read.index[-1:] != update.write.index[-1:]:
+        return None
+    return beside_along(program, group, update, lanes, machine, blocks=threads == 1)
+
+
+def beside_along(
+    program: Program, group: Group, update: Statement, lanes: int, machine: Machine, *, blocks: bool
+) -> Beside | None:
+    """The choices with lanes along one of the parallel loops, whether what is read is contiguous there or not.
+    `blocks`: lanes may go through blocks; not for several threads, as who shares a group along rows made what it reads
+    along rows, too.
+    """
     names, vector = group.axes[update.name], machine.lanes(widest_element(program, group.statements))
-    lanes = names.index(str(update.write.index[-1]))
-    read, constants = _operands(program, update, names[lanes])
+    read, constants = sliding_read(program, update), _constants(program, update, names[lanes])
+    if read is None or group.box is None or axis_of(read, names[lanes]) is None:
+        return None
     taps = reduction_extents(program, update, names)
-    if read is None or constants is None or prod(taps.values()) > MOST_TAPS or (group.box[lanes][1] + 1) % vector:
+    if constants is None or prod(taps.values()) > MOST_TAPS or (group.box[lanes][1] + 1) % vector:
         return None
     box = domain_box(program, update, update.iterators)
     if box is None or any(low for low, _ in box):
@@ -77,28 +92,28 @@ def beside_of(program: Program, group: Group, machine: Machine, threads: int = 1
         unrolled=False, cuts=(), lane_cuts=(), vector_cuts=(),
     )  # fmt: skip
     block = 0
-    if threads == 1:  # who shares a group along rows made what it reads along rows, too
+    if blocks:
         block = _block(program, group, window, read, [(a, d, taps[n]) for a, (n, d) in slides.items()], machine)
     return Beside(window, {**cuts, rows: tiles}, edges, constants, block)
 
 
-def _operands(
-    program: Program, s: Statement, lanes: str
-) -> tuple[Access | None, tuple[tuple[str, int], ...] | None]:
-    """The read that slides, contiguous along the lanes, and the constants with their axes along the lanes."""
+def sliding_read(program: Program, s: Statement) -> Access | None:
+    """The one read that is of no constant, where every tensor is read once."""
     sliding = [r for r in s.reads if program.tensor[r.tensor].role != "constant"]
-    still = [r for r in s.reads if program.tensor[r.tensor].role == "constant"]
-    if len(sliding) != 1 or sliding[0].indirect or sliding[0].index[-1:] != (var(lanes),):
-        return None, None
-    if len({r.tensor for r in s.reads}) < len(s.reads) or any(r.guard for r in still):
-        return None, None
+    if len(sliding) != 1 or sliding[0].indirect or len({r.tensor for r in s.reads}) < len(s.reads):
+        return None
+    return sliding[0]
+
+
+def _constants(program: Program, s: Statement, lanes: str) -> tuple[tuple[str, int], ...] | None:
+    """The constants with their axes along the lanes."""
     found: list[tuple[str, int]] = []
-    for read in still:
+    for read in (r for r in s.reads if program.tensor[r.tensor].role == "constant"):
         axis = axis_of(read, lanes)
-        if axis is None or read.index[axis] != var(lanes):
-            return None, None
+        if read.guard or axis is None or read.index[axis] != var(lanes):
+            return None
         found.append((read.tensor, axis))
-    return sliding[0], tuple(found)
+    return tuple(found)
 
 
 def _block(
@@ -153,10 +168,17 @@ def _tiles(extent: int, height: int, inside: tuple[int, int]) -> tuple[int, ...]
 
 def schedule_beside(schedule: Schedule, group: Group, plan: Beside, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a window's group."""
-    return keep_values(_Beside(group, plan, machine).run(schedule), group, machine)
+    return keep_values(WindowsBeside(group, plan, machine).run(schedule), group, machine)
 
 
-class _Beside(Windows):
+def lanes_last(schedule: Schedule, tensor: str, axis: int) -> tuple[int, ...]:
+    """The axes of a tensor, one of them last."""
+    return (*(d for d in range(schedule.program.tensor[tensor].rank) if d != axis), axis)
+
+
+class WindowsBeside(Windows):
+    """The composition for one group."""
+
     def __init__(self, group: Group, plan: Beside, machine: Machine) -> None:
         super().__init__(group, plan.window, machine)
         self.plan = plan
@@ -165,12 +187,7 @@ class _Beside(Windows):
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)
         for tensor, axis in self.plan.constants:
-            rank = schedule.program.tensor[tensor].rank
-            order = (*(d for d in range(rank) if d != axis), axis)
-            schedule = schedule.promote(
-                tensor, None, self.machine.cache_space(1), name=f"{tensor}_{w.statement}_p", users=[w.statement],
-                order=order,
-            )  # fmt: skip
+            schedule = self._packed(schedule, tensor, lanes_last(schedule, tensor, axis))
         schedule = self._ordered(schedule, names, (*self.outer, w.rows, w.lanes))
         if self.plan.block:
             for name in names:
@@ -179,6 +196,13 @@ class _Beside(Windows):
                 schedule = outermost(schedule, name, [f"{lanes}.o"])
             schedule = fused(schedule, names, [0])
         return self._from(schedule, names, self.depth - len(self.outer))
+
+    def _packed(
+        self, schedule: Schedule, tensor: str, order: Sequence[int], block: Mapping[int, int] | None = None
+    ) -> Schedule:
+        buffer, users = f"{tensor}_{self.window.statement}_p", [self.window.statement]
+        space = self.machine.cache_space(1)
+        return schedule.promote(tensor, None, space, name=buffer, users=users, order=order, block=block)
 
     def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
         """Of two loops over lanes the one inside of a block."""

@@ -576,6 +576,10 @@ class Windows:
         schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer, users=[update])
         return unrolled(schedule, loops_of_copy(schedule, f"ld_{buffer}"))
 
+    def _order(self, schedule: Schedule, tensor: str) -> tuple[int, ...]:
+        """The axes of sums, those along the lanes last."""
+        return tuple(range(schedule.program.tensor[tensor].rank))
+
     def _targets(self, schedule: Schedule, names: Sequence[str], at: str) -> Schedule:
         """The sums in registers."""
         update = next(n for n in names if schedule.program.statement[n].source_name == self.window.statement)
@@ -583,12 +587,12 @@ class Windows:
         users = [n for n in names if tensor in _touched(schedule.program.statement[n])]
         if len(users) < 2:
             return schedule
-        buffer = f"{tensor}_{users[0]}_r"
-        schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer)
+        buffer, order = f"{tensor}_{users[0]}_r", self._order(schedule, tensor)
+        schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer, order=order)
         for copy in (f"ld_{buffer}", f"st_{buffer}"):
             if copy in schedule.nests:
                 for loop in loops_of_copy(schedule, copy):
-                    last = loop == f"{copy}.{schedule.program.tensor[tensor].rank - 1}"
+                    last = loop == f"{copy}.{order[-1]}"
                     schedule = schedule.vectorise(loop) if last else schedule.unroll(loop)
         return schedule
 
