@@ -33,7 +33,7 @@ from poly.scheduling.cpu_edits import (
     with_padding,
 )
 from poly.scheduling.cpu_facts import AHEAD, axis_of, bytes_apart, own_capacity, reduction_extents
-from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, window_stays
+from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, square_side, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.promotion import free_name
@@ -187,10 +187,11 @@ class Blocking(Tiling[BlockPlan]):
         schedule, lane = self._blocks_first(schedule, copy, f"{copy}.{pack.lane}", pack, extents)
         fast = f"{copy}.{pack.across}"
         own = loops_of_copy(schedule, copy)
-        whole = extents[pack.across] % vector == 0 and extents[pack.lane] % pack.block == 0
-        if fast not in own or not lane or not whole or pack.block % vector:
+        length = schedule.program.tensor[pack.tensor].extents(schedule.program.binding)[pack.across]
+        side = square_side(gcd(extents[pack.across], length), vector)  # of the last block, too
+        if fast not in own or not lane or not side or extents[pack.lane] % pack.block or pack.block % vector:
             return schedule
-        schedule = schedule.tile({fast: vector})
+        schedule = schedule.tile({fast: side})
         blocks = [n for n in own if n not in (fast, lane)]
         if pack.block > vector:
             schedule = schedule.tile({lane: vector})

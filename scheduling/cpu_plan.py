@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+LEAST_SIDE = 4  # elements of a row that are loaded at once and turned
 UNROLLED = 128  # multiply-adds in the body of the innermost loop that stays: four steps of the largest register tile
 
 Site = Literal["whole", "outer", "lanes", "rows"]
@@ -114,6 +115,12 @@ class BlockPlan:
     def without_packs(self) -> BlockPlan:
         """The same where operands are used as they lie."""
         return replace(self, outer=(*self.outer, *self.middle), middle=(), packs=())
+
+
+def square_side(extent: int, vector: int) -> int:
+    """Elements of a row of squares that divide an axis, of at most a vector; 0 where that are too few to turn."""
+    side = min(vector, extent & -extent)
+    return side if side >= min(vector, LEAST_SIDE) else 0
 
 
 def window_stays(height: int, width: int, steps: int, registers: int) -> bool:

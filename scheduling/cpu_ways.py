@@ -18,7 +18,7 @@ from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.scheduling.cpu_cost import Core, Operand, core_of, next_stays
 from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents, step_of
-from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced, ends_apart
+from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced, ends_apart, square_side
 from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.uneven import LONGEST
 
@@ -215,8 +215,8 @@ class Ways:
         """The axis of an operand that is contiguous in memory and long enough for squares in registers."""
         axis = len(self.operands[k].axes) - 1
         names = self.operands[k].axes[axis]
-        if len(names) == 1 and all(c == 1 and self.ranges.get(n, 0) % self.vector == 0 for n, c in names.items()):
-            return axis if self.ranges.keys() & names.keys() else None
+        if len(names) == 1 and all(c == 1 and square_side(self.ranges.get(n, 0), self.vector) for n, c in names.items()):
+            return axis
         return None
 
     # ---- the plan

@@ -88,6 +88,22 @@ def test_every_way_of_a_product_is_exact(text: str) -> None:
         run(program, choice.plan(way, 4, 2, 2, 2 if dict(way.packs).get(0) == "rows" else 0, 16 * (k % 3 == 2)))
 
 
+@pytest.mark.parametrize(
+    ("steps", "depth", "side"), [(32, 0, 8), (24, 0, 8), (36, 0, 4), (70, 0, 0), (44, 16, 4), (56, 16, 8), (70, 16, 0)]
+)
+def test_a_copy_across_has_squares_as_wide_as_divides_its_rows(steps: int, depth: int, side: int) -> None:
+    """And those of the last block of the reduction."""
+    program = poly.parse(TRANSPOSED, A=(steps, 12), B=(32, steps))
+    facts = facts_on(program, AVX2)
+    choice = choice_of(facts, 1)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+    plan = choice.plan(way, 6, 2, 1, 0, depth)
+    schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
+    tiles = [t for t in schedule.program.tensors if t.space == "reg" and t.origin == "B"]
+    assert [tuple(e.constant for e in t.shape) for t in tiles] == [(8, side)] * (side > 0)
+    run(program, plan)
+
+
 def test_partial_sums_go_through_memory() -> None:
     program = poly.parse(GEMM, A=(13, 50), B=(50, 24))
     facts = facts_on(program)
