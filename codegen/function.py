@@ -150,6 +150,7 @@ class _Context:
         self.features = (
             frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
         )
+        self.machine = machine
         self.x86, self.arm = is_x86(machine.triple), is_arm(machine.triple)
         self.vector, self.line = machine.lanes(1), machine.line  # bytes
         self.statements = {name: i for i, name in enumerate(statements)}
@@ -176,7 +177,7 @@ class _Context:
         half = "f16c" in self.features or not self.x86
         table = 16 if "avx512f" in self.features else 8 if "avx2" in self.features else 0
         scales = {"avx512f", "avx512dq"} <= self.features
-        ops = Ops(writer, "fma" in self.features or self.arm, half, table, scales)
+        ops = Ops(writer, "fma" in self.features or self.arm, half, table, scales, self.machine.dots)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers, masks = Registers(ops), "avx512vl" in self.features
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)

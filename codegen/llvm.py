@@ -22,7 +22,7 @@ from poly.codegen.values import Value
 from poly.codegen.written import RegisterWrites
 from poly.dtypes import is_float
 from poly.errors import UnsupportedError
-from poly.expr import Apply, reads_of
+from poly.expr import DOTS, Apply, reads_of
 from poly.loops import MAX_LANES, Alloc, Compute, External, For, If, Node, Sync, walk
 from poly.program import ReadIndex
 
@@ -108,6 +108,10 @@ class Walker:
             if factors[0].dtype == dtype == factors[1].dtype and elementwise(s, node.write):
                 first, second = factors
                 return first, lambda old, new: multiply_accumulate(s, "add", new, second, old)
+        if combiner == "add" and dtype == "i32" and isinstance(body, Apply) and body.operator in DOTS:
+            first, second = (expression(s, a, values, dtype, True) for a in body.arguments)
+            if elementwise(s, node.write):
+                return first, lambda old, new: s.ops.dot(body.operator, new, second, old)
         value = s.ops.cast(expression(s, body, values, dtype, node.contract), dtype)
         if combiner is None:
             return value, None

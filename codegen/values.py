@@ -8,7 +8,7 @@ round after each operation; conversions to them from f64 and wide integers go th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -18,7 +18,7 @@ import numpy as np
 from poly.codegen.text import Writer, constant_text, rounded, scalar_type, suffix, value_type
 from poly.dtypes import is_float, is_integer, numpy_dtype, size_bytes
 from poly.errors import UnsupportedError
-from poly.expr import BITS
+from poly.expr import BITS, DOTS
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,16 @@ _ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rin
 class Ops:
     """Emits typed instructions through a writer. `fma`, `half`: the target has fused multiply-add, f16 conversions.
     `table`: 32-bit numbers among which one instruction chooses for every lane (0: it has no such instruction).
-    `scales`: it has instructions for `scaled` and `limited`, on vectors of 64 bytes.
+    `scales`: it has instructions for `scaled` and `limited`, on vectors of 64 bytes. `dots`: lanes of its instructions
+    for operators of `poly.expr.DOTS`.
     """
 
-    def __init__(self, writer: Writer, fma: bool, half: bool, table: int = 0, scales: bool = False) -> None:
+    def __init__(
+        self, writer: Writer, fma: bool, half: bool, table: int = 0, scales: bool = False,
+        dots: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.writer, self.fma, self.half, self.table, self.scales = writer, fma, half, table, scales
+        self.dots = dots or {}
         self.uniform: set[str] = set()  # vectors with the same scalar in every lane
         self.sources: dict[str, tuple[Value, tuple[int, ...]]] = {}  # what `arranged` made, and of what
 
@@ -232,6 +237,38 @@ class Ops:
 
         return self._by_whole(width, one, a, b)
 
+    def dot(self, name: str, a: Value, b: Value, total: Value) -> Value:
+        """total + an operator of `poly.expr.DOTS` on a and b."""
+        a, b, total = self.same(a, b, total)
+        width = self.dots.get(name, 0)
+        if not a.lanes or not width:
+            return self.op("add", total, total, self._dot_of_parts(name, a, b))
+        kind = f"<{width} x i32>"
+
+        def four(x: Value, y: Value, z: Value) -> str:
+            full = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
+            return self.writer.intrinsic(kind, full, ((kind, z.text), (kind, x.text), (kind, y.text)))
+
+        def two(x: Value, y: Value, z: Value) -> str:  # where there is one instruction for both, LLVM takes it
+            halves = f"<{2 * width} x i16>"
+            full = "llvm.x86.avx512.pmaddw.d.512" if width == 16 else "llvm.x86.avx2.pmadd.wd"
+            parts = tuple((halves, self.writer.value(f"bitcast {kind} {v.text} to {halves}")) for v in (x, y))
+            return self.writer.value(f"add {kind} {z.text}, {self.writer.intrinsic(kind, full, parts)}")
+
+        return self._by_whole(width, four if name == "dot4" else two, a, b, total)
+
+    def _dot_of_parts(self, name: str, a: Value, b: Value) -> Value:
+        """The operator by shifts and products."""
+        bits = 32 // DOTS[name]
+        top = self.const("i32", 32 - bits, a.lanes)
+        products: list[Value] = []
+        for place in range(0, 32, bits):
+            up = self.const("i32", 32 - bits - place, a.lanes)
+            x, y = (self.op("shl", v, v, up) for v in (a, b))
+            x = self.op("lshr" if name == "dot4" else "ashr", x, x, top)
+            products.append(self.op("mul", x, x, self.op("ashr", y, y, top)))
+        return reduce(lambda x, y: self.op("add", x, x, y), products)
+
     def _by_whole(self, width: int, one: Callable[..., str], *operands: Value) -> Value:
         """An instruction for `width` lanes on operands of any number of lanes."""
         a = operands[0]
@@ -311,6 +348,8 @@ class Ops:
         if name in _ROUND and is_float(a.dtype):
             return self.call(_ROUND[name], a)
         match name:
+            case "dot2" | "dot4":
+                return self.dot(name, operands[0], operands[1], self.const("i32", 0, a.lanes))
             case "and" | "or":
                 return self.op(name, a, *(self.truth(o) for o in operands), dtype="bool")
             case "not":

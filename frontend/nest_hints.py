@@ -10,7 +10,7 @@ from poly.expr import OPERATORS
 from poly.function_hints import suggestion
 
 _WORDS: Final = """add sub mul div neg or and not eq ne lt le gt ge select bits bit_and bit_or bit_xor shift_left
-shift_right trunc_div"""  # operators that have signs, or are no mathematics
+shift_right trunc_div dot2 dot4"""  # operators that have signs, or are no mathematics
 FUNCTIONS: Final = tuple(sorted(OPERATORS.keys() - set(_WORDS.split())))
 _SUMS: Final = {"sum": "+=", "prod": "*=", "dot": "+=", "matmul": "+=", "einsum": "+=", "mean": "+=", "inner": "+="}
 _STATEMENTS: Final[Mapping[type[ast.stmt], tuple[str, str]]] = {

@@ -30,6 +30,7 @@ from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
 from poly.scheduling.cpu_padding import known_for_cpu, padded_like
+from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
@@ -145,7 +146,9 @@ def compile(
         return _model_engine(what, machine, threads or 1, progress)
     program, own = _program_of(what)
     schedule = schedule or own
-    if schedule is not None and not _is_of(schedule, program, constants or {}):
+    if schedule is not None and not any(
+        _is_of(schedule, p, constants or {}) for p in (program, sums_by_dots(program, machine))
+    ):
         raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
     check_initialised(program)
     return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)

@@ -145,6 +145,22 @@ def _bits(x: np.ndarray) -> np.ndarray:
     return x.view({"i": "f", "f": "i"}[x.dtype.kind] + str(x.dtype.itemsize))
 
 
+def _parts(x: np.ndarray, dtype: str) -> np.ndarray:
+    """The 8- or 16-bit integers that numbers of 32 bits hold, the lowest bits first, along a new last axis."""
+    x = np.asarray(x, "<i4")
+    return x[..., None].view(dtype).astype(np.int32)
+
+
+def _dot(left: str, right: str) -> Callable[..., object]:
+    def call(a: np.ndarray, b: np.ndarray) -> object:
+        a, b = np.broadcast_arrays(*_integers(a, b))
+        if (a.dtype, b.dtype) != (np.int32, np.int32):
+            raise TypeError("an operator on integers of 32 bits only")
+        return np.sum(_parts(a, left) * _parts(b, right), -1, dtype=np.int32)
+
+    return call
+
+
 _TABLE: Final[Sequence[Operator]] = (
     Operator("or", 2, np.logical_or, "bool", "or", 1),
     Operator("and", 2, np.logical_and, "bool", "and", 2),
@@ -185,7 +201,11 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("shift_right", 2, _shift_right, "integer"),  # of signed integers: copies of the sign come in
     Operator("bits", 1, _bits, "bits"),  # of a float as an integer, or the other way round
     Operator("select", 3, np.where, "same"),
+    # Sums of products of what two i32 hold: of two i16 each; of four u8 and four i8.
+    Operator("dot2", 2, _dot("<i2", "<i2"), "integer"),
+    Operator("dot4", 2, _dot("u1", "i1"), "integer"),
 )
+DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4}  # by how many products they sum
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}
 
 
@@ -304,6 +324,8 @@ def _require_kind(operator: Operator, dtype: str | None) -> None:
         raise ShapeError(f"{name}: of literals only", hint=f"the number itself, or {name}(i64(...), ...)")
     if integer and dtype is not None and not is_integer(dtype) and not (dtype == "bool" and name.startswith("bit_")):
         raise ShapeError(f"{name}: takes integers, not {dtype}", hint=f"i32(x) or i64(x) inside {name}")
+    if name in DOTS and dtype != "i32":
+        raise ShapeError(f"{name}: takes i32, not {dtype}", hint="each holds two i16, or four integers of 8 bits")
     if dtype == "bool" and name in ("sub", "neg", "sign", "pow"):
         raise ShapeError(f"{name}: takes numbers, not bool", hint="i32(x) or f32(x) for 0 and 1; x != y, not x")
 

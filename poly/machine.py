@@ -149,6 +149,14 @@ class Machine:
         return max(1, core.lanes * 4 // dtype_bytes) if core and core.kind == "core" else (core.lanes if core else 1)
 
     @cached_property
+    def dots(self) -> Mapping[str, int]:
+        """Lanes of a core's instructions for `poly.expr.DOTS`, as far as it has them."""
+        features = frozenset(f for e in self.engines_of("core") for f in e.features)
+        pairs = 16 if "avx512bw" in features else 8 if "avx2" in features else 0
+        fours = 16 if "avx512vnni" in features else 8 if "avxvnni" in features else 0
+        return {name: lanes for name, lanes in (("dot2", pairs), ("dot4", fours)) if lanes}
+
+    @cached_property
     def hash(self) -> str:
         """sha256 over the description, the part of every cache key that names the target."""
         return hashlib.sha256(repr(self).encode()).hexdigest()

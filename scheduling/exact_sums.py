@@ -26,7 +26,7 @@ from poly.sets import fix_sizes, interval
 
 EXACT: Final = 1 << 24  # f32 holds all integers up to here
 REUSE: Final = 16  # products with each element of an operand, from which on four bytes an element pay
-_NARROW: Final = ("i8", "u8")
+_NARROW: Final = ("i8", "u8", "i16")
 
 
 def sums_in_f32(program: Program, constants: Mapping[str, Array]) -> Program:
@@ -43,7 +43,7 @@ def sums_in_f32(program: Program, constants: Mapping[str, Array]) -> Program:
 
 
 @dataclass(frozen=True)
-class _Factor:
+class Factor:
     """One operand of a product: `body` on the reads of its statement; `main` the position of the one that moves."""
 
     body: Expr
@@ -67,7 +67,7 @@ class _Work:
         """Make one statement's sum in f32, if it is one that may be."""
         target = self.program.tensor[s.write.tensor]
         init = self._only_other_writer(s, target)
-        factors = _factors(s, self.program)
+        factors = factors_of(s, self.program)
         if init is None or factors is None or not self._used_often(s, factors) or not self._known_before(s, init):
             return
         start = self._start(init)
@@ -123,7 +123,7 @@ class _Work:
             case _:
                 return None
 
-    def _used_often(self, s: Statement, factors: Sequence[_Factor]) -> bool:
+    def _used_often(self, s: Statement, factors: Sequence[Factor]) -> bool:
         ranges = self._ranges(s)
         if ranges is None:
             return False
@@ -137,7 +137,7 @@ class _Work:
         found = [interval(domain, k) for k in range(len(s.iterators))]
         return {i: r[1] - r[0] + 1 for i, r in zip(s.iterators, found, strict=True) if r} if all(found) else None
 
-    def _most(self, s: Statement, factors: Sequence[_Factor]) -> int:
+    def _most(self, s: Statement, factors: Sequence[Factor]) -> int:
         """A bound of the sum of the products' magnitudes for any element."""
         ranges = self._ranges(s)
         assert ranges is not None
@@ -155,7 +155,7 @@ class _Work:
                 found = min(found, int(values.sum(axes).max(initial=0)) * rest * other)
         return found
 
-    def _operand(self, s: Statement, f: _Factor, init: Statement) -> Access:
+    def _operand(self, s: Statement, f: Factor, init: Statement) -> Access:
         """The read of an operand in f32; the statement that makes it is added before `init` where it is not there."""
         access = s.reads[f.main]
         source = self.program.tensor[access.tensor]
@@ -187,25 +187,37 @@ class _Work:
 
     def result(self) -> Program:
         """The program, with the conversions before the nests that start their sums."""
-        if not self.changed:
-            return self.program
-        statements: list[Statement] = []
-        for s in self.program.statements:
-            head, *rest = s.path
-            assert isinstance(head, int)
-            for k, made in enumerate(self.before.get(s.name, ())):
-                statements.append(replace(made, path=(3 * head + k, *made.iterators)))
-            statements.append(replace(self.changed.get(s.name, s), path=(3 * head + 2, *rest)))
-        heads = {head: k for k, head in enumerate(sorted({s.path[0] for s in statements}))}
-        statements = [replace(s, path=(heads[s.path[0]], *s.path[1:])) for s in statements]
-        old = {t.name for t in self.program.tensors}
-        tensors = [self.tensors.get(t.name, t) for t in self.program.tensors]
-        added = [t for n, t in self.tensors.items() if n not in old]
-        return replace(self.program, tensors=(*tensors, *added), statements=tuple(statements))
+        return with_statements(self.program, self.changed, self.tensors, self.before) if self.changed else self.program
 
 
-def _factors(s: Statement, program: Program) -> tuple[_Factor, _Factor] | None:
-    """The operands of a product whose values are those of 8-bit tensors, less zero points that stay where they are."""
+def with_statements(
+    program: Program,
+    changed: Mapping[str, Statement],
+    tensors: Mapping[str, Tensor],
+    before: Mapping[str, Sequence[Statement]],
+) -> Program:
+    """A program with some statements and tensors changed, others added: each a nest of its own, before the nest of the
+    statement by whose name it is in `before`.
+    """
+    room = max((len(made) for made in before.values()), default=0) + 1
+    statements: list[Statement] = []
+    for s in program.statements:
+        head, *rest = s.path
+        assert isinstance(head, int)
+        for k, made in enumerate(before.get(s.name, ())):
+            statements.append(replace(made, path=(room * head + k, *made.iterators)))
+        statements.append(replace(changed.get(s.name, s), path=(room * head + room - 1, *rest)))
+    heads = {head: k for k, head in enumerate(sorted({s.path[0] for s in statements}))}
+    statements = [replace(s, path=(heads[s.path[0]], *s.path[1:])) for s in statements]
+    old = {t.name for t in program.tensors}
+    kept = [tensors.get(t.name, t) for t in program.tensors]
+    return replace(
+        program, tensors=(*kept, *(t for n, t in tensors.items() if n not in old)), statements=tuple(statements)
+    )
+
+
+def factors_of(s: Statement, program: Program) -> tuple[Factor, Factor] | None:
+    """The operands of a product of elements of small integers, less zero points that stay where they are."""
     match s.body:
         case Apply("mul", (first, second)) if s.external is None and len(s.path) > 0 and isinstance(s.path[0], int):
             found = (_factor(first, s, program), _factor(second, s, program))
@@ -219,7 +231,7 @@ def _alone(s: Statement, program: Program) -> bool:
     return sum(other.path[:1] == s.path[:1] for other in program.statements) == 1
 
 
-def _factor(body: Expr, s: Statement, program: Program) -> _Factor | None:
+def _factor(body: Expr, s: Statement, program: Program) -> Factor | None:
     moving: list[int] = []
     for k in reads_of(body):
         if s.reads[k].indirect or program.tensor[s.reads[k].tensor].layout is not None:
@@ -232,7 +244,7 @@ def _factor(body: Expr, s: Statement, program: Program) -> _Factor | None:
         return None
     main = s.reads[moving[0]]
     alone = reads_of(body) == moving
-    return _Factor(body, moving[0]) if not main.guard or alone else None
+    return Factor(body, moving[0]) if not main.guard or alone else None
 
 
 def _magnitude(body: Expr, s: Statement, program: Program) -> int:

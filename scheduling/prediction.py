@@ -15,7 +15,7 @@ import islpy as isl
 
 from poly.affine import var
 from poly.dtypes import size_bytes
-from poly.expr import Apply, walk
+from poly.expr import DOTS, Apply, walk
 from poly.machine import Machine, Memory
 from poly.program import Statement, Tensor
 from poly.relations import relation_of
@@ -235,7 +235,7 @@ def _operations(s: Statement) -> float:
 
 def _instructions(s: Statement) -> float:
     """Like operations, a product that is added at once being one."""
-    fused = s.contract and s.combiner is not None and isinstance(s.body, Apply) and s.body.operator == "mul"
+    fused = s.contract and s.combiner is not None and isinstance(s.body, Apply) and s.body.operator in ("mul", *DOTS)
     return max(0, _operations(s) - fused)
 
 

@@ -25,7 +25,17 @@ CPUS: dict[str, Machine] = {
     "sse": machine_of_features("x86-64", ("sse4.2",), TRIPLE, CACHES, 2, 3000),
     "arm": machine_of_features("generic", ("neon",), "aarch64-unknown-linux-gnu", CACHES, 2, 3000),
 }  # fmt: skip
+_AVX2 = ("avx", "avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512vl", "avx512bw", "avx512dq")
+DOT_CPUS: dict[str, Machine] = {
+    name: machine_of_features(cpu, features, TRIPLE, CACHES, 2, 3000)
+    for name, cpu, features in (
+        ("avx2", "haswell", _AVX2), ("avx512bw", "skylake-avx512", _AVX512),
+        ("vnni", "icelake-server", (*_AVX512, "avx512vnni")), ("avxvnni", "alderlake", (*_AVX2, "avxvnni")),
+    )
+}  # fmt: skip
 LOOKUP = "llvm.x86.avx512.permvar.si.512"  # of 16 numbers in a register; this and the masked ones are not generic
+PAIRS, FOURS = "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.vpdpbusd."
 MASKED = [(n, k) for n in ("scalef", "range") for k in ("ps", "pd")]
 
 
@@ -36,12 +46,15 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("x86 only")
     target_of, parse = vars(jit)["_target"], vars(jit)["_parse"]
     monkeypatch.setenv("POLYLOOM_CACHE", "off")
-    monkeypatch.setattr(jit, "_target", lambda machine: target_of(here if machine in CPUS.values() else machine))
+    others = (*CPUS.values(), *DOT_CPUS.values())
+    monkeypatch.setattr(jit, "_target", lambda machine: target_of(here if machine in others else machine))
     monkeypatch.setattr(jit, "_parse", lambda ir: parse(_generic(ir)))
 
 
 def _generic(ir: str) -> str:
-    for name, text in ((LOOKUP, _lookup_text()), *((_masked(*m), _masked_text(*m)) for m in MASKED)):
+    instead = [(LOOKUP, _lookup_text()), *((_masked(*m), _masked_text(*m)) for m in MASKED)]
+    instead += [(PAIRS, _dot_text(16, 16)), *((f"{FOURS}{32 * n}", _dot_text(n, 8)) for n in (8, 16))]
+    for name, text in instead:
         if name in ir:
             ir = re.sub(rf"declare [^\n]*@{re.escape(name)}[^\n]*\n", "", ir)
             ir = ir.replace(f"@{name}", f"@instead.{name}") + text
@@ -107,3 +120,28 @@ def _lookup_text() -> str:
         ]
         made = f"%r{k}"
     return "\n".join([*lines, f"  ret {kind} {made}", "}", ""])
+
+
+def _dot_text(lanes: int, bits: int) -> str:
+    """Sums of products of pairs of i16, or of four u8 and four i8 added to what there is."""
+    count, kind = 32 // bits, f"<{lanes} x i32>"
+    parts, whole = f"<{count * lanes} x i{bits}>", f"<{count * lanes} x i32>"
+    if bits == 16:
+        lines = [
+            f"\ndefine internal {kind} @instead.{PAIRS}({parts} %x, {parts} %y) {{",
+            f"  %s0 = add {kind} zeroinitializer, zeroinitializer",
+        ]
+    else:
+        lines = [
+            f"\ndefine internal {kind} @instead.{FOURS}{32 * lanes}({kind} %z, {kind} %p, {kind} %q) {{",
+            f"  %x = bitcast {kind} %p to {parts}",
+            f"  %y = bitcast {kind} %q to {parts}",
+            f"  %s0 = add {kind} %z, zeroinitializer",
+        ]
+    lines += [f"  %a = {'sext' if bits == 16 else 'zext'} {parts} %x to {whole}", f"  %b = sext {parts} %y to {whole}"]
+    lines.append(f"  %m = mul {whole} %a, %b")
+    for k in range(count):
+        places = ", ".join(f"i32 {count * i + k}" for i in range(lanes))
+        lines.append(f"  %m{k} = shufflevector {whole} %m, {whole} poison, <{lanes} x i32> <{places}>")
+        lines.append(f"  %s{k + 1} = add {kind} %s{k}, %m{k}")
+    return "\n".join([*lines, f"  ret {kind} %s{count}", "}", ""])

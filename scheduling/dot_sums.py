@@ -1,0 +1,375 @@
+"""Sums of products of 8-bit integers by instructions that make several steps of a sum at once (`poly.expr.DOTS`).
+
+`T += i32(x) * i32(w)` becomes `T += dot4(x4, w4)` on tensors whose elements hold four steps of the sum side by side, or
+`dot2` on pairs. Everything after that, packing, register tiles, the model of cost, sees a product of i32 with a shorter
+sum. `dot4` takes u8 times i8: of two i8, one gets 128 added, and of a zero point and that, `offset * sum(w)` is taken
+from what the sum starts with; where that does not apply, `dot2` holds both factors as they are. All of it is exact,
+modulo 2^32 as sums in i32 are. (Of weights that are constants, all but the products is computed when compiling.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from math import prod
+from typing import Final
+
+import islpy as isl
+import numpy as np
+
+from poly.affine import Affine, Constraint, Var, var
+from poly.dtypes import numpy_dtype
+from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, rewrite
+from poly.machine import Machine
+from poly.program import Access, Program, Statement, Tensor, box_domain
+from poly.scheduling.exact_sums import REUSE, Factor, factors_of, with_statements
+from poly.scheduling.groups import bare, tensors_read, tensors_written
+from poly.sets import fix_sizes, interval
+
+U8, I8, I16 = (0, 255), (-128, 127), (-(1 << 15), (1 << 15) - 1)
+_LIMITS: Final = {"i8": I8, "u8": U8, "i16": I16}
+
+
+def sums_by_dots(program: Program, machine: Machine) -> Program:
+    """The program with sums of products of small integers by the instructions that a machine has for them, where each
+    element of an operand is used often. Programs with free sizes stay as they are.
+    """
+    if not machine.dots or set(program.parameters) - program.binding.keys():
+        return program
+    work = _Work(program, machine)
+    for s in program.statements:
+        work.convert(s)
+    return with_statements(program, work.changed, work.tensors, work.before) if work.changed else program
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One factor as a dot's operand: `body` on the reads of its statement, with values in the operand's parts."""
+
+    factor: Factor
+    body: Expr
+
+    @property
+    def is_zero_at_zero(self) -> bool:
+        """Whether it is 0 where what moves is."""
+        return isinstance(self.body, Cast)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A dot and its operands. `missing`: what each adds to the sums is a number times the sum of another operand."""
+
+    name: str
+    left: _Side
+    right: _Side
+    missing: tuple[tuple[Expr, _Side], ...] = ()
+
+
+@dataclass
+class _Start:
+    """How sums start: the statement, and what makes the sums of operands that it reads."""
+
+    statement: Statement
+    sums: list[Statement] = field(default_factory=list[Statement])
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+
+
+@dataclass
+class _Work:
+    """What becomes of a program: statements by name, tensors, and what is made before the statement that needs it."""
+
+    program: Program
+    machine: Machine
+    changed: dict[str, Statement] = field(default_factory=dict[str, Statement])
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    before: dict[str, list[Statement]] = field(default_factory=dict[str, list[Statement]])
+
+    def convert(self, s: Statement) -> None:
+        """Make one statement's sum by dots, if it is one that may be."""
+        target = self.program.tensor[s.write.tensor]
+        summed = s.combiner is not None and s.combiner.symbol == "+" and s.reorder and target.dtype == "i32"
+        factors = factors_of(s, self.program) if summed and not s.write.indirect else None
+        if factors is None or target.name in {r.tensor for r in s.reads}:
+            return
+        init, ranges = self._init(s), self._ranges(s)
+        if init is None or ranges is None:
+            return
+        step = _step(s, factors, ranges, self.program)
+        if step is None or not self._used_often(s, factors, ranges):
+            return
+        for way in self._ways(s, factors):
+            start = self._start(s, init, way, ranges)
+            fits = ranges[step] % DOTS[way.name] == 0 or way.left.is_zero_at_zero or way.right.is_zero_at_zero
+            if fits and start is not None:
+                return self._make(s, init, way, step, ranges, start)
+
+    def _init(self, s: Statement) -> Statement | None:
+        """The statement that starts the sums: the only other one that writes them, before it in a nest of its own, and
+        behind all that writes the operands, which are packed before it.
+        """
+        target = s.write.tensor
+        writers = [w for w in self.program.statements if target in tensors_written(w) and w is not s]
+        if len(writers) != 1:
+            return None
+        (init,) = writers
+        alone = sum(o.path[:1] == init.path[:1] for o in self.program.statements) == 1
+        plain = init.combiner is None and init.external is None and target not in tensors_read(init)
+        operands = {r.tensor for r in s.reads}
+        early = all(
+            w.path[:1] < init.path[:1] for w in self.program.statements if not operands.isdisjoint(tensors_written(w))
+        )
+        first = init.path[:1] < s.path[:1] and init.name not in self.changed
+        return init if alone and plain and early and first else None
+
+    def _ranges(self, s: Statement) -> dict[str, int] | None:
+        """How many values each iterator has, from 0 on; None where the domain is no such box."""
+        domain = fix_sizes(s.domain, self.program.binding)
+        found = [interval(domain, k) for k in range(len(s.iterators))]
+        if not all(r is not None and r[0] == 0 for r in found):
+            return None
+        ranges = {i: r[1] + 1 for i, r in zip(s.iterators, found, strict=True) if r is not None}
+        box = box_domain(s.name, [(i, 0, n) for i, n in ranges.items()])
+        return ranges if domain.is_equal(box) else None
+
+    def _used_often(self, s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int]) -> bool:
+        """Whether packing an operand in a call is little beside the products."""
+        tensors = [self.program.tensor[s.reads[f.main].tensor] for f in factors]
+        volume = prod(ranges.values())
+        return all(t.role == "constant" or volume >= REUSE * prod(t.extents(self.program.binding)) for t in tensors)
+
+    # ---- which dot
+
+    def _ways(self, s: Statement, factors: tuple[Factor, Factor]) -> list[_Way]:
+        """The dots that may do, the best first."""
+        found: list[_Way] = []
+        if "dot4" in self.machine.dots:
+            constant = [self.program.tensor[s.reads[f.main].tensor].role == "constant" for f in factors]
+            pairs = [(factors[0], factors[1]), (factors[1], factors[0])]
+            pairs.sort(key=lambda p: not constant[factors.index(p[1])])  # sums of constants cost nothing
+            ways = [w for moving, other in pairs for w in self._fours(s, moving, other)]
+            found += sorted(ways, key=lambda w: len(w.missing))
+        if "dot2" in self.machine.dots and all(_within(_range(f.body, s, self.program), I16) for f in factors):
+            found.append(_Way("dot2", _Side(factors[0], factors[0].body), _Side(factors[1], factors[1].body)))
+        return found
+
+    def _fours(self, s: Statement, moving: Factor, other: Factor) -> list[_Way]:
+        """u8 times i8, of one factor what its read holds, shifted where that helps, of the other one the same or all:
+        (a + n)*(b + m) is a*b + n*(b + m) + m*a.
+        """
+        found: list[_Way] = []
+        for one, two in ((U8, I8), (I8, U8)):
+            first, second = self._side(s, moving, one), self._side(s, other, two)
+            if first is None or second is None:
+                continue
+            whole = _Side(other, other.body)
+            missing = [(first[1], whole)] * (first[1] is not None) + [(second[1], first[0])] * (second[1] is not None)
+            operands = (first[0], second[0]) if one is U8 else (second[0], first[0])
+            found.append(_Way("dot4", *operands, tuple((n, side) for n, side in missing if n is not None)))
+        return found
+
+    def _side(self, s: Statement, factor: Factor, limits: tuple[int, int]) -> tuple[_Side, Expr | None] | None:
+        """A factor as an operand with these values, and what has to be added to that (None: nothing)."""
+        if _within(_range(factor.body, s, self.program), limits):
+            return _Side(factor, factor.body), None
+        plain = _plain(factor)
+        core = None if plain is None else _range(plain[0], s, self.program)
+        if plain is None or core is None or core[1] - core[0] > U8[1]:
+            return None
+        body, rest = plain
+        if _within(core, limits):
+            return _Side(factor, body), rest
+        shift = limits[0] - core[0]
+        less = Const(-shift, "i32") if rest is None else apply("sub", rest, Const(shift, "i32"))
+        return _Side(factor, apply("add", body, Const(shift, "i32"))), less
+
+    # ---- what is made
+
+    def _make(
+        self, s: Statement, init: Statement, way: _Way, step: str, ranges: Mapping[str, int], start: _Start
+    ) -> None:
+        made = self.before.setdefault(init.name, [])
+        made += start.sums
+        self.tensors |= {t.name: t for t in start.tensors}
+        self.changed[init.name] = start.statement
+        reads = tuple(self._packed(s, side, way.name, step, ranges, made) for side in (way.left, way.right))
+        short = {**ranges, step: -(-ranges[step] // DOTS[way.name])}
+        domain = self._aligned(box_domain(s.name, [(i, 0, n) for i, n in short.items()]))
+        self.changed[s.name] = replace(s, domain=domain, reads=reads, body=apply(way.name, Read(0), Read(1)))
+
+    def _packed(
+        self, s: Statement, side: _Side, dot: str, step: str, ranges: Mapping[str, int], made: list[Statement]
+    ) -> Access:
+        """The read of an operand whose elements hold several steps; the statement that makes it is added. Elements that
+        the sum does not read are not touched: a tensor with gaps may end before its last one.
+        """
+        count, steps, access = DOTS[dot], ranges[step], s.reads[side.factor.main]
+        source = self.program.tensor[access.tensor]
+        axis = access.affine_index.index(var(step))
+        point = tuple(f"i{k}" for k in range(source.rank))
+        extents = list(source.extents(self.program.binding))
+        touched = [_touched(e, ranges, n) for e, n in zip(access.affine_index, extents, strict=True)]
+        extents[axis] = -(-steps // count)
+        touched[axis] = (0, extents[axis])
+        others = [k for k in reads_of(side.body) if k != side.factor.main]
+        reads: list[Access] = []
+        parts: list[Expr] = []
+        for part in range(count):
+            place = var(point[axis]) * count + part
+            index = tuple(place if k == axis else var(i) for k, i in enumerate(point))
+            inside = (Constraint(Affine((), steps - 1) - place),) if steps % count else ()
+            reads.append(Access(source.name, index, inside, Const(0) if inside else None))
+            places = {side.factor.main: part} | {k: count + n for n, k in enumerate(others)}
+            parts.append(_renumbered(side.body, places))
+        reads += [s.reads[k] for k in others]
+        name = self._free_name(f"{source.name}_{dot}")
+        label = self._free_name(f"{name}_made")
+        self.tensors[name] = Tensor(name, tuple(Affine((), e) for e in extents), "i32")
+        domain = self._aligned(box_domain(label, [(i, *ends) for i, ends in zip(point, touched, strict=True)]))
+        made.append(Statement(label, point, domain, Access(name, tuple(map(var, point))), tuple(reads), _joined(parts)))
+        fill = None if access.fill is None else Const(_filled(side.body, access.fill, source, count))
+        return replace(access, tensor=name, fill=fill)
+
+    def _start(self, s: Statement, init: Statement, way: _Way, ranges: Mapping[str, int]) -> _Start | None:
+        """The statement that starts the sums, with what a way misses; None where that has another form."""
+        found = _Start(init)
+        for number, side in way.missing:
+            more = self._summed(s, init, side, ranges, f"{s.reads[side.factor.main].tensor}_sum", found)
+            if more is None:
+                return None
+            access, times = more
+            count, reads = len(found.statement.reads), reads_of(number)
+            number = _renumbered(number, {k: count + 1 + n for n, k in enumerate(reads)})
+            product = apply("mul", Read(count), number)
+            product = product if times == 1 else apply("mul", product, Const(times, "i32"))
+            accesses = (*found.statement.reads, access, *(s.reads[k] for k in reads))
+            body = apply("add", found.statement.body, product)
+            found.statement = replace(found.statement, reads=accesses, body=body)
+        return found
+
+    def _summed(
+        self, s: Statement, init: Statement, side: _Side, ranges: Mapping[str, int], wanted: str, found: _Start
+    ) -> tuple[Access, int] | None:
+        """The read of an operand's sum where the sums start, and how often it is to be added; None where its indices
+        are not those of single axes of what is written.
+        """
+        used = reads_of(side.body)
+        accesses = tuple(s.reads[k] for k in used)
+        names = {n for a in accesses for e in (*a.affine_index, *(c.expr for c in a.guard)) for n in e.names}
+        written = {n for e in s.write.affine_index for n in e.names}
+        kept = [i for i in s.iterators if i in names and i in written]
+        inner = [i for i in s.iterators if i in names and i not in written]
+        starts = [None] if init.write.indirect else [bare(e) for e in init.write.affine_index]
+        at = {bare(e): start for e, start in zip(s.write.affine_index, starts, strict=False)}
+        if any(at.get(i) is None for i in kept) or None in starts or len({*starts}) != len(starts):
+            return None
+        name = self._free_name(wanted, found)
+        target = Access(name, tuple(var(i) for i in kept))
+        body = _renumbered(side.body, {k: n for n, k in enumerate(used)})
+        first = tuple(a.substitute({i: 0 for i in inner}) for a in accesses)
+        clear, update = (self._free_name(f"{name}{end}", found) for end in ("_init", "_update"))
+        own = [(i, 0, ranges[i]) for i in kept]
+        every = [*own, *((i, 0, ranges[i]) for i in inner)]
+        zero = apply("mul", body, Const(0, "i32"))  # reads what the sum does: of constants, both are known
+        found.sums += [
+            Statement(clear, tuple(kept), self._aligned(box_domain(clear, own)), target, first, zero),
+            Statement(
+                update, (*kept, *inner), self._aligned(box_domain(update, every)), target, accesses, body,
+                COMBINERS["+"],
+            ),
+        ]  # fmt: skip
+        found.tensors.append(Tensor(name, tuple(Affine((), ranges[i]) for i in kept), "i32"))
+        times = prod(n for i, n in ranges.items() if i not in names and i not in written)
+        return Access(name, tuple(var(str(at[i])) for i in kept)), times
+
+    def _aligned(self, domain: isl.Set) -> isl.Set:
+        return domain.align_params(self.program.context.get_space())
+
+    def _free_name(self, wanted: str, start: _Start | None = None) -> str:
+        taken = {t.name for t in self.program.tensors} | {s.name for s in self.program.statements} | self.tensors.keys()
+        taken |= {s.name for made in self.before.values() for s in made}
+        taken |= {t.name for t in (*start.tensors, *start.sums)} if start is not None else set()
+        return next(n for n in (wanted, *(f"{wanted}_{k}" for k in range(1, len(taken) + 2))) if n not in taken)
+
+
+def _step(s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int], program: Program) -> str | None:
+    """The longest loop of the sum that is an axis of both operands, and moves nothing else; None where none is."""
+    written = {n for e in s.write.affine_index for n in e.names}
+
+    def suits(i: str) -> bool:
+        for f in factors:
+            access = s.reads[f.main]
+            moved = [e for e in access.affine_index if i in e.names]
+            if moved != [var(i)] or any(i in c.expr.names for c in access.guard):
+                return False
+        return i not in written
+
+    return max((i for i in s.iterators if suits(i) and ranges[i] > 1), key=lambda i: ranges[i], default=None)
+
+
+def _touched(subscript: Affine, ranges: Mapping[str, int], extent: int) -> tuple[int, int]:
+    """The first place that a subscript takes, and the one after the last: of a guarded read those inside."""
+    low = high = subscript.constant
+    for atom, c in subscript.terms:
+        if not isinstance(atom, Var):
+            return 0, extent
+        reach = c * (ranges[atom.name] - 1)
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return max(low, 0), min(high + 1, extent)
+
+
+def _range(body: Expr, s: Statement, program: Program) -> tuple[int, int] | None:
+    """Least and greatest value of an i32 expression, padding included; None where they are not known."""
+    match body:
+        case Cast("i32", Read(position)):
+            return _LIMITS.get(program.tensor[s.reads[position].tensor].dtype)
+        case Const(int(value)) | Cast("i32", Const(int(value))):
+            return value, value
+        case Apply("add" | "sub" as name, (a, b)):
+            first, second = _range(a, s, program), _range(b, s, program)
+            if first is None or second is None:
+                return None
+            low, high = (second[0], second[1]) if name == "add" else (-second[1], -second[0])
+            return first[0] + low, first[1] + high
+        case _:
+            return None
+
+
+def _within(values: tuple[int, int] | None, limits: tuple[int, int]) -> bool:
+    return values is not None and limits[0] <= values[0] and values[1] <= limits[1]
+
+
+def _plain(factor: Factor) -> tuple[Expr, Expr | None] | None:
+    """A factor as what its moving read holds, and what is the same for all elements and is added to that."""
+    main = Cast("i32", Read(factor.main))
+    match factor.body:
+        case Cast("i32", Read(position)) if position == factor.main:
+            return main, None
+        case Apply("sub", (first, rest)) if first == main and factor.main not in reads_of(rest):
+            return main, apply("neg", rest)
+        case Apply("add", (first, rest)) if first == main and factor.main not in reads_of(rest):
+            return main, rest
+        case _:
+            return None
+
+
+def _renumbered(body: Expr, places: Mapping[int, int]) -> Expr:
+    return rewrite(body, lambda e: Read(places[e.position]) if isinstance(e, Read) else None)
+
+
+def _joined(parts: list[Expr]) -> Expr:
+    """Numbers side by side in 32 bits, the first one lowest."""
+    bits = 32 // len(parts)
+    low = Const((1 << bits) - 1, "i32")
+    placed = [apply("bit_and", p, low) if k < len(parts) - 1 else p for k, p in enumerate(parts)]
+    moved = [apply("shift_left", p, Const(k * bits, "i32")) if k else p for k, p in enumerate(placed)]
+    return reduce(lambda a, b: apply("bit_or", a, b), moved)
+
+
+def _filled(body: Expr, fill: Const, source: Tensor, count: int) -> int:
+    """What an operand holds beyond its edges."""
+    value = np.asarray(fill.value, numpy_dtype(source.dtype))
+    part = int(np.asarray(evaluate(body, [value] * (max(reads_of(body)) + 1), lambda _: 0)))
+    bits = 32 // count
+    whole = sum((part & ((1 << bits) - 1)) << (k * bits) for k in range(count))
+    return whole - (1 << 32) if whole >= 1 << 31 else whole

@@ -1,0 +1,169 @@
+"""Sums of products of small integers by dots: the same integers, modulo 2^32, with any machine's instructions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poly
+from poly.codegen.host import host_machine
+from poly.interp import run_program
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.dot_sums import sums_by_dots
+from poly.text import parse_program
+from tests.onnx_helpers import node_model, reference
+from tests.other_cpus import CPUS, DOT_CPUS, run_here
+
+NUMPY = {"u8": np.uint8, "i8": np.int8, "i16": np.int16}
+FOURS, PAIRS = DOT_CPUS["vnni"], DOT_CPUS["avx2"]
+
+
+def product(left: str, right: str, shape: tuple[int, int, int]) -> Program:
+    m, n, k = shape
+    text = "C[i,j] += i32(A[i,k])*i32(B[k,j])"
+    return poly.parse(text, A=(m, k), B=(k, n), dtypes={"A": left, "B": right})
+
+
+def dots_of(program: Program) -> list[str]:
+    text = str(program)
+    return [name for name in ("dot2", "dot4") if f" += {name}(" in text]
+
+
+def extremes(dtype: str, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    limits = np.iinfo(NUMPY[dtype])
+    if kind == "random":
+        return np.random.default_rng(len(shape)).integers(limits.min, limits.max + 1, shape).astype(NUMPY[dtype])
+    return np.full(shape, limits.min if kind == "least" else limits.max, NUMPY[dtype])
+
+
+def wanted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32)
+
+
+@pytest.mark.parametrize("depth", [64, 67])
+@pytest.mark.parametrize("right", ["u8", "i8", "i16"])
+@pytest.mark.parametrize("left", ["u8", "i8", "i16"])
+def test_products(left: str, right: str, depth: int) -> None:
+    program = product(left, right, (33, 39, depth))
+    kernel: Any = poly.compile(program)
+    for kinds in (("random", "random"), ("least", "least"), ("most", "least"), ("least", "most"), ("most", "most")):
+        a, b = extremes(left, (33, depth), kinds[0]), extremes(right, (depth, 39), kinds[1])
+        np.testing.assert_array_equal(kernel(a, b), wanted(a, b))
+    if not host_machine().dots:
+        return
+    changed = sums_by_dots(program, host_machine())
+    assert dots_of(changed)
+    np.testing.assert_array_equal(run_program(changed, {"A": a, "B": b})["C"], wanted(a, b))
+
+
+@pytest.mark.parametrize("name", DOT_CPUS)
+def test_machines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every instruction, in whole vectors and in parts of one."""
+    run_here(monkeypatch)
+    for left, right, shape in (("u8", "i8", (33, 39, 67)), ("i8", "i8", (20, 70, 32)), ("i16", "i16", (17, 18, 33))):
+        program, (m, n, k) = product(left, right, shape), shape
+        for kind in ("random", "least"):
+            a, b = extremes(left, (m, k), kind), extremes(right, (k, n), kind)
+            np.testing.assert_array_equal(poly.compile(program, DOT_CPUS[name])(a, b), wanted(a, b))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("left", "right", "machine", "dots", "sums"), [
+    ("u8", "i8", FOURS, ["dot4"], 0), ("i8", "u8", FOURS, ["dot4"], 0), ("i8", "i8", FOURS, ["dot4"], 1),
+    ("u8", "u8", FOURS, ["dot4"], 1), ("u8", "i8", PAIRS, ["dot2"], 0), ("i16", "u8", FOURS, ["dot2"], 0),
+    ("i8", "i8", CPUS["sse"], [], 0), ("i8", "i8", CPUS["arm"], [], 0),
+])  # fmt: skip
+def test_which_dot(left: str, right: str, machine: Machine, dots: list[str], sums: int) -> None:
+    changed = sums_by_dots(product(left, right, (32, 32, 32)), machine)
+    assert dots_of(changed) == dots
+    assert sum(t.name.endswith("_sum") for t in changed.tensors) == sums
+    assert dots or changed == product(left, right, (32, 32, 32))
+
+
+TEXT = """
+program sums
+input x: u8[32, 64]
+input w: i8[64, 32]
+input xz: u8[]
+input wz: i8[]
+input b: i32[32]
+output y: i32[32, 32]
+init[i, j]: y[i, j] = b[j] where 0 <= i < 32 and 0 <= j < 32
+sum[i, j, k]: y[i, j] += (i32(x[i, k]) - i32(xz[]))*(i32(w[k, j]) - i32(wz[])) \
+ where 0 <= i < 32 and 0 <= j < 32 and 0 <= k < 64
+"""
+
+
+@pytest.mark.parametrize("old_new", [
+    ("", ""), (" - i32(xz[])", ""), (" - i32(wz[])", " + 0"), (" - i32(wz[])", " - 3"), ("0 <= k < 64", "0 <= k < 61"),
+    ("x: u8", "x: i8"), ("w: i8", "w: u8"),
+])  # fmt: skip
+def test_zero_points(old_new: tuple[str, str]) -> None:
+    """Both taken off the sums, where only a call knows them."""
+    old, new = old_new
+    program = parse_program(TEXT.replace(old, new) if old else TEXT)
+    rng = np.random.default_rng(1)
+    given: dict[str, Any] = {
+        t.name: extremes(t.dtype, t.extents({}), "random") if t.dtype in NUMPY else rng.integers(-9, 9, 32).astype("i4")
+        for t in program.inputs
+    }
+    expected = run_program(program, given)["y"]
+    changed = sums_by_dots(program, FOURS)
+    assert dots_of(changed) == ["dot4"]
+    np.testing.assert_array_equal(run_program(changed, given)["y"], expected)
+    np.testing.assert_array_equal(poly.compile(program)(**given), expected)
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("+= (", "max= ("), ("0 <= k < 64", "0 <= k <= i"), ("0 <= k < 64", "1 <= k < 64"), ("x[i, k]", "x[i, 63 - k]"),
+    ("i < 32", "i < 8"), ("x: u8", "x: u32"), ("*(i32(w[k, j])", "*(i32(w[k, 31 - k % 32])"),
+])  # fmt: skip
+def test_what_stays_as_it_is(old: str, new: str) -> None:
+    assert old in TEXT
+    program = parse_program(TEXT)
+    assert sums_by_dots(program, FOURS) is not program
+    program = parse_program(TEXT.replace(old, new))
+    assert sums_by_dots(program, FOURS) is program
+
+
+def test_gaps_are_not_read() -> None:
+    """An operand whose last row ends before its pitch does: what lies there may be no memory at all."""
+    x, w = extremes("i8", (64, 100), "random")[:, :40], extremes("i8", (40, 64), "random")
+    found = poly.einsum("ik,kj->ij", x, w, dtype="i4")
+    np.testing.assert_array_equal(found, wanted(x, w))
+    program = parse_program(TEXT.replace("x: u8[32, 64]", "x: u8[40, 90]").replace("w: i8[64, 32]", "w: i8[64, 60]"))
+    changed = sums_by_dots(program, FOURS)
+    made = [s for s in changed.statements if s.name.endswith("_made")]
+    assert ["i0 <= 31" in str(s.domain) for s in made] == [True, False]
+    assert ["i1 <= 31" in str(s.domain) for s in made] == [False, True]
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i8"])
+@pytest.mark.parametrize("zero", [0, 9])
+@pytest.mark.parametrize("known", [True, False])
+def test_convolutions(dtype: str, zero: int, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padded with the zero point, of twelve channels in two groups, by instructions for four steps and for two."""
+    rng = np.random.default_rng(5)
+    weights, x = rng.integers(-128, 128, (32, 12, 3, 3)).astype(np.int8), extremes(dtype, (1, 24, 18, 18), "random")
+    inputs = [x, weights, NUMPY[dtype](zero), np.int8(0)]
+    model, arrays = node_model(
+        "ConvInteger", inputs, constant=[2, 3, *([1] if known else [])], pads=[1, 1, 1, 1], group=2
+    )
+    expected = reference(model, arrays)
+    run_here(monkeypatch)
+    for machine in (host_machine(), *DOT_CPUS.values()):
+        (found,) = poly.compile(poly.from_onnx(model), machine).run(arrays).values()
+        np.testing.assert_array_equal(found, next(iter(expected.values())))
+
+
+def test_schedules_of_the_program_itself() -> None:
+    """A kernel's schedule goes with the program that it was made of."""
+    program = product("u8", "i8", (32, 48, 64))
+    kernel = poly.compile(program)
+    again = poly.compile(program, schedule=kernel.schedule)  # type: ignore[arg-type]
+    a, b = extremes("u8", (32, 64), "random"), extremes("i8", (64, 48), "random")
+    np.testing.assert_array_equal(again(a, b), wanted(a, b))
+    assert replace(host_machine(), engines=()).dots == {}
