@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from poly.affine import Affine, var
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_terms import Term, Value, fn
 
-Row = Callable[[Notation], None]
 _N, _H, _Q, _S, _D, _M = (var(name) for name in ("n", "h", "q", "s", "d", "m"))
 
 

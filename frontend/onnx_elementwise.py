@@ -9,10 +9,9 @@ import numpy as np
 
 from poly.affine import var
 from poly.dtypes import is_float, is_integer, numpy_dtype
-from poly.frontend.onnx_notation import NoCompiledForm, Notation
+from poly.frontend.onnx_notation import NoCompiledForm, Notation, Row
 from poly.frontend.onnx_terms import FORMATS, Term, Value, fn, literal, python_scalar
 
-Row = Callable[[Notation], None]
 _MOST_DRAWN: Final = 1 << 24
 
 

@@ -11,7 +11,7 @@ same in every form of a program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -21,11 +21,10 @@ from poly.affine import Affine, var
 from poly.dtypes import is_float, is_integer, size_bytes
 from poly.expr import BITS
 from poly.frontend.onnx_elementwise import onnx_dtype
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import INTEGER_BITS, Index, Term, Value, fn, format_dtype, is_format, literal
 
-Row = Callable[[Notation], None]
 Floats = npt.NDArray[np.float64]
 _LEGACY_TYPES: Final = {
     "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "INT64": "i64", "INT32": "i32", "INT16": "i16", "INT8": "i8",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Final
 
@@ -11,11 +11,10 @@ import numpy as np
 from poly.affine import Constraint, var
 from poly.expr import Const
 from poly.frontend.onnx_elementwise import onnx_dtype
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Shape, Term, Value, fn, index_value, literal, python_scalar
 
-Row = Callable[[Notation], None]
 MOST_PLACES: Final = 1 << 22  # of an axis that is looked at place by place
 
 

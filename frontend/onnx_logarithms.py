@@ -12,10 +12,9 @@ from typing import Final
 import numpy as np
 
 from poly.dtypes import is_float
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_terms import Term, fn, literal
 
-Row = Callable[[Notation], None]
 _TINY: Final = 1e-9  # below it asinh and atanh are their argument, in f64
 _HUGE: Final = 1e18  # above it v + 1 and sqrt(v^2 + 1) are v, in f64
 

@@ -359,3 +359,6 @@ def _subscripts(index: Sequence[Index | Term], first: int) -> tuple[tuple[Affine
 
 def _half_space(name: str, iterators: Sequence[str], constraint: Constraint) -> isl.Set:
     return isl.Set(f"{{ {name}[{', '.join(iterators)}] : {constraint.isl_text} }}")
+
+
+Row = Callable[[Notation], None]  # of the operator table: writes the statements of one node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -22,9 +22,7 @@ from poly.frontend import (
     onnx_spectral,
     onnx_windows,
 )
-from poly.frontend.onnx_notation import Notation
-
-Row = Callable[[Notation], None]
+from poly.frontend.onnx_notation import Row
 
 OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
     onnx_elementwise.ROWS

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from poly.affine import var
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_reductions import product
 from poly.frontend.onnx_terms import Index, Term, Value, fn, python_scalar
 from poly.frontend.onnx_windows import ConvNest, conv_nest
-
-Row = Callable[[Notation], None]
 
 
 def conv_integer(b: Notation) -> None:

@@ -16,10 +16,9 @@ from typing import Final
 from poly.affine import Affine, var
 from poly.dtypes import is_float
 from poly.frontend.onnx_logarithms import softplus
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
 
-Row = Callable[[Notation], None]
 Activation = Callable[[Term], Term]
 _S, _B, _H, _G, _J, _K = (var(name) for name in ("s", "b", "h", "g", "j", "k"))
 _SIDE_BY_SIDE: Final = 32  # gates that lie together: what a step reads of R is contiguous

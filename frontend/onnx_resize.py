@@ -15,11 +15,10 @@ import numpy.typing as npt
 from poly.affine import Affine, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.frontend.onnx_indexing import MOST_PLACES
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Index, Term, Value, fn
 
-Row = Callable[[Notation], None]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

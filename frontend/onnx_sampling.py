@@ -11,7 +11,7 @@ zeros lie outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -20,12 +20,11 @@ import numpy as np
 
 from poly.affine import Affine, var
 from poly.dtypes import is_float
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import positions, reshape_indices
 from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
 from poly.frontend.onnx_windows import spatial_names, windows
 
-Row = Callable[[Notation], None]
 _TAPS: Final = {"nearest": 1, "linear": 2, "cubic": 4}
 _FAR: Final = 1e9
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Final
 
@@ -11,13 +11,12 @@ import numpy as np
 from poly.affine import Affine, var
 from poly.dtypes import is_float
 from poly.frontend.onnx_indexing import wrapped_indices
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_reductions import softmax_axes
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
 from poly.frontend.onnx_top_k import top_k
 
-Row = Callable[[Notation], None]
 _BEYOND: Final = {"i32": 2**31 - 1, "i64": 2**62}
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from poly.affine import Affine, var
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_terms import Shape, Value
-
-Row = Callable[[Notation], None]
 
 
 def positions(shape: Sequence[int]) -> tuple[dict[str, int], list[Affine]]:

@@ -5,7 +5,6 @@ A transform is a product with a matrix made while importing: n^2 products of a s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import permutations
 from typing import Final
 
@@ -14,11 +13,10 @@ import numpy.typing as npt
 
 from poly.affine import var
 from poly.dtypes import is_float, numpy_dtype
-from poly.frontend.onnx_notation import NoCompiledForm, Notation
+from poly.frontend.onnx_notation import NoCompiledForm, Notation, Row
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Index, Term, Value
 
-Row = Callable[[Notation], None]
 Floats = npt.NDArray[np.float64]
 _MAX_MATRIX: Final = 1 << 24
 

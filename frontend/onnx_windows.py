@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
@@ -14,10 +14,9 @@ import numpy.typing as npt
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.expr import COMBINERS
-from poly.frontend.onnx_notation import Notation
+from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_terms import Index, Shape, Value, fn, index_value, literal
 
-Row = Callable[[Notation], None]
 _MOST_COUNTS: Final = 1 << 22
 _MOST_PHASES: Final = 32  # convolutions that one transposed convolution becomes
 _SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
