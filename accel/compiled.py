@@ -16,7 +16,7 @@ from poly.accel.timing import Report, simulate
 from poly.accel.verify import require_verified
 from poly.arguments import in_order, named_sizes
 from poly.document import counted
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.errors import RunError
 from poly.locks import cached_property
 from poly.loops import LoopTree
@@ -25,8 +25,6 @@ from poly.program import Program, Tensor
 from poly.scheduling.accelerate import schedule_for_accelerator
 from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
-
-Array = npt.NDArray[np.generic]
 
 
 class StreamKernel:

@@ -13,11 +13,10 @@ import numpy.typing as npt
 from poly.accel.footprint import Ints, grid, holds, injective
 from poly.accel.isa import Convert, Imm, Index, Linear, Load, Micro, Op, Region, Vec
 from poly.affine import Affine
-from poly.dtypes import converted, numpy_dtype
+from poly.dtypes import Array, converted, numpy_dtype
 from poly.errors import RunError, ShapeError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of
 
-Array = npt.NDArray[np.generic]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 CHUNK: Final = 1 << 22

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Final, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from poly.codegen.call import Expected
 from poly.dlpack import Exporter, from_dlpack
 from poly.document import counted
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.interp_arrays import pack, solved_extent
 from poly.pointers import LARGE, aligned_zeros, fresh_empty, fresh_zeros
@@ -20,7 +19,6 @@ from poly.program import Program, Tensor
 from poly.relations import access_map, bound_domain, box
 from poly.sets import fix_sizes
 
-Array = npt.NDArray[np.generic]
 Shapes = Mapping[str, tuple[int, ...]]
 _KINDS: Final = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}  # what converts only upwards
 

@@ -16,15 +16,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from poly.codegen import call_ir as ir
 from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object, link
 from poly.codegen.layout import ALIGNED, PLAIN, WRITABLE, facts_hold, numpy_functions
+from poly.dtypes import Array
 from poly.pointers import address
 
-Array = npt.NDArray[np.generic]
 Dtype = np.dtype[np.generic]
 _EXPORTS: Final = ("polyloom.facts", "polyloom.enter", "polyloom.call", "polyloom.dispatch")
 _HAS_VECTORCALL: Final = 1 << 11

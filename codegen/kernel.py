@@ -29,6 +29,7 @@ from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.work import Boxes, boxes_of, instances, work_of
+from poly.dtypes import Array
 from poly.errors import ArgumentTypeError, IndexRangeError, RunError
 from poly.interp import run_program
 from poly.interp_arrays import check_context, extents, lacks_elements, pack, unpack
@@ -39,7 +40,6 @@ from poly.pointers import address
 from poly.program import Program, Tensor
 from poly.scheduling.schedule import Schedule
 
-Array = npt.NDArray[np.generic]
 BRIEF: Final = 1 << 14  # operations of a call that is over before another Python thread could use the time
 NATIVE_RECORDS: Final = 8  # shapes of a kernel with free sizes whose calls are native
 MAX_RECORDS: Final = 64

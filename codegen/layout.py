@@ -10,11 +10,10 @@ from functools import cache
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from poly.codegen import call_ir as ir
+from poly.dtypes import Array
 
-Array = npt.NDArray[np.generic]
 PLAIN: Final = 0x1 | 0x100  # numpy's flags: C-contiguous, aligned
 ALIGNED: Final = 0x100
 WRITABLE: Final = 0x400

@@ -32,10 +32,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 import islpy as isl
-import numpy as np
-import numpy.typing as npt
 
-from poly.dtypes import is_integer
+from poly.dtypes import Array, is_integer
 from poly.errors import PolyError, ShapeError
 from poly.expr import COMBINERS, Apply, Cast, Const, Expr, Read, walk
 from poly.frontend.nest_body import Draft, Local, Reader
@@ -65,7 +63,6 @@ else:
 
 __all__ = ["Array", "Nest", "bf16", "boolean", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "nest", "u8"]
 
-Array = npt.NDArray[np.generic]
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 _BUDGET = 2_000_000

@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from poly.dtypes import Array
 from poly.errors import RunError
 from poly.frontend.onnx_reference import captured_names
 
 if TYPE_CHECKING:
     import onnx
 
-Array = npt.NDArray[np.generic]
 Body = Callable[[Mapping[str, object]], Mapping[str, object]]
 CONTROL: Final = ("If", "Loop", "Scan")
 

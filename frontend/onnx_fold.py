@@ -8,10 +8,9 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from poly.affine import Affine
-from poly.dtypes import dtype_name, numpy_dtype
+from poly.dtypes import Array, dtype_name, numpy_dtype
 from poly.errors import OnnxError, PolyError
 from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm, Notation
 from poly.frontend.onnx_reductions import affine_of_statistics
@@ -23,7 +22,6 @@ from poly.program import Tensor
 if TYPE_CHECKING:
     import onnx
 
-Array = npt.NDArray[np.generic]
 
 _RANDOM: Final = frozenset(
     "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Multinomial Bernoulli".split()

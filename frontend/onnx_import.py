@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from poly.affine import Affine
 from poly.arguments import checks_kinds, shown
-from poly.dtypes import dtype_name, numpy_dtype
+from poly.dtypes import Array, dtype_name, numpy_dtype
 from poly.errors import OnnxError, PolyError
 from poly.expr import Const
 from poly.frontend.onnx_control import CONTROL
@@ -45,7 +44,6 @@ from poly.program import Access, Statement, Tensor, box_domain
 if TYPE_CHECKING:
     import onnx
 
-Array = npt.NDArray[np.generic]
 MOST_ELEMENTS: Final = 2**36
 _CHECKER: Final = "onnx.checker.check_model(path, full_check=True) may say more"
 Ends = Sequence[int]  # the least and the greatest; looked at by `_checked_ranges`, which says more

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from poly.arguments import shown
+from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm
@@ -20,7 +20,6 @@ from poly.frontend.onnx_terms import Shape, Value
 if TYPE_CHECKING:
     import onnx
 
-Array = npt.NDArray[np.generic]
 _MAX_SHAPE_DATA = 4096
 _STRING = 8
 

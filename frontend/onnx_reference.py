@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from poly.dtypes import Array
 from poly.errors import RunError
 from poly.program import External
 
 if TYPE_CHECKING:
     import onnx
 
-Array = npt.NDArray[np.generic]
 _OPSET: Final = "polyloom.opset"
 
 

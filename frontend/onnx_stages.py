@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.errors import OnnxError, PolyError, RunError
 from poly.frontend.onnx_control import body_model
 from poly.frontend.onnx_import import Importer, Interrupted
@@ -27,7 +26,6 @@ from poly.graph import Graph
 if TYPE_CHECKING:
     import onnx
 
-Array = npt.NDArray[np.generic]
 # An input larger than this is never specialised on its content.
 _MAX_DECIDING: Final = {"i": 4096, "u": 4096, "b": 4096, "f": 64, "V": 64}
 

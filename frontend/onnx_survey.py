@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
+from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.frontend.onnx_control import CONTROL
 from poly.frontend.onnx_import import Fate, Importer, Interrupted
@@ -19,7 +17,6 @@ from poly.graph import Graph
 if TYPE_CHECKING:
     import onnx
 
-Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)

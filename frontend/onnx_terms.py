@@ -10,14 +10,12 @@ from math import prod
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from poly.affine import Affine, FloorDiv, Mod, Var
-from poly.dtypes import DTYPES, dtype_name, is_float
+from poly.dtypes import DTYPES, Array, dtype_name, is_float
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, rewrite
 from poly.program import Access, ReadIndex
 
-Array = npt.NDArray[np.generic]
 Index = Affine | int
 Shape = tuple[int, ...]
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from poly.dtypes import dtype_name, is_float
+from poly.dtypes import Array, dtype_name, is_float
 
 if TYPE_CHECKING:
     import onnx
 
-Array = npt.NDArray[np.generic]
 _COERCED: Final = ("Softmax", "LogSoftmax", "Hardmax")  # before opset 13 they flatten their input to a matrix first
 
 

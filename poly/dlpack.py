@@ -6,9 +6,8 @@ import ctypes
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.generic]
+from poly.dtypes import Array
 
 
 class Exporter(Protocol):

@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from poly.errors import PolyError
 
+Array = npt.NDArray[np.generic]
+
 _NUMPY: Final[dict[str, str]] = {
     "f64": "float64", "f32": "float32", "f16": "float16",
     "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",

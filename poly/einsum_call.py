@@ -29,6 +29,7 @@ import numpy.typing as npt
 from poly.arguments import shown
 from poly.codegen.call import NATIVE, NativeCall, Record, attach
 from poly.dlpack import Exporter, from_dlpack
+from poly.dtypes import Array
 from poly.einsum_plan import Compiled, Plan, Viewed, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError, RunError
@@ -37,7 +38,6 @@ from poly.settings import MOST_THREADS, check_threads
 
 MOST_SPECS: Final = 4096  # strings, and signatures of one, whose calls are native
 MOST_RECORDS: Final = 32
-Array = npt.NDArray[np.generic]
 Optimize: TypeAlias = bool | str | Sequence[object]
 Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 Order = Literal["C", "F", "A", "K"]

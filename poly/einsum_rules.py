@@ -11,14 +11,13 @@ from math import prod
 from typing import Final, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from poly.dtypes import Array
 from poly.errors import ArgumentTypeError, PathError, ShapeError
 from poly.frontend.contraction import Steps
 from poly.frontend.einsum import Equation, choose_steps
 from poly.frontend.strides import strides_like
 
-Array = npt.NDArray[np.generic]
 Dtype = np.dtype[np.generic]
 
 _SMALL: Final = 4096  # products that numpy itself makes to tell the layout of their result

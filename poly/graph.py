@@ -11,15 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import islpy as isl
 import numpy as np
-import numpy.typing as npt
 
 from poly.document import counted
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.locks import cached_property
 from poly.program import Program, Statement, Tensor
 from poly.sets import PARAM, SET, interval, parameter_names
-
-Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True)

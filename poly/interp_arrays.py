@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine, Var
-from poly.dtypes import dtype_name, is_float, numpy_dtype
+from poly.dtypes import Array, dtype_name, is_float, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.program import External, Program, Tensor
 from poly.sets import fix_sizes
 from poly.text_sets import print_condition
 
-Array = npt.NDArray[np.generic]
 RunExternal = Callable[[External, Mapping[str, Array]], Mapping[str, Array]]
 
 POISON_BYTE: Final = 0xA5

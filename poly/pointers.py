@@ -8,9 +8,8 @@ from math import prod
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.generic]
+from poly.dtypes import Array
 
 LARGE: Final = 1 << 20  # bytes from which on an array's start is chosen; numpy's own is 16 bytes after a line
 _FIELD: Final = object.__basicsize__  # numpy's ABI: the data pointer is the first field after the object's head
