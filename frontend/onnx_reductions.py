@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine, var
-from poly.dtypes import is_float, numpy_dtype
+from poly.dtypes import Array, is_float, numpy_dtype
 from poly.frontend.contraction import EXACT_ENOUGH, walk_steps
 from poly.frontend.einsum import choose_steps
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import given_axes, positions
-from poly.frontend.onnx_terms import Array, Index, Shape, Term, Value, fn
+from poly.frontend.onnx_terms import Index, Shape, Term, Value, fn
 
 _Factor = tuple[Term, tuple[str, ...]]  # what is multiplied, and its indices
 FloatArray = npt.NDArray[np.float64]

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine, Atom, Constraint, FloorDiv, Mod, Var, var
+from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.expr import Apply, Cast, Const, Expr, IndexValue, rewrite
-from poly.graph import Array, Graph, Node, SizedGraph
+from poly.graph import Graph, Node, SizedGraph
 from poly.program import Access, ReadIndex, Statement, Tensor
 from poly.sets import SET
 

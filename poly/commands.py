@@ -12,11 +12,11 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 import numpy.typing as npt
 
-from poly.checking import Array, Difference, compare, onnx_reference
+from poly.checking import Difference, compare, onnx_reference
 from poly.compiler import compile, machine_of
 from poly.console import busy, print_facts, print_table, steps
 from poly.document import bytes_text, count_text, seconds_text
-from poly.dtypes import dtype_name, is_float
+from poly.dtypes import Array, dtype_name, is_float
 from poly.engine import Engine
 from poly.errors import FallbackWarning, RunError
 from poly.graph import Graph

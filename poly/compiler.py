@@ -20,11 +20,11 @@ import numpy as np
 
 from poly.arguments import checks_kinds, shown
 from poly.console import interactive, steps
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine, Unit
 from poly.engine_build import build_engine
 from poly.errors import MachineError, PolyError, ScheduleError
-from poly.graph import Array, Graph, SizedGraph
+from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poly.checking import Array, Difference, compare, onnx_reference
+from poly.checking import Difference, compare, onnx_reference
 from poly.commands import engine_cycles
 from poly.compiler import compile, machine_of
 from poly.console import busy, print_table, steps
 from poly.document import bytes_text, count_text, counted, ratio_text, seconds_text
+from poly.dtypes import Array
 from poly.engine import Engine
 from poly.explainer import GroupFacts, explain_engine
 from poly.frontend.einsum import einsum_program

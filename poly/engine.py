@@ -16,11 +16,11 @@ import numpy as np
 
 from poly.arguments import RunByName
 from poly.document import counted
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
 from poly.engine_errors import named_as_in_file
 from poly.errors import IndexRangeError
-from poly.graph import Array, Graph
+from poly.graph import Graph
 from poly.interp import run_program
 from poly.locks import Lock, cached_property
 from poly.machine import Machine

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from poly.dtypes import Array
 from poly.errors import RunError
-from poly.graph import Array
 from poly.pointers import address
 
 ALIGN = 64  # bytes

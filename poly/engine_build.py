@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from poly.disk_cache import cache_entry, write_entry
+from poly.dtypes import Array
 from poly.engine import Engine, Step, Unit
 from poly.engine_arrays import aligned_bytes
 from poly.errors import CapacityError, UnsupportedError
-from poly.graph import Array, Graph
+from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.prepared import package_hash, pickled, read_pickle

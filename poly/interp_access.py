@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine, IntValue, Var
-from poly.dtypes import is_float, is_integer
+from poly.dtypes import Array, is_float, is_integer
 from poly.errors import RunError
 from poly.expr import Combiner, Expr, evaluate, reads_of
-from poly.interp_arrays import Array
 from poly.interp_points import Points
 from poly.program import Access, ReadIndex, Statement
 

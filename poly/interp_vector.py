@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine, var
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.interp_access import (
     UFUNCS,
     Index,
@@ -33,7 +33,7 @@ from poly.interp_access import (
     scatter,
     subscripts,
 )
-from poly.interp_arrays import Array, RunExternal, run_external
+from poly.interp_arrays import RunExternal, run_external
 from poly.interp_contract import axes_of, contract, factors_of, is_contraction, volume
 from poly.interp_points import Points, points_of
 from poly.program import Access, PathStep, Program, ReadIndex, Statement

@@ -17,13 +17,14 @@ import numpy as np
 
 from poly.arguments import RunByName
 from poly.document import counted
+from poly.dtypes import Array
 from poly.engine import Engine
 from poly.engine_arrays import require_mapping
 from poly.errors import FallbackWarning, RunError, warn_caller
 from poly.frontend.onnx_control import body_name, run_control
 from poly.frontend.onnx_reference import evaluate_node
 from poly.frontend.onnx_stages import Stage, StagedModel
-from poly.graph import Array, Graph
+from poly.graph import Graph
 from poly.locks import Lock
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import cast
 
 import numpy as np
 
+from poly.dtypes import Array
 from poly.einsum_call import Casting, Order, as_array
 from poly.einsum_call import einsum as _einsum
-from poly.einsum_rules import Array
 from poly.errors import ArgumentError
 
 Axes = int | Sequence[int] | tuple[Sequence[int] | int, Sequence[int] | int]

@@ -22,12 +22,12 @@ import numpy as np
 from poly.affine import var
 from poly.arguments import RunByName, shown
 from poly.document import counted
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine
 from poly.engine_arrays import ALIGN, ExpectedInput, aligned_bytes, inputs_of, targets_of
 from poly.engine_errors import named_as_in_file
 from poly.errors import CapacityError, IndexRangeError, RunError, UnsupportedError
-from poly.graph import Array, Graph, SizedGraph
+from poly.graph import Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
 from poly.locks import Lock, cached_property
 from poly.machine import Machine

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poly.affine import Affine
-from poly.checking import Array
 from poly.console import busy
 from poly.document import counted
-from poly.dtypes import dtype_name, is_float, numpy_dtype
+from poly.dtypes import Array, dtype_name, is_float, numpy_dtype
 from poly.errors import OnnxError, ParseError, PolyError, ShapeError
 from poly.graph import Graph
 from poly.program import Program, Tensor

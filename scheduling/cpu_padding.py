@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from poly.graph import Array
+from poly.dtypes import Array
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu import POLICIES

@@ -17,9 +17,8 @@ from typing import Final
 import numpy as np
 
 from poly.affine import Affine, Var, var
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.expr import Apply, Cast, Const, Expr, Read, evaluate, reads_of, rewrite
-from poly.graph import Array
 from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.groups import tensors_read, tensors_written
 from poly.sets import fix_sizes, interval

@@ -19,7 +19,7 @@ import numpy as np
 
 from poly.affine import Affine, Constraint
 from poly.coefficients import conditions_of, set_of
-from poly.graph import Array
+from poly.dtypes import Array
 from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, box_bounds, intervals_of
 from poly.scheduling.contraction import product_of

@@ -20,10 +20,9 @@ import numpy as np
 from poly.accel.compiled import compile_stream
 from poly.accel.profile import profile
 from poly.compiler import compile_program, machine_of
-from poly.dtypes import numpy_dtype
+from poly.dtypes import Array, numpy_dtype
 from poly.errors import PolyError
 from poly.frontend.notation import parse
-from poly.graph import Array
 from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.program import Program, ReadIndex

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from poly.accel.compiled import compile_stream
 from poly.accel.profile import profile
 from poly.compiler import compile_program, machine_of
+from poly.dtypes import Array
 from poly.errors import CapacityError, UnsupportedError
-from poly.graph import Array
 from poly.interp import run_program
 from poly.interp_arrays import is_poison
 from poly.interp_loops import run_loops
