@@ -16,6 +16,7 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.locks import cached_property
 from poly.program import Access, Statement
+from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_cost import Core, Operand, core_of, next_stays
 from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents, step_of
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced, ends_apart, square_side
@@ -40,10 +41,6 @@ class Way:
     lanes_inside: bool
     reused: bool = False
     lanes_outside: bool = False
-
-
-def _written(s: Statement) -> set[str]:
-    return {n for i in s.write.index if isinstance(i, Affine) for n in i.names}
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class Ways:
     @cached_property
     def deep(self) -> str:
         """The reduction loop that may be cut in blocks: the longest."""
-        found = [n for n in self.ranges if n not in _written(self.update)]
+        found = [n for n in self.ranges if n not in names_of(self.update.write)]
         return max(found, key=lambda n: self.ranges[n], default="")
 
     @cached_property
@@ -215,7 +212,8 @@ class Ways:
         """The axis of an operand that is contiguous in memory and long enough for squares in registers."""
         axis = len(self.operands[k].axes) - 1
         names = self.operands[k].axes[axis]
-        if len(names) == 1 and all(c == 1 and square_side(self.ranges.get(n, 0), self.vector) for n, c in names.items()):
+        side = (c == 1 and square_side(self.ranges.get(n, 0), self.vector) for n, c in names.items())
+        if len(names) == 1 and all(side):
             return axis
         return None
 

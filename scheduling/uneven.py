@@ -17,12 +17,12 @@ from typing import NamedTuple
 import islpy as isl
 import numpy as np
 
-from poly.affine import Affine, Constraint
+from poly.affine import Constraint
 from poly.coefficients import conditions_of, set_of
 from poly.dtypes import Array
 from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, box_bounds, intervals_of
-from poly.scheduling.contraction import product_of
+from poly.scheduling.contraction import names_of, product_of
 from poly.sets import SET
 
 MOST_SHORTER = 0.5  # of a loop's iterations, those whose reduction is not whole
@@ -145,7 +145,7 @@ def _that_meet_data(program: Program, s: Statement, finite: Collection[str]) -> 
         return s
     read, left = s.reads[factors[0]], dict(box)
     for c in (c for c in read.guard if c.expr.is_linear and not c.equality):
-        for r in c.expr.names - _written(s):
+        for r in c.expr.names - names_of(s.write):
             most = c.expr.constant + sum(max(_values(c, n, box)) for n in c.expr.names - {r})
             step, (low, high) = c.expr.coefficient(r), left[r]
             left[r] = (max(low, -(most // step)), high) if step > 0 else (low, min(high, most // -step))
@@ -189,7 +189,7 @@ def _without_padding(program: Program, s: Statement, finite: Collection[str], pl
     reads[position] = replace(read, guard=kept, fill=read.fill if kept else None)
     outside = set_of(left_out, s.iterators, program.parameters, s.name)
     shorter = replace(s, domain=s.domain.intersect(outside).coalesce(), reads=tuple(reads))
-    axes = [i for i in s.iterators if i in _written(s)]
+    axes = [i for i in s.iterators if i in names_of(s.write)]
     return shorter if uneven_axes(program, shorter, axes) else s
 
 
@@ -207,7 +207,7 @@ def _padded_factors(program: Program, s: Statement) -> tuple[int, int] | None:
         if program.tensor[factor.tensor].role != "constant" or program.tensor[read.tensor].layout is not None:
             continue
         names = {n for i in read.affine_index for n in i.names}
-        if {n for i in factor.affine_index for n in i.names} & _written(s) - names:
+        if names_of(factor) & names_of(s.write) - names:
             return position, other
     return None
 
@@ -216,7 +216,7 @@ def _left_out(s: Statement, read: Access, planes: bool, box: Mapping[str, tuple[
     """The guards about one parallel loop and one of the reduction each, but for those on the last axis with some where
     a window is long.
     """
-    written, fast = _written(s), read.affine_index[-1].names
+    written, fast = names_of(s.write), read.affine_index[-1].names
     if not planes and (fast & written or not fast or fast & {n for c in read.guard for n in c.expr.names}):
         return []
     place = {n: d for d, i in enumerate(read.affine_index) for n in i.names if n in written}
@@ -225,7 +225,3 @@ def _left_out(s: Statement, read: Access, planes: bool, box: Mapping[str, tuple[
     last = max((place.get(n, -1) for c in windows for n in c.expr.names & written), default=-1)
     ends = last if any(extents[n] > LONGEST for c in windows for n in c.expr.names - written) else last + 1
     return [c for c in windows if all(-1 < place.get(n, -1) < ends for n in c.expr.names & written)]
-
-
-def _written(s: Statement) -> set[str]:
-    return {n for i in s.write.index if isinstance(i, Affine) for n in i.names}
