@@ -19,6 +19,7 @@ from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
+from poly.scheduling.cpu_across import across_of, schedule_across
 from poly.scheduling.cpu_beside import beside_of, schedule_beside
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_chain import keep_values, parts_of
@@ -139,6 +140,7 @@ POLICIES: Final = (
     Policy(beside_of, schedule_beside),
     Policy(permutation_of, schedule_permutation),
     Policy(runs_of, schedule_runs),
+    Policy(across_of, schedule_across),
     Policy(reduction_of, schedule_reduction),
     Policy(contraction_of, schedule_contraction),
     Policy(tiles_of, schedule_tiles),
@@ -158,8 +160,9 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     but along loops that a register tile of a contraction would not see; it slides beside lanes that are turned to be
     contiguous, where rows are too narrow for vectors, along the lanes, or beside them.
     Permutations and runs are assignments: first where squares are turned in registers, then where another order of the
-    loops is enough. Of the reductions, those that use nothing twice are bound by memory and walk it in order;
-    contractions use operands again and are blocked. Tiles of lanes or of independent sums suit every group with a box.
+    loops is enough. Of the reductions, those that use nothing twice are bound by memory and walk it in order, unless
+    their rows are too short for lanes; contractions use operands again and are blocked. Tiles of lanes or of
+    independent sums suit every group with a box.
     Raises `ScheduleError` where none fits.
     """
     if group.parts:
@@ -177,6 +180,10 @@ def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads:
         blocks = Policy(stages_of, schedule_stages).apply(schedule, group, machine, threads)
         if blocks is not None:
             return _shared(schedule, blocks, group, machine, threads, len(group.box or ()))
+    else:
+        across = Policy(across_of, schedule_across).apply(schedule, group, machine, threads)
+        if across is not None:
+            return _shared(schedule, across, group, machine, threads, len(group.box or ()))
     rows = row_plan(schedule.program, group, machine) if not group.block else None
     if rows is None:
         for part in group.parts:

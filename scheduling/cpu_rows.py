@@ -92,7 +92,7 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
         extents[s.name] = tuple(known[i] for i in inner[s.name])
     moving = [s for s in group.statements if inner[s.name]]
     widest = widest_element(program, moving or group.statements)
-    passes = _passes(group, inner, extents)
+    passes = passes_of(group, inner, extents)
     if not any(p.extents for p in passes):
         return None
     vector = machine.lanes(widest)
@@ -193,7 +193,7 @@ def _lanes(program: Program, s: Statement, extents: Mapping[str, int]) -> str | 
     return max(suited)[1] if suited else None
 
 
-def _passes(
+def passes_of(
     group: Group, inner: Mapping[str, tuple[str, ...]], extents: Mapping[str, tuple[int, ...]]
 ) -> list[Pass]:
     """Every statement in the first pass over its loops that comes after what it reads, or makes it in place."""
