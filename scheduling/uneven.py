@@ -206,8 +206,7 @@ def _padded_factors(program: Program, s: Statement) -> tuple[int, int] | None:
             continue
         if program.tensor[factor.tensor].role != "constant" or program.tensor[read.tensor].layout is not None:
             continue
-        names = {n for i in read.affine_index for n in i.names}
-        if names_of(factor) & names_of(s.write) - names:
+        if names_of(factor) & names_of(s.write) - names_of(read):
             return position, other
     return None
 
