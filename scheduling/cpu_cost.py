@@ -216,9 +216,10 @@ def _reach(axis: Mapping[str, int], extent: int, sizes: Mapping[str, Numbers]) -
 
 
 def crowding(stride: int, line: int = LINE) -> float:
-    """Of `SETS` sets, how many a walk with a stride leaves out: all where every step meets the same one."""
-    step = max(1, stride // line)
-    return float(min(SETS, step & -step))
+    """Of `SETS` sets, how many a walk with a stride leaves out: all where every step meets the same one, none where
+    steps are no whole lines, so that they drift.
+    """
+    return float(min(SETS, max(1, (stride & -stride) // line)))
 
 
 def lines_kept(core: Core, stride: int) -> float:

@@ -352,6 +352,27 @@ def test_what_a_model_takes_from_a_description() -> None:
     assert operand.lines(wide, pieces).near > operand.lines(narrow, pieces).near
 
 
+def test_steps_of_less_than_whole_lines_meet_all_sets() -> None:
+    """A row of 196 elements is twelve lines and a quarter: rows drift through all sets, those of 192 do not."""
+    assert lines_kept(CORE, 4 * 196) == 512 and lines_kept(CORE, 4 * 192) == 128
+
+
+@pytest.mark.parametrize(("rows", "dearer"), [(256, False), (4096, True)])
+def test_what_comes_from_memory_costs_less_in_the_order_of_memory(rows: int, dearer: bool) -> None:
+    """Tiles of a result go along its rows, or down its columns: from there every piece of a tile is a new start."""
+    caches = {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}
+    core = core_of(machine_of_features("x", ("avx", "avx2"), "x86_64-unknown-linux-gnu", caches, 1, 4000), 4)
+    target = Operand("C", ({"i": 1}, {"j": 1}), (rows, 2048), (4 * 2048, 4), 4, write=True)
+    across = Loop("j", np.full((), 2048.0), np.full((), 64.0))
+    down = Loop("i", np.full((), 32.0), np.full((), 8.0))
+    blocks = Loop("i", np.full((), float(rows)), np.full((), 32.0))
+    along, over = (
+        float(cycles_of_memory(core, [target], [Nest((blocks, *tiles), {}, 1)], {"i": rows, "j": 2048})[0].far[0])
+        for tiles in ((down, across), (across, down))
+    )
+    assert (over > 1.1 * along) == dearer and along <= over
+
+
 @pytest.mark.parametrize("features", [("avx", "avx2"), ("avx", "avx2", "avx512f", "avx512vl")])
 def test_vectors_of_callers_arrays_lie_in_two_lines(features: tuple[str, ...]) -> None:
     """A packed vector is one load; of an array that starts anywhere, as many more as a vector is of a line."""
