@@ -35,10 +35,10 @@ class _Joins:
 
 
 def join_axes(program: Program) -> Program:
-    """The program of one contraction, and of what is element by element, with as few axes as possible; one of
-    assignments alone with fewer where rows are no whole lines, and short, or turned and whole lines when joined.
+    """The program with as few axes as possible where it has a reduction; one of assignments alone with fewer where rows
+    are no whole lines, and short, or turned and whole lines when joined.
     """
-    literal = with_sizes(program) if _is_contraction(program) else None
+    literal = with_sizes(program) if _is_plain(program) else None
     if literal is None:
         return program
     joined = axes_apart(literal) if any(s.combiner is not None for s in literal.statements) else literal
@@ -47,14 +47,12 @@ def join_axes(program: Program) -> Program:
     return program if joined is literal else joined
 
 
-def _is_contraction(program: Program) -> bool:
-    """Whether one reduction has several operands, or there is none."""
-    updates = [s for s in program.statements if s.combiner is not None]
+def _is_plain(program: Program) -> bool:
+    """Whether arrays lie row by row, and the loops of every statement are its own, in the order of its iterators."""
     plain = all(t.layout is None and not t.scope for t in program.tensors)
-    ordered = all(
+    return plain and all(
         s.external is None and s.path == default_path(k, s.iterators) for k, s in enumerate(program.statements)
     )
-    return plain and ordered and (not updates or (len(updates) == 1 and len(updates[0].reads) > 1))
 
 
 def with_sizes(program: Program) -> Program | None:

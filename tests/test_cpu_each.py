@@ -17,7 +17,7 @@ CPU = machine_of("cpu")
 CASES: dict[str, tuple[str, dict[str, tuple[int | str, ...]], str, int]] = {
     "product": ("C[b,s,k] += A[b,s,j]*B[j,k]", {"A": ("M", "N", 24), "B": (24, 32)}, "f32", 2),
     "an extent with a rest": ("C[b,k] += A[b,j]*B[j,k]", {"A": ("M", 7), "B": (7, 27)}, "f32", 2),
-    "less than a vector": ("C[b,k] += A[b,j]*B[j,k]", {"A": ("M", 7), "B": (7, 3)}, "f32", 0),
+    "less than a vector": ("C[b,k] += A[b,j]*B[j,k]", {"A": ("M", 7), "B": (7, 3)}, "f32", 2),
     "chain": ("C[b,k] += A[b,j]*B[j,k]; D[b,k] = max(C[b,k] + c[k], 0)", {"A": ("M", 9), "B": (9, 16), "c": (16,)},
               "f32", 3),
     "doubles": ("C[b,k] += A[b,j]*B[j,k]", {"A": ("M", 9), "B": (9, 16)}, "f64", 2),
