@@ -50,10 +50,12 @@ class _Side:
     factor: Factor
     body: Expr
 
-    @property
-    def is_zero_at_zero(self) -> bool:
-        """Whether it is 0 where what moves is."""
-        return isinstance(self.body, Cast)
+    def ends_in_zeros(self, s: Statement) -> bool:
+        """Whether parts of an element beyond the last step are 0: where what moves is 0, so is this, and padding, which
+        fills all parts, is nothing else.
+        """
+        fill = s.reads[self.factor.main].fill
+        return isinstance(self.body, Cast) and (fill is None or fill.value == 0)
 
 
 @dataclass(frozen=True)
@@ -92,45 +94,17 @@ class _Work:
         factors = factors_of(s, self.program) if summed and not s.write.indirect else None
         if factors is None or target.name in {r.tensor for r in s.reads}:
             return
-        init, ranges = self._init(s), self._ranges(s)
-        if init is None or ranges is None:
+        init, ranges = start_of(self.program, s), ranges_of(self.program, s)
+        if init is None or ranges is None or init.name in self.changed:
             return
         step = _step(s, factors, ranges, self.program)
         if step is None or not self._used_often(s, factors, ranges):
             return
         for way in self._ways(s, factors):
             start = self._start(s, init, way, ranges)
-            fits = ranges[step] % DOTS[way.name] == 0 or way.left.is_zero_at_zero or way.right.is_zero_at_zero
+            fits = ranges[step] % DOTS[way.name] == 0 or way.left.ends_in_zeros(s) or way.right.ends_in_zeros(s)
             if fits and start is not None:
                 return self._make(s, init, way, step, ranges, start)
-
-    def _init(self, s: Statement) -> Statement | None:
-        """The statement that starts the sums: the only other one that writes them, before it in a nest of its own, and
-        behind all that writes the operands, which are packed before it.
-        """
-        target = s.write.tensor
-        writers = [w for w in self.program.statements if target in tensors_written(w) and w is not s]
-        if len(writers) != 1:
-            return None
-        (init,) = writers
-        alone = sum(o.path[:1] == init.path[:1] for o in self.program.statements) == 1
-        plain = init.combiner is None and init.external is None and target not in tensors_read(init)
-        operands = {r.tensor for r in s.reads}
-        early = all(
-            w.path[:1] < init.path[:1] for w in self.program.statements if not operands.isdisjoint(tensors_written(w))
-        )
-        first = init.path[:1] < s.path[:1] and init.name not in self.changed
-        return init if alone and plain and early and first else None
-
-    def _ranges(self, s: Statement) -> dict[str, int] | None:
-        """How many values each iterator has, from 0 on; None where the domain is no such box."""
-        domain = fix_sizes(s.domain, self.program.binding)
-        found = [interval(domain, k) for k in range(len(s.iterators))]
-        if not all(r is not None and r[0] == 0 for r in found):
-            return None
-        ranges = {i: r[1] + 1 for i, r in zip(s.iterators, found, strict=True) if r is not None}
-        box = box_domain(s.name, [(i, 0, n) for i, n in ranges.items()])
-        return ranges if domain.is_equal(box) else None
 
     def _used_often(self, s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int]) -> bool:
         """Whether packing an operand in a call is little beside the products."""
@@ -208,7 +182,7 @@ class _Work:
         axis = access.affine_index.index(var(step))
         point = tuple(f"i{k}" for k in range(source.rank))
         extents = list(source.extents(self.program.binding))
-        touched = [_touched(e, ranges, n) for e, n in zip(access.affine_index, extents, strict=True)]
+        touched = [touched_by(e, ranges, n) for e, n in zip(access.affine_index, extents, strict=True)]
         extents[axis] = -(-steps // count)
         touched[axis] = (0, extents[axis])
         others = [k for k in reads_of(side.body) if k != side.factor.main]
@@ -292,6 +266,38 @@ class _Work:
         return next(n for n in (wanted, *(f"{wanted}_{k}" for k in range(1, len(taken) + 2))) if n not in taken)
 
 
+# ---- what is there
+
+
+def start_of(program: Program, s: Statement) -> Statement | None:
+    """The statement that starts the sums of another one: the only other one that writes them, before it in a nest of
+    its own, and behind all that writes the operands, so that these can be copied before it. None where there is none.
+    """
+    target = s.write.tensor
+    writers = [w for w in program.statements if target in tensors_written(w) and w is not s]
+    if len(writers) != 1:
+        return None
+    (init,) = writers
+    alone = sum(o.path[:1] == init.path[:1] for o in program.statements) == 1
+    plain = init.combiner is None and init.external is None and target not in tensors_read(init)
+    operands = {r.tensor for r in s.reads}
+    early = all(
+        w.path[:1] < init.path[:1] for w in program.statements if not operands.isdisjoint(tensors_written(w))
+    )
+    return init if alone and plain and early and init.path[:1] < s.path[:1] else None
+
+
+def ranges_of(program: Program, s: Statement) -> dict[str, int] | None:
+    """How many values each iterator has, from 0 on; None where the domain is no such box."""
+    domain = fix_sizes(s.domain, program.binding)
+    found = [interval(domain, k) for k in range(len(s.iterators))]
+    if not all(r is not None and r[0] == 0 for r in found):
+        return None
+    ranges = {i: r[1] + 1 for i, r in zip(s.iterators, found, strict=True) if r is not None}
+    box = box_domain(s.name, [(i, 0, n) for i, n in ranges.items()])
+    return ranges if domain.is_equal(box) else None
+
+
 def _step(s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int], program: Program) -> str | None:
     """The longest loop of the sum that is an axis of both operands, and moves nothing else; None where none is."""
     written = {n for e in s.write.affine_index for n in e.names}
@@ -307,7 +313,7 @@ def _step(s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int
     return max((i for i in s.iterators if suits(i) and ranges[i] > 1), key=lambda i: ranges[i], default=None)
 
 
-def _touched(subscript: Affine, ranges: Mapping[str, int], extent: int) -> tuple[int, int]:
+def touched_by(subscript: Affine, ranges: Mapping[str, int], extent: int) -> tuple[int, int]:
     """The first place that a subscript takes, and the one after the last: of a guarded read those inside."""
     low = high = subscript.constant
     for atom, c in subscript.terms:

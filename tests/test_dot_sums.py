@@ -159,6 +159,23 @@ def test_convolutions(dtype: str, zero: int, known: bool, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(found, next(iter(expected.values())))
 
 
+@pytest.mark.parametrize("wz", [0, 5, 130])
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_padding_beyond_the_last_step(dtype: str, wz: int) -> None:
+    """Of three channels the fourth part is nothing: neither padding nor a zero point may count there."""
+    weights, x = extremes(dtype, (32, 3, 3, 3), "random"), extremes("u8", (1, 3, 18, 18), "random")
+    zeros = [np.uint8(9), np.array(wz).astype(NUMPY[dtype])]
+    model, arrays = node_model("ConvInteger", [x, weights, *zeros], constant=[1, 2, 3], pads=[1, 1, 1, 1])
+    graph = poly.from_onnx(model)
+    (expected,) = reference(model, arrays).values()
+    for machine in DOT_CPUS.values():
+        changed = sums_by_dots(graph.to_program(), machine)
+        (found,) = run_program(changed, {**arrays, **graph.constants}).values()
+        np.testing.assert_array_equal(found, expected)
+    (found,) = poly.compile(graph).run(arrays).values()
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_schedules_of_the_program_itself() -> None:
     """A kernel's schedule goes with the program that it was made of."""
     program = product("u8", "i8", (32, 48, 64))
