@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd, prod
 
-from poly.affine import Affine, Mod
+from poly.affine import Affine, Mod, var
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
@@ -83,8 +83,9 @@ class Blocking(Tiling[BlockPlan]):
             self.extra = self._others(schedule.program.statement[name])
             schedule = self._ordered(schedule, name, [*plan.outer, plan.lanes, *plan.middle, plan.rows])
         update = next(n for n in names if schedule.program.statement[n].combiner is not None)
-        schedule = self._packed_at(schedule, [update], "whole", None)
         schedule = self._shared(schedule, names, plan.outer)
+        for pack in (p for p in plan.packs if p.site == "whole"):
+            schedule = self._pack(schedule, [update], pack, self._once(schedule, update, pack))
         if not plan.lanes_outside:
             schedule = self._deep(schedule, update, self._outside())
             around = schedule.nests[update].names[: self._outside() + (plan.depth is not None)]
@@ -93,6 +94,20 @@ class Blocking(Tiling[BlockPlan]):
         for strip, part in zip(plan.strips, parts, strict=True):
             schedule = self._strip(schedule, strip, part)
         return schedule
+
+    def _once(self, schedule: Schedule, update: str, pack: Pack) -> str | None:
+        """The innermost of the outer loops of which every iteration reads a part of its own; None where all is one."""
+        s = schedule.program.statement[update]
+        found: str | None = None
+        if schedule.program.tensor[pack.tensor].role == "constant" or self.extra:
+            return None
+        for axis in self.plan.outer:
+            iterator = self._iterator(schedule, update, axis)
+            if var(iterator) not in s.reads[pack.read].index:
+                break
+            if (self.group.box or ())[axis][1] > 0:
+                found = self._loop(schedule, update, axis)
+        return found
 
     def _outside(self) -> int:
         """Loops outside of all blocks."""

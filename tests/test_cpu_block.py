@@ -10,8 +10,10 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine, machine_of_features
+from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program
+from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, rated_plans, ways_of
 from poly.scheduling.cpu_cost import (
@@ -546,3 +548,26 @@ def test_blocks_of_a_reduction_have_many_steps() -> None:
     window = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(32, 64, 3, 3), X=(64, 20, 20))
     assert choice_of(facts_on(product), 1).depths == [128, 512]
     assert choice_of(facts_on(window), 0).depths == [16]
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+def test_what_a_group_of_channels_reads_is_padded_there(groups: int) -> None:
+    """Its copy is of one group, made inside of the loop over them."""
+    every = f"0 <= g < {groups} and 0 <= m < 4 and 0 <= y < 28 and 0 <= z < 28"
+    program = parse_program(
+        f"program groups\ninput X: f32[{groups}, 4, 28, 28]\nconstant W: f32[{groups}, 4, 4, 3, 3]\n"
+        f"output Y: f32[{groups}, 4, 28, 28]\n"
+        f"a[g, m, y, z]: Y[g, m, y, z] = 0 where {every}\n"
+        "b[g, m, y, z, c, r, s]: Y[g, m, y, z] += "
+        "(X[g, c, y + r - 1, z + s - 1] if 0 <= y + r - 1 < 28 and 0 <= z + s - 1 < 28 else 0)*W[g, m, c, r, s] "
+        f"where {every} and 0 <= c < 4 and 0 <= r < 3 and 0 <= s < 3\n"
+    )
+    schedule = schedule_for_cpu(program, AVX2)
+    (copied,) = (t for t in schedule.program.tensors if t.origin == "X" and t.space != "reg")
+    assert copied.extents({})[0] == 1 and copied.extents({})[2] >= 28
+    random = np.random.default_rng(0)
+    x, w = (random.integers(-3, 4, shape).astype("f4") for shape in ((groups, 4, 28, 28), (groups, 4, 4, 3, 3)))
+    expected = run_program(program, {"X": x, "W": w})["Y"]
+    for threads in (1, 2):
+        kernel = poly.compile(program, constants={"W": w}, threads=threads)
+        np.testing.assert_array_equal(kernel(x), expected)
