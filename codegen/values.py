@@ -414,6 +414,8 @@ class Ops:
             return self.call(("s" if a.dtype[0] == "i" else "u") + name, a, b)
         if b.literal is not None and not np.isnan(b.literal):
             a, b = b, a
+        if a.literal == (float("-inf") if name == "max" else float("inf")):
+            return b
         if a.literal is None or np.isnan(a.literal):
             a, b = b, a  # of a reduction the first is what there is so far: nothing but the choice waits for it
         # `a > b ? a : b` gives b where one is NaN: right already where a is a number
