@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import poly
 from poly.codegen.host import machine_of_features
+from poly.codegen.kernel import Kernel
 from poly.interp import run_program
 from poly.loops import Alloc, Compute
 from poly.machine import Machine, Memory
@@ -266,3 +267,9 @@ def test_results_of_a_row_do_not_narrow_its_vectors() -> None:
 def test_narrow_index_values_wrap_around() -> None:
     text = "program p; output y: i32[40]\nA[i]: y[i] = i32(index(100000000*i + 7)) where 0 <= i < 40\n"
     agrees(poly.parse(text), {})
+
+
+def test_nothing_is_compared_with_what_a_maximum_starts_from() -> None:
+    kernel = poly.compile(poly.parse(SOFTMAX, x=(8, 32)))
+    assert isinstance(kernel, Kernel) and "fcmp" in kernel.ir
+    assert not [line for line in kernel.ir.split("\n") if "fcmp" in line and "0xFFF" in line]
