@@ -5,8 +5,8 @@ A bijection of iterations and of elements, so nothing changes but the extents: a
 shapes for callers; row-major memory is the same. Where assignments only repeat elements along a short fast axis, as
 `T[y, x] = S[y]` with two or four x, the repeats are `S[l//2]`: whole vectors instead of a part of one.
 
-The other way, an axis that every access walks by two loops, as `T[4*g + o]`, becomes two: a tile of one of these loops
-is then a box without holes.
+The other way, an axis that every access walks by two loops or more, as `T[4*g + o]`, becomes two or more: a tile of one
+of these loops is then a box without holes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def with_sizes(program: Program) -> Program | None:
 
 
 def axes_apart(program: Program, but: Collection[str] = ()) -> Program:
-    """Axes that every access walks by two loops as two axes, `but` for those of some tensors."""
+    """Axes that every access walks by two loops or more as an axis each, `but` for those of some tensors."""
     ranges = {s.name: domain_box(program, s, s.iterators) for s in program.statements}
     steps: dict[Axis, int] = {}
     for t in program.tensors:
@@ -92,7 +92,8 @@ def axes_apart(program: Program, but: Collection[str] = ()) -> Program:
         for d, i in enumerate(access.index):
             step = steps.get((access.tensor, d))
             if step and isinstance(i, Affine):
-                index += map(var, sorted(i.names, key=i.coefficient, reverse=True))
+                slow, fast = _parts(i)
+                index += (sum((var(n) * (i.coefficient(n) // step) for n in slow), Affine()), var(fast))
             else:
                 index.append(i)
         return replace(access, index=tuple(index))
@@ -102,25 +103,34 @@ def axes_apart(program: Program, but: Collection[str] = ()) -> Program:
             step = steps.get((t.name, d))
             yield from (Affine.of(extent.constant // step), Affine.of(step)) if step else (extent,)
 
-    return replace(
+    apart = replace(
         program,
         tensors=tuple(replace(t, shape=tuple(shape(t))) for t in program.tensors),
         statements=tuple(
             replace(s, write=moved(s.write), reads=tuple(moved(r) for r in s.reads)) for s in program.statements
         ),
     )
+    return axes_apart(apart, but)
+
+
+def _parts(i: Affine) -> tuple[list[str], str]:
+    """The slow loops of a subscript, the slowest first, and the fast one."""
+    *slow, fast = sorted(i.names, key=i.coefficient, reverse=True)
+    return slow, fast
 
 
 def _step(s: Statement, access: Access, axis: int, box: tuple[tuple[int, int], ...] | None) -> int:
-    """How many iterations of a fast loop a step of a slow one is, where they walk an axis together; else 0."""
+    """How many iterations of a fast loop a step of the slow ones is, where they walk an axis together; else 0."""
     i = access.index[axis]
-    if box is None or not isinstance(i, Affine) or not i.is_linear or i.constant or len(i.names) != 2:
+    if box is None or not isinstance(i, Affine) or not i.is_linear or i.constant or len(i.names) < 2:
         return 0
-    fast, slow = sorted(i.names, key=i.coefficient)
+    slow, fast = _parts(i)
     ranges = dict(zip(s.iterators, box, strict=True))
-    step = int(i.coefficient(slow))
-    within = i.coefficient(fast) == 1 and step > 1 and {fast, slow} <= ranges.keys()
-    return step if within and ranges[fast] == (0, step - 1) and not ranges[slow][0] else 0
+    step = i.coefficient(slow[-1])
+    if i.coefficient(fast) != 1 or step < 2 or not i.names <= ranges.keys():
+        return 0
+    whole = ranges[fast] == (0, step - 1) and all(i.coefficient(n) % step == 0 for n in slow)
+    return step if whole and not any(ranges[n][0] for n in slow) else 0
 
 
 def _joins(program: Program) -> _Joins | None:

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 import poly
 from poly.interp import run_program
 from poly.program import Program
-from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.joined_axes import axes_apart, join_axes
 from poly.text import parse_program
 
 BOX = "where 0 <= m <= 4 and 0 <= y <= 5 and 0 <= x <= 6"
@@ -78,6 +78,18 @@ def test_what_walks_them_in_another_way_keeps_them_apart(old: str, new: str) -> 
 def test_part_of_an_axis_is_not_joined() -> None:
     program = parse_program(POINTWISE.replace("X: f32[3, 6, 7]", "X: f32[3, 6, 8]"))
     assert join_axes(program) is program
+
+
+def test_an_axis_of_three_loops_is_three_axes() -> None:
+    """As of a map whose places and channels are flattened; loops that do not cover an axis stay in it."""
+    flat = poly.parse("T[n,o,y,x] += X[n,c,y,x]*W[o,c]", X=(2, 3, 5, 7), W=(4, 3))
+    text = str(flat).replace("output T: f32[2, 4, 5, 7]", "temporary T: f32[2, 4, 5, 7]\noutput Y: f32[2, 140]")
+    place = "0 <= n < 2 and 0 <= o < 4 and 0 <= y < 5 and 0 <= x < 7"
+    program = parse_program(f"{text}\nr[n, o, y, x]: Y[n, 35*o + 7*y + x] = T[n, o, y, x] where {place}\n")
+    assert axes_apart(program).tensor["Y"].extents({}) == (2, 4, 5, 7)
+    assert join_axes(program).tensor["Y"].extents({}) == (2, 4, 35)
+    wider = parse_program(str(program).replace("2, 140", "2, 144").replace("35*o", "36*o"))
+    assert axes_apart(wider).tensor["Y"].extents({}) == (2, 144)
 
 
 def test_sums_of_one_operand_are_joined_too() -> None:
