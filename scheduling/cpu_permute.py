@@ -30,7 +30,8 @@ from poly.scheduling.groups import Group
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
-FEWEST = 5  # iterations along either side: below, strided loads and stores do
+FEWEST = 2  # iterations along either side
+FEW_READ, PIECE = 5, 8  # so many elements, or bytes, are read at once: less is sooner picked from whole vectors
 RUN = 8  # iterations that write one after the other before the order of the read goes on
 MOST_RUN = 640  # bytes of a row of the target that leave the caches together, at most
 NARROW = 16  # bytes of a row read that are turned in few registers: as many as machines interleave in an instruction
@@ -139,7 +140,7 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     if lanes is None:
         return None
     turned = [k for k, step in enumerate(strides[:-1]) if step[lanes] not in (0, 1)]
-    sides = {next((a for a in strides[k] if strides[k][a] == 1 and facts.extents[a] >= FEWEST), None) for k in turned}
+    sides = {_side(facts, strides[k], size_bytes(program.tensor[s.reads[k].tensor].dtype)) for k in turned}
     read_lanes = sides.pop() if len(sides) == 1 else None
     if read_lanes is None or not all(_turns(s, s.reads[k], axes[lanes], axes[read_lanes]) for k in turned):
         return None
@@ -158,6 +159,12 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
         statement=s.name, outer=outer, lanes=lanes, read_lanes=read_lanes, turned=tuple(turned), vector=vector,
         blocks=blocks,
     )  # fmt: skip
+
+
+def _side(facts: Facts, steps: Mapping[int, int | None], size: int) -> int | None:
+    """The loop along which a read is contiguous, where enough of it is; `size`: bytes of an element."""
+    least = max(FEWEST, min(FEW_READ, -(-PIECE // size)))
+    return next((a for a, step in steps.items() if step == 1 and facts.extents[a] >= least), None)
 
 
 def _blocks_of(
@@ -276,19 +283,21 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
             for read in plan.turned:
                 schedule, square = _square(schedule, plan, part, read, axes, columns, machine.register_space)
                 rows_read = schedule.nests[f"ld_{square}"].names[-1]
-                ahead = _ahead(schedule, plan, part, rows) if plan.blocks.past else None
+                ahead = _ahead(schedule, plan, part, rows, extents) if plan.blocks.past else None
                 if ahead is not None and schedule.kind(rows_read) == "vector":
                     schedule = schedule.prefetch(rows_read, *ahead)
     return schedule
 
 
-def _ahead(schedule: Schedule, plan: Permutation, name: str, rows: int) -> tuple[str, int] | None:
+def _ahead(
+    schedule: Schedule, plan: Permutation, name: str, rows: int, extents: Sequence[int]
+) -> tuple[str, int] | None:
     """Along which loop lines of what is read are asked for, and how many iterations ahead, where tiles of several
-    blocks follow one another along its rows, or other loops follow its order.
+    blocks follow one another along its rows, or these are short, or other loops follow its order.
     """
     loops, depth = schedule.nests[name].names, len(plan.outer)
     if plan.blocks.tile is not None and plan.blocks.tile[0] > rows:
-        return loops[depth + 1], TILES_AHEAD
+        return loops[depth + (extents[plan.read_lanes] > plan.blocks.tile[1])], TILES_AHEAD
     return (loops[depth - 1], 1) if plan.outer else None
 
 

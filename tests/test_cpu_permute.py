@@ -85,7 +85,20 @@ def test_guarded_and_diagonal_reads_are_left_to_others() -> None:
     assert plan_of(diagonal, machine(AVX2)) is None
 
 
-FLAT = [("ij->ji", s) for s in ((64, 64), (37, 53), (5, 200), (130, 7), (1100, 40))]
+@pytest.mark.parametrize(
+    ("dtype", "shape", "turned"),
+    [
+        ("f32", (2, 40), True), ("f32", (40, 2), True), ("f64", (40, 2), True), ("f16", (40, 4), True),
+        ("f16", (3, 40), True), ("u8", (2, 40), True), ("u8", (40, 5), True),
+        ("u8", (40, 4), False), ("f16", (40, 3), False), ("f32", (1, 40), False),
+    ],
+)  # fmt: skip
+def test_few_planes_are_interleaved(dtype: str, shape: tuple[int, ...], turned: bool) -> None:
+    """From two elements on; a row read has some bytes or elements, else vectors are picked from."""
+    assert (plan_of(permuted("ij->ji", *shape, dtype=dtype), machine(AVX2)) is not None) == turned
+
+
+FLAT = [("ij->ji", s) for s in ((64, 64), (3, 70), (70, 3), (2, 33), (33, 4), (37, 53), (5, 200), (130, 7), (1100, 40))]
 DEEP = [("abcd->dcba", (6, 5, 9, 18)), ("nchw->nhwc", (2, 19, 5, 8)), ("abc->cab", (3, 21, 34))]
 TYPES = ("f32", "f64", "i8", "u16", "f16", "i64", "bool")
 
@@ -218,9 +231,13 @@ def test_short_rows_that_follow_one_another_leave_together(
     np.testing.assert_array_equal(kernel(x), np.einsum(f"{source}->{target}", x))
 
 
-@pytest.mark.parametrize(("shape", "asks"), [((160, 208), True), ((304, 999), True), ((1040, 30), False)])
-def test_vectors_that_are_lines_leave_straight(shape: tuple[int, int], asks: bool) -> None:
-    """In tiles of two lines of what is read; what comes two tiles later along its rows is asked for."""
+@pytest.mark.parametrize(
+    ("shape", "along"), [((160, 208), "j"), ((304, 999), "j"), ((1040, 30), "i"), ((1040, 3), "i")]
+)
+def test_vectors_that_are_lines_leave_straight(shape: tuple[int, int], along: str) -> None:
+    """In tiles of two lines of what is read; what comes two tiles later along its rows is asked for, or after short
+    rows.
+    """
     caches: dict[int, int] = dict.fromkeys((1, 2, 3), 32 << 10)
     small = machine_of_features("x86-64", AVX512, "x86_64-unknown-linux-gnu", caches, 2, 3000)
     program = poly.parse("Y[j, i] = X[i, j]", X=shape)
@@ -229,7 +246,7 @@ def test_vectors_that_are_lines_leave_straight(shape: tuple[int, int], asks: boo
     loops = [n for n in walk(schedule.lower().body) if isinstance(n, For)]
     assert any(n.nontemporal for n in loops)
     assert not any(t.space == small.cache_space(0) for t in schedule.program.tensors)
-    assert {(n.ahead[0].split(".")[0], n.ahead[1]) for n in loops if n.ahead} == ({("j", 2)} if asks else set())
+    assert {(n.ahead[0].split(".")[0], n.ahead[1]) for n in loops if n.ahead} == {(along, 2)}
     assert_transposes(schedule, shape)
 
 
