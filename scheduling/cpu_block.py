@@ -30,6 +30,7 @@ from poly.scheduling.cpu_edits import (
     only_read,
     ordered,
     unrolled,
+    whole_blocks,
     with_padding,
 )
 from poly.scheduling.cpu_facts import AHEAD, axis_of, bytes_apart, own_capacity, reduction_extents
@@ -198,23 +199,43 @@ class Blocking(Tiling[BlockPlan]):
     def _copied_across(self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int]) -> Schedule:
         """Squares of a source that is contiguous along another axis: into registers as they lie, out across."""
         assert pack.across is not None
-        copy, vector = f"ld_{buffer}", self.plan.vector
-        schedule, lane = self._blocks_first(schedule, copy, f"{copy}.{pack.lane}", pack, extents)
-        fast = f"{copy}.{pack.across}"
-        own = loops_of_copy(schedule, copy)
+        copy, own = f"ld_{buffer}", loops_of_copy(schedule, f"ld_{buffer}")
         length = schedule.program.tensor[pack.tensor].extents(schedule.program.binding)[pack.across]
-        side = square_side(gcd(extents[pack.across], length), vector)  # of the last block, too
-        if fast not in own or not lane or not side or extents[pack.lane] % pack.block or pack.block % vector:
-            return schedule
-        schedule = schedule.tile({fast: side})
-        blocks = [n for n in own if n not in (fast, lane)]
-        if pack.block > vector:
-            schedule = schedule.tile({lane: vector})
-            blocks, lane = [*blocks, f"{lane}.o"], f"{lane}.p"
-        schedule = schedule.reorder(*blocks, f"{fast}.o", f"{fast}.p", lane)
-        square = f"{buffer}_t"
-        schedule = schedule.unroll(f"{fast}.p").vectorise(lane)
-        schedule = schedule.promote(pack.tensor, f"{fast}.o", self.machine.register_space, name=square, users=[copy])
+        side = square_side(gcd(extents[pack.across], length), self.plan.vector)  # of the last block, too
+        lane, fast = f"{copy}.{pack.lane}", f"{copy}.{pack.across}"
+        if not {lane, fast} <= {*own} or not side or pack.block % self.plan.vector:
+            return self._blocks_first(schedule, copy, lane, pack, extents)[0]
+        others = [n for d in pack.order if (n := f"{copy}.{d}") in own and n not in (lane, fast)]
+        extent, vector = extents[pack.lane], self.plan.vector
+        if extent % pack.block == 0 or extent <= vector:
+            schedule = ordered(schedule, copy, [*others, lane, fast])
+            for size in (pack.block, vector):
+                if extent > size:
+                    schedule = schedule.tile({lane: size})
+                    others, lane, extent = [*others, f"{lane}.o"], f"{lane}.p", size
+            schedule = schedule.tile({fast: side})
+            return self._square(schedule, pack, copy, [*others, f"{fast}.o", f"{fast}.p", lane])
+        if extent > pack.block:
+            return self._blocks_first(schedule, copy, lane, pack, extents)[0]
+        schedule = ordered(schedule.tile({fast: side}), copy, [*others, f"{fast}.o", lane, f"{fast}.p"])
+        depth = schedule.nests[copy].names.index(lane)  # pieces share the loops around: threads meet once
+        schedule, pieces = whole_blocks(schedule, copy, depth, extent, vector)
+        for piece, size in pieces:
+            *around, lane, rows = schedule.nests[piece].names
+            if size == vector:
+                schedule = schedule.tile({lane: vector})
+                around, lane = [*around, f"{lane}.o"], f"{lane}.p"
+            schedule = self._square(schedule, pack, piece, [*around[depth:], rows, lane], around[-1])
+        return schedule
+
+    def _square(
+        self, schedule: Schedule, pack: Pack, copy: str, order: Sequence[str], at: str | None = None
+    ) -> Schedule:
+        """The two innermost loops of a copy by way of registers, which are filled along the source."""
+        schedule = schedule.reorder(*order).unroll(order[-2]).vectorise(order[-1])
+        square = free_name(schedule, f"{copy.removeprefix('ld_')}_t")
+        space = self.machine.register_space
+        schedule = schedule.promote(pack.tensor, at or order[-3], space, name=square, users=[copy])
         rows = loops_of_copy(schedule, f"ld_{square}")
         return unrolled(schedule, rows[:-1]).vectorise(rows[-1])
 

@@ -106,6 +106,20 @@ def test_a_copy_across_has_squares_as_wide_as_divides_its_rows(steps: int, depth
     run(program, plan)
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(40, [8, 8]), (43, [8, 8, 3]), (35, [8, 3]), (27, [8, 8, 3]), (5, [5])])
+def test_a_copy_across_has_squares_to_the_last_lane(columns: int, rows: list[int]) -> None:
+    """Whole blocks of 16, whole vectors of the last one, and the rest."""
+    program = poly.parse(TRANSPOSED, A=(24, 12), B=(columns, 24))
+    facts = facts_on(program, AVX2)
+    choice = choice_of(facts, 1)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+    plan = choice.plan(way, 6, min(2, choice.vectors), 1, 0, 0)
+    schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
+    tiles = [t for t in schedule.program.tensors if t.space == "reg" and t.origin == "B"]
+    assert [t.shape[0].constant for t in tiles] == rows
+    run(program, plan)
+
+
 def test_partial_sums_go_through_memory() -> None:
     program = poly.parse(GEMM, A=(13, 50), B=(50, 24))
     facts = facts_on(program)
