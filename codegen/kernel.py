@@ -43,9 +43,11 @@ from poly.scheduling.schedule import Schedule
 BRIEF: Final = 1 << 14  # operations of a call that is over before another Python thread could use the time
 NATIVE_RECORDS: Final = 8  # shapes of a kernel with free sizes whose calls are native
 MAX_RECORDS: Final = 64
-# Instances that run between two meetings in a call of a kernel with free sizes: with fewer, one thread runs it.
-# Statements of all kinds count alike; loops of known sizes are judged when they are scheduled, by `cpu_threads`.
-LEAST_CALL_SHARED: Final = 1 << 17
+# Instances that run between two meetings in a call of a kernel with free sizes: with fewer, one thread runs it. Sums
+# keep what they make in registers: `SUMMED` of their instances take as long as one that writes, or less. Loops of
+# known sizes are judged when they are scheduled, by `cpu_threads`.
+LEAST_CALL_SHARED: Final = 1 << 16
+SUMMED: Final = 2
 ADDRESSES: Final = 1 << 47  # bytes that a process may have, at the most
 
 
@@ -226,7 +228,9 @@ class Kernel(NativeCall):
         """Whether calling other threads pays under values of the free sizes: a schedule for all sizes cannot know."""
         if self._source is None or not self.module.parameters:
             return True
-        work = instances(self._source, self._boxes, sizes)
+        counts = instances(self._source, self._boxes, sizes)
+        sums = sum(counts[s.name] for s in self._source.statements if s.combiner is not None)
+        work = sum(counts.values()) - sums + sums // SUMMED
         return work >= LEAST_CALL_SHARED * self.module.meetings(sizes)
 
     @cached_property

@@ -19,17 +19,17 @@ def boxes_of(program: Program) -> Boxes:
     return {name: tuple(extents.values()) for name, extents in found.items() if extents is not None}
 
 
-def instances(program: Program, boxes: Boxes, sizes: Mapping[str, int]) -> int:
-    """Instances of a program's statements under values of its sizes, of the boxes around their domains. `boxes`: those
-    that `boxes_of` found; isl is asked for others, which takes as long as a call.
+def instances(program: Program, boxes: Boxes, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Instances of each of a program's statements under values of its sizes, of the boxes around their domains.
+    `boxes`: those that `boxes_of` found; isl is asked for others, which takes as long as a call.
     """
-    total = sum(prod(max(0, int(e.evaluate(sizes))) for e in extents) for extents in boxes.values())
+    counts = {name: prod(max(0, int(e.evaluate(sizes))) for e in extents) for name, extents in boxes.items()}
     left = [s for s in program.statements if s.name not in boxes]
     if left:
         bound = program.bind(**{p: sizes[p] for p in program.parameters if p in sizes})
-        found = [intervals_of(bound, bound.statement[s.name]).values() for s in left]
-        total += sum(prod(0 if e is None else e[1] - e[0] + 1 for e in ends) for ends in found)
-    return total
+        ends = {s.name: intervals_of(bound, bound.statement[s.name]).values() for s in left}
+        counts |= {name: prod(0 if e is None else e[1] - e[0] + 1 for e in found) for name, found in ends.items()}
+    return counts
 
 
 def work_of(tree: LoopTree) -> int | None:
