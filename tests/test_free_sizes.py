@@ -177,7 +177,7 @@ def test_instances_of_boxes_need_no_isl(text: str, shapes: dict[str, Any], boxes
 @pytest.mark.parametrize(
     ("text", "shapes", "short", "long"),
     [
-        ("y[i] = 2*x[i]", {"x": ("M",)}, {"M": 60_000}, {"M": 70_000}),
+        ("y[i,j] = 2*x[i,j]", {"x": ("M", "N")}, {"M": 64, "N": 1000}, {"M": 64, "N": 1050}),
         ("s[i] += x[i,j]", {"x": ("M", "N")}, {"M": 64, "N": 1900}, {"M": 64, "N": 2100}),
     ],
 )
