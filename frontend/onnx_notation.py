@@ -21,7 +21,7 @@ import numpy as np
 
 from poly.affine import Affine, Constraint, var
 from poly.errors import Bug, OnnxError, PolyError, ShapeError
-from poly.expr import COMBINERS, Const, Read, dtype_of
+from poly.expr import COMBINERS, Apply, Cast, Const, Read, dtype_of
 from poly.frontend.onnx_terms import (
     Array,
     Index,
@@ -299,8 +299,22 @@ class Notation:
         start: Term | None = None,
         suffix: str = "",
     ) -> None:
-        """`target[index] combiner= value` over ranges and `over`, begun from `start` or the combiner's identity."""
+        """`target[index] combiner= value` over ranges and `over`, begun from `start` or the combiner's identity.
+
+        Sums of products of 16-bit floats are kept in f32 and rounded once.
+        """
         subscripts = tuple(map(var, ranges)) if index is None else tuple(index)
+        if combiner == "+" and target.dtype in ("f16", "bf16") and not self._loops:
+            match value.body:
+                case Apply("mul", (Read() as a, Read() as b)):
+                    total = self.temporary(f"{suffix.lstrip('_') or 'total'}_f32", target.shape, "f32")
+                    wide = Term(Apply("mul", (Cast("f32", a), Cast("f32", b))), value.reads)
+                    first = None if start is None else start.cast("f32")
+                    self.reduce(total, ranges, over, wide, index=subscripts, start=first, suffix=f"{suffix}_f32")
+                    self.assign(target, ranges, total[subscripts].cast(target.dtype), subscripts, suffix=suffix)
+                    return
+                case _:
+                    pass
         first = Term(COMBINERS[combiner].identity(target.dtype)) if start is None else start
         self.assign(target, ranges, first, subscripts, suffix=f"{suffix}_init")
         self.assign(target, {**ranges, **over}, value, subscripts, suffix=suffix, combiner=combiner)

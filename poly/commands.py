@@ -23,10 +23,10 @@ from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.grouping import group_program
 from poly.scheduling.traffic import count_points
+from poly.scheduling.widened import narrow_sums
 from poly.sets import fix_sizes
 from poly.work import Named, UsageError, Work, known_sizes, random_array, read_inputs
 
@@ -276,7 +276,7 @@ def _group_of(work: Work, group: int | None, level: Level, machine: Machine) -> 
     assert work.graph is not None
     program = work.graph.to_program()
     if machine.kind == "cpu":
-        program = sums_in_f32(sums_by_dots(program, machine), work.graph.constants)
+        program = sums_in_f32(narrow_sums(program, machine), work.graph.constants)
     parts = group_program(program, machine).parts  # as engines do
     hint = f"--group 0 to --group {max(parts, default=0)}"
     if group is None:

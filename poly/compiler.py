@@ -30,10 +30,10 @@ from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
 from poly.scheduling.cpu_padding import known_for_cpu, padded_like
-from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.widened import narrow_sums
 from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def compile(
     program, own = _program_of(what)
     schedule = schedule or own
     if schedule is not None and not any(
-        _is_of(schedule, p, constants or {}) for p in (program, sums_by_dots(program, machine))
+        _is_of(schedule, p, constants or {}) for p in (program, narrow_sums(program, machine))
     ):
         raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
     check_initialised(program)

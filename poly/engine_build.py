@@ -18,11 +18,11 @@ from poly.machine import Machine
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
 from poly.scheduling.cpu_padding import for_cpu
-from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
 from poly.scheduling.uneven import finite_factors
+from poly.scheduling.widened import narrow_sums
 
 CompileUnit = Callable[[Program], Unit]
 
@@ -43,7 +43,7 @@ def build_engine(
     start = time.perf_counter()
     source = graph.to_program()
     if machine.kind == "cpu":
-        source = sums_in_f32(sums_by_dots(source, machine), graph.constants)
+        source = sums_in_f32(narrow_sums(source, machine), graph.constants)
     grouping, cuts = _cut_up(source, machine, threads, finite_factors(source, graph.constants))
     program = grouping.program
     work = _Build(program, _given(grouping, graph), compile_unit)

@@ -16,11 +16,11 @@ from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_columns import columns_like, with_columns
 from poly.scheduling.cpu_contract import best_rated, contraction_of, other_lanes
 from poly.scheduling.cpu_facts import facts_of
-from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors, inside_windows
+from poly.scheduling.widened import narrow_sums
 
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
@@ -30,8 +30,8 @@ def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads
 
 
 def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
-    """Like `for_cpu`, from the values of the constants, with sums by a machine's dots."""
-    program = sums_by_dots(program, machine)
+    """Like `for_cpu`, from the values of the constants, with sums of narrow numbers as it multiplies them."""
+    program = narrow_sums(program, machine)
     return for_cpu(program, finite_factors(program, constants), machine, threads)
 
 

@@ -1,0 +1,72 @@
+"""Products of 16-bit floats: sums in f32, rounded once; operands that are used often are widened before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import poly
+from poly.interp import run_program
+from poly.scheduling.widened import sums_of_widened
+from poly.text import parse_program
+from tests.onnx_helpers import node_model
+
+TEXT = """
+program sums
+input x: f16[24, 40]
+input w: f16[30, 32]
+output y: f32[20, 32]
+init[i, j]: y[i, j] = 0 where 0 <= i < 20 and 0 <= j < 32
+sum[i, j, k]: y[i, j] += f32(x[i, k])*f32(w[k, j]) where 0 <= i < 20 and 0 <= j < 32 and 0 <= k < 30
+"""
+
+
+def normal(shape: tuple[int, ...], dtype: Any = np.float16) -> np.ndarray:
+    return np.random.default_rng(shape[-1]).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize(("operator", "shapes", "attributes"), [
+    ("MatMul", [(40, 70), (70, 50)], {}), ("MatMul", [(3, 2, 70), (3, 70, 50)], {}), ("MatMul", [(70,), (70, 50)], {}),
+    ("Gemm", [(70, 40), (50, 70), (50,)], {"transA": 1, "transB": 1}),
+    ("Conv", [(1, 8, 14, 14), (16, 8, 3, 3), (16,)], {"pads": [1, 1, 1, 1]}),
+    ("Conv", [(1, 8, 14, 14), (8, 1, 3, 3)], {"pads": [1, 1, 1, 1], "group": 8}),
+])  # fmt: skip
+def test_sums_are_rounded_once(operator: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any]) -> None:
+    """What f32 gives, rounded: one in the last place apart at most, where f32 itself is between two numbers."""
+    inputs = [normal(s) for s in shapes]
+    model, arrays = node_model(operator, inputs, constant=[1], **attributes)
+    (found,) = poly.compile(poly.from_onnx(model)).run(arrays).values()
+    wide, given = node_model(operator, [a.astype(np.float32) for a in inputs], constant=[1], **attributes)
+    exact: Any
+    (exact,) = poly.compile(poly.from_onnx(wide)).run(given).values()
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found.astype("f4"), exact, rtol=6e-4, atol=2e-5)
+
+
+def test_operands_that_are_used_often() -> None:
+    program = parse_program(TEXT)
+    changed = sums_of_widened(program)
+    assert {t.name for t in changed.tensors} >= {"x_wide", "w_wide"}
+    assert str(changed).count("f32(") == 2, "conversions in the copies alone"
+    assert "i0 <= 19" in str(changed.statement["x_wide_made"].domain), "no row is touched that the sum does not read"
+    given = {"x": normal((24, 40)), "w": normal((30, 32))}
+    before, after = (run_program(p, given)["y"] for p in (program, changed))
+    np.testing.assert_array_equal(before, after)
+    few = parse_program(TEXT.replace("< 32", "< 12"))
+    assert "x_wide" not in {t.name for t in sums_of_widened(few).tensors}
+    for old, new in (("+= f32", "max= f32"), ("f32[20", "f64[20"), ("*f32(w[k, j])", "*f32(x[k, j])")):
+        other = parse_program(TEXT.replace(old, new).replace("f32(", "f64(" if "f64" in new else "f32("))
+        assert sums_of_widened(other) is other
+
+
+def test_bfloat16() -> None:
+    x, w = normal((33, 70), ml_dtypes.bfloat16), normal((70, 40), ml_dtypes.bfloat16)
+    program = parse_program(TEXT.replace("f16[24, 40]", "bf16[33, 70]").replace("f16[30, 32]", "bf16[70, 40]"))
+    changed = sums_of_widened(program)
+    found: list[Any] = [run_program(p, {"x": x, "w": w})["y"] for p in (program, changed)]
+    np.testing.assert_array_equal(found[0], found[1])
+    kernel: Any = poly.compile(changed)
+    np.testing.assert_allclose(kernel(x, w), found[0], rtol=1e-5, atol=1e-5)
