@@ -124,7 +124,8 @@ class Choice(Ways):
 
     def _deep_of(self, way: Way) -> tuple[int, ...]:
         """Lengths of blocks of the reduction, 0 for all of it."""
-        return tuple(self.depths if way.lanes_outside else [0] if self.turned else [0, *self.depths])
+        deep = self.depths_of(way)
+        return tuple(deep if way.lanes_outside else [0] if self.turned else [0, *deep])
 
     def _shapes(self, step: Step, even: bool, deep: tuple[int, ...]) -> Shapes:
         """The register tiles that take the fewest cycles of operations, and such that keep a window."""

@@ -17,7 +17,7 @@ from poly.dtypes import size_bytes
 from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_cost import Core, Operand, core_of, next_stays
+from poly.scheduling.cpu_cost import PAGE, Core, Operand, core_of, next_stays
 from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents, step_of
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced, ends_apart, square_side
 from poly.scheduling.cpu_shares import Numbers
@@ -109,7 +109,27 @@ class Ways:
         steps = prod(self.ranges.values()) // self.ranges[self.deep]  # in an iteration, as of a window
         if self.turned and (steps == 1 or len(self.facts.group.statements) > 2):  # sums beside it are read across
             return []
-        return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep] and d * steps >= FEWEST_STEPS]
+        return [d for d in DEPTHS if 2 * d <= self.ranges[self.deep]]
+
+    def depths_of(self, way: Way) -> list[int]:
+        """Those that a way can have."""
+        steps = prod(self.ranges.values()) // self.ranges[self.deep] if self.depths else 1
+        return [d for d in self.depths if d * steps >= FEWEST_STEPS or (not way.packs and self._bound_by_streams)]
+
+    @cached_property
+    def _bound_by_streams(self) -> bool:
+        """Whether something along the lanes, its rows in pages of their own, takes longer to come from the last cache
+        than all operations: blocks of few steps are as many streams, which prefetchers follow, and hide the sums that
+        come and go.
+        """
+        work = prod(self.extents.values()) / self.core.lanes / self.core.fma_units
+        own, *behind = self.core.caches
+        rate = behind[0].rate if behind else own.rate
+        return any(
+            prod(o.shape) * o.element > max(own_capacity(self.facts.machine), rate * work)
+            for o in self.operands[:-1]
+            if o.stride(self.names[self.lanes]) == o.element and o.stride(self.deep) >= PAGE
+        )
 
     @cached_property
     def turned(self) -> bool:
@@ -148,8 +168,9 @@ class Ways:
                 for reused in (False, True) if self._again(rows, packs) else (self.turned,):
                     for inside in (False, True):
                         yield Way(rows, packs, inside, reused)
-                        if self.depths:
-                            yield Way(rows, packs, inside, reused, True)
+                        outside = Way(rows, packs, inside, reused, True)
+                        if self.depths_of(outside):
+                            yield outside
 
     def _largest(self, sites: Sequence[tuple[Site | None, ...]]) -> list[tuple[Site | None, ...]]:
         """Only the largest operands choose: every one that does doubles the ways."""

@@ -557,11 +557,18 @@ def test_a_single_block_has_no_next_one() -> None:
     assert not choice.asks(way, 1, np.ones(1), np.zeros(1)).any()
 
 
-def test_blocks_of_a_reduction_have_many_steps() -> None:
-    product = poly.parse(GEMM, A=(8, 1024), B=(1024, 1024))
+@pytest.mark.parametrize(("rows", "columns", "few"), [(8, 1024, False), (2, 1024, True), (2, 512, False)])
+def test_blocks_of_a_reduction_have_many_steps_but_of_streams(rows: int, columns: int, few: bool) -> None:
+    """Of few steps are those of what is used as it lies and takes longer to come than all operations, page by page."""
+    choice = choice_of(facts_on(poly.parse(GEMM, A=(rows, 1024), B=(1024, columns))), 1)
+    found = {bool(way.packs): choice.depths_of(way) for way in choice.ways()}
+    assert found == {True: [128, 512], False: [16, 128, 512] if few else [128, 512]}
+
+
+def test_blocks_of_a_windows_channels_have_many_steps() -> None:
     window = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(32, 64, 3, 3), X=(64, 20, 20))
-    assert choice_of(facts_on(product), 1).depths == [128, 512]
-    assert choice_of(facts_on(window), 0).depths == [16]
+    choice = choice_of(facts_on(window), 0)
+    assert {tuple(choice.depths_of(way)) for way in choice.ways()} == {(16,)}
 
 
 @pytest.mark.parametrize("groups", [2, 8])
