@@ -184,18 +184,24 @@ def _complex_product(a: Sequence[Expr], b: Sequence[Expr]) -> list[Expr]:
     return [real, apply("add", apply("mul", a[0], b[1]), apply("mul", a[1], b[0]))]
 
 
+def kept_alone(terms: Sequence[Sequence[str]], result: Sequence[str]) -> dict[int, list[str]]:
+    """The terms that are summed beforehand, over indices which no other has: what they keep."""
+    found: dict[int, list[str]] = {}
+    for n, term in enumerate(terms):
+        others = {*result, *(i for t in (*terms[:n], *terms[n + 1 :]) for i in t)}
+        if len(terms) > 1 and not set(term) <= others:
+            found[n] = [i for i in term if i in others]
+    return found
+
+
 def contract_steps(build: Contractions, terms: Sequence[Term], result: Sequence[str], steps: Steps, name: str) -> None:
     """Contract step by step into the output `name`, see `walk_steps`.
 
-    An index that only one term has is summed beforehand, where others would only repeat that sum.
+    An index that only one term has is summed beforehand.
     """
     terms = list(terms)
-    every = {i for t in terms for i in t.indices}
-    for n, term in enumerate(terms):
-        others = {*result, *(i for t in (*terms[:n], *terms[n + 1 :]) for i in t.indices)}
-        kept = [i for i in term.indices if i in others]
-        if len(kept) < len(term.indices) and every - set(term.indices):
-            terms[n] = build.contract([term], kept)
+    for n, kept in kept_alone([t.indices for t in terms], result).items():
+        terms[n] = build.contract([terms[n]], kept)
     *pairs, (last, _, _) = walk_steps([t.indices for t in terms], result, steps)
     for chosen, _, needed in pairs:
         terms.append(build.contract([terms[k] for k in chosen], needed))

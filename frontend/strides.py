@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from poly.frontend.contraction import HALVES, Form, Lanes, Steps, View
+from poly.frontend.contraction import HALVES, Form, Lanes, Steps, View, kept_alone
 
 MOST_RESULTS: Final = 64  # results up to which a sum is worth lanes of its own
 LEAST_ROUNDS: Final = 16  # additions a lane
@@ -123,6 +123,8 @@ def form_of(
 def _long_sum(form: Form, sizes: Mapping[str, int], lanes: int) -> str | None:
     """An index to sum in lanes: many elements that lie side by side, few results. None where there is none."""
     if len(form.steps) > 1 or prod(sizes[i] for i in form.result) > MOST_RESULTS:
+        return None
+    if kept_alone([v.indices for v in form.operands], form.result):
         return None
     found = [i for i in form.indices if i not in form.result and sizes[i] >= LEAST_ROUNDS * lanes]
     for view in form.operands:

@@ -32,7 +32,7 @@ from poly.einsum_rules import (
     steps_of,
 )
 from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError, warn_caller
-from poly.frontend.contraction import HALVES, Form, Steps
+from poly.frontend.contraction import HALVES, Form, Steps, kept_alone
 from poly.frontend.einsum import Equation, equation_of, work_of
 from poly.frontend.strides import (
     Dimensions,
@@ -200,7 +200,7 @@ def _compiled(
 ) -> Compiled:
     shape, strides, dtype = result
     work = work_of(equation.operands, equation.result, equation.sizes, steps)
-    tiled = dtype.char in "fd" and len(steps) == 1  # kernels with free sizes, too
+    tiled = dtype.char in "fd" and len(steps) == 1 and not kept_alone(equation.operands, equation.result)
     products = work * (4 if dtype.kind == "c" else 1)
     free = products <= min(FREE_WORK if tiled else PLAIN_WORK, LONGEST * prod(shape))
     planar = dtype.kind == "c" and work >= REUSE * sum(prod(s) for s in (shape, *(o.shape for o in operands)))

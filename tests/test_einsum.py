@@ -277,6 +277,16 @@ def test_half_floats_are_summed_in_single() -> None:
         assert poly.einsum("i,i->", ones[:300], ones[:300]) == np.float32(300).astype(dtype)
 
 
+@pytest.mark.parametrize("spec", ["cef,bd->c", "dba,aa->a", "c,bdec->de", "e,adbf->", "cad,eadc->"])
+@pytest.mark.parametrize("dtype", ["f4", "i8", "c8", "?"])
+def test_sums_of_one_operand_alone(spec: str, dtype: str) -> None:
+    """Of every size, as long sums of few results are made in lanes, and small ones by kernels for any size."""
+    random = np.random.default_rng(6)
+    for n in (3, 20):
+        operands = [random.integers(-1, 2, [n] * len(t)).astype(dtype) for t in spec.split("->")[0].split(",")]
+        np.testing.assert_array_equal(poly.einsum(spec, *operands), np.einsum(spec, *operands))
+
+
 def test_long_sums_are_accurate() -> None:
     a = np.full(1_000_003, 0.1, "f4")
     total: Any = poly.einsum("i->", a)

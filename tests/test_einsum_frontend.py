@@ -118,6 +118,13 @@ def test_one_contraction_for_two_operands() -> None:
     assert p.statement["out_update"].iterators == ("i", "k", "j")
 
 
+def test_what_one_operand_sums_alone_is_summed_first() -> None:
+    p = einsum_program("cef,bd->c", [(2, 3, 4), (5, 6)], ["f32", "f32"])
+    assert [s.iterators for s in p.statements if s.combiner is not None] == [("c", "e", "f"), ("b", "d")]
+    p = einsum_program("abk,kj,a->aj", [(2, 3, 4), (4, 5), (2,)], ["f32"] * 3)
+    assert p.statement["t0_update"].iterators == ("a", "k", "b")
+
+
 def test_many_operands_go_in_pairs() -> None:
     p = einsum_program("ab,bc,cd,e->ad", [(9, 9), (9, 9), (9, 2), (5,)], ["f32"] * 4)
     assert all(len(s.reads) <= 2 and len(s.iterators) <= 3 for s in p.statements)
