@@ -118,6 +118,7 @@ class Engine(RunByName):
     _arena: np.ndarray = field(repr=False)
     _tensors: Mapping[str, Tensor] = field(repr=False)
     _boxes: Mapping[str, tuple[int, ...]] = field(repr=False)
+    _in_arrays: Mapping[str, tuple[str, int]] = field(repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     @property
@@ -161,12 +162,15 @@ class Engine(RunByName):
                     wanted[name][...] = 0
             for name in plan.given:
                 fresh[name][...] = given[name] if name in given else plan.memory[name]
-            named = {name: address(array) for name, array in (given | fresh).items()}
+            arrays = given | fresh
+            named = {name: address(array) for name, array in arrays.items()}
+            if self._in_arrays:
+                named |= {name: named[root] + shift for name, (root, shift) in self._in_arrays.items()}
             for piece in plan.pieces if observe is None else plan.single:
                 start = time.perf_counter() if observe is not None else 0.0
                 try:
                     if isinstance(piece.run, Step):
-                        self._step(piece.run, {**plan.memory, **given, **fresh})
+                        self._step(piece.run, {**plan.memory, **arrays, **self._views(arrays)})
                     else:
                         piece.run.run(named)
                 except IndexRangeError as error:
@@ -212,10 +216,12 @@ class Engine(RunByName):
         from poly.codegen.kernel import Kernel
         from poly.codegen.sequence import KernelSequence, partly_written
 
-        arena = {t.name: self._view(t) for t in self._tensors.values() if t.name in self.plan.offsets}
+        offsets = self.plan.offsets
+        arena = {name: self._view(name, self._arena, start) for name, start in offsets.items()}
         memory = {n: np.require(a, requirements=["C", "A"]) for n, a in self.constants.items()} | arena
         places: dict[str, int | str] = {name: address(array) for name, array in memory.items()}
-        places |= {t.name: t.name for t in (*self.graph.inputs, *self.graph.outputs)}
+        borders = (t.name for t in (*self.graph.inputs, *self.graph.outputs))
+        places |= {name: name for name in (*borders, *self._in_arrays)}
 
         def native(first: int, last: int) -> _Piece:
             parts = [(s.unit.kernel, (*s.inputs, *s.outputs)) for s in self.steps[first:last] if s.unit is not None]
@@ -230,8 +236,9 @@ class Engine(RunByName):
             follows = compiled and bool(runs) and runs[-1][1] == k and not isinstance(single[k - 1].run, Step)
             runs[-1:] = [(runs[-1][0], k + 1)] if follows else [*runs[-1:], (k, k + 1)]
         pieces = [native(a, b) if b - a > 1 else single[a] for a, b in runs]
-        units = [(s.unit.kernel, s.outputs) for s in self.steps if s.unit is not None]
-        written = {n for s in self.steps for n in s.outputs}
+        roots = {name: root for name, (root, _) in self._in_arrays.items()}
+        units = [(s.unit.kernel, [roots.get(n, n) for n in s.outputs]) for s in self.steps if s.unit is not None]
+        written = {roots.get(n, n) for s in self.steps for n in s.outputs}
         partial = partly_written([(k, names) for k, names in units if isinstance(k, Kernel)])
         whole = {n for k, names in units if isinstance(k, Kernel) for n in names} & written - partial
         results = tuple(
@@ -242,11 +249,18 @@ class Engine(RunByName):
         given = tuple(t.name for t in self.graph.outputs if t.name in known)
         return _Run(tuple(pieces), tuple(single), memory, results, given)
 
-    def _view(self, t: Tensor) -> Array:
-        extents, dtype = t.extents({}), numpy_dtype(t.dtype)
-        start = self.plan.offsets[t.name]
+    def _view(self, name: str, memory: np.ndarray, start: int) -> Array:
+        """The tensor that starts at a byte of a piece of memory."""
+        extents, dtype = self._tensors[name].extents({}), numpy_dtype(self._tensors[name].dtype)
         count = int(np.prod(extents, dtype=np.int64))
-        return self._arena[start : start + count * dtype.itemsize].view(dtype).reshape(extents)
+        return memory[start : start + count * dtype.itemsize].view(dtype).reshape(extents)
+
+    def _views(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The temporaries that lie in the caller's arrays."""
+        return {
+            name: self._view(name, arrays[root].reshape(-1).view(np.uint8), start)
+            for name, (root, start) in self._in_arrays.items()
+        }
 
     def _targets(self, out: Mapping[str, Array], given: Mapping[str, Array]) -> dict[str, Array]:
         """The arrays of `out` by tensor. Raises `RunError` where one cannot be written to."""

@@ -58,7 +58,7 @@ def build_engine(
     return Engine(
         replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
         time.perf_counter() - start, work.constants(), aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
-        grouping.boxes,
+        grouping.boxes, grouping.in_arrays(),
     )  # fmt: skip
 
 

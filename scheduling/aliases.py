@@ -4,7 +4,8 @@ A group of plain copies `C[f(x)] = T[g(x)]` is dropped where every element of th
 larger one's memory, all by the same distance: joining along the outermost axis that is longer than 1, a part of it, a
 change of shape. Addresses decide, not operators. Where a core walks memory in any steps, a tensor can lie in a larger
 one as a box of it, too (joining along an inner axis): it then has the larger one's shape. It is sound where nobody else
-writes the shared part: the copy is the only writer of its elements of `C`, and `T` is not written after it.
+writes the shared part: the copy is the only writer of its elements of `C`, and `T` is not written after it. A
+temporary can lie in an input, which nobody writes, and a whole output in place of the temporary it is copied from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map, box, expressions_map
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.sets import fix_sizes
+
+_ROLES = {("temporary", "temporary"), ("input", "temporary"), ("output", "temporary"), ("temporary", "output")}
+"""Of a copy's source and target, one of which can lie in the other."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def aliases_of(
         for s in group.statements:
             alias = _alias(program, users, position[s.name], s, boxes)
             known = found | wanted
-            if alias is None or not _is_new(alias, known):
+            if alias is None or not _is_new(program, alias, known):
                 break
             wanted[alias.tensor] = alias
         else:
@@ -58,9 +62,14 @@ def aliases_of(
     return found, frozenset(dropped)
 
 
-def _is_new(alias: Alias, known: Mapping[str, Alias]) -> bool:
-    """Whether an alias goes with others: in no circle, and nothing in a tensor that is a box of another one."""
-    if alias.tensor in known or place_of(alias.inside, known)[0] == alias.tensor:
+def _is_new(program: Program, alias: Alias, known: Mapping[str, Alias]) -> bool:
+    """Whether an alias goes with others: in no circle, nothing in a tensor that is a box of another one, and no box in
+    an array of a caller, behind which there may be no memory."""
+    root = place_of(alias.inside, known)[0]
+    if alias.tensor in known or root == alias.tensor:
+        return False
+    boxes = [a for a in known.values() if a.shape and place_of(a.inside, known)[0] == alias.tensor]
+    if program.tensor[root].role != "temporary" and (alias.shape or boxes):
         return False
     inside = known.get(alias.inside)
     holds = bool(alias.shape) and any(a.inside == alias.tensor for a in known.values())
@@ -87,12 +96,14 @@ def _alias(program: Program, users: _Users, position: int, s: Statement, boxes: 
     distance = _distance(program, s, _linear(program, s.write) - _linear(program, read))
     if not _alone(program, users, position, s, read.tensor):
         return None
+    between = source.role == target.role == "temporary"
     if distance is None:
-        return _box(program, s, read) if boxes else None
+        return _box(program, s, read) if boxes and between else None
     shift = distance * size_bytes(source.dtype)
-    if _covers(program, s, read, source):
+    whole = _covers(program, s, s.write, target)
+    if source.role == "temporary" and (between or whole) and _covers(program, s, read, source):
         return Alias(source.name, target.name, shift)
-    if _covers(program, s, s.write, target):
+    if target.role == "temporary" and whole:
         return Alias(target.name, source.name, -shift)
     return None
 
@@ -111,8 +122,9 @@ def _box(program: Program, s: Statement, read: Access) -> Alias | None:
 
 
 def _can_share(source: Tensor, target: Tensor) -> bool:
-    plain = all(t.role == "temporary" and t.layout is None and t.space == "dram" for t in (source, target))
-    return plain and source.dtype == target.dtype and source.name != target.name
+    plain = all(t.layout is None and t.space == "dram" for t in (source, target))
+    alike = source.dtype == target.dtype and source.name != target.name
+    return plain and alike and (source.role, target.role) in _ROLES
 
 
 def _linear(program: Program, access: Access) -> Affine:

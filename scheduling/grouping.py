@@ -40,14 +40,25 @@ class Grouping:
         reads them. Aliases lie in the memory of others, which is alive as long as one of them is.
         """
         tensor, binding = self.program.tensor, self.program.binding
+        given = self.in_arrays()
         between = [
-            [t.name for t in part.tensors if t.role != "temporary" and tensor[t.name].role == "temporary"]
+            [
+                t.name
+                for t in part.tensors
+                if t.role != "temporary" and tensor[t.name].role == "temporary" and t.name not in given
+            ]
             for part in self.parts.values()
         ]
         inside = {name: place_of(name, self.aliases) for names in between for name in names}
         roots = [[inside[name][0] for name in names] for names in between]
         found = place(blocks_of(roots, lambda name: tensor[name].nbytes(binding)), align=64)
         return replace(found, offsets={name: found.offsets[root] + shift for name, (root, shift) in inside.items()})
+
+    def in_arrays(self) -> Mapping[str, tuple[str, int]]:
+        """The temporaries that lie in inputs or outputs: in which, and how many bytes from its start."""
+        tensor = self.program.tensor
+        places = {name: place_of(name, self.aliases) for name in self.aliases}
+        return {name: (root, shift) for name, (root, shift) in places.items() if tensor[root].role != "temporary"}
 
 
 def group_program(program: Program, machine: Machine) -> Grouping:

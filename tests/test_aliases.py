@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import poly
 from poly.engine import Engine
 from poly.graph import Graph, Node
+from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.aliases import Alias, aliases_of, place_of
 from poly.scheduling.groups import groups_of
@@ -114,9 +117,57 @@ def test_tensors_that_others_write_are_copied(text: str) -> None:
     assert found(text, X=(4,))[0] == {}
 
 
-def test_inputs_and_outputs_keep_their_memory() -> None:
-    assert found("P[i] = X[i]; Y[i] = P[3-i]", X=(4,))[0] == {}
-    assert found("T[i] = X[i] * 2; Z[i] = T[3-i]; Y[i] = T[i]", X=(4,))[0] == {}
+SQUARE = "where 0 <= i < 2 and 0 <= j < 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # a temporary in an input: of the same shape, a part; and one that is written later, too
+        ("P[i] = X[i]; Y[i] = P[3-i] + P[i]", {"P": ("X", 0)}),
+        ("P[i] = X[i+2] where 0 <= i < 2; Y[i] = P[1-i] + P[i]", {"P": ("X", 8)}),
+        ("P[i] = X[i]; P[i] = 1 where i < 2; Y[i] = P[3-i] + P[i]", {}),
+        # an output in place of what it is copied from, once; not in place of a part of it, nor of an input
+        (f"T[i] = X[i] * 2; Z[i] = T[3-i]; Y[j,i] = T[2*j+i] {SQUARE}", {"T": ("Y", 0)}),
+        (f"T[i] = X[i] * 2; Z[i] = T[3-i]; Y[j,i] = T[2*j+i] {SQUARE}; V[j,i] = T[2*j+i] {SQUARE}", {"T": ("Y", 0)}),
+        ("T[i] = X[i] * 2; Z[i] = T[3-i]; Y[j,i] = T[j+i+1] where 0 <= i < 2 and j = 0", {}),
+        (f"T[i] = X[i] * 2; Z[i] = T[3-i]; Y[j,i] = T[2*j+i] {SQUARE}; Y[j,i] = 1 where 0 <= i < 2 and j = 0", {}),
+        (f"T[i] = X[i] * 2; Y[j,i] = T[2*j+i] {SQUARE}; T[i] = X[i] + 1 where i < 2; V[i] = T[3-i]", {}),
+        (f"Y[j,i] = X[2*j+i] {SQUARE}", {}),
+        (f"P[j,i] = X[2*j+i] {SQUARE}; Y[i] = P[i,0] where 0 <= i < 2; Z[i] = P[1-i,1] where 0 <= i < 2",
+         {"P": ("X", 0)}),
+        # what only reads an output again lies there
+        (f"Y[i] = X[i] * 2; P[j,i] = Y[2*j+i] {SQUARE}; V[j,i] = P[1-j,i] + P[j,1-i] {SQUARE}", {"P": ("Y", 0)}),
+    ],
+)  # fmt: skip
+def test_temporaries_lie_in_the_arrays_of_callers(text: str, expected: dict[str, tuple[str, int]]) -> None:
+    program = poly.parse(text, X=(4,))
+    outputs = [n for n in "YZV" if n + "[" in text]
+    tensors = tuple(replace(t, role="output") if t.name in outputs else t for t in program.tensors)
+    program = replace(program, tensors=tensors)
+    assert {n: (a.inside, a.shift) for n, a in aliases_of(program, groups_of(program))[0].items()} == expected
+    x = np.arange(8, dtype=np.float32)[::2]
+    want = run_program(program, {"X": x}, vectorised=False)
+    for machine in (None, "s16"):
+        graph = Graph("g", program.tensors, (Node("n", "Op", (), (), program.statements),))
+        engine = poly.compile(graph) if machine is None else poly.compile(graph, target=machine)
+        kept = np.full(program.tensor["Y"].extents({}), 7, np.float32)
+        for given in (x, x.copy()):
+            got = engine.run({"X": given}, out={"Y": kept})
+            assert got["Y"] is kept
+            for name in outputs:
+                np.testing.assert_array_equal(got[name], want[name])
+            np.testing.assert_array_equal(given, np.arange(0, 8, 2))
+
+
+def test_no_box_lies_in_the_array_of_a_caller() -> None:
+    """It has the shape of what it lies in, so that it would reach behind it."""
+    text = JOIN.format(n=2).replace("D[n,c,i]", "Y[n,c,i] = C[n,c,i]; D[n,c,i]")
+    assert {n: a[0] for n, a in boxes(text, X=(2, 3, 4)).items()} == {"A": "C", "B": "C"}
+    x = np.random.default_rng(0).standard_normal((2, 3, 4), "f4")
+    c = np.concatenate([x * 2, np.maximum(x, 0) + 1], 1)
+    got = engine_of(poly.parse(text, X=(2, 3, 4))).run({"X": x})
+    np.testing.assert_allclose(np.asarray(got["Y"], "f4"), c, rtol=1e-6)
 
 
 def test_aliases_of_aliases_add_up() -> None:
