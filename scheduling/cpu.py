@@ -26,6 +26,7 @@ from poly.scheduling.cpu_chain import keep_values, parts_of
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_free import schedule_free
 from poly.scheduling.cpu_free_walks import schedule_walks
+from poly.scheduling.cpu_handed import handed_of, schedule_handed
 from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
@@ -143,6 +144,7 @@ POLICIES: Final = (
     Policy(across_of, schedule_across),
     Policy(reduction_of, schedule_reduction),
     Policy(contraction_of, schedule_contraction),
+    Policy(handed_of, schedule_handed),
     Policy(tiles_of, schedule_tiles),
 )
 

@@ -69,14 +69,14 @@ def scan_of(schedule: Schedule, name: str, machine: Machine) -> Scan | None:
     axes = [d for d, x in enumerate(s.write.affine_index) if along in x.names]
     if along is None or len(axes) != 1:
         return None
-    back = [_back(s.write, r, axes[0]) for r in s.reads if r.tensor == s.write.tensor]
-    if None in back or not any(back):
+    found = [back(s.write, r, axes[0]) for r in s.reads if r.tensor == s.write.tensor]
+    if None in found or not any(found):
         return None
     rows = next((i for i in reversed(outer) if i is not None and _is_row(program, s, i, along)), None)
-    scan = Scan(rows or "", along, max(b or 0 for b in back), (), machine.lanes(widest_element(program, [s])), 0)
-    ahead = s.combiner is not None or any(b is not None and b < 1 for b in back)
+    scan = Scan(rows or "", along, max(b or 0 for b in found), (), machine.lanes(widest_element(program, [s])), 0)
+    ahead = s.combiner is not None or any(b is not None and b < 1 for b in found)
     if rows is None:
-        return scan if not ahead and scan.reach <= MOST_REACH and _box(program, s, along) else None
+        return scan if not ahead and scan.reach <= MOST_REACH and runs_alone(program, s, along) else None
     return scan if ahead or _step(program, s.write, along) != 1 else _with_lanes(program, s, scan, machine)
 
 
@@ -103,7 +103,7 @@ def _step(program: Program, access: Access, iterator: str) -> int | None:
     return stride(access, program.tensor[access.tensor], iterator, program.binding)
 
 
-def _back(write: Access, read: Access, axis: int) -> int | None:
+def back(write: Access, read: Access, axis: int) -> int | None:
     """How far before the element written a read of the same tensor lies along an axis; None where it is elsewhere."""
     apart = [w - r for w, r in zip(write.affine_index, read.affine_index, strict=True)]
     still = all(a == Affine() for d, a in enumerate(apart) if d != axis)
@@ -114,10 +114,10 @@ def _is_row(program: Program, s: Statement, iterator: str, along: str) -> bool:
     """Whether a parallel loop steps along one axis of the target, and bounds nothing else."""
     step = _step(program, s.write, iterator)
     alone = step not in (None, 0, 1) and axis_of(s.write, iterator) is not None
-    return alone and _box(program, s, iterator) and _box(program, s, along)
+    return alone and runs_alone(program, s, iterator) and runs_alone(program, s, along)
 
 
-def _box(program: Program, s: Statement, iterator: str) -> bool:
+def runs_alone(program: Program, s: Statement, iterator: str) -> bool:
     """Whether an iterator runs from one number or size to another."""
     ends = ends_of(program, s, iterator)
     return ends is not None and (ends[0].names | ends[1].names) <= set(program.parameters)
