@@ -164,7 +164,7 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     Permutations and runs are assignments: first where squares are turned in registers, then where another order of the
     loops is enough. Of the reductions, those that use nothing twice are bound by memory and walk it in order, unless
     their rows are too short for lanes; contractions use operands again and are blocked. Tiles of lanes or of
-    independent sums suit every group with a box.
+    independent sums suit every group with a box. What threads do not share after all is planned for one of them.
     Raises `ScheduleError` where none fits.
     """
     if group.parts:
@@ -172,7 +172,9 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
     for policy in POLICIES:
         found = policy.apply(schedule, group, machine, threads)
         if found is not None:
-            return _shared(schedule, found, group, machine, threads)
+            shared = _shared(schedule, found, group, machine, threads)
+            alone = shared is found and threads > 1 and any(s.combiner is not None for s in group.statements)
+            return (policy.apply(schedule, group, machine, 1) if alone else None) or shared
     raise ScheduleError(f"no policy fits {', '.join(group.names)}", where=schedule.source.name)
 
 

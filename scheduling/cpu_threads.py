@@ -3,16 +3,17 @@
 A loop that threads share costs them a meeting every time it is reached, and takes as long as the one with the most
 iterations. What one thread writes and another reads or writes travels between their caches, slowly: a loop is better
 that moves along the tensors which it has in common with other nests of the group, copies among them, as those are
-shared; and a nest too small to be shared for its own sake is, where the others' threads would fetch what it wrote. Of
-the loops of a nest that carry nothing those are taken that spare most, none inside of another; what takes longest
-chooses first. Of statements of no group sizes may be free, triangles have no extent: where nothing can be weighed, the
-outermost loop that carries nothing is shared.
+shared; a nest too small to be shared for its own sake is, where the others' threads would fetch what it wrote; and what
+one thread alone makes or uses has to be worth fetching. Of the loops of a nest that carry nothing those are taken that
+spare most, none inside of another; what takes longest chooses first. Of statements of no group sizes may be free,
+triangles have no extent: where nothing can be weighed, the outermost loop that carries nothing is shared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import prod
 from typing import Final
 
@@ -42,7 +43,7 @@ def share(
     """Split loops over threads, one in every nest of these statements (of its outermost `depth`). A nest that is over
     before a second thread could help stays on one; what only reads constants runs when compiling.
     """
-    state = _Sharing(machine, threads)
+    state = _Sharing(machine, threads, alone=_on_one(schedule, names))
     moving = [s for s in schedule.program.statements if s.name in names and not _constant(schedule, s)]
     for nest in state.by_work(schedule, [s.name for s in moving if not s.copies]):
         schedule = state.share(schedule, nest, depth)
@@ -85,6 +86,13 @@ def _has_work(schedule: Schedule, loop: str, threads: int) -> bool:
                 product *= unknown if found is None else max(found[1] - found[0] + 1, 0) or unknown
         total += product
     return total >= LEAST_WORK
+
+
+def _on_one(schedule: Schedule, names: Collection[str]) -> set[str]:
+    """The loops of statements before these that one thread runs, as they were left to it."""
+    before = takewhile(lambda s: s.name not in names, schedule.program.statements)
+    nests = [schedule.nests[s.name].names for s in before if not _constant(schedule, s)]
+    return {n for nest in nests if all(schedule.kind(n) != "parallel" for n in nest) for n in nest}
 
 
 def _constant(schedule: Schedule, s: Statement) -> bool:
@@ -212,10 +220,12 @@ class _Sharing:
             if not own or not others:
                 continue
             spread = any(self.done.intersection(schedule.nests[u.statement.name].names) for u in others)
+            apart = any(self.alone.intersection(schedule.nests[u.statement.name].names) for u in others)
             along = {axis for u in others for axis in self._shared_along(schedule, u)}
             moved = [set(_moved_axes(schedule, u.statement, u.access, loop)) for u in own]
             size = min(_touched(schedule, part) for part in (own, others)) * (1 - 1 / self.threads)
-            shared += 0.0 if all(axes & along if spread else axes for axes in moved) else size
+            near = not apart and all(axes & along if spread else axes for axes in moved)
+            shared += 0.0 if near else size
             alone += size if spread else 0.0
         return shared, alone
 

@@ -6,6 +6,9 @@ threads share p, and each reads a part of both operands. Then `C` adds the parts
 results are the same from run to run. These are the partial sums of `rfactor`, but made before there are groups, so that
 every policy meets p as one more parallel loop; Solomonik and Demmel, "Communication-optimal parallel 2.5D matrix
 multiplication" (Euro-Par 2011), cut the reduction for the same reason. See docs/decisions/0029.
+
+A vector times a matrix uses no element of the matrix twice. Threads that share its columns would each walk pieces of
+all rows; with the sum in parts, each walks whole rows, one after another. See docs/decisions/0053.
 """
 
 from __future__ import annotations
@@ -19,11 +22,15 @@ from typing import Final
 import islpy as isl
 
 from poly.affine import Affine, var
+from poly.dtypes import size_bytes
 from poly.expr import Expr, IndexValue, Read, rewrite
 from poly.machine import Machine
 from poly.program import Access, PathStep, Program, Statement, Tensor, box_domain
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import contraction_of
+from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_facts import stride
+from poly.scheduling.cpu_shares import MEETING, REMOTE
 from poly.scheduling.groups import domain_box
 from poly.scheduling.joined_axes import axes_apart, with_sizes
 from poly.scheduling.row_groups import groups_for
@@ -36,17 +43,20 @@ LONG: Final = 64  # steps of the reduction in a part, at the least: each tile is
 def share_sums(program: Program, machine: Machine, threads: int) -> Program:
     """The program with its long reductions in parts for several threads.
 
-    Contractions alone: other reductions wait for memory, which threads share anyway. Programs with free sizes, and
-    reductions that keep their order, stay as they are.
+    Contractions, and sums that walk through rows of an operand once. Programs with free sizes, and reductions that keep
+    their order, stay as they are.
     """
     literal = with_sizes(program) if threads > 1 else None
     if literal is None:
         return program
     found = literal
     for s in literal.statements:
-        cut = _cut(found, found.statement[s.name], threads)
-        if cut is not None and _is_contraction(found, s.name, machine, threads):
-            found = in_parts(found, cut)
+        own = found.statement[s.name]
+        cut = _rows_cut(found, own, machine, threads)
+        if cut is None:
+            cut = _cut(found, own, threads)
+            cut = cut if cut is not None and _is_contraction(found, s.name, machine, threads) else None
+        found = found if cut is None else in_parts(found, cut)
     return program if found is literal else found
 
 
@@ -113,6 +123,35 @@ def _cut(program: Program, s: Statement, threads: int) -> Cut | None:
         if loop.size % parts == 0 and loop.steps >= LONG * parts and parts * made <= _common(program, s, threads):
             return loop.in_parts(parts)
     return None
+
+
+def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) -> Cut | None:
+    """A part for each thread, where sums lie along the rows of an operand that is walked once, threads have no other
+    loop to share, and to fetch a part of it takes longer than to meet and to add up. For memory they wait anyway.
+    """
+    loop = _longest(program, s)
+    ranges = zip(s.iterators, domain_box(program, s, s.iterators) or (), strict=False)
+    long = {i: high - low + 1 for i, (low, high) in ranges if high > low}
+    walked = next((r for r in s.reads if all(_moves(r, i) for i in long)), None)
+    if loop is None or walked is None or loop.size % threads or loop.steps < LONG * threads:
+        return None
+    written = {n for i in s.write.affine_index for n in i.names}
+    lanes = [i for i in long if _steps(program, walked, i) == 1]
+    shared = [i for i in long if i in written and i not in lanes and long[i] >= threads]
+    alone = all(len(x.names & long.keys()) < 2 for x in walked.affine_index) and not walked.guard
+    if not alone or shared or not lanes or _steps(program, s.write, lanes[0]) != 1:
+        return None
+    made, element = prod(long[i] for i in long if i in written), size_bytes(program.tensor[s.write.tensor].dtype)
+    size = prod(long.values()) * size_bytes(program.tensor[walked.tensor].dtype)
+    core = core_of(machine, element)
+    rates = [cache.rate for cache in core.caches if size > cache.capacity]
+    near = rates and size <= core.part * core.caches[-1].capacity
+    spared = size / rates[-1] * (1 - 1 / threads) if near else 0.0
+    return loop.in_parts(threads) if spared > MEETING + (threads - 1) * made * element / REMOTE else None
+
+
+def _steps(program: Program, access: Access, iterator: str) -> int | None:
+    return stride(access, program.tensor[access.tensor], iterator, program.binding)
 
 
 def _common(program: Program, s: Statement, threads: int) -> float:

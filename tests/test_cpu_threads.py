@@ -134,6 +134,29 @@ def test_what_starts_sums_follows_their_shares() -> None:
     assert both.nests["init"].loops[first] == both.nests["upd"].loops[second]
 
 
+@pytest.mark.parametrize(
+    ("read", "names", "worth"), [("S", {"s"}, False), ("S", {"r", "s"}, False), ("X", {"s"}, True)]
+)
+def test_what_one_thread_made_has_to_be_worth_fetching(read: str, names: set[str], worth: bool) -> None:
+    """A recurrence is one thread's; to double what it gives takes less than half of it takes to another thread."""
+    program = parse_program(
+        "program doubled()\ninput X: f32[65536]\ntemporary S: f32[65536]\noutput Y: f32[65536]\n"
+        "r[i]: S[i] = 0.5*S[i - 1] + X[i] where 1 <= i < 65536\n"
+        f"s[i]: Y[i] = 2.0*{read}[i] where 0 <= i < 65536\n"
+    )
+    start = Schedule(program)
+    (loop,) = start.nests["s"].names
+    found = share(start.tile({loop: 16}).vectorise(f"{loop}.p"), names, host_machine(), 2)
+    assert shared(found) == ([f"{loop}.o"] if worth else [])
+
+
+def test_what_is_not_shared_is_planned_for_one_thread() -> None:
+    for extent in (20, 60, 100):
+        program = equation("ik,jk->ij", (extent, extent), (extent, extent))
+        one, two = (schedule_for_cpu(program, host_machine(), threads) for threads in (1, 2))
+        assert shared(two) or str(two) == str(one)
+
+
 def test_several_loops_inside_where_they_spare_more_than_the_one_around() -> None:
     """Three batches are uneven; the two nests in each of them have rows."""
     text = (

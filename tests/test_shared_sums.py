@@ -11,6 +11,7 @@ import poly
 from poly.affine import var
 from poly.codegen.host import host_machine
 from poly.errors import ScheduleError
+from poly.frontend.einsum import einsum_program
 from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.joined_axes import join_axes
@@ -61,6 +62,33 @@ def test_a_long_reduction_with_a_small_target_is_in_parts(
     m: int, n: int, k: int, threads: int, parts: list[int]
 ) -> None:
     assert parts_of(product(m, n, k), threads) == parts
+
+
+@pytest.mark.parametrize(
+    ("shapes", "spec", "threads", "parts"),
+    [
+        (((3072,), (3072, 200)), "k,kj->j", 2, [2]),
+        (((3072,), (3072, 200)), "k,kj->j", 3, [3]),
+        (((1, 2048), (2048, 1000)), "ik,kj->ij", 2, [2]),
+        (((3071,), (3071, 200)), "k,kj->j", 2, []),  # no halves
+        (((400,), (400, 100)), "k,kj->j", 2, []),  # over before threads have met
+        (((100,), (100, 9000)), "k,kj->j", 2, []),  # short
+        (((3072,), (200, 3072)), "k,jk->j", 2, []),  # rows to share
+        (((4, 1024), (4, 1024, 300)), "bk,bkj->bj", 2, []),  # one vector after another to share
+    ],
+)
+def test_a_vector_times_a_matrix_is_in_a_part_for_each_thread(
+    shapes: tuple[tuple[int, ...], ...], spec: str, threads: int, parts: list[int]
+) -> None:
+    assert parts_of(einsum_program(spec, shapes, ["f32"] * 2), threads) == parts
+
+
+def test_a_vector_times_a_matrix_gives_the_same() -> None:
+    random = np.random.default_rng(0)
+    x, w = random.integers(-3, 4, 3072).astype("f4"), random.integers(-3, 4, (3072, 200)).astype("f4")
+    program = einsum_program("k,kj->j", (x.shape, w.shape), ["f32"] * 2)
+    assert np.array_equal(poly.compile(program, threads=2)(x, w), x @ w)
+    check_same(einsum_program("k,kj->j", ((1024,), (1024, 260)), ["f32"] * 2))
 
 
 def test_parts_are_axes_of_what_nothing_else_reads() -> None:
