@@ -189,12 +189,14 @@ class Engine(RunByName):
 
     def profile(self, inputs: Mapping[str, Array], runs: int = 10) -> Profile:
         """Where the time goes, group by group: seconds, operations and bytes a second. Prints as a table."""
+        from poly.codegen.kernel import Kernel
         from poly.profiler import Part, profile
 
         parts = [
             Part(
                 step.name, tuple(s.name for s in step.program.statements),
                 step.program if step.unit is None else step.unit.program, step.unit is not None,
+                step.unit.kernel.refused if step.unit is not None and isinstance(step.unit.kernel, Kernel) else "",
             )
             for step in self.steps
         ]  # fmt: skip

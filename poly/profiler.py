@@ -22,7 +22,8 @@ Observe = Callable[[object, float], None]
 @dataclass(frozen=True)
 class GroupTime:
     """One group. `seconds` of one run, the median; `operations`: those its bodies name, None where not counted;
-    `bytes`: what it reads of its inputs and constants and writes of its outputs, each element once."""
+    `bytes`: what it reads of its inputs and constants and writes of its outputs, each element once. `plainer`: why it
+    runs in a plainer schedule than the policy's first, "" where it does not."""
 
     name: str
     statements: tuple[str, ...]
@@ -30,6 +31,7 @@ class GroupTime:
     operations: int | None
     bytes: int | None
     compiled: bool
+    plainer: str = ""
 
     @property
     def rate(self) -> float | None:
@@ -64,7 +66,7 @@ class Profile(Explanation):
         every = sum(g.seconds for g in self.groups)
         known = [g.operations for g in self.groups if g.operations is not None]
         rows = [
-            (g.name, " ".join(g.statements) + ("" if g.compiled else " (reference evaluator)"), seconds_text(g.seconds),
+            (g.name, " ".join(g.statements) + _how(g), seconds_text(g.seconds),
              f"{g.seconds / every:.1%}", _billions(g.rate), bytes_text(g.bytes), _billions(g.bandwidth))
             for g in self.slowest
         ]  # fmt: skip
@@ -72,7 +74,9 @@ class Profile(Explanation):
             ("one run", f"{seconds_text(self.seconds)}, median of {self.runs}"),
             ("groups one by one", f"{seconds_text(every)} together"),
             ("rate", f"{sum(known) / self.seconds / 1e9:.1f} billion operations a second"),
-        )
+            *(("plainer", f"{g.name}: the policy's first schedule had no code: {g.plainer}")
+              for g in self.slowest if g.plainer),
+        )  # fmt: skip
         heads = ("group", "statements", "time", "share", "Gop/s", "bytes", "GB/s")
         return Document(f"profile of {self.name}", facts, (table("groups, slowest first", heads, rows),))
 
@@ -85,6 +89,7 @@ class Part:
     statements: tuple[str, ...]
     program: Program
     compiled: bool
+    plainer: str = ""
 
 
 def profile(name: str, parts: Sequence[Part], run: Callable[[Observe | None], object], runs: int) -> Profile:
@@ -108,7 +113,8 @@ def profile(name: str, parts: Sequence[Part], run: Callable[[Observe | None], ob
         key = str(part.program)
         if key not in known:
             known[key] = (operations_of(part.program), compulsory_bytes(part.program))
-        groups.append(GroupTime(part.name, part.statements, max(1e-9, median(seconds)), *known[key], part.compiled))
+        spent = max(1e-9, median(seconds))
+        groups.append(GroupTime(part.name, part.statements, spent, *known[key], part.compiled, part.plainer))
     return Profile(name, tuple(groups), median(whole), runs)
 
 
@@ -132,6 +138,12 @@ def operations_of(program: Program) -> int | None:
             return None
         total += instances * (each + (s.combiner is not None))
     return total
+
+
+def _how(group: GroupTime) -> str:
+    if not group.compiled:
+        return " (reference evaluator)"
+    return " (plainer)" if group.plainer else ""
 
 
 def _billions(count: float | None) -> str:

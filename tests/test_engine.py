@@ -7,6 +7,7 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine
+from poly.codegen.kernel import Kernel
 from poly.engine import Unit
 from poly.engine_build import build_engine
 from poly.errors import RunError, UnsupportedError
@@ -42,6 +43,17 @@ def test_a_profile_counts_operations_and_bytes() -> None:
     assert "C_update" in str(found) and "C_update" in found._repr_html_()
     with pytest.raises(RunError, match="runs"):
         engine.profile(inputs, runs=0)
+
+
+def test_a_profile_says_which_groups_run_plainer() -> None:
+    program = parse("Y[i] = X[i] + 1", X=(4,))
+    engine = poly.compile(Graph("g", program.tensors, (Node("n", "Op", (), (), program.statements),)))
+    x = {"X": np.zeros(4, np.float32)}
+    assert "plainer" not in str(engine.profile(x, runs=1))
+    (step,) = engine.steps
+    assert step.unit is not None and isinstance(step.unit.kernel, Kernel)
+    step.unit.kernel.refused = "memory reg is too small"
+    assert "plainer" in (shown := str(engine.profile(x, runs=1))) and "memory reg is too small" in shown
 
 
 def test_outputs_go_where_they_are_wanted() -> None:
