@@ -123,7 +123,7 @@ def _shuffles(columns: int, vector: int) -> int:
 def _operations(s: Statement) -> int:
     """Of an element: loads, stores, what is computed; an extremum keeps NaN."""
     used = [e.operator for e in walk(s.body) if isinstance(e, Apply)]
-    combined = 0 if s.combiner is None else EXTREMUM if s.combiner in ("max", "min") else 1
+    combined = 0 if s.combiner is None else EXTREMUM if s.combiner.symbol in ("max", "min") else 1
     return combined + len(s.accesses) + sum(1 if o in LIGHT else QUICK if o == "exp" else SLOW for o in used)
 
 

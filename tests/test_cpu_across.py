@@ -88,6 +88,7 @@ def test_other_types_and_threads(dtype: str, threads: int) -> None:
         ("y[i] += x[i,j] * v[j]", {"x": (400, 9), "v": (9,)}, True), ("y[i] += x[i,j]", {"x": (400, 3)}, False),
         ("y[i] += x[i,j]", {"x": (400, 64)}, False), ("y[i] += x[j,i]", {"x": (9, 400)}, False),
         ("y[b,i] += x[b,j] * w[i,j]", {"x": (400, 9), "w": (400, 9)}, False),
+        ("y[i] max= x[i,j]", {"x": (1000, 19)}, True), ("y[i] += x[i,j]", {"x": (1000, 19)}, False),
     ],
 )  # fmt: skip
 def test_reductions_of_short_rows(text: str, shapes: dict[str, tuple[int, ...]], across: bool) -> None:
