@@ -6,6 +6,7 @@ broadcast where f32 has one broadcast from memory. Values are the same.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -34,7 +35,8 @@ def sums_of_widened(program: Program) -> Program:
     changed: dict[str, Statement] = {}
     tensors: dict[str, Tensor] = {}
     before: dict[str, list[Statement]] = {}
-    for s in program.statements:
+    made: dict[tuple[str, tuple[tuple[int, int], ...]], str] = {}
+    for s in sorted(program.statements, key=_nest):  # the first user's copy is there for the others
         init = start_of(program, s) if _sums_products(program, s) else None
         ranges = ranges_of(program, s) if init is not None else None
         if init is None or ranges is None:
@@ -43,13 +45,18 @@ def sums_of_widened(program: Program) -> Program:
             source = program.tensor[access.tensor]
             if source.dtype not in _NARROW or prod(ranges.values()) < REUSE * prod(source.extents(program.binding)):
                 continue
-            name = f"{source.name}_wide"
-            if name not in tensors and name not in program.tensor:
-                ends = [touched_by(e, ranges, n) for e, n in _axes(program, access)]
+            ends = tuple(touched_by(e, ranges, n) for e, n in _axes(program, access))
+            name = made.get((source.name, ends))
+            if name is None:
+                name = made[source.name, ends] = _free_name(program, tensors, f"{source.name}_wide")
                 before.setdefault(init.name, []).append(_copy(program, source, name, ends))
                 tensors[name] = Tensor(name, source.shape, "f32")
-                changed[s.name] = _reading(changed.get(s.name, s), k, name)
+            changed[s.name] = _reading(changed.get(s.name, s), k, name)
     return with_statements(program, changed, tensors, before) if changed else program
+
+
+def _nest(s: Statement) -> int:
+    return s.path[0] if isinstance(s.path[0], int) else -1
 
 
 def _sums_products(program: Program, s: Statement) -> bool:
@@ -66,12 +73,19 @@ def _sums_products(program: Program, s: Statement) -> bool:
             return False
 
 
+def _free_name(program: Program, made: Collection[str], wanted: str) -> str:
+    """A tensor's name that is free with that of the statement that makes it."""
+    taken = {*program.tensor, *program.statement, *made}
+    names = (f"{wanted}{'_' * k}" for k in range(len(taken) + 1))
+    return next(n for n in names if taken.isdisjoint((n, f"{n}_made")))
+
+
 def _axes(program: Program, access: Access) -> list[tuple[Affine, int]]:
     extents = program.tensor[access.tensor].extents(program.binding)
     return list(zip(access.affine_index, extents, strict=True))
 
 
-def _copy(program: Program, source: Tensor, name: str, ends: list[tuple[int, int]]) -> Statement:
+def _copy(program: Program, source: Tensor, name: str, ends: Sequence[tuple[int, int]]) -> Statement:
     """What widens the elements of a tensor that are read."""
     point = tuple(f"i{k}" for k in range(source.rank))
     label, index = f"{name}_made", tuple(map(var, point))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -60,6 +61,50 @@ def test_operands_that_are_used_often() -> None:
     for old, new in (("+= f32", "max= f32"), ("f32[20", "f64[20"), ("*f32(w[k, j])", "*f32(x[k, j])")):
         other = parse_program(TEXT.replace(old, new).replace("f32(", "f64(" if "f64" in new else "f32("))
         assert sums_of_widened(other) is other
+
+
+QUERIES = """
+input v: f16[{n}, 32]
+output z: f32[20, 32]
+init2[i, j]: z[i, j] = 0 where 0 <= i < 20 and 0 <= j < 32
+sum2[i, j, k]: z[i, j] += f32(x[i, k])*f32(v[k, j]) where 0 <= i < 20 and 0 <= j < 32 and 0 <= k < {n}
+"""
+
+
+@pytest.mark.parametrize(("steps", "made"), [(30, ["x_wide"]), (34, ["x_wide", "x_wide_"])])
+def test_one_operand_in_two_sums(steps: int, made: list[str]) -> None:
+    """Widened once, unless the second sum reads more of it."""
+    inputs, outputs, statements = QUERIES.format(n=steps).split("\n", 3)[1:]
+    program = parse_program(TEXT.replace("output y", f"{inputs}\n{outputs}\noutput y") + statements)
+    changed = sums_of_widened(program)
+    assert sorted(t.name for t in changed.tensors if t.name.startswith("x_")) == made
+    given: dict[str, Any] = {"x": normal((24, 40)), "w": normal((30, 32)), "v": normal((steps, 32))}
+    before: Any
+    after: Any
+    before, after = (run_program(p, given) for p in (program, changed))
+    results: Any = poly.compile(program)(**given)
+    found = dict(zip((t.name for t in program.outputs), results, strict=True))
+    for name in ("y", "z"):
+        np.testing.assert_array_equal(before[name], after[name])
+        np.testing.assert_allclose(found[name], before[name], rtol=1e-5, atol=1e-5)
+    turned = sums_of_widened(replace(program, statements=program.statements[2:] + program.statements[:2]))
+    for name in ("y", "z"):
+        np.testing.assert_array_equal(run_program(turned, given)[name], before[name])
+
+
+@pytest.mark.parametrize(("old", "new"), [("init[", "x_wide_made["), ("y", "x_wide")])
+def test_names_that_are_taken(old: str, new: str) -> None:
+    text = TEXT.replace(old, new)
+    assert text != TEXT
+    program = parse_program(text)
+    changed = sums_of_widened(program)
+    assert "x_wide_" in changed.tensor and "w_wide" in changed.tensor
+    given: dict[str, Any] = {"x": normal((24, 40)), "w": normal((30, 32))}
+    before: Any
+    (before,), (after,) = (run_program(p, given).values() for p in (program, changed))
+    np.testing.assert_array_equal(before, after)
+    found: Any = poly.compile(program)(**given)
+    np.testing.assert_allclose(found, before, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16() -> None:
