@@ -50,7 +50,7 @@ def loop_bounds(
         if ends is not None:
             low, end = Affine((), ends[0]), Affine((), ends[1] + 1)
             return LoopBounds((low,), (end,), 1, (), low if ends[0] == ends[1] else None, (), first)
-        found = _exact_bounds(first, names)
+        found = _exact_bounds(first, context, names)
         if found is not None:
             return found
     return _hull_bounds(prefixes, context, names)
@@ -61,7 +61,7 @@ def same(a: isl.Set, b: isl.Set) -> bool:
     return bool(a.plain_is_equal(b) or a.is_equal(b))
 
 
-def _exact_bounds(values: isl.Set, names: Sequence[str]) -> LoopBounds | None:
+def _exact_bounds(values: isl.Set, context: isl.Set, names: Sequence[str]) -> LoopBounds | None:
     """The bounds where the loops around take just the values that all statements need: the constraints themselves."""
     if values.n_basic_set() != 1:
         return None
@@ -69,6 +69,7 @@ def _exact_bounds(values: isl.Set, names: Sequence[str]) -> LoopBounds | None:
     if basic.dim(DIV):
         return None
     limits = [c for c in conditions_of(basic, names, len(names) - 1) if c is not None]
+    limits = _needed(limits, context.add_dims(SET, 1), names)
     lower, upper = _limits(limits, names[-1])
     if not lower or not upper:
         return None
@@ -100,6 +101,7 @@ def _bounds(hull: isl.BasicSet, exact: isl.Set, known: isl.Set, names: Sequence[
     new = hull.to_set().gist(known).simple_hull()
     everything = conditions_of(new, names)
     conditions = [c for c in everything if c is not None and loop not in _split(c.expr, loop)[1].names]
+    conditions = _needed(conditions, known, names)
     stride, offset = _stride(exact, known, names)
     congruence = [Constraint((var(loop) - offset) % stride, True)] if stride > 1 else []
     context = known.intersect(
@@ -113,6 +115,24 @@ def _bounds(hull: isl.BasicSet, exact: isl.Set, known: isl.Set, names: Sequence[
     value, value_guard = _only_value(lower, upper, stride, limits + congruence, loop)
     guard = tuple(c for c in conditions if loop not in c.expr.names)
     return LoopBounds(_sorted(lower), _sorted(upper), stride, guard, value, value_guard, context)
+
+
+def _needed(conditions: Sequence[Constraint], known: isl.Set, names: Sequence[str]) -> Sequence[Constraint]:
+    """Conditions without those that the others imply where `known` holds; long ones go first.
+
+    isl leaves out other ones by how it has written its sets so far, which each question about a set may change:
+    loops must not differ with what was asked before.
+    """
+    above, below = (sum(sign * c.expr.coefficient(names[-1]) > 0 for c in conditions) for sign in (1, -1))
+    if above <= 1 and below <= 1 and above + below == len(conditions):
+        return conditions
+    parameters = parameter_names(known)
+    kept = sorted(conditions, key=lambda c: (c.equality, -len(c.expr.terms), str(c.expr)))
+    for c in [*kept]:
+        others = [other for other in kept if other is not c]
+        if known.intersect(set_of(others, names, parameters)).is_subset(set_of([c], names, parameters)):
+            kept = others
+    return kept
 
 
 def _split(expression: Affine, loop: str) -> tuple[int, Affine]:
