@@ -96,11 +96,11 @@ def _programs(case: Case, machine: Machine) -> list[Program]:
 
     if case.kind == "einsum":
         program = einsum_program(case.spec, list(case.inputs.values()), ["f32"] * len(case.inputs))
-        return list(group_program(for_cpu(program, (), machine, THREADS), machine).parts.values())
+        return list(group_program(for_cpu(program, (), machine, THREADS), machine, THREADS).parts.values())
     graph = poly.from_onnx(model_of(case))
     source = graph.to_program()
     finite = finite_factors(source, graph.constants)
-    return [for_cpu(p, finite, machine, THREADS) for p in group_program(source, machine).parts.values()]
+    return [for_cpu(p, finite, machine, THREADS) for p in group_program(source, machine, THREADS).parts.values()]
 
 
 def plans_of(nest: Nest, count: int, far: float) -> list[Rated]:

@@ -35,7 +35,7 @@ def host_machine() -> Machine:
         features,
         str(llvm.get_process_triple()),
         cache_sizes(),
-        core_count(),
+        os.cpu_count() or 1,  # not those that this process may use: plans must not differ with where it runs
         clock_mhz(),
     )
 
@@ -98,12 +98,6 @@ def cache_sizes() -> dict[int, int]:
         except (OSError, ValueError, KeyError):
             continue
     return found or {1: 32 * 1024, 2: 1024**2}
-
-
-def core_count() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return max(1, len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
 def clock_mhz() -> int:

@@ -249,7 +249,7 @@ def show(work: Work, level: Level, target: str, group: int | None, threads: int)
             return str(work.graph)
         if group is None and level == "explain":
             return _explain_graph(work.graph, target, threads)
-        work = _group_of(work, group, level, machine_of(target))
+        work = _group_of(work, group, level, machine_of(target), threads)
     elif group is not None:
         raise UsageError("--group is for ONNX files")
     program = work.program
@@ -272,12 +272,12 @@ def _explain_graph(graph: Graph, target: str, threads: int) -> str:
     return str(explain(engine))
 
 
-def _group_of(work: Work, group: int | None, level: Level, machine: Machine) -> Work:
+def _group_of(work: Work, group: int | None, level: Level, machine: Machine, threads: int) -> Work:
     assert work.graph is not None
     program = work.graph.to_program()
     if machine.kind == "cpu":
         program = sums_in_f32(narrow_sums(program, machine), work.graph.constants)
-    parts = group_program(program, machine).parts  # as engines do
+    parts = group_program(program, machine, threads).parts  # as engines do
     hint = f"--group 0 to --group {max(parts, default=0)}"
     if group is None:
         raise UsageError(f"{level} of which group?", hint=hint)

@@ -34,7 +34,7 @@ from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.widened import narrow_sums
-from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes
+from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes, usable_cores
 
 if TYPE_CHECKING:
     import onnx
@@ -134,7 +134,7 @@ def compile(
     machine = machine_of(target)
     if threads is not None:
         threads = int(threads)
-        check_threads(threads, machine.cores if machine.kind == "cpu" else MOST_THREADS)
+        check_threads(threads, usable_cores() if machine.kind == "cpu" else MOST_THREADS)
     if isinstance(what, Graph):
         if schedule is not None or constants:
             hint = "compile graph.to_program() instead"

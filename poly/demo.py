@@ -29,6 +29,7 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.explanation import buffers_of
 from poly.scheduling.traffic import traffic
+from poly.settings import usable_cores
 
 if TYPE_CHECKING:
     import onnx
@@ -47,7 +48,7 @@ def demo(target: str = "s16", threads: int | None = None) -> bool:
     """Compile, run, check and print all of it; False where anything differs from its reference."""
     start = perf_counter()
     cpu, accelerator = machine_of("cpu"), machine_of(target)
-    threads = threads or cpu.cores
+    threads = threads or usable_cores()
     _say(
         "moved: bytes that code loads and stores outside of registers, or that DMA moves over DRAM; caches do not count"
     )

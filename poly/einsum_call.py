@@ -17,7 +17,6 @@ decides dtype, casting and the memory layout of the result, as in numpy; `poly.e
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, update_wrapper
 from numbers import Integral
@@ -34,7 +33,7 @@ from poly.einsum_plan import Compiled, Plan, Viewed, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError, RunError
 from poly.frontend.einsum import spec_of
-from poly.settings import MOST_THREADS, check_threads
+from poly.settings import MOST_THREADS, check_threads, usable_cores
 
 MOST_SPECS: Final = 4096  # strings, and signatures of one, whose calls are native
 MOST_RECORDS: Final = 32
@@ -243,7 +242,7 @@ _letters = lru_cache(maxsize=4096)(spec_of)
 
 @cache
 def _warn_of_cores(threads: int) -> None:
-    check_threads(threads, len(os.sched_getaffinity(0)))
+    check_threads(threads, usable_cores())
 
 
 def _options(

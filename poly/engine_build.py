@@ -80,7 +80,7 @@ def _cut_up(
     found = read_pickle(path)
     if isinstance(found, _Kept):
         return found.grouping, found.cuts
-    grouping = group_program(program, machine)
+    grouping = group_program(program, machine, threads)
     parts = grouping.parts
     cuts = tuple(
         _Cut.of(parts[k], group, f"group {k}", machine, threads, finite) for k, group in grouping.groups.items()

@@ -56,8 +56,13 @@ def compiling_processes() -> int:
     """`POLYLOOM_JOBS`: processes that compile a model's groups, this one with them; above 1, a thread makes a kernel's
     code while another checks its schedule.
     """
-    cores = len(os.sched_getaffinity(0))
-    return _read("JOBS", _whole(1, MOST_CORES), f"a number of processes, from 1 to {MOST_CORES}", cores)
+    return _read("JOBS", _whole(1, MOST_CORES), f"a number of processes, from 1 to {MOST_CORES}", usable_cores())
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return max(1, len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
 def check_threads(threads: object, cores: int) -> None:

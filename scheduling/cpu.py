@@ -57,7 +57,7 @@ def schedule_for_cpu(
     cannot be scheduled keep the program's own order. Then the statements of no group, each for itself.
     """
     start, apart = distributed(unchecked(Schedule(program)))
-    every = groups_for(apart, machine)
+    every = groups_for(apart, machine, threads)
     try:
         schedule = start
         for group in every:
@@ -79,7 +79,7 @@ def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) ->
         schedule = settle(start)
     except ScheduleError:
         schedule, apart = Schedule(program), program
-    every = groups_for(apart, machine)
+    every = groups_for(apart, machine, threads)
     groups = [g for g in every if _has_plan(g)]
     left: list[Group] = []
     while groups:

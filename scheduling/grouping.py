@@ -61,11 +61,11 @@ class Grouping:
         return {name: (root, shift) for name, (root, shift) in places.items() if tensor[root].role != "temporary"}
 
 
-def group_program(program: Program, machine: Machine) -> Grouping:
+def group_program(program: Program, machine: Machine, threads: int = 1) -> Grouping:
     """The groups of a program that suit a machine; copies that need no copying are none of them."""
     known, program = split_known(program) if machine.kind == "cpu" else (None, program)
     program = reordered(program, machine)
-    groups = groups_for(program, machine)
+    groups = groups_for(program, machine, threads)
     aliases, idle = aliases_of(program, groups, boxes=machine.kind == "cpu")
     shapes = {name: a.shape for name, a in aliases.items() if a.shape}
     boxes = {name: program.tensor[name].extents(program.binding) for name in shapes}

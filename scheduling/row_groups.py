@@ -31,12 +31,12 @@ MOST_REUSE = 2  # uses of an element across the loops of a reduction from which 
 LEAST_SAVED = 4  # a quarter of what the later group touches must be shared
 
 
-def groups_for(program: Program, machine: Machine) -> list[Group]:
-    """The groups that suit a machine: on a core with caches chains along rows are one, elsewhere each step is one."""
+def groups_for(program: Program, machine: Machine, threads: int = 1) -> list[Group]:
+    """The groups that suit a machine: on cores with caches chains along rows are one, elsewhere each step is one."""
     caches = [m.capacity for m in machine.caches if m.capacity]
     if machine.kind != "cpu" or not caches:
         return groups_of(program)
-    far = (caches[-1] // (4 * machine.cores), machine.cores)
+    far = (caches[-1] // (4 * machine.cores), threads)
     return row_blocks(program, row_groups(program, own_share(caches[min(1, len(caches) - 1)]), far), machine)
 
 

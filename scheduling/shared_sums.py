@@ -172,7 +172,7 @@ def _moves(access: Access, iterator: str) -> bool:
 
 def _is_contraction(program: Program, name: str, machine: Machine, threads: int) -> bool:
     """Whether a statement's group is left to the policy for contractions."""
-    group = next(g for g in groups_for(program, machine) if name in g.names)
+    group = next(g for g in groups_for(program, machine, threads) if name in g.names)
     if group.box is None or group.parts:
         return False
     for policy in POLICIES:
