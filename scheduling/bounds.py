@@ -117,7 +117,7 @@ def _bounds(hull: isl.BasicSet, exact: isl.Set, known: isl.Set, names: Sequence[
     return LoopBounds(_sorted(lower), _sorted(upper), stride, guard, value, value_guard, context)
 
 
-def _needed(conditions: Sequence[Constraint], known: isl.Set, names: Sequence[str]) -> Sequence[Constraint]:
+def _needed(conditions: list[Constraint], known: isl.Set, names: Sequence[str]) -> list[Constraint]:
     """Conditions without those that the others imply where `known` holds; long ones go first.
 
     isl leaves out other ones by how it has written its sets so far, which each question about a set may change:
