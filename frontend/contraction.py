@@ -194,8 +194,11 @@ def kept_alone(terms: Sequence[Sequence[str]], result: Sequence[str]) -> dict[in
     return found
 
 
-def contract_steps(build: Contractions, terms: Sequence[Term], result: Sequence[str], steps: Steps, name: str) -> None:
-    """Contract step by step into the output `name`, see `walk_steps`.
+def contract_steps(
+    build: Contractions, terms: Sequence[Term], result: Sequence[str], steps: Steps, name: str, turn: bool = False
+) -> None:
+    """Contract step by step into the output `name`, see `walk_steps`; `turn`: batches that lie innermost in the result
+    alone are put there last, by a copy.
 
     An index that only one term has is summed beforehand.
     """
@@ -205,7 +208,22 @@ def contract_steps(build: Contractions, terms: Sequence[Term], result: Sequence[
     *pairs, (last, _, _) = walk_steps([t.indices for t in terms], result, steps)
     for chosen, _, needed in pairs:
         terms.append(build.contract([terms[k] for k in chosen], needed))
-    build.contract([terms[k] for k in last], result, name)
+    factors = [terms[k] for k in last]
+    if turn and (kept := _batches_first(factors, result)):
+        factors = [build.contract(factors, kept)]
+    build.contract(factors, result, name)
+
+
+def _batches_first(terms: Sequence[Term], result: Sequence[str]) -> list[str]:
+    """Where an index of all terms lies innermost in the result and in none of them: the result's indices in an order in
+    which each product is a plain one. Empty otherwise, and where nothing is summed."""
+    shared = [i for i in result if all(i in t.indices for t in terms)]
+    apart = len(terms) > 1 and any(i not in result for t in terms for i in t.indices)
+    if not apart or not shared or result[-1] != shared[-1] or any(t.indices[-1] == result[-1] for t in terms):
+        return []
+    every = dict.fromkeys(i for t in terms for i in t.indices)
+    kept = [*shared, *(i for i in every if i in result and i not in shared)]
+    return kept if kept != [*result] else []
 
 
 @dataclass(frozen=True)
@@ -305,7 +323,7 @@ class Form:
         if self.planar:
             terms = [build.planes(t) for t in terms]
         if self.lanes is None:
-            contract_steps(build, terms, self.result, self.steps, "out")
+            contract_steps(build, terms, self.result, self.steps, "out", turn=values is not None)
         else:
             contract_in_lanes(build, terms, self.result, self.lanes, "out")
         conditions = [f"N{i} >= 1" for i in self.indices]

@@ -28,6 +28,7 @@ from poly.errors import (
     PolyError,
     ShapeError,
 )
+from poly.frontend.contraction import Form, View
 from poly.frontend.strides import dense_strides, dimensions_of, strides_like
 from poly.pointers import address
 from tests.test_einsum_frontend import MODELS, operands, random_of
@@ -719,3 +720,29 @@ def test_one_kernel_for_all_small_sizes(spec: str, shapes: list[tuple[tuple[int,
         np.testing.assert_array_equal(poly.einsum(spec, *arrays), np.einsum(spec, *arrays))
         wide = [np.repeat(a, 2, axis=-1)[..., ::2] for a in arrays]
         np.testing.assert_array_equal(poly.einsum(spec, *wide), np.einsum(spec, *wide))
+
+
+@pytest.mark.parametrize(
+    ("spec", "turned"),
+    [
+        ("bij,bjk->kib", True), ("bij,bjk->ikb", True), ("baij,bajk->kiab", True), ("bij,bj->ib", True),
+        ("bij,bjk->bik", False), ("jib,jkb->kib", False), ("bij,bij->b", False), ("bi,bk->kib", False),
+        ("ij,jk->ki", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "f2"])
+def test_batches_that_lie_innermost_in_the_result_alone_are_put_there_last(
+    spec: str, turned: bool, dtype: str
+) -> None:
+    sizes = dict(zip("abijk", (3, 40, 17, 19, 21), strict=True))
+    rng = np.random.default_rng(0)
+    operands = [(rng.random([sizes[i] for i in t]) * 8).astype(dtype) for t in spec.split("->")[0].split(",")]
+    tolerance = {"f4": 1e-5, "f8": 1e-12, "i4": 0, "f2": 2e-3}[dtype]
+    want = np.einsum(spec, *(a.astype("f8") for a in operands))
+    np.testing.assert_allclose(poly.einsum(spec, *operands).astype("f8"), want, rtol=tolerance)
+    terms, result = spec.split("->")
+    views = tuple(View(tuple(t), (True,) * len(t), "f32") for t in terms.split(","))
+    form = Form(views, tuple(result), ((0, 1),), "f32")
+    found = form.program([sizes[p[1:]] for p in form.parameters])
+    assert any(t.role == "temporary" for t in found.tensors) == turned
+    assert not any(t.role == "temporary" for t in form.program().tensors)
