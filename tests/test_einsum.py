@@ -731,9 +731,7 @@ def test_one_kernel_for_all_small_sizes(spec: str, shapes: list[tuple[tuple[int,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "f2"])
-def test_batches_that_lie_innermost_in_the_result_alone_are_put_there_last(
-    spec: str, turned: bool, dtype: str
-) -> None:
+def test_batches_that_lie_innermost_in_the_result_alone_are_put_there_last(spec: str, turned: bool, dtype: str) -> None:
     sizes = dict(zip("abijk", (3, 40, 17, 19, 21), strict=True))
     rng = np.random.default_rng(0)
     operands = [(rng.random([sizes[i] for i in t]) * 8).astype(dtype) for t in spec.split("->")[0].split(",")]
