@@ -155,9 +155,9 @@ def check_model(
             first = first or ModelCheck(name, opsets, {}, {}, sizes, tuple(sizes), (), problem=str(error))
             continue
         if not sizes or not any(f.fate == "refused" for f in survey.fates):
-            return _report(name, opsets, survey.graph, survey.fates, given, sizes, machine)
+            return _report(model, name, opsets, survey.graph, survey.fates, given, sizes, machine)
         if first is None or first.problem:
-            first = _report(name, opsets, survey.graph, survey.fates, given, sizes, machine)
+            first = _report(model, name, opsets, survey.graph, survey.fates, given, sizes, machine)
     assert first is not None
     return first
 
@@ -188,7 +188,7 @@ def _assumptions(
 
 
 def _report(
-    name: str, opsets: Mapping[str, int], graph: Graph, fates: tuple[NodeFate, ...],
+    model: onnx.ModelProto, name: str, opsets: Mapping[str, int], graph: Graph, fates: tuple[NodeFate, ...],
     given: Mapping[str, tuple[int, ...] | int], assumed: Mapping[str, int], machine: Machine,
 ) -> ModelCheck:  # fmt: skip
     program = graph.to_program()
@@ -196,10 +196,11 @@ def _report(
     arena = grouping.arena()
     work = [_work(program, n.name, n.operator, n.statements) for n in graph.nodes]
     counted = [w for w in work if w.operations]
+    outputs = {graph.label(t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.outputs}
     return ModelCheck(
         name, opsets,
         {graph.label(t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.inputs},
-        {graph.label(t.name): f"{t.dtype}{list(t.extents({}))}" for t in graph.outputs},
+        {o.name: outputs.get(o.name, "not known before it runs") for o in model.graph.output},
         {k: v for k, v in given.items() if isinstance(v, int)} | dict(assumed), tuple(assumed), fates,
         statements=len(program.statements), groups=len(grouping.groups),
         weights=sum(t.nbytes({}) for t in program.with_role("constant")),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poly.arguments import RunByName
-from poly.document import counted
+from poly.document import Document, counted, table
 from poly.dtypes import Array
 from poly.engine import Engine
 from poly.engine_arrays import require_mapping
@@ -271,3 +271,8 @@ class ModelEngine(RunByName):
                 how = "control here, its body compiled" if inside else "reference evaluator"
                 lines.append(f"  node {node.name or node.op_type}: {how}: {stage.reason}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [line.strip().split(": ", 1) for line in str(self).splitlines()[1:]]
+        tables = (table("stages", ("nodes", "run by"), rows),) if rows else ()
+        return Document(repr(self).strip("<>"), (), tables).html()

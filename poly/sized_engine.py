@@ -21,7 +21,7 @@ import numpy as np
 
 from poly.affine import var
 from poly.arguments import RunByName, shown
-from poly.document import counted
+from poly.document import Document, counted, table
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine
 from poly.engine_arrays import ALIGN, ExpectedInput, aligned_bytes, inputs_of, targets_of
@@ -278,6 +278,11 @@ class SizedEngine(RunByName):
         how = f"{counted(len(self.steps), 'group')} for all sizes" if self.steps else "compiled for each size"
         name = f"{self.graph.name}({', '.join(map(self.graph.label, self.graph.parameters))})"
         return f"<SizedEngine {name} on {self.machine.name}: {how}, {len(self._engines)} specialised>"
+
+    def _repr_html_(self) -> str:
+        rows = [(s.name, " ".join(s.statements), ", ".join(s.outputs)) for s in self.steps]
+        tables = (table("groups", ("group", "statements", "writes"), rows),) if rows else ()
+        return Document(repr(self).strip("<>"), (), tables).html()
 
 
 def _own_names(kernel: Kernel) -> list[str]:

@@ -197,6 +197,23 @@ def test_compiled_things_draw_themselves() -> None:
     assert "matmul" in poly.compile(graph)._repr_html_()
 
 
+def test_engines_of_free_sizes_and_of_stages_draw_themselves() -> None:
+    from onnx import helper
+
+    from poly.frontend.onnx_import import from_onnx
+    from tests.onnx_helpers import chain_model
+    from tests.test_api_messages import relu_model
+
+    sized = poly.compile(from_onnx(relu_model(), ranges={"N": (1, 4)}))._repr_html_()
+    assert "SizedEngine" in sized and "<table" in sized and "relu" in sized.lower()
+    nodes = [helper.make_node("NonZero", ["x"], ["y"], name="places"), helper.make_node("Neg", ["y"], ["z"])]
+    model, _ = chain_model(nodes, {"x": np.ones(3, np.float32)}, ["z"])
+    engine = poly.compile(model)
+    assert "compiles at the first run" in engine._repr_html_()
+    engine.run({"x": np.ones(3, np.float32)})
+    assert "places" in engine._repr_html_() and "<script" not in engine._repr_html_()
+
+
 def small_model() -> "onnx.ModelProto":
     """Two products of the input, added."""
     from onnx import TensorProto, helper

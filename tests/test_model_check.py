@@ -62,6 +62,12 @@ def test_dynamic_extents_that_are_not_given_are_assumed() -> None:
     assert "batch=1 (assumed)" in str(found)
 
 
+def test_outputs_are_named_where_their_shapes_are_not_known() -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["y"]), helper.make_node("Relu", ["x"], ["z"])]
+    chain, _ = chain_model(nodes, {"x": f32(3)}, ["y", "z"])
+    assert check_model(chain).outputs == {"y": "not known before it runs", "z": "f32[3]"}
+
+
 def test_what_falls_back_and_why() -> None:
     model, _ = node_model("NonMaxSuppression", [f32(1, 6, 4), f32(1, 1, 6), np.array([3])], opset=11)
     node = helper.make_node("NonZero", ["x"], ["y"], name="places")
