@@ -77,6 +77,7 @@ class ModelEngine(RunByName):
         default_factory=dict[tuple[int, str], "ModelEngine"], repr=False
     )
     _warned: set[str] = field(default_factory=set[str], repr=False)
+    _accepted: set[Key] = field(default_factory=set[Key], repr=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -115,7 +116,7 @@ class ModelEngine(RunByName):
         if out is not None:
             require_mapping(out, self.model.model.graph.name)
         given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
-        self.model.check_inputs(given)
+        self._check(given)
         values: dict[str, object] = dict(given)
         known: dict[str, Array] = {}
         fallbacks: dict[str, float] = {}
@@ -132,7 +133,9 @@ class ModelEngine(RunByName):
                     values |= engine.run({name: values[name] for name in engine.inputs})  # type: ignore[arg-type]
                 seconds += time.perf_counter() - start
                 known |= found.stage.known
-                position, history = found.stage.end, hashlib.sha256(repr(key).encode()).digest()
+                position = found.stage.end
+                if position < len(self.model.nodes):
+                    history = hashlib.sha256(repr(key).encode()).digest()
                 if found.stage.alone:
                     self._alone(position, found.stage, values, known, fallbacks, reasons)
                     position += 1
@@ -141,6 +144,17 @@ class ModelEngine(RunByName):
         missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
         results = {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
         return {**results, **self._copied(results, out)} if out else results
+
+    def _check(self, given: Mapping[str, object]) -> None:
+        """Raises `RunError` for inputs that the model does not take; what it took once is not looked at again."""
+        key = tuple((n, v.shape, v.dtype) if isinstance(v, np.ndarray) else (n, None) for n, v in given.items())
+        if key in self._accepted:
+            return
+        self.model.check_inputs(given)
+        if all(isinstance(v, np.ndarray) for v in given.values()):
+            if len(self._accepted) >= _MAX_STAGES:
+                self._accepted.clear()
+            self._accepted.add(key)
 
     def _copied(self, results: Mapping[str, object], out: Mapping[str, Array]) -> Mapping[str, Array]:
         """The arrays of `out`, with the results in them. Raises `RunError`."""
@@ -203,7 +217,7 @@ class ModelEngine(RunByName):
         """Shapes and dtypes of what is read from here on."""
         needed = self.model.needed_from(position)
         return tuple(
-            (name, v.shape, str(v.dtype)) if isinstance(v, np.ndarray) else (name, type(v).__name__)
+            (name, v.shape, v.dtype) if isinstance(v, np.ndarray) else (name, type(v).__name__)
             for name, v in sorted(values.items()) if name in needed
         )  # fmt: skip
 

@@ -87,7 +87,23 @@ class SizedEngine(RunByName):
         default_factory=OrderedDict[Key, "_Prepared | None"], repr=False
     )
     _engines: OrderedDict[Key, Engine] = field(default_factory=OrderedDict[Key, Engine], repr=False)
+    _sizes: dict[tuple[object, ...], dict[str, int]] = field(
+        default_factory=dict[tuple[object, ...], dict[str, int]], repr=False
+    )
     _lock: Lock = field(default_factory=Lock, repr=False)
+
+    @cached_property
+    def _filled(self) -> tuple[tuple[Tensor, str], ...]:
+        """The outputs with their labels."""
+        return tuple((t, self.graph.label(t.name)) for t in self.graph.outputs)
+
+    @cached_property
+    def _expected(self) -> Mapping[str, ExpectedInput]:
+        """What each input has to be, by label."""
+        return {
+            self.graph.label(t.name): ExpectedInput(t.name, numpy_dtype(t.dtype), t.rank, None)
+            for t in self.graph.inputs
+        }
 
     @cached_property
     def _tensors(self) -> Mapping[str, Tensor]:
@@ -136,7 +152,7 @@ class SizedEngine(RunByName):
             values: dict[str, Array] = {**self.graph.constants, **given}
             values |= self._targets(out, sizes, values) if out is not None else {}
             arena = aligned_bytes(prepared.arena)
-            for t in self.graph.outputs:
+            for t, _ in self._filled:
                 values.setdefault(t.name, np.zeros(t.extents(sizes), numpy_dtype(t.dtype)))
             places = {name: arena.ctypes.data + offset for name, offset in prepared.offsets.items()}
             places |= {name: a.ctypes.data for name, a in values.items()}
@@ -150,7 +166,7 @@ class SizedEngine(RunByName):
                     raise named_as_in_file(error, self.graph, own, names, step.statements) from None
                 if observe is not None:
                     observe(step, time.perf_counter() - start_of_step)
-        return {self.graph.label(t.name): values[t.name] for t in self.graph.outputs}
+        return {label: values[t.name] for t, label in self._filled}
 
     def _targets(
         self, out: Mapping[str, Array], sizes: Mapping[str, int], values: Mapping[str, Array]
@@ -205,6 +221,16 @@ class SizedEngine(RunByName):
 
     def sizes_of(self, given: Mapping[str, Array]) -> dict[str, int]:
         """The sizes that arrays of the inputs imply. Raises `RunError` outside of the graph's ranges."""
+        shapes = tuple([(name, a.shape) for name, a in given.items()])
+        sizes = self._sizes.get(shapes)
+        if sizes is None:
+            sizes = self._found_sizes(given)
+            if len(self._sizes) >= MOST_SIZES:
+                self._sizes.clear()
+            self._sizes[shapes] = sizes
+        return dict(sizes)
+
+    def _found_sizes(self, given: Mapping[str, Array]) -> dict[str, int]:
         sizes = self._bound(given)
         for t in self.graph.inputs:
             if given[t.name].shape != t.extents(sizes):
@@ -268,11 +294,7 @@ class SizedEngine(RunByName):
         return self._engines[key]
 
     def _given(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        known = {
-            self.graph.label(t.name): ExpectedInput(t.name, numpy_dtype(t.dtype), t.rank, None)
-            for t in self.graph.inputs
-        }
-        return inputs_of(inputs, known, self.graph.name)
+        return inputs_of(inputs, self._expected, self.graph.name)
 
     def __repr__(self) -> str:
         how = f"{counted(len(self.steps), 'group')} for all sizes" if self.steps else "compiled for each size"

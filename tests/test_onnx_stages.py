@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 
 import poly
 from poly.errors import FallbackWarning, OnnxError, RunError
+from poly.frontend.onnx_stages import StagedModel
 from poly.model_engine import ModelEngine
 from tests.onnx_helpers import assert_close, chain_model, node_model, reference
 from tests.test_onnx import f32
@@ -54,6 +56,27 @@ def test_shapes_need_not_be_given_before() -> None:
         x = f32(*shape)
         assert_close(engine.run({"x": x}), reference(model, {"x": x}))  # type: ignore[arg-type]
     assert engine.compiled == 2
+
+
+def test_what_a_model_took_once_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=-1)
+    model, _ = chain_model([node], {"x": f32(2, 3)}, ["y"], dims={"x": ["n", None]})
+    engine = engine_of(model)
+    looked_at: list[object] = []
+    check = StagedModel.check_inputs
+
+    def counted(staged: StagedModel, values: Mapping[str, object]) -> None:
+        looked_at.append(values["x"])
+        check(staged, values)
+
+    monkeypatch.setattr(StagedModel, "check_inputs", counted)
+    for shape in ((2, 3), (2, 3), (4, 3), (2, 3)):
+        engine.run({"x": f32(*shape)})
+    assert len(looked_at) == 2
+    for wrong in (np.zeros((2, 3)), f32(2, 3, 1)):
+        for _ in range(2):
+            with pytest.raises(RunError, match="'x'"):
+                engine.run({"x": wrong})
 
 
 def test_computed_values_that_decide_end_a_stage() -> None:

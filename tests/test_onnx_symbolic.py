@@ -19,6 +19,7 @@ from poly.errors import OnnxError, RunError
 from poly.frontend.onnx_symbolic import agrees
 from poly.graph import SizedGraph
 from poly.interp import run_program
+from poly.interp_arrays import bind_sizes
 from poly.sized_engine import MOST_ENGINES, MOST_SIZES
 from tests.onnx_helpers import Arrays, assert_close, chain_model, reference
 from tests.test_onnx import f32
@@ -211,6 +212,22 @@ def test_what_is_remembered_is_bounded() -> None:
     for n in range(1, MOST_ENGINES + 3):
         engine.specialise(n=n)
     assert len(engine.engines) == MOST_ENGINES and len(engine._prepared) <= MOST_SIZES
+
+
+def test_sizes_are_looked_for_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto, ranges = AFFINE["dense"]
+    engine = poly.compile(poly.from_onnx(proto, ranges=ranges))
+    bound: list[object] = []
+
+    def counted(*given: Any) -> dict[str, int]:
+        bound.append(given)
+        return bind_sizes(*given)
+
+    monkeypatch.setattr("poly.sized_engine.bind_sizes", counted)
+    for length in (7, 7, 9, 7):
+        inputs = inputs_at(engine.graph, at(engine.graph, {"batch": 3, "len": length}))
+        assert_close(engine.run(inputs), reference(proto, inputs), 2e-4)
+    assert len(bound) == 2
 
 
 def test_machines_that_need_sizes_compile_for_each() -> None:
