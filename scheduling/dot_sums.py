@@ -23,7 +23,7 @@ from poly.dtypes import numpy_dtype
 from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, rewrite
 from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor, box_domain
-from poly.scheduling.exact_sums import REUSE, Factor, factors_of, with_statements
+from poly.scheduling.exact_sums import REUSE, Factor, factors_of, in_order, with_statements
 from poly.scheduling.groups import bare, tensors_read, tensors_written
 from poly.sets import fix_sizes, interval
 
@@ -38,7 +38,7 @@ def sums_by_dots(program: Program, machine: Machine) -> Program:
     if not machine.dots or set(program.parameters) - program.binding.keys():
         return program
     work = _Work(program, machine)
-    for s in program.statements:
+    for s in in_order(program):  # what the first user packs is there for the others
         work.convert(s)
     return with_statements(program, work.changed, work.tensors, work.before) if work.changed else program
 
@@ -68,6 +68,9 @@ class _Way:
     missing: tuple[tuple[Expr, _Side], ...] = ()
 
 
+_Packed = tuple[str, int, tuple[tuple[int, int], ...], tuple[Access, ...], Expr]  # what tells packed operands apart
+
+
 @dataclass
 class _Start:
     """How sums start: the statement, and what makes the sums of operands that it reads."""
@@ -86,6 +89,7 @@ class _Work:
     changed: dict[str, Statement] = field(default_factory=dict[str, Statement])
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     before: dict[str, list[Statement]] = field(default_factory=dict[str, list[Statement]])
+    packed: dict[_Packed, str] = field(default_factory=dict[_Packed, str])
 
     def convert(self, s: Statement) -> None:
         """Make one statement's sum by dots, if it is one that may be."""
@@ -97,7 +101,7 @@ class _Work:
         init, ranges = start_of(self.program, s), ranges_of(self.program, s)
         if init is None or ranges is None or init.name in self.changed:
             return
-        step = _step(s, factors, ranges, self.program)
+        step = _step(s, factors, ranges)
         if step is None or not self._used_often(s, factors, ranges):
             return
         for way in self._ways(s, factors):
@@ -196,12 +200,16 @@ class _Work:
             places = {side.factor.main: part} | {k: count + n for n, k in enumerate(others)}
             parts.append(_renumbered(side.body, places))
         reads += [s.reads[k] for k in others]
-        name = self._free_name(f"{source.name}_{dot}")
-        label = self._free_name(f"{name}_made")
-        self.tensors[name] = Tensor(name, tuple(Affine((), e) for e in extents), "i32")
-        domain = self._aligned(box_domain(label, [(i, *ends) for i, ends in zip(point, touched, strict=True)]))
-        made.append(Statement(label, point, domain, Access(name, tuple(map(var, point))), tuple(reads), _joined(parts)))
-        fill = None if access.fill is None else Const(_filled(side.body, access.fill, source, count))
+        fill = None if access.fill is None else Const(_filled(side, access.fill, source, count))
+        body = _joined(parts)
+        key = (dot, axis, tuple(touched), tuple(reads), body)
+        name = self.packed.get(key)
+        if name is None:
+            name = self.packed[key] = self._free_name(f"{source.name}_{dot}")
+            label = self._free_name(f"{name}_made")
+            self.tensors[name] = Tensor(name, tuple(Affine((), e) for e in extents), "i32")
+            domain = self._aligned(box_domain(label, [(i, *ends) for i, ends in zip(point, touched, strict=True)]))
+            made.append(Statement(label, point, domain, Access(name, tuple(map(var, point))), tuple(reads), body))
         return replace(access, tensor=name, fill=fill)
 
     def _start(self, s: Statement, init: Statement, way: _Way, ranges: Mapping[str, int]) -> _Start | None:
@@ -227,14 +235,16 @@ class _Work:
         """The read of an operand's sum where the sums start, and how often it is to be added; None where its indices
         are not those of single axes of what is written.
         """
+        if init.write.indirect:
+            return None
         used = reads_of(side.body)
         accesses = tuple(s.reads[k] for k in used)
         names = {n for a in accesses for e in (*a.affine_index, *(c.expr for c in a.guard)) for n in e.names}
         written = {n for e in s.write.affine_index for n in e.names}
         kept = [i for i in s.iterators if i in names and i in written]
         inner = [i for i in s.iterators if i in names and i not in written]
-        starts = [None] if init.write.indirect else [bare(e) for e in init.write.affine_index]
-        at = {bare(e): start for e, start in zip(s.write.affine_index, starts, strict=False)}
+        starts = [bare(e) for e in init.write.affine_index]
+        at = {bare(e): start for e, start in zip(s.write.affine_index, starts, strict=True)}
         if any(at.get(i) is None for i in kept) or None in starts or len({*starts}) != len(starts):
             return None
         name = self._free_name(wanted, found)
@@ -298,7 +308,7 @@ def ranges_of(program: Program, s: Statement) -> dict[str, int] | None:
     return ranges if domain.is_equal(box) else None
 
 
-def _step(s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int], program: Program) -> str | None:
+def _step(s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int]) -> str | None:
     """The longest loop of the sum that is an axis of both operands, and moves nothing else; None where none is."""
     written = {n for e in s.write.affine_index for n in e.names}
 
@@ -372,10 +382,12 @@ def _joined(parts: list[Expr]) -> Expr:
     return reduce(lambda a, b: apply("bit_or", a, b), moved)
 
 
-def _filled(body: Expr, fill: Const, source: Tensor, count: int) -> int:
+def _filled(side: _Side, fill: Const, source: Tensor, count: int) -> int:
     """What an operand holds beyond its edges."""
     value = np.asarray(fill.value, numpy_dtype(source.dtype))
-    part = int(np.asarray(evaluate(body, [value] * (max(reads_of(body)) + 1), lambda _: 0)))
+    main = side.factor.main
+    assert reads_of(side.body) == [main], "what else it reads is not padded"
+    part = int(np.asarray(evaluate(side.body, [value] * (main + 1), lambda _: 0)))
     bits = 32 // count
     whole = sum((part & ((1 << bits) - 1)) << (k * bits) for k in range(count))
     return whole - (1 << 32) if whole >= 1 << 31 else whole

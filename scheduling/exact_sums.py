@@ -36,7 +36,7 @@ def sums_in_f32(program: Program, constants: Mapping[str, Array]) -> Program:
     if set(program.parameters) - program.binding.keys():
         return program
     work = _Work(program, constants)
-    for s in program.statements:
+    for s in in_order(program):  # what the first user converts is there for the others
         work.convert(s)
     return work.result()
 
@@ -187,6 +187,11 @@ class _Work:
     def result(self) -> Program:
         """The program, with the conversions before the nests that start their sums."""
         return with_statements(self.program, self.changed, self.tensors, self.before) if self.changed else self.program
+
+
+def in_order(program: Program) -> list[Statement]:
+    """The statements in the order of their nests, in which a program need not list them."""
+    return sorted(program.statements, key=lambda s: s.path[0] if isinstance(s.path[0], int) else -1)
 
 
 def with_statements(

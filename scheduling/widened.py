@@ -16,7 +16,7 @@ from poly.expr import Apply, Cast, Const, Expr, Read, rewrite
 from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.dot_sums import ranges_of, start_of, sums_by_dots, touched_by
-from poly.scheduling.exact_sums import REUSE, with_statements
+from poly.scheduling.exact_sums import REUSE, in_order, with_statements
 
 _NARROW: Final = ("f16", "bf16")
 
@@ -36,7 +36,7 @@ def sums_of_widened(program: Program) -> Program:
     tensors: dict[str, Tensor] = {}
     before: dict[str, list[Statement]] = {}
     made: dict[tuple[str, tuple[tuple[int, int], ...]], str] = {}
-    for s in sorted(program.statements, key=_nest):  # the first user's copy is there for the others
+    for s in in_order(program):  # the first user's copy is there for the others
         init = start_of(program, s) if _sums_products(program, s) else None
         ranges = ranges_of(program, s) if init is not None else None
         if init is None or ranges is None:
@@ -53,10 +53,6 @@ def sums_of_widened(program: Program) -> Program:
                 tensors[name] = Tensor(name, source.shape, "f32")
             changed[s.name] = _reading(changed.get(s.name, s), k, name)
     return with_statements(program, changed, tensors, before) if changed else program
-
-
-def _nest(s: Statement) -> int:
-    return s.path[0] if isinstance(s.path[0], int) else -1
 
 
 def _sums_products(program: Program, s: Statement) -> bool:

@@ -53,11 +53,12 @@ def test_products(left: str, right: str, depth: int) -> None:
     for kinds in (("random", "random"), ("least", "least"), ("most", "least"), ("least", "most"), ("most", "most")):
         a, b = extremes(left, (33, depth), kinds[0]), extremes(right, (depth, 39), kinds[1])
         np.testing.assert_array_equal(kernel(a, b), wanted(a, b))
-    if not host_machine().dots:
-        return
-    changed = sums_by_dots(program, host_machine())
-    assert dots_of(changed)
-    np.testing.assert_array_equal(run_program(changed, {"A": a, "B": b})["C"], wanted(a, b))
+    for machine in (FOURS, PAIRS):
+        changed = sums_by_dots(program, machine)
+        assert dots_of(changed)
+        for left_kind, right_kind in (("random", "random"), ("least", "least"), ("most", "least")):
+            a, b = extremes(left, (33, depth), left_kind), extremes(right, (depth, 39), right_kind)
+            np.testing.assert_array_equal(run_program(changed, {"A": a, "B": b})["C"], wanted(a, b))
 
 
 @pytest.mark.parametrize("name", DOT_CPUS)
@@ -139,6 +140,31 @@ def test_gaps_are_not_read() -> None:
     made = [s for s in changed.statements if s.name.endswith("_made")]
     assert ["i0 <= 31" in str(s.domain) for s in made] == [True, False]
     assert ["i1 <= 31" in str(s.domain) for s in made] == [False, True]
+
+
+@pytest.mark.parametrize(("old", "new", "made"), [
+    ("", "", ["x_dot4"]), ("x[i, k]) - i32(xz[])", "x[i, k])", ["x_dot4"]),
+    ("0 <= k < 64", "0 <= k < 60", ["x_dot4", "x_dot4_1"]), ("k < 64", "k < 63", ["x_dot4", "x_dot4_1"]),
+])  # fmt: skip
+@pytest.mark.parametrize("listed", ["in order", "the second sum first"])
+def test_one_operand_in_two_sums(old: str, new: str, made: list[str], listed: str) -> None:
+    """Packed once, unless the second sum takes other steps of it."""
+    *head, init, first = TEXT.strip().split("\n", 8)
+    second = f"{init}\n{first}".replace("y[", "z[").replace("init[", "init2[").replace("sum[", "sum2[")
+    second = second.replace("w[", "v[").replace(old, new)
+    declared = "\n".join(head).replace("output y", "input v: i8[64, 32]\noutput z: i32[32, 32]\noutput y")
+    program = parse_program(f"{declared}\n{init}\n{first}\n{second}\n")
+    if listed != "in order":
+        program = replace(program, statements=program.statements[2:] + program.statements[:2])
+    changed = sums_by_dots(program, FOURS)
+    assert sorted(t.name for t in changed.tensors if t.name.startswith("x_dot4")) == made
+    given: dict[str, Any] = {
+        t.name: extremes(t.dtype, t.extents({}), "random") for t in program.inputs if t.dtype in NUMPY
+    }
+    given["b"] = np.arange(32, dtype=np.int32)
+    expected, found = (run_program(p, given) for p in (program, changed))
+    for name in ("y", "z"):
+        np.testing.assert_array_equal(found[name], expected[name])
 
 
 @pytest.mark.parametrize("dtype", ["u8", "i8"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,11 +118,13 @@ out2[i, j]: z[i, j] = u[i, j] - t[i, j] where 0 <= i < 64 and 0 <= j < 32
     weights = rng.integers(-128, 128, (64, 32)).astype(np.int8)
     constants: dict[str, np.ndarray] = {"w": weights, "b": np.arange(32, dtype=np.int32)}
     x = rng.integers(0, 256, (64, 64)).astype(np.uint8)
-    changed = sums_in_f32(program, constants)
-    added = {t.name for t in changed.tensors} - {t.name for t in program.tensors}
-    assert added == {"x_f32", "w_f32"}
-    found, want = (run_program(p, {"x": x, **constants}) for p in (changed, program))
-    assert all(np.array_equal(found[n], want[n]) for n in ("y", "z")) and found["z"].any()
+    want = run_program(program, {"x": x, **constants})
+    for listed in (program, replace(program, statements=program.statements[::-1])):
+        changed = sums_in_f32(listed, constants)
+        added = {t.name for t in changed.tensors} - {t.name for t in program.tensors}
+        assert added == {"x_f32", "w_f32"}
+        found = run_program(changed, {"x": x, **constants})
+        assert all(np.array_equal(found[n], want[n]) for n in ("y", "z")) and found["z"].any()
 
 
 def test_operands_made_after_the_start_stay() -> None:
