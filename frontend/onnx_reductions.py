@@ -257,7 +257,7 @@ def reduce_mean(b: Notation) -> None:
 
 
 def reduce_log_sum_exp(b: Notation) -> None:
-    """log(sum(exp(x - m))) + m with m the maximum, so that nothing overflows."""
+    """log(sum(exp(x - m))) + m with m the maximum, so that nothing overflows, and 0 where that is not finite."""
     x = b.input(0)
     axes = reduced_axes(b, x, 18)
     if axes is None:
@@ -267,7 +267,7 @@ def reduce_log_sum_exp(b: Notation) -> None:
     y = b.output([1 if k in axes else e for k, e in enumerate(x.shape) if keep or k not in axes], x.dtype)
     ranges, _, point = _outer_inner(x, axes)
     outer = tuple(map(var, ranges))
-    largest, total = _max_and_sum(b, x, axes)
+    largest, total = _max_and_sum(b, x, axes, finite=True)
     place: list[Index] = [0 if k in axes else point[k] for k in range(x.rank) if keep or k not in axes]
     b.assign(y, ranges, fn("log", total[outer]) + largest[outer], place)
 
@@ -279,12 +279,22 @@ def _outer_inner(x: Value, axes: Sequence[int]) -> tuple[dict[str, int], dict[st
     return ranges, {names[k]: x.shape[k] for k in axes}, [var(n) for n in names]
 
 
-def _max_and_sum(b: Notation, x: Value, axes: Sequence[int], exps: Value | None = None) -> tuple[Value, Value]:
-    """m = max x and sum exp(x - m) along the axes; the exponentials are kept in `exps` where that is given."""
+def _max_and_sum(
+    b: Notation, x: Value, axes: Sequence[int], exps: Value | None = None, finite: bool = False
+) -> tuple[Value, Value]:
+    """m = max x and sum exp(x - m) along the axes; the exponentials are kept in `exps` where that is given.
+
+    `finite`: m is 0 where the maximum is infinite, as infinity - infinity is no number.
+    """
     ranges, over, point = _outer_inner(x, axes)
     outer = tuple(map(var, ranges))
     largest = b.temporary("max", list(ranges.values()), x.dtype)
     b.reduce(largest, ranges, over, x[tuple(point)], "max", suffix="_max")
+    if finite:
+        shift = b.temporary("shift", largest.shape, x.dtype)
+        m = largest[outer]
+        b.assign(shift, ranges, fn("select", fn("lt", fn("abs", m), float("inf")), m, 0.0), suffix="_shift")
+        largest = shift
     value = fn("exp", x[tuple(point)] - largest[outer])
     if exps is not None:
         b.assign(exps, dict(zip(map(str, point), x.shape, strict=True)), value, suffix="_exp")

@@ -65,6 +65,15 @@ def test_log_softmax_of_large_and_of_distant_values(opset: int) -> None:
         np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_log_sum_exp_of_infinities(dtype: type) -> None:
+    inf, nan = np.inf, np.nan
+    x = [[1, 2, 3], [1, inf, 2], [-inf, -inf, -inf], [inf, -inf, inf], [inf, nan, 1], [-inf, -inf, 1]]
+    want = np.array([3.407606, inf, -inf, inf, nan, 1], dtype)
+    for found in results("ReduceLogSumExp", [np.array(x, dtype), i64(1)], constant=[1], opset=18, keepdims=0):
+        np.testing.assert_allclose(found, want, rtol=2e-3 if dtype is np.float16 else 1e-6)
+
+
 # -- logarithms and exponentials -----------------------------------------------------------------------------------
 
 
