@@ -181,12 +181,17 @@ def power(b: Notation) -> None:
     b.map(body, x, y, dtype=x.dtype)
 
 
+def _root(v: Term) -> Term:
+    """`pow(v, 0.5)`: the square root, but 0 of -0 and infinity of minus infinity."""
+    return fn("select", fn("eq", v, float("-inf")), float("inf"), fn("sqrt", v + 0.0))
+
+
 _SIMPLE_POWERS: Final[dict[float, Callable[[Term], Term]]] = {
     2.0: lambda v: v * v,
     3.0: lambda v: v * v * v,
-    0.5: lambda v: fn("sqrt", v),
+    0.5: _root,
     -1.0: lambda v: 1.0 / v,
-    -0.5: lambda v: 1.0 / fn("sqrt", v),
+    -0.5: lambda v: 1.0 / _root(v),
 }
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from poly import compile as compile_model
 from poly.frontend.onnx_import import from_onnx
 from poly.frontend.onnx_survey import survey_onnx
 from tests.onnx_helpers import Arrays, chain_model, node_model, reference, run_graph, run_model
@@ -452,6 +453,18 @@ def test_a_power_by_a_small_constant_is_products_and_roots(exponent: float, dtyp
 
     assert uses_pow(free) and not uses_pow(fixed)
     same(run_model(fixed, arrays), run_model(free, both), 4 * float(np.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("exponent", [2.0, 3.0, 0.5, -1.0, -0.5])
+def test_a_power_by_a_small_constant_of_zeros_and_infinities(exponent: float, dtype: type) -> None:
+    x = np.array([0, -0.0, np.inf, -np.inf, np.nan, 4, -4] * 3, dtype)
+    model, arrays = node_model("Pow", [x, dtype(exponent)], constant=[1])
+    with np.errstate(all="ignore"):
+        want = np.power(x, np.full_like(x, exponent))
+    for found in (run_model(model, arrays), compile_model(from_onnx(model)).run(arrays)):
+        np.testing.assert_array_equal(found["y0"], want)
+        np.testing.assert_array_equal(np.signbit(found["y0"][:4]), np.signbit(want[:4]))
 
 
 _LITERALS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
