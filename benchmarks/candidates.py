@@ -29,8 +29,8 @@ from poly.scheduling.cpu import recognised
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, ways_of
 from poly.scheduling.cpu_facts import Facts, facts_of
-from poly.scheduling.cpu_padding import for_cpu
 from poly.scheduling.cpu_plan import BlockPlan
+from poly.scheduling.cpu_program import for_cpu
 from poly.scheduling.cpu_rating import Rated
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.grouping import group_program

@@ -23,10 +23,9 @@ from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.exact_sums import sums_in_f32
+from poly.scheduling.cpu_program import known_for_cpu, model_for_cpu
 from poly.scheduling.grouping import group_program
 from poly.scheduling.traffic import count_points
-from poly.scheduling.widened import narrow_sums
 from poly.sets import fix_sizes
 from poly.work import Named, UsageError, Work, known_sizes, random_array, read_inputs
 
@@ -274,9 +273,7 @@ def _explain_graph(graph: Graph, target: str, threads: int) -> str:
 
 def _group_of(work: Work, group: int | None, level: Level, machine: Machine, threads: int) -> Work:
     assert work.graph is not None
-    program = work.graph.to_program()
-    if machine.kind == "cpu":
-        program = sums_in_f32(narrow_sums(program, machine), work.graph.constants)
+    program = model_for_cpu(work.graph.to_program(), work.graph.constants, machine)
     parts = group_program(program, machine, threads).parts  # as engines do
     hint = f"--group 0 to --group {max(parts, default=0)}"
     if group is None:
@@ -295,7 +292,6 @@ def _level_text(work: Work, program: Program, level: Level, machine: Machine, th
     }
     if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
         from poly.prepared import prepare
-        from poly.scheduling.cpu_padding import known_for_cpu
 
         planned = known_for_cpu(program, constants, machine, threads)
         schedule = work.schedule or prepare(planned, machine, threads).schedule

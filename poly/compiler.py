@@ -29,11 +29,10 @@ from poly.machine import Machine
 from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
 from poly.program import Program
-from poly.scheduling.cpu_padding import known_for_cpu, padded_like
+from poly.scheduling.cpu_program import known_for_cpu, like_another
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.widened import narrow_sums
 from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes, usable_cores
 
 if TYPE_CHECKING:
@@ -146,9 +145,7 @@ def compile(
         return _model_engine(what, machine, threads or 1, progress)
     program, own = _program_of(what)
     schedule = schedule or own
-    if schedule is not None and not any(
-        _is_of(schedule, p, constants or {}) for p in (program, narrow_sums(program, machine))
-    ):
+    if schedule is not None and not _is_of(schedule, program, constants or {}):
         raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
     check_initialised(program)
     return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
@@ -161,10 +158,10 @@ def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array])
     text = str(schedule.source)
     if text == str(program):
         return True
-    joined = padded_like(program, schedule.source, constants)
-    if text == str(joined) or is_in_parts(schedule.source, joined):
-        return True
-    return schedule.source in (program, joined)  # one set has several texts, of which a file may hold another
+    for joined in like_another(program, schedule.source, constants):
+        if text == str(joined) or is_in_parts(schedule.source, joined) or schedule.source == joined:
+            return True
+    return schedule.source == program  # one set has several texts, of which a file may hold another
 
 
 def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:

@@ -17,12 +17,10 @@ from poly.interp import run_program
 from poly.machine import Machine
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
-from poly.scheduling.cpu_padding import for_cpu
-from poly.scheduling.exact_sums import sums_in_f32
+from poly.scheduling.cpu_program import for_cpu, model_for_cpu
 from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group, canonical_names
 from poly.scheduling.uneven import finite_factors
-from poly.scheduling.widened import narrow_sums
 
 CompileUnit = Callable[[Program], Unit]
 
@@ -41,9 +39,7 @@ def build_engine(
     `prepare_ahead`: entered while the groups are compiled, with the different programs that will be.
     """
     start = time.perf_counter()
-    source = graph.to_program()
-    if machine.kind == "cpu":
-        source = sums_in_f32(narrow_sums(source, machine), graph.constants)
+    source = model_for_cpu(graph.to_program(), graph.constants, machine)
     grouping, cuts = _cut_up(source, machine, threads, finite_factors(source, graph.constants))
     program = grouping.program
     work = _Build(program, _given(grouping, graph), compile_unit)

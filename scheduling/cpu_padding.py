@@ -1,4 +1,4 @@
-"""A program as the policies for a CPU take it: axes joined, and windows without padding, where that is sooner done.
+"""Windows without their padding where a CPU has that sooner done.
 
 Lanes cannot run along places that have ends of their own. Where channels are contiguous and another loop fills vectors,
 padding is always left out; else the plan of a contraction says which is better.
@@ -6,45 +6,16 @@ padding is always left out; else the plan of a contraction says which is better.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
-from poly.dtypes import Array
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu import POLICIES
-from poly.scheduling.cpu_columns import columns_like, with_columns
 from poly.scheduling.cpu_contract import best_rated, contraction_of, other_lanes
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.groups import Group, groups_of
-from poly.scheduling.joined_axes import join_axes
-from poly.scheduling.step_order import with_steps_in_order
-from poly.scheduling.uneven import finite_factors, inside_windows
-from poly.scheduling.widened import narrow_sums
-
-
-def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
-    """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
-    joined = join_axes(without_padding(program, finite, machine, threads))
-    return with_columns(with_steps_in_order(joined), machine, threads)
-
-
-def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
-    """Like `for_cpu`, from the values of the constants, with sums of narrow numbers as it multiplies them."""
-    program = narrow_sums(program, machine)
-    return for_cpu(program, finite_factors(program, constants), machine, threads)
-
-
-def padded_like(program: Program, other: Program, constants: Mapping[str, Array]) -> Program:
-    """The program that `known_for_cpu` gives where it chooses as for another one, on any machine."""
-    finite = finite_factors(program, constants)
-    found = program
-    for planes in (False, True):
-        shorter = inside_windows(found, finite, planes)
-        left = {n for n in _changed(found, shorter) if n in other.statement}
-        left = {n for n in left if _guards(other.statement[n]) <= _guards(shorter.statement[n])}
-        found = _with(found, shorter, left)
-    return columns_like(with_steps_in_order(join_axes(found)), other)
+from poly.scheduling.uneven import inside_windows
 
 
 def without_padding(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
@@ -67,6 +38,17 @@ def without_padding(program: Program, finite: Collection[str], machine: Machine,
         before, after = (_cycles(p, names, machine, threads) for p in (found, shorter))
         if before is not None and after is not None and after < before:
             found = shorter
+    return found
+
+
+def padding_like(program: Program, other: Program, finite: Collection[str]) -> Program:
+    """The program that `without_padding` gives where it chooses as for another one, on any machine."""
+    found = program
+    for planes in (False, True):
+        shorter = inside_windows(found, finite, planes)
+        left = {n for n in _changed(found, shorter) if n in other.statement}
+        left = {n for n in left if _guards(other.statement[n]) <= _guards(shorter.statement[n])}
+        found = _with(found, shorter, left)
     return found
 
 

@@ -9,7 +9,7 @@ modulo 2^32 as sums in i32 are. (Of weights that are constants, all but the prod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
@@ -21,7 +21,6 @@ import numpy as np
 from poly.affine import Affine, Constraint, Var, var
 from poly.dtypes import numpy_dtype
 from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, rewrite
-from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.exact_sums import REUSE, Factor, factors_of, in_order, with_statements
 from poly.scheduling.groups import bare, tensors_read, tensors_written
@@ -31,13 +30,13 @@ U8, I8, I16 = (0, 255), (-128, 127), (-(1 << 15), (1 << 15) - 1)
 _LIMITS: Final = {"i8": I8, "u8": U8, "i16": I16}
 
 
-def sums_by_dots(program: Program, machine: Machine) -> Program:
-    """The program with sums of products of small integers by the instructions that a machine has for them, where each
-    element of an operand is used often. Programs with free sizes stay as they are.
+def sums_by_dots(program: Program, dots: Collection[str]) -> Program:
+    """The program with sums of products of small integers by some of `poly.expr.DOTS`, where each element of an operand
+    is used often. Programs with free sizes stay as they are.
     """
-    if not machine.dots or set(program.parameters) - program.binding.keys():
+    if not dots or set(program.parameters) - program.binding.keys():
         return program
-    work = _Work(program, machine)
+    work = _Work(program, dots)
     for s in in_order(program):  # what the first user packs is there for the others
         work.convert(s)
     return with_statements(program, work.changed, work.tensors, work.before) if work.changed else program
@@ -85,7 +84,7 @@ class _Work:
     """What becomes of a program: statements by name, tensors, and what is made before the statement that needs it."""
 
     program: Program
-    machine: Machine
+    dots: Collection[str]
     changed: dict[str, Statement] = field(default_factory=dict[str, Statement])
     tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     before: dict[str, list[Statement]] = field(default_factory=dict[str, list[Statement]])
@@ -121,13 +120,13 @@ class _Work:
     def _ways(self, s: Statement, factors: tuple[Factor, Factor]) -> list[_Way]:
         """The dots that may do, the best first."""
         found: list[_Way] = []
-        if "dot4" in self.machine.dots:
+        if "dot4" in self.dots:
             constant = [self.program.tensor[s.reads[f.main].tensor].role == "constant" for f in factors]
             pairs = [(factors[0], factors[1]), (factors[1], factors[0])]
             pairs.sort(key=lambda p: not constant[factors.index(p[1])])  # sums of constants cost nothing
             ways = [w for moving, other in pairs for w in self._fours(s, moving, other)]
             found += sorted(ways, key=lambda w: len(w.missing))
-        if "dot2" in self.machine.dots and all(_within(_range(f.body, s, self.program), I16) for f in factors):
+        if "dot2" in self.dots and all(_within(_range(f.body, s, self.program), I16) for f in factors):
             found.append(_Way("dot2", _Side(factors[0], factors[0].body), _Side(factors[1], factors[1].body)))
         return found
 

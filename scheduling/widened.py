@@ -13,17 +13,11 @@ from typing import Final
 
 from poly.affine import Affine, var
 from poly.expr import Apply, Cast, Const, Expr, Read, rewrite
-from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor, box_domain
-from poly.scheduling.dot_sums import ranges_of, start_of, sums_by_dots, touched_by
+from poly.scheduling.dot_sums import ranges_of, start_of, touched_by
 from poly.scheduling.exact_sums import REUSE, in_order, with_statements
 
 _NARROW: Final = ("f16", "bf16")
-
-
-def narrow_sums(program: Program, machine: Machine) -> Program:
-    """The program with sums of products of small integers and floats as a machine's core multiplies them."""
-    return sums_of_widened(sums_by_dots(program, machine)) if machine.kind == "cpu" else program
 
 
 def sums_of_widened(program: Program) -> Program:

@@ -10,6 +10,7 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine
+from poly.errors import ScheduleError
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program
@@ -54,7 +55,7 @@ def test_products(left: str, right: str, depth: int) -> None:
         a, b = extremes(left, (33, depth), kinds[0]), extremes(right, (depth, 39), kinds[1])
         np.testing.assert_array_equal(kernel(a, b), wanted(a, b))
     for machine in (FOURS, PAIRS):
-        changed = sums_by_dots(program, machine)
+        changed = sums_by_dots(program, machine.dots)
         assert dots_of(changed)
         for left_kind, right_kind in (("random", "random"), ("least", "least"), ("most", "least")):
             a, b = extremes(left, (33, depth), left_kind), extremes(right, (depth, 39), right_kind)
@@ -78,7 +79,7 @@ def test_machines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ("i8", "i8", CPUS["sse"], [], 0), ("i8", "i8", CPUS["arm"], [], 0),
 ])  # fmt: skip
 def test_which_dot(left: str, right: str, machine: Machine, dots: list[str], sums: int) -> None:
-    changed = sums_by_dots(product(left, right, (32, 32, 32)), machine)
+    changed = sums_by_dots(product(left, right, (32, 32, 32)), machine.dots)
     assert dots_of(changed) == dots
     assert sum(t.name.endswith("_sum") for t in changed.tensors) == sums
     assert dots or changed == product(left, right, (32, 32, 32))
@@ -112,7 +113,7 @@ def test_zero_points(old_new: tuple[str, str]) -> None:
         for t in program.inputs
     }
     expected = run_program(program, given)["y"]
-    changed = sums_by_dots(program, FOURS)
+    changed = sums_by_dots(program, FOURS.dots)
     assert dots_of(changed) == ["dot4"]
     np.testing.assert_array_equal(run_program(changed, given)["y"], expected)
     np.testing.assert_array_equal(poly.compile(program)(**given), expected)
@@ -125,9 +126,9 @@ def test_zero_points(old_new: tuple[str, str]) -> None:
 def test_what_stays_as_it_is(old: str, new: str) -> None:
     assert old in TEXT
     program = parse_program(TEXT)
-    assert sums_by_dots(program, FOURS) is not program
+    assert sums_by_dots(program, FOURS.dots) is not program
     program = parse_program(TEXT.replace(old, new))
-    assert sums_by_dots(program, FOURS) is program
+    assert sums_by_dots(program, FOURS.dots) is program
 
 
 def test_gaps_are_not_read() -> None:
@@ -136,7 +137,7 @@ def test_gaps_are_not_read() -> None:
     found = poly.einsum("ik,kj->ij", x, w, dtype="i4")
     np.testing.assert_array_equal(found, wanted(x, w))
     program = parse_program(TEXT.replace("x: u8[32, 64]", "x: u8[40, 90]").replace("w: i8[64, 32]", "w: i8[64, 60]"))
-    changed = sums_by_dots(program, FOURS)
+    changed = sums_by_dots(program, FOURS.dots)
     made = [s for s in changed.statements if s.name.endswith("_made")]
     assert ["i0 <= 31" in str(s.domain) for s in made] == [True, False]
     assert ["i1 <= 31" in str(s.domain) for s in made] == [False, True]
@@ -156,7 +157,7 @@ def test_one_operand_in_two_sums(old: str, new: str, made: list[str], listed: st
     program = parse_program(f"{declared}\n{init}\n{first}\n{second}\n")
     if listed != "in order":
         program = replace(program, statements=program.statements[2:] + program.statements[:2])
-    changed = sums_by_dots(program, FOURS)
+    changed = sums_by_dots(program, FOURS.dots)
     assert sorted(t.name for t in changed.tensors if t.name.startswith("x_dot4")) == made
     given: dict[str, Any] = {
         t.name: extremes(t.dtype, t.extents({}), "random") for t in program.inputs if t.dtype in NUMPY
@@ -195,7 +196,7 @@ def test_padding_beyond_the_last_step(dtype: str, wz: int) -> None:
     graph = poly.from_onnx(model)
     (expected,) = reference(model, arrays).values()
     for machine in DOT_CPUS.values():
-        changed = sums_by_dots(graph.to_program(), machine)
+        changed = sums_by_dots(graph.to_program(), machine.dots)
         (found,) = run_program(changed, {**arrays, **graph.constants}).values()
         np.testing.assert_array_equal(found, expected)
     (found,) = poly.compile(graph).run(arrays).values()
@@ -210,3 +211,16 @@ def test_schedules_of_the_program_itself() -> None:
     a, b = extremes("u8", (32, 64), "random"), extremes("i8", (64, 48), "random")
     np.testing.assert_array_equal(again(a, b), wanted(a, b))
     assert replace(host_machine(), engines=()).dots == {}
+
+
+@pytest.mark.parametrize("name", DOT_CPUS)
+def test_schedules_for_another_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine takes what was made for one with other dots."""
+    run_here(monkeypatch)
+    program = product("u8", "i8", (32, 48, 64))
+    kernel = poly.compile(program, DOT_CPUS[name])
+    again = poly.compile(program, CPUS["avx512"], schedule=kernel.schedule)  # type: ignore[arg-type]
+    a, b = extremes("u8", (32, 64), "random"), extremes("i8", (64, 48), "random")
+    np.testing.assert_array_equal(again(a, b), wanted(a, b))
+    with pytest.raises(ScheduleError, match="another program"):
+        poly.compile(product("i8", "i8", (32, 48, 64)), DOT_CPUS[name], schedule=kernel.schedule)  # type: ignore[call-overload]

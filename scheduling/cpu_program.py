@@ -1,0 +1,52 @@
+"""A program as the policies for a CPU take it: the edits of the whole program, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain, combinations
+
+from poly.dtypes import Array
+from poly.expr import DOTS, Apply, walk
+from poly.machine import Machine
+from poly.program import Program
+from poly.scheduling.cpu_columns import columns_like, with_columns
+from poly.scheduling.cpu_padding import padding_like, without_padding
+from poly.scheduling.dot_sums import sums_by_dots
+from poly.scheduling.exact_sums import sums_in_f32
+from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.step_order import with_steps_in_order
+from poly.scheduling.uneven import finite_factors
+from poly.scheduling.widened import sums_of_widened
+
+
+def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine) -> Program:
+    """The program of a whole model with sums of narrow numbers as a machine multiplies them; others than CPUs take it
+    as it is.
+    """
+    return sums_in_f32(_narrow_sums(program, machine.dots), constants) if machine.kind == "cpu" else program
+
+
+def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
+    """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
+    joined = join_axes(without_padding(program, finite, machine, threads))
+    return with_columns(with_steps_in_order(joined), machine, threads)
+
+
+def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
+    """Like `for_cpu`, from the values of the constants, with sums of narrow numbers as it multiplies them."""
+    program = _narrow_sums(program, machine.dots) if machine.kind == "cpu" else program
+    return for_cpu(program, finite_factors(program, constants), machine, threads)
+
+
+def like_another(program: Program, other: Program, constants: Mapping[str, Array]) -> Iterator[Program]:
+    """The programs that `known_for_cpu` may give where it chooses as for another one, on any machine."""
+    used = sorted({e.operator for s in other.statements for e in walk(s.body) if isinstance(e, Apply)} & DOTS.keys())
+    dots = chain.from_iterable(combinations(used, n) for n in range(len(used) + 1))
+    for start in (program, *(_narrow_sums(program, d) for d in dots)):
+        padded = padding_like(start, other, finite_factors(start, constants))
+        yield columns_like(with_steps_in_order(join_axes(padded)), other)
+
+
+def _narrow_sums(program: Program, dots: Collection[str]) -> Program:
+    """The program with sums of products of small integers by instructions, those of 16-bit floats of wide operands."""
+    return sums_of_widened(sums_by_dots(program, dots))
