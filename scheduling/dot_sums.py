@@ -18,13 +18,22 @@ from typing import Final
 import islpy as isl
 import numpy as np
 
-from poly.affine import Affine, Constraint, Var, var
+from poly.affine import Affine, Constraint, var
 from poly.dtypes import numpy_dtype
 from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, rewrite
 from poly.program import Access, Program, Statement, Tensor, box_domain
-from poly.scheduling.exact_sums import REUSE, Factor, factors_of, in_order, with_statements
-from poly.scheduling.groups import bare, tensors_read, tensors_written
-from poly.sets import fix_sizes, interval
+from poly.scheduling.groups import bare
+from poly.scheduling.sums import (
+    REUSE,
+    Factor,
+    factors_of,
+    free_name,
+    in_order,
+    ranges_of,
+    start_of,
+    touched_by,
+    with_statements,
+)  # fmt: skip
 
 U8, I8, I16 = (0, 255), (-128, 127), (-(1 << 15), (1 << 15) - 1)
 _LIMITS: Final = {"i8": I8, "u8": U8, "i16": I16}
@@ -269,42 +278,13 @@ class _Work:
         return domain.align_params(self.program.context.get_space())
 
     def _free_name(self, wanted: str, start: _Start | None = None) -> str:
-        taken = {t.name for t in self.program.tensors} | {s.name for s in self.program.statements} | self.tensors.keys()
+        taken = {*self.program.tensor, *self.program.statement, *self.tensors}
         taken |= {s.name for made in self.before.values() for s in made}
         taken |= {t.name for t in (*start.tensors, *start.sums)} if start is not None else set()
-        return next(n for n in (wanted, *(f"{wanted}_{k}" for k in range(1, len(taken) + 2))) if n not in taken)
+        return free_name(taken, wanted)
 
 
 # ---- what is there
-
-
-def start_of(program: Program, s: Statement) -> Statement | None:
-    """The statement that starts the sums of another one: the only other one that writes them, before it in a nest of
-    its own, and behind all that writes the operands, so that these can be copied before it. None where there is none.
-    """
-    target = s.write.tensor
-    writers = [w for w in program.statements if target in tensors_written(w) and w is not s]
-    if len(writers) != 1:
-        return None
-    (init,) = writers
-    alone = sum(o.path[:1] == init.path[:1] for o in program.statements) == 1
-    plain = init.combiner is None and init.external is None and target not in tensors_read(init)
-    operands = {r.tensor for r in s.reads}
-    early = all(
-        w.path[:1] < init.path[:1] for w in program.statements if not operands.isdisjoint(tensors_written(w))
-    )
-    return init if alone and plain and early and init.path[:1] < s.path[:1] else None
-
-
-def ranges_of(program: Program, s: Statement) -> dict[str, int] | None:
-    """How many values each iterator has, from 0 on; None where the domain is no such box."""
-    domain = fix_sizes(s.domain, program.binding)
-    found = [interval(domain, k) for k in range(len(s.iterators))]
-    if not all(r is not None and r[0] == 0 for r in found):
-        return None
-    ranges = {i: r[1] + 1 for i, r in zip(s.iterators, found, strict=True) if r is not None}
-    box = box_domain(s.name, [(i, 0, n) for i, n in ranges.items()])
-    return ranges if domain.is_equal(box) else None
 
 
 def _step(s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int]) -> str | None:
@@ -320,17 +300,6 @@ def _step(s: Statement, factors: tuple[Factor, Factor], ranges: Mapping[str, int
         return i not in written
 
     return max((i for i in s.iterators if suits(i) and ranges[i] > 1), key=lambda i: ranges[i], default=None)
-
-
-def touched_by(subscript: Affine, ranges: Mapping[str, int], extent: int) -> tuple[int, int]:
-    """The first place that a subscript takes, and the one after the last: of a guarded read those inside."""
-    low = high = subscript.constant
-    for atom, c in subscript.terms:
-        if not isinstance(atom, Var):
-            return 0, extent
-        reach = c * (ranges[atom.name] - 1)
-        low, high = low + min(reach, 0), high + max(reach, 0)
-    return max(low, 0), min(high + 1, extent)
 
 
 def _range(body: Expr, s: Statement, program: Program) -> tuple[int, int] | None:

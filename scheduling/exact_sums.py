@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Final
 
 import numpy as np
 
@@ -21,11 +20,18 @@ from poly.dtypes import Array, numpy_dtype
 from poly.expr import Apply, Cast, Const, Expr, Read, evaluate, reads_of, rewrite
 from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.groups import tensors_read, tensors_written
+from poly.scheduling.sums import (
+    EXACT,
+    REUSE,
+    Factor,
+    alone,
+    factors_of,
+    free_name,
+    in_order,
+    magnitude,
+    with_statements,
+)
 from poly.sets import fix_sizes, interval
-
-EXACT: Final = 1 << 24  # f32 holds all integers up to here
-REUSE: Final = 16  # products with each element of an operand, from which on four bytes an element pay
-_NARROW: Final = ("i8", "u8", "i16")
 
 
 def sums_in_f32(program: Program, constants: Mapping[str, Array]) -> Program:
@@ -39,14 +45,6 @@ def sums_in_f32(program: Program, constants: Mapping[str, Array]) -> Program:
     for s in in_order(program):  # what the first user converts is there for the others
         work.convert(s)
     return work.result()
-
-
-@dataclass(frozen=True)
-class Factor:
-    """One operand of a product: `body` on the reads of its statement; `main` the position of the one that moves."""
-
-    body: Expr
-    main: int
 
 
 @dataclass
@@ -102,7 +100,7 @@ class _Work:
             return None
         init = writers[0] if writers[1] is s else writers[1]
         reads_itself = any(r.tensor == target.name for r in (*s.reads, *init.reads))
-        first = init.path[:1] < s.path[:1] and _alone(init, self.program)
+        first = init.path[:1] < s.path[:1] and alone(init, self.program)
         return init if first and init.combiner is None and not reads_itself else None
 
     def _known_before(self, s: Statement, init: Statement) -> bool:
@@ -142,7 +140,7 @@ class _Work:
         assert ranges is not None
         alone = {a.terms[0][0] for a in s.write.affine_index if len(a.terms) == 1}  # in `t[i + j]` many of both meet
         summed = {i: n for i, n in ranges.items() if Var(i) not in alone}
-        bounds = [_magnitude(f.body, s, self.program) for f in factors]
+        bounds = [magnitude(f.body, s, self.program) for f in factors]
         found = prod(summed.values()) * bounds[0] * bounds[1]
         for f, other in zip(factors, reversed(bounds), strict=True):
             array = self.constants.get(s.reads[f.main].tensor)
@@ -180,89 +178,12 @@ class _Work:
         return replace(access, tensor=name, fill=fill)
 
     def _free_name(self, wanted: str) -> str:
-        taken = {t.name for t in self.program.tensors} | {s.name for s in self.program.statements} | self.tensors.keys()
-        taken |= {s.name for made in self.before.values() for s in made}
-        return next(n for n in (wanted, *(f"{wanted}_{k}" for k in range(1, len(taken) + 2))) if n not in taken)
+        made = {s.name for made in self.before.values() for s in made}
+        return free_name({*self.program.tensor, *self.program.statement, *self.tensors, *made}, wanted)
 
     def result(self) -> Program:
         """The program, with the conversions before the nests that start their sums."""
         return with_statements(self.program, self.changed, self.tensors, self.before) if self.changed else self.program
-
-
-def in_order(program: Program) -> list[Statement]:
-    """The statements in the order of their nests, in which a program need not list them."""
-    return sorted(program.statements, key=lambda s: s.path[0] if isinstance(s.path[0], int) else -1)
-
-
-def with_statements(
-    program: Program,
-    changed: Mapping[str, Statement],
-    tensors: Mapping[str, Tensor],
-    before: Mapping[str, Sequence[Statement]],
-) -> Program:
-    """A program with some statements and tensors changed, others added: each a nest of its own, before the nest of the
-    statement by whose name it is in `before`.
-    """
-    room = max((len(made) for made in before.values()), default=0) + 1
-    statements: list[Statement] = []
-    for s in program.statements:
-        head, *rest = s.path
-        assert isinstance(head, int)
-        for k, made in enumerate(before.get(s.name, ())):
-            statements.append(replace(made, path=(room * head + k, *made.iterators)))
-        statements.append(replace(changed.get(s.name, s), path=(room * head + room - 1, *rest)))
-    heads = {head: k for k, head in enumerate(sorted({s.path[0] for s in statements}))}
-    statements = [replace(s, path=(heads[s.path[0]], *s.path[1:])) for s in statements]
-    old = {t.name for t in program.tensors}
-    kept = [tensors.get(t.name, t) for t in program.tensors]
-    return replace(
-        program, tensors=(*kept, *(t for n, t in tensors.items() if n not in old)), statements=tuple(statements)
-    )
-
-
-def factors_of(s: Statement, program: Program) -> tuple[Factor, Factor] | None:
-    """The operands of a product of elements of small integers, less zero points that stay where they are."""
-    match s.body:
-        case Apply("mul", (first, second)) if s.external is None and len(s.path) > 0 and isinstance(s.path[0], int):
-            found = (_factor(first, s, program), _factor(second, s, program))
-        case _:
-            return None
-    a, b = found
-    return (a, b) if a is not None and b is not None and a.main != b.main and _alone(s, program) else None
-
-
-def _alone(s: Statement, program: Program) -> bool:
-    return sum(other.path[:1] == s.path[:1] for other in program.statements) == 1
-
-
-def _factor(body: Expr, s: Statement, program: Program) -> Factor | None:
-    moving: list[int] = []
-    for k in reads_of(body):
-        if s.reads[k].indirect or program.tensor[s.reads[k].tensor].layout is not None:
-            return None
-        if any(not e.is_constant for e in s.reads[k].affine_index):
-            moving.append(k)
-        elif s.reads[k].guard:
-            return None
-    if len(moving) != 1 or _magnitude(body, s, program) >= EXACT:
-        return None
-    main = s.reads[moving[0]]
-    alone = reads_of(body) == moving
-    return Factor(body, moving[0]) if not main.guard or alone else None
-
-
-def _magnitude(body: Expr, s: Statement, program: Program) -> int:
-    """A bound of an i32 expression's magnitude; `EXACT` where none is known."""
-    match body:
-        case Cast("i32", Read(position)) if program.tensor[s.reads[position].tensor].dtype in _NARROW:
-            limits = np.iinfo(numpy_dtype(program.tensor[s.reads[position].tensor].dtype).name)
-            return max(-int(limits.min), int(limits.max))
-        case Const(int(value)) | Cast("i32", Const(int(value))):
-            return abs(value)
-        case Apply("add" | "sub", (a, b)):
-            return min(EXACT, _magnitude(a, s, program) + _magnitude(b, s, program))
-        case _:
-            return EXACT
 
 
 def _summed_axes(access: Access, summed: Mapping[str, int]) -> tuple[int, ...] | None:

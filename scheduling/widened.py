@@ -6,7 +6,7 @@ broadcast where f32 has one broadcast from memory. Values are the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Final
@@ -14,8 +14,7 @@ from typing import Final
 from poly.affine import Affine, var
 from poly.expr import Apply, Cast, Const, Expr, Read, rewrite
 from poly.program import Access, Program, Statement, Tensor, box_domain
-from poly.scheduling.dot_sums import ranges_of, start_of, touched_by
-from poly.scheduling.exact_sums import REUSE, in_order, with_statements
+from poly.scheduling.sums import REUSE, free_name, in_order, ranges_of, start_of, touched_by, with_statements
 
 _NARROW: Final = ("f16", "bf16")
 
@@ -42,7 +41,9 @@ def sums_of_widened(program: Program) -> Program:
             ends = tuple(touched_by(e, ranges, n) for e, n in _axes(program, access))
             name = made.get((source.name, ends))
             if name is None:
-                name = made[source.name, ends] = _free_name(program, tensors, f"{source.name}_wide")
+                name = made[source.name, ends] = free_name(
+                    {*program.tensor, *program.statement, *tensors}, f"{source.name}_wide", "_made"
+                )
                 before.setdefault(init.name, []).append(_copy(program, source, name, ends))
                 tensors[name] = Tensor(name, source.shape, "f32")
             changed[s.name] = _reading(changed.get(s.name, s), k, name)
@@ -61,13 +62,6 @@ def _sums_products(program: Program, s: Statement) -> bool:
             return plain and a != b and s.reads[a].tensor != s.reads[b].tensor
         case _:
             return False
-
-
-def _free_name(program: Program, made: Collection[str], wanted: str) -> str:
-    """A tensor's name that is free with that of the statement that makes it."""
-    taken = {*program.tensor, *program.statement, *made}
-    names = (f"{wanted}{'_' * k}" for k in range(len(taken) + 1))
-    return next(n for n in names if taken.isdisjoint((n, f"{n}_made")))
 
 
 def _axes(program: Program, access: Access) -> list[tuple[Affine, int]]:
