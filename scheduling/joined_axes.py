@@ -19,6 +19,7 @@ from poly.affine import Affine, var
 from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement, Subscript, Tensor, box_domain, default_path
 from poly.scheduling.groups import bare, domain_box
+from poly.scheduling.summed_blocks import blocks_apart
 
 WHOLE, SHORT = 16, 128  # elements: rows that are multiples of the one, or no shorter than the other, fill vectors as is
 MANY = 1 << 20  # elements that no core holds near: rows between its lines cost more than loops that are cut unevenly
@@ -41,7 +42,7 @@ def join_axes(program: Program) -> Program:
     literal = with_sizes(program) if _is_plain(program) else None
     if literal is None:
         return program
-    joined = axes_apart(literal) if any(s.combiner is not None for s in literal.statements) else literal
+    joined = axes_apart(blocks_apart(literal)) if any(s.combiner is not None for s in literal.statements) else literal
     while (joins := _joins(joined)) is not None:
         joined = _joined(joined, joins)
     return program if joined is literal else joined

@@ -1,0 +1,57 @@
+"""Sums of blocks, written at `i//c`, have a loop of blocks and one in a block."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poly
+from poly.interp import run_program
+from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.summed_blocks import blocks_apart
+
+APART: dict[str, tuple[dict[str, Any], tuple[int, ...] | None]] = {  # the extents of the sum's loops after the edit
+    "s[i//2] += A[i,j]": ({"A": (12, 40)}, (6, 2, 40)),
+    "s[i,j//8] += A[i,j]": ({"A": (5, 40)}, (5, 5, 8)),
+    "s[i//3,j//8] max= A[i,j]": ({"A": (12, 40)}, (4, 3, 5, 8)),
+    "s[i//2] += A[i,j] * B[i//6,i%2,j]": ({"A": (12, 40), "B": (2, 2, 40)}, (6, 2, 40)),
+    "s[i//10] += y[i+1] where 20 <= i < 60": ({"y": (70,)}, (4, 10)),
+    "s[i//10] += x[2*i]": ({"x": (79,)}, (4, 10)),
+    "s[i//7] += x[i]": ({"x": (40,)}, None),
+    "s[i//10] += x[i//4]": ({"x": (10,)}, None),
+    "s[i//10] += x[i] * f32(i)": ({"x": (40,)}, None),
+    "s[i] += A[i//2,j]": ({"A": (12, 40)}, None),
+}
+
+
+@pytest.mark.parametrize("text", APART)
+def test_blocks(text: str) -> None:
+    shapes, extents = APART[text]
+    program = poly.parse(text, **shapes)
+    apart = blocks_apart(program)
+    assert (apart is not program) == (extents is not None)
+    if extents is not None:
+        box = apart.statements[-1].domain
+        ends = [(int(str(box.dim_min_val(k))), int(str(box.dim_max_val(k)))) for k in range(len(extents))]
+        assert tuple(high - low + 1 for low, high in ends) == extents
+    rng = np.random.default_rng(1)
+    values = {n: rng.integers(-9, 9, shape).astype(np.float32) for n, shape in shapes.items()}
+    expected = np.nan_to_num(run_program(program, values)["s"])  # NaN where nothing is written
+    kernel = poly.compile(program)
+    np.testing.assert_array_equal(np.nan_to_num(run_program(apart, values)["s"]), expected)
+    np.testing.assert_array_equal(kernel(**values), expected)
+    np.testing.assert_array_equal(poly.compile(program, schedule=kernel.schedule)(**values), expected)
+
+
+def test_names() -> None:
+    """A loop that has the new one's name already, and a size that has."""
+    program = poly.parse("s[i//2,i_b] += A[i,i_b]", A=(8, 5))
+    assert blocks_apart(program).statements[-1].iterators == ("i", "i_b_", "i_b")
+    A = np.ones((8, 5), np.float32)
+    np.testing.assert_array_equal(poly.compile(program)(A), np.full((4, 5), 2, np.float32))
+
+
+def test_rows_are_summed_in_lanes() -> None:
+    program = join_axes(poly.parse("s[i//100] += x[i]", x=(10000,)))
+    assert program.tensor["x"].extents({}) == (100, 100)
+    assert "vector" in str(poly.compile(program).loops).split("s_init", 2)[-1]
