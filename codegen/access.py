@@ -223,6 +223,9 @@ def _check_index(s: State, access: Access, dimension: int, index: Value, guard: 
         for i in range(index.lanes):
             bit = writer.value(f"extractelement <{index.lanes} x i1> {bad.text}, i64 {i}")
             value = writer.value(f"select i1 {bit}, i64 {s.ops.lane(index, i).text}, i64 {value}")
+    for test, end in (("slt", -(2**31)), ("sgt", 2**31 - 1)):  # as far as a status can tell
+        beyond = writer.value(f"icmp {test} i64 {value}, {end}")
+        value = writer.value(f"select i1 {beyond}, i64 {end}, i64 {value}")
     code = encode_status(s.statements[where[0]], where[1], dimension, where[0])
     high = writer.value(f"shl i64 {value}, 32")
     writer.emit(f"ret i64 {writer.value(f'or i64 {high}, {code}')}")

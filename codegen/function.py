@@ -90,7 +90,7 @@ class Status:
 
 
 def decode_status(module: Module, status: int) -> Status:
-    """What a non-zero result of an entry says; the value is exact between -2^31 and 2^31."""
+    """What a non-zero result of an entry says; the value is the end of 32 bits where it lies beyond."""
     position = (status >> 8 & 0xFF) - 1
     read = None if position == WRITE else position
     return Status(module.statements[status >> 16 & 0xFFFF], read, (status & 0xFF) - 1, status >> 32)

@@ -223,7 +223,9 @@ def _wrapped_tuples(b: Notation, indices: Value, extents: Sequence[int]) -> Valu
     limits = np.array(extents[: indices.shape[-1]], np.int64)
     if indices.array is not None:
         values = indices.array.astype(np.int64)
-        b.require(bool(((-limits <= values) & (values < limits)).all()), f"an index is outside of {list(limits)}")
+        for extent, index in zip(limits.tolist(), values.reshape(-1, len(limits)).T, strict=True):
+            inside = bool(((-extent <= index) & (index < extent)).all())
+            b.require(inside, f"an index is outside of -{extent} .. {extent - 1}")
         return b.new_constant("index", np.where(values < 0, values + limits, values))
     table = b.temporary("index", indices.shape, indices.dtype)
     ranges, point = positions(indices.shape)

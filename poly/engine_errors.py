@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from re import match
 
 from poly.errors import IndexRangeError
+from poly.expr import Apply, Const, Expr, Read
 from poly.graph import Graph
 from poly.program import Tensor
 
@@ -22,4 +23,17 @@ def named_as_in_file(
     statement = statements[int(number[1])] if number and int(number[1]) < len(statements) else error.statement
     node = next((n for n in graph.nodes if statement in {s.name for s in n.statements}), None)
     where = f"node {node.name!r} ({node.operator})" if node is not None else f"statement {statement}"
-    return IndexRangeError(where, graph.label(tensor), error.dimension, error.value, error.extent)
+    value, first = error.value, 0
+    if node is not None and any(_counts_from_end(s.body) for s in node.statements):
+        first = -error.extent
+        value -= error.extent if -(2**31) < value < 0 else 0  # to what the file's tensor holds
+    return IndexRangeError(where, graph.label(tensor), error.dimension, value, error.extent, first)
+
+
+def _counts_from_end(body: Expr) -> bool:
+    """Whether a statement computes `i + extent if i < 0 else i`, as operators do whose indices may be negative."""
+    match body:
+        case Apply("select", (Apply("lt", (Read() as i, Const(value=0))), Apply("add", (j, _)), k)):
+            return i == j == k
+        case _:
+            return False

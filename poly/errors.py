@@ -103,10 +103,14 @@ class RunError(PolyError):
 
 
 class IndexRangeError(RunError, IndexError):
-    """An index that data hold and that is outside of its tensor. `position`: of the group, where several ran."""
+    """An index that data hold and that is outside of its tensor. `position`: of the group, where several ran.
 
-    def __init__(self, where: str, tensor: str, dimension: int, value: int, extent: int) -> None:
-        text = f"index {value} of dimension {dimension} of {tensor} is outside 0 .. {extent - 1}"
+    `value`: an end of 32 bits for what lies there or beyond. `first`: the least index there may be.
+    """
+
+    def __init__(self, where: str, tensor: str, dimension: int, value: int, extent: int, first: int = 0) -> None:
+        shown = {-(2**31): f"{value} or less", 2**31 - 1: f"{value} or more"}.get(value, value)
+        text = f"index {shown} of dimension {dimension} of {tensor} is outside {first} .. {extent - 1}"
         super().__init__(text, where=where)
         self.statement, self.tensor, self.dimension = where.removeprefix("statement "), tensor, dimension
         self.value, self.extent, self.position = value, extent, 0

@@ -22,6 +22,7 @@ from poly.errors import ParseError, PolyError
 from poly.frontend.nest import Array, f64
 from poly.function_hints import ELSEWHERE
 from poly.interp import run_program
+from tests.onnx_helpers import node_model
 
 
 @poly.nest
@@ -324,12 +325,22 @@ def test_an_index_out_of_range_names_node_and_tensor() -> None:
     graph = helper.make_graph(nodes, "m", infos, [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     given = {"table": np.ones((4, 3), np.float32), "ids": np.array([0, 9])}
-    told = r"^node 'lookup' \(Gather\): index 9 of dimension 0 of r is outside 0 .. 3"
+    told = r"^node 'lookup' \(Gather\): index {} of dimension 0 of r is outside -4 .. 3$"
     engines: list[Any] = [poly.compile(poly.from_onnx(model, {"n": 2})), poly.compile(model)]
     for engine in engines:
-        with pytest.raises(IndexError, match=told):
-            engine.run(given)
+        for index, shown in ((9, "9"), (-7, "-7"), (2**40, "2147483647 or more"), (-(2**40), "-2147483648 or less")):
+            with pytest.raises(IndexError, match=told.format(shown)):
+                engine.run({**given, "ids": np.array([0, index])})
         assert engine.run({**given, "ids": np.array([0, -1])})["z"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("operator", ["GatherND", "ScatterND"])
+@pytest.mark.parametrize("index", [12, -13])
+def test_a_constant_index_out_of_range_is_refused_with_the_range(operator: str, index: int) -> None:
+    updates = [np.ones((1, 3), np.float32)] if operator == "ScatterND" else []
+    model, _ = node_model(operator, [np.ones((12, 3), np.float32), np.array([[index]]), *updates], constant=[1])
+    with pytest.raises(PolyError, match=r"an index is outside of -12 .. 11"):
+        poly.from_onnx(model)
 
 
 @pytest.mark.parametrize(("target", "memories"), [("cpu", "dram, .*reg"), ("s16", "dram, ")])
