@@ -259,7 +259,8 @@ class Shapes:
                 left.append(f"{'0 <= ' if below else ''}{subscript}{f' < {extent}' if beyond else ''}")
         if access is draft.write or access.guard or not left:
             return remedy
-        return f"{remedy}, or ({access_text(access, draft.reads)} if {' and '.join(left)} else 0) for 0 there"
+        also = " (a condition with `or` guards no read)" if " or " in draft.shown else ""
+        return f"{remedy}, or ({access_text(access, draft.reads)} if {' and '.join(left)} else 0) for 0 there{also}"
 
     def _one(self, access: Access, d: int, condition: str) -> isl.Set:
         return isl.Set(_one_dimension(self.parameters, len(access.index), d, condition))

@@ -206,12 +206,14 @@ class BodyReader:
         return self.reads.index(access)
 
     def guarded(self, node: ast.IfExp, fragment: Fragment) -> Access | None:
-        """`A[i - 1] if affine condition else literal`, or None for any other conditional."""
-        if not self._is_access(node.body):
+        """`A[i - 1] if affine condition else literal`, or the other way round; None for any other conditional."""
+        turned = not self._is_access(node.body)
+        read, other = (node.orelse, node.body) if turned else (node.body, node.orelse)
+        if not self._is_access(read):
             return None
-        fill = _const(node.orelse)
-        guard = None if fill is None else conjunction(node.test)
-        access = None if guard is None else self.access(node.body, fragment)
+        fill = _const(other)
+        guard = None if fill is None else conjunction(node.test, negated=turned)
+        access = None if guard is None else self.access(read, fragment)
         if not guard or fill is None or access is None:
             return None
         if any(name in self.scalars for c in guard for name in c.expr.names):
@@ -372,24 +374,34 @@ def affine(node: ast.expr, fragment: Fragment) -> Affine:
         raise fragment.error_at(error.line, error.column, error.message) from None
 
 
-def conjunction(node: ast.expr) -> tuple[Constraint, ...] | None:
-    """The constraints of affine comparisons joined by `and`; None where the node is something else."""
-    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-        parts = [conjunction(v) for v in node.values]
-        return None if any(p is None for p in parts) else tuple(c for p in parts if p is not None for c in p)
-    if not isinstance(node, ast.Compare):
-        return None
+def conjunction(node: ast.expr, negated: bool = False) -> tuple[Constraint, ...] | None:
+    """The constraints that a condition of affine comparisons is; None where it is something else, or any of several."""
+    match node:
+        case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
+            parts = [conjunction(v, negated) for v in values]
+            return None if None in parts else tuple(c for part in parts for c in part or ())
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return conjunction(operand, not negated)
+        case ast.Compare(left=left, ops=ops, comparators=rest) if not negated or len(ops) == 1:
+            return _compared([left, *rest], [_OPPOSITE[type(op)] if negated else type(op) for op in ops])
+        case _:
+            return None
+
+
+def _compared(sides: Sequence[ast.expr], signs: Sequence[type[ast.cmpop]]) -> tuple[Constraint, ...] | None:
     try:
-        values = [affine_of_ast(n) for n in (node.left, *node.comparators)]
+        values = [affine_of_ast(n) for n in sides]
     except ParseError:
         return None
-    found: list[Constraint] = []
-    for op, a, b in zip(node.ops, values, values[1:], strict=False):
-        if type(op) not in _CONSTRAINT:
-            return None
-        found.append(_CONSTRAINT[type(op)](a, b))
-    return tuple(found)
+    if not all(sign in _CONSTRAINT for sign in signs):
+        return None
+    return tuple(_CONSTRAINT[sign](a, b) for sign, a, b in zip(signs, values, values[1:], strict=False))
 
+
+_OPPOSITE: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
 
 _CONSTRAINT: Final[dict[type[ast.cmpop], Callable[[Affine, Affine], Constraint]]] = {
     ast.LtE: lambda a, b: Constraint(b - a),

@@ -95,6 +95,28 @@ def test_a_condition_around_a_read_pads_it(read: str) -> None:
     np.testing.assert_array_equal(results["y"], np.correlate(np.pad(inputs["x"], 1), inputs["w"]))
 
 
+@pytest.mark.parametrize("read", [
+    "(x[i-3] if not i < 3 else 0)", "(x[i-3] if not (i < 3 or 20 < i) else 0)", "(x[i-3] if not not i >= 3 else 0)",
+    "(0 if i < 3 else x[i-3])", "(0 if i < 3 or not i < 20 else x[i-3])", "select(not i < 3, x[i-3], 0)",
+    "select(i < 3, 0, x[i-3])",
+])  # fmt: skip
+def test_a_condition_guards_in_whatever_words(read: str) -> None:
+    plain = parse("y[i] = (x[i-3] if i >= 3 and i <= 20 else 0) where 0 <= i < 12", x=(12,))
+    program = parse(f"y[i] = {read} where 0 <= i < 12", x=(12,))
+    assert str(parse(str(program))) == str(program)
+    inputs, results = run(program)
+    np.testing.assert_array_equal(results["y"], run_program(plain, inputs)["y"])
+    np.testing.assert_array_equal(results["y"], np.pad(inputs["x"], (3, 0))[:12])
+
+
+@pytest.mark.parametrize("condition", ["i >= 3 or i >= 5", "not (i < 3 and i < 5)", "i < 3"])
+def test_a_condition_that_does_not_guard_is_refused(condition: str) -> None:
+    with pytest.raises(ShapeError, match="accessed out of bounds: S") as caught:
+        parse(f"y[i] = (x[i-3] if {condition} else 0) where 0 <= i < 12", x=(12,))
+    hint = str(caught.value.hint)
+    assert hint.endswith("(a condition with `or` guards no read)") == (" or " in condition)
+
+
 def test_a_condition_leaves_out_terms_where_it_says_so() -> None:
     inputs, results = run(parse("y[i] += x[i+r]*w[r] where 0 <= i < 9 and i + r < 9", x=(9,), w=(3,)))
     np.testing.assert_array_equal(results["y"], np.correlate(np.pad(inputs["x"], (0, 2)), inputs["w"]))
