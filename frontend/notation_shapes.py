@@ -16,6 +16,7 @@ from poly.program import Access, ReadIndex, Statement
 from poly.relations import access_map, box
 from poly.sets import SET, affine_of_pw, header, witness
 from poly.text_body import access_text
+from poly.text_sets import read_terms
 from poly.text_syntax import StatementLine
 
 
@@ -109,7 +110,7 @@ class Shapes:
             draft.ranges = self._ranges(draft) if self._resolvable(draft) else self._ranges(draft, guarded=True)
             found = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
             draft.domain = found.remove_redundancies()  # as its text is read again
-            if draft.domain.intersect_params(self.context).is_empty() and not self._has_no_elements(draft):
+            if draft.domain.intersect_params(self.context).is_empty() and not self._has_no_terms(draft):
                 raise ShapeError("the ranges of the indices are empty", where=draft.shown)
             pending.remove(draft)
             self._find_shape(draft.tensor, drafts)
@@ -126,6 +127,28 @@ class Shapes:
         """Whether a tensor of the statement has an extent of 0, so that nothing is what is asked for."""
         shapes = [self.shapes.get(a.tensor, ()) for a in (draft.write, *draft.reads)]
         return any(e == Affine() for shape in shapes for e in shape)
+
+    def _has_no_terms(self, draft: Draft) -> bool:
+        """Whether it does nothing for good reason: no elements, or the condition of a sum leaves no term anywhere."""
+        return self._has_no_elements(draft) or (
+            draft.line.combiner is not None and not self._in_ranges(draft).intersect_params(self.context).is_empty()
+        )
+
+    def _in_ranges(self, draft: Draft) -> isl.Set:
+        """What the ranges of the indices contain, each by itself."""
+        known = ranges_of_set(draft.condition.intersect_params(self.context), draft.iterators)
+        return range_box("S", draft.iterators, {**known, **draft.ranges}, self.parameters)
+
+    def _started(self, draft: Draft) -> isl.Set:
+        """Where a sum without terms sets its target: in the ranges, under what the `where` says of the target alone."""
+        ranges, where = self._in_ranges(draft), draft.line.clauses.get("where")
+        own = {n for subscript in draft.write.affine_index for n in ordered_names(subscript)}
+        kept = tuple(i for i in draft.iterators if i in own)
+        terms = None if where is None else read_terms(where, draft.iterators, self.parameters, kept)
+        if terms is None:
+            return ranges
+        onto = image(ranges, draft.iterators, [*map(var, kept)], self.parameters)
+        return onto.intersect_range(terms).domain()
 
     def _check_given(self, drafts: Sequence[Draft]) -> None:
         for k, draft in enumerate(drafts):
@@ -177,8 +200,12 @@ class Shapes:
         if len(ranks) > 1 or any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):
             message = f"the shape of {tensor} does not follow from what writes it"
             raise ShapeError(message, where=writers[-1].shown, hint=f'{tensor}=(512, "N")')
+        domains = [w.statement().domain for w in writers]
+        if all(d.intersect_params(self.context).is_empty() for d in domains):
+            domains = [self._started(w) for w in writers]
         images = [
-            image(w.statement().domain, w.iterators, w.write.affine_index, self.parameters).range() for w in writers
+            image(d, w.iterators, w.write.affine_index, self.parameters).range()
+            for d, w in zip(domains, writers, strict=True)
         ]
         written = images[0]
         for each in images[1:]:

@@ -117,6 +117,28 @@ def test_a_condition_that_does_not_guard_is_refused(condition: str) -> None:
     assert hint.endswith("(a condition with `or` guards no read)") == (" or " in condition)
 
 
+@pytest.mark.parametrize(("condition", "a", "b", "shape"), [
+    ("k < j", (1, 1), (1, 1), (1, 1)), ("j < k", (3, 1), (1, 1), (3, 1)), ("k > j and j < 3", (2, 1), (1, 4), (2, 3)),
+    ("k > j and 1 <= i", (2, 1), (1, 4), (2, 4)),
+])  # fmt: skip
+def test_a_sum_whose_condition_leaves_no_term_is_0(
+    condition: str, a: tuple[int, int], b: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    program = parse(f"C[i,j] += A[i,k] * B[k,j] where {condition}", A=a, B=b)
+    assert str(parse(str(program))) == str(program)
+    want = np.zeros(shape, "f4")
+    if "1 <= i" in condition:
+        want[0] = np.nan  # nobody writes it
+    np.testing.assert_array_equal(run_program(program, {"A": np.ones(a, "f4"), "B": np.ones(b, "f4")})["C"], want)
+    kernel: Any = compile_for(program)
+    np.testing.assert_array_equal(kernel(np.ones(a, "f4"), np.ones(b, "f4")), np.nan_to_num(want))
+
+
+def test_an_assignment_that_its_condition_leaves_nothing_of_is_refused() -> None:
+    with pytest.raises(ShapeError, match="the ranges of the indices are empty"):
+        parse("C[i,j] = A[i,j] where j < i", A=(1, 1))
+
+
 def test_a_condition_leaves_out_terms_where_it_says_so() -> None:
     inputs, results = run(parse("y[i] += x[i+r]*w[r] where 0 <= i < 9 and i + r < 9", x=(9,), w=(3,)))
     np.testing.assert_array_equal(results["y"], np.correlate(np.pad(inputs["x"], (0, 2)), inputs["w"]))
