@@ -20,7 +20,6 @@ from poly.codegen.predicates import (
     enabled,
     guard_parts,
     lane_bit,
-    predicate,
 )
 from poly.codegen.text import LOCAL, constant_text, memory_type, suffix, value_type
 from poly.codegen.values import Value
@@ -43,7 +42,8 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     guard holds, before anything is touched.
     """
     tensor = s.tensors[access.tensor]
-    guard: Bit = predicate(s, (access.guard,)) if access.guard else True
+    whole, lanes = guard_parts(s, access.guard)
+    guard = both(s, whole, lanes)
     fill = access.fill or Const(0)
     if guard is False:
         return s.ops.const(tensor.dtype, fill.value)
@@ -60,7 +60,7 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
         assert s.lanes is not None
         _ask(s, tensor, subscripts, address, *s.ahead, near=s.lanes.width if stride == 1 else 0)
     if address is not None and stride == 1:
-        return _load_vector(s, access, tensor, address, fill)
+        return _load_vector(s, tensor, address, whole, lanes, fill)
     if address is not None and stride is not None:
         value = _load_strided(s, tensor, subscripts, address, guard, fill)
         if value is not None:
@@ -281,11 +281,13 @@ def _load_uniform(s: State, tensor: Tensor, address: Address, guard: Bit, fill: 
     return value
 
 
-def _load_vector(s: State, access: Access, tensor: Tensor, address: Address, fill: Const) -> Value:
-    """Neighbouring elements, masked where lanes are inactive or guarded; where all are, the fill value is loaded."""
+def _load_vector(s: State, tensor: Tensor, address: Address, whole: Bit, lanes: Bit, fill: Const) -> Value:
+    """Neighbouring elements, masked where lanes are inactive or guarded; where all are, the fill value is loaded.
+
+    `whole`, `lanes`: the guard, as `guard_parts` gives it.
+    """
     assert s.lanes is not None
     width, mask = s.lanes.width, s.lanes.mask
-    whole, lanes = guard_parts(s, access.guard)
     pointer = _safe(s, tensor, _pointer(s, tensor, address.at(0)), whole, fill, width)
     if isinstance(lanes, Value):
         mask = _value(both(s, lanes, Value("bool", width, mask) if mask else True)).text

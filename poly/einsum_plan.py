@@ -21,6 +21,7 @@ from poly.codegen.kernel import Kernel
 from poly.compiler import compile_program, compile_small, machine_of
 from poly.dtypes import dtype_name, numpy_dtype, size_bytes
 from poly.einsum_rules import (
+    FREE_WORK,
     Array,
     Dtype,
     Options,
@@ -50,7 +51,6 @@ from poly.program import Program
 from poly.scheduling.schedule import Schedule
 from poly.settings import check_settings
 
-FREE_WORK: Final = 1 << 15  # multiplications up to which a kernel with free sizes does
 PLAIN_WORK: Final = 1 << 9  # the same where its loops are those of the source, which compile at once and have no lanes
 LONGEST: Final = 1 << 8  # multiplications for one result up to which that does
 REUSE: Final = 8  # products an element, from which on complex operands are taken apart first

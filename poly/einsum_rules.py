@@ -21,7 +21,7 @@ from poly.frontend.strides import strides_like
 Dtype = np.dtype[np.generic]
 
 _SMALL: Final = 4096  # products that numpy itself makes to tell the layout of their result
-_LARGE: Final = 1 << 15  # multiplications from which on the result's layout is chosen for speed
+FREE_WORK: Final = 1 << 15  # multiplications up to which a kernel with free sizes does, in any layout of the result
 _SEARCHED: Final = 1 << 22  # elements whose addresses are compared
 # bound here: whoever puts ours in the place of numpy's must not make it call itself
 numpy_einsum: Final = cast("Callable[..., Array]", np.einsum)
@@ -134,7 +134,7 @@ def result_of(
     if out is None and steps and len(samples) > 1 and options.optimize is not False and 0 not in shape:
         most = 2 if prod(equation.sizes.values()) > _SMALL else _SMALL
         strides = _strides_of_steps(spec, samples, steps, options.order, most)  # their order is what counts
-    if out is None and options.order == "K" and prod(equation.sizes.values()) > _LARGE:
+    if out is None and options.order == "K" and prod(equation.sizes.values()) > FREE_WORK:
         strides = _batches_outermost(equation, samples, Signature(shape, strides, iterator.dtypes[-1]))
     return Signature(shape, strides, iterator.dtypes[-1])
 

@@ -135,13 +135,15 @@ class Policy(Generic[P]):
             return None
 
 
+ACROSS: Final = Policy(across_of, schedule_across)  # of a reduction of short rows, and of groups of them
+STAGES: Final = Policy(stages_of, schedule_stages)  # of groups of row blocks only
 POLICIES: Final = (
     Policy(turned_of, schedule_turned),
     Policy(window_of, schedule_window),
     Policy(beside_of, schedule_beside),
     Policy(permutation_of, schedule_permutation),
     Policy(runs_of, schedule_runs),
-    Policy(across_of, schedule_across),
+    ACROSS,
     Policy(reduction_of, schedule_reduction),
     Policy(contraction_of, schedule_contraction),
     Policy(handed_of, schedule_handed),
@@ -180,21 +182,15 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
 
 def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
     """A group of rows or of row blocks as one nest, or where its statements have no common way to run, as its parts."""
-    if group.block:
-        blocks = Policy(stages_of, schedule_stages).apply(schedule, group, machine, threads)
-        if blocks is not None:
-            return _shared(schedule, blocks, group, machine, threads, len(group.box or ()))
-    else:
-        across = Policy(across_of, schedule_across).apply(schedule, group, machine, threads)
-        if across is not None:
-            return _shared(schedule, across, group, machine, threads, len(group.box or ()))
-    rows = row_plan(schedule.program, group, machine) if not group.block else None
-    if rows is None:
-        for part in group.parts:
-            schedule = schedule_group(schedule, part, machine, threads)
-        return schedule
-    fused = keep_values(schedule_rows(schedule, group, rows, machine, threads), group, machine)
-    return _shared(schedule, fused, group, machine, threads, len(group.box or ()))
+    found = (STAGES if group.block else ACROSS).apply(schedule, group, machine, threads)
+    rows = row_plan(schedule.program, group, machine) if found is None and not group.block else None
+    if rows is not None:
+        found = keep_values(schedule_rows(schedule, group, rows, machine, threads), group, machine)
+    if found is not None:
+        return _shared(schedule, found, group, machine, threads, len(group.box or ()))
+    for part in group.parts:
+        schedule = schedule_group(schedule, part, machine, threads)
+    return schedule
 
 
 def _shared(

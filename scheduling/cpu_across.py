@@ -16,7 +16,7 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, ordered, unrolled, whole_blocks
+from poly.scheduling.cpu_edits import axis_last, fused, in_vectors, loop_of, ordered, unrolled, users_of, whole_blocks
 from poly.scheduling.cpu_facts import FEWEST_LANES, LIGHT, axis_of, reduction_extents, stride, widest_element
 from poly.scheduling.cpu_rows import Pass, passes_of
 from poly.scheduling.edits import piece_name
@@ -93,10 +93,9 @@ def _row_axis(program: Program, access: Access, row: str, inner: Sequence[str]) 
     """The subscript of the rows where the last one is that of the columns, and both go one by one."""
     axis, last = axis_of(access, row), access.index[-1]
     moving = [i for i in inner if any(isinstance(x, Affine) and i in x.names for x in access.index)]
-    if axis in (None, len(access.index) - 1) or len(moving) != 1 or not isinstance(last, Affine):
+    if axis is None or axis == len(access.index) - 1 or len(moving) != 1 or not isinstance(last, Affine):
         return None
-    subscript = access.index[axis or 0]
-    assert isinstance(subscript, Affine)
+    subscript = access.affine_index[axis]
     whole = stride(access, program.tensor[access.tensor], moving[0], program.binding) == 1
     return axis if whole and last.names == frozenset({moving[0]}) and subscript.coefficient(row) == 1 else None
 
@@ -169,11 +168,11 @@ class _Across:
         if rest:
             pieces = [[piece_name(schedule, n, piece) for n in order] for piece in ("lo", "hi")]
             schedule = schedule.split(schedule.nests[order[0]].names[self.depth - 1], blocks)
-        for names, height in zip(pieces, (self.plan.vector, rest), strict=False):
-            schedule = self._block(schedule, names, height)
+        for names in pieces:
+            schedule = self._block(schedule, names)
         return schedule
 
-    def _block(self, schedule: Schedule, names: Sequence[str], height: int) -> Schedule:
+    def _block(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
         """The statements of whole blocks, or of the last few rows."""
         at = schedule.nests[names[0]].names[self.depth - 1]
         for name in names:
@@ -192,7 +191,7 @@ class _Across:
     def _value(self, schedule: Schedule, tensor: str, names: Sequence[str], at: str) -> Schedule:
         """One value of each row, in registers."""
         buffer = free_name(schedule, f"{tensor}_row")
-        users = _users(schedule, tensor, names)
+        users = users_of(schedule, tensor, names)
         schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer, users=users)
         for copy in {f"ld_{buffer}", f"st_{buffer}"} & schedule.nests.keys():
             schedule = schedule.vectorise(schedule.nests[copy].names[-1])
@@ -203,7 +202,7 @@ class _Across:
     def _columns(self, schedule: Schedule, tensor: str, names: Sequence[str], at: str) -> Schedule:
         """A block of a tensor column by column, with squares turned where it comes and where it goes."""
         buffer, rows = free_name(schedule, f"{tensor}_t"), self.plan.turned[tensor]
-        users, order = _users(schedule, tensor, names), _last(schedule, tensor, rows)
+        users, order = users_of(schedule, tensor, names), axis_last(schedule, tensor, rows)
         schedule = schedule.promote(tensor, at, self.machine.cache_space(0), name=buffer, users=users, order=order)
         for copy, source in ((f"ld_{buffer}", tensor), (f"st_{buffer}", buffer)):
             if copy in schedule.nests:
@@ -230,7 +229,7 @@ class _Across:
             beside, lanes = (column, row) if incoming else (row, column)
             schedule = ordered(schedule, part, [beside, lanes]).unroll(beside).vectorise(lanes)
             square = free_name(schedule, f"{source}_square")
-            order = _last(schedule, source, columns if incoming else rows)
+            order = axis_last(schedule, source, columns if incoming else rows)
             schedule = schedule.promote(
                 source, anchor, self.machine.register_space, name=square, users=[part], order=order
             )
@@ -244,13 +243,3 @@ class _Across:
         found = [n for n in (beside, lanes) if n in schedule.nests[load].names]
         schedule = unrolled(ordered(schedule, load, found), [n for n in found if n == beside])
         return schedule.vectorise(lanes) if lanes in found else schedule
-
-
-def _last(schedule: Schedule, tensor: str, axis: int) -> list[int]:
-    """The axes of a tensor, one of them last."""
-    return [*(d for d in range(schedule.program.tensor[tensor].rank) if d != axis), axis]
-
-
-def _users(schedule: Schedule, tensor: str, names: Sequence[str]) -> list[str]:
-    touched = {n: [a.tensor for a, _ in schedule.program.statement[n].accesses] for n in names}
-    return [n for n, tensors in touched.items() if tensor in tensors]

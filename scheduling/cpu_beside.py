@@ -17,7 +17,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_cost import own_share
-from poly.scheduling.cpu_edits import cut, fused, outermost
+from poly.scheduling.cpu_edits import axis_last, cut, fused, outermost
 from poly.scheduling.cpu_facts import axis_of, bytes_touched, own_capacity, reduction_extents, widest_element
 from poly.scheduling.cpu_window import MOST_ROWS, MOST_TAPS, Window, Windows, beside, inside_of, row_axis, suits
 from poly.scheduling.groups import Group, domain_box
@@ -171,11 +171,6 @@ def schedule_beside(schedule: Schedule, group: Group, plan: Beside, machine: Mac
     return keep_values(WindowsBeside(group, plan, machine).run(schedule), group, machine)
 
 
-def lanes_last(schedule: Schedule, tensor: str, axis: int) -> tuple[int, ...]:
-    """The axes of a tensor, one of them last."""
-    return (*(d for d in range(schedule.program.tensor[tensor].rank) if d != axis), axis)
-
-
 class WindowsBeside(Windows):
     """The composition for one group."""
 
@@ -187,7 +182,7 @@ class WindowsBeside(Windows):
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)
         for tensor, axis in self.plan.constants:
-            schedule = self._packed(schedule, tensor, lanes_last(schedule, tensor, axis))
+            schedule = self._packed(schedule, tensor, axis_last(schedule, tensor, axis))
         schedule = self._ordered(schedule, names, (*self.outer, w.rows, w.lanes))
         if self.plan.block:
             for name in names:

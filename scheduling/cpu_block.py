@@ -114,7 +114,7 @@ class Blocking(Tiling[BlockPlan]):
         """Loops outside of all blocks."""
         return len(self.extra) + len(self.plan.outer)
 
-    def _together(self, schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
+    def _together(self, names: Sequence[str]) -> list[list[str]]:
         """The statements that share a nest: all, but where sums are partial the reduction is alone."""
         if self.plan.depth is None:
             return [list(names)]
@@ -274,7 +274,7 @@ class Blocking(Tiling[BlockPlan]):
         for name in names:
             schedule = self._blocks(schedule, strip, name)
         if not self.plan.lanes_outside:
-            for together in self._together(schedule, names):
+            for together in self._together(names):
                 inside = depth + (self.plan.depth is not None and self._is_update(schedule, together[0]))
                 schedule = fused(schedule, together, [inside])
                 schedule = self._in_block(schedule, strip, together, inside + 1)

@@ -34,6 +34,16 @@ def loops_of_copy(schedule: Schedule, copy: str) -> list[str]:
     return [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]
 
 
+def axis_last(schedule: Schedule, tensor: str, axis: int) -> tuple[int, ...]:
+    """The axes of a tensor, one of them last."""
+    return (*(d for d in range(schedule.program.tensor[tensor].rank) if d != axis), axis)
+
+
+def users_of(schedule: Schedule, tensor: str, names: Sequence[str]) -> list[str]:
+    """Those of some statements that touch a tensor."""
+    return [n for n in names if any(a.tensor == tensor for a, _ in schedule.program.statement[n].accesses)]
+
+
 def unrolled(schedule: Schedule, loops: Iterable[str]) -> Schedule:
     """Several loops laid out."""
     for loop in loops:

@@ -113,7 +113,7 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
     pieces = [name]
     if row:
         height = max(1, (machine.vector_registers - vectors - 1) // vectors)
-        schedule, pieces = _in_rows(schedule, name, row, loop, sums, height)
+        schedule, pieces = _in_rows(schedule, name, row, height)
     for piece in pieces:
         depth = len(schedule.nests[piece].names) - 1 - len(sums) - bool(row)
         lane = schedule.nests[piece].names[depth]
@@ -154,9 +154,7 @@ def _row(
     return ""
 
 
-def _in_rows(
-    schedule: Schedule, name: str, row: str, lane: str, sums: Sequence[str], height: int
-) -> tuple[Schedule, list[str]]:
+def _in_rows(schedule: Schedule, name: str, row: str, height: int) -> tuple[Schedule, list[str]]:
     """A nest (..., row, lane, sums) as (..., blocks of rows, lane, sums, rows), whole blocks apart from the rest."""
     s = schedule.program.statement[name]
     ends = ends_of(schedule.program, s, next(iter(schedule.nests[name].loops[row].names)))

@@ -282,7 +282,7 @@ def _in_pages(schedule: Schedule, copy: Statement, loops: Sequence[str]) -> bool
 def _alone(schedule: Schedule, name: str, outer: str, inner: str) -> Schedule:
     """What lies in a loop beside an inner one in loops of its own."""
     start = schedule.nests[name].names.index(outer)
-    places = _places(schedule, name, outer, inner)
+    places = _places(schedule, outer, inner)
     if len(places) > 1 and (at := places.index(True)):
         schedule = schedule.distribute(outer, at)
         outer = schedule.nests[name].names[start]
@@ -290,7 +290,7 @@ def _alone(schedule: Schedule, name: str, outer: str, inner: str) -> Schedule:
     return schedule.distribute(outer, 1) if len(places) > 1 else schedule
 
 
-def _places(schedule: Schedule, name: str, outer: str, inner: str) -> list[bool]:
+def _places(schedule: Schedule, outer: str, inner: str) -> list[bool]:
     """The things in a loop, in order: which of them holds an inner loop."""
     found: dict[object, bool] = {}
     for other in schedule.under(outer):

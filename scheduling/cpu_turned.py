@@ -15,10 +15,10 @@ from math import prod
 from poly.affine import var
 from poly.machine import Machine
 from poly.program import Program, Statement
-from poly.scheduling.cpu_beside import Beside, WindowsBeside, beside_along, lanes_last, sliding_read
+from poly.scheduling.cpu_beside import Beside, WindowsBeside, beside_along, sliding_read
 from poly.scheduling.cpu_chain import handed_on, keep_values
 from poly.scheduling.cpu_cost import own_share
-from poly.scheduling.cpu_edits import extent_of, fused, loops_of_copy, outermost, unrolled
+from poly.scheduling.cpu_edits import axis_last, extent_of, fused, loops_of_copy, outermost, unrolled, users_of
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
 from poly.scheduling.cpu_window import PICKED, Window, window_of
 from poly.scheduling.groups import Group
@@ -85,7 +85,7 @@ def _pays(program: Program, group: Group, window: Window, found: Beside, machine
     update, box, vector = program.statement[window.statement], group.box or (), found.window.vector
     read, names = sliding_read(program, update), group.axes[window.statement]
     blocks = (box[found.window.lanes][1] + 1) // vector
-    if read is None or blocks < threads or any(_rest(n, vector) for n in _widths(program, group, update)):
+    if read is None or blocks < threads or any(_rest(n, vector) for n in _widths(program, update)):
         return False
     places = [high + 1 for a, (_, high) in enumerate(box) if a in found.cuts]
     taps = prod(reduction_extents(program, update, names).values())
@@ -99,7 +99,7 @@ def _pays(program: Program, group: Group, window: Window, found: Beside, machine
     return across < along and near <= own_share(machine.nearest_cache)
 
 
-def _widths(program: Program, group: Group, update: Statement) -> list[int]:
+def _widths(program: Program, update: Statement) -> list[int]:
     """Contiguous elements of what is read and written."""
     accesses = [update.write, *(r for r in update.reads if program.tensor[r.tensor].role != "constant")]
     return [program.tensor[a.tensor].extents(program.binding)[-1] for a in accesses]
@@ -133,7 +133,7 @@ class _Turning(WindowsBeside):
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)
         for tensor, axis in self.plan.constants:
-            first = (axis, *lanes_last(schedule, tensor, axis)[:-1])
+            first = (axis, *axis_last(schedule, tensor, axis)[:-1])
             schedule = self._packed(schedule, tensor, first, {axis: w.vector})
         schedule = self._ordered(schedule, names, (*self.fixed, *self.outer, w.rows, w.lanes))
         for name in names:
@@ -146,8 +146,8 @@ class _Turning(WindowsBeside):
 
     def _turn(self, schedule: Schedule, names: Sequence[str], tensor: str, axis: int) -> Schedule:
         """A block of a tensor in the nearest cache, along the lanes."""
-        at, order = schedule.nests[names[0]].names[len(self.fixed)], lanes_last(schedule, tensor, axis)
-        users = [n for n in names if any(a.tensor == tensor for a, _ in schedule.program.statement[n].accesses)]
+        at, order = schedule.nests[names[0]].names[len(self.fixed)], axis_last(schedule, tensor, axis)
+        users = users_of(schedule, tensor, names)
         buffer = f"{tensor}_{self.window.statement}_t"
         schedule = schedule.promote(tensor, at, self.machine.cache_space(0), name=buffer, users=users, order=order)
         schedule = self._squares(schedule, f"ld_{buffer}", tensor, axis, tuple(range(len(order))))
@@ -172,4 +172,4 @@ class _Turning(WindowsBeside):
         return unrolled(schedule, [n for n in loops if n != last]).vectorise(last)
 
     def _order(self, schedule: Schedule, tensor: str) -> tuple[int, ...]:
-        return lanes_last(schedule, tensor, self.turned.target)
+        return axis_last(schedule, tensor, self.turned.target)

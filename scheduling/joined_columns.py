@@ -70,7 +70,7 @@ class Columns:
         read = self.update.reads[self.read]
         tensor, once = self.program.tensor[read.tensor], _tensors(self.update.reads).count(read.tensor) == 1
         if once and self._last_in(read):
-            return self._without(read), self._reshaped(tensor, read), []
+            return self._without(read), self._reshaped(tensor), []
         order = [i for i in self.update.iterators if i in _names(read) and i not in self.names]
         order.sort(key=lambda i: i not in _names(self.update.write))
         return self._moved(tensor, order, read, f"{tensor.name}_columns", inward=True)
@@ -80,7 +80,7 @@ class Columns:
         write = self.update.write
         tensor = self.program.tensor[write.tensor]
         if self._last_in(write):
-            return self._reshaped(tensor, write), self._without(write), []
+            return self._reshaped(tensor), self._without(write), []
         order = [str(i) for i in write.affine_index if str(i) not in self.names]
         access, new, copies = self._moved(tensor, order, write, f"{tensor.name}_columns", inward=False)
         return new, access, copies
@@ -106,7 +106,7 @@ class Columns:
     def _without(self, access: Access) -> Access:
         return replace(access, index=(*access.index[: -len(self.names)], var(self.names[0])))
 
-    def _reshaped(self, tensor: Tensor, access: Access) -> Tensor:
+    def _reshaped(self, tensor: Tensor) -> Tensor:
         return replace(tensor, shape=(*tensor.shape[: -len(self.names)], Affine.of(self._extent)))
 
     def _cleared(self, s: Statement, product: Access, extents: Mapping[str, int]) -> Statement:
@@ -129,11 +129,13 @@ def columns_of(program: Program) -> Iterator[Columns]:
     for k, read in enumerate(update.reads):
         others = (_names(r) for n, r in enumerate(update.reads) if n != k)
         own = _names(read).intersection(written).difference(*others)
+        if len(own) < 2:
+            continue
         as_read = tuple(n for n in map(str, read.affine_index) if n in own)
         orders = [tuple(n for n in written if n in own), as_read]
         if read.affine_index[-len(own) :] != tuple(map(var, as_read)) or orders[0] == as_read:
             orders.pop()  # it spares no copy
-        for order in orders if len(own) > 1 else ():
+        for order in orders:
             if len(literal.statements) == 2 or tuple(written[-len(order) :]) == order:
                 yield Columns(literal, update, ranges, k, order)
 
