@@ -16,7 +16,17 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_edits import axis_last, fused, in_vectors, loop_of, ordered, unrolled, users_of, whole_blocks
+from poly.scheduling.cpu_edits import (
+    axis_last,
+    fused,
+    in_vectors,
+    loop_of,
+    ordered,
+    turned_square,
+    unrolled,
+    users_of,
+    whole_blocks,
+)
 from poly.scheduling.cpu_facts import FEWEST_LANES, LIGHT, axis_of, reduction_extents, stride, widest_element
 from poly.scheduling.cpu_rows import Pass, passes_of
 from poly.scheduling.edits import piece_name
@@ -229,17 +239,6 @@ class _Across:
             beside, lanes = (column, row) if incoming else (row, column)
             schedule = ordered(schedule, part, [beside, lanes]).unroll(beside).vectorise(lanes)
             square = free_name(schedule, f"{source}_square")
-            order = axis_last(schedule, source, columns if incoming else rows)
-            schedule = schedule.promote(
-                source, anchor, self.machine.register_space, name=square, users=[part], order=order
-            )
-            schedule = self._loaded(schedule, square, (rows, columns) if incoming else (columns, rows))
+            order, space = axis_last(schedule, source, columns if incoming else rows), self.machine.register_space
+            schedule = turned_square(schedule, part, source, anchor, space, square, order=order)
         return schedule
-
-    def _loaded(self, schedule: Schedule, square: str, axes: tuple[int, int]) -> Schedule:
-        """What brings a square to registers, in vectors along the second axis; an axis of one has no loop."""
-        load = f"ld_{square}"
-        beside, lanes = (f"{load}.{axis}" for axis in axes)
-        found = [n for n in (beside, lanes) if n in schedule.nests[load].names]
-        schedule = unrolled(ordered(schedule, load, found), [n for n in found if n == beside])
-        return schedule.vectorise(lanes) if lanes in found else schedule

@@ -168,16 +168,17 @@ def _tiles(extent: int, height: int, inside: tuple[int, int]) -> tuple[int, ...]
 
 def schedule_beside(schedule: Schedule, group: Group, plan: Beside, machine: Machine) -> Schedule:
     """Fuse, split, tile, promote and mark the statements of a window's group."""
-    return keep_values(WindowsBeside(group, plan, machine).run(schedule), group, machine)
+    return keep_values(WindowsBeside(group, plan, machine, int(plan.block > 0)).run(schedule), group, machine)
 
 
 class WindowsBeside(Windows):
     """The composition for one group."""
 
-    def __init__(self, group: Group, plan: Beside, machine: Machine) -> None:
-        super().__init__(group, plan.window, machine)
+    def __init__(
+        self, group: Group, plan: Beside, machine: Machine, blocks: int, along: int | None = None
+    ) -> None:
+        super().__init__(group, plan.window, machine, blocks, along)
         self.plan = plan
-        self.depth += plan.block > 0
 
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)

@@ -29,6 +29,7 @@ from poly.scheduling.cpu_edits import (
     loops_of_copy,
     only_read,
     ordered,
+    turned_square,
     unrolled,
     whole_blocks,
     with_padding,
@@ -235,9 +236,7 @@ class Blocking(Tiling[BlockPlan]):
         schedule = schedule.reorder(*order).unroll(order[-2]).vectorise(order[-1])
         square = free_name(schedule, f"{copy.removeprefix('ld_')}_t")
         space = self.machine.register_space
-        schedule = schedule.promote(pack.tensor, at or order[-3], space, name=square, users=[copy])
-        rows = loops_of_copy(schedule, f"ld_{square}")
-        return unrolled(schedule, rows[:-1]).vectorise(rows[-1])
+        return turned_square(schedule, copy, pack.tensor, at or order[-3], space, square)
 
     def _copied(self, schedule: Schedule, pack: Pack, buffer: str) -> Schedule:
         """Lanes along the axis that is contiguous on both sides; else short runs of the source's fast axis inside."""

@@ -145,6 +145,32 @@ def whole_blocks(
     return schedule, [(piece, size) for piece, size in ((lower, block), (upper, rest)) if piece]
 
 
+def turned_square(
+    schedule: Schedule,
+    name: str,
+    tensor: str,
+    at: str,
+    space: str,
+    buffer: str,
+    *,
+    order: Sequence[int] | None = None,
+    reads: tuple[int] | None = None,
+    vector: int | None = None,
+) -> Schedule:
+    """What a statement reads of a tensor below a loop in registers, its rows laid out, along the last axis of an
+    order (None: the tensor's) in vectors, of `vector` lanes where there may be several.
+    """
+    schedule = schedule.promote(tensor, at, space, name=buffer, users=[name], reads=reads, order=order)
+    load, last = f"ld_{buffer}", order[-1] if order is not None else schedule.program.tensor[tensor].rank - 1
+    loops, lanes = loops_of_copy(schedule, load), f"{load}.{last}"
+    schedule = unrolled(schedule, [n for n in loops if n != lanes])
+    if lanes not in loops:
+        return schedule  # an axis of one element
+    if vector is None:
+        return schedule.vectorise(lanes)
+    return in_vectors(schedule, lanes, extent_of(schedule, buffer, -1), vector, FEW_VECTORS)
+
+
 def only_read(s: Statement, read: int) -> tuple[int] | None:
     """`reads` of a promotion for the read at a position; None, which is all, where no other one is of its tensor."""
     again = sum(r.tensor == s.reads[read].tensor for r in s.reads) > 1

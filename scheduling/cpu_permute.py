@@ -23,7 +23,7 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_cost import PAGE, Core, core_of, lines_kept
-from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, loops_of_copy, only_read, ordered, whole_blocks
+from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, only_read, ordered, turned_square, whole_blocks
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
 from poly.scheduling.groups import Group
@@ -281,7 +281,7 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
         for part, rows in parts:
             schedule = _blocks(schedule, plan, part, rows, columns, extents)
             for read in plan.turned:
-                schedule, square = _square(schedule, plan, part, read, axes, columns, machine.register_space)
+                schedule, square = _square(schedule, plan, part, read, machine.register_space)
                 rows_read = schedule.nests[f"ld_{square}"].names[-1]
                 ahead = _ahead(schedule, plan, part, rows, extents) if plan.blocks.past else None
                 if ahead is not None and schedule.kind(rows_read) == "vector":
@@ -344,7 +344,7 @@ def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[s
         schedule = schedule.tile({lanes: rows}).reorder(f"{lanes}.o", squares, column, f"{lanes}.p").unroll(column)
         schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
         for read in plan.turned:
-            schedule, square = _square(schedule, plan, part, read, axes, columns, machine.register_space)
+            schedule, square = _square(schedule, plan, part, read, machine.register_space)
             schedule = schedule.prefetch(schedule.nests[f"ld_{square}"].names[-1], tiles[-1])
     target = schedule.program.statement[parts[0][0]].write.tensor
     buffer = f"{target}_{name}_b"
@@ -356,19 +356,15 @@ def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[s
 
 
 def _square(
-    schedule: Schedule, plan: Permutation, name: str, read: int, axes: Sequence[str], columns: int, space: str
+    schedule: Schedule, plan: Permutation, name: str, read: int, space: str
 ) -> tuple[Schedule, str]:
     """The rows of a block of what is read in registers, and the name of these."""
     s = schedule.program.statement[name]
-    access, inner = s.reads[read], axis_of(s.reads[read], axes[plan.read_lanes])
+    access = s.reads[read]
     buffer = free_name(schedule, f"{access.tensor}_{name}_t")
     kinds = [(n, schedule.kind(n)) for n in schedule.nests[name].names]
     at = [n for n, kind in kinds if kind == "serial"][-1]
-    schedule = schedule.promote(access.tensor, at, space, name=buffer, users=[name], reads=only_read(s, read))
-    for loop in loops_of_copy(schedule, f"ld_{buffer}"):
-        if loop == f"ld_{buffer}.{inner}":
-            schedule = in_vectors(schedule, loop, columns, plan.vector, FEW_VECTORS)
-        else:
-            schedule = schedule.unroll(loop)
+    reads = only_read(s, read)
+    schedule = turned_square(schedule, name, access.tensor, at, space, buffer, reads=reads, vector=plan.vector)
     return schedule, buffer
 

@@ -18,7 +18,7 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu_beside import Beside, WindowsBeside, beside_along, sliding_read
 from poly.scheduling.cpu_chain import handed_on, keep_values
 from poly.scheduling.cpu_cost import own_share
-from poly.scheduling.cpu_edits import axis_last, extent_of, fused, loops_of_copy, outermost, unrolled, users_of
+from poly.scheduling.cpu_edits import axis_last, extent_of, fused, loops_of_copy, outermost, turned_square, users_of
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
 from poly.scheduling.cpu_window import PICKED, Window, window_of
 from poly.scheduling.groups import Group
@@ -124,18 +124,17 @@ def schedule_turned(schedule: Schedule, group: Group, plan: Turned, machine: Mac
 
 class _Turning(WindowsBeside):
     def __init__(self, group: Group, plan: Turned, machine: Machine) -> None:
-        super().__init__(group, plan.beside, machine)
+        super().__init__(group, plan.beside, machine, 1, plan.target)
         self.turned = plan
         self.fixed = [a for a in self.outer if a not in plan.beside.cuts]
-        self.outer = [a for a in self.outer if a in plan.beside.cuts]
-        self.depth += 1  # blocks of lanes
+        self.outer.sort(key=plan.beside.cuts.__contains__)  # the fixed ones, blocks of lanes, those of the window
 
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)
         for tensor, axis in self.plan.constants:
             first = (axis, *axis_last(schedule, tensor, axis)[:-1])
             schedule = self._packed(schedule, tensor, first, {axis: w.vector})
-        schedule = self._ordered(schedule, names, (*self.fixed, *self.outer, w.rows, w.lanes))
+        schedule = self._ordered(schedule, names, (*self.outer, w.rows, w.lanes))
         for name in names:
             lanes, around = self._loop(schedule, name, w.lanes), [self._loop(schedule, name, a) for a in self.fixed]
             schedule = outermost(schedule.tile({lanes: w.vector}), name, [*around, f"{lanes}.o"])
@@ -165,11 +164,5 @@ class _Turning(WindowsBeside):
         across = [f"{row}.p", lanes] if order[-1] != axis else [lanes, f"{row}.p"]
         rest = [n for n in loops_of_copy(schedule, copy) if n not in (*across, f"{row}.o")]
         schedule = schedule.reorder(*rest, f"{row}.o", *across).unroll(across[0]).vectorise(across[1])
-        square, space = f"{copy}_q", self.machine.register_space
-        schedule = schedule.promote(source, f"{row}.o", space, name=square, users=[copy], order=order)
-        last = f"ld_{square}.{order[-1]}"
-        loops = loops_of_copy(schedule, f"ld_{square}")
-        return unrolled(schedule, [n for n in loops if n != last]).vectorise(last)
-
-    def _order(self, schedule: Schedule, tensor: str) -> tuple[int, ...]:
-        return axis_last(schedule, tensor, self.turned.target)
+        space = self.machine.register_space
+        return turned_square(schedule, copy, source, f"{row}.o", space, f"{copy}_q", order=order)

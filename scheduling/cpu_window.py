@@ -29,6 +29,7 @@ from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_cost import own_share
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
+    axis_last,
     cut,
     extent_of,
     fused,
@@ -343,11 +344,14 @@ def schedule_window(schedule: Schedule, group: Group, window: Window, machine: M
 class Windows:
     """The composition for one group."""
 
-    def __init__(self, group: Group, window: Window, machine: Machine) -> None:
-        self.group, self.window, self.machine = group, window, machine
+    def __init__(
+        self, group: Group, window: Window, machine: Machine, blocks: int = 0, along: int | None = None
+    ) -> None:
+        """`blocks`: loops over blocks of lanes; `along`: the target's axis along the lanes (None: its last)."""
+        self.group, self.window, self.machine, self.along = group, window, machine, along
         axes = group.axes[window.statement]
         self.outer = [a for a in range(len(axes)) if a not in (window.rows, window.lanes)]
-        self.depth = len(self.outer)  # of loops around those of a piece
+        self.depth = len(self.outer) + blocks  # of loops around those of a piece
 
     def run(self, schedule: Schedule) -> Schedule:
         w, names = self.window, list(self.group.names)
@@ -576,10 +580,6 @@ class Windows:
         schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer, users=[update])
         return unrolled(schedule, loops_of_copy(schedule, f"ld_{buffer}"))
 
-    def _order(self, schedule: Schedule, tensor: str) -> tuple[int, ...]:
-        """The axes of sums, those along the lanes last."""
-        return tuple(range(schedule.program.tensor[tensor].rank))
-
     def _targets(self, schedule: Schedule, names: Sequence[str], at: str) -> Schedule:
         """The sums in registers."""
         update = next(n for n in names if schedule.program.statement[n].source_name == self.window.statement)
@@ -587,7 +587,8 @@ class Windows:
         users = [n for n in names if tensor in _touched(schedule.program.statement[n])]
         if len(users) < 2:
             return schedule
-        buffer, order = f"{tensor}_{users[0]}_r", self._order(schedule, tensor)
+        along = schedule.program.tensor[tensor].rank - 1 if self.along is None else self.along
+        buffer, order = f"{tensor}_{users[0]}_r", axis_last(schedule, tensor, along)
         schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer, order=order)
         for copy in (f"ld_{buffer}", f"st_{buffer}"):
             if copy in schedule.nests:
