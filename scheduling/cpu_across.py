@@ -54,7 +54,10 @@ class AcrossPlan:
 
 
 def across_of(program: Program, group: Group, machine: Machine, _threads: int = 1) -> AcrossPlan | None:
-    """The choices for a group of rows of one length, where blocks of them take fewer cycles than rows."""
+    """The choices for a group of rows of one length, where blocks of them take fewer cycles than rows.
+
+    However few the blocks: where threads have none, rows are few and short, and all take less time than to meet.
+    """
     if not group.box or machine.registers is None or not group.axes:
         return None
     vector = min(machine.lanes(widest_element(program, group.statements)), machine.vector_registers // 2)

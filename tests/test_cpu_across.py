@@ -7,13 +7,17 @@ import pytest
 from hypothesis import given, settings
 
 import poly
+from poly.codegen.host import host_machine
 from poly.machine import Machine
+from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_across import AcrossPlan, across_of
 from poly.scheduling.row_groups import groups_for
 from tests.machines import AVX2
 from tests.other_cpus import CPUS, run_here
 from tests.test_cpu_rows import LAYERNORM, SOFTMAX, agrees, made_in_memory, row_programs
+
+FEWEST_ACROSS = 12  # of the random programs
 
 
 def planned(text: str, shape: tuple[int, int], machine: Machine = AVX2) -> AcrossPlan | None:
@@ -63,14 +67,26 @@ def test_softmax_of_short_rows(cpu: str, shape: tuple[int, int], monkeypatch: py
     np.testing.assert_allclose(np.asarray(found, "f8"), e / e.sum(1, keepdims=True), rtol=3e-6, atol=1e-12)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
-@given(row_programs())
-def test_random_row_programs(case: tuple[str, int, int]) -> None:
-    text, blocks, length = case
-    shapes = {"x": (9 * blocks + 7, length % 13 + 2), "v": (9 * blocks + 7,), "g": (length % 13 + 2,)}
-    random = np.random.default_rng(length)
-    used = {n: random.integers(-2, 3, s).astype("f4") for n, s in shapes.items() if f"{n}[" in text.replace("max", "")}
-    agrees(poly.parse(text, dtypes=None, **{n: shapes[n] for n in used}), used)
+def is_across(program: Program, threads: int = 1) -> bool:
+    return "_square" in schedule_for_cpu(program, host_machine(), threads).script
+
+
+def test_random_row_programs() -> None:
+    across: list[bool] = []
+
+    @settings(max_examples=25, derandomize=True, deadline=None)
+    @given(row_programs())
+    def check(case: tuple[str, int, int]) -> None:
+        text, blocks, length = case
+        shapes = {"x": (9 * blocks + 7, length % 13 + 2), "v": (9 * blocks + 7,), "g": (length % 13 + 2,)}
+        random, read = np.random.default_rng(length), text.replace("max", "")
+        used = {n: random.integers(-2, 3, s).astype("f4") for n, s in shapes.items() if f"{n}[" in read}
+        program = poly.parse(text, dtypes=None, **{n: shapes[n] for n in used})
+        agrees(program, used)
+        across.append(is_across(program))
+
+    check()
+    assert sum(across) >= FEWEST_ACROSS, across
 
 
 @pytest.mark.parametrize(("dtype", "threads"), [("f64", 1), ("f32", 2)])
@@ -79,6 +95,7 @@ def test_other_types_and_threads(dtype: str, threads: int) -> None:
     program = poly.parse(LAYERNORM.replace("64", "6"), dtypes=dict.fromkeys(shapes, dtype), **shapes)
     random = np.random.default_rng(0)
     agrees(program, {n: random.integers(-4, 5, s).astype(kind) for n, s in shapes.items()}, threads)
+    assert is_across(program, threads)
 
 
 @pytest.mark.parametrize(

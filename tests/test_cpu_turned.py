@@ -24,6 +24,7 @@ CASES: dict[str, Case] = {
     "3x3": ("Conv", (1, 48, 7, 7), (48, 1, 3, 3), {"pads": [1] * 4, "group": 48}),
     "7x7": ("Conv", (2, 32, 7, 7), (32, 1, 7, 7), {"pads": [3] * 4, "group": 32}),
     "in steps": ("Conv", (1, 32, 14, 14), (32, 1, 5, 5), {"pads": [2] * 4, "group": 32, "strides": [2, 2]}),
+    "12 wide in steps": ("Conv", (1, 32, 12, 12), (32, 1, 3, 3), {"group": 32, "strides": [2, 2]}),
     "uneven padding": ("Conv", (1, 32, 9, 6), (32, 1, 5, 5), {"pads": [1, 2, 3, 0], "group": 32}),
     "no padding": ("Conv", (3, 32, 12, 11), (32, 1, 5, 5), {"group": 32}),
     "largest": ("MaxPool", (1, 32, 7, 7), None, {"kernel_shape": [5, 5], "pads": [2] * 4}),
@@ -32,6 +33,7 @@ WIDER: dict[str, Case] = {
     "14 wide": ("Conv", (1, 32, 14, 14), (32, 1, 5, 5), {"pads": [2] * 4, "group": 32}),
     "few planes": ("Conv", (1, 24, 7, 7), (24, 1, 5, 5), {"pads": [2] * 4, "group": 24}),
     "one element": ("Conv", (1, 32, 5, 5), (32, 1, 5, 5), {"group": 32}),
+    "14 wide in steps": ("Conv", (1, 32, 14, 14), (32, 1, 3, 3), {"pads": [1] * 4, "group": 32, "strides": [2, 2]}),
 }
 
 
