@@ -76,9 +76,11 @@ def test_only_loops_that_waste_lanes_are_joined() -> None:
     assert copies(chosen("C[a,b,c,d] += A[a,c] * B[b,d]", {"A": (20, 20), "B": (20, 20)})) == []  # copies take longer
 
 
-@pytest.mark.parametrize(("other", "columns", "joined"), [(8, 24, True), (8, 28, False), (14, 28, True), (6, 30, False)])
+@pytest.mark.parametrize(
+    ("other", "columns", "joined"), [(8, 24, True), (8, 28, False), (14, 28, True), (6, 30, False)]
+)
 def test_joins_spare_cycles_and_lanes(other: int, columns: int, joined: bool) -> None:
-    """Of 8: 6 % of the cycles, and 2 %. Of 14 and 6: an eighth of the lanes, and a sixteenth, which is too few."""
+    """Of 8: 6 % of the cycles, and 2 %. Of 14 and 6: 1/8 of the lanes, and 1/16, too few."""
     given: Given = {"A": (other,) * 4, "B": (other, other, columns, other)}
     assert bool(copies(chosen(APART, given))) == joined
 
