@@ -17,6 +17,7 @@ from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors
 from poly.scheduling.widened import sums_of_widened
+from poly.scheduling.written_places import with_written_places
 
 
 def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine) -> Program:
@@ -28,7 +29,7 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
-    joined = join_axes(without_padding(program, finite, machine, threads))
+    joined = with_written_places(join_axes(without_padding(program, finite, machine, threads)))
     return with_columns(with_steps_in_order(joined), machine, threads)
 
 
@@ -44,7 +45,7 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
     dots = chain.from_iterable(combinations(used, n) for n in range(len(used) + 1))
     for start in (program, *(_narrow_sums(program, d) for d in dots)):
         padded = padding_like(start, other, finite_factors(start, constants))
-        yield columns_like(with_steps_in_order(join_axes(padded)), other)
+        yield columns_like(with_steps_in_order(with_written_places(join_axes(padded))), other)
 
 
 def _narrow_sums(program: Program, dots: Collection[str]) -> Program:
