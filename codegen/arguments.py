@@ -138,8 +138,11 @@ def _target(
 ) -> Array:
     dtype = numpy_dtype(tensor.dtype)
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
-        got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise RunError(f"out for {tensor.name} is {got}, expected {dtype.name}", where=where)
+        got, also = type(array).__name__, ""
+        if isinstance(array, np.ndarray):
+            got, also = str(array.dtype), str(list(shape)) if array.shape != shape else ""
+            got += str(list(array.shape)) if also else ""
+        raise RunError(f"out for {tensor.name} is {got}, expected {dtype.name}{also}", where=where)
     check_shape(tensor, array, shape, "out for")
     flags = array.flags
     if not (flags.writeable and flags.c_contiguous and flags.aligned):

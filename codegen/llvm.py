@@ -164,11 +164,14 @@ class Walker:
             self.nodes(node.body)
             length = len(s.writer.lines) - before
             if length > MAX_LENGTH and trips > 1:
+                fits = MAX_LENGTH * (i + 1) // length
+                tiled = f"tile it by {fits} or less and unroll the inner loop"
+                hint = tiled if fits > 1 else "leave it, or loops inside of it, a loop"
                 raise UnsupportedError(
                     f"unrolled loop {node.variable} is more than {MAX_LENGTH} instructions long: its {trips} copies "
                     f"have some {length // (i + 1)} each",
-                    hint=f"tile it by {max(1, MAX_LENGTH * (i + 1) // length)} or less and unroll the inner loop",
-                )  # fmt: skip
+                    hint=hint,
+                )
 
     def _extreme(self, bounds: Sequence[Affine], variable: str, largest: bool) -> list[Linear]:
         """The bounds at the current place, without those that another one makes superfluous."""

@@ -269,11 +269,16 @@ class Shapes:
     def _remedy(self, draft: Draft, access: Access, outside: isl.Map) -> str:
         """What to write so that an access stays inside: a name that is a size is easily taken for an index."""
         free = ", ".join(draft.iterators)
-        remedy = f"a larger {access.tensor}, or fewer iterations: ... where <condition on {free}>"
+        remedy = f"a larger {access.tensor}"
+        remedy += f", or fewer iterations: ... where <condition on {free}>" if free else ""
         left: list[str] = []
         for d, (subscript, extent) in enumerate(zip(access.index, self.shapes[access.tensor], strict=True)):
             if not isinstance(subscript, Affine):
                 continue
+            if subscript.is_constant and subscript.constant < 0:
+                return f"{extent + subscript.constant} for {subscript}: subscripts count from the start"
+            if subscript.is_constant and extent.is_constant and subscript.constant >= extent.constant:
+                return f"a larger {access.tensor}"  # as no condition on an index makes it one
             if subscript in map(var, self.parameters):
                 return f"{subscript} is a size here: another name for the index, or for the size"
             below, beyond = (

@@ -67,7 +67,7 @@ def infer_ranges(
     while missing := [i for i in indices if i not in ranges]:
         found = {i: r for i in missing if (r := _range(i, indices, subscripts, ranges, context, loose)) is not None}
         if not found:
-            raise _underconstrained(missing, subscripts)
+            raise _underconstrained(missing, subscripts, loose)
         ranges.update(found)
     return ranges
 
@@ -110,9 +110,16 @@ def _whole(index: str, subscripts: Sequence[Subscripted]) -> Iterator[Subscripte
             yield s
 
 
-def _underconstrained(missing: Sequence[str], subscripts: Iterable[Subscripted]) -> ParseError:
+def _underconstrained(
+    missing: Sequence[str], subscripts: Iterable[Subscripted], loose: Collection[str]
+) -> ParseError:
     index = missing[0]
     together = [s for s in subscripts if index in s.expression.names]
+    beside = together[0].expression.names if together else ()
+    if half := [i for i in missing if i in loose and i in beside]:  # a condition has it, and leaves an end open
+        why = "the condition does not bound it at both ends"
+        hint = f"where 0 <= {half[0]} < N"
+        return ParseError(f"the range of index {half[0]!r} is not determined: {why}", hint=hint)
     why = f"it occurs only in {together[0].tensor}[{together[0].expression}]" if together else "no subscript bounds it"
     hint = "or give the shape of the tensor it writes" if together else f"or {index}=() if it is a scalar tensor"
     return ParseError(f"the range of index {index!r} is not determined: {why}", hint=f"where 0 <= {index} < N, {hint}")

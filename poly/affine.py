@@ -299,8 +299,9 @@ def parse_affine(text: str) -> Affine:
 def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
     """An `Affine` from a Python syntax tree. Raises `ParseError` with the column where it is not quasi-affine."""
 
-    def fail(why: str) -> ParseError:
-        return ParseError(why, text=text, line=getattr(node, "lineno", 1), column=getattr(node, "col_offset", 0))
+    def fail(why: str, hint: str = "") -> ParseError:
+        at = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        return ParseError(why, text=text, line=at[0], column=at[1], hint=hint)
 
     match node:
         case ast.Constant(value=int(value)) if not isinstance(node.value, bool):
@@ -326,6 +327,8 @@ def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
                     return a // b.constant if isinstance(op, ast.FloorDiv) else a % b.constant
                 case _:
                     raise fail("subscripts are affine: + and -, * by a literal, // and % by a positive literal")
+        case ast.Call(func=ast.Name(id="max" | "min" as name)):
+            raise fail(f"a subscript has no {name}", "a choice of elements: x[i-1] if i >= 1 else x[0]")
         case _:
             raise fail("not an affine subscript")
 

@@ -103,7 +103,8 @@ def in_order(
     takes = f"takes {counted(len(names), 'array')} ({', '.join(names)})"
     if len(given) > len(names) or (not named and len(given) < len(names)):
         hint = _of_inout(updated) if len(given) < len(names) else ""
-        raise ArgumentTypeError(f"{takes}, got {len(given)}", where=where, hint=hint)
+        absent = f": {', '.join(names[len(given) :])} missing" if 0 < len(given) < len(names) else ""
+        raise ArgumentTypeError(f"{takes}, got {len(given)}{absent}", where=where, hint=hint)
     for name in named:
         if name not in names:
             raise ArgumentTypeError(f"{takes}, none is called {name!r}", where=where)

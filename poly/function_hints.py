@@ -12,6 +12,7 @@ import numpy as np
 from poly.dtypes import NUMPYS_NAMES
 
 _CLOSE: Final = 0.75
+INTERNAL: Final = frozenset({"not", "neg", "trunc_div", "bits", "dot2", "dot4"})  # what nobody writes as a function
 ELSEWHERE: Final = {
     "absolute": "abs(x)", "fabs": "abs(x)", "negative": "-x", "square": "x * x", "reciprocal": "1 / x",
     "maximum": "max(x, y)", "minimum": "min(x, y)", "clip": "min(max(x, low), high)", "clamp": "min(max(x, low), high)",
@@ -23,7 +24,7 @@ ELSEWHERE: Final = {
     "cosh": "(exp(x) + exp(-x)) / 2", "trunc": "ceil(x) if x < 0 else floor(x)", "rint": "round(x)",
     "argmin": "m min= x[i]; k min= select(x[i] == m, i, 1000000)",
     "argmax": "m max= x[i]; k min= select(x[i] == m, i, 1000000)",
-    "sum": "C[i] += A[i,j]", "prod": "C[i] *= A[i,j]", "matmul": "C[i,k] += A[i,j] * B[j,k]",
+    "isnan": "x != x", "sum": "C[i] += A[i,j]", "prod": "C[i] *= A[i,j]", "matmul": "C[i,k] += A[i,j] * B[j,k]",
 }  # fmt: skip
 
 

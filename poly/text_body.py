@@ -16,7 +16,7 @@ from poly.affine import Affine, Constraint, affine_of_ast
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children
-from poly.function_hints import suggestion
+from poly.function_hints import INTERNAL, suggestion
 from poly.lexical import Fragment, decode, is_scalar, quote
 from poly.program import Access, ReadIndex, Subscript
 
@@ -339,11 +339,12 @@ class BodyReader:
         if name in COMBINERS and len(values) > 2:
             return self._fold(name, values)
         if name not in OPERATORS:
-            every = f"one of {', '.join(n for n, o in OPERATORS.items() if o.infix is None)}"
-            hint = suggestion(name, OPERATORS.keys() | DTYPES) or every
+            every = sorted(n for n, o in OPERATORS.items() if o.infix is None and n not in INTERNAL)
+            hint = suggestion(name, OPERATORS.keys() | DTYPES) or f"one of {', '.join(every)}"
             raise fragment.node_error(node, f"no function {name!r}", hint)
         if OPERATORS[name].arity != len(values):
-            raise fragment.node_error(node, f"{name} takes {OPERATORS[name].arity} arguments, not {len(values)}")
+            hint = f"y {name}= x[i] over all i" if name in ("max", "min") and len(values) == 1 else ""
+            raise fragment.node_error(node, f"{name} takes {OPERATORS[name].arity} arguments, not {len(values)}", hint)
         return Apply(name, tuple(values))
 
 
@@ -371,7 +372,7 @@ def affine(node: ast.expr, fragment: Fragment) -> Affine:
     try:
         return affine_of_ast(node)
     except ParseError as error:
-        raise fragment.error_at(error.line, error.column, error.message) from None
+        raise fragment.error_at(error.line, error.column, error.message, error.hint) from None
 
 
 def conjunction(node: ast.expr, negated: bool = False) -> tuple[Constraint, ...] | None:

@@ -189,5 +189,9 @@ def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) ->
             return f"{name}({', '.join(map(go, arguments))})"
         case ast.Tuple() if (comma := next(condition.find(","), None)) is not None:
             raise condition.error("a condition has no commas", comma, "and between its parts")
+        case ast.Subscript():
+            read = ast.unparse(node)
+            hint = f"a choice in the value: ({read} if {read} > 0 else 0)"
+            raise condition.node_error(node, "a condition on indices has no values of tensors", hint)
         case _:
             raise condition.node_error(node, "this has no meaning in a condition")

@@ -238,6 +238,26 @@ def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint:
         poly.parse(f"y[i] = {name}(x[i])", x=(3,))
 
 
+@pytest.mark.parametrize(("text", "hint"), [
+    ("y = x[7]", "a larger x"), ("y = x[-1]", "4 for -1: subscripts count from the start"),
+    ("s[i] += x[2*i + r] where r < 2", "where 0 <= r < N"),
+    ("y = max(x[i])", "y max= x[i] over all i"),
+    ("s += x[i] where x[i] > 0.5", "a choice in the value: (x[i] if x[i] > 0 else 0)"),
+    ("y[i] = x[max(i-1, 0)]", "a choice of elements: x[i-1] if i >= 1 else x[0]"),
+])  # fmt: skip
+def test_hints_can_be_followed(text: str, hint: str) -> None:
+    with pytest.raises(PolyError) as found:
+        poly.parse(text, x=(5,))
+    assert found.value.hint == hint
+
+
+def test_the_functions_are_listed_in_order_and_none_of_ours_alone() -> None:
+    with pytest.raises(ParseError) as found:
+        poly.parse("y[i] = foo(x[i])", x=(5,))
+    listed = (found.value.hint or "").removeprefix("one of ").split(", ")
+    assert listed == sorted(listed) and "exp" in listed and not {"dot4", "neg", "bits"} & {*listed}
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.dtype("f8"), "float64"])
 def test_a_dtype_of_numpys_is_answered_with_our_name(dtype: Any) -> None:
     with pytest.raises(PolyError, match="try: 'f64'"):

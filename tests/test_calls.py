@@ -161,7 +161,7 @@ def test_arguments_by_name(target: str) -> None:
         assert kernel(a, B=b, out=c) is c
         np.testing.assert_array_equal(c, a - b)
     for args, named, message in [
-        ((a,), {}, r"takes 2 arrays \(A, B\), got 1"),
+        ((a,), {}, r"takes 2 arrays \(A, B\), got 1: B missing"),
         ((a, b, c), {}, "takes 2 arrays"),
         ((a, b), {"into": c}, "none is called 'into'"),
         ((a, b), {"B": b}, "B is given by position and by name"),

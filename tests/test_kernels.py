@@ -49,6 +49,7 @@ def test_out() -> None:
     buffer = np.zeros(12, np.float32)
     for bad, message in [
         (np.empty((3, 4)), "out for C is float64, expected float32"),
+        (np.empty((3, 3)), r"out for C is float64\[3, 3\], expected float32\[3, 4\]"),
         (np.empty((4, 3), np.float32), "out for C has shape"),
         (np.empty((3, 8), np.float32)[:, ::2], "not C-contiguous"),
         (fixed, "not writable"),

@@ -34,6 +34,9 @@ def test_a_long_unrolled_loop_is_refused_before_llvm_sees_it() -> None:
     most = int(str(found.value).split("tile it by ")[1].split()[0])
     assert 100 < most < 2048
     poly.compile(poly.Schedule(poly.parse("C[i] = 2 * A[i]", A=(1024,))).unroll("i"))
+    with pytest.raises(UnsupportedError, match="leave it, or loops inside of it, a loop"):
+        schedule = poly.Schedule(poly.parse("C[i,j] = exp(A[i,j])", A=(4, 600)))
+        poly.compile(schedule.unroll("i").unroll("j"))
 
 
 @poly.nest
