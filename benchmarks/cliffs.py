@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Final
 
@@ -229,11 +230,17 @@ def _times(*calls: Callable[[], object]) -> list[float]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cliffs", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cliffs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seed", type=int, default=0, help="the first one (default: 0)")
     parser.add_argument("--seconds", type=float, default=60, help="how long (default: 60)")
     parser.add_argument("--slower", type=float, default=1.25, metavar="X", help="times ONNX Runtime (default: 1.25)")
     options = parser.parse_args()
+    if find_spec("onnxruntime") is None:
+        parser.error("onnxruntime is not installed: pip install onnxruntime, or the extra `bench`")
     seed, count, end = options.seed, 0, time.monotonic() + options.seconds
     while time.monotonic() < end:
         line = compared(seed, options.slower)
@@ -241,7 +248,7 @@ def main() -> None:
         seed += 1
         if line:
             print(line, flush=True)
-    print(f"{count} models, seeds {options.seed} to {seed - 1}")
+    print(f"{count} models, seeds {options.seed} to {seed - 1}" if count else "no models")
 
 
 if __name__ == "__main__":

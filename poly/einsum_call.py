@@ -12,6 +12,8 @@ decides dtype, casting and the memory layout of the result, as in numpy; `poly.e
   with their own `__array_function__` go to numpy too, as they do there. Arrays of objects are refused.
 * `optimize=False` leaves the order of contractions to us; True, "greedy", "optimal", a memory limit or an explicit path
   mean what they mean to numpy; the names of opt_einsum's optimizers ("auto", "dp", ...) mean what they mean there.
+* What one operand sums alone is summed before anything is multiplied, which numpy does not do: fewer products, but such
+  a sum may overflow where each product is small.
 * Arrays of other libraries come in through DLPack, or as `numpy.asarray` takes them.
 """
 

@@ -70,7 +70,7 @@ def test_machines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         program, (m, n, k) = product(left, right, shape), shape
         for kind in ("random", "least"):
             a, b = extremes(left, (m, k), kind), extremes(right, (k, n), kind)
-            np.testing.assert_array_equal(poly.compile(program, DOT_CPUS[name])(a, b), wanted(a, b))  # type: ignore[call-overload]
+            np.testing.assert_array_equal(poly.compile(program, DOT_CPUS[name])(a, b), wanted(a, b))
 
 
 @pytest.mark.parametrize(("left", "right", "machine", "dots", "sums"), [
@@ -207,7 +207,7 @@ def test_schedules_of_the_program_itself() -> None:
     """A kernel's schedule goes with the program that it was made of."""
     program = product("u8", "i8", (32, 48, 64))
     kernel = poly.compile(program)
-    again = poly.compile(program, schedule=kernel.schedule)  # type: ignore[arg-type]
+    again = poly.compile(program, schedule=kernel.schedule)
     a, b = extremes("u8", (32, 64), "random"), extremes("i8", (64, 48), "random")
     np.testing.assert_array_equal(again(a, b), wanted(a, b))
     assert replace(host_machine(), engines=()).dots == {}
@@ -219,8 +219,8 @@ def test_schedules_for_another_machine(name: str, monkeypatch: pytest.MonkeyPatc
     run_here(monkeypatch)
     program = product("u8", "i8", (32, 48, 64))
     kernel = poly.compile(program, DOT_CPUS[name])
-    again = poly.compile(program, CPUS["avx512"], schedule=kernel.schedule)  # type: ignore[arg-type]
+    again = poly.compile(program, CPUS["avx512"], schedule=kernel.schedule)
     a, b = extremes("u8", (32, 64), "random"), extremes("i8", (64, 48), "random")
     np.testing.assert_array_equal(again(a, b), wanted(a, b))
     with pytest.raises(ScheduleError, match="another program"):
-        poly.compile(product("i8", "i8", (32, 48, 64)), DOT_CPUS[name], schedule=kernel.schedule)  # type: ignore[call-overload]
+        poly.compile(product("i8", "i8", (32, 48, 64)), DOT_CPUS[name], schedule=kernel.schedule)

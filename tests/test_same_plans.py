@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 # A product whose copies out of registers isl bounds in two ways, by what it was asked before; a long row, of which too
 # few are shared out for its steps to be one on several threads.
 PLANS = """
@@ -46,7 +44,6 @@ def plans(*how: str, seed: int, jobs: int) -> str:
     ).stdout
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no way to keep a process on a core")
 def test_plans_do_not_differ_from_process_to_process() -> None:
     usual = plans(seed=0, jobs=1)
     assert usual.count("exp(") and usual.count("unroll")
