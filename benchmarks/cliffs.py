@@ -1,4 +1,4 @@
-"""Where do programs fall off a cliff? `python -m benchmarks.cliffs [--seed N] [--seconds S] [--slower X]`
+"""Where do programs fall off a cliff?
 
 Random small models, a few operators of random shapes each, ours beside ONNX Runtime on one thread: those where ours is
 slower than X times its time, or gives another result, are printed with a seed that makes them again. What a benchmark
