@@ -19,7 +19,7 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.groups import bare, tensors_read, tensors_written
 
 TURNED, STRIDED, MIXED = 1.0, 1.5, 4.0  # cycles an element: turned or packed, walked against memory, so by a window

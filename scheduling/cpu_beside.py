@@ -16,7 +16,7 @@ from poly.affine import var
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_chain import keep_values
-from poly.scheduling.cpu_cost import own_share
+from poly.scheduling.cpu_core import own_share
 from poly.scheduling.cpu_edits import axis_last, cut, fused, outermost
 from poly.scheduling.cpu_facts import axis_of, bytes_touched, own_capacity, reduction_extents, widest_element
 from poly.scheduling.cpu_window import MOST_ROWS, MOST_TAPS, Window, Windows, beside, inside_of, row_axis, suits

@@ -18,7 +18,7 @@ from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.scheduling.cpu_chain import keep_values
-from poly.scheduling.cpu_cost import core_of, lines_kept
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     cut,
@@ -480,7 +480,7 @@ class Blocking(Tiling[BlockPlan]):
             if r.guard or not along or rows not in moving or lanes in moving or not self._is_far(schedule, r.tensor):
                 continue
             element = size_bytes(schedule.program.tensor[r.tensor].dtype)
-            kept = lines_kept(core_of(self.machine, element), bytes_apart(schedule.program, r, rows) or 0)
+            kept = core_of(self.machine, element).lines_kept(bytes_apart(schedule.program, r, rows) or 0)
             if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= kept:
                 return schedule.prefetch(vector, tile)
         return schedule

@@ -12,7 +12,7 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_contract import best_rated, least_cycles
-from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_rating import SHORT_VECTOR, SQUARES
 from poly.scheduling.cpu_shares import shared_time

@@ -12,7 +12,7 @@ from math import inf, prod
 
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, reduction_extents
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Choice, Rated

@@ -11,7 +11,8 @@ from poly.affine import Affine
 from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Program, Statement
-from poly.scheduling.cpu_cost import core_of, step_cycles
+from poly.scheduling.cpu_core import core_of
+from poly.scheduling.cpu_cost import step_cycles
 from poly.scheduling.cpu_facts import (
     LIGHT,
     Facts,

@@ -17,7 +17,7 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
-from poly.scheduling.cpu_cost import SHARE
+from poly.scheduling.cpu_core import SHARE
 from poly.scheduling.cpu_facts import AHEAD, bytes_apart, bytes_touched, functions_in, last_capacity, own_capacity
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule

@@ -22,7 +22,7 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_cost import PAGE, Core, core_of, lines_kept
+from poly.scheduling.cpu_core import PAGE, Core, core_of
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, only_read, ordered, turned_square, whole_blocks
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
@@ -188,7 +188,7 @@ def _blocks_of(
             return Blocks(vector, columns, (run, columns), past=True, buffered=True)
     columns = vector * wide
     tile = _tile(facts.extents[lanes], strides[turned[0]][lanes], size, columns)
-    crowded = lines_kept(core, (strides[-1][read_lanes] or 0) * size) < columns
+    crowded = core.lines_kept((strides[-1][read_lanes] or 0) * size) < columns
     if crowded and facts.extents[lanes] * size >= line:
         others = {a: step for a, step in strides[-1].items() if a not in (lanes, read_lanes)}
         beside = _joined(facts.extents, others, lanes, MOST_RUN // size)

@@ -12,25 +12,14 @@ from math import inf, prod
 import numpy as np
 
 from poly.locks import cached_property
-from poly.scheduling.cpu_cost import (
-    FREE,
-    LINE,
-    SHORT,
-    Copied,
-    Copy,
-    Loop,
-    Nest,
-    Numbers,
-    Operand,
-    cycles_of_memory,
-    lines_kept,
-    shared_cycles,
-    tile_cycles,
-    together,
-)
+from poly.scheduling.cpu_cost import cycles_of_memory, shared_cycles, tile_cycles, together
+from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_plan import BlockPlan, Site, window_stays
+from poly.scheduling.cpu_reuse import FREE, Copied, Copy, Loop, Nest
+from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.cpu_ways import Way, Ways
 
+SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
 TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
 MOST_VECTORS = 4  # side by side in a register tile
@@ -200,14 +189,14 @@ class Choice(Ways):
 
     def _step(self, way: Way) -> Step:
         lanes, rows, packed = self.names[self.lanes], self.names[way.rows], {k for k, _ in way.packs}
-        reads = self.operands[:-1]
+        reads, line = self.operands[:-1], self.core.line
         loads = tuple(
             (o.depends(rows), self._crossing(o, k in packed) if o.depends(lanes) else None) for k, o in enumerate(reads)
         )
         lost = tuple(
-            lines_kept(self.core, o.stride(rows))
+            self.core.lines_kept(o.stride(rows))
             for k, o in enumerate(reads)
-            if k not in packed and o.stride(rows) >= LINE and any(0 < abs(o.stride(n)) < LINE for n in self.ranges)
+            if k not in packed and o.stride(rows) >= line and any(0 < abs(o.stride(n)) < line for n in self.ranges)
         )
         return Step(way.rows, loads, lost, self.turned and not way.lanes_outside)
 
@@ -219,12 +208,12 @@ class Choice(Ways):
         slides = any(lanes in axis and len(axis) > 1 for axis in operand.axes)
         foreign = self.facts.program.tensor[operand.tensor].role in ("input", "inout")
         apart = not packed and (foreign or any(operand.stride(n) % whole for n in self.extents if n != lanes))
-        return 1 + whole / LINE if slides or apart else 1.0
+        return 1 + whole / self.core.line if slides or apart else 1.0
 
     def _missed(self, step: Step, height: Numbers) -> Numbers:
         """Cycles of a step for lines that meet in so few sets of the first cache that none stays until the next one."""
-        rate = self.core.caches[0].rate
-        return sum((np.where(np.ceil(height) >= kept, height * LINE / rate, 0.0) for kept in step.lost), np.zeros(()))
+        line, rate = self.core.line, self.core.caches[0].rate
+        return sum((np.where(np.ceil(height) >= kept, height * line / rate, 0.0) for kept in step.lost), np.zeros(()))
 
     def _cycles(self, grids: Sequence[Grid]) -> list[Numbers]:
         """Cycles of all candidates of some ways, in one call of the model of memory."""

@@ -19,7 +19,7 @@ from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, interval_of, intervals_of
-from poly.scheduling.cpu_cost import core_of, own_share
+from poly.scheduling.cpu_core import core_of, own_share
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import (
     AHEAD,

@@ -18,7 +18,7 @@ from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_chain import parts_of
-from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
 from poly.scheduling.cpu_facts import (
     AHEAD,

@@ -23,7 +23,7 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Statement
 from poly.relations import interval_of, range_of
-from poly.scheduling.cpu_cost import PAGE, core_of
+from poly.scheduling.cpu_core import PAGE, core_of
 from poly.scheduling.cpu_facts import LIGHT, bytes_apart
 from poly.scheduling.cpu_shares import EDGE, REMOTE, shared_time
 from poly.scheduling.legality import carried

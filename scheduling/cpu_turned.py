@@ -17,7 +17,7 @@ from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_beside import Beside, WindowsBeside, beside_along, sliding_read
 from poly.scheduling.cpu_chain import handed_on, keep_values
-from poly.scheduling.cpu_cost import own_share
+from poly.scheduling.cpu_core import own_share
 from poly.scheduling.cpu_edits import axis_last, extent_of, fused, loops_of_copy, outermost, turned_square, users_of
 from poly.scheduling.cpu_facts import axis_of, reduction_extents, widest_element
 from poly.scheduling.cpu_window import PICKED, Window, window_of

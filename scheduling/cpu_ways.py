@@ -17,8 +17,9 @@ from poly.dtypes import size_bytes
 from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_cost import PAGE, Core, Operand, core_of, next_stays
+from poly.scheduling.cpu_core import PAGE, Core, core_of
 from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents, step_of
+from poly.scheduling.cpu_operand import Operand, next_stays
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced, ends_apart, square_side
 from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.uneven import LONGEST

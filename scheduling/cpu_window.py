@@ -26,7 +26,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import interval_of, intervals_of
 from poly.scheduling.cpu_chain import keep_values
-from poly.scheduling.cpu_cost import own_share
+from poly.scheduling.cpu_core import own_share
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     axis_last,

@@ -19,7 +19,7 @@ from poly.expr import DOTS, Apply, walk
 from poly.machine import Machine, Memory
 from poly.program import Statement, Tensor
 from poly.relations import relation_of
-from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode, statements_of
 from poly.scheduling.traffic import count_points
 from poly.scheduling.vectors import Vectors

@@ -16,7 +16,7 @@ from poly.affine import Affine
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_cost import Core, core_of, own_share
+from poly.scheduling.cpu_core import Core, core_of, own_share
 from poly.scheduling.cpu_facts import widest_element
 from poly.scheduling.groups import Group, bare, domain_box, tensors_read, tensors_written, written_once
 

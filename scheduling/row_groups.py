@@ -15,7 +15,7 @@ from poly.affine import Affine
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_cost import own_share
+from poly.scheduling.cpu_core import own_share
 from poly.scheduling.groups import (
     Group,
     bare,

@@ -28,7 +28,7 @@ from poly.machine import Machine
 from poly.program import Access, PathStep, Program, Statement, Tensor, box_domain
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import contraction_of
-from poly.scheduling.cpu_cost import core_of
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import stride
 from poly.scheduling.cpu_shares import MEETING, REMOTE
 from poly.scheduling.groups import domain_box

@@ -16,23 +16,13 @@ from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, rated_plans, ways_of
-from poly.scheduling.cpu_cost import (
-    Cache,
-    Copied,
-    Copy,
-    Core,
-    Loop,
-    Nest,
-    Operand,
-    Touched,
-    core_of,
-    cycles_of_memory,
-    lines_kept,
-    shared_cycles,
-)
+from poly.scheduling.cpu_core import Cache, Core, core_of
+from poly.scheduling.cpu_cost import cycles_of_memory, shared_cycles
 from poly.scheduling.cpu_facts import AHEAD, Facts, facts_of
+from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
+from poly.scheduling.cpu_reuse import Copied, Copy, Loop, Nest
 from poly.scheduling.cpu_shares import MEETING, REMOTE
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
@@ -361,7 +351,7 @@ def test_what_a_model_takes_from_a_description() -> None:
         for features in (("avx", "avx2", "avx512f", "avx512vl"), ("avx", "avx2"))
     )
     assert [c.rate for c in wide.caches[:2]] == [2 * c.rate for c in narrow.caches[:2]]
-    assert lines_kept(wide, 4096) == lines_kept(narrow, 4096) == 12 and lines_kept(CORE, 4096) == 8
+    assert wide.lines_kept(4096) == narrow.lines_kept(4096) == 12 and CORE.lines_kept(4096) == 8
     operand = Operand("B", ({"k": 1}, {"j": 1}), (512, 4096), (4 * 4096, 4), 4)
     pieces = {"k": np.array(512.0), "j": np.array(32.0)}
     assert operand.lines(wide, pieces).alone < operand.lines(narrow, pieces).alone
@@ -370,7 +360,7 @@ def test_what_a_model_takes_from_a_description() -> None:
 
 def test_steps_of_less_than_whole_lines_meet_all_sets() -> None:
     """A row of 196 elements is twelve lines and a quarter: rows drift through all sets, those of 192 do not."""
-    assert lines_kept(CORE, 4 * 196) == 512 and lines_kept(CORE, 4 * 192) == 128
+    assert CORE.lines_kept(4 * 196) == 512 and CORE.lines_kept(4 * 192) == 128
 
 
 @pytest.mark.parametrize(("rows", "dearer"), [(256, False), (4096, True)])

@@ -15,7 +15,8 @@ from poly.program import Program
 from poly.scheduling import cpu
 from poly.scheduling.cpu import Policy, schedule_for_cpu
 from poly.scheduling.cpu_contract import contraction_of
-from poly.scheduling.cpu_cost import core_of, step_cycles
+from poly.scheduling.cpu_core import core_of
+from poly.scheduling.cpu_cost import step_cycles
 from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_plan import balanced
 from poly.scheduling.groups import Group, groups_of

@@ -1,0 +1,95 @@
+"""What a core does in a cycle and what its caches hold, as models of time take it from a machine's description."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from poly.machine import USUAL_LINE, Machine
+
+TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
+OVERLAP = 4.0  # norm of operations and of the traffic of each cache, where a machine does not say
+PAGE_START = 192.0  # bytes that a piece with a page of its own costs more, where a machine does not say
+# Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
+# somebody else, of one of many cores an eighth.
+SHARE, SHARED = 0.5, 0.125
+PAGE = 4096  # bytes
+
+
+class Cache(NamedTuple):
+    """One level: bytes, bytes a cycle from behind it, lines that a set holds."""
+
+    capacity: int
+    rate: float
+    ways: int = 8
+
+
+@dataclass(frozen=True)
+class Core:
+    """What a core does in a cycle; `caches`: the first level first; bytes that a piece costs more than its lines where
+    it has a page of its own, and in the second cache; `overlap`: norm of what hides behind what takes longest; `part`:
+    of the last cache, what one operand may fill; `line`: bytes.
+    """
+
+    lanes: int
+    registers: int
+    fma_units: int
+    load_units: int
+    store_units: int
+    latency: int
+    caches: tuple[Cache, ...]
+    page_start: float = PAGE_START
+    near_start: float = 0.0
+    overlap: float = OVERLAP
+    part: float = SHARED
+    line: int = USUAL_LINE
+
+    @property
+    def in_flight(self) -> int:
+        """Independent multiply-adds that hide the latency of one."""
+        return self.fma_units * self.latency
+
+    @property
+    def sets(self) -> int:
+        """Sets of the first cache: a line is looked for by what its address is within a page."""
+        return PAGE // self.line
+
+    def crowding(self, stride: int) -> float:
+        """Of the sets, how many a walk with a stride leaves out: all where every step meets the same one, none where
+        steps are no whole lines, so that they drift.
+        """
+        return float(min(self.sets, max(1, (stride & -stride) // self.line)))
+
+    def lines_kept(self, stride: int) -> float:
+        """How many lines that far apart the first cache holds."""
+        return self.caches[0].ways * self.sets / self.crowding(stride)
+
+    def counted_on(self, level: int) -> float:
+        """Bytes of a cache that stay with the tiles."""
+        return self.caches[level].capacity * (SHARE if level < 2 else SHARED)
+
+
+def own_share(capacity: int) -> int:
+    """Bytes of one of a core's own caches that are counted on."""
+    return int(SHARE * capacity)
+
+
+def core_of(machine: Machine, element: int) -> Core:
+    """The numbers of a machine's core, usual ones where its description has none; `element`: bytes."""
+    engine = next((e for e in machine.engines if e.kind == "core"), None)
+    cost = engine.cost if engine is not None else {}
+    levels = [m for m in machine.caches if m.capacity]
+    behind = [*levels[1:], *(m for m in machine.memories if m.kind == "dram")]
+    usual = (28, 14, 6)
+    found = [
+        Cache(m.capacity or 0, float(b.bytes_per_cycle or usual[min(k, 2)]))
+        for k, (m, b) in enumerate(zip(levels, behind, strict=False))
+    ]
+    found[:1] = [c._replace(ways=max(1, c.capacity // PAGE)) for c in found[:1]]
+    return Core(
+        machine.lanes(element), machine.vector_registers,
+        cost.get("fma", 2), cost.get("load", 2), cost.get("store", 1), cost.get("latency", 4),
+        tuple(found) or (Cache(32768, 24.0), Cache(1 << 20, 5.0)),
+        float(cost.get("page", PAGE_START)), float(cost.get("near", 0)), float(cost.get("overlap", OVERLAP)),
+        max(SHARED, min(SHARE, 1 / machine.cores)), machine.line,
+    )  # fmt: skip

@@ -1,0 +1,269 @@
+"""How often what is in a cache is used again: boxes of blocked nests, the walks of operands through them, and copies.
+
+Loops are a list from the outside in. An operand comes into a cache once for every iteration of the loops around the
+part that stays there (the reuse of Low et al., TOMS 2016, for any order of loops).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.scheduling.cpu_core import SHARE, TILE_CYCLES, Core
+from poly.scheduling.cpu_operand import Operand, Touched, next_stays
+from poly.scheduling.cpu_shares import Numbers
+
+FREE = 1e9  # elements a cycle of what is copied when compiling
+WALKED = 32  # pieces of a register tile that prefetchers follow from memory at once
+COPYING = 1.5  # norm of a copy's instructions and of the time that it waits for what it reads: they hardly overlap
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of the blocked nest: the iterations of its iterator that it is given, and those that one step takes."""
+
+    iterator: str
+    outside: Numbers
+    inside: Numbers
+
+    @property
+    def trips(self) -> Numbers:
+        return np.ceil(self.outside / self.inside)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A packed operand: copied at a depth of the nest, `rate` elements a cycle; from there inwards it lies densely.
+    `near`: elements a cycle where what is copied has been asked for and is in the nearest cache, 0 where nothing is.
+    """
+
+    depth: int
+    rate: Numbers
+    near: Numbers | float = 0.0
+
+
+@dataclass(frozen=True)
+class Copied:
+    """All copies of an operand at a depth of the nest: their cycles and bytes."""
+
+    depth: int
+    cycles: Numbers
+    bytes: Numbers
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Some candidates with the same loops and packed operands: arrays of `count` elements, or of none."""
+
+    loops: Sequence[Loop]
+    copies: Mapping[int, Copy]
+    count: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which boxes stay in a cache, by candidate: the depth of the outermost that does, and whether there is `some`;
+    `entered`: by depth and candidate, how often a box is.
+    """
+
+    entered: Numbers
+    stays: npt.NDArray[np.int_]
+    some: npt.NDArray[np.bool_]
+
+    def moved(self, touched: Numbers, around: Numbers) -> Numbers:
+        """Bytes that come into the cache: of the boxes that stay each time these change, else everything every time."""
+        boxes = np.take_along_axis(touched * around, self.stays, 0)[0]
+        return np.where(self.some, boxes, touched[-1] * self.entered[-1])
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What the boxes touch of an operand, by depth and candidate, and how often each of them changes that (`around`).
+
+    `at`: the depth at which it is packed, `paid`: whether its copy is made when the kernel runs (None: never packed);
+    `copied`: such copies by nest; `asked`: cycles in which what they have asked for comes, while others go on.
+    """
+
+    operand: Operand
+    touched: Touched
+    around: Numbers
+    at: npt.NDArray[np.int_] | None
+    paid: npt.NDArray[np.bool_] | None
+    copied: Mapping[int, Copied]
+    asked: Numbers
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The boxes of all candidates of some nests, which have the same number of loops. `sizes`: iterations of a box by
+    iterator, `entered`: how often it is, both by depth and candidate.
+    """
+
+    core: Core
+    operands: Sequence[Operand]
+    nests: Sequence[Nest]
+    sizes: Mapping[str, Numbers]
+    entered: Numbers
+
+    def kept(self, needed: Numbers, level: int) -> Kept:
+        """What stays in a cache of all operands together, of which boxes need some bytes."""
+        fits = needed <= self.core.counted_on(level)
+        return Kept(self.entered, np.argmax(fits, axis=0)[None], np.asarray(fits.any(axis=0)))
+
+    def read(self, operand: Operand) -> Numbers:
+        """By candidate how many elements of an operand its register tiles read."""
+        return operand.elements(self.sizes)[-1] * self.entered[-1]
+
+    def walk(self, k: int) -> Walk:
+        """The walk of one operand, and its copies."""
+        operand = self.operands[k]
+        if not any(k in nest.copies for nest in self.nests):
+            return Walk(operand, *self._touched(operand, None), None, None, {}, np.zeros(()))
+        counts = [nest.count for nest in self.nests]
+        at = np.repeat([_depth(nest, k) for nest in self.nests], counts)
+        paid = np.repeat([_paid(nest.copies.get(k)) for nest in self.nests], counts)
+        return Walk(operand, *self._touched(operand, at), at, paid, *self._copied(k))
+
+    def _touched(self, operand: Operand, at: npt.NDArray[np.int_] | None) -> tuple[Touched, Numbers]:
+        """What boxes touch of an operand, dense from the depth `at` which it is packed, by depth and candidate; and
+        how often each of them changes that.
+        """
+        changed = [_entries(operand, nest.loops) for nest in self.nests]
+        follows = [_follows(operand, nest.loops, c) for nest, c in zip(self.nests, changed, strict=True)]
+        around = np.take_along_axis(self.entered, self._columns(changed), 0)
+        far = operand.size > self.core.counted_on(len(self.core.caches) - 1)  # comes from memory
+        walked = self._walked(operand) if far else inf
+        found = operand.lines(self.core, self.sizes, self._columns(follows) > 0, walked)
+        found = Touched(*(np.broadcast_to(v, self.entered.shape) for v in found))
+        if at is None:
+            return found, around
+        dense, inside = operand.elements(self.sizes) * operand.element, np.arange(len(self.entered))[:, None] >= at
+        near, behind, alone, needed = found
+        return Touched(
+            np.where(inside, dense, near), np.where(inside, dense, behind), np.where(inside, 0.0, alone),
+            np.where(inside, dense, needed),
+        ), around  # fmt: skip
+
+    def _columns(self, by_nest: Sequence[Sequence[int]]) -> npt.NDArray[np.int_]:
+        """Values by depth of every nest, for each of its candidates."""
+        return np.repeat(np.array(by_nest).T, [nest.count for nest in self.nests], axis=1)
+
+    def _walked(self, operand: Operand) -> Numbers:
+        """By candidate the bytes that its tile loops walk along memory before they leave a piece: prefetchers follow
+        the few pieces of a register tile on to the next one, but not the many of what all its steps read.
+        """
+        inner = {i: sizes[-1] for i, sizes in self.sizes.items()}
+        pieces = operand.extents(inner)[-1][0] * operand.element
+        few = operand.elements(inner) * operand.element <= WALKED * pieces
+        found = np.broadcast_to(pieces, few.shape).copy()
+        for nest, own in _placed(self.nests):
+            run, goes_on = found[own], few[own]
+            for loop in reversed(nest.loops):
+                if operand.depends(loop.iterator):
+                    stride = operand.stride(loop.iterator)
+                    adjacent = stride * loop.inside == run
+                    run = np.where(goes_on & adjacent, np.maximum(run, stride * loop.outside), run)
+                    goes_on = goes_on & (adjacent | (loop.trips < 2))
+            found[own] = run
+        return found
+
+    def _copied(self, k: int) -> tuple[dict[int, Copied], Numbers]:
+        """The copies of one operand by nest, as far as they are made when the kernel runs; by candidate the cycles in
+        which what they have asked for comes, while others go on.
+        """
+        operand, asked = self.operands[k], np.zeros(self.entered.shape[1])
+        placed = list(enumerate(_placed(self.nests)))
+        copies = [(n, nest.copies[k], at) for n, (nest, at) in placed if _paid(nest.copies.get(k))]
+        if not copies:
+            return {}, asked
+        inner = {i: np.concatenate([sizes[c.depth, at] for _, c, at in copies]) for i, sizes in self.sizes.items()}
+        times = np.concatenate([self.entered[c.depth, at] for _, c, at in copies])
+        rate = np.concatenate([np.broadcast_to(c.rate, at.stop - at.start) for _, c, at in copies])
+        near = np.concatenate([np.broadcast_to(c.near, at.stop - at.start) for _, c, at in copies])
+        ahead = (near > 0) & next_stays(self.core, self.operands, k, inner)
+        elements = operand.elements(inner) * times
+        each = _copy_cycles(self.core, operand, inner, rate, np.where(ahead, near, 0.0))
+        cycles, moved = elements * each + times * TILE_CYCLES, elements * operand.element
+        lines = moved * _line_share(self.core, operand, inner)
+        coming = np.where(ahead, lines / _source(self.core, operand), 0.0)
+        found: dict[int, Copied] = {}
+        low = 0
+        for n, copy, at in copies:
+            high = low + at.stop - at.start
+            found[n] = Copied(copy.depth, cycles[low:high], moved[low:high])
+            asked[at] = coming[low:high]
+            low = high
+        return found, asked
+
+
+def boxes_of(core: Core, operands: Sequence[Operand], nests: Sequence[Nest], extents: Mapping[str, int]) -> Boxes:
+    """The boxes of nests over loops with some extents."""
+    shape = (len(nests[0].loops) + 1, sum(nest.count for nest in nests))
+    sizes = {i: np.full(shape, float(e)) for i, e in extents.items()}
+    entered = np.ones(shape)
+    for nest, own in _placed(nests):
+        for d, loop in enumerate(nest.loops, 1):
+            sizes[loop.iterator][d:, own] = loop.inside
+            entered[d, own] = entered[d - 1, own] * loop.trips
+    return Boxes(core, operands, nests, sizes, entered)
+
+
+def _copy_cycles(core: Core, operand: Operand, box: Mapping[str, Numbers], rate: Numbers, ahead: Numbers) -> Numbers:
+    """Cycles an element of a box's copy; `ahead`: elements a cycle of what has been asked for, 0 where nothing is."""
+    touched, elements = operand.lines(core, box), operand.elements(box)
+    stays = touched.needed <= SHARE * core.caches[0].capacity
+    rate = np.where((ahead > 0) & stays, ahead, rate)
+    waiting = np.where(ahead > 0, 0.0, touched.behind / elements / _source(core, operand))
+    each = ((1 / rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
+    return each + _spilled(core, elements * operand.element, operand.element)
+
+
+def _line_share(core: Core, operand: Operand, box: Mapping[str, Numbers]) -> Numbers:
+    """Bytes of the lines of pieces side by side, for each byte of these."""
+    length = operand.extents(box)[-1][0] * operand.element
+    return (length + core.line - np.gcd(length.astype(int), core.line)) / length
+
+
+def _placed(nests: Sequence[Nest]) -> list[tuple[Nest, slice]]:
+    """Where the candidates of every nest lie."""
+    ends = np.cumsum([nest.count for nest in nests])
+    return [(nest, slice(end - nest.count, end)) for nest, end in zip(nests, ends, strict=True)]
+
+
+def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:
+    """By depth the depth from which inwards no loop around a box changes what it touches of an operand."""
+    found = [0]
+    for d, loop in enumerate(loops, 1):
+        found.append(d if operand.depends(loop.iterator) else found[-1])
+    return found
+
+
+def _follows(operand: Operand, loops: Sequence[Loop], changed: Sequence[int]) -> list[bool]:
+    """By depth whether the loop around a box that changes what it touches walks along memory."""
+    return [at > 0 and operand.stride(loops[at - 1].iterator) == operand.element for at in changed]
+
+
+def _depth(nest: Nest, k: int) -> int:
+    """At which depth an operand is packed, one more than there are where it is not."""
+    return nest.copies[k].depth if k in nest.copies else len(nest.loops) + 1
+
+
+def _paid(copy: Copy | None) -> bool:
+    """Whether a copy is made when the kernel runs."""
+    return copy is not None and not bool(np.all(copy.rate >= FREE))
+
+
+def _source(core: Core, operand: Operand) -> float:
+    """Bytes a cycle of what is copied: a copy waits for memory, operations hide nothing of it."""
+    far = [cache.rate for n, cache in enumerate(core.caches) if n and operand.size > core.counted_on(n)]
+    return far[-1] if far else core.caches[0].rate
+
+
+def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
+    """Cycles an element of a packed buffer that leaves the core's own caches, on its way out and back."""
+    own = core.caches[: max(1, len(core.caches) - 1)]
+    return np.where(size > SHARE * own[-1].capacity, 2 * element / own[-1].rate, 0.0)
