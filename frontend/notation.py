@@ -113,14 +113,17 @@ def _is_complete(lines: ProgramLines) -> bool:
     return lines.header is not None and all(map(complete, lines.statements))
 
 
-def inputs_of(text: str, **shapes: Extent) -> tuple[str, ...]:
-    """The inputs of a text in their order, with only some of their shapes known. Raises `ParseError`."""
+def inputs_of(text: str, **shapes: Extent) -> dict[str, str | None]:
+    """The inputs of a text in their order, each with the dtype that the text declares, with only some of their shapes
+    known. Raises `ParseError`.
+    """
     lines = read_program_lines(text)
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
     declared = _declared(lines, given, {})
     drafts = _drafts(lines, given, *_sizes(lines, given))
     roles = {n: (declared[n].role if n in declared else None) or _role(n, drafts) for n in _names(declared, drafts)}
-    return tuple(name for name, role in roles.items() if role in ("input", "inout"))
+    inputs = [name for name, role in roles.items() if role in ("input", "inout")]
+    return {name: declared[name].tensor.dtype if name in declared else None for name in inputs}
 
 
 def _names(declared: Mapping[str, Declaration], drafts: Sequence[Draft]) -> tuple[str, ...]:

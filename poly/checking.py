@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poly.dtypes import Array, dtype_name, is_float
+from poly.dtypes import Array, dtype_name, is_float, numpy_dtype
 
 if TYPE_CHECKING:
     import onnx
@@ -37,6 +37,16 @@ class Difference:
             return f"{self.name}: {'equal' if self.ok else f'differs by up to {self.worst:g}'}"
         bound = f"{'<=' if self.ok else '>'} {self.allowed:.3g}"
         return f"{self.name}: largest difference {self.worst:.3g} {bound} (values up to {self.scale:.3g})"
+
+
+def tolerance_of(dtype: str, terms: float = 1) -> float:
+    """What a sum of so many terms in a floating dtype may be off, of the largest magnitude: 1e-5 for one term in f32,
+    as many units in the last place in f64, and two in narrower floats.
+    """
+    from ml_dtypes import finfo
+
+    eps, usual = float(finfo(numpy_dtype(dtype)).eps), float(np.finfo(np.float32).eps)
+    return max(terms, 1.0) ** 0.5 * (2 * eps if eps > usual else 1e-5 * eps / usual)
 
 
 def compare(name: str, found: Array, expected: Array, tolerance: float) -> Difference:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from poly.errors import PolyError
+from poly.errors import FallbackWarning, PolyError, SettingWarning
 
 if TYPE_CHECKING:
     from poly.work import Named
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        return int(options.run(options))
+        with warnings.catch_warnings():
+            warnings.showwarning = _shown_as_ours(warnings.showwarning)
+            return int(options.run(options))
     except BrokenPipeError:  # the reader of a pipe has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -49,6 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, MemoryError) as error:
         print(f"poly: {str(error) or 'out of memory'}", file=sys.stderr)
         return 1
+
+
+def _shown_as_ours(others: Callable[..., None]) -> Callable[..., None]:
+    """What prints warnings: ours as a line of this command, those of libraries as `others` does."""
+
+    def show(message: Warning | str, category: type[Warning], *place: object) -> None:
+        if issubclass(category, SettingWarning | FallbackWarning):
+            print(f"poly: {message}", file=sys.stderr)
+        else:
+            others(message, category, *place)
+
+    return show
 
 
 def _fail(error: PolyError) -> int:
@@ -157,7 +172,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.level == "stream" and options.target is None:
         target = DEFAULT_PROFILE
         print(f"poly: the stream for {target}; another accelerator: --target NAME (see poly machines)", file=sys.stderr)
-    work = load(options.what, _named(options.shape), options.dtype, (), _named(options.bind),
+    work = load(options.what, _named(options.shape), options.dtype, None, _named(options.bind),
                 _named(options.constant))  # fmt: skip
     print(show(work, options.level, target, options.group, options.threads).rstrip("\n"))
     return 0

@@ -12,13 +12,14 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 import numpy.typing as npt
 
-from poly.checking import Difference, compare, onnx_reference
+from poly.checking import Difference, compare, onnx_reference, tolerance_of
 from poly.compiler import compile, machine_of
 from poly.console import busy, print_facts, print_table, steps
 from poly.document import bytes_text, count_text, seconds_text
 from poly.dtypes import Array, dtype_name, is_float
 from poly.engine import Engine
 from poly.errors import FallbackWarning, RunError
+from poly.expr import Apply, Cast, dtype_of, walk
 from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
@@ -61,7 +62,7 @@ def run(
     print_table("", ("output", "type", "min", "max", "mean"), rows)
     if save:
         np.savez(save, allow_pickle=False, **outputs)
-        print(f"saved to {save}")
+        print(f"\nsaved to {save}")
     return _check(work, inputs, outputs) if check else True
 
 
@@ -202,6 +203,7 @@ def _check(work: Work, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
     """Print the differences from a reference that is not ours where there is one; True where there are none."""
     with busy("running the reference"):
         reference, differences = _differences(work, inputs, outputs)
+    print()
     for d in differences:
         print(f"{'ok' if d.ok else 'MISMATCH'}  {d}")
     good = all(d.ok for d in differences)
@@ -214,15 +216,32 @@ def _differences(work: Work, inputs: Mapping[str, Array], outputs: Mapping[str, 
         expected = onnx_reference(work.model, {**inputs, **work.constants})
         return "onnx.reference", [compare(n, outputs[n], np.asarray(a), 1e-4) for n, a in expected.items()]
     assert work.program is not None
-    tolerance = 1e-5 * longest_reduction(work.program, known_sizes(work, inputs)) ** 0.5
+    program = work.program
+    terms = longest_reduction(program, known_sizes(work, inputs))
     if work.spec:
         operands = list(inputs.values())
         wide: list[npt.NDArray[Any]] = [a.astype(np.float64) if is_float(dtype_name(a.dtype)) else a for a in operands]
         (name, found), *_ = outputs.items()
+        tolerance = tolerance_of("f64" if found.dtype == np.float64 else "f32", terms)  # which narrow sums are kept in
         expected_array = np.asarray(np.einsum(work.spec, *wide)).astype(found.dtype)
         return "numpy.einsum in float64", [compare(name, found, expected_array, tolerance)]
-    values = run_program(work.program, dict(inputs))
-    return "the reference interpreter", [compare(n, a, values[n], tolerance) for n, a in outputs.items()]
+    values = run_program(program, dict(inputs))
+    tolerances = {n: max((tolerance_of(d, terms) for d in floats_of(program, n)), default=0.0) for n in outputs}
+    return "the reference interpreter", [compare(n, a, values[n], tolerances[n]) for n, a in outputs.items()]
+
+
+def floats_of(program: Program, output: str) -> set[str]:
+    """The floating dtypes in which an output and what it is made of are computed."""
+    found, behind, left = set[str](), set[str](), [output]
+    while left:
+        behind.add(tensor := left.pop())
+        for s in program.statements:
+            if s.write.tensor == tensor:
+                reads = [program.tensor[r.tensor].dtype for r in s.reads]
+                inner = [dtype_of(e, reads) for e in walk(s.body) if isinstance(e, Apply | Cast)]
+                found |= {program.tensor[tensor].dtype, *(d for d in inner if d is not None)}
+                left += {r.tensor for r in s.reads} - behind
+    return set(filter(is_float, found))
 
 
 def longest_reduction(program: Program, sizes: Mapping[str, int]) -> float:

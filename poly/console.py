@@ -96,13 +96,17 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     cells = [tuple(map(str, row)) for row in rows]
     numeric = Table(title, tuple(columns), tuple(cells)).numeric
     shown = RichTable(
-        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+        title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
+        show_edge=False,
+    )  # fmt: skip
     for column, right in zip(columns, numeric, strict=True):
         shown.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in cells:
         shown.add_row(*map(escape, row))
-    console().print(shown)
+    terminal = console()
+    with terminal.capture() as text:
+        terminal.print(shown)
+    print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 def print_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:

@@ -56,7 +56,6 @@ def demo(target: str = "s16", threads: int | None = None) -> bool:
     _say()
     found = [*_einsum((cpu, accelerator), threads), *_network((cpu, accelerator), threads)]
     bad = [d for d in found if not d.ok]
-    print()
     seconds = seconds_text(perf_counter() - start)
     print(f"{len(found) - len(bad)} of {len(found)} results agree with their references, {seconds} in all")
     for d in bad:
@@ -85,6 +84,7 @@ def _einsum(machines: tuple[Machine, Machine], threads: int) -> list[Difference]
         rows.append(row)
     heads = ("target", "compiled in", "tiles", "moved", "of least", "one run", "largest error", "")
     print_table("", heads, rows)
+    _say()
     return found
 
 
@@ -149,6 +149,7 @@ def _network(machines: tuple[Machine, Machine], threads: int) -> list[Difference
     runs = [_network_on(graph, machine, threads, inputs, expected) for machine in machines]
     facts = zip(*(run.facts for run in runs), strict=True)
     print_table("", ("", *(m.name for m in machines)), [(a[0], *(b for _, b in (a, *rest))) for a, *rest in facts])
+    _say()
     for run in runs:
         _groups(run)
     return [d for run in runs for d in run.differences]
@@ -228,6 +229,7 @@ def _groups(run: NetworkRun) -> None:
         ))  # fmt: skip
     heads = ["group", "times", "statements", f"{_short(run)} tile", "moved", "of least"]
     print_table("", [*heads, *(["cycles"] if _cycles(run) else [])], rows)
+    _say()
 
 
 def _cycles(run: NetworkRun) -> bool:

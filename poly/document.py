@@ -16,9 +16,9 @@ CSS: Final = (
 )
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things: "1 edit", "2 edits"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, several: str = "") -> str:
+    """A number of things: "1 edit", "2 edits"; `several` where that is no "s" more."""
+    return f"{number} {noun}" if number == 1 else f"{number} {several or f'{noun}s'}"
 
 
 @dataclass(frozen=True)

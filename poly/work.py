@@ -58,31 +58,31 @@ class Work:
 
 
 def load(
-    what: str, shapes: Sequence[Named] = (), dtype: str = "", arrays: Sequence[Named] = (),
+    what: str, shapes: Sequence[Named] = (), dtype: str = "", arrays: Sequence[Named] | None = None,
     bind: Sequence[Named] = (), constants: Sequence[Named] = (),
 ) -> Work:  # fmt: skip
     """Read an ONNX file, a text file, Einstein notation or an einsum spec.
 
     `shapes`: (tensor or None, "64,32"); for einsum in the order of the operands. `arrays`: (name or None, file), which
-    also give shapes and dtypes of einsum operands, and shapes that notation leaves out. `bind`, `constants`: dynamic
-    dimensions and fixed inputs of a model.
+    also give shapes and dtypes of einsum operands, and shapes that notation leaves out; None where the command takes
+    none. `bind`, `constants`: dynamic dimensions and fixed inputs of a model.
     Raises `UsageError` for a word that is none of these.
     """
-    path = Path(what)
+    path, files = Path(what), arrays or ()
     if dtype and (what.endswith(".onnx") or path.suffix == ".nest" or "[" in what or "=" in what):
         raise UsageError("--dtype is for einsum specs", hint="notation and models have dtypes of their own")
     if what.endswith(".onnx"):
         given, fixed = bindings(what, shapes, bind, constants)
-        return _load_onnx(path, given, fixed, arrays)
+        return _load_onnx(path, given, fixed, files)
     if bind or constants:
         raise UsageError("--bind and --constant are for ONNX files", hint="--shape NAME=64,64")
     if len(what) < 4096 and "\n" not in what and path.is_file():
-        return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem, arrays)
+        return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem, files)
     if "[" in what or "=" in what:
-        return _load_text(what, shapes, "", arrays)
+        return _load_text(what, shapes, "", files)
     if not any(c in what for c in ",>. ") and not what.isalpha():
         raise UsageError(f"{what!r} is no file, no notation and no einsum spec", hint='"C[i,k] += A[i,j]*B[j,k]"')
-    return _load_einsum(what, shapes, dtype or "f32", arrays)
+    return _load_einsum(what, shapes, dtype, arrays)
 
 
 def _extents(text: str) -> tuple[int | str, ...]:
@@ -118,7 +118,8 @@ def bindings(
     Raises `UsageError` for what is no NAME=VALUE, or where there is no such file.
     """
     if not Path(file).is_file():
-        raise UsageError(f"no file {file}")
+        notation = "[" in file or "=" in file or "->" in file
+        raise UsageError(f"no file {file}", hint=f'poly show "{file}" --level explain' if notation else None)
     given: dict[str, tuple[int, ...] | int] = {}
     for name, text in shapes:
         if name is None:
@@ -232,33 +233,33 @@ def _load_text(text: str, shapes: Sequence[Named], name: str, arrays: Sequence[N
 
 
 def _parsed(text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Sequence[Named]) -> Program:
-    """Notation as a program. A shape that is missing is that of the tensor's array, where a file gives one."""
-    from poly.frontend.notation import parse
+    """Notation as a program. A shape or dtype that the text leaves out is that of the tensor's array, where a file
+    gives one.
+    """
+    from poly.frontend.notation import inputs_of, parse
 
+    files, dtypes = dict[str, str](), dict[str, str]()
+    if arrays:
+        try:
+            inputs = inputs_of(text, **given)
+        except ParseError:  # parse has more to say
+            inputs = dict[str, str | None]()
+        unnamed = [file for name, file in arrays if name is None]
+        files = dict(zip(inputs, unnamed, strict=False)) | {name: file for name, file in arrays if name is not None}
+        dtypes = {n: dtype_name(read_array(f).dtype) for n, f in files.items() if n in inputs and inputs[n] is None}
     try:
-        return parse(text, dtypes=None, **given)
+        return parse(text, dtypes=dtypes, **given)
     except (ParseError, ShapeError) as error:
         call = match(r"(?:where 0 <= .* or )?(\w+)=\(", error.hint or "")  # an argument of parse
         if call is None:
             raise
         tensor = call[1]
-        if tensor not in given and (file := _file_of(tensor, text, given, arrays)) is not None:
-            return _parsed(text, {**given, tensor: read_array(file).shape}, arrays)
+        if tensor not in given and tensor in files:
+            return _parsed(text, {**given, tensor: read_array(files[tensor]).shape}, arrays)
         if call[0].startswith("where"):  # an index, most likely
             raise
         file = f", or --input {tensor}=FILE.npy" if arrays else ""
         raise UsageError(error.message, where=error.where, hint=f"--shape {tensor}=64,96{file}") from None
-
-
-def _file_of(
-    tensor: str, text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Sequence[Named]
-) -> str | None:
-    """The file of an input's array: by its name, or by its place among the inputs."""
-    from poly.frontend.notation import inputs_of
-
-    unnamed = [file for name, file in arrays if name is None]
-    in_order = dict(zip(inputs_of(text, **given), unnamed, strict=False)) if unnamed else {}
-    return (in_order | {name: file for name, file in arrays if name is not None}).get(tensor)
 
 
 def _load_nest(path: Path) -> Work:
@@ -284,20 +285,22 @@ def _load_nest(path: Path) -> Work:
     return Work(path.stem, program=schedule.source, schedule=schedule if schedule.log else None)
 
 
-def _load_einsum(spec: str, shapes: Sequence[Named], dtype: str, arrays: Sequence[Named]) -> Work:
+def _load_einsum(spec: str, shapes: Sequence[Named], dtype: str, arrays: Sequence[Named] | None) -> Work:
     from poly.frontend.einsum import einsum_program
 
     operands = spec.split("->")[0].count(",") + 1
+    if arrays and (shapes or dtype):
+        raise UsageError(f"--input beside {'--shape' if shapes else '--dtype'}", hint="files say both: --input alone")
     if arrays:
         given = [read_array(file) for _, file in arrays]
         found, dtypes = [a.shape for a in given], [dtype_name(a.dtype) for a in given]
     else:
         found = [_ints(text, "operands of an einsum") for _, text in shapes]
-        dtypes = [dtype] * len(found)
+        dtypes = [dtype or "f32"] * len(found)
     if len(found) != operands:
         raise UsageError(
             f"{spec!r} has {counted(operands, 'operand')}, not {len(found)}",
-            hint=" ".join(["--shape 64,64"] * operands) + ", or --input FILE.npy for each",
+            hint=" ".join(["--shape 64,64"] * operands) + ("" if arrays is None else ", or --input FILE.npy for each"),
         )
     return Work(spec, program=einsum_program(spec, found, dtypes), spec=spec)
 

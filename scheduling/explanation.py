@@ -112,11 +112,15 @@ class Checks:
     def lines(self) -> tuple[str, ...]:
         """One sentence for each check."""
         relaxed = f", {self.relaxed} of a reduction with itself may change order" if self.relaxed else ""
+        points = f"{number_of(self.dependences, 'dependence')} {'points' if self.dependences == 1 else 'point'}"
+        every = "the statement runs" if self.parts == 1 else f"the {self.parts} statements run"
+        marks = number_of(self.marks, "parallel, vector or unit loop", "parallel, vector and unit loops")
+        through = f"{number_of(self.buffers, 'buffer')} and {number_of(self.copies, 'copy', 'copies')}"
         return (
-            f"order: {self.dependences} dependences point forward in time{relaxed}",
-            f"parts: the {self.parts} statements run every instance of the source program exactly once",
-            f"marks: {self.marks} parallel, vector and unit loops carry no dependence",
-            f"values: reads through {self.buffers} buffers and {self.copies} copies get the source program's values",
+            f"order: {points} forward in time{relaxed}",
+            f"parts: {every} every instance of the source program exactly once",
+            f"marks: {marks} {'carries' if self.marks == 1 else 'carry'} no dependence",
+            f"values: reads through {through} get the source program's values",
             f"all checked again just now, in {seconds_text(self.seconds)}",
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from poly import commands
 from poly.cli import main
 from poly.compiler import compile
 from tests.test_uneven import constants, window
@@ -142,7 +143,7 @@ def test_demo_on_a_small_network(
     assert poly("demo", "--threads", "2") == 0
     shown = capsys.readouterr().out
     assert "4 of 4 results agree" in shown and "cycles" in shown and "MISMATCH" not in shown
-    counts = next(line for line in shown.splitlines() if line.startswith(" groups "))
+    counts = next(line for line in shown.splitlines() if line.startswith("groups "))
     of_cpu, of_accelerator = map(int, re.findall(r"(\d+), ", counts))
     assert of_cpu < of_accelerator
     first, second = shown.index("cpu tile"), shown.index("s16 tile")
@@ -160,6 +161,50 @@ def test_check_fails_on_another_result(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(np, "einsum", lambda *a, **k: einsum(*a, **k) + 1)
     assert poly("run", "ij->i", "--shape", "8,8", "--check") == 1
     assert "MISMATCH" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["ij->i", "c[i] += A[i,j]"])
+def test_check_counts_in_the_units_of_the_dtype(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).standard_normal((8, 8)))
+    arguments = ["run", what, "--input", f"{tmp_path}/a.npy", "--check"]
+    assert poly(*arguments) == 0
+    einsum, interpreter = np.einsum, commands.run_program
+    monkeypatch.setattr(np, "einsum", lambda *a, **k: einsum(*a, **k) * (1 + 1e-9))
+    monkeypatch.setattr(
+        commands, "run_program", lambda *a: {k: np.multiply(v, 1 + 1e-9) for k, v in interpreter(*a).items()}
+    )
+    assert poly(*arguments) == 1  # a difference that no f32 has is one of f64
+    assert "MISMATCH" in capsys.readouterr().out
+
+
+def test_tables_have_no_blanks_at_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly("machines") == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0].startswith("target") and lines.pop() == ""
+    assert all(line and line == line.rstrip() for line in lines)
+
+
+def test_warnings_are_lines_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly("run", "ij->i", "--shape", "8,8", "--threads", "64") == 0
+    shown = capsys.readouterr().err
+    assert shown.startswith("poly: threads=64") and "SettingWarning" not in shown
+
+
+def test_hints_name_options_that_the_command_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert poly("show", "ij,jk->ik") == 2 and "--input" not in capsys.readouterr().err
+    assert poly("run", "ij,jk->ik") == 2 and "--input" in capsys.readouterr().err
+
+
+def test_run_notation_takes_dtypes_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "a.npy", np.ones((3, 4)))
+    np.save(tmp_path / "i.npy", np.array([2, 0], "i4"))
+    files = ["--input", f"A={tmp_path}/a.npy", "--input", f"at={tmp_path}/i.npy"]
+    assert poly("run", "B[i,j] = A[at[i],j]", *files, "--check", "--save", f"{tmp_path}/o.npz") == 0
+    assert np.load(tmp_path / "o.npz")["B"].dtype == np.float64
+    assert poly("run", "A: f32[3,4]; B[i,j] = A[i,j]", *files[:2]) == 1  # what the text says counts
+    assert "expected float32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -276,6 +321,7 @@ def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "ij->i", "--shape", "8,8", "--threads", "0"], 2, "positive"),
         (["run", "C[i] = dtypes[i]", "--shape", "dtypes=4"], 2, "dtypes"),
         (["show", MATMUL, *SHAPES, "--level", "nothing"], 2, "invalid choice"),
+        (["check", MATMUL], 2, "--level explain"),
     ],
 )  # fmt: skip
 def test_errors_fit_one_screen(
@@ -303,6 +349,10 @@ def test_module_runs_and_a_closed_pipe_is_no_error() -> None:
 
 
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "a.npy", np.ones((3, 4)))
+    for option in (["--shape", "5,6"], ["--dtype", "f32"]):  # what the file has would count
+        assert poly("run", "ij->ji", "--input", f"{tmp_path}/a.npy", *option) == 2
+        assert f"--input beside {option[0]}" in capsys.readouterr().err
     assert poly("run", MATMUL, *SHAPES, "--dtype", "f64") == 2
     assert "--dtype is for einsum specs" in capsys.readouterr().err
     missing = tmp_path / "none" / "out.npz"

@@ -14,7 +14,7 @@ from poly.errors import PolyError, ScheduleError, ShapeError, UnsupportedError
 from poly.figures import iteration_domain, tile_footprint
 from poly.pictures import schedule_svg, text_html
 from poly.program import Program
-from poly.scheduling.explanation import ProgramExplanation, ScheduleExplanation
+from poly.scheduling.explanation import Checks, ProgramExplanation, ScheduleExplanation
 from poly.scheduling.traffic import count_points, traffic
 from poly.text import parse_program
 
@@ -325,3 +325,10 @@ def test_a_kernel_says_why_its_schedule_is_a_plainer_one(monkeypatch: pytest.Mon
     assert "plainer" not in str(poly.explain(poly.compile(matmul())))
     monkeypatch.setattr("poly.scheduling.cpu.schedule_for_cpu", full)
     assert "17 vectors for 16 registers" in str(poly.explain(poly.compile(matmul())))
+
+
+def test_checks_are_counted_in_words() -> None:
+    one, two = (Checks(n, 0, n, n, n, n, 0.0) for n in (1, 2))
+    assert "1 dependence points" in one.lines[0] and "1 parallel, vector or unit loop carries" in one.lines[2]
+    assert "the statement runs" in one.lines[1] and "1 buffer and 1 copy get" in one.lines[3]
+    assert "2 parallel, vector and unit loops carry" in two.lines[2] and "2 buffers and 2 copies get" in two.lines[3]
