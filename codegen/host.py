@@ -7,15 +7,11 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from poly.machine import Engine, Machine, Memory
+from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine, Machine, Memory
 
-# What a model of time starts from, for a server core of today: sustained bytes a cycle out of each cache level and out
-# of memory (0), which grow with the vectors; vector operations a cycle of each kind, the cycles of a multiply-add, and
-# bytes that a piece costs more than its lines where it has a page of its own, and near the core, the norm of what
-# overlaps (decision 0041).
-_BYTES_PER_CYCLE, _WIDE_BYTES_PER_CYCLE = {0: 6, 1: 64, 2: 28, 3: 14}, {0: 10, 1: 128, 2: 56, 3: 28}
-_CORE = {"fma": 2, "load": 2, "store": 1, "latency": 4, "page": 192, "near": 0, "overlap": 4}
-_WIDE_CORE = {**_CORE, "page": 64, "near": 64, "overlap": 3}
+# What a model of time starts from, for a server core of today with wide vectors: paths grow with them (decision 0041).
+_WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
+_WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3}
 _WIDE = 16  # f32 lanes
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 
@@ -63,7 +59,7 @@ def machine_of_features(
 ) -> Machine:
     """A CPU from its feature names; `caches`: bytes by level. Vector width and registers follow from the features."""
     lanes, registers = _vectors(frozenset(features), triple)
-    rates, core = (_WIDE_BYTES_PER_CYCLE, _WIDE_CORE) if lanes >= _WIDE else (_BYTES_PER_CYCLE, _CORE)
+    rates, core = (_WIDE_BYTES_PER_CYCLE, _WIDE_CORE) if lanes >= _WIDE else (USUAL_BYTES_PER_CYCLE, USUAL_CORE)
     levels = tuple(
         Memory(f"l{k}", caches[k], "cache", align=64, line=64, bytes_per_cycle=rates.get(k, rates[0]))
         for k in sorted(caches, reverse=True)
@@ -97,7 +93,7 @@ def cache_sizes() -> dict[int, int]:
             found[int((index / "level").read_text())] = int(size[:-1]) * units[size[-1]]
         except (OSError, ValueError, KeyError):
             continue
-    return found or {1: 32 * 1024, 2: 1024**2}
+    return found or {1: USUAL_CACHE, 2: 1024**2}
 
 
 def clock_mhz() -> int:

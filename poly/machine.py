@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Literal, TypeVar, cast, get_args
+from typing import Final, Literal, TypeVar, cast, get_args
 
 from poly.arguments import shown
 from poly.errors import MachineError
@@ -19,7 +19,15 @@ from poly.locks import cached_property
 
 EngineKind = Literal["core", "dma", "array", "vector"]
 SCHEMA = 1
-USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64  # vector registers, bytes of the nearest cache, of a line
+# What a CPU has where its description does not say: vector registers, bytes of the nearest cache, of a line.
+USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64
+# Sustained bytes a cycle out of each cache level, and out of memory (0).
+USUAL_BYTES_PER_CYCLE: Final[Mapping[int, int]] = {0: 6, 1: 64, 2: 28, 3: 14}
+# Of a core: vector operations a cycle of each kind, the cycles of a multiply-add, bytes that a piece costs more than
+# its lines where it has a page of its own, and near the core, the norm of what overlaps (decision 0041).
+USUAL_CORE: Final[Mapping[str, int]] = {
+    "fma": 2, "load": 2, "store": 1, "latency": 4, "page": 192, "near": 0, "overlap": 4,
+}  # fmt: skip
 T = TypeVar("T")
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from poly.machine import USUAL_LINE, Machine
+from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, USUAL_LINE, Machine
 
 TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
-OVERLAP = 4.0  # norm of operations and of the traffic of each cache, where a machine does not say
-PAGE_START = 192.0  # bytes that a piece with a page of its own costs more, where a machine does not say
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
 # somebody else, of one of many cores an eighth.
 SHARE, SHARED = 0.5, 0.125
@@ -38,9 +36,9 @@ class Core:
     store_units: int
     latency: int
     caches: tuple[Cache, ...]
-    page_start: float = PAGE_START
-    near_start: float = 0.0
-    overlap: float = OVERLAP
+    page_start: float = float(USUAL_CORE["page"])
+    near_start: float = float(USUAL_CORE["near"])
+    overlap: float = float(USUAL_CORE["overlap"])
     part: float = SHARED
     line: int = USUAL_LINE
 
@@ -77,19 +75,15 @@ def own_share(capacity: int) -> int:
 def core_of(machine: Machine, element: int) -> Core:
     """The numbers of a machine's core, usual ones where its description has none; `element`: bytes."""
     engine = next((e for e in machine.engines if e.kind == "core"), None)
-    cost = engine.cost if engine is not None else {}
-    levels = [m for m in machine.caches if m.capacity]
-    behind = [*levels[1:], *(m for m in machine.memories if m.kind == "dram")]
-    usual = (28, 14, 6)
-    found = [
-        Cache(m.capacity or 0, float(b.bytes_per_cycle or usual[min(k, 2)]))
-        for k, (m, b) in enumerate(zip(levels, behind, strict=False))
-    ]
-    found[:1] = [c._replace(ways=max(1, c.capacity // PAGE)) for c in found[:1]]
+    cost = {**USUAL_CORE, **(engine.cost if engine is not None else {})}
+    levels, usual = [m for m in machine.caches if m.capacity], USUAL_BYTES_PER_CYCLE
+    sizes = [m.capacity or 0 for m in levels] or [USUAL_CACHE]
+    rates = [m.bytes_per_cycle or usual.get(level, usual[0]) for level, m in enumerate(levels, 1)]
+    memory = next(m.bytes_per_cycle for m in machine.memories if m.kind == "dram") or usual[0]
+    first, *others = (Cache(size, float(rate)) for size, rate in zip(sizes, [*rates[1:], memory], strict=True))
     return Core(
-        machine.lanes(element), machine.vector_registers,
-        cost.get("fma", 2), cost.get("load", 2), cost.get("store", 1), cost.get("latency", 4),
-        tuple(found) or (Cache(32768, 24.0), Cache(1 << 20, 5.0)),
-        float(cost.get("page", PAGE_START)), float(cost.get("near", 0)), float(cost.get("overlap", OVERLAP)),
+        machine.lanes(element), machine.vector_registers, cost["fma"], cost["load"], cost["store"], cost["latency"],
+        (first._replace(ways=max(1, first.capacity // PAGE)), *others),
+        float(cost["page"]), float(cost["near"]), float(cost["overlap"]),
         max(SHARED, min(SHARE, 1 / machine.cores)), machine.line,
     )  # fmt: skip

@@ -449,7 +449,7 @@ def test_a_constant_from_afar_is_asked_for_on_its_way(depth: int, columns: int, 
 def test_rows_that_meet_in_few_sets_are_not_asked_for() -> None:
     """Rows of 128 elements of a matrix in which they are a power of two apart, or not."""
     for between, asked in ((128, False), (125, True)):
-        schedule = scheduled(poly.parse("C[i,j] += A[i,0,k] * B[k,j]", A=(512, between, 128), B=(128, 32)))
+        schedule = scheduled(poly.parse("C[i,j] += A[i,0,k] * B[k,j]", A=(512, between, 128), B=(128, 8)))
         updates = [n for n in schedule.nests if (s := schedule.program.statement[n]).combiner and not s.copies]
         assert any(schedule.marks[schedule.nests[n].names[-1]].ahead for n in updates) == asked
 

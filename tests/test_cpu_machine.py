@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import poly
-from poly.codegen.host import host_machine
+from poly.codegen.host import host_machine, machine_of_features
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_each import schedule_each
 from poly.scheduling.schedule import Schedule
 
@@ -63,3 +64,12 @@ def test_what_a_description_leaves_out() -> None:
     assert [m.name for m in cached.caches] == ["near", "far"] and cached.nearest_cache == 1 << 14
     assert [cached.cache_space(k) for k in range(3)] == ["near", "far", "far"]
     assert cached.register_space == "v" and cached.vector_registers == 8
+
+
+def test_a_model_takes_what_is_usual_where_a_description_leaves_it_out() -> None:
+    """As a CPU has it whose features alone are known; memory is memory behind however many caches."""
+    dram, core = Memory("main", None, "dram"), Engine("core", "core", lanes=8)
+    caches = (Memory("l1", 32768, "cache"), Memory("l2", 1 << 20, "cache"))
+    known = machine_of_features("x", ("avx", "avx2"), "x86_64-unknown-linux-gnu", {1: 32768, 2: 1 << 20}, 1, 3000)
+    assert core_of(Machine("x", "cpu", (dram, *caches), (core,)), 4) == core_of(known, 4)
+    assert [c.rate for c in core_of(Machine("x", "cpu", (dram,), (core,)), 4).caches] == [6]
