@@ -23,10 +23,11 @@ SCHEMA = 1
 USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64
 # Sustained bytes a cycle out of each cache level, and out of memory (0).
 USUAL_BYTES_PER_CYCLE: Final[Mapping[int, int]] = {0: 6, 1: 64, 2: 28, 3: 14}
-# Of a core: vector operations a cycle of each kind, the cycles of a multiply-add, bytes that a piece costs more than
-# its lines where it has a page of its own, and near the core, the norm of what overlaps (decision 0041).
+# Of a core: vector operations a cycle of each kind and of all kinds together, the cycles of a multiply-add, and to
+# reduce the lanes of a vector and hand the value to all of another; bytes that a piece costs more than its lines where
+# it has a page of its own, and near the core, the norm of what overlaps (decision 0041).
 USUAL_CORE: Final[Mapping[str, int]] = {
-    "fma": 2, "load": 2, "store": 1, "latency": 4, "page": 192, "near": 0, "overlap": 4,
+    "fma": 2, "load": 2, "store": 1, "issue": 3, "latency": 4, "reduce": 5, "page": 192, "near": 0, "overlap": 4,
 }  # fmt: skip
 T = TypeVar("T")
 

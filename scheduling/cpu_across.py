@@ -16,6 +16,7 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
+from poly.scheduling.cpu_core import Core, core_of
 from poly.scheduling.cpu_edits import (
     axis_last,
     fused,
@@ -34,9 +35,7 @@ from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
-ENDS = 5.0  # cycles to reduce the lanes of a vector, and to hand the value to all of another
-QUICK, SLOW, EXTREMUM = 10, 20, 3  # operations of an exponential, of another function, of a maximum
-ISSUED = 3  # operations of a cycle
+EXPONENTIAL, FUNCTION, EXTREMUM = 10, 20, 3  # operations of it, of another function, of a maximum
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,8 @@ def across_of(program: Program, group: Group, machine: Machine, _threads: int = 
     plan = AcrossPlan(tuple(passes_of(group, inner, extents)), inner, turned, rows, columns, vector)
     values = len({s.write.tensor for s in group.statements} - turned.keys())
     fits = vector + values <= machine.vector_registers
-    return plan if fits and _pays(program, group, plan) else None
+    core = core_of(machine, widest_element(program, group.statements))
+    return plan if fits and _pays(program, group, plan, core) else None
 
 
 def _turned(program: Program, group: Group, inner: Mapping[str, Sequence[str]]) -> Mapping[str, int] | None:
@@ -113,13 +113,13 @@ def _row_axis(program: Program, access: Access, row: str, inner: Sequence[str]) 
     return axis if whole and last.names == frozenset({moving[0]}) and subscript.coefficient(row) == 1 else None
 
 
-def _pays(program: Program, group: Group, plan: AcrossPlan) -> bool:
+def _pays(program: Program, group: Group, plan: AcrossPlan, core: Core) -> bool:
     """Cycles of a block by columns and squares against those of its rows one by one."""
     moved = [t for t in plan.turned if _outside(program, group, t)]
     turning = _shuffles(plan.columns, plan.vector) * len(moved)
     inside = [s for s in group.statements if plan.inner[s.name]]
-    column = sum(_operations(s) for s in inside) / ISSUED
-    ends = ENDS * sum(s.combiner is not None for s in inside)
+    column = sum(_operations(s) for s in inside) / core.issue
+    ends = core.reduce * sum(s.combiner is not None for s in inside)
     along = -(-plan.columns // plan.vector) * column + ends
     blocks = -(-plan.rows // plan.vector)
     return blocks * (plan.columns * column + turning) < plan.rows * along
@@ -136,7 +136,7 @@ def _operations(s: Statement) -> int:
     """Of an element: loads, stores, what is computed; an extremum keeps NaN."""
     used = [e.operator for e in walk(s.body) if isinstance(e, Apply)]
     combined = 0 if s.combiner is None else EXTREMUM if s.combiner.symbol in ("max", "min") else 1
-    return combined + len(s.accesses) + sum(1 if o in LIGHT else QUICK if o == "exp" else SLOW for o in used)
+    return combined + len(s.accesses) + sum(1 if o in LIGHT else EXPONENTIAL if o == "exp" else FUNCTION for o in used)
 
 
 def _outside(program: Program, group: Group, tensor: str) -> bool:

@@ -26,7 +26,8 @@ class Cache(NamedTuple):
 class Core:
     """What a core does in a cycle; `caches`: the first level first; bytes that a piece costs more than its lines where
     it has a page of its own, and in the second cache; `overlap`: norm of what hides behind what takes longest; `part`:
-    of the last cache, what one operand may fill; `line`: bytes.
+    of the last cache, what one operand may fill; `line`: bytes; `issue`: operations of
+    all kinds together; `reduce`: cycles until all lanes of a vector have what its own give together.
     """
 
     lanes: int
@@ -41,6 +42,8 @@ class Core:
     overlap: float = float(USUAL_CORE["overlap"])
     part: float = SHARED
     line: int = USUAL_LINE
+    issue: int = USUAL_CORE["issue"]
+    reduce: int = USUAL_CORE["reduce"]
 
     @property
     def in_flight(self) -> int:
@@ -85,5 +88,5 @@ def core_of(machine: Machine, element: int) -> Core:
         machine.lanes(element), machine.vector_registers, cost["fma"], cost["load"], cost["store"], cost["latency"],
         (first._replace(ways=max(1, first.capacity // PAGE)), *others),
         float(cost["page"]), float(cost["near"]), float(cost["overlap"]),
-        max(SHARED, min(SHARE, 1 / machine.cores)), machine.line,
+        max(SHARED, min(SHARE, 1 / machine.cores)), machine.line, cost["issue"], cost["reduce"],
     )  # fmt: skip
