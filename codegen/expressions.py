@@ -52,8 +52,8 @@ def _contracted(
     """`x + a*b`, `x - a*b` and `a*b - x` of floats in one rounding; None where the body is something else."""
     left, right = arguments
     for product, other, swapped in ((right, left, False), (left, right, True)):
-        if not (isinstance(product, Apply) and product.operator == "mul"):
-            continue
+        if not (isinstance(product, Apply) and product.operator == "mul") or is_free(product):
+            continue  # of literals only: their dtype comes from the other operand
         a, b = _operands(s, "mul", product.arguments, reads, dtype, True)
         if not is_float(a.dtype):
             return None

@@ -41,6 +41,7 @@ from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
 from poly.frontend.nest_types import promoted, settled, typed
 from poly.frontend.nest_values import Scope
+from poly.frontend.notation_choices import one_sided
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import access_map, box
 from poly.sets import header, within_budget, witness
@@ -123,8 +124,9 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
     statements = _statements(text.source, reader.drafts, tensors, sizes, exact)
     for statement, draft in zip(statements, reader.drafts, strict=True):
         _check_bounds(text.source, statement, draft, tensors, sizes, context)
+    found = tuple(_with_sides(s, tensors, context) for s in statements)
     try:
-        return Program(text.definition.name, tuple(tensors.values()), statements, sizes, context)
+        return Program(text.definition.name, tuple(tensors.values()), found, sizes, context)
     except PolyError as error:
         raise text.source.error(text.definition, str(error)) from error
 
@@ -270,6 +272,11 @@ def _filled(reads: Sequence[Access], tensors: Mapping[str, Tensor]) -> tuple[Acc
         r if r.fill is None or is_integer(tensors[r.tensor].dtype) else replace(r, fill=Const(float(r.fill.value)))
         for r in reads
     )
+
+
+def _with_sides(s: Statement, tensors: Mapping[str, Tensor], context: isl.Set) -> Statement:
+    domain = s.domain.intersect_params(context)
+    return replace(s, reads=tuple(one_sided(r, s, domain, tensors[r.tensor].shape) for r in s.reads))
 
 
 def _check_bounds(

@@ -7,11 +7,11 @@ what it is combined with. Bodies come out without conversions; `poly.frontend.ne
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from poly.affine import Affine, Constraint
+from poly.affine import Affine, Constraint, unequal
 from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
@@ -177,6 +177,21 @@ class Scope:
                 return None
 
 
+    def necessary(self, node: ast.expr, negated: bool = False) -> tuple[Constraint, ...]:
+        """Constraints that hold wherever a condition, of data too, does; or where it does not."""
+        match node:
+            case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
+                return tuple(c for v in values for c in self.necessary(v, negated))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return self.necessary(operand, not negated)
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]) if (
+                isinstance(op, ast.Eq) == negated and self.is_affine(left) and self.is_affine(right)
+            ):
+                return (unequal(self.affine(left), self.affine(right)),)
+            case _:
+                return self.conjunction(node, negated) or ()
+
+
 def _constraint(a: Affine, name: str, b: Affine, negated: bool) -> Constraint | None:
     if negated:
         name = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "ne": "eq"}.get(name, "")
@@ -227,8 +242,8 @@ class Values:
                 return self._unary(node, op, self.value(operand, guard))
             case ast.Compare(left=left, ops=ops, comparators=rest):
                 return self._comparison(node, [self.value(e, guard) for e in (left, *rest)], ops)
-            case ast.BoolOp(op=op, values=values):
-                return _first_that_decides(isinstance(op, ast.And), [self.value(v, guard) for v in values])
+            case ast.BoolOp(op=op):
+                return _first_that_decides(isinstance(op, ast.And), self._operands(node, guard, self.value))
             case ast.IfExp():
                 return self._choice(node, guard)
             case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
@@ -249,7 +264,7 @@ class Values:
         """A value of which only the truth counts: `and` and `or` need not give an operand there."""
         if isinstance(node, ast.BoolOp):
             name = "and" if isinstance(node.op, ast.And) else "or"
-            return folded(_folded(name, [self.truth(v, guard) for v in node.values]))
+            return folded(_folded(name, self._operands(node, guard, self.truth)))
         return self.value(node, guard)
 
     def subscripted(self, node: ast.Subscript) -> Access:
@@ -333,15 +348,24 @@ class Values:
 
     def _choice(self, node: ast.IfExp, guard: tuple[Constraint, ...]) -> Expr:
         """A conditional: where its condition is affine, each branch reads only where it is taken."""
-        then, other = self.scope.conjunction(node.test), self.scope.conjunction(node.test, negated=True)
+        then = self.scope.conjunction(node.test)
         if then and isinstance(node.orelse, ast.Constant) and isinstance(node.body, ast.Subscript):
             fill = self.value(node.orelse)
             if isinstance(fill, Const):
                 access = self.subscripted(node.body)
                 return Read(self._position(node, Access(access.tensor, access.index, (*guard, *then), fill)))
         test = self.truth(node.test, guard)
-        first = self.value(node.body, (*guard, *(then or ())))
-        return apply("select", test, first, self.value(node.orelse, (*guard, *(other or ()))))
+        first = self.value(node.body, (*guard, *self.scope.necessary(node.test)))
+        second = self.value(node.orelse, (*guard, *self.scope.necessary(node.test, negated=True)))
+        return apply("select", test, first, second)
+
+    def _operands(self, node: ast.BoolOp, guard: tuple[Constraint, ...], read: Callable[..., Expr]) -> list[Expr]:
+        """The operands of `and` and `or`; what those before decide leaves the next unread."""
+        found: list[Expr] = []
+        for value in node.values:
+            found.append(read(value, guard))
+            guard = (*guard, *self.scope.necessary(value, negated=isinstance(node.op, ast.Or)))
+        return found
 
     def _call(self, node: ast.Call, name: str, nodes: Sequence[ast.expr], guard: tuple[Constraint, ...]) -> Expr:
         cast = _cast_of(name)

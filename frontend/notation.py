@@ -27,11 +27,12 @@ from poly.arguments import checks_kinds
 from poly.dtypes import DTYPES, hint_for, is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import Apply, Cast, Const, Expr, Read, dtype_of, rewrite
+from poly.frontend.notation_choices import drop_guards
 from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_products import in_pairs
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
 from poly.lexical import decode
-from poly.program import Program, ReadIndex, Role, Tensor
+from poly.program import Access, Program, ReadIndex, Role, Tensor
 from poly.relations import access_map
 from poly.sets import header, identifier
 from poly.text import build_program
@@ -142,6 +143,7 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
             raise _no_tensor(name, names)
     found = Shapes(shapes, parameters, context)
     found.solve(drafts)
+    drop_guards(drafts, found)
     for draft in drafts:
         _require_one_value(draft, found)
     tensors: dict[str, Tensor] = {}
@@ -152,6 +154,7 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
         else:
             tensors[name] = Tensor(name, found.shapes[name], _dtype(name, drafts, dtypes), role)
     for draft in drafts:
+        draft.reads = tuple(_filled(r, tensors[r.tensor].dtype) for r in draft.reads)
         _check_fills(draft, tensors)
     if not any(t.is_output for t in tensors.values()):
         raise lines.whole.error("every tensor is read again, so none is an output", hint="output C: f32[M, N]")
@@ -214,7 +217,8 @@ def _drafts(
     scalars = targets | {name for name, shape in shapes.items() if not shape}
     drafts: list[Draft] = []
     for line in lines.statements:
-        write, body, reads = read_assignment(line, BodyReader(scalars, bare_indices=True))
+        reader = BodyReader(scalars, bare_indices=True)
+        write, body, reads = read_assignment(line, reader)
         body = rewrite(body, _converted)
         used = dict.fromkeys(
             n for e in affine_parts(write, reads, body) for n in ordered_names(e) if n not in parameters
@@ -228,7 +232,7 @@ def _drafts(
         condition = read_condition(where, iterators, parameters, "S")
         if where is not None and condition.intersect_params(context).is_empty():
             raise where.error("nothing satisfies this condition")
-        drafts.append(Draft(line, write, body, reads, iterators, condition))
+        drafts.append(Draft(line, write, body, reads, iterators, condition, frozenset(reader.chosen)))
     if not drafts:
         raise lines.whole.error("there is no statement", hint="C[i, k] += A[i, j]*B[j, k]")
     return drafts
@@ -294,6 +298,11 @@ def _dtype(name: str, drafts: Sequence[Draft], dtypes: dict[str, str]) -> str:
             hint = "i64(...) around the right side to count, or= and and= for truths"
             raise ShapeError(text, where=writer.shown, hint=hint)
     return dtypes[name]
+
+
+def _filled(read: Access, dtype: str) -> Access:
+    """The read of a truth is False elsewhere, not 0."""
+    return replace(read, fill=Const(False)) if dtype == "bool" and read.fill == Const(0) else read
 
 
 def _check_fills(draft: Draft, tensors: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,10 @@ from poly.text_syntax import StatementLine
 
 @dataclass
 class Draft:
-    """A statement on its way: `condition` is its `where`, `ranges` has the indices that the `where` does not bound."""
+    """A statement on its way: `condition` is its `where`, `ranges` has the indices that the `where` does not bound.
+
+    `chosen`: positions of reads that have a guard since they stand in a choice.
+    """
 
     line: StatementLine
     write: Access
@@ -30,6 +33,7 @@ class Draft:
     reads: tuple[Access, ...]
     iterators: tuple[str, ...]
     condition: isl.Set
+    chosen: frozenset[int] = frozenset()
     ranges: dict[str, Range] = field(default_factory=dict[str, Range])
     domain: isl.Set | None = None
 
@@ -107,11 +111,14 @@ class Shapes:
                 for tensor in dict.fromkeys(d.tensor for d in pending):
                     self._find_shape(tensor, [d for d in drafts if d.domain is not None])
                 draft = self._next(pending) or pending[0]
-            draft.ranges = self._ranges(draft) if self._resolvable(draft) else self._ranges(draft, guarded=True)
+            asked = next((a for a in (0, 1, 2) if self._resolvable(draft, a)), 1)
+            draft.ranges = self._ranges(draft, asked)
             found = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
             draft.domain = found.remove_redundancies()  # as its text is read again
             if draft.domain.intersect_params(self.context).is_empty() and not self._has_no_terms(draft):
                 raise ShapeError("the ranges of the indices are empty", where=draft.shown)
+            if asked:
+                self._check_choices(draft, asked)
             pending.remove(draft)
             self._find_shape(draft.tensor, drafts)
         for draft in drafts:
@@ -120,7 +127,7 @@ class Shapes:
     def _next(self, pending: Sequence[Draft]) -> Draft | None:
         """A statement whose ranges are found: best one that reads what is known, then also under conditions."""
         ready = [d for d in pending if all(r.tensor in self.shapes for r in d.reads)]
-        found = next((d for d in ready if self._resolvable(d) or self._resolvable(d, guarded=True)), None)
+        found = next((d for d in ready if any(self._resolvable(d, a) for a in (0, 1, 2))), None)
         return found or next((d for d in pending if self._resolvable(d)), None)
 
     def _has_no_elements(self, draft: Draft) -> bool:
@@ -157,34 +164,53 @@ class Shapes:
                     hint = f'{read.tensor}=(512, "K") as an argument, or {read.tensor}: f32[512, K] in the text'
                     raise draft.line.body.error(f"the shape of {read.tensor} is not given", hint=hint)
 
-    def _subscripts(self, draft: Draft, guarded: bool) -> Iterator[Subscripted]:
-        """What bounds the indices. `guarded`: also an index that is a whole subscript of a read under a condition."""
-        for access in (*draft.reads, draft.write):
+    def _subscripts(self, draft: Draft, asked: int) -> Iterator[Subscripted]:
+        """What bounds the indices: subscripts of reads without conditions; where more is `asked` also an index that is
+        the whole subscript of a read under one, and then all subscripts of what stands in a choice.
+        """
+        for k, access in enumerate((*draft.reads, draft.write)):
             shape = self.shapes.get(access.tensor)
             if shape is None:
                 continue
             if len(shape) != len(access.index):
                 message = f"{access.tensor} has rank {len(shape)}, accessed with {len(access.index)} subscripts"
                 raise ShapeError(message, where=draft.shown)
+            free = not access.guard or (asked > 1 and k in draft.chosen)
             for d, (subscript, extent) in enumerate(zip(access.index, shape, strict=True)):
-                bare = guarded and isinstance(subscript, Affine) and subscript in map(var, draft.iterators)
-                if isinstance(subscript, Affine) and (bare or not access.guard):
+                bare = asked and isinstance(subscript, Affine) and subscript in map(var, draft.iterators)
+                if isinstance(subscript, Affine) and (bare or free):
                     reads = access is not draft.write and not access.guard
                     yield Subscripted(access.tensor, d, subscript, extent, reads)
 
-    def _resolvable(self, draft: Draft, guarded: bool = False) -> bool:
+    def _check_choices(self, draft: Draft, asked: int) -> None:
+        """Ranges from reads under conditions leave no choice without a read, nor, from all, one that is none."""
+        inside = draft.statement()
+        domain = inside.domain.intersect_params(self.context)
+        for k, read in enumerate(draft.reads):
+            if not read.guard or domain.is_empty() or read.tensor not in self.shapes:
+                continue
+            relation = access_map(inside, read, self.parameters, self.shapes[read.tensor])
+            taken = relation.domain().intersect(domain)
+            if taken.is_empty() or (asked > 1 and k in draft.chosen and domain.is_subset(taken)):
+                index = next((n for c in read.guard for n in ordered_names(c.expr) if n in draft.ranges), "")
+                shown, which = access_text(read, draft.reads), "not one" if taken.is_empty() else "each"
+                why = f"the range of index {index!r} is not determined: {which} of those in bounds reads {shown}"
+                hint = f"where 0 <= {index} < N, or give the shape of the tensor it writes"
+                raise draft.line.place.error(why, hint=hint)
+
+    def _resolvable(self, draft: Draft, asked: int = 0) -> bool:
         try:
-            self._ranges(draft, guarded)
+            self._ranges(draft, asked)
         except ParseError:
             return False
         return True
 
-    def _ranges(self, draft: Draft, guarded: bool = False) -> dict[str, Range]:
+    def _ranges(self, draft: Draft, asked: int = 0) -> dict[str, Range]:
         known = ranges_of_set(draft.condition.intersect_params(self.context), draft.iterators)
         where = draft.line.clauses.get("where")
         loose = names_in(where.text) if where else ()
         try:
-            found = infer_ranges(draft.iterators, list(self._subscripts(draft, guarded)), known, self.context, loose)
+            found = infer_ranges(draft.iterators, list(self._subscripts(draft, asked)), known, self.context, loose)
         except ShapeError as error:
             raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
         except ParseError as error:

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -356,3 +356,25 @@ class Constraint:
         """Whether it holds, elementwise where names are arrays."""
         value = self.expr.evaluate(values)
         return value == 0 if self.equality else value >= 0
+
+
+_BEYOND: Final = 2**40  # more than any subscript, and what it is compared with, differ by
+
+
+def unequal(a: Affine, b: Affine) -> Constraint:
+    """a != b as one constraint, though it is two half-planes; `unequal_parts` gives a - b back."""
+    return Constraint((a - b) % _BEYOND - 1)
+
+
+def unequal_parts(constraint: Constraint) -> Affine | None:
+    """a - b, or b - a, of `unequal(a, b)`; None for another constraint."""
+    match constraint.expr.terms:
+        case ((Mod(argument, divisor), 1),) if divisor == _BEYOND:
+            return Affine(tuple((t, _least(c)) for t, c in argument.terms), _least(argument.constant))
+        case _:
+            return None
+
+
+def _least(number: int) -> int:
+    """Of all that are the same up to multiples of `_BEYOND` the one nearest to 0."""
+    return (number + _BEYOND // 2) % _BEYOND - _BEYOND // 2

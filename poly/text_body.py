@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from poly.affine import Affine, Constraint, affine_of_ast
+from poly.affine import Affine, Constraint, FloorDiv, Var, affine_of_ast, unequal, unequal_parts
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children
@@ -163,13 +163,16 @@ class BodyReader:
     """Reads the accesses, bodies and conditions of one statement.
 
     `scalars`: tensors of rank 0 that may be written without `[]`. Every other bare name is an index or a size. `fixed`:
-    the reads were given as a list, and the body must keep to it. `bare_indices`: a bare index is a value.
+    the reads were given as a list, and the body must keep to it. `bare_indices`: a bare index is a value, and a read in
+    a choice is done only `around` what makes it count, elsewhere it is 0; `chosen` are the reads that only this guards.
     """
 
     scalars: Collection[str] = ()
     bare_indices: bool = False
     fixed: bool = False
     reads: list[Access] = field(default_factory=list)
+    around: tuple[Constraint, ...] = ()
+    chosen: set[int] = field(default_factory=set[int])
 
     def access(self, node: ast.expr, fragment: Fragment) -> Access | None:
         """The access that a node is, its guard left out; None where it is none."""
@@ -199,11 +202,42 @@ class BodyReader:
 
     def number(self, access: Access) -> int:
         """The position of a read, added where it is new."""
+        asked = access
+        if self.around:
+            guard = tuple(dict.fromkeys((*self.around, *access.guard)))
+            access = Access(access.tensor, access.index, guard, access.fill or Const(0))
         if access not in self.reads:
             if self.fixed:
                 raise ParseError(f"{access_text(access, self.reads)} is not in the list of reads")
             self.reads.append(access)
+            self.chosen |= {len(self.reads) - 1} if self.around and not asked.guard else set()
+        elif asked.guard:
+            self.chosen.discard(self.reads.index(access))
         return self.reads.index(access)
+
+    def _where(self, node: ast.expr, holds: Sequence[Constraint], fragment: Fragment) -> Expr:
+        """The value of a node that counts only where the constraints hold."""
+        outside = self.around
+        plain = all(unequal_parts(c) or isinstance(a, Var | FloorDiv) for c in holds for a, _ in c.expr.terms)
+        if plain and self.bare_indices and not self.fixed:
+            self.around = (*outside, *(c for c in holds if not c.expr.names & set(self.scalars)))
+        try:
+            return self.value(node, fragment)
+        finally:
+            self.around = outside
+
+    def _choice(self, node: ast.IfExp, fragment: Fragment) -> Expr:
+        then = self._where(node.body, necessary(node.test), fragment)
+        otherwise = self._where(node.orelse, necessary(node.test, negated=True), fragment)
+        return Apply("select", (self.value(node.test, fragment), then, otherwise))
+
+    def _truths(self, node: ast.BoolOp, fragment: Fragment) -> Expr:
+        """`a and b`, `a or b`: b counts only where a does not decide."""
+        conjunction, before, values = isinstance(node.op, ast.And), list[Constraint](), list[Expr]()
+        for value in node.values:
+            values.append(self._where(value, before, fragment))
+            before += necessary(value, negated=not conjunction)
+        return self._fold("and" if conjunction else "or", values)
 
     def guarded(self, node: ast.IfExp, fragment: Fragment) -> Access | None:
         """`A[i - 1] if affine condition else literal`, or the other way round; None for any other conditional."""
@@ -248,11 +282,11 @@ class BodyReader:
         if access is not None:
             return Read(self.number(access))
         match node:
-            case ast.IfExp(test=test, body=then, orelse=otherwise):
+            case ast.IfExp():
                 guarded = self.guarded(node, fragment)
                 if guarded is not None:
                     return Read(self.number(guarded))
-                return Apply("select", tuple(self.value(n, fragment) for n in (test, then, otherwise)))
+                return self._choice(node, fragment)
             case ast.Name(id=name):
                 if not self.bare_indices:
                     hint = f"{decode(name)}[] for a scalar tensor, index({decode(name)}) for the value of an index"
@@ -266,8 +300,8 @@ class BodyReader:
                 return IndexValue(affine(node, fragment))
             case ast.BinOp(op=op) if type(op) in _WITHOUT:
                 raise fragment.node_error(node, "this has no meaning in a body", _WITHOUT[type(op)])
-            case ast.BoolOp(op=op, values=values):
-                return self._fold("and" if isinstance(op, ast.And) else "or", [self.value(v, fragment) for v in values])
+            case ast.BoolOp():
+                return self._truths(node, fragment)
             case ast.Compare():
                 return self._compare(node, fragment)
             case ast.Call(func=ast.Name(id="select"), args=[test, then, otherwise], keywords=[]) if self.bare_indices:
@@ -389,12 +423,32 @@ def conjunction(node: ast.expr, negated: bool = False) -> tuple[Constraint, ...]
             return None
 
 
-def _compared(sides: Sequence[ast.expr], signs: Sequence[type[ast.cmpop]]) -> tuple[Constraint, ...] | None:
+def necessary(node: ast.expr, negated: bool = False) -> tuple[Constraint, ...]:
+    """Constraints that hold wherever a condition, of data too, does; or where it does not."""
+    match node:
+        case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
+            return tuple(c for v in values for c in necessary(v, negated))
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return necessary(operand, not negated)
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]) if (
+            isinstance(op, ast.Eq) == negated
+        ):
+            sides = _affine_sides([left, right])
+            return () if sides is None else (unequal(*sides),)
+        case _:
+            return conjunction(node, negated) or ()
+
+
+def _affine_sides(sides: Sequence[ast.expr]) -> list[Affine] | None:
     try:
-        values = [affine_of_ast(n) for n in sides]
+        return [affine_of_ast(n) for n in sides]
     except ParseError:
         return None
-    if not all(sign in _CONSTRAINT for sign in signs):
+
+
+def _compared(sides: Sequence[ast.expr], signs: Sequence[type[ast.cmpop]]) -> tuple[Constraint, ...] | None:
+    values = _affine_sides(sides)
+    if values is None or not all(sign in _CONSTRAINT for sign in signs):
         return None
     return tuple(_CONSTRAINT[sign](a, b) for sign, a, b in zip(signs, values, values[1:], strict=False))
 
