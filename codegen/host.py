@@ -57,7 +57,7 @@ def _of(triple: str) -> str:
 def machine_of_features(
     cpu: str, features: tuple[str, ...], triple: str, caches: dict[int, int], cores: int, clock: int
 ) -> Machine:
-    """A CPU from its feature names; `caches`: bytes by level. Vector width and registers follow from the features."""
+    """A CPU from its feature names; `caches`: bytes by level. What it has of vectors follows from the features."""
     lanes, registers = _vectors(frozenset(features), triple)
     rates, core = (_WIDE_BYTES_PER_CYCLE, _WIDE_CORE) if lanes >= _WIDE else (USUAL_BYTES_PER_CYCLE, USUAL_CORE)
     levels = tuple(
@@ -66,7 +66,7 @@ def machine_of_features(
     )
     dram = Memory("dram", None, "dram", align=64, line=64, bytes_per_cycle=rates[0])
     memories = (dram, *levels, Memory("reg", registers, "register"))
-    engine = Engine("core", "core", lanes=lanes, features=features, cost=core)
+    engine = Engine("core", "core", lanes=lanes, features=features, cost=core, dots=_dots(frozenset(features)))
     return Machine(f"cpu-{cpu}", "cpu", memories, (engine,), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu)
 
 
@@ -79,6 +79,13 @@ def _vectors(features: frozenset[str], triple: str) -> tuple[int, int]:
     if is_arm(triple):
         return 4, 32
     return 4, 16
+
+
+def _dots(features: frozenset[str]) -> tuple[tuple[str, int], ...]:
+    """Lanes of sums of two products of 16 bits, and of four of 8."""
+    pairs = 16 if "avx512bw" in features else 8 if "avx2" in features else 0
+    fours = 16 if "avx512vnni" in features else 8 if "avxvnni" in features else 0
+    return tuple((name, lanes) for name, lanes in (("dot2", pairs), ("dot4", fours)) if lanes)
 
 
 def cache_sizes() -> dict[int, int]:

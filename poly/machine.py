@@ -56,7 +56,7 @@ class Engine:
 
     `reads` and `writes`: the memories that an array's operands (in the order a, b) and results, or a vector engine's
     operands, may lie in. `rows`, `cols`: of an array; `lanes`: elements a cycle of a vector engine or f32 lanes of a
-    core.
+    core; `features`: LLVM's names; `dots`: instructions of a core for `poly.expr.DOTS`, with their lanes.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Engine:
     dtypes: tuple[tuple[str, str], ...] = ()
     cost: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    dots: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,11 +160,8 @@ class Machine:
 
     @cached_property
     def dots(self) -> Mapping[str, int]:
-        """Lanes of a core's instructions for `poly.expr.DOTS`, as far as it has them."""
-        features = frozenset(f for e in self.engines_of("core") for f in e.features)
-        pairs = 16 if "avx512bw" in features else 8 if "avx2" in features else 0
-        fours = 16 if "avx512vnni" in features else 8 if "avxvnni" in features else 0
-        return {name: lanes for name, lanes in (("dot2", pairs), ("dot4", fours)) if lanes}
+        """Lanes of a core's instructions for `poly.expr.DOTS`, by name, as far as it has them."""
+        return {name: lanes for e in self.engines_of("core") for name, lanes in e.dots}
 
     @cached_property
     def hash(self) -> str:
