@@ -28,7 +28,7 @@ from poly.codegen.function import ALIGN, Module, decode_status, lower
 from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
-from poly.codegen.work import Boxes, boxes_of, instances, work_of
+from poly.codegen.work import work_of
 from poly.dtypes import Array
 from poly.errors import ArgumentTypeError, IndexRangeError, RunError
 from poly.interp import run_program
@@ -38,16 +38,12 @@ from poly.loops import Compute, LoopTree
 from poly.machine import Machine
 from poly.pointers import address
 from poly.program import Program, Tensor
+from poly.scheduling.cpu_calls import CallWork
 from poly.scheduling.schedule import Schedule
 
 BRIEF: Final = 1 << 14  # operations of a call that is over before another Python thread could use the time
 NATIVE_RECORDS: Final = 8  # shapes of a kernel with free sizes whose calls are native
 MAX_RECORDS: Final = 64
-# Instances that run between two meetings in a call of a kernel with free sizes: with fewer, one thread runs it. Sums
-# keep what they make in registers: `SUMMED` of their instances take as long as one that writes, or less. Loops of
-# known sizes are judged when they are scheduled, by `cpu_threads`.
-LEAST_CALL_SHARED: Final = 1 << 16
-SUMMED: Final = 2
 ADDRESSES: Final = 1 << 47  # bytes that a process may have, at the most
 
 
@@ -87,6 +83,7 @@ class Kernel(NativeCall):
         self.loops, self.machine, self.threads = tree, machine, min(max(1, threads), MAX_THREADS)
         self._schedule = schedule
         self._source = schedule.source if isinstance(schedule, Schedule) else source
+        self._work = None if self._source is None else CallWork(self._source)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.module: Module = module if module is not None else lower(tree, machine, f"poly.{tree.name}")
         self._sizes = sizes = dict(tree.sizes)
@@ -206,7 +203,7 @@ class Kernel(NativeCall):
         last = {name: k for k, name in enumerate(names)}
         template = [address(self.constants[n]) if n in self.constants else 0 for n in slot]
         shared, private = self.module.scratch(known)
-        parts = self.threads if self.parallel and self._is_long(known) else 1
+        parts = self.threads if self.parallel and self._is_shared(known) else 1
         moves: list[tuple[int, int]] = []
         end = 0
         for tensor in self._tensors:
@@ -224,18 +221,11 @@ class Kernel(NativeCall):
             (*template, 0, 0, private), positions, tuple(moves), total,
         )  # fmt: skip
 
-    def _is_long(self, sizes: Mapping[str, int]) -> bool:
-        """Whether calling other threads pays under values of the free sizes: a schedule for all sizes cannot know."""
-        if self._source is None or not self.module.parameters:
+    def _is_shared(self, sizes: Mapping[str, int]) -> bool:
+        """Whether threads share a call under values of the free sizes, as the policies say."""
+        if self._work is None or not self.module.parameters:
             return True
-        counts = instances(self._source, self._boxes, sizes)
-        sums = sum(counts[s.name] for s in self._source.statements if s.combiner is not None)
-        work = sum(counts.values()) - sums + sums // SUMMED
-        return work >= LEAST_CALL_SHARED * self.module.meetings(sizes)
-
-    @cached_property
-    def _boxes(self) -> Boxes:
-        return {} if self._source is None else boxes_of(self._source)
+        return self._work.is_shared(sizes, self.module.meetings(sizes))
 
     def _require_sizes(self, sizes: Mapping[str, int]) -> None:
         """The program's context and extents hold for values of the free sizes; outside, the loops prove nothing."""

@@ -13,11 +13,11 @@ import pytest
 
 import poly
 from poly.codegen.kernel import Kernel
-from poly.codegen.work import boxes_of, instances
 from poly.errors import RunError
 from poly.interp import run_program
 from poly.program import Program
 from poly.relations import intervals_of
+from poly.scheduling.cpu_calls import CallWork
 
 COPY_16 = "y[i] = x[i] where 0 <= i < 16"
 
@@ -164,14 +164,14 @@ def test_a_size_that_is_bound_may_be_named(target: str) -> None:
 )
 def test_instances_of_boxes_need_no_isl(text: str, shapes: dict[str, Any], boxes: int) -> None:
     program = poly.parse(text, **shapes)
-    known = boxes_of(program)
-    assert len(known) == boxes
+    work = CallWork(program)
+    assert len(work.boxes) == boxes
     for m, n in ((3, 4), (7, 1), (40, 9)):
         sizes = {p: v for p, v in (("M", m), ("N", n)) if p in program.parameters}
         bound = program.bind(**sizes)
         found = [intervals_of(bound, s).values() for s in bound.statements]
         wanted = sum(prod(e[1] - e[0] + 1 for e in ends if e is not None) for ends in found)
-        assert sum(instances(program, known, sizes).values()) == wanted > 0
+        assert sum(work.instances(sizes).values()) == wanted > 0
 
 
 @pytest.mark.parametrize(
@@ -186,4 +186,5 @@ def test_a_call_is_shared_that_takes_longer_than_its_meetings(
 ) -> None:
     kernel = poly.compile(poly.parse(text, **shapes), threads=2)
     assert isinstance(kernel, Kernel)
-    assert [kernel._is_long(sizes) for sizes in (short, long)] == [False, True]  # pyright: ignore[reportPrivateUsage]
+    found = [kernel._is_shared(sizes) for sizes in (short, long)]  # pyright: ignore[reportPrivateUsage]
+    assert found == [False, True]
