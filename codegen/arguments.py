@@ -218,6 +218,9 @@ def infer_sizes(
         missing = [n for n in missing if n not in sizes]
         if len(missing) == before:
             _check_ranks(tensors, shapes)
+            for extent, length in equations:
+                if extent.substitute(sizes).names == frozenset(missing[:1]):
+                    raise RunError(f"an extent of {length} is {extent} for no whole number {missing[0]}")
             hint = f"give it by name: {missing[0]}=8, or bind it before compiling: program.bind({missing[0]}=8)"
             raise RunError(f"size {missing[0]} does not follow from the shapes of the inputs", hint=hint)
     return sizes

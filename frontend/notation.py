@@ -5,17 +5,18 @@
 What is left out is filled in. An index without bounds in a `where` gets its range from the shapes it subscripts
 (`poly.frontend.ranges`). An update (`+=`, `*=`, `max=`, `min=`, `and=`, `or=`) starts from the combiner's identity, by
 a statement of its own, unless its target is declared `inout`. A tensor that is never written is an input, one that is
-read first and written later an inout, one that no other statement reads an output; the rest are temporary. A tensor
-that is written has one more than the greatest subscripts as its shape, and the dtype of what is written; every other
-undeclared dtype is f32, or i64 for subscripts. An assignment over an index that its target lacks, which would keep the
-last value only, is refused unless a label names the index or a `for` line has it. Names in shapes are sizes, at least
-1 unless the header's condition speaks for them. A text that leaves nothing out (a header, every tensor with its role,
-every statement with label, iterators and `where`) is read as it stands, and nothing is added.
+read first and written later an inout (a scan with a shape given is, without one it reads only what it wrote), one that
+no other statement reads an output; the rest are temporary. A tensor that is written has one more than the greatest
+subscripts as its shape, and the dtype of what is written; every other undeclared dtype is f32, or i64 for subscripts.
+An assignment over an index that its target lacks, which would keep the last value only, is refused unless a label names
+the index or a `for` line has it. Names in shapes are sizes, at least 1 unless the header's condition speaks for them. A
+text that leaves nothing out (a header, every tensor with its role, every statement with label, iterators and `where`)
+is read as it stands, and nothing is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 
@@ -24,15 +25,17 @@ import numpy as np
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds
-from poly.dtypes import DTYPES, hint_for, is_integer, numpy_dtype
+from poly.dtypes import is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
-from poly.expr import Apply, Cast, Const, Expr, Read, dtype_of, rewrite
+from poly.expr import Cast, Const, Expr, rewrite
 from poly.frontend.notation_choices import drop_guards
+from poly.frontend.notation_dtypes import DType, check_fills, dtype_of_tensor, filled, named_dtype
 from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_products import in_pairs
+from poly.frontend.notation_scans import check_scans, starts_itself
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
 from poly.lexical import decode
-from poly.program import Access, Program, ReadIndex, Role, Tensor
+from poly.program import Program, Role, Tensor
 from poly.relations import access_map
 from poly.sets import header, identifier
 from poly.text import build_program
@@ -46,27 +49,27 @@ MOST_ELEMENTS = 2**48
 
 
 @checks_kinds(ParseError)
-def parse(text: str, *, dtypes: Mapping[str, str] | None = None, **shapes: Extent) -> Program:
+def parse(text: str, *, dtypes: Mapping[str, DType] | DType | None = None, **shapes: Extent) -> Program:
     """The program of a text in Einstein notation (see the module's text).
 
     `shapes`: for tensors that the text does not declare, a tuple of ints and size names or expressions ("N", "N + 2");
-    `dtypes`: dtypes of such tensors by name. Raises `ParseError` with line and caret for text that is not in the
+    `dtypes`: dtypes of such tensors by name, or one for all inputs that no read takes for a subscript, by our names
+    ("f64") or numpy's ("float64", np.float64). Raises `ParseError` with line and caret for text that is not in the
     grammar and for an index without a range, `ShapeError` for shapes and dtypes that do not fit together.
     """
     lines = read_program_lines(text)
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
-    dtypes = dict(dtypes or {})
-    for name, dtype in dtypes.items():
-        if dtype not in DTYPES:
-            raise ShapeError(f"unknown dtype {dtype!r}", where=f"tensor {name}", hint=hint_for(dtype))
+    by_name = dtypes if isinstance(dtypes, Mapping) else {}
+    named = {name: named_dtype(dtype, f"tensor {name}") for name, dtype in by_name.items()}
     if not _is_complete(lines):
-        return _program(lines, given, dtypes)
+        usual = "f32" if dtypes is None or isinstance(dtypes, Mapping) else named_dtype(dtypes, "dtypes")
+        return _program(lines, given, named, usual)
     program = build_program(lines)
-    for name in [*given, *dtypes]:
+    for name in [*given, *named]:
         tensor = program.tensor.get(name)
         if tensor is None:
             raise _no_tensor(name, program.tensor)
-        if given.get(name, tensor.shape) != tensor.shape or dtypes.get(name, tensor.dtype) != tensor.dtype:
+        if given.get(name, tensor.shape) != tensor.shape or named.get(name, tensor.dtype) != tensor.dtype:
             raise ShapeError(f"declared as {tensor.dtype}[{_list(tensor.shape)}] in the text", where=f"tensor {name}")
     return program
 
@@ -122,7 +125,8 @@ def inputs_of(text: str, **shapes: Extent) -> dict[str, str | None]:
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
     declared = _declared(lines, given, {})
     drafts = _drafts(lines, given, *_sizes(lines, given))
-    roles = {n: (declared[n].role if n in declared else None) or _role(n, drafts) for n in _names(declared, drafts)}
+    names = _names(declared, drafts)
+    roles = {n: (declared[n].role if n in declared else None) or _role(n, drafts, given) for n in names}
     inputs = [name for name, role in roles.items() if role in ("input", "inout")]
     return {name: declared[name].tensor.dtype if name in declared else None for name in inputs}
 
@@ -133,7 +137,7 @@ def _names(declared: Mapping[str, Declaration], drafts: Sequence[Draft]) -> tupl
     return tuple(dict.fromkeys([*declared, *used]))
 
 
-def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, str]) -> Program:
+def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, str], usual: str) -> Program:
     declared = _declared(lines, shapes, dtypes)
     parameters, context = _sizes(lines, shapes)
     drafts = _drafts(lines, shapes, parameters, context)
@@ -141,21 +145,23 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
     for name in [*shapes, *dtypes]:
         if name not in names:
             raise _no_tensor(name, names)
+    given = frozenset(shapes)
     found = Shapes(shapes, parameters, context)
     found.solve(drafts)
+    check_scans(drafts, found, given)
     drop_guards(drafts, found)
     for draft in drafts:
         _require_one_value(draft, found)
     tensors: dict[str, Tensor] = {}
     for name in names:
-        role = _role(name, drafts)
+        role = _role(name, drafts, given)
         if name in declared:
             tensors[name] = replace(declared[name].tensor, role=declared[name].role or role)
         else:
-            tensors[name] = Tensor(name, found.shapes[name], _dtype(name, drafts, dtypes), role)
+            tensors[name] = Tensor(name, found.shapes[name], dtype_of_tensor(name, drafts, dtypes, usual), role)
     for draft in drafts:
-        draft.reads = tuple(_filled(r, tensors[r.tensor].dtype) for r in draft.reads)
-        _check_fills(draft, tensors)
+        draft.reads = tuple(filled(r, tensors[r.tensor].dtype) for r in draft.reads)
+        check_fills(draft, tensors)
     if not any(t.is_output for t in tensors.values()):
         raise lines.whole.error("every tensor is read again, so none is an output", hint="output C: f32[M, N]")
     statements = ordered_statements(drafts, tensors, parameters, found.context)
@@ -270,52 +276,13 @@ def _require_one_value(draft: Draft, found: Shapes) -> None:
         raise line.place.error(text, hint=f"{hint} where the last value is meant")
 
 
-def _role(name: str, drafts: Sequence[Draft]) -> Role:
+def _role(name: str, drafts: Sequence[Draft], given: Collection[str]) -> Role:
     writers = [k for k, d in enumerate(drafts) if d.tensor == name]
+    if starts_itself(name, drafts, given):
+        return "temporary" if any(r.tensor == name for d in drafts if d.tensor != name for r in d.reads) else "output"
     readers = [k for k, d in enumerate(drafts) if any(r.tensor == name for r in d.reads)]
     if not writers:
         return "input"
     if readers and readers[0] <= writers[0]:
         return "inout"
     return "temporary" if set(readers) - set(writers) else "output"
-
-
-def _dtype(name: str, drafts: Sequence[Draft], dtypes: dict[str, str]) -> str:
-    """The dtype of an undeclared tensor: that of the body that writes it first, else f32, or i64 for subscripts."""
-    if name in dtypes:
-        return dtypes[name]
-    indirect = {d.reads[s.position].tensor for d in drafts for s in _indirect(d)}
-    dtypes[name] = "i64" if name in indirect else "f32"  # for an input, and for a body that reads its own target
-    writer = next((d for d in drafts if d.tensor == name), None)
-    if writer is not None:
-        try:
-            found = dtype_of(writer.body, [_dtype(r.tensor, drafts, dtypes) for r in writer.reads])
-        except ShapeError as error:
-            raise ShapeError(error.message, where=writer.shown, hint=error.hint) from None
-        dtypes[name] = found or dtypes[name]
-        if found == "bool" and (combiner := writer.line.combiner) is not None and combiner.symbol in ("+", "*"):
-            text = f"{combiner.symbol}= of truths would be a truth, no number"
-            hint = "i64(...) around the right side to count, or= and and= for truths"
-            raise ShapeError(text, where=writer.shown, hint=hint)
-    return dtypes[name]
-
-
-def _filled(read: Access, dtype: str) -> Access:
-    """The read of a truth is False elsewhere, not 0."""
-    return replace(read, fill=Const(False)) if dtype == "bool" and read.fill == Const(0) else read
-
-
-def _check_fills(draft: Draft, tensors: Mapping[str, Tensor]) -> None:
-    """What stands for a read outside of its condition is of the tensor's dtype."""
-    for read in draft.reads:
-        if read.fill is None:
-            continue
-        try:
-            dtype_of(Apply("select", (Const(True), Read(0), read.fill)), [tensors[read.tensor].dtype])
-        except ShapeError as error:
-            raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
-
-
-def _indirect(draft: Draft) -> Iterator[ReadIndex]:
-    for access in (draft.write, *draft.reads):
-        yield from (s for s in access.index if isinstance(s, ReadIndex))

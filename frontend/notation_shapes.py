@@ -160,7 +160,8 @@ class Shapes:
     def _check_given(self, drafts: Sequence[Draft]) -> None:
         for k, draft in enumerate(drafts):
             for read in draft.reads:
-                if read.tensor not in self.shapes and not any(d.tensor == read.tensor for d in drafts[:k]):
+                scan = read.tensor == draft.tensor and draft.line.combiner is None
+                if read.tensor not in self.shapes and not scan and not any(d.tensor == read.tensor for d in drafts[:k]):
                     hint = f'{read.tensor}=(512, "K") as an argument, or {read.tensor}: f32[512, K] in the text'
                     raise draft.line.body.error(f"the shape of {read.tensor} is not given", hint=hint)
 

@@ -1,10 +1,11 @@
 """Ranges of indices from the shapes that they subscript, as in Tensor Comprehensions (Vasilache et al. 2018).
 
 Rounds. An index that is the whole subscript of a read runs over that dimension. One that is alone in other subscripts
-gets the largest range that keeps these in bounds, and one that stands beside others only, the largest that keeps
-those subscripts in bounds whose other indices have a range, whatever they do; then the next round. So an index that is
-fixed by itself is narrowed by no other subscript, which would leave out terms of a sum: such a read is refused by the
-check of bounds. Ranges are affine in the sizes.
+gets the largest range that keeps these in bounds, and one that stands beside others only, the largest that keeps those
+subscripts in bounds whose other indices have a range, whatever they do; then the next round. One that is found in
+remainders only, `x[(i + 1) % 100]`, goes around once. So an index that is fixed by itself is narrowed by no other
+subscript, which would leave out terms of a sum: such a read is refused by the check of bounds. Ranges are affine in the
+sizes.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def infer_ranges(
     ranges = dict(known)
     while missing := [i for i in indices if i not in ranges]:
         found = {i: r for i in missing if (r := _range(i, indices, subscripts, ranges, context, loose)) is not None}
+        found = found or {i: r for i in missing if (r := _round(i, subscripts)) is not None}
         if not found:
             raise _underconstrained(missing, subscripts, loose)
         ranges.update(found)
@@ -98,6 +100,25 @@ def _range(
             lower = strongest([low for low, _ in pairs], context, least=False)
             return Range(lower, strongest([high + 1 for _, high in pairs], context, least=True))
     return None
+
+
+def _round(index: str, subscripts: Sequence[Subscripted]) -> Range | None:
+    """Once around, for an index that only moves in circles: `x[(i + 1) % 100]`."""
+    own = [s.expression for s in subscripts if index in s.expression.names]
+    around = {_modulus(index, e) for e in own}
+    if not own or len(around) > 1 or None in around:
+        return None
+    return Range((Affine(),), (Affine((), max(m for m in around if m)),))
+
+
+def _modulus(index: str, expression: Affine) -> int | None:
+    """m of `(index + ...) % m`; None for anything else."""
+    match [(atom, c) for atom, c in expression.terms if index in Affine(((atom, 1),)).names]:
+        case [(Mod(argument, divisor), _)] if dict(argument.terms).get(Var(index)) in (1, -1):
+            alone = sum(index in Affine(((a, 1),)).names for a, _ in argument.terms) == 1
+            return divisor if alone else None
+        case _:
+            return None
 
 
 def _whole(index: str, subscripts: Sequence[Subscripted]) -> Iterator[Subscripted]:

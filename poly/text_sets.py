@@ -172,7 +172,8 @@ def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) ->
         case ast.Name(id=name) if decode(name) in names:
             return names[decode(name)]
         case ast.Name(id=name):
-            raise condition.node_error(node, f"unknown name {decode(name)!r}", _known(names))
+            hint = f'{_known(names)}; a size {decode(name)} stands in a shape: x=("{decode(name)}",)'
+            raise condition.node_error(node, f"unknown name {decode(name)!r}", hint if names else _known(names))
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
             return f"-{value}"  # isl does not read (-2) * N
         case ast.UnaryOp(op=ast.USub(), operand=operand):

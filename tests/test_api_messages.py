@@ -258,12 +258,6 @@ def test_the_functions_are_listed_in_order_and_none_of_ours_alone() -> None:
     assert listed == sorted(listed) and "exp" in listed and not {"dot4", "neg", "bits"} & {*listed}
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.dtype("f8"), "float64"])
-def test_a_dtype_of_numpys_is_answered_with_our_name(dtype: Any) -> None:
-    with pytest.raises(PolyError, match="try: 'f64'"):
-        poly.parse("y[i] = x[i]", x=(3,), dtypes={"x": dtype})
-
-
 def test_an_engine_that_is_called_names_its_inputs(tmp_path: Path) -> None:
     onnx.save(relu_model(), path := tmp_path / "m.onnx")
     model = relu_model()
@@ -401,7 +395,7 @@ def test_a_kernel_is_not_pickled() -> None:
 
 
 @pytest.mark.parametrize(
-    "name,dtype,hint", [("x", "float32", "'f32'"), ("A", "float64", "'f64'"), ("A", "f31", "one of")]
+    "name,dtype,hint", [("x", "f4", "one of"), ("A", "f31", "one of")]
 )
 def test_a_wrong_dtype_is_of_the_tensor_it_was_given_for(name: str, dtype: str, hint: str) -> None:
     with pytest.raises(PolyError, match=f"tensor {name}: .*'{dtype}'(?s:.*){hint}"):

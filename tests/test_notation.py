@@ -1,5 +1,6 @@
 """Einstein notation: what is inferred, what is refused, and that the programs compute what numpy does."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import islpy as isl
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from poly.compiler import compile as compile_for
-from poly.errors import ParseError, PolyError, ShapeError
+from poly.errors import ParseError, PolyError, RunError, ShapeError
 from poly.frontend.notation import parse
 from poly.interp import run_program
 from poly.program import Program
@@ -272,7 +273,7 @@ def test_complete_text_is_read_as_it_stands(p: Program) -> None:
         ("s = A[i,j]", {"A": (3, 4)}, ParseError, "i, j only on the right"),
         ("C[i] = A[i,j] where 1 <= j < N", {"A": (3, "N")}, ParseError, "j only on the right"),
         ("C[i] = A[i] + Q[i]", {"A": (3,)}, ParseError, "shape of Q"),
-        ("A[i] = A[i-1]+x[i]", {"x": ("N",)}, ParseError, "shape of A"),
+        ("A[i] = A[i-1]+x[i]", {"x": ("N",)}, ShapeError, "out of bounds"),
         ("C[i] = A[i] where 0 <= i <= N", {"A": ("N",)}, ShapeError, "out of bounds"),
         ("C[i] = A[i+1]", {"A": (20,)}, ShapeError, r"out of bounds.*try: \.\.\. where i >= 0"),
         ("C[i] = A[i-2] where 0 <= i < 4", {"A": (20,)}, ShapeError, r"where i - 2 >= 0"),
@@ -332,11 +333,56 @@ def test_a_guarded_read_does_not_narrow_a_known_range() -> None:
     assert program.tensor["Y"].extents({}) == (6,)
 
 
-def test_numpys_names_of_dtypes_are_told_ours() -> None:
-    with pytest.raises(PolyError, match="unknown dtype 'float64'\n  try: 'f64'$"):
-        parse("y[i] = x[i]", x=(3,), dtypes={"x": "float64"})
-    with pytest.raises(PolyError, match="one of bf16, bool"):
-        parse("y[i] = x[i]", x=(3,), dtypes={"x": "f31"})
+@pytest.mark.parametrize("dtype", ["f64", "float64", np.float64, np.dtype("f8"), float])
+def test_dtypes_by_our_names_and_numpys(dtype: Any) -> None:
+    assert parse("y[i] = x[i]", x=(3,), dtypes={"x": dtype}).tensor["y"].dtype == "f64"
+    for_all = parse("y[i] = x[at[i]] + z[i]; z: f64[3]; u[i] = 0 + w[i]", x=(5,), at=(3,), w=(2,), dtypes=dtype)
+    assert [for_all.tensor[name].dtype for name in ("x", "at", "u")] == ["f64", "i64", "f64"]
+
+
+@pytest.mark.parametrize("dtype", ["f31", "f8", object, 3.5, None])
+def test_dtypes_that_are_none(dtype: Any) -> None:
+    with pytest.raises(PolyError, match="tensor x: .*\n  try: one of bf16, bool"):  # "f8" has one byte or eight
+        parse("y[i] = x[i]", x=(3,), dtypes={"x": dtype})
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("y[i] = x[(i+1)%7]", [2, 3, 4, 5, 6, 7, 1]), ("y[i] = x[(i-2)%7] - x[(3-i)%7]", [2, 4, -1, 1, -4, -2, 0]),
+    ("y[k] += x[i]*x[(k-i)%7]", [105, 119, 126, 126, 119, 105, 84]),
+])  # fmt: skip
+def test_indices_go_around_once(text: str, expected: Sequence[int]) -> None:
+    x = np.arange(1, 8, dtype="f4")
+    assert np.asarray(run_program(parse(text, x=(7,)), {"x": x})["y"]).tolist() == expected
+
+
+@pytest.mark.parametrize(("text", "last"), [
+    ("s[i] = (s[i-1] if i >= 1 else 0) + x[i]", 28), ("s[i] = (s[i-1] + x[i] if i >= 1 else x[i])", 28),
+    ("s[i] = (2*s[i-1] if i >= 1 else 0) + f64(x[i])", 247),
+    ("t[i] = (t[i-1] if i >= 1 else 1)*x[i]; s[i] = t[i]", 5040),
+])  # fmt: skip
+def test_scans_need_no_shape(text: str, last: float) -> None:
+    program = parse(text, x=(7,))
+    assert [t.name for t in program.inputs] == ["x"]
+    found: Any = compile_for(program)(np.arange(1, 8, dtype="f4"))
+    assert found[6] == last and found.dtype == ("f8" if "f64" in text else "f4")
+    assert [t.name for t in parse(text, x=(7,), s=(7,)).inputs] == (["s", "x"] if text[0] == "s" else ["x"])
+
+
+@pytest.mark.parametrize("text", ["s[i] = (s[i+1] if i < 6 else 0) + x[i]", "s[i] = s[i]*x[i]", "s = s*x[i]"])
+def test_scans_of_what_is_not_written_yet(text: str) -> None:
+    with pytest.raises(ParseError, match=r"not written by then(.*\n)*  try: s=\((7,)?\) as an argument"):
+        parse(text, x=(7,))
+
+
+def test_an_extent_that_no_size_gives() -> None:
+    kernel = compile_for(parse("y[i] = x[i]", x=("2*N",)))
+    with pytest.raises(RunError, match=r"an extent of 19 is 2\*N for no whole number N"):
+        kernel(np.zeros(19, "f4"))
+
+
+def test_a_name_that_is_no_index_is_told_where_sizes_stand() -> None:
+    with pytest.raises(ParseError, match=r'one of i; a size b stands in a shape: x=\("b",\)'):
+        parse("s[i] += x[i] where b < 10", x=(20,))
 
 
 @pytest.mark.parametrize(("literal", "value"), [
