@@ -279,7 +279,12 @@ class Indices:
         return pointer
 
     def _base(self, base: str, element: str, terms: tuple[tuple[tuple[str, str], int], ...]) -> str:
-        """The pointer without the constant; found once for every loop that it is used in."""
+        """The pointer without the constant; found once for every loop that it is used in.
+
+        LLVM's strength reduction takes as long as there are addresses that it sees to move with a loop. They are in
+        the heads of loops already, so it is shown those alone: an intrinsic, which is gone before instructions are
+        selected, hides them from what is made of them.
+        """
         writer = self.writer
         depth, found, key = writer.depth_of, writer.regions[-1].pointers, (base, element, terms)
         if key in found:
@@ -289,6 +294,7 @@ class Indices:
         for _, name, stride, c in sorted(order, key=lambda t: t[0]):
             offset = self.multiply(self.multiply(name or "1", str(c)), stride or "1")
             pointer = writer.pure(f"getelementptr {element}, ptr {pointer}, i64 {offset}", pointer, offset)
+            pointer = writer.intrinsic("ptr", "llvm.strip.invariant.group.p0", (("ptr", pointer),), pure=True)
         if max(at for at, *_ in order) < len(writer.regions):  # in the head of a loop around, not in a branch
             found[key] = pointer
         return pointer
