@@ -262,13 +262,14 @@ class Indices:
         constant, lanes, terms = flat.constant, 0, dict[tuple[str, str], int]()
         values, known = self.values, self.lane_values
         for atom, factor in flat.atoms:
-            part = values[atom.name] if isinstance(atom, Var) and atom.name not in known else self._atom(atom, None)
-            constant += factor * part.constant
-            lanes += factor * part.lane
-            for name, c in part.terms:
+            plain = isinstance(atom, Var) and atom.name not in known
+            parts, part, lane = values[atom.name] if plain else self._atom(atom, None)
+            constant += factor * part
+            lanes += factor * lane
+            for name, c in parts:
                 key = (name, "")
                 terms[key] = terms.get(key, 0) + factor * c
-        kept = tuple((k, c) for k, c in terms.items() if c) if terms else ()
+        kept = tuple([(k, c) for k, c in terms.items() if c]) if terms else ()
         return Address(kept, (("", lanes),) if lanes else (), constant)
 
     def pointer(self, base: str, element: str, address: Address) -> str:

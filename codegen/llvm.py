@@ -15,7 +15,7 @@ from poly.affine import Affine, Constraint, var
 from poly.codegen.access import WRITE, elementwise, load, register_writes, store
 from poly.codegen.addresses import Linear
 from poly.codegen.expressions import expression, multiply_accumulate
-from poly.codegen.predicates import Lanes, State, any_lane, both, constant_mask, predicate, prefix_mask
+from poly.codegen.predicates import Lanes, State, any_lane, both, first_lanes, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
 from poly.codegen.text import Region, value_type
 from poly.codegen.values import Value
@@ -28,6 +28,9 @@ from poly.program import ReadIndex
 
 MAX_STATEMENTS = 50_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
 MAX_LENGTH = 16_000  # instructions of an unrolled loop, for which LLVM needs some seconds
+
+
+_Bounds = tuple[list[Linear], list[Linear], int | None]
 
 
 class Walker:
@@ -43,6 +46,7 @@ class Walker:
         self.lane_parallel: dict[int, bool] = {}
         self.guarded: dict[int, For] = {}  # unrolled loops with ragged ends, as they are printed
         self.needed: dict[int, list[int]] = {}
+        self.fixed: dict[int, _Bounds] = {}  # of loops whose bounds are numbers
         self.writes = RegisterWrites(state.in_registers)
         self.probed: dict[object, frozenset[Place]] = {}
 
@@ -122,9 +126,7 @@ class Walker:
     def loop(self, node: For) -> None:
         if node.kind == "parallel" and any(isinstance(n, Sync) for n in walk(node.body)):
             raise UnsupportedError(f"threads meet inside parallel loop {node.variable}", hint="move the sync out of it")
-        lower = self._extreme(node.lower, node.variable, largest=True)
-        upper = self._extreme(node.upper, node.variable, largest=False)
-        trips = self._trips(lower, upper, node.step)
+        lower, upper, trips = self.fixed.get(id(node)) or self._bounds(node)
         if trips == 0:
             return
         if node.kind == "vector" and (trips is None or trips > 1) and self._across_lanes(node):
@@ -135,6 +137,15 @@ class Walker:
         if node.kind == "unroll" or (trips == 1 and not splitting):
             return self._copies(node, lower[0], trips or 0)
         self._counted(node, lower, upper, trips)
+
+    def _bounds(self, node: For) -> _Bounds:
+        """Where a loop begins and ends, and how many iterations it has, where that is known."""
+        lower = self._extreme(node.lower, node.variable, largest=True)
+        upper = self._extreme(node.upper, node.variable, largest=False)
+        found = lower, upper, self._trips(lower, upper, node.step)
+        if all(len(b) == 1 and not b[0].terms for b in (node.lower, node.upper)):
+            self.fixed[id(node)] = found
+        return found
 
     def _ragged(self, node: For, lower: list[Linear], upper: list[Linear]) -> None:
         """Copies for all values that an unrolled loop takes anywhere, each under the bounds that hold here."""
@@ -242,7 +253,7 @@ class Walker:
         counter, following = writer.name("i"), writer.name("i")
         phis = {place: writer.name("c") for place, _ in carried}
         for place, entry in carried:
-            s.registers.entries[place] = replace(entry, value=replace(entry.value, text=phis[place], literal=None))
+            s.registers.entries[place] = _named(entry, phis[place])
         region = Region()
         writer.depth_of[counter] = writer.depth + 1
         if values is not None:
@@ -279,7 +290,7 @@ class Walker:
             usable = old is not None and old.value.lanes == entry.value.lanes
             start = old.value.text if usable and old is not None else "poison"
             text = s.writer.value(f"phi {_type(entry)} [{start}, %{skipped}], [{entry.value.text}, %{done}]")
-            s.registers.entries[place] = replace(entry, value=replace(entry.value, text=text, literal=None))
+            s.registers.entries[place] = _named(entry, text)
 
     # -- registers written in a body, found by a walk without output
 
@@ -337,7 +348,7 @@ class Walker:
         s.indices.lane_range = (0, bound - 1)
         s.past, s.ahead = node.nontemporal, node.ahead
         if trips is not None:
-            s.lanes = Lanes(width, trips, constant_mask(width, trips), True)
+            s.lanes = first_lanes(width, trips)
             self.nodes(node.body)
         else:
             extent = self._extent(lower, upper, node.step)
@@ -431,6 +442,7 @@ class Probe(Walker):
     ) -> None:
         super().__init__(state, allocate, part)
         self.lane_parallel, self.writes, self.probed = walker.lane_parallel, walker.writes, walker.probed
+        self.fixed = walker.fixed
         self.written: set[Place] = set()
 
     def node(self, node: Node) -> None:
@@ -468,6 +480,11 @@ def _needed(node: Compute) -> list[int]:
         )  # fmt: skip
     accesses = [*node.reads, node.write]
     return sorted({*reads_of(node.body), *(i.position for a in accesses for i in a.index if isinstance(i, ReadIndex))})
+
+
+def _named(entry: Entry, text: str) -> Entry:
+    """The entry with another value of the same form."""
+    return Entry(Value(entry.value.dtype, entry.value.lanes, text), entry.count)
 
 
 def _type(entry: Entry) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from poly.affine import Affine, Constraint
 from poly.codegen.addresses import Address, Flat, Indices, LaneError, Linear
@@ -30,6 +31,12 @@ class Lanes:
     def runtime_mask(self) -> str | None:
         """The mask where it is only known when running."""
         return None if self.constant else self.mask
+
+
+@lru_cache(maxsize=64)
+def first_lanes(width: int, count: int) -> Lanes:
+    """Exactly the first `count` lanes active."""
+    return Lanes(width, count, constant_mask(width, count), True)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ An entry is a scalar for one element, or a vector for the elements `start .. sta
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from poly.codegen import transpose
 from poly.codegen.text import value_type
@@ -15,8 +15,7 @@ from poly.codegen.values import Ops, Value
 Place = tuple[str, int]  # tensor, element of its storage
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """The value that starts at a place, and how many elements of it are meant."""
 
     value: Value
@@ -180,6 +179,9 @@ class Registers:
 
     def same_form(self, place: Place, like: Entry) -> None:
         """Rewrite what lies at a place into the form of another entry (for a join of two ways)."""
+        found = self.entries.get(place)
+        if found is not None and found.count == like.count and found.value.lanes == like.value.lanes:
+            return
         value = self.read(place, like)
         if value is None:
             return

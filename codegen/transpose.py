@@ -11,6 +11,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from poly.codegen.values import Ops, Value
 from poly.dtypes import size_bytes
@@ -58,12 +59,18 @@ def _after(ops: Ops, rows: Sequence[Value], number: int, rounds: int, inner: int
     if a.text == b.text == "poison":
         return a
     side, lanes = len(rows), a.lanes
-    places = _places(side, rounds - 1, inner, bool(number & bit))  # of one square, the second vector's after `side`
-    return ops.shuffle(a, b, [p % side + p // side * lanes + k for k in range(0, lanes, side) for p in places])
+    return ops.shuffle(a, b, _places(side, lanes, rounds - 1, inner, bool(number & bit)))
 
 
-def _places(side: int, turn: int, inner: int, upper: bool) -> list[int]:
+@lru_cache(maxsize=256)
+def _places(side: int, lanes: int, turn: int, inner: int, upper: bool) -> tuple[int, ...]:
     """The lanes that a round takes from a pair of vectors, for the one whose bit is clear or set (`upper`)."""
+    places = _of_square(side, turn, inner, upper)
+    return tuple(p % side + p // side * lanes + k for k in range(0, lanes, side) for p in places)
+
+
+def _of_square(side: int, turn: int, inner: int, upper: bool) -> list[int]:
+    """Of one square, the second vector's after `side`."""
     if turn >= inner:  # blocks with one bit of their number clear or set, of the first vector, then of the second
         bit = side >> (1 + turn - inner)
         kept = [k for k in range(side) if bool(k & bit) == upper]

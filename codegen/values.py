@@ -9,9 +9,8 @@ round after each operation; conversions to them from f64 and wide integers go th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Final
+from functools import lru_cache, reduce
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ from poly.errors import UnsupportedError
 from poly.expr import BITS, DOTS
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A value in SSA form. `lanes` 0: scalar. `literal`: its number (in every lane) where it is known."""
 
     dtype: str
@@ -40,6 +38,12 @@ _ARITHMETIC: Final = frozenset({"add", "sub", "mul"})
 _LANEWISE: Final = _ARITHMETIC | {"max", "min"}
 _BITWISE: Final = frozenset({"bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"})
 _ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt"}
+
+
+@lru_cache(maxsize=1024)
+def _mask(places: tuple[int | None, ...]) -> str:
+    """The lanes that a shuffle takes."""
+    return f"<{len(places)} x i32> <{', '.join('i32 poison' if p is None else f'i32 {p}' for p in places)}>"
 
 
 class Ops:
@@ -99,9 +103,8 @@ class Ops:
     def shuffle(self, a: Value, b: Value | None, places: Sequence[int | None]) -> Value:
         """The lanes of two vectors at places (those of `b` come after those of `a`; None: any); each once."""
         kind = value_type(a.dtype, a.lanes)
-        mask = ", ".join("i32 poison" if p is None else f"i32 {p}" for p in places)
         other = "poison" if b is None else b.text
-        text = f"shufflevector {kind} {a.text}, {kind} {other}, <{len(places)} x i32> <{mask}>"
+        text = f"shufflevector {kind} {a.text}, {kind} {other}, {_mask(tuple(places))}"
         return Value(a.dtype, len(places), self.writer.cached(text))
 
     def arranged(self, a: Value, order: tuple[int, ...]) -> Value:
