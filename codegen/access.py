@@ -30,6 +30,7 @@ from poly.program import Access, Layout, Tensor
 
 WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
 MAX_DIMENSIONS = 255
+ZERO = Const(0)
 LEAST_MASKED = 4  # bytes of an element that machines load under a mask at once
 
 Combine = Callable[[Value, Value], Value]  # (old, new) -> what the element becomes
@@ -44,7 +45,7 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     tensor = s.tensors[access.tensor]
     whole, lanes = guard_parts(s, access.guard)
     guard = both(s, whole, lanes)
-    fill = access.fill or Const(0)
+    fill = access.fill or ZERO
     if guard is False:
         return s.ops.const(tensor.dtype, fill.value)
     if s.in_registers(tensor.name):

@@ -262,8 +262,8 @@ class Indices:
         constant, lanes, terms = flat.constant, 0, dict[tuple[str, str], int]()
         values, known = self.values, self.lane_values
         for atom, factor in flat.atoms:
-            plain = isinstance(atom, Var) and atom.name not in known
-            parts, part, lane = values[atom.name] if plain else self._atom(atom, None)
+            found = values[atom.name] if isinstance(atom, Var) and atom.name not in known else self._atom(atom, None)
+            parts, part, lane = found
             constant += factor * part
             lanes += factor * lane
             for name, c in parts:

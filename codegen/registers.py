@@ -6,7 +6,7 @@ An entry is a scalar for one element, or a vector for the elements `start .. sta
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from poly.codegen import transpose
 from poly.codegen.text import value_type
@@ -15,7 +15,8 @@ from poly.codegen.values import Ops, Value
 Place = tuple[str, int]  # tensor, element of its storage
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True)
+class Entry:
     """The value that starts at a place, and how many elements of it are meant."""
 
     value: Value

@@ -58,8 +58,8 @@ def _after(ops: Ops, rows: Sequence[Value], number: int, rounds: int, inner: int
     b = _after(ops, rows, number | bit, rounds - 1, inner)
     if a.text == b.text == "poison":
         return a
-    side, lanes = len(rows), a.lanes
-    return ops.shuffle(a, b, _places(side, lanes, rounds - 1, inner, bool(number & bit)))
+    result = ops.shuffle(a, b, _places(len(rows), a.lanes, rounds - 1, inner, bool(number & bit)))
+    return ops.as_it_is(result) if rounds == inner < len(rows).bit_length() - 1 else result
 
 
 @lru_cache(maxsize=256)

@@ -132,6 +132,14 @@ class Ops:
         a = self.splat(a, a.lanes or lanes)
         return a if a.lanes == lanes else self.shuffle(a, None, [*range(a.lanes), *[None] * (lanes - a.lanes)])
 
+    def as_it_is(self, a: Value) -> Value:
+        """A vector of floats that instruction selection takes from where it is made, without a look at how."""
+        if a.dtype not in ("f32", "f64"):
+            return a
+        kind, name = value_type(a.dtype, a.lanes), f"llvm.arithmetic.fence.{suffix(a.dtype, a.lanes)}"
+        self.writer.declare(f"{kind} @{name}({kind})")
+        return Value(a.dtype, a.lanes, self.writer.cached(f"call {kind} @{name}({kind} {a.text})"))
+
     def part(self, a: Value, start: int, count: int) -> Value:
         """The lanes start .. start + count - 1."""
         if a.literal is not None:

@@ -8,6 +8,8 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf, prod
 
 from poly.machine import Machine
@@ -44,6 +46,22 @@ def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:
 
 def best_rated(facts: Facts, lanes: int) -> Rated | None:
     """The plan of `contraction_plan` and the cycles that the model gives it."""
+    group = facts.group
+    content = (str(facts.program), *sorted(group.axes.items()), group.box, *facts.extents, facts.threads)
+    return _remembered(_Asked((*content, facts.machine.hash, lanes), facts), lanes)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What edits of the whole program ask for, and then the policy once more: known by all that it follows from."""
+
+    content: tuple[object, ...]
+    facts: Facts = field(compare=False)
+
+
+@lru_cache(maxsize=16)
+def _remembered(asked: _Asked, lanes: int) -> Rated | None:
+    facts = asked.facts
     uneven = lanes in facts.uneven
     best = None if uneven else _best(facts, lanes, None)
     if best is None and not uneven:
