@@ -32,10 +32,12 @@ ROW_VECTORS = 2  # of each of several rows
 
 @dataclass(frozen=True)
 class Lanes:
-    """`iterator` as lanes; `summed`: it steps along no axis of the target, which gets partial results."""
+    """`iterator` as lanes; `summed`: it steps along no axis of the target, which gets partial results. `scattered`:
+    what is read does not lie side by side, so that one vector of it takes as long as its sum."""
 
     iterator: str
     summed: bool
+    scattered: bool = False
 
 
 def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, threads: int) -> Schedule:
@@ -47,7 +49,27 @@ def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, th
                 break
             except PolyError:
                 continue
+        else:
+            schedule = _sum_kept(schedule, name, machine)
     return share_outermost(schedule, names, threads) if threads > 1 else schedule
+
+
+def _sum_kept(schedule: Schedule, name: str, machine: Machine) -> Schedule:
+    """A sum along innermost loops in a register meanwhile, in its order; as it was where that does not apply."""
+    s, own = schedule.program.statement[name], own_loops(schedule, name)
+    sums = _sums(schedule, s, own, None)
+    along = next((n for k, n in enumerate(own) if set(own[k:]) <= set(sums)), None)
+    if along is None or s.external is not None or s.write.indirect:
+        return schedule
+    names = schedule.nests[name].names
+    outer = names[names.index(along) - 1] if names.index(along) else None
+    try:
+        before = {t.name for t in schedule.program.tensors}
+        kept = unchecked(schedule).promote(s.write.tensor, outer, machine.register_space, users=[name])
+        _require_registers(kept, {t.name for t in kept.program.tensors} - before, machine)
+        return settle(kept)
+    except PolyError:
+        return schedule
 
 
 def own_loops(schedule: Schedule, name: str) -> tuple[str, ...]:
@@ -61,19 +83,19 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
     if s.external is not None or s.write.indirect or any(a.guard for a, _ in s.accesses):
         return []
     nest, tensors, sizes = schedule.nests[name], schedule.program.tensor, schedule.program.binding
-    found: list[tuple[bool, int, int, Lanes]] = []
+    found: list[tuple[bool, bool, int, int, Lanes]] = []
     for depth, loop in enumerate(own_loops(schedule, name)):
         iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), None)
         if iterator is None:
             continue
         steps = [_step(s, a, tensors, iterator, sizes) for a, _ in s.accesses]
-        if any(step not in (0, 1) for step in steps):
-            continue
         summed = steps[-1] == 0  # of what is written
-        if summed and s.combiner is None:
+        scattered = any(step not in (0, 1) for step in steps)
+        if None in steps or (s.combiner is None if summed else scattered):
             continue
-        found.append((not summed, sum(step == 1 for step in steps), depth, Lanes(iterator, summed)))
-    return [lanes for *_, lanes in sorted(found, key=lambda r: r[:3], reverse=True)]
+        lanes = Lanes(iterator, summed, scattered)
+        found.append((not scattered, not summed, sum(step == 1 for step in steps), depth, lanes))
+    return [lanes for *_, lanes in sorted(found, key=lambda r: r[:4], reverse=True)]
 
 
 def _step(
@@ -109,7 +131,7 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
         return _blocked(schedule, name, loop, width, False, machine)
     schedule = from_zero(schedule, name, loop, ends[0])
     most = min(ROW_VECTORS if row else MOST_VECTORS, MAX_LANES // width)
-    vectors = max(1, min(most, (longest or width * most) // width))
+    vectors = 1 if lanes.scattered else max(1, min(most, (longest or width * most) // width))
     pieces = [name]
     if row:
         height = max(1, (machine.vector_registers - vectors - 1) // vectors)
@@ -216,7 +238,11 @@ def _require_registers(schedule: Schedule, buffers: set[str], machine: Machine) 
 
 def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine: Machine) -> Schedule:
     buffer = f"{target}_{name}_part"
-    schedule = schedule.rfactor(name, loop, name=buffer)
+    shared = len(schedule.nests[name].names) - len(own_loops(schedule, name))
+    before = schedule
+    schedule = before.rfactor(name, loop, name=buffer)
+    if len(schedule.program.tensor[buffer].scope) < shared:  # an element that is used again in each iteration of them
+        schedule = before.rfactor(name, loop, at=before.nests[name].names[shared - 1], name=buffer)
     scope = schedule.program.tensor[buffer].scope
     for copy in (f"clear_{buffer}", f"merge_{buffer}"):
         own = loops_of_copy(schedule, copy)

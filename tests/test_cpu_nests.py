@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 import poly
 from poly.affine import Affine
 from poly.compiler import machine_of
+from poly.dtypes import numpy_dtype
 from poly.errors import CapacityError, PolyError, ScheduleError
 from poly.frontend.nest import read_nest
 from poly.interp import run_program
@@ -64,6 +65,20 @@ for i in range(1, N):
     for j in range(i):
         C[i] += A[i, j] * C[j]
 """
+LOCAL_SUM = """
+for i in range(N):
+    s = 0
+    for j in range(i, N):
+        s += B[i, j] * A[N - 1, j]
+    A[i, i] = s
+"""
+SCATTERED_SUM = """
+for i in range(N):
+    s = 0
+    for j in range(N):
+        s += A[N - 1 - j, i] * A[j, N - 1 - j]
+    A[i, i] = s
+"""
 
 
 @pytest.mark.parametrize(
@@ -102,6 +117,18 @@ def test_lanes_are_found(body: str) -> None:
     assert sum(mark.kind == "vector" for mark in schedule.marks.values()) >= 2
     again = Schedule.parse(str(schedule))
     assert str(again.lower()) == str(schedule.lower())
+
+
+@pytest.mark.parametrize("body", [LOCAL_SUM, SCATTERED_SUM])
+def test_local_sums_are_kept_in_registers(body: str) -> None:
+    """A sum that each iteration of a loop starts anew has partial results there; one with an order, one register."""
+    program = program_of(body)
+    loops = str(schedule_for_cpu(program, machine_of("cpu")).lower())
+    assert re.search(r"S1\w*\[.*\]: s_S1\w*_part_r\[j.*p\] \+=", loops), loops
+    text = HEAD.replace("i64", "f64") + "".join(f"    {line}\n" for line in body.strip("\n").splitlines())
+    exact = read_nest(define(text.replace("s = 0", "s = 0.0")), exact=True).bind(N=45)
+    assert "s_reg[] +=" in str(schedule_for_cpu(exact, machine_of("cpu")).lower())
+    agrees(exact)
 
 
 def test_threads_inside_of_a_loop_in_time() -> None:
@@ -184,7 +211,8 @@ def test_rows_at_places_that_stand_still_become_lanes() -> None:
 
 def arrays(program: Program) -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    return {t.name: rng.integers(-9, 9, t.extents(program.binding)) for t in program.inputs}
+    shapes = {t: t.extents(program.binding) for t in program.inputs}
+    return {t.name: rng.integers(-9, 9, shape).astype(numpy_dtype(t.dtype)) for t, shape in shapes.items()}
 
 
 def agrees(program: Program, *schedules: Schedule) -> None:
@@ -201,7 +229,7 @@ def agrees(program: Program, *schedules: Schedule) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 45])
-@pytest.mark.parametrize("body", [PRODUCT, STENCIL, TRIANGLE, RECURRENCE])
+@pytest.mark.parametrize("body", [PRODUCT, STENCIL, TRIANGLE, RECURRENCE, LOCAL_SUM, SCATTERED_SUM])
 def test_results(body: str, n: int) -> None:
     agrees(program_of(body, n))
 
