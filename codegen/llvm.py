@@ -101,17 +101,20 @@ class Walker:
         """The value to write and how it merges with the old one. A product to be summed may merge in one rounding."""
         s, body = self.s, node.body
         combiner = None if node.combiner is None else node.combiner.operator
+        sign, product = "add", body
+        if isinstance(body, Apply) and body.operator == "neg":
+            sign, product = "sub", body.arguments[0]
         if (
             combiner == "add"
             and node.contract
             and is_float(dtype)
-            and isinstance(body, Apply)
-            and body.operator == "mul"
+            and isinstance(product, Apply)
+            and product.operator == "mul"
         ):
-            factors = s.ops.same(*(expression(s, a, values, dtype, True) for a in body.arguments))
+            factors = s.ops.same(*(expression(s, a, values, dtype, True) for a in product.arguments))
             if factors[0].dtype == dtype == factors[1].dtype and elementwise(s, node.write):
                 first, second = factors
-                return first, lambda old, new: multiply_accumulate(s, "add", new, second, old)
+                return first, lambda old, new: multiply_accumulate(s, sign, new, second, old)
         if combiner == "add" and dtype == "i32" and isinstance(body, Apply) and body.operator in DOTS:
             first, second = (expression(s, a, values, dtype, True) for a in body.arguments)
             if elementwise(s, node.write):

@@ -7,14 +7,14 @@ becomes a guard further in. The returned context says exactly what the bounds sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import islpy as isl
 
 from poly.affine import Affine, Constraint, Var, var
 from poly.coefficients import CST, conditions_of, entry, set_of
 from poly.errors import UnsupportedError
-from poly.sets import DIV, PARAM, SET, affine_of_aff, parameter_names
+from poly.sets import DIV, PARAM, SET, affine_of_aff, interval, parameter_names
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,19 @@ def loop_bounds(
         if found is not None:
             return found
     return _hull_bounds(prefixes, context, names)
+
+
+def with_last(bounds: LoopBounds, prefixes: Sequence[isl.Set]) -> LoopBounds:
+    """With the loop's last value over all that is around it as an end, where the others depend on that: lanes are
+    counted by numbers, which isl leaves out where the values of the loops around imply them.
+    """
+    if any(b.is_constant for b in bounds.upper) or not all(b.is_constant for b in bounds.lower):
+        return bounds
+    found = [interval(values, values.dim(SET) - 1) for values in prefixes]
+    if None in found:
+        return bounds
+    last = max(f[1] for f in found if f is not None)
+    return replace(bounds, upper=(Affine((), last + 1), *bounds.upper))
 
 
 def same(a: isl.Set, b: isl.Set) -> bool:

@@ -18,7 +18,7 @@ from poly.errors import UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Tensor
-from poly.scheduling.bounds import holds_always, loop_bounds, same
+from poly.scheduling.bounds import holds_always, loop_bounds, same, with_last
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
 from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, common_prefix, statements_of
 from poly.sets import conjunctions_of, fix_sizes
@@ -128,6 +128,7 @@ class _Lowering:
         prefixes = [self.placed[s].prefixes[len(inner)] for s in members]
         bounds = loop_bounds(prefixes, outer, context, inner, self.placed[members[0]].ends.get(tree.loop))
         mark = self.schedule.marks.get(tree.loop, Mark())
+        bounds = with_last(bounds, prefixes) if mark.kind == "vector" else bounds
         dropped = bounds.value is not None and mark.kind not in ("parallel", "unit")
         guard = bounds.guard + (bounds.value_guard if dropped else ())
         if dropped and bounds.value is not None:

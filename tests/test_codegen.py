@@ -145,15 +145,16 @@ def test_register_tile_has_no_spills() -> None:
 
 
 def test_contraction_is_a_flag() -> None:
-    def ir(contract: bool) -> str:
-        body = apply("add", MULTIPLY, Read(2))
+    def ir(contract: bool, summed: bool = False) -> str:
+        body = apply("neg", MULTIPLY) if summed else apply("add", MULTIPLY, Read(2))
         reads = [at(n, "i") for n in "abc"]
-        statement = compute("s", at("y", "i"), reads, body, contract=contract)
+        statement = compute("s", at("y", "i"), reads, body, "+" if summed else None, contract=contract)
         names = [tensor(n, 8, role="input") for n in "abc"]
         tree = LoopTree("f", (*names, tensor("y", 8, role="output")), (loop("i", 0, 8, statement),))
         return emit(tree, machine_of_features("haswell", ("avx", "avx2", "fma"), HOST.triple, {}, 1, 1000), "f")
 
-    assert "llvm.fma" in ir(True) and "llvm.fma" not in ir(False)
+    for summed in (False, True):  # y += -(a*b) as well
+        assert "llvm.fma" in ir(True, summed) and "llvm.fma" not in ir(False, summed)
 
 
 # -- operators and conversions

@@ -65,6 +65,13 @@ for i in range(1, N):
     for j in range(i):
         C[i] += A[i, j] * C[j]
 """
+FACTORS = """
+for i in range(N):
+    for j in range(i):
+        for k in range(j):
+            A[i, j] -= A[i, k] * A[k, j]
+        A[i, j] -= A[j, j]
+"""
 LOCAL_SUM = """
 for i in range(N):
     s = 0
@@ -129,6 +136,12 @@ def test_local_sums_are_kept_in_registers(body: str) -> None:
     exact = read_nest(define(text.replace("s = 0", "s = 0.0")), exact=True).bind(N=45)
     assert "s_reg[] +=" in str(schedule_for_cpu(exact, machine_of("cpu")).lower())
     agrees(exact)
+
+
+def test_sums_of_as_many_steps_as_a_loop_around_says_have_lanes() -> None:
+    """The lanes of the last block are counted by a number, though the loops around imply it."""
+    loops = str(poly.compile(program_of(FACTORS)).loops)
+    assert re.search(r"for \S+ in range\(0, min\(\d, .*\) vector:\n +S0_hi", loops), loops
 
 
 def test_threads_inside_of_a_loop_in_time() -> None:
@@ -229,7 +242,7 @@ def agrees(program: Program, *schedules: Schedule) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3, 45])
-@pytest.mark.parametrize("body", [PRODUCT, STENCIL, TRIANGLE, RECURRENCE, LOCAL_SUM, SCATTERED_SUM])
+@pytest.mark.parametrize("body", [PRODUCT, STENCIL, TRIANGLE, RECURRENCE, FACTORS, LOCAL_SUM, SCATTERED_SUM])
 def test_results(body: str, n: int) -> None:
     agrees(program_of(body, n))
 
