@@ -266,7 +266,7 @@ class Reader:
         scope = around.scope
         match target:
             case ast.Subscript():
-                return Values(scope).subscripted(target)
+                return Values(scope).subscripted(target, written=True)
             case ast.Name(id=name):
                 if name in self.scalars:
                     raise scope.source.error(

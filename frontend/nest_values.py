@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from poly.affine import Affine, Constraint, unequal
+from poly.chosen_elements import choice, chosen_element
 from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
@@ -232,6 +233,8 @@ class Values:
                 return self._named(node, name, guard)
             case ast.Attribute() if ast.unparse(node) in self.scope.literals:
                 return Const(self.scope.literals[ast.unparse(node)])
+            case ast.Subscript() if (chosen := self._chosen(node)) is not None:
+                return self._choice(chosen, guard)
             case ast.Subscript():
                 return self._read(node, self.subscripted(node), guard)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
@@ -267,7 +270,7 @@ class Values:
             return folded(_folded(name, self._operands(node, guard, self.truth)))
         return self.value(node, guard)
 
-    def subscripted(self, node: ast.Subscript) -> Access:
+    def subscripted(self, node: ast.Subscript, written: bool = False) -> Access:
         """The element that `A[i, j]` names; `A[i][j]` is the same, `s[()]` an array of rank 0."""
         groups: list[ast.expr] = [node.slice]
         base = node.value
@@ -291,13 +294,38 @@ class Values:
                 raise self.scope.source.error(node, f"a slice of {base.id}", hint)
             if isinstance(subscript, ast.Subscript) and not self.scope.is_affine(subscript):
                 text = f"{ast.unparse(subscript)} is not affine in loop variables and sizes"
-                hint = f'notation reads where data say: poly.parse("y[i] = {ast.unparse(node)}")'
+                shown = ast.unparse(node)
+                hint = f'notation reads where data say: poly.parse("y[i] = {shown}")'
+                hint = f'notation writes where data say: poly.parse("{shown} += 1")' if written else hint
                 raise self.scope.source.error(subscript, text, hint)
         if len(subscripts) != len(shape):
             text = f"{base.id} has rank {len(shape)}, it is subscripted with {len(subscripts)}"
             wanted = ", ".join("ijklmnop"[: len(shape)]) or "()"
             raise self.scope.source.error(node, text, f"{base.id}[{wanted}]")
         return Access(base.id, tuple(self.scope.affine(s) for s in subscripts))
+
+    def _chosen(self, node: ast.Subscript) -> ast.IfExp | None:
+        """The choice that a read with `max`, `min` or `abs` in a subscript is, or with `% N` where N elements are."""
+        found = chosen_element(node, self.scope.is_affine)
+        if found is not None or not isinstance(node.value, ast.Name):
+            return found
+        subscripts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        for subscript, extent in zip(subscripts, self.scope.shapes.get(node.value.id, ()), strict=False):
+            match subscript:
+                case ast.BinOp(left=left, op=ast.Mod(), right=right) if (
+                    self.scope.is_affine(left) and self.scope.is_affine(right) and self.scope.affine(right) == extent
+                ) and not extent.is_constant:
+                    return self._around(node, subscript, left, right)
+                case _:
+                    continue
+        return None
+
+    def _around(self, node: ast.Subscript, part: ast.expr, index: ast.expr, extent: ast.expr) -> ast.IfExp:
+        """`x[e % N]` of N elements, for e from -N to 2N - 1: beyond, x[e + N] or x[e - N] is out of bounds."""
+        less, more = (ast.BinOp(index, op, extent) for op in (ast.Sub(), ast.Add()))
+        below = choice(ast.Compare(index, [ast.Lt()], [ast.Constant(0)]), (node, part), more, index)
+        above = choice(ast.Compare(index, [ast.GtE()], [extent]), (node, part), less, index)
+        return ast.fix_missing_locations(ast.copy_location(ast.IfExp(above.test, above.body, below), node))
 
     def _named(self, node: ast.Name, name: str, guard: tuple[Constraint, ...]) -> Expr:
         shape = self.scope.shapes.get(name)
@@ -349,7 +377,8 @@ class Values:
     def _choice(self, node: ast.IfExp, guard: tuple[Constraint, ...]) -> Expr:
         """A conditional: where its condition is affine, each branch reads only where it is taken."""
         then = self.scope.conjunction(node.test)
-        if then and isinstance(node.orelse, ast.Constant) and isinstance(node.body, ast.Subscript):
+        plain = isinstance(node.body, ast.Subscript) and self._chosen(node.body) is None
+        if then and plain and isinstance(node.orelse, ast.Constant) and isinstance(node.body, ast.Subscript):
             fill = self.value(node.orelse)
             if isinstance(fill, Const):
                 access = self.subscripted(node.body)

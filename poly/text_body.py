@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from poly.affine import Affine, Constraint, FloorDiv, Var, affine_of_ast, unequal, unequal_parts
+from poly.chosen_elements import chosen_element
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children
@@ -264,7 +265,13 @@ class BodyReader:
     def _is_access(self, node: ast.expr) -> bool:
         if isinstance(node, ast.Name):
             return is_scalar(node.id) or decode(node.id) in self.scalars
-        return isinstance(node, ast.Subscript)
+        return isinstance(node, ast.Subscript) and self._chosen(node) is None
+
+    def _chosen(self, node: ast.expr) -> ast.IfExp | None:
+        """The choice that a read with `max`, `min` or `abs` in a subscript is."""
+        if not isinstance(node, ast.Subscript) or not self.bare_indices or self.fixed:
+            return None
+        return chosen_element(node, self._of_indices)
 
     def body(self, fragment: Fragment) -> Expr:
         """The body that a fragment is. Raises `ParseError`."""
@@ -278,6 +285,8 @@ class BodyReader:
         const = _const(node)
         if const is not None and not (isinstance(node, ast.Name) and self._is_access(node)):
             return const
+        if (chosen := self._chosen(node)) is not None:
+            return self._choice(chosen, fragment)
         access = self.access(node, fragment)
         if access is not None:
             return Read(self.number(access))
@@ -296,7 +305,7 @@ class BodyReader:
                 return self._unary(op, operand, fragment)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 return Apply(_ARITHMETIC[type(op)], (self.value(left, fragment), self.value(right, fragment)))
-            case ast.BinOp(op=ast.FloorDiv() | ast.Mod()) if self._of_indices(node):
+            case ast.BinOp(op=ast.FloorDiv() | ast.Mod()) if self._has_index(node) and self._of_indices(node):
                 return IndexValue(affine(node, fragment))
             case ast.BinOp(op=op) if type(op) in _WITHOUT:
                 raise fragment.node_error(node, "this has no meaning in a body", _WITHOUT[type(op)])
@@ -313,10 +322,13 @@ class BodyReader:
                 hint = "-inf without float(...)" if infinite else "a op b, f(a), `a if c else b`, T[i, j] and numbers"
                 raise fragment.node_error(node, "this has no meaning in a body", hint)
 
+    def _has_index(self, node: ast.expr) -> bool:
+        return any(isinstance(n, ast.Name) for n in ast.walk(node))
+
     def _of_indices(self, node: ast.expr) -> bool:
         """Whether the value of a node is affine in indices and sizes."""
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-        if not self.bare_indices or not names or any(map(self._is_access, names)):
+        if not self.bare_indices or any(map(self._is_access, names)):
             return False
         try:
             affine_of_ast(node)

@@ -35,6 +35,9 @@ TRUTHS = X % 3 == 1
         ("y[i] = (x[i] if x[i] > 3 else 2.0*3.0 + x[i])", np.where(X > 3, X, X + 6)),
         ("y[i] = (2*x[at[i-1]] if i >= 1 else 0) where 0 <= i < 7", np.r_[0, 2 * X[AT[:-1]]]),
         ("y[i] = (m[i-1] and m[i] if i >= 1 else True)", np.r_[True, TRUTHS[:-1] & TRUTHS[1:]]),
+        ("y[i] = x[max(i-1, 0)] + x[min(i+1, 6)] + 0*x[i]", np.pad(X, 1, "edge")[:-2] + np.pad(X, 1, "edge")[2:]),
+        ("y[i] = x[abs(i-1)]*x[6 - abs(5-i)] + 0*x[i]", np.pad(X, 1, "reflect")[:-2] * np.pad(X, 1, "reflect")[2:]),
+        ("y[i] = (x[max(i-3, 0, 1)] if i > 0 else 9) + 0*x[i]", np.r_[9, X[np.maximum(np.arange(1, 7) - 3, 1)]]),
         ("y[i] = (2*x[i-1] if i % 2 == 0 else 3*x[i+1])", [0, 9, 4, 15, 8, 21]),  # as far as all is in bounds
     ],
 )
@@ -75,13 +78,34 @@ def before(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
         y[i] = 1.0 if i > 0 and x[i - 1] > 4 and not (i == N - 1 or x[i + 1] > 6) else 0.0
 
 
-@pytest.mark.parametrize("function", [edges, before])
+@nest
+def clipped(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+    for i in range(N):
+        y[i] = x[min(max(i - 3, 0), N - 1)] - x[max(0, min(i + 2, N - 1, 7))] if i != 4 else x[max(i, 1) - 1]
+
+
+@nest
+def around(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+    for i in range(N):
+        y[i] = x[(i - 1) % N] + 2 * x[(i + 1) % N] if i > 0 else x[(2 * i) % N]
+
+
+@pytest.mark.parametrize("function", [edges, before, clipped, around])
 def test_choices_in_nests(function: Nest[..., None]) -> None:
     for count in (1, 2, 9):
         x, y = np.arange(float(count)), np.zeros(count)
         found = poly.compile(function)(x, y)
         function(count, x, y)
         np.testing.assert_array_equal(found, y)
+
+
+def test_further_around_than_once_is_refused() -> None:
+    def far(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+        for i in range(N):
+            y[i] = x[(3 * i) % N]
+
+    with pytest.raises(ParseError, match="outside its shape"):
+        nest(far)
 
 
 class Checked:
