@@ -52,6 +52,8 @@ ROLLED = 48  # operations of one register tile where a row read serves all rows 
 FEW_ROWS = 5  # or this many rows
 COPIES = 40  # vectors of a copy that may be laid out
 LONG = 2048  # bytes from a tile to the next, half a page: those within one the prefetchers find
+PAIR = 2  # rows of a tile where lanes are picked from two loads,
+PICKED_BODY = 100  # and taller tiles have more operations: loads and shuffles would come long before their use
 BODY = 300  # operations of all register tiles that are laid out, or pieces of their own
 BODY_BY_COLUMNS = 700  # where every load serves several
 PICKED = 2  # step of a window whose lanes two whole loads and a shuffle give where they lie
@@ -142,6 +144,8 @@ def window_of(program: Program, group: Group, machine: Machine, threads: int = 1
     ragged = width % vector and (vectors > FEW_VECTORS or long_body)
     edges = _edges(program, shape, names[shape.lanes], vector) if not small else ()
     bodies = len(edges) + 1 if width % vector == 0 or ragged else vectors
+    if shifted and not small:
+        tile, whole = _tiles(height, _shuffled_rows(height, tile, step, bodies * taps), small)
     copied, strip = _is_copied(shape, small or bodies * tile * taps <= body), height
     if copied:
         fitting = _fitting(program, shape, machine, width)
@@ -206,6 +210,16 @@ def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
     """Rows of a register tile, and of all whole ones: of a small window the last tile may be lower."""
     tile = -(-height // -(-height // most)) if small else _divisor(height, most)
     return tile, height if small else height // tile * tile
+
+
+def _shuffled_rows(height: int, tile: int, step: int, operations: int) -> int:
+    """Rows of a register tile whose columns are shuffled: the more, the fewer shuffles for each, as long as all bodies,
+    with so many operations for each row, stay short.
+    """
+    if step == PICKED:
+        return tile if tile * operations <= PICKED_BODY else min(tile, PAIR)
+    even = [n for n in range(tile, MOST_ROWS + 1) if height % n == 0 and n * operations <= BODY]
+    return max(even, default=tile)
 
 
 def _is_copied(shape: _Shape, short: bool) -> bool:

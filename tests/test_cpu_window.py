@@ -73,6 +73,8 @@ CASES = {
     "3x3 tall": ("Conv", (1, 2, 75, 20), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2}),
     "3x3 wide": ("Conv", (1, 2, 11, 163), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2}),
     "3x3 wide, strided": ("Conv", (1, 2, 9, 301), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2, "strides": [2, 2]}),
+    "3x3, tiles of 8 rows": ("Conv", (1, 2, 40, 48), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2}),
+    "strided, tiles of 2 rows": ("Conv", (1, 2, 59, 110), (2, 1, 3, 3), {"pads": [1] * 4, "group": 2, "strides": [2, 2]}),
     "3x3 beyond the cache": ("Conv", (1, 1, 60, 128), (1, 1, 3, 3), {"pads": [1] * 4, "group": 1}),
     "no padding": ("Conv", (1, 3, 18, 18), (3, 1, 3, 3), {"group": 3}),
     "strided": ("Conv", (1, 3, 21, 34), (3, 1, 3, 3), {"pads": [1] * 4, "group": 3, "strides": [2, 2]}),
@@ -322,6 +324,18 @@ def test_columns_share_a_row_where_vectors_are_lines(name: str) -> None:
         assert bool(rows) == (machine is WIDE)
         taken = [a for s in schedule.program.statements if s.combiner for a in s.reads if a.tensor.startswith("x")]
         assert {a.tensor for a in taken} == ({t.name for t in rows} or {"x"})
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "step", "tile"),
+    [(112, 112, 1, 8), (28, 28, 1, 7), (61, 90, 1, 5), (112, 112, 2, 2), (40, 32, 2, 5), (56, 224, 2, 2)],
+)
+def test_tiles_whose_columns_are_shuffled(height: int, width: int, step: int, tile: int) -> None:
+    """Many rows, in even tiles, where a row serves all columns; two where lanes are picked for long bodies."""
+    attrs = {"pads": [1] * 4, "group": 2, "strides": [step, step]}
+    program = graph_of("Conv", (1, 2, height, width), (2, 1, 3, 3), attrs=attrs)[0].to_program()
+    (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
+    assert plan.shifted and plan.height == tile
 
 
 @pytest.mark.parametrize("name", ["5x5", "5x5 wide", "7x7", "7x7 wide", "7x7 odd"])
