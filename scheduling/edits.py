@@ -16,6 +16,7 @@ from itertools import count
 import islpy as isl
 
 from poly.affine import Affine
+from poly.document import counted
 from poly.errors import PolyError, ScheduleError
 from poly.loops import LoopKind
 from poly.program import PathStep, Program
@@ -252,7 +253,7 @@ def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
     later = [s for s, p in inside.items() if p >= at]
     if not later or len(later) == len(inside):
         raise ScheduleError(
-            f"loop {loop!r} has {len(set(inside.values()))} things inside, cannot cut at {at}",
+            f"loop {loop!r} has {counted(len(set(inside.values())), 'thing')} inside, cannot cut at {at}",
             where=schedule.source.name,
         )
     name = f"{loop}.2"

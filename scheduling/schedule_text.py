@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 
 from poly.errors import ParseError
 from poly.program import Tensor
@@ -120,8 +121,10 @@ def parse_edit(line: str, number: int, text: str) -> Edit | None:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
         raise ParseError("an edit is name(key=value, ...)", text=text, line=number)
     if call.func.id not in PRIMITIVES:
-        hint = f"one of {', '.join(PRIMITIVES)}"
-        raise ParseError(f"no primitive {call.func.id!r}", text=text, line=number, hint=hint)
+        indent = len(line) - len(line.lstrip())
+        near = get_close_matches(call.func.id, PRIMITIVES, 1, 0.7)
+        hint = near[0] if near else f"one of {', '.join(PRIMITIVES)}"
+        raise ParseError(f"no edit {call.func.id!r}", text=text, line=number, column=indent, hint=hint)
     arguments: list[tuple[str, object]] = []
     for keyword in call.keywords:
         try:
