@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import islpy as isl
 
 from poly.affine import Affine, Var, var
+from poly.document import counted
 from poly.errors import ParseError, ShapeError
 from poly.expr import Expr, IndexValue, walk
 from poly.frontend.ranges import Range, Subscripted, bounded, extreme, infer_ranges, ranges_of_set
@@ -174,8 +175,10 @@ class Shapes:
             if shape is None:
                 continue
             if len(shape) != len(access.index):
-                message = f"{access.tensor} has rank {len(shape)}, accessed with {len(access.index)} subscripts"
-                raise ShapeError(message, where=draft.shown)
+                subscripts = counted(len(access.index), "subscript")
+                message = f"{access.tensor} has rank {len(shape)}, accessed with {subscripts}"
+                hint = f"{access.tensor}[{', '.join('ijklmnop'[: len(shape)])}]"
+                raise ShapeError(message, where=draft.shown, hint=hint)
             free = not access.guard or (asked > 1 and k in draft.chosen)
             for d, (subscript, extent) in enumerate(zip(access.index, shape, strict=True)):
                 bare = asked and isinstance(subscript, Affine) and subscript in map(var, draft.iterators)
@@ -252,8 +255,14 @@ class Shapes:
         if extent == Affine() and self._has_no_elements(writer):
             return extent
         enough = isl.Set(f"{header(self.parameters)}{{ : {extent.isl_text} >= 1 }}")
-        self._require(enough, f"{tensor} would have no elements", writer)
+        hint = "subscripts that count from the start, as in x[N-1-i]" if self._counts_back(writer) else None
+        self._require(enough, f"{tensor} would have no elements", writer, hint)
         return extent
+
+    def _counts_back(self, draft: Draft) -> bool:
+        """Whether a subscript is below 0 wherever its index is not: `x[-1-i]`."""
+        found = (s for r in draft.reads for s in r.index if isinstance(s, Affine))
+        return any(s.constant < 0 and all(c < 0 for _, c in s.terms) for s in found)
 
     def _simple(self, writer: Draft, written: isl.Set, d: int) -> Affine | None:
         """The greatest subscript from the ranges of the indices, where that is the greatest written."""

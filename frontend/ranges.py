@@ -137,7 +137,7 @@ def _underconstrained(
     index = missing[0]
     together = [s for s in subscripts if index in s.expression.names]
     beside = together[0].expression.names if together else ()
-    if half := [i for i in missing if i in loose and i in beside]:  # a condition has it, and leaves an end open
+    if half := [i for i in missing if i in loose and (i in beside or not together)]:  # a condition leaves an end open
         why = "the condition does not bound it at both ends"
         hint = f"where 0 <= {half[0]} < N"
         return ParseError(f"the range of index {half[0]!r} is not determined: {why}", hint=hint)

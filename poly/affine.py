@@ -326,9 +326,12 @@ def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
                 case ast.FloorDiv() | ast.Mod() if b.is_constant and b.constant > 0:
                     return a // b.constant if isinstance(op, ast.FloorDiv) else a % b.constant
                 case _:
-                    raise fail("subscripts are affine: + and -, * by a literal, // and % by a positive literal")
+                    hint = "// for whole numbers" if isinstance(op, ast.Div) else ""
+                    raise fail("subscripts are affine: + and -, * by a literal, // and % by a positive literal", hint)
         case ast.Call(func=ast.Name(id="max" | "min" as name)):
             raise fail(f"a subscript has no {name}", "a choice of elements: x[i-1] if i >= 1 else x[0]")
+        case ast.Slice():
+            raise fail("a slice has no meaning in a body", "an index with a name, as in y[i] += A[i, j]")
         case _:
             raise fail("not an affine subscript")
 

@@ -24,7 +24,11 @@ ELSEWHERE: Final = {
     "cosh": "(exp(x) + exp(-x)) / 2", "trunc": "ceil(x) if x < 0 else floor(x)", "rint": "round(x)",
     "argmin": "m min= x[i]; k min= select(x[i] == m, i, 1000000)",
     "argmax": "m max= x[i]; k min= select(x[i] == m, i, 1000000)",
-    "isnan": "x != x", "sum": "C[i] += A[i,j]", "prod": "C[i] *= A[i,j]", "matmul": "C[i,k] += A[i,j] * B[j,k]",
+    "mean": "S[i] += A[i,j]; M[i] = S[i] / 3", "dot": "s += x[i] * x[i]",
+    "cumsum": "s[i] = (s[i-1] if i >= 1 else 0) + x[i]",
+    "softmax": "m[i] max= A[i,j]; E[i,j] = exp(A[i,j] - m[i]); s[i] += E[i,j]; P[i,j] = E[i,j] / s[i]",
+    "isnan": "x != x", "isinf": "abs(x) == inf", "isfinite": "abs(x) < inf",
+    "sum": "C[i] += A[i,j]", "prod": "C[i] *= A[i,j]", "matmul": "C[i,k] += A[i,j] * B[j,k]",
 }  # fmt: skip
 
 

@@ -31,7 +31,8 @@ _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
 _WITHOUT: Final[dict[type[ast.operator], str]] = {
     ast.FloorDiv: "trunc_div(a, b) of integers, which drops the fraction, floor(a / b) of floats",
     ast.Mod: "fmod(a, b) of floats, a - b*trunc_div(a, b) of integers: with the sign of a",
-    ast.BitAnd: "bit_and(a, b)", ast.BitOr: "bit_or(a, b)", ast.BitXor: "bit_xor(a, b)",
+    ast.BitAnd: "bit_and(a, b)", ast.BitOr: "bit_or(a, b)", ast.BitXor: "a**b, or bit_xor(a, b) of integers",
+    ast.MatMult: "C[i, k] += A[i, j]*B[j, k]",
     ast.LShift: "shift_left(a, b)", ast.RShift: "shift_right(a, b)",
 }  # fmt: skip
 _LITERALS: Final = {"inf": float("inf"), "nan": float("nan")}
@@ -318,8 +319,11 @@ class BodyReader:
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
                 return self._call(decode(name), arguments, node, fragment)
             case _:
-                infinite = isinstance(node, ast.Constant) and "inf" in str(node.value)
-                hint = "-inf without float(...)" if infinite else "a op b, f(a), `a if c else b`, T[i, j] and numbers"
+                hint = "a op b, f(a), `a if c else b`, T[i, j] and numbers"
+                if isinstance(node, ast.Constant) and "inf" in str(node.value):
+                    hint = "-inf without float(...)"
+                elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Subscript):
+                    hint = "all subscripts in one pair of brackets: T[i, j]"
                 raise fragment.node_error(node, "this has no meaning in a body", hint)
 
     def _has_index(self, node: ast.expr) -> bool:

@@ -250,7 +250,8 @@ def read_statement_line(line: Fragment, prefix: tuple[PathStep, ...]) -> Stateme
     """Split a statement into its parts. Raises `ParseError`."""
     equals = _assignment(line)
     if equals is None:
-        raise line.error("a statement is TARGET = BODY", hint="C[i, k] += A[i, j]*B[j, k]")
+        einsum = f'poly.einsum("{line.shown}", ...), or ' if "->" in line.text else ""
+        raise line.error("a statement is TARGET = BODY", hint=f"{einsum}C[i, k] += A[i, j]*B[j, k]")
     colon = next((at for at in line.find(":") if at < equals), None)
     left = line.part(0 if colon is None else colon + 1, equals)
     match = re.search(r"(\+|\*|\bmax|\bmin|\band|\bor|[-/%&|^@<>!~]+)$", left.text)

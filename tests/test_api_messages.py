@@ -243,6 +243,13 @@ def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint:
     ("s[i] += x[2*i + r] where r < 2", "where 0 <= r < N"),
     ("y = max(x[i])", "y max= x[i] over all i"),
     ("s += x[i] where x[i] > 0.5", "a choice in the value: (x[i] if x[i] > 0 else 0)"),
+    ("y[i] = x[-1-i]", "subscripts that count from the start, as in x[N-1-i]"),
+    ("y[i] = x[i/2]", "// for whole numbers"),
+    ("y[i] = x[i,j]", "x[i]"), ("y[i] = x[i][0]", "all subscripts in one pair of brackets: T[i, j]"),
+    ("y[i] = x[:]", "an index with a name, as in y[i] += A[i, j]"), ("y = x[i] @ x[i]", "C[i, k] += A[i, j]*B[j, k]"),
+    ("i,i->", 'poly.einsum("i,i->", ...), or C[i, k] += A[i, j]*B[j, k]'),
+    ("y[i] = x[i]^2", "a**b, or bit_xor(a, b) of integers"),
+    ("y[i,j] = x[i] where j < 4", "where 0 <= j < N"),
     ("y[i] = x[max(i-1, 0)]", "where 0 <= i < N, or give the shape of the tensor it writes"),
 ])  # fmt: skip
 def test_hints_can_be_followed(text: str, hint: str) -> None:

@@ -477,7 +477,7 @@ def test_indices_of_one_residue() -> None:
     np.testing.assert_array_equal(kernel(a), np.where(np.arange(9) % 2 == 0, a, 0))
     kernel = compile_for(parse("s += A[i] where i % 3 == 1 and i > 2", A=("N",)))
     assert kernel(a) == 5 + 8
-    with pytest.raises(ParseError, match="no subscript bounds it"):
+    with pytest.raises(ParseError, match="does not bound it at both ends"):
         parse("C[i] = 1 where i % 2 == 0")
 
 
