@@ -35,11 +35,13 @@ QUICK = LIGHT - {"div", "trunc_div", "sqrt"}  # which keep their unit busy for s
 
 
 def tiles_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> TilePlan | None:
-    """The choices for any group whose parallel loops are a box of known size."""
+    """The choices for any group whose parallel loops are a box of known size, with a loop for tiles."""
     if group.box is None:
         return None
     facts = facts_of(program, group, machine, threads)
     lanes = facts.lanes()
+    if lanes is None and facts.update is not None and max(facts.extents, default=1) == 1:
+        return None  # a sum of everything without neighbours in memory
     return replace(scalar_plan(facts) if lanes is None else lane_plan(facts, lanes), threads=threads)
 
 

@@ -89,7 +89,8 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     if vector < 2 or lanes is None or extents[lanes] < FEWEST_LANES:
         return None
     steps = {_step(program, a, lanes) for a, _ in s.accesses}
-    if not steps <= {0, 1, STEP} or (STEP in steps and lanes not in reduced):
+    scattered = not steps <= {0, 1, STEP}  # of a sum of everything no other loop has better lanes
+    if (scattered and len(reduced) < len(long)) or (STEP in steps and lanes not in reduced):
         return None
     last, touched = last_capacity(machine), bytes_touched(program, [s])
     far = last * NEAR < touched

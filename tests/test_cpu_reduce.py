@@ -201,3 +201,22 @@ def test_sums_of_every_second_element_have_lanes(text: str) -> None:
     a = np.random.default_rng(5).normal(size=(40, 500)).astype("f4")
     wanted = a[:, ::2].sum(axis=1 if text[0] == "r" else None)
     np.testing.assert_allclose(kernel(a), wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shapes"),
+    [
+        ("ab,ba->", [(70, 51), (51, 70)]),
+        ("aab,ba->", [(41, 41, 30), (30, 41)]),
+        ("abc,cba->", [(9, 10, 21), (21, 10, 9)]),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_of_everything_have_lanes_where_memory_lies_apart(
+    spec: str, shapes: list[tuple[int, ...]], threads: int
+) -> None:
+    kernel = poly.compile(einsum(spec, *shapes), threads=threads)
+    arrays = [np.random.default_rng(5).integers(-3, 4, s).astype("f4") for s in shapes]
+    np.testing.assert_array_equal(kernel(*arrays), np.einsum(spec, *arrays))
+    lines = str(kernel.loops).splitlines()
+    assert any("*" in line and before.endswith(" vector:") for before, line in zip(lines, lines[1:], strict=False))
