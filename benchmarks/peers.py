@@ -98,7 +98,7 @@ def _our_engine(case: Case, inputs: Mapping[str, Array], threads: int) -> Call:
 # ---- numpy
 
 
-def numpy_peer(case: Case, threads: int) -> Call | None:
+def numpy_peer(case: Case, _threads: int) -> Call | None:
     """BLAS where an equation is a matrix product, else einsum on its best path; formulas for the rest."""
     inputs, consts = case.operands() if case.kind != "model" else ({}, {})
     if case.kind == "einsum":

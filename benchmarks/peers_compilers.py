@@ -21,7 +21,7 @@ MOST_FLOPS = 1e8  # of a case for TVM, whose plain loops do 0.1-5 Gflop/s on pro
 _IREE = ("iree.compiler", "iree.compiler.extras.onnx_importer", "iree.compiler.ir", "iree.runtime")
 
 
-def tvm_peer(case: Case, threads: int) -> Call | None:
+def tvm_peer(case: Case, _threads: int) -> Call | None:
     """One function of loops for a case: without tuning, TVM 0.27 has no schedules for a CPU and uses one thread."""
     import tvm
     from tvm import te

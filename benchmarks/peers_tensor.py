@@ -94,7 +94,7 @@ def _torch(case: Case, threads: int, *, compiled: bool) -> Call | None:
     return call
 
 
-def jax_peer(case: Case, threads: int) -> Call | None:
+def jax_peer(case: Case, _threads: int) -> Call | None:
     """Compiled ahead of time; consts are constants of the program."""
     import jax
     import jax.numpy as jnp

@@ -137,7 +137,7 @@ def value(node: ast.expr) -> str:
             return "arithmetic, comparisons, and/or/not, `a if c else b`, functions such as sqrt, exp, min, max, abs"
 
 
-def function(node: ast.Call, name: str) -> str:
+def function(name: str) -> str:
     """For a call of a function that a nest does not know."""
     if name in _SUMS:
         return f"a loop that gathers into a local: s {_SUMS[name]} B[k]"

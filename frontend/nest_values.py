@@ -402,7 +402,7 @@ class Values:
         if name in _NUMBERS and len(nodes) == 2:
             return _of_numbers(_NUMBERS[name], self.value(nodes[0], guard), self.value(nodes[1], guard))
         if not (cast or spelled in OPERATORS or spelled in ("max", "min", "pow")):
-            raise self.scope.source.error(node, f"unknown function {name!r}", hints.function(node, name))
+            raise self.scope.source.error(node, f"unknown function {name!r}", hints.function(name))
         arguments = [self.value(a, guard) for a in nodes]
         if cast is not None and len(arguments) == 1:
             return Cast(cast, arguments[0])

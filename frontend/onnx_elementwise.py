@@ -123,7 +123,7 @@ ONNX_DTYPES: Final[dict[int, str]] = {
 }  # fmt: skip
 
 
-def onnx_dtype(b: Notation, number: int) -> str:
+def onnx_dtype(number: int) -> str:
     """The dtype name of a TensorProto.DataType. Raises `OnnxError` where there is none."""
     found = ONNX_DTYPES.get(number)
     if found is None:

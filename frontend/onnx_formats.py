@@ -121,7 +121,7 @@ def _signed(code: Term, v: Term, target: str, saturate: bool) -> Term:
 
 def cast(b: Notation) -> None:
     to = b.call.attributes.get("to")
-    cast_to(b, b.input(0), _LEGACY_TYPES.get(to, "") if isinstance(to, str) else onnx_dtype(b, b.int_attribute("to")))
+    cast_to(b, b.input(0), _LEGACY_TYPES.get(to, "") if isinstance(to, str) else onnx_dtype(b.int_attribute("to")))
 
 
 def cast_like(b: Notation) -> None:
@@ -151,7 +151,7 @@ def cast_to(b: Notation, x: Value, dtype: str) -> None:
 
 def bit_cast(b: Notation) -> None:
     """The same bits as another type; between integers of one width that is the cast."""
-    x, dtype = b.input(0), onnx_dtype(b, b.int_attribute("to"))
+    x, dtype = b.input(0), onnx_dtype(b.int_attribute("to"))
     plain = all(d in BITS or is_integer(d) and not is_format(d) or d == "bool" for d in (x.dtype, dtype))
     b.supported(plain and dtype != "bool", f"the bits of {x.dtype} as {dtype} have no compiled form")
     b.require(size_bytes(x.dtype) == size_bytes(dtype), f"{x.dtype} and {dtype} differ in width")
@@ -170,8 +170,8 @@ def quantize_linear(b: Notation) -> None:
     """saturate(round(x / scale) + zero point), half to even; scales per tensor, along `axis`, or for blocks of it."""
     x, scale, zero = b.input(0), b.input(1), b.optional(2)
     number, precision = b.int_attribute("output_dtype", 0), b.int_attribute("precision", 0)
-    dtype = zero.dtype if zero is not None else onnx_dtype(b, number) if number else "u8"
-    wide = onnx_dtype(b, precision) if precision else scale.dtype
+    dtype = zero.dtype if zero is not None else onnx_dtype(number) if number else "u8"
+    wide = onnx_dtype(precision) if precision else scale.dtype
     fits = is_float(wide) and is_float(x.dtype) and not any(is_format(d) for d in (x.dtype, scale.dtype, wide))
     b.supported(fits or x.dtype == "i32", f"{x.dtype} by {scale.dtype} has no compiled form")
     b.supported(dtype in _LIMITS or is_format(dtype), f"{x.dtype} to {dtype} has no compiled form")
@@ -200,7 +200,7 @@ def dequantize_linear(b: Notation) -> None:
     """(x - zero point) * scale; scales per tensor, along `axis`, or for blocks of it."""
     x, scale, zero = b.input(0), b.input(1), b.optional(2)
     number = b.int_attribute("output_dtype", 0)
-    dtype = onnx_dtype(b, number) if number else scale.dtype
+    dtype = onnx_dtype(number) if number else scale.dtype
     b.supported(is_float(dtype) and not is_format(dtype), f"{x.dtype} to {dtype} has no compiled form")
     integer = is_integer(x.dtype)
     y = b.output(x.shape, dtype)

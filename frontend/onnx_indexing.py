@@ -309,7 +309,7 @@ def eye_like(b: Notation) -> None:
     """1 on the diagonal number k of a matrix, 0 elsewhere."""
     x, number, shift = b.input(0), b.int_attribute("dtype", 0), b.int_attribute("k", 0)
     b.require(x.rank == 2, f"{list(x.shape)} is no matrix")
-    y = b.output(x.shape, onnx_dtype(b, number) if number else x.dtype)
+    y = b.output(x.shape, onnx_dtype(number) if number else x.dtype)
     ranges, (row, column) = positions(x.shape)
     b.assign(y, ranges, fn("eq", index_value(column), index_value(row + shift)).cast(y.dtype))
 

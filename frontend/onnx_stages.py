@@ -131,7 +131,7 @@ class StagedModel:
                 break
         else:
             end = len(self.nodes)
-        return self._finished(importer, first, end, values, constants, stop.reason, alone)
+        return self._finished(importer, first, end, stop.reason, alone)
 
     def _declare(
         self, importer: Importer, first: int, values: Mapping[str, object], constants: Mapping[str, Array]
@@ -163,10 +163,7 @@ class StagedModel:
         arrays = [np.asarray(values[name]) for name in names]
         return names if all(a.size <= _MAX_DECIDING.get(a.dtype.kind, 0) for a in arrays) else frozenset()
 
-    def _finished(
-        self, importer: Importer, first: int, end: int, values: Mapping[str, object],
-        constants: Mapping[str, Array], reason: str, alone: bool,
-    ) -> Stage:  # fmt: skip
+    def _finished(self, importer: Importer, first: int, end: int, reason: str, alone: bool) -> Stage:
         made = dict.fromkeys(name for node in self.nodes[first:end] for name in node.output if name)
         needed = [name for name in made if name in self.needed_from(end)]
         known = {name: array for name in needed if (array := importer.known(name)) is not None}

@@ -114,7 +114,7 @@ class _OfSpec(NativeCall):
                 return view((array,), None)
         return _einsum(self.spec, *operands, **keywords)  # type: ignore[arg-type]
 
-    def _failed(self, at: int, status: int) -> None:
+    def _failed(self, _at: int, _status: int) -> None:
         raise RunError("no memory for the buffers", where=f"einsum {self.spec!r}")
 
 

@@ -64,7 +64,7 @@ class Viewed:
     spec: str
     axes: tuple[int, ...]
 
-    def __call__(self, arrays: Sequence[Array], out: Array | None) -> Array:
+    def __call__(self, arrays: Sequence[Array], _out: Array | None) -> Array:
         return arrays[0].transpose(self.axes) if self.axes else numpy_einsum(self.spec, arrays[0])
 
 

@@ -273,7 +273,7 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
         tile = plan.blocks.tile if plan.blocks.buffered and columns == plan.blocks.columns else None
         if tile is not None and rest >= tile[0]:
             schedule, (whole, *others) = whole_blocks(schedule, strip, depth, rest, tile[0])
-            schedule = _buffered(schedule, plan, whole[0], axes, machine)
+            schedule = _buffered(schedule, plan, whole[0], machine)
             if not others:
                 continue
             strip, rest = others[0]
@@ -328,7 +328,7 @@ def _blocks(
     return schedule.nontemporal(schedule.nests[name].names[-1]) if straight else schedule
 
 
-def _buffered(schedule: Schedule, plan: Permutation, name: str, axes: Sequence[str], machine: Machine) -> Schedule:
+def _buffered(schedule: Schedule, plan: Permutation, name: str, machine: Machine) -> Schedule:
     """A piece of whole tiles, each turned into a buffer that then leaves row by row."""
     assert plan.blocks.tile is not None
     (*outer, lanes, read_lanes), (height, width) = schedule.nests[name].names, plan.blocks.tile

@@ -119,7 +119,7 @@ class _Shape:
     spread: int
 
 
-def window_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Window | None:
+def window_of(program: Program, group: Group, machine: Machine, _threads: int = 1) -> Window | None:
     """The choices for a group whose reduction is a window; None where it is none."""
     update = next((s for s in group.statements if s.combiner is not None), None)
     if update is None or group.box is None or not suits(group, update):

@@ -94,7 +94,7 @@ def _read_line(pipe: IO[bytes], seconds: float) -> bytes | None:
 
 
 @lru_cache(maxsize=1)
-def _worker(process: int) -> Worker:
+def _worker(_process: int) -> Worker:
     return Worker()
 
 

@@ -137,7 +137,7 @@ def cases(draw: st.DrawFn) -> Case:
     x = tensor("X", height, width, dtype=dtype, role="input")
     idx = tensor("idx", rows, role="input", dtype=draw(st.sampled_from(["i32", "i64"])))
     y = tensor("Y", rows, columns, dtype=dtype, role="output")
-    reads = [_read(draw, "X", (height, width), (i, j, k), dtype), at("idx", i), at("X", ReadIndex(1), (j + k) % width)]
+    reads = [_read(draw, "X", (height, width), (i, j, k)), at("idx", i), at("X", ReadIndex(1), (j + k) % width)]
     body, combiner = _body(draw, dtype, (i, j, k))
     update: Node = compute("update", at("Y", i, j), reads, body, combiner)
     if draw(st.booleans()):
@@ -163,9 +163,7 @@ def _order(draw: st.DrawFn, axes: Sequence[_Axis]) -> list[For]:
     return [*first, *draw(st.permutations([f for f in outer if f.kind != "parallel"])), *inner]
 
 
-def _read(
-    draw: st.DrawFn, name: str, extents: tuple[int, int], index: tuple[Affine, Affine, Affine], dtype: str
-) -> Access:
+def _read(draw: st.DrawFn, name: str, extents: tuple[int, int], index: tuple[Affine, Affine, Affine]) -> Access:
     """A read of a matrix at affine subscripts, in bounds by a remainder or by a guard."""
     i, j, k = index
     forms = [i + k, j - 1, 2 * j - k, (i + j) // 2, j // 3 + i, (j + 1) % 4 + k, 3 - j, k]

@@ -144,7 +144,7 @@ def outcome(case: Any) -> tuple[str, str]:
     return "compiled", ""
 
 
-def alike(have: Any, want: Any, case: Any) -> bool:
+def alike(have: Any, want: Any, _case: Any) -> bool:
     """Of random values: equal shapes and dtypes."""
     return (np.shape(have), have.dtype) == (np.shape(want), want.dtype)
 

@@ -324,18 +324,18 @@ class Trace:
     cells: dict[Cell, Token] = field(default_factory=dict)
 
 
-def untouched(program: Program, source: Program, cell: Cell) -> Token:
+def untouched(source: Program, cell: Cell) -> Token:
     """The content of a cell before the first write: of a tensor of the source program its own, of a buffer nothing."""
     tensor, home, element = cell
     return ("init", tensor, element) if tensor in source.tensor else ("poison", tensor, home, element)
 
 
-def execute(program: Program, source: Program, events: Sequence[Event]) -> Trace:
+def execute(source: Program, events: Sequence[Event]) -> Trace:
     """Run events on tokens."""
     trace = Trace()
 
     def load(group: tuple[Cell, ...]) -> Token:
-        tokens = [trace.cells.get(c) or untouched(program, source, c) for c in group]
+        tokens = [trace.cells.get(c) or untouched(source, c) for c in group]
         return tokens[0] if len(tokens) == 1 else ("any", frozenset(tokens))
 
     for event in events:
@@ -349,7 +349,7 @@ def execute(program: Program, source: Program, events: Sequence[Event]) -> Trace
             if s.combiner is not None:
                 trace.seen[event.instance] = (without_own(read[0], s.partial),)
             for cell in event.write:
-                old = trace.cells.get(cell) or untouched(program, source, cell)
+                old = trace.cells.get(cell) or untouched(source, cell)
                 trace.cells[cell] = NEUTRAL if s.combiner is None else merged(old, read[0], s.partial)
             continue
         own = load(event.write) if s.combiner else None
@@ -357,7 +357,7 @@ def execute(program: Program, source: Program, events: Sequence[Event]) -> Trace
             own = without_own(own, event.origin[0])
         trace.seen[event.instance] = (own, *read)
         for cell in event.write:
-            old = trace.cells.get(cell) or untouched(program, source, cell)
+            old = trace.cells.get(cell) or untouched(source, cell)
             new = updated(old, event.origin) if event.own else ("write", event.origin)
             trace.cells[cell] = new if len(event.write) == 1 else ("maybe", new, old)
     return trace
@@ -461,7 +461,7 @@ class Oracle:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.events = events_of(program, places_of_source(program))
-        self.trace = execute(program, program, self.events)
+        self.trace = execute(program, self.events)
         self.number = {e.instance: k for k, e in enumerate(self.events)}
         self.pairs: tuple[Ints, Ints] = self._pairs(enumerate(self.events))
 
@@ -475,10 +475,10 @@ class Oracle:
         places = {name: (nest.loops, nest.path) for name, nest in schedule.nests.items()}
         events = events_of(schedule.program, places)
         bounds = list(self._outside(schedule.program, events))
-        trace = execute(schedule.program, self.program, events)
+        trace = execute(self.program, events)
         return [
             *self._instances(schedule.program, events), *self._order(events),
-            *self._values(schedule.program, events, trace), *self._marks(schedule, events), *bounds,
+            *self._values(events, trace), *self._marks(schedule, events), *bounds,
         ]  # fmt: skip
 
     def _instances(self, program: Program, events: Sequence[Event]) -> Iterator[Violation]:
@@ -517,7 +517,7 @@ class Oracle:
         for a, b in zip(first[wrong].tolist(), second[wrong].tolist(), strict=True):
             yield Violation("order", running[a].instance, running[b].instance, "runs after the second")
 
-    def _values(self, program: Program, events: Sequence[Event], trace: Trace) -> Iterator[Violation]:
+    def _values(self, events: Sequence[Event], trace: Trace) -> Iterator[Violation]:
         for event in events:
             if event.statement.copies:
                 continue
@@ -537,7 +537,7 @@ class Oracle:
         for tensor in self.program.outputs:
             for element in product(*(range(n) for n in tensor.extents(self.program.binding))):
                 cell = (tensor.name, (), element)
-                blank = untouched(self.program, self.program, cell)
+                blank = untouched(self.program, cell)
                 a, b = self.trace.cells.get(cell, blank), trace.cells.get(cell, blank)
                 if a != b:
                     yield from _differing((END, element), a, b)

@@ -45,7 +45,7 @@ from poly.affine import Affine, var
 from poly.dtypes import dtype_name
 from poly.errors import RunError
 from poly.expr import Cast, Const, IndexValue, Read, apply
-from poly.machine import Machine, read_machine
+from poly.machine import read_machine
 
 MACHINE = read_machine(Path(__file__).parent.parent / "accel" / "profiles" / "s16.toml")
 Array = npt.NDArray[Any]
@@ -519,7 +519,7 @@ def test_rolling_keeps_every_instance() -> None:
     np.testing.assert_array_equal(got["c"].reshape(256, 256), a.astype(np.int64) @ b.astype(np.int64))
 
 
-def programs(machine: Machine) -> st.SearchStrategy[list[tuple[str, Command]]]:
+def programs() -> st.SearchStrategy[list[tuple[str, Command]]]:
     """Random commands over 64 bytes of two memories and two symbols, all addresses initialised first."""
     at = st.integers(0, 12)
 
@@ -554,7 +554,7 @@ def programs(machine: Machine) -> st.SearchStrategy[list[tuple[str, Command]]]:
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
-@given(programs(MACHINE), st.integers(0, 2**31))
+@given(programs(), st.integers(0, 2**31))
 def test_any_legal_order_means_program_order(program: list[tuple[str, Command]], seed: int) -> None:
     symbols = (Symbol("x", "i32", 16, "input"), Symbol("y", "i32", 16, "output"))
     stream = synchronise("random", MACHINE, symbols, program)
