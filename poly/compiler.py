@@ -33,7 +33,7 @@ from poly.scheduling.cpu_program import known_for_cpu, like_another
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
-from poly.settings import MOST_THREADS, check_settings, check_threads, compiling_processes, usable_cores
+from poly.settings import MOST_THREADS, check_settings, compiling_processes, thread_number, usable_cores, warn_of_cores
 
 if TYPE_CHECKING:
     import onnx
@@ -132,8 +132,8 @@ def compile(
     check_settings()
     machine = machine_of(target)
     if threads is not None:
-        threads = int(threads)
-        check_threads(threads, usable_cores() if machine.kind == "cpu" else MOST_THREADS)
+        threads = thread_number(threads)
+        warn_of_cores(threads, usable_cores() if machine.kind == "cpu" else MOST_THREADS)
     if isinstance(what, Graph):
         if schedule is not None or constants:
             hint = "compile graph.to_program() instead"

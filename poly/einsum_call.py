@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, update_wrapper
-from numbers import Integral
 from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias, cast
 
 import numpy as np
@@ -35,7 +34,7 @@ from poly.einsum_plan import Compiled, Plan, Viewed, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
 from poly.errors import ArgumentError, ArgumentTypeError, ParseError, RunError
 from poly.frontend.einsum import spec_of
-from poly.settings import MOST_THREADS, check_threads, usable_cores
+from poly.settings import thread_number, usable_cores, warn_of_cores
 
 MOST_SPECS: Final = 4096  # strings, and signatures of one, whose calls are native
 MOST_RECORDS: Final = 32
@@ -65,22 +64,14 @@ def _einsum(
     (a `TypeError`) for a dtype without compiled form or a cast that `casting` forbids, `PathError` (a `RuntimeError`)
     for a bad path, `ArgumentError` (a `ValueError`) for an unknown order or casting.
     """
-    spec = operands[0] if operands else None
-    given = operands[1:]
-    if type(spec) is not str:
-        spec, given = _spelled(operands)
-    for operand in given:
-        if type(operand) is not np.ndarray:
-            if _overridden(given, out):
-                keywords = {"optimize": optimize, "dtype": dtype, "order": order, "casting": casting}
-                return numpy_einsum(spec, *given, out=out, **keywords)
-            given = tuple([as_array(o) for o in given])
-            break
+    spec, given = _spelled(operands)
+    if [o for o in given if type(o) is not np.ndarray]:
+        if _overridden(given, out):
+            keywords = {"optimize": optimize, "dtype": dtype, "order": order, "casting": casting}
+            return numpy_einsum(spec, *given, out=out, **keywords)
+        given = tuple([as_array(o) for o in given])
     arrays = cast("tuple[Array, ...]", given)
-    try:
-        plain = threads == 1 and optimize is False and dtype is None and order == "K" and bool(casting == "safe")
-    except ValueError:  # an array is not equal to anything
-        plain = False
+    plain = optimize is False and dtype is None and _are_usual(order, casting, threads)
     options = None if plain else _options(optimize, dtype, order, casting, threads)
     signature = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
     target = None if out is None else _checked(out)
@@ -216,12 +207,12 @@ def _overridden(operands: Sequence[object], out: object) -> bool:
     return any(f is not None and f is not np.ndarray.__array_function__ for f in own)
 
 
-def _spelled(operands: Sequence[object]) -> tuple[str, tuple[object, ...]]:
-    """The string and the operands of a call with lists of subscripts."""
+def _spelled(operands: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
+    """The string and the operands, of a call with lists of subscripts too."""
     if not operands:
         raise ArgumentError("einsum takes a string of subscripts and operands", hint="einsum('ij,jk->ik', a, b)")
     if isinstance(operands[0], str):
-        return str(operands[0]), tuple(operands[1:])
+        return str(operands[0]), operands[1:]
     pairs = len(operands) // 2
     output = operands[-1] if len(operands) % 2 else None
     if not pairs:
@@ -244,7 +235,14 @@ _letters = lru_cache(maxsize=4096)(spec_of)
 
 @cache
 def _warn_of_cores(threads: int) -> None:
-    check_threads(threads, usable_cores())
+    warn_of_cores(threads, usable_cores())
+
+
+def _are_usual(order: object, casting: object, threads: object) -> bool:
+    try:
+        return bool(order == "K" and casting == "safe" and threads == 1)
+    except ValueError:  # an array is not equal to anything
+        return False
 
 
 def _options(
@@ -255,9 +253,7 @@ def _options(
     for name, value in (("order", order), ("casting", casting)):
         if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentTypeError(f"{name} is {shown(value)}", hint=f"{name} is a str")
-    count = int(threads) if isinstance(threads, Integral) else 0
-    if not 1 <= count <= MOST_THREADS:
-        raise ArgumentError(f"threads={shown(threads)}", hint=f"a number from 1 to {MOST_THREADS}")
+    count = thread_number(threads)
     _warn_of_cores(count)
     order = order.upper()
     if order not in ("C", "F", "A", "K"):

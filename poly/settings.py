@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
+from operator import index
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, SupportsIndex, TypeVar
 
-from poly.errors import PolyError, SettingWarning, warn_caller
+from poly.arguments import shown
+from poly.errors import ArgumentError, ArgumentTypeError, PolyError, SettingWarning, warn_caller
 
 T = TypeVar("T")
 MEGABYTES: Final = 512  # of the disk cache, unless set
@@ -65,12 +67,24 @@ def usable_cores() -> int:
     return max(1, len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
-def check_threads(threads: object, cores: int) -> None:
-    """Raise `PolyError` for a number of threads that makes no sense; warn where it is more than there are cores, on
-    which they take turns: results are the same, but who waits for another sleeps.
+def thread_number(threads: SupportsIndex) -> int:
+    """A number of threads that a caller gives. Raises `ArgumentError` where it makes no sense, `ArgumentTypeError`
+    where it is no whole number.
     """
-    if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
-        raise PolyError(f"threads is {threads!r}", hint=f"a positive int, {MOST_THREADS} at the most")
+    hint = f"a number from 1 to {MOST_THREADS}"
+    try:
+        number = index(threads)
+    except TypeError:
+        raise ArgumentTypeError(f"threads={shown(threads)}", hint=hint) from None
+    if not 1 <= number <= MOST_THREADS:
+        raise ArgumentError(f"threads={shown(threads)}", hint=hint)
+    return number
+
+
+def warn_of_cores(threads: int, cores: int) -> None:
+    """Warn where there are more threads than cores, on which they take turns: results are the same, but who waits for
+    another sleeps.
+    """
     if threads > cores:
         text = f"threads={threads}, but {cores} core{'s' * (cores > 1)}"
         warn_caller(f"{text}: they take turns, which is slower than as many threads as cores", SettingWarning)

@@ -578,6 +578,7 @@ def test_classes_with_their_own_einsum() -> None:
         (("i->", np.ones(2)), {"dtype": "bad"}, ArgumentTypeError, "'bad'"),
         (("i->", np.ones(2)), {"optimize": object()}, ArgumentTypeError, "no path"),
         (("i->", np.ones(2)), {"threads": 0}, ArgumentError, "threads=0"),
+        (("i->", np.ones(2)), {"threads": 1.5}, ArgumentTypeError, "threads=1.5"),
     ],
 )
 def test_refusals(arguments: Any, keywords: Any, kind: type[PolyError], words: str) -> None:

@@ -94,5 +94,5 @@ def test_more_threads_than_cores_take_turns_and_that_is_said() -> None:
         simplefilter("error")
         poly.compile(program, threads=cores)
         poly.compile(program, "s16", threads=cores + 97)  # an accelerator has no threads
-    with pytest.raises(PolyError, match="threads is 5000"):
+    with pytest.raises(PolyError, match="threads=5000"):
         poly.compile(program, threads=5000)
