@@ -114,9 +114,9 @@ def _scan(inner: Inner, inputs: Sequence[object], node: onnx.NodeProto) -> list[
             row.append(np.asarray(cast(Array, value)))
     if not all(rows):
         raise RunError("it scans nothing, and its outputs' shapes are not known", where=f"Scan ({node.name})")
-    turned = _ints(node, "scan_output_directions", len(rows))
+    backwards = _ints(node, "scan_output_directions", len(rows))
     places = _ints(node, "scan_output_axes", len(rows))
-    stacks = [np.stack(row[::-1] if d else row) for row, d in zip(rows, turned, strict=True)]
+    stacks = [np.stack(row[::-1] if d else row) for row, d in zip(rows, backwards, strict=True)]
     return [*states, *(np.moveaxis(s, 0, axis) for s, axis in zip(stacks, places, strict=True))]
 
 

@@ -115,7 +115,7 @@ def _keys(b: Notation, x: Value, axis: int, rows: dict[str, int], size: int) -> 
 
 
 def _ordered(v: Term, dtype: str) -> Term:
-    """An integer of 32 bits in the order of the elements: of floats the bits, the ones but the sign turned below 0."""
+    """An integer of 32 bits in the order of the elements: of floats the bits, all but the sign inverted below 0."""
     if not is_float(dtype):
         return (v.cast("i64") - 2**31).cast("i32") if dtype == "u32" else v.cast("i32")
     v = v.cast("f32") + 0.0  # no -0

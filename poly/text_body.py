@@ -243,12 +243,12 @@ class BodyReader:
 
     def guarded(self, node: ast.IfExp, fragment: Fragment) -> Access | None:
         """`A[i - 1] if affine condition else literal`, or the other way round; None for any other conditional."""
-        turned = not self._is_access(node.body)
-        read, other = (node.orelse, node.body) if turned else (node.body, node.orelse)
+        negated = not self._is_access(node.body)
+        read, other = (node.orelse, node.body) if negated else (node.body, node.orelse)
         if not self._is_access(read):
             return None
         fill = _const(other)
-        guard = None if fill is None else conjunction(node.test, negated=turned)
+        guard = None if fill is None else conjunction(node.test, negated=negated)
         access = None if guard is None else self.access(read, fragment)
         if not guard or fill is None or access is None:
             return None

@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-import islpy as isl
-
 from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.groups import bare, tensors_read, tensors_written
+from poly.scheduling.step_order import permuted
 
 TURNED, STRIDED, MIXED = 1.0, 1.5, 4.0  # cycles an element: turned or packed, walked against memory, so by a window
 SWEEPS = 4  # over all sets of tensors, at most
@@ -63,9 +62,7 @@ def _along_memory(s: Statement, last: Mapping[str, int]) -> Statement:
         return s
     places = {n: d for d, i in enumerate(reads[0].affine_index) for n in i.names}
     order = sorted(inner, key=lambda n: places.get(n, -1))
-    iterators = (*(n for n in s.iterators if n in written), *order)
-    turned = isl.Map(f"{{ {s.tuple_text} -> {s.name}[{', '.join(iterators)}] }}")
-    return replace(s, iterators=iterators, domain=s.domain.apply(turned), path=(s.path[0], *iterators))
+    return permuted(s, (*(n for n in s.iterators if n in written), *order))
 
 
 def last_axes(program: Program, machine: Machine) -> dict[str, int]:

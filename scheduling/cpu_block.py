@@ -34,7 +34,7 @@ from poly.scheduling.cpu_edits import (
     whole_blocks,
     with_padding,
 )
-from poly.scheduling.cpu_facts import AHEAD, axis_of, bytes_apart, own_capacity, reduction_extents
+from poly.scheduling.cpu_facts import BYTES_AHEAD, axis_of, bytes_apart, own_capacity, reduction_extents
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, square_side, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
@@ -503,7 +503,7 @@ class Blocking(Tiling[BlockPlan]):
             if pack.site == "whole" and pack.block and tensor.role == "constant" and far:
                 after = [n for n in laid if nest.names.index(n) > nest.names.index(rolled[-1])]
                 step = size * pack.block * prod(self._laid_trips(schedule, name, n) for n in after)
-                return schedule.prefetch(vector, rolled[-1], -(-AHEAD // step))
+                return schedule.prefetch(vector, rolled[-1], -(-BYTES_AHEAD // step))
         return schedule
 
     def _laid_trips(self, schedule: Schedule, name: str, loop: str) -> int:

@@ -25,7 +25,7 @@ OWN = 2  # levels of cache that a core has for itself
 # Operations that are an instruction or a few; all others are functions with a polynomial, a table or a loop.
 LIGHT = frozenset({"add", "sub", "mul", "div", "trunc_div", "max", "min", "neg", "abs", "select", "sqrt"})
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
-AHEAD = 8192  # bytes ahead that a stream is asked for: the hardware's own prefetchers stop at the end of a page
+BYTES_AHEAD = 8192  # that a stream is asked for: the hardware's own prefetchers stop at the end of a page
 FEWEST_LANES = 4  # iterations of a loop along which lanes pay
 NEAR = 0.25  # of the last cache: what is larger comes from it at its own pace, not at that of a nearer one
 

@@ -18,7 +18,7 @@ from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_core import SHARE
-from poly.scheduling.cpu_facts import AHEAD, bytes_apart, bytes_touched, functions_in, last_capacity, own_capacity
+from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, bytes_touched, functions_in, last_capacity, own_capacity
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -92,7 +92,7 @@ def _written_ahead(schedule: Schedule, group: Group, machine: Machine) -> Schedu
         rows = _rows_written(schedule, name)
         vector = schedule.nests[name].names[-1] if rows is not None else ""
         if rows is not None and schedule.kind(vector) == "vector" and not schedule.marks[vector].nontemporal:
-            schedule = schedule.prefetch(vector, rows[0], -(-AHEAD // rows[1]))
+            schedule = schedule.prefetch(vector, rows[0], -(-BYTES_AHEAD // rows[1]))
     return schedule
 
 

@@ -22,7 +22,7 @@ from poly.relations import bound_domain, interval_of, intervals_of
 from poly.scheduling.cpu_core import core_of, own_share
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import (
-    AHEAD,
+    BYTES_AHEAD,
     FEWEST_LANES,
     NEAR,
     bytes_touched,
@@ -39,7 +39,7 @@ from poly.scheduling.schedule import Schedule
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
 STEP = 2  # between lanes that are picked from two vectors
-ROW_AHEAD = 512  # bytes that each of some rows side by side is asked for ahead: what fetches streams is late for them
+BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return _plan_again(s, axes, extents, others, lanes, vector, again, machine) if lanes in reduced else None
     if lanes in reduced:
         plan = _plan_folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
-        wanted = ROW_AHEAD if plan.rows else AHEAD
+        wanted = BYTES_AHEAD_BY_ROW if plan.rows else BYTES_AHEAD
         ahead = -(-wanted // (plan.width * vector * widest)) if far and touched <= last else 0
         return replace(plan, ahead=ahead)
     spread = _plan_spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
-    ahead = -(-ROW_AHEAD // (spread.width * vector * widest)) if spread is not None and far else 0
+    ahead = -(-BYTES_AHEAD_BY_ROW // (spread.width * vector * widest)) if spread is not None and far else 0
     return replace(spread, ahead=ahead) if spread is not None else None
 
 

@@ -21,7 +21,7 @@ from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
 from poly.scheduling.cpu_facts import (
-    AHEAD,
+    BYTES_AHEAD,
     FEWEST_LANES,
     NEAR,
     bytes_touched,
@@ -107,8 +107,8 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
     rows = _row_bytes(program, group, inner, extents)
     again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
-    step = height * max((n for t, n in rows.items() if t in again), default=AHEAD)
-    ahead = max(1, round(AHEAD / step)) if one_stream else 1
+    step = height * max((n for t, n in rows.items() if t in again), default=BYTES_AHEAD)
+    ahead = max(1, round(BYTES_AHEAD / step)) if one_stream else 1
     fits = height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
     sized = tuple(_sized(program, p, limits, height) for p in passes)
     return RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)

@@ -24,7 +24,7 @@ from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, ev
 from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.groups import bare
 from poly.scheduling.sums import (
-    REUSE,
+    OFTEN,
     Factor,
     factors_of,
     free_name,
@@ -122,7 +122,7 @@ class _Work:
         """Whether packing an operand in a call is little beside the products."""
         tensors = [self.program.tensor[s.reads[f.main].tensor] for f in factors]
         volume = prod(ranges.values())
-        return all(t.role == "constant" or volume >= REUSE * prod(t.extents(self.program.binding)) for t in tensors)
+        return all(t.role == "constant" or volume >= OFTEN * prod(t.extents(self.program.binding)) for t in tensors)
 
     # ---- which dot
 

@@ -22,13 +22,13 @@ from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.groups import tensors_read, tensors_written
 from poly.scheduling.sums import (
     EXACT,
-    REUSE,
+    OFTEN,
     Factor,
-    alone,
     factors_of,
     free_name,
     in_order,
     magnitude,
+    start_of,
     with_statements,
 )
 from poly.sets import fix_sizes, interval
@@ -63,11 +63,10 @@ class _Work:
     def convert(self, s: Statement) -> None:
         """Make one statement's sum in f32, if it is one that may be."""
         target = self.program.tensor[s.write.tensor]
-        init = self._only_other_writer(s, target)
-        factors = factors_of(s, self.program)
-        if init is None or factors is None or not self._used_often(s, factors) or not self._known_before(s, init):
+        init, factors = self._start(s, target), factors_of(s, self.program)
+        if init is None or factors is None or not self._used_often(s, factors):
             return
-        start = self._start(init)
+        start = self._first_value(init)
         if start is None or start + self._most(s, factors) >= EXACT:
             return
         self.tensors[target.name] = replace(target, dtype="f32")
@@ -84,9 +83,9 @@ class _Work:
                 user = self.changed.get(user.name, user)
                 self.changed[user.name] = replace(user, body=_reading_floats(user, target.name))
 
-    def _only_other_writer(self, s: Statement, target: Tensor) -> Statement | None:
-        """The statement that starts the sums in a temporary that nothing else writes or takes indices from, and that is
-        read with no padding beyond what f32 holds.
+    def _start(self, s: Statement, target: Tensor) -> Statement | None:
+        """The statement that starts the sums in a temporary that nothing takes indices from, and that is read with no
+        padding beyond what f32 holds.
         """
         fits = target.role == "temporary" and target.dtype == "i32" and target.layout is None and not target.scope
         if not fits or s.combiner is None or s.combiner.symbol != "+" or not s.reorder:
@@ -96,21 +95,9 @@ class _Work:
         plain = all(u.external is None and not any(r.indirect for r in (*u.reads, u.write)) for u in (*writers, *users))
         fills = [r.fill.value for u in users for r in u.reads if r.fill is not None and r.tensor == target.name]
         plain = plain and all(abs(value) < EXACT for value in fills)
-        if len(writers) != 2 or not plain:
-            return None
-        init = writers[0] if writers[1] is s else writers[1]
-        reads_itself = any(r.tensor == target.name for r in (*s.reads, *init.reads))
-        first = init.path[:1] < s.path[:1] and alone(init, self.program)
-        return init if first and init.combiner is None and not reads_itself else None
+        return start_of(self.program, s) if plain and target.name not in {r.tensor for r in s.reads} else None
 
-    def _known_before(self, s: Statement, init: Statement) -> bool:
-        """Whether nothing that a sum reads is written from its start on: operands are converted there."""
-        tensors = {r.tensor for r in s.reads}
-        return all(
-            w.path[:1] < init.path[:1] for w in self.program.statements if not tensors.isdisjoint(tensors_written(w))
-        )
-
-    def _start(self, init: Statement) -> int | None:
+    def _first_value(self, init: Statement) -> int | None:
         """The greatest magnitude that sums start from; None where that is not known."""
         match init.body:
             case Const(int(value)):
@@ -126,7 +113,7 @@ class _Work:
             return False
         volume = prod(ranges.values())
         elements = [prod(self.program.tensor[s.reads[f.main].tensor].extents({})) for f in factors]
-        return all(volume >= REUSE * count for count in elements)
+        return all(volume >= OFTEN * count for count in elements)
 
     def _ranges(self, s: Statement) -> dict[str, int] | None:
         """How many values each iterator has."""
@@ -138,8 +125,8 @@ class _Work:
         """A bound of the sum of the products' magnitudes for any element."""
         ranges = self._ranges(s)
         assert ranges is not None
-        alone = {a.terms[0][0] for a in s.write.affine_index if len(a.terms) == 1}  # in `t[i + j]` many of both meet
-        summed = {i: n for i, n in ranges.items() if Var(i) not in alone}
+        single = {a.terms[0][0] for a in s.write.affine_index if len(a.terms) == 1}  # in `t[i + j]` many of both meet
+        summed = {i: n for i, n in ranges.items() if Var(i) not in single}
         bounds = [magnitude(f.body, s, self.program) for f in factors]
         found = prod(summed.values()) * bounds[0] * bounds[1]
         for f, other in zip(factors, reversed(bounds), strict=True):

@@ -33,7 +33,7 @@ def overlay(schedule: Schedule, tensor: str, inside: str) -> Schedule:
     if form != (new.shape, new.dtype, new.space):
         hint = f"{_form(old)} and {_form(new)}"
         raise ScheduleError(f"{tensor} and {inside} differ in shape, dtype or memory", where=where, hint=hint)
-    statements = tuple(_turned(s, tensor, inside) for s in program.statements)
+    statements = tuple(_redirected(s, tensor, inside) for s in program.statements)
     result = replace(schedule, program=drop_unused(program, statements))
     return finish(schedule, result, "overlay", tensor=tensor, inside=inside)
 
@@ -56,7 +56,7 @@ def _plain(program: Program, name: str) -> Tensor:
     return found
 
 
-def _turned(s: Statement, tensor: str, inside: str) -> Statement:
+def _redirected(s: Statement, tensor: str, inside: str) -> Statement:
     def seen(access: Access) -> Access:
         return replace(access, tensor=inside) if access.tensor == tensor else access
 

@@ -203,7 +203,7 @@ def redirected(
     schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile, pad: bool,
     reads: Sequence[int] | None = None,
 ) -> Statement:  # fmt: skip
-    """A user with its accesses to the tensor, or its `reads` at some positions, turned to the buffer."""
+    """A user with its accesses to the tensor, or its `reads` at some positions, going to the buffer."""
     values = dict(zip(tile.variables, schedule.nests[s.name].expressions(tile.loops), strict=True))
     corner = [c.substitute(values) for c in tile.box.lower]
 

@@ -34,8 +34,13 @@ def _ordered(program: Program, s: Statement) -> Statement:
     if order is None:
         return s
     iterators = (*(i for i in s.iterators if i not in order), *order)
-    turned = isl.Map(f"{{ {s.tuple_text} -> {s.name}[{', '.join(iterators)}] }}")
-    return replace(s, iterators=iterators, domain=s.domain.apply(turned), path=(s.path[0], *iterators))
+    return permuted(s, iterators)
+
+
+def permuted(s: Statement, iterators: tuple[str, ...]) -> Statement:
+    """A statement alone in its nest with its loops in another order."""
+    moved = isl.Map(f"{{ {s.tuple_text} -> {s.name}[{', '.join(iterators)}] }}")
+    return replace(s, iterators=iterators, domain=s.domain.apply(moved), path=(s.path[0], *iterators))
 
 
 def _order(program: Program, s: Statement) -> list[str] | None:

@@ -16,7 +16,7 @@ from poly.scheduling.groups import tensors_read, tensors_written
 from poly.sets import fix_sizes, interval
 
 EXACT: Final = 1 << 24  # f32 holds all integers up to here
-REUSE: Final = 16  # products with each element of an operand, from which on four bytes an element pay
+OFTEN: Final = 16  # products with each element of an operand, where four bytes an element pay
 _NARROW: Final = ("i8", "u8", "i16")
 
 
@@ -55,9 +55,8 @@ def _factor(body: Expr, s: Statement, program: Program) -> Factor | None:
             return None
     if len(moving) != 1 or magnitude(body, s, program) >= EXACT:
         return None
-    main = s.reads[moving[0]]
-    alone = reads_of(body) == moving
-    return Factor(body, moving[0]) if not main.guard or alone else None
+    only = reads_of(body) == moving
+    return Factor(body, moving[0]) if only or not s.reads[moving[0]].guard else None
 
 
 def magnitude(body: Expr, s: Statement, program: Program) -> int:

@@ -1,7 +1,8 @@
 """Buffers that change no values: filled from the tensor they stand for, used, and emptied into it, tile by tile.
 
 In such a tile every use of the buffer gets what it would get from the tensor itself, whatever the rest of the schedule
-does. So the copies are taken out and the accesses turned back before values are followed (`poly.scheduling.values`).
+does. So the copies are taken out, and the accesses are to the tensor again, before values are followed
+(`poly.scheduling.values`).
 What is asked of a tile, in one iteration of the loops of the buffer's scope:
 
 - copies in come before all users, copies out after them, and nobody else is there who touches the tensor (who writes
@@ -94,7 +95,7 @@ class _Elision:
         self.now: dict[str, Statement] = dict(schedule.program.statement)
 
     def remove(self, buffer: Tensor) -> bool:
-        """Take a buffer's copies out and turn its users' accesses back, where that is plainly the same."""
+        """Take a buffer's copies out and let its users access the tensor, where that is plainly the same."""
         tile = self._tile(buffer)
         if tile is None or not (self._in_order(tile) and self._alone(tile) and self._covered(tile)):
             return False
@@ -104,9 +105,9 @@ class _Elision:
             return False
         if padded and (any(a.guard for _, a in tile.uses("read")) or not _elementwise(tile.fills[0])):
             return False
-        turned = {s.name: self._turned(tile, s, tile.fills[0] if padded else None) for s in tile.users}
+        users = {s.name: self._without_buffer(tile, s, tile.fills[0] if padded else None) for s in tile.users}
         gone = {s.name for s in (*tile.fills, *tile.drains)}
-        self.now = {n: turned.get(n, s) for n, s in self.now.items() if n not in gone}
+        self.now = {n: users.get(n, s) for n, s in self.now.items() if n not in gone}
         return True
 
     def is_as_before(self, s: Statement) -> bool:
@@ -181,12 +182,12 @@ class _Elision:
             return None
         return tuple(found)
 
-    def _turned(self, tile: _Tile, s: Statement, padded: Statement | None) -> Statement:
+    def _without_buffer(self, tile: _Tile, s: Statement, padded: Statement | None) -> Statement:
         """A user that accesses the tensor instead of the buffer; with the guard of the copy in, where that has one."""
         nest = self.schedule.nests[s.name]
         corner = [c.substitute({n: nest.loops[n] for n in tile.buffer.scope}) for c in tile.corner]
 
-        def turned(access: Access) -> Access:
+        def through(access: Access) -> Access:
             if access.tensor != tile.buffer.name:
                 return access
             index = tuple(i + c for i, c in zip(access.affine_index, corner, strict=True))
@@ -196,7 +197,7 @@ class _Elision:
             guard = tuple(c.substitute(dict(zip(names, index, strict=True))) for c in padded.reads[0].guard)
             return Access(tile.outer, index, guard, padded.reads[0].fill)
 
-        return replace(s, write=turned(s.write), reads=tuple(map(turned, s.reads)))
+        return replace(s, write=through(s.write), reads=tuple(map(through, s.reads)))
 
     # ---- what is asked of a tile
 
@@ -233,7 +234,7 @@ class _Elision:
         indirect = any(a.indirect for s in others for a, _ in s.accesses if a.tensor == tile.outer)
         if indirect or any(s.external or s.name in users for s in others):
             return False
-        own = self._elements(tile.outer, [self._turned(tile, s, None) for s in tile.users])
+        own = self._elements(tile.outer, [self._without_buffer(tile, s, None) for s in tile.users])
         theirs = self._elements(tile.outer, others)
         return all(one.apart(two) for one in own for two in theirs)
 

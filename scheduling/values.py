@@ -432,7 +432,7 @@ def _fill(filled: isl.Map, tensor: str) -> isl.UnionMap:
 
 
 def _to_origin(program: Program, relation: isl.UnionMap, skip: str | None) -> isl.UnionMap:
-    """Writers that are parts or recomputations turned to the instances of the source program.
+    """Writers that are parts or recomputations mapped to the instances of the source program.
 
     `skip`: a reduction's own statement, whose partial results do not count as its sources.
     """

@@ -14,7 +14,7 @@ from typing import Final
 from poly.affine import Affine, var
 from poly.expr import Apply, Cast, Const, Expr, Read, rewrite
 from poly.program import Access, Program, Statement, Tensor, box_domain
-from poly.scheduling.sums import REUSE, free_name, in_order, ranges_of, start_of, touched_by, with_statements
+from poly.scheduling.sums import OFTEN, free_name, in_order, ranges_of, start_of, touched_by, with_statements
 
 _NARROW: Final = ("f16", "bf16")
 
@@ -36,7 +36,7 @@ def sums_of_widened(program: Program) -> Program:
             continue
         for k, access in enumerate(s.reads):
             source = program.tensor[access.tensor]
-            if source.dtype not in _NARROW or prod(ranges.values()) < REUSE * prod(source.extents(program.binding)):
+            if source.dtype not in _NARROW or prod(ranges.values()) < OFTEN * prod(source.extents(program.binding)):
                 continue
             ends = tuple(touched_by(e, ranges, n) for e, n in _axes(program, access))
             name = made.get((source.name, ends))

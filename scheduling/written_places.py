@@ -67,9 +67,9 @@ def _along(program: Program, s: Statement, axis: int, extents: dict[str, int]) -
     written = [n for i in write if (n := bare(i)) is not None]
     iterators = (*dict.fromkeys(written), *(i for i in s.iterators if i not in written))
     new = (place.isl_text if i == name else i for i in iterators)
-    turned = isl.Map(f"{{ {s.tuple_text} -> {s.name}[{', '.join(new)}] }}")
+    by_place = isl.Map(f"{{ {s.tuple_text} -> {s.name}[{', '.join(new)}] }}")
     return replace(
-        s, iterators=iterators, domain=s.domain.apply(turned), write=replace(s.write, index=tuple(write)),
+        s, iterators=iterators, domain=s.domain.apply(by_place), write=replace(s.write, index=tuple(write)),
         reads=tuple(moved(r) for r in s.reads), path=(s.path[0], *iterators),
     )  # fmt: skip
 

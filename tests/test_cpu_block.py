@@ -18,7 +18,7 @@ from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, rated_plans, ways_of
 from poly.scheduling.cpu_core import Cache, Core, core_of
 from poly.scheduling.cpu_cost import cycles_of_memory, shared_cycles
-from poly.scheduling.cpu_facts import AHEAD, Facts, facts_of
+from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of
 from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
@@ -443,7 +443,8 @@ def test_a_constant_from_afar_is_asked_for_on_its_way(depth: int, columns: int, 
         if found is not None:
             laid = [n for n in nest.names if schedule.kind(n) == "unroll" and nest.loops[n].names == {"k"}]
             assert nest.loops[found[0]].names == {"k"} and found[0] not in laid
-            assert AHEAD / 1024 <= found[1] <= AHEAD / 64  # a panel of one to four vectors, one to eight steps
+            # a panel of one to four vectors, one to eight steps
+            assert BYTES_AHEAD / 1024 <= found[1] <= BYTES_AHEAD / 64
 
 
 def test_rows_that_meet_in_few_sets_are_not_asked_for() -> None:
