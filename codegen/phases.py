@@ -3,8 +3,9 @@
 A parallel loop is a phase whose iterations threads share: each takes ranges of them as long as there are some, first of
 its own even share (`poly.codegen.pool_ir`). What lies between two of them is a phase for one thread. The serial
 loops around parallel ones are run by all threads, and buffers between them are shared; every phase but the last ends in
-a meeting. A condition is a loop that runs once or not at all, but for alternatives and equations: what stands inside of
-these, of a register buffer or of any other kind of loop is part of one phase.
+a meeting, but for one whose loop names that of the next (`nowait`). A condition is a loop that runs once or not at
+all, but for alternatives and equations: what stands inside of these, of a register buffer or of any other kind of loop
+is part of one phase.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from poly.affine import Affine
 from poly.codegen.addresses import Indices, Linear
-from poly.codegen.team_ir import TAKE
+from poly.codegen.team_ir import SLOTS, TAKE
 from poly.codegen.text import Region, Writer
 from poly.errors import UnsupportedError
 from poly.loops import Alloc, For, If, LoopTree, Node, Sync, walk
@@ -31,6 +32,14 @@ class Phase:
     parallel: bool
     loops: tuple[For, ...] = ()
     shared: tuple[Alloc, ...] = ()
+
+    def goes_on_to(self, following: Step) -> bool:
+        """Whether threads need not meet before another phase: buffers that are not around both may lie in one place."""
+        if not (isinstance(following, Phase) and self.parallel and following.parallel):
+            return False
+        (loop,), (other,) = self.nodes, following.nodes
+        assert isinstance(loop, For) and isinstance(other, For)
+        return loop.nowait == other.variable and self.shared == following.shared
 
 
 @dataclass(frozen=True)
@@ -75,9 +84,9 @@ def phases_of(steps: Sequence[Step]) -> Iterator[Phase]:
 def meetings(steps: Sequence[Step], sizes: Mapping[str, int]) -> int:
     """How often a phase ends, about: loops inside of others run as often as in their first iteration."""
     total = 0
-    for step in steps:
+    for k, step in enumerate(steps):
         if isinstance(step, Phase):
-            total += 1
+            total += not any(map(step.goes_on_to, steps[k + 1 : k + 2]))
             continue
         first = max(int(e.evaluate(sizes)) for e in step.loop.lower)
         trips = -(-(min(int(e.evaluate(sizes)) for e in step.loop.upper) - first) // step.loop.step)
@@ -169,20 +178,29 @@ class _Entry:
     def __init__(self, writer: Writer, indices: Indices, names: Sequence[str]) -> None:
         self.writer, self.indices, self.names = writer, indices, iter(names)
         self.counters: list[str] = []
+        self.statuses: list[str] = []  # of phases since the last meeting
 
     def steps(self, steps: Sequence[Step], last: bool) -> None:
         for k, step in enumerate(steps):
             ends = last and k == len(steps) - 1
             if isinstance(step, Phase):
-                self.phase(step, ends)
+                goes_on = not ends and k + 1 < len(steps) and step.goes_on_to(steps[k + 1])
+                self.phase(step, ends, goes_on and len(self.statuses) < SLOTS - 1)
             else:
                 self.repeated(step)
                 if ends:
                     self.writer.emit("ret i64 0")
 
-    def phase(self, phase: Phase, ends: bool) -> None:
+    def phase(self, phase: Phase, ends: bool, goes_on: bool) -> None:
+        """A phase with what ends it. Threads that go on tell what they found at the next meeting."""
         writer, label = self.writer, self.writer.fresh_label()
-        status = self._taken(phase, label) if phase.parallel else self._single(label)
+        self.statuses.append(self._taken(phase, label) if phase.parallel else self._single(label))
+        if goes_on:
+            return
+        status, *before = reversed(self.statuses)
+        for found in before:
+            status = writer.value(f"select i1 {writer.value(f'icmp eq i64 {found}, 0')}, i64 {status}, i64 {found}")
+        self.statuses.clear()
         if ends:
             writer.emit(f"ret i64 {status}")
             return
@@ -225,7 +243,8 @@ class _Entry:
         writer.label(f"{label}t")
         at = writer.value(f"getelementptr i8, ptr %team, i64 {TAKE}")
         take = writer.value(f"load ptr, ptr {at}, align 8")
-        found = writer.value(f"call {{i64, i64}} {take}(i64 %part, i64 %parts, i64 {count})")
+        given = f"i64 %part, i64 %parts, i64 {count}, i64 {len(self.statuses)}"
+        found = writer.value(f"call {{i64, i64}} {take}({given})")
         start, stop = (writer.value(f"extractvalue {{i64, i64}} {found}, {k}") for k in (0, 1))
         some = writer.value(f"icmp ult i64 {start}, {stop}")
         writer.emit(f"br i1 {some}, label %{label}w, label %{label}d")

@@ -3,14 +3,16 @@
 Iterations of a parallel loop are handed out in ranges (`take`). Each part starts with an even share, always the same
 one, and takes from its front; who is done takes from the ends of the others' shares (Blumofe and Leiserson, JACM 1999,
 steal so). A share is one word, first and last iteration or -1 before anybody took of it; the last to arrive at a
-meeting sets all of them to -1, when nobody looks at them.
+meeting sets all of them to -1, when nobody looks at them. Loops between which parts do not meet have a word each, of
+`SLOTS` that a part has.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-SHARE: Final = 128  # bytes from one part's share to the next: what two threads write is on lines of its own
+SHARE: Final = 128  # bytes from one part's shares to the next: what two threads write is on lines of its own
+SLOTS: Final = 8  # shares of a part, side by side on a line: loops that run without a meeting in between
 TAKE: Final = 8  # offset in the block of the function that hands out iterations, behind the one of meetings
 
 SEQUENCE: Final = 3
@@ -20,7 +22,7 @@ its entry, its args, and 1 where its parts may be run by several threads."""
 # A quarter of what is left at a time of one's own, half of what another one has: so a part that is slowed down loses
 # little of its share too late. Numbers are 31 bits each: more iterations than that go in blocks of a power of two.
 TAKE_TEXT: Final = """
-define internal {i64, i64} @take(i64 %part, i64 %parts, i64 %count) nounwind { ; first, end; equal: nothing is left
+define internal {i64, i64} @take(i64 %part, i64 %parts, i64 %count, i64 %slot) nounwind { ; equal ends: nothing is left
 entry:
   %high = lshr i64 %count, 30
   %zeros = call i64 @llvm.ctlz.i64(i64 %high, i1 false)
@@ -37,7 +39,8 @@ look:
   %less = sub i64 %sum, %parts
   %of = select i1 %wraps, i64 %less, i64 %sum
   %offset = mul i64 %of, $SHARE
-  %at = getelementptr i8, ptr @polyloom.shares, i64 %offset
+  %shares = getelementptr i8, ptr @polyloom.shares, i64 %offset
+  %at = getelementptr i64, ptr %shares, i64 %slot
   %now = load atomic i64, ptr %at acquire, align 8
   br label %try
 try:
@@ -100,7 +103,7 @@ one:
   %k = phi i64 [0, %entry], [%k1, %one]
   %offset = mul i64 %k, $SHARE
   %at = getelementptr i8, ptr @polyloom.shares, i64 %offset
-  store atomic i64 -1, ptr %at monotonic, align 8
+  store <$SLOTS x i64> splat (i64 -1), ptr %at, align 64
   %k1 = add i64 %k, 1
   %more = icmp ult i64 %k1, %parts
   br i1 %more, label %one, label %done

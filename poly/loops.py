@@ -9,6 +9,7 @@ in one command of a machine's engine: the array's m, n, k and outer loops, the v
 names it).
 A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
 What it touches `ahead` (a loop, iterations of it later) it asks for: no effect but on the caches.
+A parallel loop may name another parallel one behind it (`nowait`): threads need not meet between the two.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class For:
     carried: tuple[tuple[str, tuple[int, ...]], ...] = ()
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None
+    nowait: str | None = None
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def _sections(text: str) -> tuple[list[str], list[str], list[str]]:
 
 
 _FOR: Final = re.compile(
-    r"for (?P<loop>.+?)(?P<kind> (?:parallel|vector|unroll|unit))?(?: nontemporal)?(?: ahead \(.+\))?"
+    r"for (?P<loop>.+?)(?P<kind> (?:parallel|vector|unroll|unit))?(?: nontemporal)?(?: ahead \(.+\))?(?: nowait \S+)?"
     r"(?P<engine> on .+)?:$"
 )
 

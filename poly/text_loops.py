@@ -105,6 +105,8 @@ def _for_text(node: For) -> str:
         text += " nontemporal"
     if node.ahead is not None:
         text += f" ahead ({quote(node.ahead[0], inside=True)}, {node.ahead[1]})"
+    if node.nowait is not None:
+        text += f" nowait {quote(node.nowait)}"
     if node.carried:
         text += f" carried ({', '.join(f'{quote(t, inside=True)}[{_list(index)}]' for t, index in node.carried)})"
     return text
@@ -187,7 +189,8 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
     match = re.match(r"for\s+([^\W\d]\w*)\s+in\s+range\s*(?=\()", head.text)
     if match is None:
         raise head.error("a loop is `for i in range(LOWER, UPPER, STEP):`")
-    bounds, clauses = split_clauses(head.part(match.end()), (*_KINDS, "engine", "carried", "nontemporal", "ahead"))
+    known = (*_KINDS, "engine", "carried", "nontemporal", "ahead", "nowait")
+    bounds, clauses = split_clauses(head.part(match.end()), known)
     parts = bracketed(bounds)
     if len(parts) not in (2, 3):
         raise bounds.error("range takes a lower bound, an upper bound (exclusive) and perhaps a step")
@@ -198,6 +201,8 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         raise head.error("only a vector loop is nontemporal", match.end())
     if "ahead" in clauses and kinds != ["vector"]:
         raise head.error("only a vector loop fetches ahead", match.end())
+    if "nowait" in clauses and kinds != ["parallel"]:
+        raise head.error("only a parallel loop has a next one without a meeting", match.end())
     return For(
         decode(match[1]), _bounds(parts[0], "max"), _bounds(parts[1], "min"), body,
         parts[2].integer() if len(parts) == 3 else 1,
@@ -206,6 +211,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         tuple(_element(p) for p in bracketed(clauses["carried"])) if "carried" in clauses else (),
         "nontemporal" in clauses,
         _ahead(clauses["ahead"]) if "ahead" in clauses else None,
+        clauses["nowait"].name() if "nowait" in clauses else None,
     )  # fmt: skip
 
 

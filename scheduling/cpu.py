@@ -41,6 +41,7 @@ from poly.scheduling.cpu_window import schedule_window, window_of
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group
+from poly.scheduling.nowait import without_meetings
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
 
@@ -64,6 +65,7 @@ def schedule_for_cpu(
             if _has_plan(group):
                 schedule = schedule_group(schedule, group, machine, threads)
         left = [g for g in every if not _has_plan(g)]
+        schedule = without_meetings(schedule) if threads > 1 else schedule
         if begin is not None and not left:
             begin(schedule)
         schedule = settle(schedule)

@@ -506,6 +506,28 @@ def parallelise(schedule: Schedule, loop: str) -> Schedule:
     return _marked(schedule, "parallelise", [loop], "parallel")
 
 
+def nowait(schedule: Schedule, loop: str, following: str) -> Schedule:
+    """Let threads that are done with a parallel loop go on to the parallel loop behind it before the others are done
+    (the clause of this name of OpenMP). In one iteration of the loops around both they touch nothing in common that
+    either writes; nor does any loop before, from which threads came without a meeting, and `following`.
+
+    Where later edits leave another loop behind it, threads meet.
+    """
+    for name in (loop, following):
+        schedule.under(name)
+        if schedule.kind(name) != "parallel":
+            hint = f"parallelise({name!r}) first"
+            raise ScheduleError(f"loop {name!r} is not a parallel loop", where=schedule.source.name, hint=hint)
+    before = [n for n, m in schedule.marks.items() if m.nowait == following and n != loop]
+    if loop == following or before:
+        raise ScheduleError(
+            f"{before[0]!r} is already followed by {following!r}" if before else f"loop {loop!r} cannot follow itself",
+            where=schedule.source.name, hint="name the loop behind it",
+        )  # fmt: skip
+    marks = {**schedule.marks, loop: replace(schedule.marks[loop], nowait=following)}
+    return finish(schedule, replace(schedule, marks=marks), "nowait", loop=loop, following=following)
+
+
 def tensorise(schedule: Schedule, loops: Sequence[str], engine: str) -> Schedule:
     """Give a chain of innermost loops to one command of a machine's engine (its loop nest). One statement is inside."""
     if not loops:
@@ -553,7 +575,7 @@ _VALUES: Mapping[str, type | tuple[type, ...]] = {
 PRIMITIVES: Mapping[str, str] = {
     **dict.fromkeys(
         ("tile", "interchange", "reorder", "fuse", "distribute", "shift", "skew", "split", "unroll", "vectorise",
-         "nontemporal", "prefetch", "parallelise", "tensorise"), "edits",
+         "nontemporal", "prefetch", "parallelise", "nowait", "tensorise"), "edits",
     ),
     "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
     "rfactor": "rfactor", "overlay": "overlay",

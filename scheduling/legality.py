@@ -2,9 +2,10 @@
 
 Order: every dependence of the source program points forward in time (checked down the tree, loop by loop: Feautrier;
 isl manual, "Schedule Trees"). Marks: a parallel or vector loop carries nothing, reductions included, but for one whose
-lanes all update one element. Values of what is promoted, recomputed or a partial result: `poly.scheduling.values`.
-What needs the loops or a machine is checked when compiling: each instance once and every access in bounds
-(`poly.scheduling.instances`), memories and their size (`poly.scheduling.capacity`, on an accelerator the memory plan).
+lanes all update one element; parallel loops between which threads do not meet have nothing in common. Values of what is
+promoted, recomputed or a partial result: `poly.scheduling.values`. What needs the loops or a machine is checked when
+compiling: each instance once and every access in bounds (`poly.scheduling.instances`), memories and their size
+(`poly.scheduling.capacity`, on an accelerator the memory plan).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from poly.errors import IllegalEdit
 from poly.program import Program, Statement
 from poly.relations import bound_domain
 from poly.scheduling.dependences import Dependence, Touch
+from poly.scheduling.nowait import after, conflicts
 from poly.scheduling.schedule import Schedule, relation_in_time
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import IN, OUT, witness
@@ -197,6 +199,27 @@ def check_marks(
                 kind="parallel", witness=witness(pairs, (first.iterators, second.iterators)),
                 where=schedule.source.name, hint=_ADVICE["parallel"],
             )  # fmt: skip
+    _check_nowait(schedule, changed, previous, vectors)
+
+
+def _check_nowait(
+    schedule: Schedule, changed: frozenset[str], previous: Schedule | None, vectors: Vectors | None
+) -> None:
+    """Parallel loops that run without a meeting in between touch nothing in common that either writes."""
+    marks = {loop: mark.nowait for loop, mark in schedule.marks.items() if mark.nowait is not None}
+    before = {loop: mark.nowait for loop, mark in previous.marks.items()} if previous is not None else {}
+    for loop in marks:
+        for following in after(schedule, loop):
+            same = {*schedule.under(loop), *schedule.under(following)}.isdisjoint(changed)
+            if same and all(before.get(n) == found for n, found in marks.items()):
+                continue
+            for first, second, tensor, pairs in conflicts(schedule, loop, following, vectors or Vectors(schedule)):
+                raise IllegalEdit(
+                    f"threads go from loop {loop} to loop {following} without a meeting, but {first.name} and "
+                    f"{second.name} touch the same elements of {tensor}",
+                    kind="parallel", witness=witness(pairs, (first.iterators, second.iterators)),
+                    where=schedule.source.name, hint="let threads meet: no nowait between these loops",
+                )  # fmt: skip
 
 
 def _updates(a: Touch, b: Touch, depth: int, relaxed: Relaxed, vectors: Vectors) -> bool:

@@ -140,7 +140,7 @@ class _Lowering:
             upper = tuple(b.substitute(values) for b in bounds.upper)
             how = For(tree.loop, lower, upper, inside, bounds.step, mark.kind, mark.engine)
             ahead = mark.ahead if mark.ahead and mark.ahead[0] in names and mark.ahead[0] not in values else None
-            body = (replace(how, nontemporal=mark.nontemporal, ahead=ahead),)
+            body = (replace(how, nontemporal=mark.nontemporal, ahead=ahead, nowait=mark.nowait),)
         return [_Segment(guarded([guard], body, values), frozenset(members))]
 
     def leaf(self, name: str, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> _Segment:

@@ -54,6 +54,7 @@ class Mark:
     engine: str | None = None
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None
+    nowait: str | None = None
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,13 @@ class Schedule:
         from poly.scheduling.edits import parallelise
 
         return parallelise(self, loop)
+
+    @checks_kinds(ScheduleError)
+    def nowait(self, loop: str, following: str) -> Schedule:
+        """Let threads go from a parallel loop to the next without a meeting. Raises IllegalEdit/ScheduleError."""
+        from poly.scheduling.edits import nowait
+
+        return nowait(self, loop, following)
 
     @checks_kinds(ScheduleError)
     def tensorise(self, loops: Sequence[str], engine: str) -> Schedule:

@@ -105,7 +105,7 @@ look:
   %all = icmp eq i64 %done, %count
   br i1 %all, label %next, label %look
 next:
-  %range = call {i64, i64} %take(i64 %part, i64 %parts, i64 %count)
+  %range = call {i64, i64} %take(i64 %part, i64 %parts, i64 %count, i64 0)
   %begin = extractvalue {i64, i64} %range, 0
   %end = extractvalue {i64, i64} %range, 1
   %some = icmp ult i64 %begin, %end
@@ -123,7 +123,7 @@ one:
 over:
   %f = load ptr, ptr %team
   %s = call i64 %f(i64 0, i64 %parts)
-  %again = call {i64, i64} %take(i64 %part, i64 %parts, i64 %parts)
+  %again = call {i64, i64} %take(i64 %part, i64 %parts, i64 %parts, i64 0)
   %b = extractvalue {i64, i64} %again, 0
   %e = extractvalue {i64, i64} %again, 1
   %n = sub i64 %e, %b
@@ -139,7 +139,7 @@ entry:
   %take = load ptr, ptr %takeat
   br label %next
 next:
-  %range = call {i64, i64} %take(i64 %part, i64 %parts, i64 %count)
+  %range = call {i64, i64} %take(i64 %part, i64 %parts, i64 %count, i64 0)
   %begin = extractvalue {i64, i64} %range, 0
   %end = extractvalue {i64, i64} %range, 1
   %n = sub i64 %end, %begin
