@@ -284,7 +284,8 @@ class Indices:
 
         LLVM's strength reduction takes as long as there are addresses that it sees to move with a loop. They are in
         the heads of loops already, so it is shown those alone: an intrinsic, which is gone before instructions are
-        selected, hides them from what is made of them.
+        selected, hides them from what is made of them. The innermost step is not hidden: a scheduler who saw
+        that what is read is not what is written would move all loads of a long body to its front, and spill them.
         """
         writer = self.writer
         depth, found, key = writer.depth_of, writer.regions[-1].pointers, (base, element, terms)
@@ -292,10 +293,11 @@ class Indices:
             return found[key]
         pointer = base
         order = [(max(depth.get(name, 0), depth.get(stride, 0)), name, stride, c) for (name, stride), c in terms]
-        for _, name, stride, c in sorted(order, key=lambda t: t[0]):
+        for k, (_, name, stride, c) in enumerate(sorted(order, key=lambda t: t[0]), 1):
             offset = self.multiply(self.multiply(name or "1", str(c)), stride or "1")
             pointer = writer.pure(f"getelementptr {element}, ptr {pointer}, i64 {offset}", pointer, offset)
-            pointer = writer.intrinsic("ptr", "llvm.strip.invariant.group.p0", (("ptr", pointer),), pure=True)
+            if k < len(order):
+                pointer = writer.intrinsic("ptr", "llvm.strip.invariant.group.p0", (("ptr", pointer),), pure=True)
         if max(at for at, *_ in order) < len(writer.regions):  # in the head of a loop around, not in a branch
             found[key] = pointer
         return pointer
