@@ -17,6 +17,7 @@ from poly.codegen.values import Ops, Value
 from poly.dtypes import size_bytes
 
 BLOCK = 16  # bytes
+WIDE = 64  # bytes of vectors that come with so many registers that one may be tied to another for a while
 
 
 def column(ops: Ops, rows: Sequence[Value], at: int, lanes: int) -> Value:
@@ -59,7 +60,8 @@ def _after(ops: Ops, rows: Sequence[Value], number: int, rounds: int, inner: int
     if a.text == b.text == "poison":
         return a
     result = ops.shuffle(a, b, _places(len(rows), a.lanes, rounds - 1, inner, bool(number & bit)))
-    return ops.as_it_is(result) if rounds == inner < len(rows).bit_length() - 1 else result
+    wide = result.lanes * size_bytes(result.dtype) >= WIDE
+    return ops.as_it_is(result) if wide and rounds == inner < len(rows).bit_length() - 1 else result
 
 
 @lru_cache(maxsize=256)
