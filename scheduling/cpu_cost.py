@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_operand import Operand
-from poly.scheduling.cpu_reuse import Copied, Kept, Loop, Nest, Walk, boxes_of
+from poly.scheduling.cpu_reuse import BlockedNest, Copied, Kept, Loop, Walk, boxes_of
 from poly.scheduling.cpu_shares import EDGE, Numbers, shared_time
 
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
@@ -64,7 +64,7 @@ def shared_cycles(
     return best
 
 
-class Traffic(NamedTuple):
+class MemoryCycles(NamedTuple):
     """Cycles of traffic by candidate: of each level before the last, the first one first (`near`), of what copies have
     asked for (`coming`), and of all else from behind the last level (`far`), with what a core waits for pieces that
     nothing prefetches.
@@ -78,10 +78,10 @@ class Traffic(NamedTuple):
 def cycles_of_memory(
     core: Core,
     operands: Sequence[Operand],
-    nests: Sequence[Nest],
+    nests: Sequence[BlockedNest],
     extents: Mapping[str, int],
     along: Collection[int] = (),
-) -> tuple[Traffic, list[dict[int, Copied]]]:
+) -> tuple[MemoryCycles, list[dict[int, Copied]]]:
     """Cycles of traffic for all candidates; and by nest the copies of packed operands. All nests have the same number
     of loops.
 
@@ -113,7 +113,7 @@ def cycles_of_memory(
                 waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
         levels.append(total / cache.rate)
     copied = [{k: walk.copied[n] for k, walk in enumerate(walks) if n in walk.copied} for n in range(len(nests))]
-    return Traffic(levels[:-1], coming, levels[-1] + waits), copied
+    return MemoryCycles(levels[:-1], coming, levels[-1] + waits), copied
 
 
 def _brought(core: Core, level: int, walk: Walk, kept: Kept) -> tuple[Numbers, npt.NDArray[np.bool_]]:
@@ -147,7 +147,7 @@ def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tu
     return step_cycles(core, work, loads), rest
 
 
-def together(core: Core, work: Numbers, traffic: Traffic) -> Numbers:
+def overlapped(core: Core, work: Numbers, traffic: MemoryCycles) -> Numbers:
     """Cycles of operations and of traffic: what comes from caches overlaps, and the longest hides most of the others;
     for memory a core waits, as prefetchers start anew in every page.
     """

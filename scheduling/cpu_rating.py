@@ -12,10 +12,10 @@ from math import inf, prod
 import numpy as np
 
 from poly.locks import cached_property
-from poly.scheduling.cpu_cost import cycles_of_memory, shared_cycles, tile_cycles, together
+from poly.scheduling.cpu_cost import cycles_of_memory, overlapped, shared_cycles, tile_cycles
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_plan import BlockPlan, Site, window_stays
-from poly.scheduling.cpu_reuse import FREE, Copied, Copy, Loop, Nest
+from poly.scheduling.cpu_reuse import FREE, BlockedNest, Copied, Copy, Loop
 from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.cpu_ways import Way, Ways
 
@@ -217,7 +217,7 @@ class Choice(Ways):
 
     def _cycles(self, grids: Sequence[Grid]) -> list[Numbers]:
         """Cycles of all candidates of some ways, in one call of the model of memory."""
-        nests: list[Nest] = []
+        nests: list[BlockedNest] = []
         places: list[dict[Site, int]] = []
         for grid in grids:
             loops, sites = self._loops(grid)
@@ -228,20 +228,20 @@ class Choice(Ways):
             copies = {k: Copy(sites[site], rates[k], near[k]) for k, site in grid.way.packs}
             if self.turned and grid.way.lanes_outside:  # partial sums of a block of lanes
                 copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))
-            nests.append(Nest(loops, copies, len(height)))
+            nests.append(BlockedNest(loops, copies, len(height)))
             places.append(sites)
         lanes = self.names[self.lanes]
         along = [k for k, o in enumerate(self.operands[:-1]) if o.stride(lanes) == o.element]
         traffic, copying = cycles_of_memory(self.core, self.operands, nests, self.extents, along)
         ends = np.cumsum([nest.count for nest in nests])[:-1]
-        inside = np.split(together(self.core, np.concatenate([grid.work for grid in grids]), traffic), ends)
+        inside = np.split(overlapped(self.core, np.concatenate([grid.work for grid in grids]), traffic), ends)
         return [
             self._shared(grid, nest, sites, own, copied)
             for grid, nest, sites, own, copied in zip(grids, nests, places, inside, copying, strict=True)
         ]
 
     def _shared(
-        self, grid: Grid, nest: Nest, sites: Mapping[Site, int], inside: Numbers, copied: dict[int, Copied]
+        self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], inside: Numbers, copied: dict[int, Copied]
     ) -> Numbers:
         """Cycles with all copies, until the last thread is done."""
         packed = {k for k, _ in grid.way.packs}

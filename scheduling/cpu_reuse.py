@@ -56,8 +56,8 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class Nest:
-    """Some candidates with the same loops and packed operands: arrays of `count` elements, or of none."""
+class BlockedNest:
+    """Candidates with the same loops and packed operands: arrays of `count` elements, or of none."""
 
     loops: Sequence[Loop]
     copies: Mapping[int, Copy]
@@ -105,7 +105,7 @@ class Boxes:
 
     core: Core
     operands: Sequence[Operand]
-    nests: Sequence[Nest]
+    nests: Sequence[BlockedNest]
     sizes: Mapping[str, Numbers]
     entered: Numbers
 
@@ -200,7 +200,9 @@ class Boxes:
         return found, asked
 
 
-def boxes_of(core: Core, operands: Sequence[Operand], nests: Sequence[Nest], extents: Mapping[str, int]) -> Boxes:
+def boxes_of(
+    core: Core, operands: Sequence[Operand], nests: Sequence[BlockedNest], extents: Mapping[str, int]
+) -> Boxes:
     """The boxes of nests over loops with some extents."""
     shape = (len(nests[0].loops) + 1, sum(nest.count for nest in nests))
     sizes = {i: np.full(shape, float(e)) for i, e in extents.items()}
@@ -228,7 +230,7 @@ def _line_share(core: Core, operand: Operand, box: Mapping[str, Numbers]) -> Num
     return (length + core.line - np.gcd(length.astype(int), core.line)) / length
 
 
-def _placed(nests: Sequence[Nest]) -> list[tuple[Nest, slice]]:
+def _placed(nests: Sequence[BlockedNest]) -> list[tuple[BlockedNest, slice]]:
     """Where the candidates of every nest lie."""
     ends = np.cumsum([nest.count for nest in nests])
     return [(nest, slice(end - nest.count, end)) for nest, end in zip(nests, ends, strict=True)]
@@ -247,7 +249,7 @@ def _follows(operand: Operand, loops: Sequence[Loop], changed: Sequence[int]) ->
     return [at > 0 and operand.stride(loops[at - 1].iterator) == operand.element for at in changed]
 
 
-def _depth(nest: Nest, k: int) -> int:
+def _depth(nest: BlockedNest, k: int) -> int:
     """At which depth an operand is packed, one more than there are where it is not."""
     return nest.copies[k].depth if k in nest.copies else len(nest.loops) + 1
 

@@ -12,7 +12,7 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.aliases import Alias, aliases_of, place_of
 from poly.scheduling.axis_orders import reordered
-from poly.scheduling.groups import Group, extract, users_of
+from poly.scheduling.groups import Group, extract, users_by_tensor
 from poly.scheduling.in_place import in_place
 from poly.scheduling.known import split_known
 from poly.scheduling.placement import Placement, blocks_of, place
@@ -73,7 +73,7 @@ def group_program(program: Program, machine: Machine, threads: int = 1) -> Group
         tensors = tuple(replace(t, shape=shapes.get(t.name, t.shape)) for t in program.tensors)
         program = replace(program, tensors=tensors)
     busy = {k: group for k, group in enumerate(groups) if k not in idle}
-    users = users_of(program)
+    users = users_by_tensor(program)
     parts = {k: extract(program, g, f"group_{k}", users) for k, g in busy.items()}
     if machine.kind == "cpu":
         parts, aliases = in_place(program, busy, parts, aliases)

@@ -342,7 +342,7 @@ class Users:
     writers: Mapping[str, frozenset[str]]
 
 
-def users_of(program: Program) -> Users:
+def users_by_tensor(program: Program) -> Users:
     """Found once for all groups of a program."""
     readers, writers = dict[str, set[str]](), dict[str, set[str]]()
     for s in program.statements:
@@ -357,7 +357,7 @@ def extract(program: Program, group: Group, name: str, users: Users | None = Non
 
     Constants stay constants, sizes and context are kept. `users`: those of the program, where they are known.
     """
-    inside, users = frozenset(group.names), users or users_of(program)
+    inside, users = frozenset(group.names), users or users_by_tensor(program)
     used = {t for s in group.statements for t in (*tensors_read(s), *tensors_written(s))}
     written = {t for s in group.statements for t in tensors_written(s)}
     needed, shared = ({t for t in used if table.get(t, inside) - inside} for table in (users.readers, users.writers))

@@ -22,7 +22,7 @@ from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of
 from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
-from poly.scheduling.cpu_reuse import Copied, Copy, Loop, Nest
+from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
 from poly.scheduling.cpu_shares import MEETING, REMOTE
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
@@ -373,8 +373,8 @@ def test_what_comes_from_memory_costs_less_in_the_order_of_memory(rows: int, dea
     down = Loop("i", np.full((), 32.0), np.full((), 8.0))
     blocks = Loop("i", np.full((), float(rows)), np.full((), 32.0))
     along, over = (
-        float(cycles_of_memory(core, [target], [Nest((blocks, *tiles), {}, 1)], {"i": rows, "j": 2048})[0].far[0])
-        for tiles in ((down, across), (across, down))
+        float(cycles_of_memory(core, [target], [nest], {"i": rows, "j": 2048})[0].far[0])
+        for nest in (BlockedNest((blocks, *tiles), {}, 1) for tiles in ((down, across), (across, down)))
     )
     assert (over > 1.1 * along) == dearer and along <= over
 
@@ -401,7 +401,8 @@ def test_a_copy_from_far_waits_for_memory() -> None:
     def cycles(rows: int) -> float:
         operand = Operand("B", ({"k": 1},), (rows,), (4,), 4)
         loops = [Loop("k", np.array(float(rows)), np.ones(()))]
-        copied = cycles_of_memory(core, [operand], [Nest(loops, {0: Copy(0, np.array(4.0))}, 1)], {"k": rows})[1][0]
+        nest = BlockedNest(loops, {0: Copy(0, np.array(4.0))}, 1)
+        (copied,) = cycles_of_memory(core, [operand], [nest], {"k": rows})[1]
         return float(copied[0].cycles[0]) / rows
 
     assert 0.25 < cycles(1 << 10) < 0.33 and cycles(1 << 20) > 1.0
