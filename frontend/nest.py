@@ -37,6 +37,7 @@ from poly.dtypes import Array, is_integer
 from poly.errors import PolyError, ShapeError
 from poly.expr import COMBINERS, Apply, Cast, Const, Expr, Read, walk
 from poly.frontend.nest_body import Draft, Local, Reader
+from poly.frontend.nest_scalars import expand_scalars
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
 from poly.frontend.nest_types import promoted, settled, typed
@@ -126,7 +127,7 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
         _check_bounds(text.source, statement, draft, tensors, sizes, context)
     found = tuple(_with_sides(s, tensors, context) for s in statements)
     try:
-        return Program(text.definition.name, tuple(tensors.values()), found, sizes, context)
+        return expand_scalars(Program(text.definition.name, tuple(tensors.values()), found, sizes, context))
     except PolyError as error:
         raise text.source.error(text.definition, str(error)) from error
 
