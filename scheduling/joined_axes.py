@@ -228,7 +228,7 @@ def _repeats(program: Program, s: Statement, read: Access, pair: Pair) -> bool:
     names = [i.names if isinstance(i, Affine) else frozenset[str]() for i in read.index]
     if box is None or s.combiner is not None or not names or any(fast in n for n in names):
         return False
-    if s.write.index[-1] != var(fast):
+    if s.write.index[-1:] != (var(fast),):
         return False
     low, high = box[s.iterators.index(fast)]
     extent = high - low + 1
