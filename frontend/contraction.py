@@ -5,7 +5,7 @@ the shape of its operands in memory alone: one program for all extents and strid
 
 Sums of 16-bit floats are kept in f32 and rounded once. Complex numbers can be pairs of floats: an operand has a last
 dimension of extent 2, an intermediate a first one; (a+bi)(c+di) is (ac-bd) + (ad+bc)i with four products, not
-contracted, as numpy computes it.
+contracted, as numpy computes it; sums that use them often are sums of real products (`poly.frontend.complex_sums`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Contractions:
         if summed:
             identity = Const((COMBINERS["or"] if dtype == "bool" else COMBINERS["+"]).identity(dtype).value)
             for access, suffix in zip(target.reads, self._suffixes, strict=True):
-                self._state(f"{name}_init{suffix}", kept, access, (), identity, None)
+                self.state(f"{name}_init{suffix}", kept, access, (), identity, None)
         self.write(f"{name}_update" if summed else f"{name}_set", target, terms)
         return target
 
@@ -117,7 +117,7 @@ class Contractions:
         reads = [r for t in terms for r in t.reads]
         bodies = self._product(terms, target.dtype)
         for access, body, suffix in zip(target.reads, bodies, self._suffixes, strict=True):
-            self._state(f"{name}{suffix}", [*target.indices, *summed], access, reads, body, combiner)
+            self.state(f"{name}{suffix}", [*target.indices, *summed], access, reads, body, combiner)
 
     @property
     def _suffixes(self) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ class Contractions:
         padded = [v if len(v) == 2 else [v[0], Const(0.0, self.computed)] for v in values]
         return reduce(_complex_product, padded)
 
-    def _state(
+    def state(
         self,
         name: str,
         order: Sequence[str],
@@ -290,8 +290,9 @@ class View:
 class Form:
     """A contraction without its extents and strides. `result`: indices of the dense result, outermost first.
 
-    `planar`: complex operands are taken apart into planes first, and put together last. `lanes`: how a long
-    sum is cut, for one extent of its index.
+    `planar`: complex operands are taken apart into planes first, and put together last. `real`: the numbers of two
+    operands, the second of which is made a matrix of real numbers instead (`poly.frontend.complex_sums`). `lanes`: how
+    a long sum is cut, for one extent of its index.
     """
 
     operands: tuple[View, ...]
@@ -300,6 +301,7 @@ class Form:
     dtype: str
     planar: bool = False
     lanes: Lanes | None = None
+    real: tuple[int, int] | None = None
 
     @property
     def indices(self) -> tuple[str, ...]:
@@ -317,6 +319,10 @@ class Form:
 
         A complex tensor has a last dimension of extent 2.
         """
+        if self.real is not None:
+            from poly.frontend.complex_sums import real_sums
+
+            return self.finished(real_sums(self, *self.real), values)
         extents = {i: var(f"N{i}") for i in self.indices}
         build = Contractions(extents, self.parameters, self.dtype, pairs=True, planar=self.planar)
         terms = [self._operand(n, v, build) for n, v in enumerate(self.operands)]
@@ -326,6 +332,10 @@ class Form:
             contract_steps(build, terms, self.result, self.steps, "out", turn=values is not None)
         else:
             contract_in_lanes(build, terms, self.result, self.lanes, "out")
+        return self.finished(build, values)
+
+    def finished(self, build: Contractions, values: Sequence[int] | None) -> Program:
+        """The program of what was collected, for parameters with these values."""
         conditions = [f"N{i} >= 1" for i in self.indices]
         for n, v in enumerate(self.operands):
             inner = [*(f"N{i}" for i in v.indices[1:]), "1"]
@@ -337,7 +347,11 @@ class Form:
         return build.program("einsum", conditions, sizes)
 
     def _operand(self, n: int, view: View, build: Contractions) -> Term:
-        extents = [build.extents[i] for i in view.indices]
+        return build.operand(f"x{n}", *self.place(n, view, build.extents), view.dtype)
+
+    def place(self, n: int, view: View, sizes: Mapping[str, Affine]) -> tuple[list[Affine], list[Affine]]:
+        """The extents of an operand's tensor and the subscripts that it is read at."""
+        extents = [sizes[i] for i in view.indices]
         subscripts = [var(i) for i in view.indices]
         for k, dense in enumerate(view.dense):
             if dense:
@@ -348,4 +362,4 @@ class Form:
             else:
                 extents.append(pitch)
                 subscripts.append(Affine())
-        return build.operand(f"x{n}", extents, subscripts, view.dtype)
+        return extents, subscripts

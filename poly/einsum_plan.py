@@ -33,6 +33,7 @@ from poly.einsum_rules import (
     steps_of,
 )
 from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError, warn_caller
+from poly.frontend.complex_sums import real_operands
 from poly.frontend.contraction import HALVES, Form, Steps, kept_alone
 from poly.frontend.einsum import Equation, equation_of, work_of
 from poly.frontend.strides import (
@@ -53,7 +54,7 @@ from poly.settings import check_settings
 
 PLAIN_WORK: Final = 1 << 9  # the same where its loops are those of the source, which compile at once and have no lanes
 LONGEST: Final = 1 << 8  # multiplications for one result up to which that does
-WORTH_PARTS: Final = 8  # products an element, from which on complex operands are taken apart first
+WORTH_PARTS: Final = 8  # products an element, from which on complex operands are copied to another form first
 _COMPILED: Final = frozenset("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split())
 
 
@@ -283,6 +284,11 @@ def _kernel(
     planar, threads = tuned
     lanes = 4 * machine_of("cpu").lanes(max(map(size_bytes, [dtype, *memory.dtypes])))
     form, values = form_of(memory, dtype, steps, planar, lanes)
+    real = real_operands(form)
+    if real is not None:
+        sizes = dict(zip(form.parameters, values, strict=True))
+        if prod(sizes[f"N{i}"] for i in form.indices if i not in form.operands[real[1]].indices) >= WORTH_PARTS:
+            form = replace(form, planar=False, real=real)
     return _bound_kernel(form, values, threads), {}
 
 

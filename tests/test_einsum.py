@@ -333,6 +333,25 @@ def test_complex_numbers_that_nothing_multiplies_are_moved_as_floats(spec: str, 
     assert {form.dtype for form in forms} == {pairs if spec == "ijk->ij" else halves}  # a sum over what is finest
 
 
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+@pytest.mark.parametrize(
+    "spec",
+    ["ij,jk->ik", "ji,jk->ik", "ji,kj->ik", "jk,ij->ik", "ij,jk->ki", "aij,jak->aik", "iij,jk->ik", "ij,jkk->ik"],
+)
+def test_complex_sums_as_real_ones(spec: str, dtype: str, monkeypatch: Any) -> None:
+    forms: list[Any] = []
+    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
+    einsum_call.forget()
+    sizes, terms = {"i": 33, "j": 21, "k": 19, "a": 3}, spec.split("->")[0].split(",")
+    given = [random_of(tuple(sizes[i] for i in term), dtype, n) for n, term in enumerate(terms)]
+    check(spec, *given)
+    wide = [random_of((*x.shape[:-1], x.shape[-1] + 3), dtype, n)[..., : x.shape[-1]] for n, x in enumerate(given)]
+    check(spec, *wide)
+    check(spec, *(x.transpose() for x in map(np.ascontiguousarray, (x.transpose() for x in given))))
+    assert all(form.real for form in forms) and len(forms) == 3
+
+
 def test_empty_extents() -> None:
     for arrays in ([np.ones((2, 0)), np.ones((0, 3))], [np.ones((0, 2)), np.ones((2, 3))]):
         check("ij,jk->ik", *arrays)

@@ -1,0 +1,113 @@
+"""Sums of products of complex numbers as one product of real matrices.
+
+x*m summed is [re, im] of x times [[re, im], [-im, re]], which each m becomes: where m is used often enough, a copy
+of it pays, while x and the result stay as they are, read and written as twice as many real numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine, var
+from poly.expr import COMBINERS, Const, Read, apply
+from poly.frontend.contraction import HALVES, Contractions, Form, kept_alone
+from poly.program import Access, Tensor
+
+P, Q = "p", "q"  # the result's last index with its parts; the last summed one with its parts, or the parts alone
+ZERO, ONE, TWO = (Affine((), n) for n in range(3))
+
+
+def real_operands(form: Form) -> tuple[int, int] | None:
+    """The operands x and m of a sum of complex products, where m alone steps along the result's last index."""
+    if len(form.operands) != 2 or not form.result or form.lanes is not None or form.dtype not in HALVES:
+        return None
+    indices = [v.indices for v in form.operands]
+    own = [n for n in (0, 1) if form.result[-1] in indices[n]]
+    summed = {*indices[0], *indices[1]} - {*form.result}
+    if len(own) != 1 or not summed or kept_alone(indices, form.result):
+        return None
+    return (1 - own[0], own[0]) if all(v.dtype in HALVES for v in form.operands) else None
+
+
+def sums_along(form: Form, x: int) -> bool:
+    """Whether the parts of x lie between steps of a summed index, so that both are one index."""
+    view = form.operands[x]
+    last = view.indices[-1]
+    return view.dense[-1] and last not in form.result and view.indices.count(last) == 1
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """An operand or the result as real numbers. `dense`: its parts lie between the steps of its last subscript."""
+
+    name: str
+    subscripts: tuple[Affine, ...]
+    dense: bool
+
+    def at(self, part: Affine) -> Access:
+        """One part."""
+        *outer, last = self.subscripts
+        return Access(self.name, (*outer, last * 2 + part) if self.dense else (*outer, last, part))
+
+    def along(self, index: str) -> Access:
+        """Both parts, by an index with twice as many steps."""
+        return Access(self.name, (*self.subscripts[:-1], var(index)))
+
+
+def real_sums(form: Form, x: int, m: int) -> Contractions:
+    """Tensors and statements of a form whose operands `real_operands` gave."""
+    sizes: Mapping[str, Affine] = {i: var(f"N{i}") for i in form.indices}
+    build = Contractions(sizes, form.parameters, HALVES[form.dtype], pairs=False)
+    operands = [_operand(form, n, build) for n in (0, 1)]
+    *outer, last = form.result
+    inside = form.operands[m].indices
+    shared, own = ([i for i in outer if i in inside and (i in form.operands[x].indices) is b] for b in (True, False))
+    summed = list(dict.fromkeys(i for i in form.operands[x].indices if i not in form.result))
+    joined = sums_along(form, x)
+    if joined:
+        summed = [*(i for i in summed if i != form.operands[x].indices[-1]), form.operands[x].indices[-1]]
+    steps = [*summed[:-1], Q] if joined else [*summed, Q]
+    build.extents |= {P: sizes[last] * 2, Q: sizes[summed[-1]] * 2 if joined else TWO}
+
+    def row(q: Affine, p: Affine) -> Access:
+        """Where a number stands: row q and column p of what an element of m becomes."""
+        fine = (*map(var, summed[:-1]), var(summed[-1]) * 2 + q) if joined else (*map(var, summed), q)
+        return Access("rows", (*map(var, shared), *fine, *map(var, own), p))
+
+    extents = [build.extents[i] for i in (*shared, *steps, *own, P)]
+    build.tensors.append(Tensor("rows", tuple(extents), build.stored, "temporary"))
+    out = Tensor("out", tuple(build.extents[i] for i in (*outer, P)), build.stored, "output")
+    build.tensors.append(out)
+    _rows(build, operands[m], [*shared, *summed, *own], last, row)
+    reads = [
+        operands[x].along(Q) if joined else operands[x].at(var(Q)),
+        Access("rows", tuple(map(var, (*shared, *steps, *own, P)))),
+    ]
+    result = Access("out", (*map(var, outer), var(P)))
+    build.state("out_init", [*outer, P], result, (), Const(0.0, build.stored), None)
+    build.state("out_update", [*outer, P, *steps], result, reads, apply("mul", Read(0), Read(1)), COMBINERS["+"])
+    return build
+
+
+def _operand(form: Form, n: int, build: Contractions) -> _Parts:
+    view = form.operands[n]
+    extents, subscripts = form.place(n, view, build.extents)
+    dense = view.dense[-1]
+    extents = [*extents[:-1], extents[-1] * 2] if dense else [*extents, TWO]
+    build.tensors.append(Tensor(f"x{n}", tuple(extents), HALVES[view.dtype], "input"))
+    return _Parts(f"x{n}", tuple(subscripts), dense)
+
+
+def _rows(
+    build: Contractions, m: _Parts, order: Sequence[str], last: str, row: Callable[[Affine, Affine], Access]
+) -> None:
+    """The statements that make a matrix of each element of m: its first row is the element itself."""
+    column, alike = var(last) * 2, m.dense and m.subscripts[-1] == var(last)
+    if alike and all(last not in s.names for s in m.subscripts[:-1]):
+        build.state("rows_first", [*order, P], row(ZERO, var(P)), [m.along(P)], Read(0), None)
+    else:
+        for suffix, part in (("re", ZERO), ("im", ONE)):
+            build.state(f"rows_first_{suffix}", [*order, last], row(ZERO, column + part), [m.at(part)], Read(0), None)
+    build.state("rows_re", [*order, last], row(ONE, column + 1), [m.at(ZERO)], Read(0), None)
+    build.state("rows_im", [*order, last], row(ONE, column), [m.at(ONE)], apply("neg", Read(0)), None)
