@@ -13,16 +13,15 @@ from importlib import import_module
 from inspect import signature
 from itertools import count
 
-import islpy as isl
-
-from poly.affine import Affine
+from poly.affine import Affine, Constraint
+from poly.coefficients import set_of
 from poly.document import counted
 from poly.errors import PolyError, ScheduleError
 from poly.loops import LoopKind
 from poly.program import PathStep, Program
 from poly.scheduling.legality import check
 from poly.scheduling.schedule import Edit, Mark, Nest, Schedule, canonical, placed
-from poly.sets import fix_sizes, header
+from poly.sets import fix_sizes
 
 FARTHEST = 1 << 20  # iterations that a loop may ask ahead: addresses stay within 64 bits
 
@@ -404,19 +403,18 @@ def _sides(at: int | str) -> tuple[Affine, ...]:
 def _split_statements(schedule: Schedule, loop: str, at: int | str) -> tuple[Program, dict[str, tuple[str, str]]]:
     """The program with the statements under a loop cut, and for every piece (statement, "lo" | "hi")."""
     program, parts, result = schedule.program, dict[str, tuple[str, str]](), []
-    sizes = program.binding
+    sizes, sides, under = program.binding, _sides(at), frozenset(schedule.under(loop))
     for s in program.statements:
-        if s.name not in schedule.under(loop):
+        if s.name not in under:
             result.append(s)
             continue
         loops = schedule.nests[s.name].loops
-        *left, point = (side.substitute(loops).isl_text for side in _sides(at))
-        value = left[0] if left else loops[loop].isl_text
-        holds, fails = (">=", "<") if left else ("<", ">=")
-        for piece, condition in (("lo", f"{value} {holds} {point}"), ("hi", f"{value} {fails} {point}")):
-            cut = s.domain.intersect(
-                isl.Set(f"{header(program.parameters)}{{ {s.tuple_text} : {condition} }}")
-            ).coalesce()
+        *left, point = (side.substitute(loops) for side in sides)
+        above = (left[0] if left else loops[loop]) - point
+        holds, fails = (above, -above - 1) if left else (-above - 1, above)
+        for piece, condition in (("lo", holds), ("hi", fails)):
+            where = set_of([Constraint(condition)], s.iterators, program.parameters, s.name)
+            cut = s.domain.intersect(where).coalesce()
             if fix_sizes(cut.intersect_params(program.context), sizes).is_empty():
                 continue
             name = piece_name(schedule, s.name, piece)
