@@ -194,7 +194,7 @@ class Statement:
     external: External | None = None
     partial: str = ""
 
-    @property
+    @cached_property
     def accesses(self) -> tuple[tuple[Access, Literal["read", "write"]], ...]:
         """Every access with its kind, the reduction's read of its own target included, reads first."""
         own: tuple[tuple[Access, Literal["read", "write"]], ...] = ((self.write, "read"),) if self.combiner else ()

@@ -15,7 +15,11 @@ from poly.sets import OUT, PARAM, SET, affine_of_pw, fix_sizes, header, interval
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
     """The instances of a statement that the program's context allows, with the sizes that are bound put in."""
-    return bound_set(s.domain, program.context, program.sizes)
+    known = s.__dict__.get("_bound")  # statements outlive the programs that edits make
+    if known is None or known[0] is not program.context or known[1] is not program.sizes:
+        found = bound_set(s.domain, program.context, program.sizes)
+        known = s.__dict__["_bound"] = (program.context, program.sizes, found)
+    return known[2]
 
 
 @lru_cache(maxsize=1024)
