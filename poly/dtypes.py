@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ NUMPYS_NAMES: Final[dict[str, str]] = {numpy: name for name, numpy in (_NUMPY | 
 DTYPES: Final[frozenset[str]] = frozenset(_NUMPY) | frozenset(_EXTENSION)
 
 
+@cache
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """The numpy type of a dtype name; bf16 and fp8 come from ml_dtypes. Raises `PolyError` on an unknown name."""
     if name in _NUMPY:
