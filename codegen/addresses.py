@@ -283,9 +283,9 @@ class Indices:
         """The pointer without the constant; found once for every loop that it is used in.
 
         LLVM's strength reduction takes as long as there are addresses that it sees to move with a loop. They are in
-        the heads of loops already, so it is shown those alone: an intrinsic, which is gone before instructions are
-        selected, hides them from what is made of them. The innermost step is not hidden: a scheduler who saw
-        that what is read is not what is written would move all loads of a long body to its front, and spill them.
+        the heads of loops already, so it is shown those alone: what is made of a frozen pointer is hidden from it. And
+        from its scheduler, which would move all loads of a long body to its front if it saw that they are of another
+        tensor than what is written, and spill them.
         """
         writer = self.writer
         depth, found, key = writer.depth_of, writer.regions[-1].pointers, (base, element, terms)
@@ -293,11 +293,10 @@ class Indices:
             return found[key]
         pointer = base
         order = [(max(depth.get(name, 0), depth.get(stride, 0)), name, stride, c) for (name, stride), c in terms]
-        for k, (_, name, stride, c) in enumerate(sorted(order, key=lambda t: t[0]), 1):
+        for _, name, stride, c in sorted(order, key=lambda t: t[0]):
             offset = self.multiply(self.multiply(name or "1", str(c)), stride or "1")
             pointer = writer.pure(f"getelementptr {element}, ptr {pointer}, i64 {offset}", pointer, offset)
-            if k < len(order):
-                pointer = writer.intrinsic("ptr", "llvm.strip.invariant.group.p0", (("ptr", pointer),), pure=True)
+            pointer = writer.pure(f"freeze ptr {pointer}", pointer)
         if max(at for at, *_ in order) < len(writer.regions):  # in the head of a loop around, not in a branch
             found[key] = pointer
         return pointer

@@ -27,9 +27,9 @@ class Tile:
 
 
 def accesses_to(s: Statement, tensor: str, reads: Sequence[int] | None) -> list[Access]:
-    """A statement's accesses to a tensor: all, or of its reads those at some positions."""
+    """A statement's different accesses to a tensor: all, or of its reads those at some positions."""
     if reads is None:
-        return [a for a, _ in s.accesses if a.tensor == tensor]
+        return [*dict.fromkeys(a for a, _ in s.accesses if a.tensor == tensor)]
     return [r for k, r in enumerate(s.reads) if k in reads and r.tensor == tensor]
 
 
