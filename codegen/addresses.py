@@ -99,8 +99,9 @@ class Flat(NamedTuple):
 class Indices:
     """What the loop variables and sizes are at the current place, and arithmetic on them."""
 
-    def __init__(self, writer: Writer, sizes: Mapping[str, int]) -> None:
-        self.writer = writer
+    def __init__(self, writer: Writer, sizes: Mapping[str, int], frozen: bool = False) -> None:
+        """`frozen`: whether pointers in heads of loops are, see `_base`."""
+        self.writer, self.frozen = writer, frozen
         self.values: dict[str, Linear] = {name: Linear((), value) for name, value in sizes.items()}
         self.lane_values: dict[str, list[str]] = {}  # indices loaded from memory, one for each lane
         self.ranges: dict[str, tuple[int, int]] = {}
@@ -285,7 +286,7 @@ class Indices:
         LLVM's strength reduction takes as long as there are addresses that it sees to move with a loop. They are in
         the heads of loops already, so it is shown those alone: what is made of a frozen pointer is hidden from it. And
         from its scheduler, which would move all loads of a long body to its front if it saw that they are of another
-        tensor than what is written, and spill them.
+        tensor than what is written, and spill them. With few registers transposed squares would spill, frozen.
         """
         writer = self.writer
         depth, found, key = writer.depth_of, writer.regions[-1].pointers, (base, element, terms)
@@ -296,7 +297,7 @@ class Indices:
         for _, name, stride, c in sorted(order, key=lambda t: t[0]):
             offset = self.multiply(self.multiply(name or "1", str(c)), stride or "1")
             pointer = writer.pure(f"getelementptr {element}, ptr {pointer}, i64 {offset}", pointer, offset)
-            pointer = writer.pure(f"freeze ptr {pointer}", pointer)
+            pointer = writer.pure(f"freeze ptr {pointer}", pointer) if self.frozen else pointer
         if max(at for at, *_ in order) < len(writer.regions):  # in the head of a loop around, not in a branch
             found[key] = pointer
         return pointer

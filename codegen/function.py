@@ -31,6 +31,7 @@ STACK_LIMIT = 16 * 1024  # bytes of one buffer that may lie on the stack
 STACK_BUDGET = 64 * 1024  # bytes of all buffers of a function on the stack
 STACK_ALIGN = 16  # bytes, by the calling convention
 ALIGN = 64
+MANY_REGISTERS = 32  # vector registers: what LLVM keeps of addresses and of squares costs no spills
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class _Context:
 
     def _body(self, name: str, phase: Phase, writer: Writer, aligned: int) -> tuple[list[str], str, set[str]]:
         """One phase as a function: its parameters, its text, the tensors stored to past the caches."""
-        indices = Indices(writer, dict(self.tree.sizes))
+        indices = Indices(writer, dict(self.tree.sizes), self.machine.vector_registers >= MANY_REGISTERS)
         half = "f16c" in self.features or not self.x86
         table = 16 if "avx512f" in self.features else 8 if "avx2" in self.features else 0
         scales = {"avx512f", "avx512dq"} <= self.features
