@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from poly.accel.footprint import commands_of
 from poly.accel.isa import (
     Command,
     CommandStream,
@@ -330,14 +331,6 @@ def rewrite(items: tuple[Item, ...], at: int, change: Callable[[Command], Item |
     return tuple(out), at
 
 
-def statics(items: tuple[Item, ...]) -> Iterator[Command]:
-    for item in items:
-        if isinstance(item, Rep):
-            yield from statics(item.body)
-        else:
-            yield item
-
-
 def shifted(command: Command, operand: Region, by: int) -> Command:
     moved = replace(operand, offset=operand.offset + by)
     match command:
@@ -362,7 +355,7 @@ def mutants(stream: CommandStream) -> Iterator[tuple[str, CommandStream]]:
             items, _ = rewrite(queue.items, at, change)
             return replace(stream, queues=(*stream.queues[:q], replace(queue, items=items), *stream.queues[q + 1 :]))
 
-        for at, command in enumerate(statics(queue.items)):
+        for at, command in enumerate(c for c, _ in commands_of(queue.items)):
             for name, _ in command.wait:
                 yield (
                     f"{queue.engine}{at} wait {name}",

@@ -25,15 +25,12 @@ from poly.loops import LoopTree
 from poly.program import ReadIndex
 from tests.loop_trees import at, compute, loop, tensor
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 ROOT = Path(__file__).resolve().parent.parent
 HOST = host_machine()
 native = pytest.mark.skipif(not NATIVE, reason="objects are not laid out as in CPython")
 Array = np.ndarray
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
 
 
 def kernel_of(tree: LoopTree, threads: int = 1) -> Kernel:

@@ -30,16 +30,12 @@ from poly.program import Access, Layout, ReadIndex, Tensor
 from poly.scheduling.lowering import lower as lower_schedule
 from tests.loop_trees import Case, at, cases, compute, inside, loop, tensor
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 HOST = host_machine()
 LANES = HOST.lanes(4)
 MULTIPLY = apply("mul", Read(0), Read(1))
 PLAIN = ["f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
-    return tmp_path
 
 
 def emit(tree: LoopTree, machine: Machine, entry: str) -> str:
@@ -714,19 +710,19 @@ def test_refusals_name_the_place() -> None:
 # -- cache and host
 
 
-def test_object_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ir = emit(plain_product(3, 4, 2), HOST, "f")
     code = compile_object(ir, HOST)
-    (entry,) = cache.rglob("*.o")
+    (entry,) = own_cache.rglob("*.o")
     assert compile_object(ir, HOST) == code
     for damage in (b"", entry.read_bytes()[:-3], b"junk" * 100):
         entry.write_bytes(damage)
         assert compile_object(ir, HOST) == code
-    assert not list(cache.rglob("*.tmp"))
+    assert not list(own_cache.rglob("*.tmp"))
     other = machine_of_features("haswell", ("avx", "avx2"), HOST.triple, {}, 1, 1000)
     compile_object(ir, other)
-    assert len(list(cache.rglob("*.o"))) == 2
-    blocked = cache / "file"
+    assert len(list(own_cache.rglob("*.o"))) == 2
+    blocked = own_cache / "file"
     blocked.write_text("")
     monkeypatch.setenv("POLYLOOM_CACHE", str(blocked))
     assert compile_object(ir, HOST) == code

@@ -15,6 +15,8 @@ from poly.scheduling.cpu_each import schedule_each
 from poly.scheduling.free_products import free_product
 from poly.scheduling.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("no_cache")
+
 CPU = machine_of("cpu")
 # text, shapes, numpy's subscripts
 CASES: dict[str, tuple[str, dict[str, tuple[int | str, ...]], str]] = {
@@ -26,11 +28,6 @@ CASES: dict[str, tuple[str, dict[str, tuple[int | str, ...]], str]] = {
     "columns known": ("C[i,k] += A[i,j]*B[j,k]", {"A": ("M", "K"), "B": ("K", 24)}, "ij,jk->ik"),
     "rows known": ("C[i,k] += A[i,j]*B[j,k]", {"A": (67, "K"), "B": ("K", "N")}, "ij,jk->ik"),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYLOOM_CACHE", "off")
 
 
 def compiled(what: poly.Program | Schedule, threads: int = 1) -> Kernel:

@@ -13,6 +13,8 @@ from poly.scheduling.cpu_free_walks import columns_summed, rows_shared, transpos
 from poly.scheduling.edits import unchecked
 from poly.scheduling.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("no_cache")
+
 CPU = machine_of("cpu")
 # text, shapes, dtype, what has to be in the schedule's script
 CASES: dict[str, tuple[str, dict[str, tuple[int | str, ...]], str, str]] = {
@@ -25,11 +27,6 @@ CASES: dict[str, tuple[str, dict[str, tuple[int | str, ...]], str, str]] = {
     "rows": ("m[i] max= X[i,j]; d[i,j] = X[i,j] - m[i]; s[i] += d[i,j]; Y[i,j] = d[i,j] + s[i]", {"X": ("M", "N")},
              "f32", "promote(tensor='d', at='i'"),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYLOOM_CACHE", "off")
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,11 +21,7 @@ from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 AVX2 = ("avx", "avx2", "fma", "f16c")

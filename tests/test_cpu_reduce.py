@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,10 @@ from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 CACHES = {1: 32 << 10, 2: 512 << 10, 3: 32 << 20}
 AVX2 = machine_of_features("x86-64", ("avx", "avx2", "fma", "f16c"), "x86_64-unknown-linux-gnu", CACHES, 2, 3000)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
-    return tmp_path
 
 
 def plan_of(program: Program, threads: int = 1) -> Reduction | None:

@@ -32,10 +32,7 @@ from poly.text import parse_program
 from tests.machines import AVX2
 from tests.onnx_helpers import run_graph
 
-
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYLOOM_CACHE", "off")
+pytestmark = pytest.mark.usefixtures("no_cache")
 
 
 def graph_of(

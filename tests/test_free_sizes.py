@@ -19,12 +19,9 @@ from poly.program import Program
 from poly.relations import intervals_of
 from poly.scheduling.cpu_calls import CallWork
 
+pytestmark = pytest.mark.usefixtures("no_cache")
+
 COPY_16 = "y[i] = x[i] where 0 <= i < 16"
-
-
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYLOOM_CACHE", "off")
 
 
 @poly.nest

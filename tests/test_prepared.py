@@ -25,15 +25,11 @@ from poly.prepared import is_prepared, pickled, prepare, prepare_free
 from poly.program import Program
 from poly.scheduling.edits import unchecked
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 MACHINE = host_machine()
 TEXT = "C[i,k] += A[i,j] * B[j,k]; D[i,k] = max(C[i,k] + bias[k], 0)"
 PROGRAM = poly.parse(TEXT, A=(9, 17), B=(17, 21), bias=(21,))
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("POLYLOOM_CACHE", str(tmp_path))
-    return tmp_path
 
 
 def entries(folder: Path) -> list[Path]:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from poly.accel.compiled import compile_stream
+from poly.accel.footprint import commands_of
 from poly.accel.isa import Command, CommandStream, Dma, Item, Linear, Mm, Region, Rep, Vec
 from poly.accel.profile import profile
 from poly.accel.verify import verify
@@ -234,14 +235,6 @@ def rewritten(stream: CommandStream, engine: str, changes: Mapping[int, Command]
     return replace(stream, queues=tuple(queues))
 
 
-def statics(items: Sequence[Item]) -> Iterator[Command]:
-    for item in items:
-        if isinstance(item, Rep):
-            yield from statics(item.body)
-        else:
-            yield item
-
-
 def without(command: Command, which: str, name: str) -> Command:
     return replace(command, **{which: tuple(t for t in getattr(command, which) if t[0] != name)})
 
@@ -254,7 +247,7 @@ def given(command: Command, which: str, name: str) -> Command:
 def mutants(stream: CommandStream) -> Iterator[tuple[str, CommandStream]]:
     """Each token dropped, each wait a command later, each post a command earlier, a semaphore with a token more."""
     for queue in stream.queues:
-        commands = list(statics(queue.items))
+        commands = [c for c, _ in commands_of(queue.items)]
         flat = all(not isinstance(item, Rep) for item in queue.items)
         for k, command in enumerate(commands):
             for which in ("wait", "post"):

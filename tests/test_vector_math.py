@@ -22,6 +22,8 @@ from poly.machine import Machine
 from poly.program import Access, Tensor
 from poly.scheduling.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("no_cache")
+
 SPECIALS = [
     0.0, -0.0, math.inf, -math.inf, math.nan, 1, -1, 2, -2, 0.5, -0.5, 3, -3, 1e-40, -1e-40, 1e38, -1e38, 1e-38,
     88.7, 88.8, -87.5, -103.9, -104.5, 1.5, -1.5, 1e10, -1e10,
@@ -38,11 +40,6 @@ EXACT = {
     "sin": mpmath.sin,
     "cos": mpmath.cos,
 }
-
-
-@pytest.fixture(autouse=True)
-def no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYLOOM_CACHE", "off")
 
 
 def run(name: str, *arrays: np.ndarray, vector: bool = True, machine: Machine | None = None) -> np.ndarray:
