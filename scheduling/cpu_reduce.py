@@ -2,10 +2,11 @@
 
 The largest operand is touched by every loop but one with few iterations, so its memory is walked in order, once.
 Contiguous along a reduction loop: lanes there, with partial results (`rfactor`) in as many registers as hide the
-latency of an operation; several rows at once where these share an operand; what comes from the last cache is asked for
-ahead (docs/decisions/0015, 0044); a few vectors are multiplied by each row while it is in registers (0019). Contiguous
-along a parallel loop: lanes there, several rows of the operand at once on a strip of the result that stays in the
-nearest cache, so that rows are read along their length, which are asked for ahead where they come from far.
+latency of an operation; several rows at once where these share an operand; what comes from the last cache, and where
+vectors are lines from memory, is asked for ahead (docs/decisions/0015, 0044, 0057); a few vectors are multiplied by
+each row while it is in registers (0019). Contiguous along a parallel loop: lanes there, several rows of the operand at
+once on a strip of the result that stays in the nearest cache, so that rows are read along their length, which are asked
+for ahead where they come from far.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from poly.scheduling.schedule import Schedule
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
 STEP = 2  # between lanes that are picked from two vectors
-BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them
+BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return _plan_again(s, axes, extents, others, lanes, vector, again, machine) if lanes in reduced else None
     if lanes in reduced:
         plan = _plan_folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
-        wanted = BYTES_AHEAD_BY_ROW if plan.rows else BYTES_AHEAD
-        ahead = -(-wanted // (plan.width * vector * widest)) if far and touched <= last else 0
+        wanted = BYTES_AHEAD_BY_ROW * (1 + (touched > last)) if plan.rows else BYTES_AHEAD
+        asked = far and (touched <= last or vector * widest >= machine.line)  # by shorter vectors memory is slowed down
+        ahead = -(-wanted // (plan.width * vector * widest)) if asked else 0
         return replace(plan, ahead=ahead)
     spread = _plan_spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
     ahead = -(-BYTES_AHEAD_BY_ROW // (spread.width * vector * widest)) if spread is not None and far else 0

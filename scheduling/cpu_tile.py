@@ -7,13 +7,16 @@ rows, vectors, lanes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Generic, TypeVar
 
 from poly.affine import Affine, var
+from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Statement, Tensor
 from poly.scheduling.cpu_chain import keep_values
+from poly.scheduling.cpu_core import PAGE
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     cut,
@@ -29,7 +32,7 @@ from poly.scheduling.cpu_edits import (
     unrolled,
     with_padding,
 )
-from poly.scheduling.cpu_facts import most_vectors, reduction_extents
+from poly.scheduling.cpu_facts import bytes_apart, most_vectors, own_capacity, reduction_extents
 from poly.scheduling.cpu_nontemporal import written_far
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Piece, Strip, TilePlan
 from poly.scheduling.edits import piece_name
@@ -192,6 +195,28 @@ class _Tiles(Tiling[TilePlan]):
             schedule = self._target(schedule, schedule.program.statement[updates[0]], anchor)
         for name in updates:
             schedule = self._turned(schedule, name)
+            schedule = self._stream_ahead(schedule, name, strip.width * self.plan.vector)
+        return schedule
+
+    def _stream_ahead(self, schedule: Schedule, name: str, width: int) -> Schedule:
+        """An operand from beyond a core's own caches whose rows a tile of lanes reads whole, one after the other, is
+        asked for a page ahead: what a core fetches by itself ends with the page.
+        """
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        vector, around = nest.names[-1], [n for n in nest.names if schedule.kind(n) == "serial"]
+        if schedule.kind(vector) != "vector" or not around:
+            return schedule
+        lanes, own = nest.loops[vector].names, nest.loops[around[-1]].names
+        for r in s.reads:
+            last = r.index[-1]
+            if r.indirect or r.guard or not isinstance(last, Affine) or last.names != lanes or len(own) != 1:
+                continue
+            tensor = schedule.program.tensor[r.tensor]
+            size, apart = size_bytes(tensor.dtype), bytes_apart(schedule.program, r, *own) or 0
+            whole = size * prod(tensor.extents(schedule.program.binding))
+            far = not tensor.scope and whole > own_capacity(self.machine)
+            if far and 0 < apart <= size * width:
+                return schedule.prefetch(vector, around[-1], -(-PAGE // apart))
         return schedule
 
     def _square(self, schedule: Schedule, names: Sequence[str]) -> tuple[Schedule, list[str]]:

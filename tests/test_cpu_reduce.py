@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 CACHES = {1: 32 << 10, 2: 512 << 10, 3: 32 << 20}
 AVX2 = machine_of_features("x86-64", ("avx", "avx2", "fma", "f16c"), "x86_64-unknown-linux-gnu", CACHES, 2, 3000)
+AVX512 = machine_of_features("x86-64-v4", ("avx512f", "avx512vl"), "x86_64-unknown-linux-gnu", CACHES, 2, 3000)
 
 
 def plan_of(program: Program, threads: int = 1) -> Reduction | None:
@@ -72,6 +73,22 @@ def test_a_stream_from_the_last_cache_is_asked_for_ahead(shape: tuple[int, int],
     if shape[1] % 2:
         x = np.random.default_rng(0).integers(-4, 5, shape).astype(np.float32)
         np.testing.assert_array_equal(poly.einsum("ij->i", x), x.sum(axis=1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "ahead"), [(20000, 64, 16), (9000, 200, 6), (9000, 100, 11), (400, 200, 0), (20000, 2000, 4)]
+)
+def test_a_row_of_a_tile_is_asked_for_a_page_ahead(rows: int, columns: int, ahead: int) -> None:
+    """Where one tile of lanes holds a whole row of what comes from afar; else rows are read side by side."""
+    schedule = schedule_for_cpu(einsum("i,ij->j", (rows,), (rows, columns)), AVX512)
+    assert {mark.ahead[1] for mark in schedule.marks.values() if mark.ahead} == ({ahead} if ahead else set())
+
+
+@pytest.mark.parametrize(("spec", "ahead"), [("ij->i", 16), ("ij,j->i", 8)])
+def test_memory_is_asked_ahead_where_vectors_are_lines(spec: str, ahead: int) -> None:
+    program = einsum(spec, (4096, 4096), *[(4096,)] * spec.count(","))
+    found = [reduction_of(program, g, AVX512) for g in groups_of(program)]
+    assert [f.ahead for f in found if f is not None] == [ahead]
 
 
 @pytest.mark.parametrize(
