@@ -208,7 +208,7 @@ class _Tiles(Tiling[TilePlan]):
             return schedule
         lanes, own = nest.loops[vector].names, nest.loops[around[-1]].names
         for r in s.reads:
-            last = r.index[-1]
+            last = r.index[-1] if r.index else None  # None: of a scalar
             if r.indirect or r.guard or not isinstance(last, Affine) or last.names != lanes or len(own) != 1:
                 continue
             tensor = schedule.program.tensor[r.tensor]

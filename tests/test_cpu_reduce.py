@@ -84,6 +84,12 @@ def test_a_row_of_a_tile_is_asked_for_a_page_ahead(rows: int, columns: int, ahea
     assert {mark.ahead[1] for mark in schedule.marks.values() if mark.ahead} == ({ahead} if ahead else set())
 
 
+def test_a_scalar_beside_a_stream() -> None:
+    a = np.random.default_rng(0).integers(-4, 5, (30000, 64)).astype(np.float32)
+    kernel = poly.compile(poly.parse("y[j] += c[] * a[i,j]", a=a.shape, c=()))
+    np.testing.assert_array_equal(kernel(np.float32(2), a), 2 * a.sum(axis=0))
+
+
 @pytest.mark.parametrize(("spec", "ahead"), [("ij->i", 16), ("ij,j->i", 8)])
 def test_memory_is_asked_ahead_where_vectors_are_lines(spec: str, ahead: int) -> None:
     program = einsum(spec, (4096, 4096), *[(4096,)] * spec.count(","))
