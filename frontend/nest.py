@@ -42,7 +42,7 @@ from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
 from poly.frontend.nest_types import promoted, settled, typed
 from poly.frontend.nest_values import Scope
-from poly.frontend.notation_choices import one_sided
+from poly.frontend.notation_choices import decided, one_sided
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import access_map, box
 from poly.sets import header, within_budget, witness
@@ -276,7 +276,9 @@ def _filled(reads: Sequence[Access], tensors: Mapping[str, Tensor]) -> tuple[Acc
 
 
 def _with_sides(s: Statement, tensors: Mapping[str, Tensor], context: isl.Set) -> Statement:
+    """The statement with what its domain says of its choices."""
     domain = s.domain.intersect_params(context)
+    s = decided(s, domain, [tensors[r.tensor].dtype for r in s.reads])
     return replace(s, reads=tuple(one_sided(r, s, domain, tensors[r.tensor].shape) for r in s.reads))
 
 

@@ -90,13 +90,23 @@ def around(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
         y[i] = x[(i - 1) % N] + 2 * x[(i + 1) % N] if i > 0 else x[(2 * i) % N]
 
 
-@pytest.mark.parametrize("function", [edges, before, clipped, around])
+@nest
+def inner(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+    for i in range(1, N - 1):
+        y[i] = x[max(i - 1, 0)] + x[(i + 1) % N] if i > 0 else 7.0
+
+
+@pytest.mark.parametrize("function", [edges, before, clipped, around, inner])
 def test_choices_in_nests(function: Nest[..., None]) -> None:
     for count in (1, 2, 9):
         x, y = np.arange(float(count)), np.zeros(count)
         found = poly.compile(function)(x, y)
         function(count, x, y)
         np.testing.assert_array_equal(found, y)
+
+
+def test_branches_that_are_never_taken_go() -> None:
+    assert "y[i] = x[i - 1] + x[i + 1] where" in str(inner.program)
 
 
 def test_further_around_than_once_is_refused() -> None:
