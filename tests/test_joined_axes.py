@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -247,4 +249,5 @@ def test_an_assignment_to_a_scalar_in_two_loops() -> None:
     text = "S[i, j]: s = A[i, j]*x[i]; y[k] = s*z[k]"  # the last value is meant
     program = poly.parse(text, A=(19, 16), x=(19,), z=(3,))
     a, x, z = np.random.default_rng(0).random((19, 16), "f4"), np.arange(19, dtype="f4"), np.arange(3, dtype="f4")
-    np.testing.assert_allclose(poly.compile(program)(a, x, z), a[-1, -1] * 18 * z, rtol=1e-6)
+    found: Any = poly.compile(program)(a, x, z)
+    np.testing.assert_allclose(found, a[-1, -1] * 18 * z, rtol=1e-6)
