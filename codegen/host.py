@@ -11,7 +11,7 @@ from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine,
 
 # What a model of time starts from, for a server core of today with wide vectors: paths grow with them (decision 0041).
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
-_WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3}
+_WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3, "remote": 8}
 _WIDE = 16  # f32 lanes
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 

@@ -27,7 +27,8 @@ class Core:
     """What a core does in a cycle; `caches`: the first level first; bytes that a piece costs more than its lines where
     it has a page of its own, and in the second cache; `overlap`: norm of what hides behind what takes longest; `part`:
     of the last cache, what one operand may fill; `line`: bytes; `issue`: operations of
-    all kinds together; `reduce`: cycles until all lanes of a vector have what its own give together.
+    all kinds together; `reduce`: cycles until all lanes of a vector have what its own give together; `remote`: bytes of
+    what another core wrote.
     """
 
     lanes: int
@@ -44,6 +45,7 @@ class Core:
     line: int = USUAL_LINE
     issue: int = USUAL_CORE["issue"]
     reduce: int = USUAL_CORE["reduce"]
+    remote: int = USUAL_CORE["remote"]
 
     @property
     def in_flight(self) -> int:
@@ -89,4 +91,5 @@ def core_of(machine: Machine, element: int) -> Core:
         (first._replace(ways=max(1, first.capacity // PAGE)), *others),
         float(cost["page"]), float(cost["near"]), float(cost["overlap"]),
         max(SHARED, min(SHARE, 1 / machine.cores)), machine.line, cost["issue"], cost["reduce"],
+        cost["remote"],
     )  # fmt: skip

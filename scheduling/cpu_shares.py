@@ -9,6 +9,7 @@ Numbers = npt.NDArray[np.float64]
 # Cycles until all threads have met and go on, bytes a cycle of what one wrote and another reads (between caches that
 # are not shared; a machine whose cores share one loses little by sparing it).
 MEETING, REMOTE = 8000.0, 1.5
+CALL = 700.0  # cycles until a thread has its part of a loop, and has found that nothing is left
 EDGE = 256  # bytes that a prefetcher reaches over the end of a row
 UNEVEN = 0.1  # of an iteration that a slower thread still has to do when the others have taken all there were
 
@@ -16,14 +17,15 @@ Value = Numbers | float
 
 
 def shared_time(
-    cycles: Value, trips: Value, meetings: Value, travelling: Value, threads: int, largest: float | None = None
-) -> Numbers:
+    cycles: Value, trips: Value, meetings: Value, travelling: Value, threads: int, largest: float | None = None,
+    remote: float = REMOTE,
+) -> Numbers:  # fmt: skip
     """Of a loop with `trips` iterations that takes one thread `cycles`, with meetings besides those at its ends.
 
     `travelling`: bytes that one thread writes and another reads or fetches. Threads take iterations as they go, so what
     one of them is late is less where a share has more of them. `largest`: of the cycles, those of the longest
-    iteration, where they are not alike.
+    iteration, where they are not alike. `remote`: bytes a cycle of what travels.
     """
     share = np.asarray(np.ceil(np.asarray(trips) / threads) + UNEVEN)
     part = share / trips if largest is None else np.minimum(1.0, share * largest)
-    return np.asarray(cycles * part + meetings * MEETING + travelling / REMOTE)
+    return np.asarray(cycles * part + meetings * MEETING + travelling / remote)

@@ -25,7 +25,7 @@ from poly.program import Access, Statement
 from poly.relations import interval_of, range_of
 from poly.scheduling.cpu_core import PAGE, core_of
 from poly.scheduling.cpu_facts import LIGHT, bytes_apart
-from poly.scheduling.cpu_shares import EDGE, REMOTE, shared_time
+from poly.scheduling.cpu_shares import CALL, EDGE, shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 
@@ -186,8 +186,9 @@ class _Sharing:
             return 0.0, False
         whole = sum(self._work(schedule, n) for n in schedule.under(loop))
         far += _edges(schedule, loop) * (self.threads - 1)
-        cost = float(shared_time(whole, extent, reached - 1, far, self.threads, _largest(schedule, loop, extent)))
-        return max(0.0, whole + alone / REMOTE - cost), cost * self.threads <= EVEN * whole and not far
+        remote, largest = core_of(self.machine, 4).remote, _largest(schedule, loop, extent)
+        cost = CALL + float(shared_time(whole, extent, reached - 1, far, self.threads, largest, remote))
+        return max(0.0, whole + alone / remote - cost), cost * self.threads <= EVEN * whole and not far
 
     def _holds_shared(self, schedule: Schedule, loop: str) -> bool:
         """Whether a loop inside is shared already, which would be one thread's then."""
