@@ -139,3 +139,13 @@ def test_squares_of_a_permutation_stay_in_registers(machine: Machine, dtype: str
     tree = schedule_for_cpu(einsum_program("ij->ji", [(2048, 2048)], [dtype]), machine).lower()
     text = assembly(lower(tree, machine, "turned").ir, machine)
     assert "unpckl" in text and not any("mm" in line for line in spills(text.splitlines()))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i32"])
+@pytest.mark.parametrize("machine", [AVX2, AVX512], ids=["avx2", "avx512"])
+def test_what_llvm_is_shown_of_addresses_and_squares(machine: Machine, dtype: str) -> None:
+    """Frozen pointers are not looked through, fenced shuffles not taken apart; with few registers both would spill."""
+    tree = schedule_for_cpu(einsum_program("ij->ji", [(2048, 2048)], [dtype]), machine).lower()
+    ir = lower(tree, machine, "shown").ir
+    many = machine is AVX512
+    assert ("freeze ptr" in ir, "@llvm.arithmetic.fence" in ir) == (many, many and dtype == "f32")
