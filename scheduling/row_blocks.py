@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from math import prod
 
 from poly.affine import Affine
+from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_core import Core, core_of, own_share
-from poly.scheduling.cpu_facts import widest_element
+from poly.scheduling.cpu_facts import LIGHT, widest_element
 from poly.scheduling.groups import Group, bare, domain_box, tensors_read, tensors_written, written_once
 
 KEPT = 0.75  # of a cache that a block and the operands that all rows use may fill
 LEAST_ROWS, MOST_ROWS = 8, 128  # of a block: enough register tiles to use a panel again, and no more than pays
+FUNCTION = 20  # cycles of a function of a vector: a polynomial or a table
 LEAST_SAVED = 1 / 16  # of the operations' time, which every nest of the block pays back
 
 
@@ -133,7 +135,7 @@ class _Blocks:
         near = core.caches[min(1, len(core.caches) - 1)].capacity * KEPT
         extent, batches = box[-1][1] + 1, prod(high + 1 for _, high in box[:-1])
         row, resident, handed = self._bytes(statements, axes, parts)
-        saved = 2 * sum(self._cycles(core, size) for size in handed)
+        saved = 2 * sum(self._cycles(core, size) for size in handed) - self._idle(core, statements)
         fitting = [n for n in range(LEAST_ROWS, min(MOST_ROWS, extent) + 1) if extent % n == 0]
         best = max((n for n in fitting if resident + n * row <= near), default=0)
         again = 0.0
@@ -147,6 +149,18 @@ class _Blocks:
         why = f"{best} rows at a time: {row * best} bytes a block instead of {sum(handed)} bytes handed on"
         whys = (w for p in parts for w in p.why)
         return Group(tuple(statements), axes, {}, box, (*whys, why), parts, best)
+
+    def _idle(self, core: Core, statements: Sequence[Statement]) -> float:
+        """Cycles lost in lanes that rows leave empty, where assignments could have all elements in one row."""
+        lost = 0.0
+        for s in statements:
+            if s.combiner is not None or any(names_of(r) and r.index != s.write.index for r in s.reads):
+                continue
+            extents, last = self._extents(s), s.write.index[-1] if s.write.index else Affine()
+            row = extents.get(bare(last) or "", 1) if isinstance(last, Affine) else 1
+            work = [1 if e.operator in LIGHT else FUNCTION for e in walk(s.body) if isinstance(e, Apply)]
+            lost += prod(extents.values()) * (-(-row // core.lanes) / row - 1 / core.lanes) * sum(work)
+        return lost
 
     def _bytes(
         self, statements: Sequence[Statement], axes: Mapping[str, tuple[str, ...]], parts: Sequence[Group]

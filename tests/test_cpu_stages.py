@@ -94,6 +94,13 @@ def test_what_others_need_is_made_whole() -> None:
         assert any(g.block for g in groups_for(program, SMALL)) == joined
 
 
+@pytest.mark.parametrize(("width", "groups"), [(5, 2), (64, 1)])
+def test_rows_that_leave_lanes_empty_are_not_joined(width: int, groups: int) -> None:
+    """Functions of all elements in one row fill vectors, in rows of five they do not."""
+    program = poly.parse("g[i,j] = a[i,j] * erf(a[i,j]); y[i,l] += g[i,j] * b[j,l]", a=(4096, width), b=(width, 40))
+    assert len(groups_for(program, SMALL)) == groups
+
+
 def test_what_fits_a_cache_is_not_joined() -> None:
     program = attention(2, 64, 96, 8)
     large = replace(SMALL, memories=(*SMALL.memories[:1], Memory("l2", 1 << 20, "cache"), *SMALL.memories[2:]))
