@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_operand import Operand
-from poly.scheduling.cpu_reuse import BlockedNest, Copied, Kept, Loop, Walk, boxes_of
+from poly.scheduling.cpu_reuse import BlockedNest, Boxes, Copied, Kept, Loop, Walk, boxes_of
 from poly.scheduling.cpu_shares import EDGE, Numbers, shared_time
 
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
 LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
+LEAST = 1e-3  # of a kernel's time in which something comes
 FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
 
 
@@ -67,12 +68,13 @@ def shared_cycles(
 class MemoryCycles(NamedTuple):
     """Cycles of traffic by candidate: of each level before the last, the first one first (`near`), of what copies have
     asked for (`coming`), and of all else from behind the last level (`far`), with what a core waits for pieces that
-    nothing prefetches.
+    nothing prefetches. `bursts`: cycles of what is asked for on its way, and the share of the time in which it comes.
     """
 
     near: Sequence[Numbers]
     coming: Numbers
     far: Numbers
+    bursts: Sequence[tuple[Numbers, Numbers]] = ()
 
 
 def cycles_of_memory(
@@ -95,6 +97,7 @@ def cycles_of_memory(
     room = sum((walk.touched.needed for walk in walks), np.zeros(()))
     coming = sum((walk.asked for walk in walks), np.zeros(()))
     levels: list[Numbers] = []
+    bursts: list[tuple[Numbers, Numbers]] = []
     waits: Numbers = np.zeros(())
     last = len(core.caches) - 1
     for n, cache in enumerate(core.caches):
@@ -105,6 +108,9 @@ def cycles_of_memory(
             if n == last:
                 coming = coming + np.where(walk.asked > 0, moved, 0.0) / cache.rate
                 moved = np.where(walk.asked > 0, 0.0, moved)
+            if n == last > 0 and walk.known.any() and walk.operand.size > core.caches[n - 1].capacity:
+                bursts.append(_burst(core, boxes, walk, moved))
+                moved = np.where(walk.known, 0.0, moved)
             if n == last > 0 and k in along:
                 few = ~own & (boxes.read(walk.operand) < (FEW + 1) * prod(walk.operand.shape))
                 moved = np.where(few, np.maximum(moved - _there(core, walk.operand), 0.0), moved)
@@ -113,7 +119,7 @@ def cycles_of_memory(
                 waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
         levels.append(total / cache.rate)
     copied = [{k: walk.copied[n] for k, walk in enumerate(walks) if n in walk.copied} for n in range(len(nests))]
-    return MemoryCycles(levels[:-1], coming, levels[-1] + waits), copied
+    return MemoryCycles(levels[:-1], coming, levels[-1] + waits, bursts), copied
 
 
 def _brought(core: Core, level: int, walk: Walk, kept: Kept) -> tuple[Numbers, npt.NDArray[np.bool_]]:
@@ -123,6 +129,17 @@ def _brought(core: Core, level: int, walk: Walk, kept: Kept) -> tuple[Numbers, n
         return moved, np.zeros((), bool)
     own, size = walk.paid & kept.some & (kept.stays[0] <= walk.at), walk.operand.size
     return np.where(own, 0.0 if size > core.counted_on(level) else float(size), moved), own
+
+
+def _burst(core: Core, boxes: Boxes, walk: Walk, moved: Numbers) -> tuple[Numbers, Numbers]:
+    """Cycles in which an operand comes that was packed when compiling, out of the last cache where it may stay there,
+    and the share of a kernel's time: of the register tiles that use some of it one after the other, only the first
+    waits for it.
+    """
+    *_, own, last = core.caches
+    rate = own.rate if walk.operand.size <= last.capacity * core.part else last.rate
+    used = walk.touched.near[-1] * boxes.entered[-1]
+    return np.where(walk.known, moved, 0.0) / rate, np.where(walk.known, np.clip(moved / used, LEAST, 1.0), 1.0)
 
 
 def _there(core: Core, operand: Operand) -> float:
@@ -148,8 +165,15 @@ def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tu
 
 
 def overlapped(core: Core, work: Numbers, traffic: MemoryCycles) -> Numbers:
-    """Cycles of operations and of traffic: what comes from caches overlaps, and the longest hides most of the others;
-    for memory a core waits, as prefetchers start anew in every page.
+    """Cycles of operations and of traffic: what comes from caches overlaps, bursts only while they come; for memory a
+    core waits, as prefetchers start anew in every page.
     """
-    overlapping = (work, *traffic.near, traffic.coming)
-    return sum((p**core.overlap for p in overlapping), np.zeros(())) ** (1 / core.overlap) + traffic.far
+    cycles = _longest(core, (work, *traffic.near, traffic.coming))
+    for burst, share in traffic.bursts:
+        cycles = (1 - share) * cycles + share * _longest(core, (cycles, burst / share))
+    return cycles + traffic.far
+
+
+def _longest(core: Core, parts: Sequence[Numbers]) -> Numbers:
+    """A norm: the longest hides most of the others."""
+    return sum((p**core.overlap for p in parts), np.zeros(())) ** (1 / core.overlap)

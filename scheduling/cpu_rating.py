@@ -23,7 +23,7 @@ SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
 TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
 MOST_VECTORS = 4  # side by side in a register tile
-TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many that keep a window
+TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many others that suit what they read
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
 # Elements a cycle of copies: by squares in registers, with padding, one by one.
 SQUARES, GUARDED, ONE_BY_ONE = 2.0, 1.4, 0.7
@@ -43,13 +43,15 @@ class Rated:
 class Step:
     """What one step of a reduction takes on a register tile of any size. `loads`: by operand whether every row has its
     own, and how many a vector of lanes takes (None: one for all of them); `lost`: numbers of rows from which the first
-    cache loses the lines of an operand from step to step; `turning`: whether the tile is turned before it is stored.
+    cache loses the lines of an operand from step to step; `turning`: whether the tile is turned before it is stored;
+    `known`: whether what vectors load was packed when compiling.
     """
 
     rows: int
     loads: tuple[tuple[bool, float | None], ...]
     lost: tuple[float, ...]
     turning: bool
+    known: bool
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,13 @@ class Choice(Ways):
         work, _ = self._work(step, table[:, 0], table[:, 1], np.zeros(()))
         window = self._window(step.rows)
         liked = [shapes[k] for k in np.argsort(work, kind="stable")]
-        best = [s for n, s in enumerate(liked) if n < TILES or window_stays(s[0], s[1], window, registers)][: 2 * TILES]
+        # Of a panel that costs no copy also the best of each width, but of one: a load for every multiply-add.
+        first = {w: (h, w) for h, w in reversed(liked) if w > 1 and step.known}
+        best = [
+            (h, w)
+            for n, (h, w) in enumerate(liked)
+            if n < TILES or first.get(w) == (h, w) or window_stays(h, w, window, registers)
+        ][: 2 * TILES]
         full = np.array([(h, w, d) for h, w in best for d in deep], float)
         each, count = self._work(step, full[:, 0], full[:, 1], full[:, 2])
         return Shapes(tuple(best), deep, each, count, float(work.min()))
@@ -198,7 +206,12 @@ class Choice(Ways):
             for k, o in enumerate(reads)
             if k not in packed and o.stride(rows) >= line and any(0 < abs(o.stride(n)) < line for n in self.ranges)
         )
-        return Step(way.rows, loads, lost, self.turned and not way.lanes_outside)
+        tensor = self.facts.program.tensor
+        known = any(
+            site == "whole" and reads[k].depends(lanes) and tensor[reads[k].tensor].role == "constant"
+            for k, site in way.packs
+        )
+        return Step(way.rows, loads, lost, self.turned and not way.lanes_outside, known)
 
     def _crossing(self, operand: Operand, packed: bool) -> float:
         """Loads of a vector along the lanes: more than one where it lies in two lines now and then, as it does in

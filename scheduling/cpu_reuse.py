@@ -96,6 +96,11 @@ class Walk:
     copied: Mapping[int, Copied]
     asked: Numbers
 
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """By candidate whether it was packed when compiling: it is asked for on its way."""
+        return np.zeros((), bool) if self.at is None or self.paid is None else ~self.paid & (self.at == 0)
+
 
 @dataclass(frozen=True)
 class Boxes:

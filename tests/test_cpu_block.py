@@ -17,7 +17,7 @@ from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, rated_plans, ways_of
 from poly.scheduling.cpu_core import Cache, Core, core_of
-from poly.scheduling.cpu_cost import cycles_of_memory, shared_cycles
+from poly.scheduling.cpu_cost import MemoryCycles, cycles_of_memory, overlapped, shared_cycles
 from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of
 from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
@@ -46,6 +46,9 @@ s2[o, x]: Z[o, x] = T[o, x] + S[o, x] where 0 <= o <= 39 and 0 <= x <= 17
 s3[o, x]: Y[o, x] = max(Z[o, x], 0) where 0 <= o <= 39 and 0 <= x <= 17
 """
 CORE = core_of(AVX2, 4)
+AVX512 = machine_of_features(
+    "x", ("avx512f", "avx512vl"), "x86_64-unknown-linux-gnu", {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 1, 4000
+)
 WINDOW = "Y[o,x] += W[o,c,r] * X[c,2*x + r]"
 
 
@@ -584,3 +587,30 @@ def test_what_a_group_of_channels_reads_is_padded_there(groups: int) -> None:
     for threads in (1, 2):
         kernel = poly.compile(program, constants={"W": w}, threads=threads)
         np.testing.assert_array_equal(kernel(x), expected)
+
+
+def test_a_constant_that_was_packed_is_waited_for_where_a_panels_first_tile_meets_all_of_it() -> None:
+    core = replace(CORE, overlap=3.0)
+    cycles = np.array([100.0])
+    evenly, first = (
+        overlapped(core, cycles, MemoryCycles((), np.zeros(1), np.zeros(1), [(np.array([50.0]), np.array([share]))]))
+        for share in (1.0, 0.1)
+    )
+    assert cycles < evenly < first < cycles + 50  # a tenth of the time hides a tenth of the operations' worth
+
+
+def test_tiles_of_each_width_are_rated_on_a_constant_that_was_packed() -> None:
+    def widths(role: str) -> set[int]:
+        text = f"""program tile
+input A: f32[49, 512]
+{role} B: f32[512, 512]
+output C: f32[49, 512]
+init[i, j]: C[i, j] = 0 where 0 <= i <= 48 and 0 <= j <= 511
+s[i, j, k]: C[i, j] += A[i, k]*B[k, j] where 0 <= i <= 48 and 0 <= j <= 511 and 0 <= k <= 511
+"""
+        choice = choice_of(facts_on(parse_program(text), AVX512), 1)
+        ways = [w for w in choice.ways() if w.packs == ((1, "whole" if role == "constant" else "lanes"),)]
+        step = choice._step(ways[0])  # pyright: ignore[reportPrivateUsage]
+        return {w for _, w in choice._shapes(step, False, (0,)).best}  # pyright: ignore[reportPrivateUsage]
+
+    assert widths("constant") >= {2, 3, 4} and len(widths("input")) < 3
