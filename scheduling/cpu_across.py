@@ -28,7 +28,7 @@ from poly.scheduling.cpu_edits import (
     users_of,
     whole_blocks,
 )
-from poly.scheduling.cpu_facts import FEWEST_LANES, LIGHT, axis_of, reduction_extents, stride, widest_element
+from poly.scheduling.cpu_facts import FEWEST_LANES, LIGHT, axis_of, reduction_extents, step_along, widest_element
 from poly.scheduling.cpu_rows import Pass, passes_of
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
@@ -91,7 +91,7 @@ def _turned(program: Program, group: Group, inner: Mapping[str, Sequence[str]]) 
         for access, _ in s.accesses:
             if access.guard or access.indirect:
                 return None
-            step = stride(access, program.tensor[access.tensor], row, program.binding)
+            step = step_along(program, access, row)
             axis = None if step in (0, 1) else _row_axis(program, access, row, inner[s.name])
             if axis is None and step not in (0, 1):
                 return None
@@ -109,7 +109,7 @@ def _row_axis(program: Program, access: Access, row: str, inner: Sequence[str]) 
     if axis is None or axis == len(access.index) - 1 or len(moving) != 1 or not isinstance(last, Affine):
         return None
     subscript = access.affine_index[axis]
-    whole = stride(access, program.tensor[access.tensor], moving[0], program.binding) == 1
+    whole = step_along(program, access, moving[0]) == 1
     return axis if whole and last.names == frozenset({moving[0]}) and subscript.coefficient(row) == 1 else None
 
 

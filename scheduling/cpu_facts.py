@@ -148,6 +148,11 @@ def bytes_apart(program: Program, access: Access, iterator: str) -> int | None:
     return None if step is None else abs(step) * size_bytes(tensor.dtype)
 
 
+def step_along(program: Program, access: Access, iterator: str) -> int | None:
+    """`stride` of an access of a program."""
+    return stride(access, program.tensor[access.tensor], iterator, program.binding)
+
+
 def stride(access: Access, tensor: Tensor, iterator: str, sizes: Mapping[str, int]) -> int | None:
     """Elements from what an iteration of a loop touches to what the next one does; None where that is not constant."""
     total, step = 0, 1

@@ -14,7 +14,7 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.relations import interval_of
 from poly.scheduling.cpu_edits import loop_of, loops_of_copy, unrolled, whole_blocks
-from poly.scheduling.cpu_facts import axis_of, stride, widest_element
+from poly.scheduling.cpu_facts import axis_of, step_along, widest_element
 from poly.scheduling.cpu_nests import from_zero, own_loops
 from poly.scheduling.cpu_scan import CHAIN, MOST_REACH, back, runs_alone
 from poly.scheduling.groups import Group
@@ -47,7 +47,7 @@ def handed_of(program: Program, group: Group, machine: Machine, _threads: int) -
     reaches = [back(s.write, r, axis) for r in s.reads if r.tensor == s.write.tensor]
     if not reaches or not all(b is not None and 0 < b <= MOST_REACH for b in reaches):
         return None
-    jumps = {stride(a, program.tensor[a.tensor], lanes, program.binding) for a, _ in s.accesses}
+    jumps = {step_along(program, a, lanes) for a, _ in s.accesses}
     steps, row = (interval_of(program, s, i) if runs_alone(program, s, i) else None for i in (along, lanes))
     if steps is None or row is None or not jumps <= {0, 1}:
         return None

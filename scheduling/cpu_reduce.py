@@ -30,7 +30,7 @@ from poly.scheduling.cpu_facts import (
     last_capacity,
     most_vectors,
     reduction_extents,
-    stride,
+    step_along,
     widest_element,
 )
 from poly.scheduling.edits import piece_name
@@ -85,17 +85,17 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     widest = widest_element(program, [s])
     vector = machine.lanes(widest)
-    near = [i for i in long if _step(program, large, i) in (1, STEP)]
-    lanes = min(near, key=lambda i: _step(program, large, i) or 0, default=None)
+    near = [i for i in long if step_along(program, large, i) in (1, STEP)]
+    lanes = min(near, key=lambda i: step_along(program, large, i) or 0, default=None)
     if vector < 2 or lanes is None or extents[lanes] < FEWEST_LANES:
         return None
-    steps = {_step(program, a, lanes) for a, _ in s.accesses}
+    steps = {step_along(program, a, lanes) for a, _ in s.accesses}
     scattered = not steps <= {0, 1, STEP}  # of a sum of everything no other loop has better lanes
     if (scattered and len(reduced) < len(long)) or (STEP in steps and lanes not in reduced):
         return None
     last, touched = last_capacity(machine), bytes_touched(program, [s])
     far = last * NEAR < touched
-    others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -(_step(program, large, i) or 0))
+    others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -(step_along(program, large, i) or 0))
     if again:
         return _plan_again(s, axes, extents, others, lanes, vector, again, machine) if lanes in reduced else None
     if lanes in reduced:
@@ -138,10 +138,6 @@ def _plain(program: Program, s: Statement) -> bool:
 
 def _moves(access: Access, iterator: str) -> bool:
     return any(iterator in c.names for c in access.affine_index)
-
-
-def _step(program: Program, access: Access, iterator: str) -> int | None:
-    return stride(access, program.tensor[access.tensor], iterator, program.binding)
 
 
 def _plan_folded(
@@ -233,7 +229,7 @@ class _Reduced:
     def _beside(self, schedule: Schedule, s: Statement) -> Schedule:
         """Another statement of the group, in vectors along the last loop that its target is contiguous along."""
         program = schedule.program
-        steps = {i: [_step(program, a, i) for a, _ in s.accesses] for i in s.iterators}
+        steps = {i: [step_along(program, a, i) for a, _ in s.accesses] for i in s.iterators}
         found = [i for i, each in steps.items() if each[-1] == 1 and set(each) <= {0, 1}]
         if not found or s.external is not None:
             return schedule

@@ -30,7 +30,7 @@ from poly.scheduling.cpu_facts import (
     last_capacity,
     own_capacity,
     reduction_extents,
-    stride,
+    step_along,
     widest_element,
 )
 from poly.scheduling.cpu_nontemporal import written_past
@@ -186,7 +186,7 @@ def _lanes(program: Program, s: Statement, extents: Mapping[str, int]) -> str | 
     """
     suited: list[tuple[int, str]] = []
     for i, extent in extents.items():
-        steps = [stride(a, program.tensor[a.tensor], i, program.binding) for a, _ in s.accesses]
+        steps = [step_along(program, a, i) for a, _ in s.accesses]
         target = steps[-1] == 1 or (steps[-1] == 0 and s.combiner is not None)
         if target and set(steps) <= {0, 1} and 1 in steps and extent >= FEWEST_LANES:
             suited.append((extent, i))

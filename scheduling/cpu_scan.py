@@ -19,7 +19,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import ends_of, interval_of
 from poly.scheduling.cpu_edits import loop_of, loops_of_copy, ordered, unrolled, whole_blocks
-from poly.scheduling.cpu_facts import axis_of, stride, widest_element
+from poly.scheduling.cpu_facts import axis_of, step_along, widest_element
 from poly.scheduling.cpu_nests import cut_whole, from_zero, own_loops
 from poly.scheduling.edits import piece_name, settle, unchecked
 from poly.scheduling.promotion import free_name
@@ -77,13 +77,13 @@ def scan_of(schedule: Schedule, name: str, machine: Machine) -> Scan | None:
     ahead = s.combiner is not None or any(b is not None and b < 1 for b in found)
     if rows is None:
         return scan if not ahead and scan.reach <= MOST_REACH and runs_alone(program, s, along) else None
-    return scan if ahead or _step(program, s.write, along) != 1 else _with_lanes(program, s, scan, machine)
+    return scan if ahead or step_along(program, s.write, along) != 1 else _with_lanes(program, s, scan, machine)
 
 
 def _with_lanes(program: Program, s: Statement, scan: Scan, machine: Machine) -> Scan:
     """Blocks of lanes where all reads can be turned or need not be, and registers hold them."""
     others = [r for r in s.reads if r.tensor != s.write.tensor]
-    steps = [(_step(program, r, scan.rows), _step(program, r, scan.along)) for r in others]
+    steps = [(step_along(program, r, scan.rows), step_along(program, r, scan.along)) for r in others]
     turned = [r.tensor for r, (row, _) in zip(others, steps, strict=True) if row not in (0, 1)]
     left = machine.vector_registers - len(turned) * scan.vector - scan.reach
     extent = interval_of(program, s, scan.rows)
@@ -99,10 +99,6 @@ def _iterator(schedule: Schedule, s: Statement, loop: str) -> str | None:
     return next((i for i in s.iterators if schedule.nests[s.name].loops[loop] == var(i)), None)
 
 
-def _step(program: Program, access: Access, iterator: str) -> int | None:
-    return stride(access, program.tensor[access.tensor], iterator, program.binding)
-
-
 def back(write: Access, read: Access, axis: int) -> int | None:
     """How far before the element written a read of the same tensor lies along an axis; None where it is elsewhere."""
     apart = [w - r for w, r in zip(write.affine_index, read.affine_index, strict=True)]
@@ -112,7 +108,7 @@ def back(write: Access, read: Access, axis: int) -> int | None:
 
 def _is_row(program: Program, s: Statement, iterator: str, along: str) -> bool:
     """Whether a parallel loop steps along one axis of the target, and bounds nothing else."""
-    step = _step(program, s.write, iterator)
+    step = step_along(program, s.write, iterator)
     alone = step not in (None, 0, 1) and axis_of(s.write, iterator) is not None
     return alone and runs_alone(program, s, iterator) and runs_alone(program, s, along)
 

@@ -29,7 +29,7 @@ from poly.program import Access, PathStep, Program, Statement, Tensor, box_domai
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_core import core_of
-from poly.scheduling.cpu_facts import stride
+from poly.scheduling.cpu_facts import step_along
 from poly.scheduling.cpu_shares import MEETING, REMOTE
 from poly.scheduling.groups import domain_box
 from poly.scheduling.joined_axes import axes_apart, with_sizes
@@ -136,10 +136,10 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     if loop is None or walked is None or loop.size % threads or loop.steps < LONG * threads:
         return None
     written = {n for i in s.write.affine_index for n in i.names}
-    lanes = [i for i in long if _steps(program, walked, i) == 1]
+    lanes = [i for i in long if step_along(program, walked, i) == 1]
     shared = [i for i in long if i in written and i not in lanes and long[i] >= threads]
     alone = all(len(x.names & long.keys()) < 2 for x in walked.affine_index) and not walked.guard
-    if not alone or shared or not lanes or _steps(program, s.write, lanes[0]) != 1:
+    if not alone or shared or not lanes or step_along(program, s.write, lanes[0]) != 1:
         return None
     made, element = prod(long[i] for i in long if i in written), size_bytes(program.tensor[s.write.tensor].dtype)
     size = prod(long.values()) * size_bytes(program.tensor[walked.tensor].dtype)
@@ -148,10 +148,6 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     near = rates and size <= core.part * core.caches[-1].capacity
     spared = size / rates[-1] * (1 - 1 / threads) if near else 0.0
     return loop.in_parts(threads) if spared > MEETING + (threads - 1) * made * element / REMOTE else None
-
-
-def _steps(program: Program, access: Access, iterator: str) -> int | None:
-    return stride(access, program.tensor[access.tensor], iterator, program.binding)
 
 
 def _common(program: Program, s: Statement, threads: int) -> float:

@@ -14,7 +14,7 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_facts import stride
+from poly.scheduling.cpu_facts import step_along
 from poly.scheduling.groups import bare, domain_box
 from poly.scheduling.joined_axes import with_sizes
 
@@ -81,5 +81,5 @@ def _is_linear(s: Statement, name: str) -> bool:
 
 def _fills_lanes(program: Program, s: Statement, name: str) -> bool:
     """Whether neighbours along a loop lie side by side in all that is read, or are the same."""
-    steps = (stride(r, program.tensor[r.tensor], name, program.binding) for r in s.reads)
+    steps = (step_along(program, r, name) for r in s.reads)
     return all(step in (0, 1) for step in steps)
