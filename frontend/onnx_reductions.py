@@ -248,7 +248,8 @@ def reduce_mean(b: Notation) -> None:
         b.alias(x)
         return
     count = int(np.prod([x.shape[k] for k in axes], dtype=np.int64))
-    b.require(count > 0, "the mean of no elements")
+    empty = any(e == 0 for k, e in enumerate(x.shape) if k not in axes)
+    b.require(count > 0 or is_float(x.dtype) or empty, "the mean of no integers is no integer")
 
     def mean(total: Term) -> Term:
         return total / float(count) if is_float(x.dtype) else fn("trunc_div", total, count)

@@ -50,6 +50,8 @@ def _place_dtype(x: Value, axis: int) -> str:
 def _position(
     b: Notation, y: Value, place: Sequence[Index], x: Value, axis: int, combiner: str, *, last: bool = False
 ) -> None:
+    if y.size == 0:
+        return
     b.require(x.shape[axis] > 0, f"{list(x.shape)} has no elements along axis {axis}")
     ranges, point = positions(x.shape)
     over = {f"i{axis}": ranges.pop(f"i{axis}")}
@@ -68,6 +70,9 @@ def hardmax(b: Notation) -> None:
     """1 at the first maximum along the axis, 0 elsewhere."""
     x = b.input(0)
     axes = softmax_axes(b, x)
+    if x.size == 0:
+        b.output(x.shape, x.dtype)
+        return
     if len(axes) != 1:
         _hardmax_of_several(b, x, axes)
         return
@@ -84,8 +89,6 @@ def hardmax(b: Notation) -> None:
 def _hardmax_of_several(b: Notation, x: Value, axes: Sequence[int]) -> None:
     """Over the last axes taken as one: first[o] min= flat(i) where x[o, i] is the largest."""
     y = b.output(x.shape, x.dtype)
-    if x.size == 0:
-        return
     ranges, point = positions(x.shape)
     outer = {name: e for k, (name, e) in enumerate(ranges.items()) if k not in axes}
     over = {name: e for k, (name, e) in enumerate(ranges.items()) if k in axes}
@@ -109,6 +112,8 @@ def prefix(operator: str, neutral: int) -> Row:
         axis = b.axis(b.constant_ints(1)[0], x.rank)
         exclusive, backwards = b.int_attribute("exclusive", 0) == 1, b.int_attribute("reverse", 0) == 1
         y = b.output(x.shape, x.dtype)
+        if x.size == 0:
+            return
         extent = x.shape[axis]
         ranges, point = positions(x.shape)
 
@@ -117,9 +122,8 @@ def prefix(operator: str, neutral: int) -> Row:
             return tuple(placed if k == axis else p for k, p in enumerate(point))
 
         outer = {name: e for name, e in ranges.items() if name != f"i{axis}"}
-        if extent:
-            first = x[at(0)] if not exclusive else literal(float(neutral) if is_float(x.dtype) else neutral)
-            b.assign(y, outer, first, at(0), suffix="_first")
+        first = x[at(0)] if not exclusive else literal(float(neutral) if is_float(x.dtype) else neutral)
+        b.assign(y, outer, first, at(0), suffix="_first")
         inner = {**ranges, f"i{axis}": extent - 1}
         i = point[axis]
         b.assign(y, inner, fn(operator, y[at(i)], x[at(i if exclusive else i + 1)]), at(i + 1))

@@ -243,3 +243,34 @@ def test_batch_normalisation_without_variance_or_epsilon_is_as_in_the_reference(
     want = [[[np.nan, np.inf, -np.inf], [np.nan, np.inf, np.nan]]]
     for found in results("BatchNormalization", [x, *statistics], **options):
         np.testing.assert_array_equal(found, want)
+
+
+# -- no elements ---------------------------------------------------------------------------------------------------
+
+NOTHING = np.zeros((0, 3), np.float32)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("options", [{}, {"exclusive": 1}, {"reverse": 1}, {"exclusive": 1, "reverse": 1}], ids=str)
+def test_running_sums_of_nothing(axis: int, options: dict[str, int]) -> None:
+    for found in results("CumSum", [NOTHING, i64(axis)], opset=14, constant=[1], **options):
+        assert (found.shape, found.dtype) == ((0, 3), np.float32)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_maxima_of_nothing(axis: int) -> None:
+    for found in results("Hardmax", [NOTHING], opset=13, axis=axis):
+        assert found.shape == (0, 3)
+    for found in results("ArgMax", [np.zeros((0, 0), np.float32)], opset=13, axis=axis):
+        assert (found.shape, found.dtype) == ((1, 0) if axis == 0 else (0, 1), np.int64)
+    with pytest.raises(OnnxError, match="no elements along axis 0"):
+        results("ArgMax", [NOTHING], opset=13, axis=0)
+
+
+def test_means_of_nothing() -> None:
+    for found in results("ReduceMean", [NOTHING, i64(0)], opset=18, constant=[1]):
+        np.testing.assert_array_equal(found, np.full((1, 3), np.nan, np.float32))
+    for found in results("ReduceMean", [NOTHING.astype(np.int32), i64(1)], opset=18, constant=[1]):
+        assert found.shape == (0, 1)
+    with pytest.raises(OnnxError, match="no integers"):
+        results("ReduceMean", [NOTHING.astype(np.int32), i64(0)], opset=18, constant=[1])
