@@ -54,7 +54,8 @@ from poly.settings import check_settings
 
 PLAIN_WORK: Final = 1 << 9  # the same where its loops are those of the source, which compile at once and have no lanes
 LONGEST: Final = 1 << 8  # multiplications for one result up to which that does
-WORTH_PARTS: Final = 8  # products an element, from which on complex operands are copied to another form first
+WORTH_PLANES: Final = 1.25  # products an element, from which on complex operands are taken apart into planes first
+WORTH_ROWS: Final = 8  # uses of an element, from which on one becomes a matrix of real numbers instead
 _COMPILED: Final = frozenset("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split())
 
 
@@ -204,7 +205,7 @@ def _compiled(
     tiled = dtype.char in "fd" and len(steps) == 1 and not kept_alone(equation.operands, equation.result)
     products = work * (4 if dtype.kind == "c" else 1)
     free = products <= min(FREE_WORK if tiled else PLAIN_WORK, LONGEST * prod(shape))
-    planar = dtype.kind == "c" and work >= WORTH_PARTS * sum(prod(s) for s in (shape, *(o.shape for o in operands)))
+    planar = dtype.kind == "c" and work >= WORTH_PLANES * sum(prod(s) for s in (shape, *(o.shape for o in operands)))
     read = [_read(o, indices, dtype, free) for o, indices in zip(operands, equation.operands, strict=True)]
     casts = tuple(cast for cast, _ in read)
     names = [_name(cast or o.dtype) for cast, o in zip(casts, operands, strict=True)]
@@ -287,7 +288,7 @@ def _kernel(
     real = real_operands(form)
     if real is not None:
         sizes = dict(zip(form.parameters, values, strict=True))
-        if prod(sizes[f"N{i}"] for i in form.indices if i not in form.operands[real[1]].indices) >= WORTH_PARTS:
+        if prod(sizes[f"N{i}"] for i in form.indices if i not in form.operands[real[1]].indices) >= WORTH_ROWS:
             form = replace(form, planar=False, real=real)
     return _bound_kernel(form, values, threads), {}
 

@@ -137,7 +137,7 @@ def _share(conditions: Sequence[Constraint], loops: tuple[str, str], limits: Map
 
 def _that_meet_data(program: Program, s: Statement, finite: Collection[str]) -> Statement:
     """A statement without the iterations of its reduction that meet padding at every place, as most rows of a window do
-    that is larger than the image.
+    that is larger than the image; but for one where all do.
     """
     factors = _padded_factors(program, s)
     box = box_bounds(bound_domain(program, s), s.iterators) if factors is not None else None
@@ -149,7 +149,9 @@ def _that_meet_data(program: Program, s: Statement, finite: Collection[str]) -> 
             most = c.expr.constant + sum(max(_values(c, n, box)) for n in c.expr.names - {r})
             step, (low, high) = c.expr.coefficient(r), left[r]
             left[r] = (max(low, -(most // step)), high) if step > 0 else (low, min(high, most // -step))
-    if left == dict(box) or any(low > high for low, high in left.values()):
+    if any(low > high for low, high in left.values()):  # nothing does: one iteration is zero, too
+        left = {n: ends if n in names_of(s.write) else (ends[0], ends[0]) for n, ends in box.items()}
+    if left == dict(box):
         return s
     kept = tuple(c for c in read.guard if not _holds(c, left))
     reads = [*s.reads]

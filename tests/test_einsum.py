@@ -352,6 +352,23 @@ def test_complex_sums_as_real_ones(spec: str, dtype: str, monkeypatch: Any) -> N
     assert all(form.real for form in forms) and len(forms) == 3
 
 
+@pytest.mark.parametrize(
+    ("spec", "shapes"),
+    [
+        ("ijb,jkb->ikb", [(6, 7, 33), (7, 5, 33)]),  # both step along the result's last index
+        ("ij,jk->ik", [(3, 50), (50, 60)]),  # rows of three are too few to make a matrix of each element
+        ("jiab,jc->icab", [(3, 3, 20, 20), (3, 3)]),
+    ],
+)
+def test_complex_sums_by_planes(spec: str, shapes: list[tuple[int, ...]], monkeypatch: Any) -> None:
+    forms: list[Any] = []
+    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
+    einsum_call.forget()
+    check(spec, *(random_of(shape, "c8", n) for n, shape in enumerate(shapes)))
+    assert [(form.planar, form.real) for form in forms] == [(True, None)]
+
+
 def test_empty_extents() -> None:
     for arrays in ([np.ones((2, 0)), np.ones((0, 3))], [np.ones((0, 2)), np.ones((2, 3))]):
         check("ij,jk->ik", *arrays)

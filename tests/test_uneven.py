@@ -225,6 +225,20 @@ def test_rows_of_a_window_that_meet_padding_alone(
     assert np.array_equal(kernel(x), run_program(program, {"X": x, "W": w})["Y"])
 
 
+def test_sums_that_meet_padding_alone() -> None:
+    """Both columns of a window lie beside an image of one column: one iteration is left, of zeros."""
+    program = poly.parse(
+        "constant W: f32[4,20,2]; Y[o,y] += (X[c,y,2*q-1] if 2*q >= 1 and 2*q < 2 else 0)*W[o,c,q] where 0 <= y < 5",
+        X=(20, 5, 1),
+    )
+    ranges = intervals_of(shorter := inside_windows(program, {"W"}), shorter.statement["Y_update"])
+    assert ranges["q"] == ranges["c"] == (0, 0) and ranges["o"] == (0, 3) and ranges["y"] == (0, 4)
+    kernel = poly.compile(program, constants={"W": np.ones((4, 20, 2), "f4")})
+    assert np.array_equal(kernel(np.ones((20, 5, 1), "f4")), np.zeros((4, 5)))
+    w = np.full((4, 20, 2), np.inf, "f4")
+    assert np.isnan(np.asarray(poly.compile(program, constants={"W": w})(np.ones((20, 5, 1), "f4")))).all()
+
+
 def test_infinite_weights_meet_padding() -> None:
     program, given = window(7), constants()
     given["W"][3, 2, 0, 0] = np.inf
