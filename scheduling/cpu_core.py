@@ -63,9 +63,9 @@ class Core:
         """
         return float(min(self.sets, max(1, (stride & -stride) // self.line)))
 
-    def lines_kept(self, stride: int) -> float:
-        """How many lines that far apart the first cache holds."""
-        return self.caches[0].ways * self.sets / self.crowding(stride)
+    def lines_kept(self, stride: int, beside: int = 0) -> float:
+        """How many lines that far apart the first cache holds; `beside`: lines of a set that others need."""
+        return (self.caches[0].ways - beside) * self.sets / self.crowding(stride)
 
     def counted_on(self, level: int) -> float:
         """Bytes of a cache that stay with the tiles."""

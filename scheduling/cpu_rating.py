@@ -202,7 +202,7 @@ class Choice(Ways):
             (o.depends(rows), self._crossing(o, k in packed) if o.depends(lanes) else None) for k, o in enumerate(reads)
         )
         lost = tuple(
-            self.core.lines_kept(o.stride(rows))
+            self.core.lines_kept(o.stride(rows), beside=1)
             for k, o in enumerate(reads)
             if k not in packed and o.stride(rows) >= line and any(0 < abs(o.stride(n)) < line for n in self.ranges)
         )

@@ -274,13 +274,16 @@ def test_what_few_rows_read_from_the_last_cache_is_not_packed(rows: int, cores: 
     assert ("B" in {p.tensor for p in plan.packs}) == packed
 
 
-def test_rows_that_meet_in_few_sets_of_the_cache_are_few() -> None:
+@pytest.mark.parametrize(("machine", "lanes", "ways"), [(AVX2, 7, 8), (AVX512, 16, 12)], ids=["8 ways", "12 ways"])
+def test_rows_that_meet_in_few_sets_of_the_cache_are_few(machine: Machine, lanes: int, ways: int) -> None:
+    """Fewer than a set has ways, of which other operands take one."""
+
     def tallest(depth: int) -> int:
-        plan = contraction_plan(facts_on(poly.parse(GEMM, A=(2048, depth), B=(depth, 7)), AVX2), 1)
+        plan = contraction_plan(facts_on(poly.parse(GEMM, A=(2048, depth), B=(depth, lanes)), machine), 1)
         assert plan is not None
         return 0 if any(p.tensor == "A" for p in plan.packs) else max(r.tile for s in plan.strips for r in s.rows)
 
-    assert tallest(1024) < 8 < tallest(1040)
+    assert tallest(2048) < ways - 1 and ways <= tallest(2064)
 
 
 def test_pieces_that_start_anywhere_touch_more_lines_and_meet_in_few_sets() -> None:
