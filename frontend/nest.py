@@ -25,6 +25,7 @@ polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps t
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
@@ -33,8 +34,9 @@ from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
 
 import islpy as isl
 
+from poly.affine import Affine
 from poly.dtypes import Array, is_integer
-from poly.errors import PolyError, ShapeError
+from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import COMBINERS, Apply, Cast, Const, Expr, Read, walk
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_scalars import expand_scalars
@@ -295,13 +297,19 @@ def _check_bounds(
         if outside is None or outside.is_empty():
             continue
         instance, element = witness(outside, (s.iterators, [f"dimension {d}" for d in range(len(shape))]))
-        shown = ", ".join(str(e) for e in access.affine_index)
-        extents = ", ".join(map(str, shape))
-        hint = "start or end the loop earlier, or state what sizes are possible: assert N >= 2"
-        below = [d for d, e in enumerate(access.affine_index) if e.constant < 0 and all(c < 0 for _, c in e.terms)]
-        if below:  # Python counts from the end
-            ends = [e + (shape[d] if d in below else 0) for d, e in enumerate(access.affine_index)]
-            hint = f"from the end: {access.tensor}[{', '.join(map(str, ends))}]"
-        raise source.error(
-            place, f"{access.tensor}[{shown}] is outside its shape ({extents}): {instance} -> {element}", hint
-        )
+        raise _out_of_bounds(source, place, access, shape, f"{instance} -> {element}")
+
+
+def _out_of_bounds(source: Source, place: ast.expr, access: Access, shape: Sequence[Affine], shown: str) -> ParseError:
+    given = ast.get_source_segment(source.text, place) or ""
+    if "%" in given and "%" not in ast.unparse(place):
+        hint = "what stands before % of a size lies from minus that size to less than twice it"
+        return source.error(place, f"{given} may go around more than once: {shown}", hint)
+    index = ", ".join(map(str, access.affine_index))
+    extents = ", ".join(map(str, shape))
+    hint = "start or end the loop earlier, or state what sizes are possible: assert N >= 2"
+    below = [d for d, e in enumerate(access.affine_index) if e.constant < 0 and all(c < 0 for _, c in e.terms)]
+    if below:  # Python counts from the end
+        ends = [e + (shape[d] if d in below else 0) for d, e in enumerate(access.affine_index)]
+        hint = f"from the end: {access.tensor}[{', '.join(map(str, ends))}]"
+    return source.error(place, f"{access.tensor}[{index}] is outside its shape ({extents}): {shown}", hint)

@@ -107,7 +107,7 @@ def affine(node: ast.expr) -> str:
         case ast.Constant(value=float(value)):
             return f"an integer: {int(value)}"
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=right):
-            return f"an integer in place of {ast.unparse(right)}: only by a literal is // or % affine"
+            return f"an integer in place of {ast.unparse(right)}; reads may go around: x[(i + 1) % N] of N elements"
         case ast.BinOp():
             return "+ and -, * by an integer, // and % by an integer"
         case _:

@@ -269,6 +269,8 @@ REFUSED = {
     "x[y[i]] = 0.0": ("is not affine", "y[i]"),
     "x[i + 1] = 0.0": ("x[i + 1] is outside its shape (N): S0[i=0] with N=1", "x[i + 1]"),
     "y[i - 1] = x[i - 1]": ("is outside its shape", "x[i - 1]"),
+    "y[i] = x[(3 * i) % N]": ("x[(3 * i) % N] may go around more than once: ", "x[(3 * i) % N]"),
+    "y[i] = x[(i + 2 * N) % N]": ("x[(i + 2 * N) % N] may go around more than once: ", "x["),
     "x[i, i] = 0.0": ("x has rank 1, it is subscripted with 2", "x[i, i]"),
     "x[1:] = 0.0": ("a slice", "x[1:]"),
     "z[i] = 0.0": ("'z' is not an array of this nest", "z[i]"),
