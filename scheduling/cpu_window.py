@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
@@ -48,12 +49,12 @@ from poly.scheduling.schedule import Schedule
 MOST_TAPS = 64  # points of a window
 MOST_ROWS = 8  # of a register tile
 COPIED_VECTORS = 16  # in a row of the copy: beyond, only its ends are told apart
-ROLLED = 48  # operations of one register tile where a row read serves all rows written at once,
-FEW_ROWS = 5  # or this many rows
+ROLLED = 48  # operations of a register tile where a row read serves all rows written at once; FEW_ROWS may have more
+FEW_ROWS = 5  # rows whose sums are on their way at once
 COPIES = 40  # vectors of a copy that may be laid out
 LONG = 2048  # bytes from a tile to the next, half a page: those within one the prefetchers find
-PAIR = 2  # rows of a tile where lanes are picked from two loads,
-PICKED_BODY = 100  # and taller tiles have more operations: loads and shuffles would come long before their use
+PAIR = 2  # rows of a tile where lanes are picked from two loads, and PICKED_BODY would be passed by taller ones
+PICKED_BODY = 100  # operations: 72 had 24 copies of vectors, 144 had 112, as loads were moved ahead (decision 0057)
 BODY = 300  # operations of all register tiles that are laid out, or pieces of their own
 BODY_BY_COLUMNS = 700  # where every load serves several
 PICKED = 2  # step of a window whose lanes two whole loads and a shuffle give where they lie
@@ -103,7 +104,7 @@ class Window:
 @dataclass(frozen=True)
 class _Shape:
     """What the access maps say, named as in `Window`. `taps`: extents of the reduction iterators by name; `row`: the
-    tensor's axis along rows.
+    tensor's axis along rows; `height`, `width`: iterations of rows and lanes; `along`: the iterator of the lanes.
     """
 
     read: Access
@@ -117,6 +118,32 @@ class _Shape:
     step: int
     step_down: int
     spread: int
+    height: int
+    width: int
+    along: str
+
+
+class _Way(NamedTuple):
+    """How a tile sums, named as in `Window`."""
+
+    vector: int
+    kept: tuple[str, ...]
+    shifted: bool
+    by_columns: bool
+
+
+class _Heights(NamedTuple):
+    """Rows of a register tile, of all whole ones, and of a strip; `small`: tiles are laid out in full; `edges`: where
+    the vectors of a row are cut; `ragged`: its last lanes are a piece of their own.
+    """
+
+    tile: int
+    whole: int
+    strip: int
+    small: bool
+    copied: bool
+    edges: tuple[int, ...]
+    ragged: bool
 
 
 def window_of(program: Program, group: Group, machine: Machine, _threads: int = 1) -> Window | None:
@@ -128,43 +155,51 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
     shape = _shape(program, group, update)
     if shape is None or elements < 2:
         return None
-    names, step = group.axes[update.name], shape.step
-    height, width = (group.box[a][1] + 1 for a in (shape.rows, shape.lanes))
-    vector = min(elements, 1 << max(0, width - 1).bit_length())
-    taps, reach = prod(shape.taps.values()), shape.taps.get(shape.down, 1)
-    registers = machine.vector_registers
-    by_columns = _is_by_columns(shape, registers)
+    vector = min(elements, 1 << max(0, shape.width - 1).bit_length())
+    by_columns = _is_by_columns(shape, machine.vector_registers)
     shifted = not by_columns and _is_shifted(program, shape, vector, machine)
-    kept = () if by_columns else _kept(shape, registers, shifted)
-    most = min(height, MOST_ROWS if by_columns else _most_rows(shape, registers, bool(kept)))
-    vectors, body = -(-width // vector), BODY_BY_COLUMNS if by_columns else BODY
-    small = -(-height // most) * vectors * most * taps * (2 if step == PICKED else 1) <= body  # loads count, too
-    tile, whole = _tiles(height, most, small)
-    long_body = by_columns and vectors > 1 and vectors * tile * taps > body
-    ragged = width % vector and (vectors > FEW_VECTORS or long_body)
-    edges = _edges(program, shape, names[shape.lanes], vector) if not small else ()
-    bodies = len(edges) + 1 if width % vector == 0 or ragged else vectors
-    if shifted and not small:
-        tile, whole = _tiles(height, _shuffled_rows(height, tile, step, bodies * taps), small)
-    copied, strip = _is_copied(shape, small or bodies * tile * taps <= body), height
-    if copied:
-        fitting = _fitting(program, shape, machine, width)
-        if fitting < height:
-            small = False
-            tile, whole = _tiles(height, most, small)
-            strip = max((n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting), default=tile)
-        edges = ()
-    long = tile * (bytes_apart(program, shape.read, names[shape.rows]) or 0) >= LONG
+    kept = () if by_columns else _kept(shape, machine.vector_registers, shifted)
+    way = _Way(vector, kept, shifted, by_columns)
+    found = _heights(program, shape, way, machine)
+    rows = group.axes[update.name][shape.rows]
+    long = found.tile * (bytes_apart(program, shape.read, rows) or 0) >= LONG
     return Window(
         statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
-        sideways=shape.sideways, step_down=shape.step_down, step=step, spread=shape.spread,
-        reach=shape.spread * (reach - 1) + 1, axis=shape.row, offset=shape.read.affine_index[shape.row].constant,
-        vector=vector, height=tile, strip=strip, copied=copied, kept=kept, unrolled=small,
-        cuts=(whole,) if whole < height else (), vector_cuts=edges,
-        lane_cuts=(width // vector * vector,) if ragged else (),
-        asks_ahead=(copied or long) and bytes_touched(program, group.statements) > own_capacity(machine),
-        shifted=shifted and not copied, by_columns=by_columns,
+        sideways=shape.sideways, step_down=shape.step_down, step=shape.step, spread=shape.spread,
+        reach=shape.spread * (shape.taps.get(shape.down, 1) - 1) + 1, axis=shape.row,
+        offset=shape.read.affine_index[shape.row].constant, vector=vector, height=found.tile, strip=found.strip,
+        copied=found.copied, kept=kept, unrolled=found.small,
+        cuts=(found.whole,) if found.whole < shape.height else (), vector_cuts=found.edges,
+        lane_cuts=(shape.width // vector * vector,) if found.ragged else (),
+        asks_ahead=(found.copied or long) and bytes_touched(program, group.statements) > own_capacity(machine),
+        shifted=shifted and not found.copied, by_columns=by_columns,
     )  # fmt: skip
+
+
+def _heights(program: Program, shape: _Shape, way: _Way, machine: Machine) -> _Heights:
+    """Rows of register tiles and strips, and what is copied: a tile's height depends on what is laid out and shuffled,
+    that on its bodies, and they on the height; where a copy takes the shuffles away it is chosen again.
+    """
+    most = MOST_ROWS if way.by_columns else _most_rows(shape, machine.vector_registers, bool(way.kept))
+    most, taps, vectors = min(shape.height, most), prod(shape.taps.values()), -(-shape.width // way.vector)
+    body = BODY_BY_COLUMNS if way.by_columns else BODY
+    laid_out = -(-shape.height // most) * vectors * most * taps * (2 if shape.step == PICKED else 1)
+    small = laid_out <= body  # loads count, too
+    tile, whole = _tiles(shape.height, most, small)
+    long_body = way.by_columns and vectors > 1 and vectors * tile * taps > body
+    ragged = shape.width % way.vector > 0 and (vectors > FEW_VECTORS or long_body)
+    edges = () if small else _edges(program, shape, way.vector)
+    bodies = len(edges) + 1 if shape.width % way.vector == 0 or ragged else vectors
+    if way.shifted and not small:
+        tile, whole = _tiles(shape.height, _shuffled_rows(shape.height, tile, shape.step, bodies * taps), small)
+    if not _is_copied(shape, small or bodies * tile * taps <= body):
+        return _Heights(tile, whole, shape.height, small, False, edges, ragged)
+    fitting = _fitting(program, shape, machine)
+    small = small and fitting >= shape.height
+    tile, whole = _tiles(shape.height, most, small)
+    strips = [n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting]
+    strip = shape.height if fitting >= shape.height else max(strips, default=tile)
+    return _Heights(tile, whole, strip, small, True, (), ragged)
 
 
 def _most_rows(shape: _Shape, registers: int, kept: bool) -> int:
@@ -213,8 +248,8 @@ def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
 
 
 def _shuffled_rows(height: int, tile: int, step: int, operations: int) -> int:
-    """Rows of a register tile whose columns are shuffled: the more, the fewer shuffles for each, as long as all bodies,
-    with so many operations for each row, stay short.
+    """Rows of a register tile whose columns are shuffled. With step 1 the more, the fewer shuffles for each, as long as
+    all bodies, with so many operations for each row, stay short; where lanes are picked, two of a long body.
     """
     if step == PICKED:
         return tile if tile * operations <= PICKED_BODY else min(tile, PAIR)
@@ -234,19 +269,19 @@ def _is_copied(shape: _Shape, short: bool) -> bool:
     return bool(shape.read.guard) and not (flat and short)
 
 
-def _fitting(program: Program, shape: _Shape, machine: Machine, width: int) -> int:
-    """Rows of `width` elements of a strip that reads no more than stays in the first cache, at least one."""
-    columns = (shape.step * (width - 1) + shape.taps[shape.sideways]) * _planes(shape)
+def _fitting(program: Program, shape: _Shape, machine: Machine) -> int:
+    """Rows of a strip that reads no more than stays in the first cache, at least one."""
+    columns = (shape.step * (shape.width - 1) + shape.taps[shape.sideways]) * _planes(shape)
     lines = own_share(machine.nearest_cache) // (columns * size_bytes(program.tensor[shape.read.tensor].dtype))
     return max(1, (lines - shape.spread * (shape.taps.get(shape.down, 1) - 1)) // shape.step_down)
 
 
-def _edges(program: Program, shape: _Shape, loop: str, vector: int) -> tuple[int, ...]:
+def _edges(program: Program, shape: _Shape, vector: int) -> tuple[int, ...]:
     """Where the vectors of a row are cut, so that the window leaves the row in the first and the last piece alone."""
     if not shape.read.guard:
         return ()
     last = len(shape.read.index) - 1
-    low, high = inside_of(program, shape.read, loop, shape.sideways, last, shape.taps[shape.sideways])
+    low, high = inside_of(program, shape.read, shape.along, shape.sideways, last, shape.taps[shape.sideways])
     return tuple(sorted(c for c in {-(-low // vector), high // vector} if c > 0))
 
 
@@ -322,6 +357,7 @@ def _shape(program: Program, group: Group, update: Statement) -> _Shape | None:
     return _Shape(
         read, rows, lanes, down, sideways, taps, others, row, step=last.coefficient(axes[lanes]),
         step_down=along.coefficient(axes[rows]), spread=along.coefficient(down) if down else 1,
+        height=box[rows][1] + 1, width=box[lanes][1] + 1, along=axes[lanes],
     )  # fmt: skip
 
 

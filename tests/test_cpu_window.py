@@ -96,6 +96,9 @@ CASES = {
         "Conv", (1, 8, 1, 3, 17), (4, 2, 1, 3, 5),
         {"strides": [2, 2, 1], "dilations": [2, 1, 3], "pads": [1, 2, 2, 7, 3, 1], "group": 4},
     ),
+    "largest, 3-d": (
+        "MaxPool", (1, 2, 6, 20, 64), None, {"kernel_shape": [3] * 3, "pads": [1] * 6, "strides": [2] * 3},
+    ),
     "mean": ("AveragePool", (1, 3, 20, 22), None, {"kernel_shape": [3, 3], "pads": [1] * 4}),
     "mean of four": ("AveragePool", (1, 3, 16, 16), None, {"kernel_shape": [2, 2], "strides": [2, 2]}),
 }  # fmt: skip
@@ -333,6 +336,14 @@ def test_tiles_whose_columns_are_shuffled(height: int, width: int, step: int, ti
     program = graph_of("Conv", (1, 2, height, width), (2, 1, 3, 3), attrs=attrs)[0].to_program()
     (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
     assert plan.shifted and plan.height == tile
+
+
+def test_a_copied_window_has_tiles_of_its_own_height() -> None:
+    """Its columns are not shuffled, so that low tiles, which have fewer shuffles ahead, would gain nothing."""
+    attrs = {"kernel_shape": [3] * 3, "strides": [2] * 3, "pads": [1] * 6}
+    program = graph_of("MaxPool", (1, 1, 6, 20, 64), attrs=attrs)[0].to_program()
+    (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
+    assert plan.copied and not plan.shifted and plan.height == 5
 
 
 @pytest.mark.parametrize("name", ["5x5", "5x5 wide", "7x7", "7x7 wide", "7x7 odd"])
