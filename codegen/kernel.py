@@ -83,7 +83,7 @@ class Kernel(NativeCall):
         self.loops, self.machine, self.threads = tree, machine, min(max(1, threads), MAX_THREADS)
         self._schedule = schedule
         self._source = schedule.source if isinstance(schedule, Schedule) else source
-        self._work = None if self._source is None else CallWork(self._source)
+        self._sharing = None if self._source is None else CallWork(self._source)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.module: Module = module if module is not None else lower(tree, machine, f"poly.{tree.name}")
         self._sizes = sizes = dict(tree.sizes)
@@ -223,9 +223,9 @@ class Kernel(NativeCall):
 
     def _is_shared(self, sizes: Mapping[str, int]) -> bool:
         """Whether threads share a call under values of the free sizes, as the policies say."""
-        if self._work is None or not self.module.parameters:
+        if self._sharing is None or not self.module.parameters:
             return True
-        return self._work.is_shared(sizes, self.module.meetings(sizes))
+        return self._sharing.is_shared(sizes, self.module.meetings(sizes))
 
     def _require_sizes(self, sizes: Mapping[str, int]) -> None:
         """The program's context and extents hold for values of the free sizes; outside, the loops prove nothing."""

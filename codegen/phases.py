@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from poly.affine import Affine
 from poly.codegen.addresses import Indices, Linear
-from poly.codegen.team_ir import SLOTS, TAKE
+from poly.codegen.team_ir import TAKE
 from poly.codegen.text import Region, Writer
 from poly.errors import UnsupportedError
-from poly.loops import Alloc, For, If, LoopTree, Node, Sync, walk
+from poly.loops import MOST_NOWAIT, Alloc, For, If, LoopTree, Node, Sync, walk
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Phase:
     loops: tuple[For, ...] = ()
     shared: tuple[Alloc, ...] = ()
 
-    def goes_on_to(self, following: Step) -> bool:
+    def goes_on_to(self, following: Step | None) -> bool:
         """Whether threads need not meet before another phase: buffers that are not around both may lie in one place."""
         if not (isinstance(following, Phase) and self.parallel and following.parallel):
             return False
@@ -56,9 +57,15 @@ Step = Phase | Repeated
 def steps_of(tree: LoopTree, registers: frozenset[str]) -> tuple[Step, ...]:
     """A tree's phases in the loops that all threads run.
 
-    Register tensors that live across phases make them one; raises `UnsupportedError` where one of those is parallel.
+    Register tensors that live across phases make them one; raises `UnsupportedError` where one of those is parallel, or
+    more loops are in a row without a meeting than a thread keeps its place in.
     """
     steps = _steps(tree.body, registers, (), ())
+    if _longest_run(steps) > MOST_NOWAIT:
+        raise UnsupportedError(
+            f"more than {MOST_NOWAIT} parallel loops in a row without a meeting", where=tree.name,
+            hint="leave out one `nowait` of them",
+        )  # fmt: skip
     phases = [*phases_of(steps)]
     inner = {n.tensor.name for p in phases for n in walk(p.nodes) if isinstance(n, Alloc)}
     crossing = [t.name for t in tree.tensors if t.space in registers and t.name not in inner]
@@ -81,12 +88,27 @@ def phases_of(steps: Sequence[Step]) -> Iterator[Phase]:
             yield from phases_of(step.steps)
 
 
+def _with_next(steps: Sequence[Step]) -> Iterator[tuple[Step, bool]]:
+    """Each step, and whether threads go on from it to the next one without a meeting."""
+    for step, following in zip_longest(steps, steps[1:]):
+        yield step, isinstance(step, Phase) and step.goes_on_to(following)
+
+
+def _longest_run(steps: Sequence[Step]) -> int:
+    """Most phases in a row without a meeting in between."""
+    most = run = 1
+    for step, goes_on in _with_next(steps):
+        run = run + 1 if goes_on else 1
+        most = max(most, run, _longest_run(step.steps) if isinstance(step, Repeated) else 1)
+    return most
+
+
 def meetings(steps: Sequence[Step], sizes: Mapping[str, int]) -> int:
     """How often a phase ends, about: loops inside of others run as often as in their first iteration."""
     total = 0
-    for k, step in enumerate(steps):
+    for step, goes_on in _with_next(steps):
         if isinstance(step, Phase):
-            total += not any(map(step.goes_on_to, steps[k + 1 : k + 2]))
+            total += not goes_on
             continue
         first = max(int(e.evaluate(sizes)) for e in step.loop.lower)
         trips = -(-(min(int(e.evaluate(sizes)) for e in step.loop.upper) - first) // step.loop.step)
@@ -181,11 +203,10 @@ class _Entry:
         self.statuses: list[str] = []  # of phases since the last meeting
 
     def steps(self, steps: Sequence[Step], last: bool) -> None:
-        for k, step in enumerate(steps):
+        for k, (step, goes_on) in enumerate(_with_next(steps)):
             ends = last and k == len(steps) - 1
             if isinstance(step, Phase):
-                goes_on = not ends and k + 1 < len(steps) and step.goes_on_to(steps[k + 1])
-                self.phase(step, ends, goes_on and len(self.statuses) < SLOTS - 1)
+                self.phase(step, ends, goes_on)
             else:
                 self.repeated(step)
                 if ends:

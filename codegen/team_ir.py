@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from poly.loops import MOST_NOWAIT
+
 SHARE: Final = 128  # bytes from one part's shares to the next: what two threads write is on lines of its own
-SLOTS: Final = 8  # shares of a part, side by side on a line: loops that run without a meeting in between
+SLOTS: Final = MOST_NOWAIT  # shares of a part, side by side on a line
 TAKE: Final = 8  # offset in the block of the function that hands out iterations, behind the one of meetings
 
 SEQUENCE: Final = 3

@@ -10,7 +10,8 @@ names it).
 A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
 What it touches `ahead` (a loop, iterations of it later) it asks for, as `poly.scheduling.edits.prefetch` says: no
 effect but on the caches.
-A parallel loop may name another parallel one behind it (`nowait`): threads need not meet between the two.
+A parallel loop may name the parallel one behind it (`nowait`): threads need not meet between the two, nor between up to
+`MOST_NOWAIT` in a row.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from poly.expr import Combiner, Expr
 from poly.program import Access, Tensor
 
 MAX_LANES: Final = 128  # iterations of a vector loop
+MOST_NOWAIT: Final = 8  # parallel loops in a row without a meeting: a thread keeps its place in all of them
 LoopKind = Literal["serial", "unroll", "vector", "parallel", "unit"]
 
 

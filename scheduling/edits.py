@@ -17,9 +17,10 @@ from poly.affine import Affine, Constraint
 from poly.coefficients import set_of
 from poly.document import counted
 from poly.errors import PolyError, ScheduleError
-from poly.loops import LoopKind
+from poly.loops import MOST_NOWAIT, LoopKind
 from poly.program import PathStep, Program
 from poly.scheduling.legality import check
+from poly.scheduling.nowait import is_next, run_through
 from poly.scheduling.schedule import Edit, Mark, Nest, Schedule, canonical, placed
 from poly.sets import fix_sizes
 
@@ -507,7 +508,8 @@ def parallelise(schedule: Schedule, loop: str) -> Schedule:
 def nowait(schedule: Schedule, loop: str, following: str) -> Schedule:
     """Let threads that are done with a parallel loop go on to the parallel loop behind it before the others are done
     (the clause of this name of OpenMP). In one iteration of the loops around both they touch nothing in common that
-    either writes; nor does any loop before, from which threads came without a meeting, and `following`.
+    either writes; nor does any loop before, from which threads came without a meeting, and `following`. So many loops
+    may be in a row as `poly.loops.MOST_NOWAIT` says.
 
     Where later edits leave another loop behind it, threads meet.
     """
@@ -516,14 +518,18 @@ def nowait(schedule: Schedule, loop: str, following: str) -> Schedule:
         if schedule.kind(name) != "parallel":
             hint = f"parallelise({name!r}) first"
             raise ScheduleError(f"loop {name!r} is not a parallel loop", where=schedule.source.name, hint=hint)
-    before = [n for n, m in schedule.marks.items() if m.nowait == following and n != loop]
-    if loop == following or before:
-        raise ScheduleError(
-            f"{before[0]!r} is already followed by {following!r}" if before else f"loop {loop!r} cannot follow itself",
-            where=schedule.source.name, hint="name the loop behind it",
-        )  # fmt: skip
+    if not is_next(schedule, loop, following):
+        what = f"loop {following!r} is not the one right behind {loop!r}"
+        raise ScheduleError(what, where=schedule.source.name, hint="name the loop that threads reach next")
+    if before := [n for n, m in schedule.marks.items() if m.nowait == following and n != loop]:
+        what = f"{before[0]!r} is already followed by {following!r}"
+        raise ScheduleError(what, where=schedule.source.name, hint="one loop only may name another")
     marks = {**schedule.marks, loop: replace(schedule.marks[loop], nowait=following)}
-    return finish(schedule, replace(schedule, marks=marks), "nowait", loop=loop, following=following)
+    marked = replace(schedule, marks=marks)
+    if len(run_through(marked, loop)) > MOST_NOWAIT:
+        what = f"more than {MOST_NOWAIT} loops in a row without a meeting, with {loop!r} and {following!r}"
+        raise ScheduleError(what, where=schedule.source.name, hint="let threads meet between two of them")
+    return finish(schedule, marked, "nowait", loop=loop, following=following)
 
 
 def tensorise(schedule: Schedule, loops: Sequence[str], engine: str) -> Schedule:

@@ -8,17 +8,16 @@ on to the next piece, and only the end of the last one is uneven (the clause `no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from itertools import pairwise
 
 import islpy as isl
 
+from poly.loops import MOST_NOWAIT
 from poly.program import Access, Statement
 from poly.relations import range_of
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode
 from poly.scheduling.vectors import Vectors, together
-
-MOST: Final = 8  # loops without a meeting in between: a thread keeps its place in all of them
 
 
 def after(schedule: Schedule, loop: str) -> list[str]:
@@ -30,6 +29,20 @@ def after(schedule: Schedule, loop: str) -> list[str]:
         found.append(other)
         other = following[other]
     return found
+
+
+def run_through(schedule: Schedule, loop: str) -> list[str]:
+    """The loops that threads reach without a meeting up to a parallel one, and from there."""
+    before = {m.nowait: name for name, m in schedule.marks.items() if m.nowait and name in schedule.loop_statements}
+    first = [loop]
+    while before.get(first[0], loop) not in first:
+        first.insert(0, before[first[0]])
+    return [*first, *after(schedule, loop)]
+
+
+def is_next(schedule: Schedule, loop: str, following: str) -> bool:
+    """Whether a parallel loop is what threads reach right behind another one, in the same loops."""
+    return (loop, following) in pairwise(_in_order(schedule.tree, schedule))
 
 
 def conflicts(
@@ -49,7 +62,7 @@ def without_meetings(schedule: Schedule) -> Schedule:
     past: list[str] = []  # since the last meeting
     for loop in _in_order(schedule.tree, schedule):
         apart = loop is not None and all(next(_meeting(schedule, p, loop, vectors), None) is None for p in past)
-        if loop is not None and past and apart and len(past) < MOST:
+        if loop is not None and past and apart and len(past) < MOST_NOWAIT:
             schedule = schedule.nowait(past[-1], loop)
             past.append(loop)
         else:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import poly
+from poly.codegen.function import lower
 from poly.codegen.host import host_machine
-from poly.errors import IllegalEdit, ScheduleError
+from poly.codegen.kernel import Kernel
+from poly.errors import IllegalEdit, ScheduleError, UnsupportedError
 from poly.frontend.einsum import einsum_program
+from poly.loops import MOST_NOWAIT, Alloc, For, LoopTree
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.nowait import after
+from poly.scheduling.nowait import after, without_meetings
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_loops
+from tests.other_cpus import CPUS, run_here
 
 TWO = "B[i] = 2*A[i]\nC[j] = A[j] + 1"
 TURNED = "B[i] = 2*A[i]\nC[j] = B[99-j]"
 
 
-def both_parallel(text: str) -> Schedule:
-    schedule = Schedule(poly.parse(text, A=(100,)))
+THREE = "B[i] = 2*A[i]\nD[k] = B[99-k]\nC[j] = A[j] + 1"
+
+
+def both_parallel(text: str, extent: int = 100) -> Schedule:
+    schedule = Schedule(poly.parse(text, A=(extent,)))
     for name in schedule.source.statement:
         schedule = schedule.parallelise(schedule.nests[name].names[0])
     return schedule
@@ -75,29 +84,93 @@ def test_threads_meet_where_an_edit_puts_another_loop_behind() -> None:
     first, second = schedule.loop_statements
     found = schedule.nowait(first, second).tile({second: 8})
     assert after(found, first) == []
-    assert poly.compile(schedule.source, schedule=found, threads=2)
+    assert lower(schedule.nowait(first, second).lower(), host_machine(), "f").meetings({}) == 1
+    assert lower(found.lower(), host_machine(), "f").meetings({}) == 2
+
+
+def test_only_the_loop_right_behind() -> None:
+    with pytest.raises(ScheduleError, match="'j' is not the one right behind 'i'"):
+        both_parallel(THREE).nowait("i", "j")
+    with pytest.raises(ScheduleError, match="'i' is not the one right behind 'j'"):
+        both_parallel(TWO).nowait("j", "i")
+
+
+def naming(tree: LoopTree, loop: str, following: str) -> LoopTree:
+    """A loop tree with a mark that no schedule made."""
+    body = [replace(n, nowait=following) if isinstance(n, For) and n.variable == loop else n for n in tree.body]
+    return replace(tree, body=tuple(body))
+
+
+def test_threads_meet_where_a_loop_names_one_that_is_farther_behind() -> None:
+    assert lower(naming(both_parallel(THREE).lower(), "i", "j"), host_machine(), "f").meetings({}) == 3
+    assert lower(naming(both_parallel(THREE).lower(), "k", "j"), host_machine(), "f").meetings({}) == 2
+
+
+def test_threads_meet_where_another_buffer_is_around_the_next_loop() -> None:
+    """Both may lie in one place."""
+    text = "T[k] = 2*A[k]\nB[i] = T[4095-i]\nU[j] = 3*A[j]\nC[m] = U[4095-m]"
+    tree = naming(both_parallel(text, 4096).lower(), "i", "j")
+    known = {t.name: t for t in tree.tensors}
+    body = (Alloc(known["T"], tree.body[:2]), Alloc(known["U"], tree.body[2:]))
+    a, b, c = (known[name] for name in "ABC")
+    kernel = Kernel(replace(tree, tensors=(a, b, c), body=body), host_machine(), [a], [b, c], threads=2)
+    assert kernel.module.meetings({}) == 4
+    x = np.arange(4096, dtype=np.float32)
+    for _ in range(30):
+        y, z = kernel(x)
+        np.testing.assert_array_equal(y, 2 * x[::-1])
+        np.testing.assert_array_equal(z, 3 * x[::-1])
+
+
+def chain(loops: int) -> Schedule:
+    return both_parallel("\n".join(f"Y{k}[i] = {k + 2}*A[i]" for k in range(loops)), 4096)
+
+
+def test_a_thread_keeps_its_place_in_so_many_loops() -> None:
+    """More in a row than a part has words for: the policy lets threads meet in between."""
+    count = MOST_NOWAIT + 4
+    schedule = without_meetings(chain(count))
+    assert lower(schedule.lower(), host_machine(), "f").meetings({}) == 2
+    kernel = poly.compile(schedule.source, schedule=schedule, threads=2)
+    x = np.arange(4096, dtype=np.float32)
+    for _ in range(30):
+        for k, y in enumerate(kernel(x)):
+            np.testing.assert_array_equal(y, (k + 2) * x)
+
+
+def test_more_loops_in_a_row_are_refused() -> None:
+    schedule = chain(MOST_NOWAIT + 1)
+    loops = list(schedule.loop_statements)
+    for loop, following in zip(loops[:-2], loops[1:-1], strict=True):
+        schedule = schedule.nowait(loop, following)
+    tree = schedule.lower()
+    assert lower(tree, host_machine(), "f").meetings({}) == 2
+    with pytest.raises(ScheduleError, match=f"more than {MOST_NOWAIT} loops in a row"):
+        schedule.nowait(*loops[-2:])
+    with pytest.raises(UnsupportedError, match=f"more than {MOST_NOWAIT} parallel loops in a row"):
+        lower(naming(tree, *loops[-2:]), host_machine(), "f")
+    backwards = chain(MOST_NOWAIT + 1)
+    for loop, following in zip(loops[1:-1], loops[2:], strict=True):
+        backwards = backwards.nowait(loop, following)
+    with pytest.raises(ScheduleError, match=f"more than {MOST_NOWAIT} loops in a row"):
+        backwards.nowait(*loops[:2])
 
 
 @pytest.mark.parametrize("shape", [(127, 255, 513), (45, 70, 200), (197, 64, 197)])
-def test_pieces_of_a_product(shape: tuple[int, int, int]) -> None:
-    m, n, k = shape
+def test_pieces_of_a_product(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in pieces: their loops write other rows, so threads go on. With 16 lanes on any host."""
+    run_here(monkeypatch)
+    (m, n, k), machine = shape, CPUS["avx512"]
     program = einsum_program("ik,kj->ij", [(m, k), (k, n)], ["f32"] * 2)
-    schedule = schedule_for_cpu(program, host_machine(), 2)
+    schedule = schedule_for_cpu(program, machine, 2)
     following = {loop: mark.nowait for loop, mark in schedule.marks.items() if mark.nowait is not None}
+    assert following
     assert all(schedule.kind(loop) == "parallel" == schedule.kind(other) for loop, other in following.items())
-    a, b = (np.random.default_rng(k).standard_normal(s).astype(np.float32) for s in ((m, k), (k, n)))
-    kernel, alone = (poly.compile(program, schedule=schedule, threads=t) for t in (2, 1))
-    expected = alone(a, b)
+    a, b = (np.random.default_rng(k).integers(-4, 5, s).astype(np.float32) for s in ((m, k), (k, n)))
+    inputs, outputs = program.inputs, program.outputs
+    kernel = Kernel(schedule.lower(), machine, inputs, outputs, threads=2, schedule=schedule)
     for _ in range(100):
-        np.testing.assert_array_equal(kernel(a, b), expected)
-
-
-def test_pieces_of_rows_go_on() -> None:
-    """13 and 12 rows at a time: more pieces than one, whose loops write other rows."""
-    program = einsum_program("ik,kj->ij", [(127, 513), (513, 255)], ["f32"] * 2)
-    marks = schedule_for_cpu(program, host_machine(), 2).marks.values()
-    pieces = [m for m in marks if m.kind == "parallel"]
-    assert len(pieces) < 2 or any(m.nowait for m in pieces)
+        np.testing.assert_array_equal(kernel(a, b), a @ b)  # whole numbers: exact in any order
 
 
 def test_an_index_out_of_range_before_threads_meet() -> None:
