@@ -16,7 +16,7 @@ import numpy.typing as npt
 from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_reuse import BlockedNest, Boxes, Copied, Kept, Loop, Walk, boxes_of
-from poly.scheduling.cpu_shares import EDGE, Numbers, shared_time
+from poly.scheduling.cpu_shares import EDGE, REMOTE, Numbers, shared_time
 
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
@@ -34,13 +34,14 @@ def shared_cycles(
     carried: Collection[str],
     pieces: Sequence[Numbers],
     made: Collection[int] = (),
+    remote: float = REMOTE,
 ) -> Numbers:
     """Cycles until the last of some threads has done a nest that takes one of them `inside`, and its copies.
 
     They share the loop with which that is soonest, none of those that are `carried`, and copies outside of it, and meet
     after each of these. What is copied there and does not move along the loop comes to every thread, from the one that
     copied it, and so do operands that are `made` by other nests. `pieces`: loops one after another that each of `loops`
-    stands for.
+    stands for. `remote`: bytes a cycle of what is fetched at the edges of rows that threads write side by side.
     """
     best = inside + sum((c.cycles for c in copied.values()), np.zeros(()))
     if threads == 1:
@@ -52,14 +53,15 @@ def shared_cycles(
             own = inside + sum((c.cycles for k, c in copied.items() if k not in before), np.zeros(()))
             common = sum((copied[k].cycles for k in before), np.zeros(()))
             far = [copied[k].bytes for k in before if not operands[k].depends(loop.iterator)]
-            travelling = sum(far, np.zeros(())) * (1 - 1 / threads)
+            travelling, edges = sum(far, np.zeros(())) * (1 - 1 / threads), 0.0
             for k, o in enumerate(operands):
                 if k in made and k not in before and not o.depends(loop.iterator):
                     travelling = travelling + o.size * (1 - 1 / threads)
                 if o.write and o.stride(loop.iterator) == o.element:
-                    travelling = travelling + EDGE * (threads - 1) * float(prod(o.shape[:-1]))
+                    edges += EDGE * (threads - 1) * float(prod(o.shape[:-1])) / remote
             meetings = reached[-1] * pieces[depth - 1] - 1 + sum(reached[copied[k].depth] for k in before)
-            cycles = common / threads + shared_time(own, loop.trips, meetings, travelling, threads)
+            shared = shared_time(own, loop.trips, meetings, travelling, threads)
+            cycles = common / threads + shared + edges
             best = np.minimum(best, np.where(loop.trips > 1, cycles, best))
         reached.append(reached[-1] * loop.trips)
     return best

@@ -267,7 +267,9 @@ class Choice(Ways):
             cut = 1.0 + (self.extents[self.names[grid.way.rows]] % grid.count > 0)
             pieces = [np.where(d < sites["rows"], 1.0, cut) for d in range(1, len(nest.loops) + 1)]
         made, carried = self._made_before, [*self.ranges]
-        return shared_cycles(inside, self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made)
+        return shared_cycles(
+            inside, self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote
+        )
 
     @cached_property
     def _made_before(self) -> frozenset[int]:

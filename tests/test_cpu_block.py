@@ -23,7 +23,7 @@ from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
 from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
-from poly.scheduling.cpu_shares import MEETING, REMOTE
+from poly.scheduling.cpu_shares import EDGE, MEETING, REMOTE
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -347,6 +347,19 @@ def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
 
     assert cycles(0) - cycles() == pytest.approx(64 * 512 * 4 / 2 / REMOTE, abs=2)  # every thread reads all of it
     assert cycles(1) == cycles()
+
+
+def test_rows_that_threads_write_side_by_side_cost_their_edges() -> None:
+    """512 rows shared by columns: each once an edge, at the rate of what another core wrote; by rows: none."""
+    one, eight, inside = np.ones(()), np.full((), 8.0), np.full((), 1e7)
+    out = Operand("C", ({"i": 1}, {"j": 1}), (512, 512), (2048, 4), 4, write=True)
+
+    def cycles(loop: str, remote: float) -> float:
+        loops = [Loop(loop, np.full((), 512.0), eight)]
+        return float(shared_cycles(inside, [out], loops, {}, 2, ["k"], [one], remote=remote))
+
+    assert cycles("j", 8) - cycles("i", 8) == pytest.approx(512 * EDGE / 8, abs=2)
+    assert cycles("i", 2) == cycles("i", 8)
 
 
 def test_what_a_model_takes_from_a_description() -> None:
