@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import log2, prod
 
 from poly.dtypes import size_bytes
 from poly.loops import MAX_LANES
@@ -21,7 +21,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, interval_of, intervals_of
 from poly.scheduling.cpu_core import core_of, own_share
-from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
+from poly.scheduling.cpu_edits import axis_last, in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
     FEWEST_LANES,
@@ -49,7 +49,7 @@ class Reduction:
     there are none. `folded`: the lanes are reduced. Of a tile: `height` rows and `width` vectors. `strip`: lanes of a
     strip. `kept`: operands that the lanes do not move. `ahead`: iterations of the loop over tiles that loads are asked
     for ahead, 0 for not at all. `again`: an iterator in all of whose iterations a tile uses what it has loaded, "" for
-    none.
+    none. `turned`: operands that are copied with the lanes' axis last first.
     """
 
     statement: str
@@ -65,6 +65,7 @@ class Reduction:
     kept: tuple[str, ...]
     ahead: int = 0
     again: str = ""
+    turned: tuple[str, ...] = ()
 
 
 def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Reduction | None:
@@ -89,7 +90,8 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     lanes = min(near, key=lambda i: step_along(program, large, i) or 0, default=None)
     if vector < 2 or lanes is None or extents[lanes] < FEWEST_LANES:
         return None
-    steps = {step_along(program, a, lanes) for a, _ in s.accesses}
+    turned = _turned(program, s, large, again, lanes, extents, vector)
+    steps = {step_along(program, a, lanes) for a, _ in s.accesses if a.tensor not in turned}
     scattered = not steps <= {0, 1, STEP}  # of a sum of everything no other loop has better lanes
     if (scattered and len(reduced) < len(long)) or (STEP in steps and lanes not in reduced):
         return None
@@ -97,7 +99,10 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     far = last * NEAR < touched
     others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -(step_along(program, large, i) or 0))
     if again:
-        return _plan_again(s, axes, extents, others, lanes, vector, again, machine) if lanes in reduced else None
+        if lanes not in reduced:
+            return None
+        plan = _plan_again(s, axes, extents, others, lanes, vector, again, machine)
+        return replace(plan, turned=turned) if plan is not None else None
     if lanes in reduced:
         plan = _plan_folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
         wanted = BYTES_AHEAD_BY_ROW * (1 + (touched > last)) if plan.rows else BYTES_AHEAD
@@ -126,6 +131,30 @@ def _streamed(
             if largest and program.tensor[r.tensor].role != "constant":
                 return r, loops[0]
     return None, ""
+
+
+def _turned(
+    program: Program, s: Statement, large: Access, again: str, lanes: str, extents: dict[str, int], vector: int
+) -> tuple[str, ...]:
+    """The other operand of a few vectors where it is not contiguous along the lanes, and a copy that is pays: lanes
+    along the target need a multiplication for each step of a row; these need one for each vector of the row and
+    each `again`, and add up a vector's lanes by halves.
+    """
+    others = [a for a, _ in s.accesses if _moves(a, lanes) and step_along(program, a, lanes) not in (1, STEP)]
+    if not again or len(others) != 1 or others[0] not in s.reads or _axis(others[0], lanes) is None:
+        return ()
+    (other,) = others
+    uses = prod(n for i, n in extents.items() if _moves(large, i) and not _moves(other, i))
+    copied = 0 if program.tensor[other.tensor].role == "constant" else _size(other, extents)
+    steps = extents[again] * (2 * log2(vector) + -(-extents[lanes] // vector))
+    own = sum(a.tensor == other.tensor for a, _ in s.accesses) == 1
+    return (other.tensor,) if own and uses * steps + copied <= uses * extents[lanes] else ()
+
+
+def _axis(access: Access, iterator: str) -> int | None:
+    """The axis of a tensor that a loop alone walks along."""
+    found = [n for n, c in enumerate(access.affine_index) if iterator in c.names]
+    return found[0] if len(found) == 1 and access.affine_index[found[0]].names == frozenset((iterator,)) else None
 
 
 def _size(access: Access, extents: dict[str, int]) -> int:
@@ -201,6 +230,7 @@ def schedule_reduction(schedule: Schedule, group: Group, plan: Reduction, machin
 class _Reduced:
     def __init__(self, group: Group, plan: Reduction, machine: Machine) -> None:
         self.group, self.plan, self.space = group, plan, machine.register_space
+        self.near = machine.cache_space(1)
         self.vector = plan.vector
 
     def run(self, schedule: Schedule) -> Schedule:
@@ -252,11 +282,21 @@ class _Reduced:
     # ---- lanes that are reduced
 
     def _fold(self, schedule: Schedule, name: str) -> Schedule:
+        schedule = self._turned(schedule, name)
         if not self.plan.rows:
             return self._folded(schedule, name, 1)
         schedule, parts = self._cut(schedule, name, self.plan.rows, self.plan.height)
         for part, height in parts:
             schedule = self._folded(schedule, part, height)
+        return schedule
+
+    def _turned(self, schedule: Schedule, name: str) -> Schedule:
+        for tensor in self.plan.turned:
+            read = next(r for r in schedule.program.statement[name].reads if r.tensor == tensor)
+            axis = _axis(read, self.plan.lanes)
+            assert axis is not None
+            order = axis_last(schedule, tensor, axis)
+            schedule = schedule.promote(tensor, None, self.near, name=f"{tensor}_{name}_t", users=[name], order=order)
         return schedule
 
     def _folded(self, schedule: Schedule, name: str, height: int) -> Schedule:

@@ -56,6 +56,18 @@ def test_a_constant_is_packed_for_lanes_along_the_target() -> None:
     assert plan_of(program) is not None and plan_of(replace(program, tensors=tensors)) is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "steps", "columns", "turned"),
+    [(600, 96, 3, True), (600, 96, 6, False), (600, 24, 3, False), (600, 400, 6, True), (2, 96, 3, False)],
+)
+def test_few_columns_are_turned_where_rows_are_long(rows: int, steps: int, columns: int, turned: bool) -> None:
+    """Adding up the lanes of a vector takes 6 operations an element here, a copy all elements of what is copied."""
+    found = plan_of(einsum("ij,jk->ik", (rows, steps), (steps, columns)))
+    assert (found is not None) == turned
+    if found is not None:
+        assert (found.turned, found.again, found.lanes) == (("x1",), "k", "j")
+
+
 def test_long_rows_alone_have_many_accumulators() -> None:
     found = plan_of(einsum("ij->i", (64, 4096)))
     assert found is not None and (found.rows, found.height, found.width) == ("", 1, 8)
@@ -144,6 +156,8 @@ CASES: Sequence[tuple[str, list[tuple[int, ...]]]] = [
     ("ijk->j", [(5, 9, 40)]), ("ijk->ik", [(4, 19, 170)]), ("bij,bi->bj", [(3, 18, 150), (3, 18)]),
     ("ij,kj->ik", [(2, 77), (33, 77)]), ("ij,kj->ki", [(5, 64), (31, 64)]), ("bij,bkj->bik", [(3, 2, 45), (3, 50, 45)]),
     ("ijl,kjl->ik", [(3, 5, 40), (18, 5, 40)]), ("ij,kj->ik", [(6, 9), (300, 9)]),
+    ("ij,jk->ik", [(70, 177), (177, 3)]), ("ij,jk->ki", [(70, 160), (160, 4)]),
+    ("bij,bjk->bik", [(2, 45, 99), (2, 99, 3)]),
 ]  # fmt: skip
 
 
@@ -203,9 +217,9 @@ def test_ordered_sums_keep_their_order() -> None:
     np.testing.assert_array_equal(poly.compile(program)(a), expected)
 
 
-@pytest.mark.parametrize("spec", ["ij,j->i", "ij,i->j"])
-def test_its_schedule_is_a_checked_script(spec: str) -> None:
-    shapes = [(100, 300), (300 if spec == "ij,j->i" else 100,)]
+@pytest.mark.parametrize(("spec", "other"), [("ij,j->i", (300,)), ("ij,i->j", (100,)), ("ij,jk->ik", (300, 3))])
+def test_its_schedule_is_a_checked_script(spec: str, other: tuple[int, ...]) -> None:
+    shapes = [(100, 300), other]
     schedule = schedule_for_cpu(einsum(spec, *shapes), host_machine(), threads=2)
     schedule.check()
     assert str(Schedule.parse(str(schedule))) == str(schedule)
