@@ -39,12 +39,13 @@ from poly.dtypes import Array, is_integer
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import COMBINERS, Apply, Cast, Const, Expr, Read, walk
 from poly.frontend.nest_body import Draft, Local, Reader
+from poly.frontend.nest_choices import decided
 from poly.frontend.nest_scalars import expand_scalars
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
 from poly.frontend.nest_types import promoted, settled, typed
 from poly.frontend.nest_values import Scope
-from poly.frontend.notation_choices import decided, one_sided
+from poly.frontend.notation_choices import without_unequal
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import access_map, box
 from poly.sets import header, within_budget, witness
@@ -127,7 +128,7 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
     statements = _statements(text.source, reader.drafts, tensors, sizes, exact)
     for statement, draft in zip(statements, reader.drafts, strict=True):
         _check_bounds(text.source, statement, draft, tensors, sizes, context)
-    found = tuple(_with_sides(s, tensors, context) for s in statements)
+    found = tuple(_simplified(s, tensors, context) for s in statements)
     try:
         return expand_scalars(Program(text.definition.name, tuple(tensors.values()), found, sizes, context))
     except PolyError as error:
@@ -277,11 +278,11 @@ def _filled(reads: Sequence[Access], tensors: Mapping[str, Tensor]) -> tuple[Acc
     )
 
 
-def _with_sides(s: Statement, tensors: Mapping[str, Tensor], context: isl.Set) -> Statement:
+def _simplified(s: Statement, tensors: Mapping[str, Tensor], context: isl.Set) -> Statement:
     """The statement with what its domain says of its choices."""
     domain = s.domain.intersect_params(context)
     s = decided(s, domain, [tensors[r.tensor].dtype for r in s.reads])
-    return replace(s, reads=tuple(one_sided(r, s, domain, tensors[r.tensor].shape) for r in s.reads))
+    return replace(s, reads=tuple(without_unequal(r, s, domain, tensors[r.tensor].shape) for r in s.reads))
 
 
 def _check_bounds(

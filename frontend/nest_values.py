@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from poly.affine import Affine, Constraint, unequal
+from poly.affine import Affine, Constraint
 from poly.chosen_elements import choice, chosen_element
+from poly.conditions import COMPARE, SIGNS, conjunction, necessary
 from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
@@ -26,17 +27,13 @@ _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "bit_and",
     ast.BitOr: "bit_or", ast.BitXor: "bit_xor",
 }  # fmt: skip
-_COMPARE: Final[dict[type[ast.cmpop], str]] = {
-    ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
-}  # fmt: skip
-_SIGNS: Final = {"eq": "=", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _SAME: Final = {
     "fabs": "abs", "absolute": "abs", "maximum": "max", "minimum": "min",
     "where": "select", "power": "pow", "rint": "round", "logical_and": "and", "logical_or": "or", "logical_not": "not",
     "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
 }  # fmt: skip
 _NUMBERS: Final = {"fmax": "gt", "fmin": "lt"}  # of two numbers as max and min, else the one that is none NaN
-_TRUTHS: Final = frozenset(("and", "or", "not", *_COMPARE.values()))
+_TRUTHS: Final = frozenset(("and", "or", "not", *COMPARE.values()))
 _CASTS: Final = {"float": "f64", "int": "i64", "bool": "bool"}
 
 
@@ -114,13 +111,16 @@ class Scope:
             case _:
                 raise self.source.error(node, f"{ast.unparse(node)} is not affine", hints.affine(node))
 
+    def affine_or_none(self, node: ast.expr) -> Affine | None:
+        """`affine`, None where it raises."""
+        try:
+            return self.affine(node)
+        except ParseError:
+            return None
+
     def is_affine(self, node: ast.expr) -> bool:
         """True where `affine` does not raise."""
-        try:
-            self.affine(node)
-        except ParseError:
-            return False
-        return True
+        return self.affine_or_none(node) is not None
 
     def bound(self, node: ast.expr) -> str:
         """An end of a range in isl's syntax: affine, or a max or min of such."""
@@ -147,68 +147,15 @@ class Scope:
                 sides = [self.affine(e) for e in (left, *comparators)]
                 parts: list[str] = []
                 for a, op, b in zip(sides, ops, sides[1:], strict=False):
-                    if type(op) not in _COMPARE:
+                    if type(op) not in COMPARE:
                         raise self.source.error(node, "conditions compare with == != < <= > >=", "== in place of is")
-                    parts.append(f"{a.isl_text} {_SIGNS[_COMPARE[type(op)]]} {b.isl_text}")
+                    parts.append(f"{a.isl_text} {SIGNS[COMPARE[type(op)]]} {b.isl_text}")
                 return f"({' and '.join(parts)})"
             case _:
                 raise self.source.error(
                     node, f"{ast.unparse(node)} is not a condition on loop variables and sizes",
                     hint="compare affine expressions, combine them with and, or, not",
                 )  # fmt: skip
-
-    def conjunction(self, node: ast.expr, negated: bool = False) -> tuple[Constraint, ...] | None:
-        """A condition as constraints that hold together; None where it is none of that form, or not affine."""
-        match node:
-            case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
-                parts = [self.conjunction(v, negated) for v in values]
-                return None if None in parts else tuple(c for part in parts for c in part or ())
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return self.conjunction(operand, not negated)
-            case ast.Compare(left=left, ops=ops, comparators=rest) if not negated or len(ops) == 1:
-                sides = [left, *rest]
-                if not all(self.is_affine(s) for s in sides):
-                    return None
-                found = [
-                    _constraint(self.affine(a), _COMPARE.get(type(op), ""), self.affine(b), negated)
-                    for a, op, b in zip(sides, ops, sides[1:], strict=False)
-                ]
-                return None if None in found else tuple(c for c in found if c is not None)
-            case _:
-                return None
-
-
-    def necessary(self, node: ast.expr, negated: bool = False) -> tuple[Constraint, ...]:
-        """Constraints that hold wherever a condition, of data too, does; or where it does not."""
-        match node:
-            case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
-                return tuple(c for v in values for c in self.necessary(v, negated))
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return self.necessary(operand, not negated)
-            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]) if (
-                isinstance(op, ast.Eq) == negated and self.is_affine(left) and self.is_affine(right)
-            ):
-                return (unequal(self.affine(left), self.affine(right)),)
-            case _:
-                return self.conjunction(node, negated) or ()
-
-
-def _constraint(a: Affine, name: str, b: Affine, negated: bool) -> Constraint | None:
-    if negated:
-        name = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "ne": "eq"}.get(name, "")
-    match name:
-        case "lt":
-            return Constraint(b - a - 1)
-        case "le":
-            return Constraint(b - a)
-        case "gt":
-            return Constraint(a - b - 1)
-        case "ge":
-            return Constraint(a - b)
-        case "eq":
-            return Constraint(a - b, True)
-        case _:
-            return None
 
 
 @dataclass
@@ -369,14 +316,14 @@ class Values:
     def _comparison(self, node: ast.Compare, sides: Sequence[Expr], ops: Sequence[ast.cmpop]) -> Expr:
         parts: list[Expr] = []
         for a, op, b in zip(sides, ops, sides[1:], strict=False):
-            if type(op) not in _COMPARE:
+            if type(op) not in COMPARE:
                 raise self.scope.source.error(node, "values are compared with == != < <= > >=", "== in place of is")
-            parts.append(folded(apply(_COMPARE[type(op)], a, b)))
+            parts.append(folded(apply(COMPARE[type(op)], a, b)))
         return _folded("and", parts)
 
     def _choice(self, node: ast.IfExp, guard: tuple[Constraint, ...]) -> Expr:
         """A conditional: where its condition is affine, each branch reads only where it is taken."""
-        then = self.scope.conjunction(node.test)
+        then = conjunction(node.test, self.scope.affine_or_none)
         plain = isinstance(node.body, ast.Subscript) and self._chosen(node.body) is None
         if then and plain and isinstance(node.orelse, ast.Constant) and isinstance(node.body, ast.Subscript):
             fill = self.value(node.orelse)
@@ -384,8 +331,9 @@ class Values:
                 access = self.subscripted(node.body)
                 return Read(self._position(node, Access(access.tensor, access.index, (*guard, *then), fill)))
         test = self.truth(node.test, guard)
-        first = self.value(node.body, (*guard, *self.scope.necessary(node.test)))
-        second = self.value(node.orelse, (*guard, *self.scope.necessary(node.test, negated=True)))
+        affine = self.scope.affine_or_none
+        first = self.value(node.body, (*guard, *necessary(node.test, affine)))
+        second = self.value(node.orelse, (*guard, *necessary(node.test, affine, negated=True)))
         return apply("select", test, first, second)
 
     def _operands(self, node: ast.BoolOp, guard: tuple[Constraint, ...], read: Callable[..., Expr]) -> list[Expr]:
@@ -393,7 +341,7 @@ class Values:
         found: list[Expr] = []
         for value in node.values:
             found.append(read(value, guard))
-            guard = (*guard, *self.scope.necessary(value, negated=isinstance(node.op, ast.Or)))
+            guard = (*guard, *necessary(value, self.scope.affine_or_none, negated=isinstance(node.op, ast.Or)))
         return found
 
     def _call(self, node: ast.Call, name: str, nodes: Sequence[ast.expr], guard: tuple[Constraint, ...]) -> Expr:
@@ -434,13 +382,13 @@ def _folded(name: str, values: Sequence[Expr]) -> Expr:
     return result
 
 
-def _first_that_decides(conjunction: bool, values: Sequence[Expr]) -> Expr:
+def _first_that_decides(every: bool, values: Sequence[Expr]) -> Expr:
     """`a and b`, `a or b` of values: one of the operands, as in Python; a truth where all of them are."""
     if all(_is_truth(v) for v in values):
-        return _folded("and" if conjunction else "or", values)
+        return _folded("and" if every else "or", values)
     result = values[-1]
     for value in reversed(values[:-1]):
-        result = apply("select", value, result, value) if conjunction else apply("select", value, value, result)
+        result = apply("select", value, result, value) if every else apply("select", value, value, result)
     return result
 
 

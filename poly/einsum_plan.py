@@ -22,6 +22,8 @@ from poly.compiler import compile_program, compile_small, machine_of
 from poly.dtypes import dtype_name, numpy_dtype, size_bytes
 from poly.einsum_rules import (
     FREE_WORK,
+    LONGEST,
+    PLAIN_WORK,
     Array,
     Dtype,
     Options,
@@ -52,8 +54,6 @@ from poly.program import Program
 from poly.scheduling.schedule import Schedule
 from poly.settings import check_settings
 
-PLAIN_WORK: Final = 1 << 9  # the same where its loops are those of the source, which compile at once and have no lanes
-LONGEST: Final = 1 << 8  # multiplications for one result up to which that does
 WORTH_PLANES: Final = 1.25  # products an element, from which on complex operands are taken apart into planes first
 WORTH_ROWS: Final = 8  # uses of an element, from which on one becomes a matrix of real numbers instead
 _COMPILED: Final = frozenset("f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool c64 c128".split())

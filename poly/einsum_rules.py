@@ -22,6 +22,8 @@ Dtype = np.dtype[np.generic]
 
 _SMALL: Final = 4096  # products that numpy itself makes to tell the layout of their result
 FREE_WORK: Final = 1 << 15  # multiplications up to which a kernel with free sizes does, in any layout of the result
+PLAIN_WORK: Final = 1 << 9  # the same where its loops are those of the source, which compile at once and have no lanes
+LONGEST: Final = 1 << 8  # multiplications for one result up to which either does
 _SEARCHED: Final = 1 << 22  # elements whose addresses are compared
 # bound here: whoever puts ours in the place of numpy's must not make it call itself
 numpy_einsum: Final = cast("Callable[..., Array]", np.einsum)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from poly.affine import Affine, Constraint, FloorDiv, Var, affine_of_ast, unequal, unequal_parts
+from poly.affine import Affine, Constraint, FloorDiv, Var, affine_of_ast, unequal_parts
 from poly.chosen_elements import chosen_element
+from poly.conditions import COMPARE, affine_or_none, conjunction, necessary
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children
@@ -22,9 +23,6 @@ from poly.lexical import Fragment, decode, is_scalar, quote
 from poly.program import Access, ReadIndex, Subscript
 
 _NOT, _UNARY, _ATOM = 3, 30, 100  # precedences beside those of the table of operators
-_COMPARE: Final[dict[type[ast.cmpop], str]] = {
-    ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
-}  # fmt: skip
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
 }  # fmt: skip
@@ -111,7 +109,7 @@ def _applied(name: str, arguments: Sequence[Expr], reads: Sequence[Access]) -> t
     row = OPERATORS[name]
     if row.infix is None:
         return f"{name}({', '.join(body_text(a, reads) for a in arguments)})", _ATOM
-    compares = name in _COMPARE.values()
+    compares = name in COMPARE.values()
     left, right = arguments
     a = body_text(left, reads, row.precedence + compares)  # a comparison of comparisons would read as a chain
     b = body_text(right, reads, row.precedence + 1)
@@ -229,17 +227,17 @@ class BodyReader:
             self.around = outside
 
     def _choice(self, node: ast.IfExp, fragment: Fragment) -> Expr:
-        then = self._where(node.body, necessary(node.test), fragment)
-        otherwise = self._where(node.orelse, necessary(node.test, negated=True), fragment)
+        then = self._where(node.body, necessary(node.test, affine_or_none), fragment)
+        otherwise = self._where(node.orelse, necessary(node.test, affine_or_none, negated=True), fragment)
         return Apply("select", (self.value(node.test, fragment), then, otherwise))
 
     def _truths(self, node: ast.BoolOp, fragment: Fragment) -> Expr:
         """`a and b`, `a or b`: b counts only where a does not decide."""
-        conjunction, before, values = isinstance(node.op, ast.And), list[Constraint](), list[Expr]()
+        every, before, values = isinstance(node.op, ast.And), list[Constraint](), list[Expr]()
         for value in node.values:
             values.append(self._where(value, before, fragment))
-            before += necessary(value, negated=not conjunction)
-        return self._fold("and" if conjunction else "or", values)
+            before += necessary(value, affine_or_none, negated=not every)
+        return self._fold("and" if every else "or", values)
 
     def guarded(self, node: ast.IfExp, fragment: Fragment) -> Access | None:
         """`A[i - 1] if affine condition else literal`, or the other way round; None for any other conditional."""
@@ -248,7 +246,7 @@ class BodyReader:
         if not self._is_access(read):
             return None
         fill = _const(other)
-        guard = None if fill is None else conjunction(node.test, negated=negated)
+        guard = None if fill is None else conjunction(node.test, affine_or_none, negated)
         access = None if guard is None else self.access(read, fragment)
         if not guard or fill is None or access is None:
             return None
@@ -356,9 +354,9 @@ class BodyReader:
         values = [self.value(n, fragment) for n in (node.left, *node.comparators)]
         links: list[Expr] = []
         for op, a, b in zip(node.ops, values, values[1:], strict=False):
-            if type(op) not in _COMPARE:
+            if type(op) not in COMPARE:
                 raise fragment.node_error(node, "no such comparison", "== != < <= > >=")
-            links.append(Apply(_COMPARE[type(op)], (a, b)))
+            links.append(Apply(COMPARE[type(op)], (a, b)))
         return self._fold("and", links)
 
     def _fold(self, name: str, values: Sequence[Expr]) -> Expr:
@@ -423,61 +421,3 @@ def affine(node: ast.expr, fragment: Fragment) -> Affine:
         return affine_of_ast(node)
     except ParseError as error:
         raise fragment.error_at(error.line, error.column, error.message, error.hint) from None
-
-
-def conjunction(node: ast.expr, negated: bool = False) -> tuple[Constraint, ...] | None:
-    """The constraints that a condition of affine comparisons is; None where it is something else, or any of several."""
-    match node:
-        case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
-            parts = [conjunction(v, negated) for v in values]
-            return None if None in parts else tuple(c for part in parts for c in part or ())
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return conjunction(operand, not negated)
-        case ast.Compare(left=left, ops=ops, comparators=rest) if not negated or len(ops) == 1:
-            return _compared([left, *rest], [_OPPOSITE[type(op)] if negated else type(op) for op in ops])
-        case _:
-            return None
-
-
-def necessary(node: ast.expr, negated: bool = False) -> tuple[Constraint, ...]:
-    """Constraints that hold wherever a condition, of data too, does; or where it does not."""
-    match node:
-        case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
-            return tuple(c for v in values for c in necessary(v, negated))
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return necessary(operand, not negated)
-        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]) if (
-            isinstance(op, ast.Eq) == negated
-        ):
-            sides = _affine_sides([left, right])
-            return () if sides is None else (unequal(*sides),)
-        case _:
-            return conjunction(node, negated) or ()
-
-
-def _affine_sides(sides: Sequence[ast.expr]) -> list[Affine] | None:
-    try:
-        return [affine_of_ast(n) for n in sides]
-    except ParseError:
-        return None
-
-
-def _compared(sides: Sequence[ast.expr], signs: Sequence[type[ast.cmpop]]) -> tuple[Constraint, ...] | None:
-    values = _affine_sides(sides)
-    if values is None or not all(sign in _CONSTRAINT for sign in signs):
-        return None
-    return tuple(_CONSTRAINT[sign](a, b) for sign, a, b in zip(signs, values, values[1:], strict=False))
-
-
-_OPPOSITE: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
-
-_CONSTRAINT: Final[dict[type[ast.cmpop], Callable[[Affine, Affine], Constraint]]] = {
-    ast.LtE: lambda a, b: Constraint(b - a),
-    ast.Lt: lambda a, b: Constraint(b - a - 1),
-    ast.GtE: lambda a, b: Constraint(a - b),
-    ast.Gt: lambda a, b: Constraint(a - b - 1),
-    ast.Eq: lambda a, b: Constraint(a - b, equality=True),
-}

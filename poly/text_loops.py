@@ -21,10 +21,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final, cast, get_args
 
 from poly.affine import Affine, Constraint
+from poly.conditions import affine_or_none, conjunction
 from poly.lexical import Fragment, Line, Source, decode, quote, quote_string, read_lines
 from poly.loops import Alloc, Compute, External, For, If, LoopKind, LoopTree, Node, Sync
 from poly.program import Tensor
-from poly.text_body import BodyReader, affine, assignment_text, conjunction, reads_clause
+from poly.text_body import BodyReader, affine, assignment_text, reads_clause
 from poly.text_syntax import (
     bracketed,
     is_declaration,
@@ -249,7 +250,7 @@ def _any_of(condition: Fragment) -> tuple[tuple[Constraint, ...], ...]:
 def _all_of(node: ast.expr, condition: Fragment) -> tuple[Constraint, ...]:
     if isinstance(node, ast.Constant) and node.value is True:
         return ()
-    found = conjunction(node)
+    found = conjunction(node, affine_or_none)
     if found is None:
         raise condition.node_error(node, "affine comparisons joined by `and` are expected")
     return found

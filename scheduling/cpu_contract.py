@@ -45,23 +45,26 @@ def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:
 
 
 def best_rated(facts: Facts, lanes: int) -> Rated | None:
-    """The plan of `contraction_plan` and the cycles that the model gives it."""
+    """The plan of `contraction_plan` and the cycles that the model gives it; remembered, since edits of the whole
+    program ask for it before the policy does.
+    """
     group = facts.group
     content = (str(facts.program), *sorted(group.axes.items()), group.box, *facts.extents, facts.threads)
-    return _remembered(_Asked((*content, facts.machine.hash, lanes), facts), lanes)
+    return _remembered(_Key((*content, facts.machine.hash), lanes, facts))
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What edits of the whole program ask for, and then the policy once more: known by all that it follows from."""
+class _Key:
+    """All that the best plan follows from, as values; the facts themselves hold sets of isl, equal to no others."""
 
     content: tuple[object, ...]
+    lanes: int
     facts: Facts = field(compare=False)
 
 
 @lru_cache(maxsize=16)
-def _remembered(asked: _Asked, lanes: int) -> Rated | None:
-    facts = asked.facts
+def _remembered(key: _Key) -> Rated | None:
+    facts, lanes = key.facts, key.lanes
     uneven = lanes in facts.uneven
     best = None if uneven else _best(facts, lanes, None)
     if best is None and not uneven:

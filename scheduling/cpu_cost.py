@@ -1,7 +1,8 @@
 """Cycles of a blocked contraction on a core, in closed form, for many candidates in one call of numpy.
 
-Operations, traffic of each level of the caches and copies are added up; what an operand brings into a cache follows
-from its walk through the boxes of a nest (`poly.scheduling.cpu_reuse`).
+Operations and traffic of each level of the caches overlap, so that a norm of them counts; what a core waits for memory,
+and copies, are added. What an operand brings into a cache follows from its walk through the boxes of a nest
+(`poly.scheduling.cpu_reuse`).
 """
 
 from __future__ import annotations

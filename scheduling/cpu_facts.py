@@ -143,13 +143,12 @@ def reduction_extents(program: Program, s: Statement, axes: Sequence[str]) -> di
 
 def bytes_apart(program: Program, access: Access, iterator: str) -> int | None:
     """Bytes between what neighbouring iterations of a loop touch; None where that is not constant."""
-    tensor = program.tensor[access.tensor]
-    step = stride(access, tensor, iterator, program.binding)
-    return None if step is None else abs(step) * size_bytes(tensor.dtype)
+    step = step_along(program, access, iterator)
+    return None if step is None else abs(step) * size_bytes(program.tensor[access.tensor].dtype)
 
 
 def step_along(program: Program, access: Access, iterator: str) -> int | None:
-    """`stride` of an access of a program."""
+    """`stride` with a program's tensor and sizes, so that an access is asked about by name alone."""
     return stride(access, program.tensor[access.tensor], iterator, program.binding)
 
 

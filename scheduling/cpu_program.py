@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, combinations
 
 from poly.dtypes import Array
@@ -19,6 +19,8 @@ from poly.scheduling.uneven import finite_factors
 from poly.scheduling.widened import sums_of_widened
 from poly.scheduling.written_places import with_written_places
 
+_Edit = Callable[[Program], Program]
+
 
 def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine) -> Program:
     """The program of a whole model with sums of narrow numbers as a machine multiplies them; others than CPUs take it
@@ -29,8 +31,9 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
-    joined = with_written_places(join_axes(without_padding(program, finite, machine, threads)))
-    return with_columns(with_steps_in_order(joined), machine, threads)
+    return _edited(
+        program, lambda p: without_padding(p, finite, machine, threads), lambda p: with_columns(p, machine, threads)
+    )
 
 
 def known_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
@@ -44,8 +47,13 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
     used = sorted({e.operator for s in other.statements for e in walk(s.body) if isinstance(e, Apply)} & DOTS.keys())
     dots = chain.from_iterable(combinations(used, n) for n in range(len(used) + 1))
     for start in (program, *(_narrow_sums(program, d) for d in dots)):
-        padded = padding_like(start, other, finite_factors(start, constants))
-        yield columns_like(with_steps_in_order(with_written_places(join_axes(padded))), other)
+        finite = finite_factors(start, constants)
+        yield _edited(start, lambda p, f=finite: padding_like(p, other, f), lambda p: columns_like(p, other))
+
+
+def _edited(program: Program, padding: _Edit, columns: _Edit) -> Program:
+    """The order of the edits; `padding` and `columns` as they are chosen."""
+    return columns(with_steps_in_order(with_written_places(join_axes(padding(program)))))
 
 
 def _narrow_sums(program: Program, dots: Collection[str]) -> Program:

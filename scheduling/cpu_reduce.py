@@ -105,7 +105,7 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return replace(plan, turned=turned) if plan is not None else None
     if lanes in reduced:
         plan = _plan_folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
-        wanted = BYTES_AHEAD_BY_ROW * (1 + (touched > last)) if plan.rows else BYTES_AHEAD
+        wanted = BYTES_AHEAD_BY_ROW * (2 if touched > last else 1) if plan.rows else BYTES_AHEAD
         asked = far and (touched <= last or vector * widest >= machine.line)  # by shorter vectors memory is slowed down
         ahead = -(-wanted // (plan.width * vector * widest)) if asked else 0
         return replace(plan, ahead=ahead)

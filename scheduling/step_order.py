@@ -14,7 +14,7 @@ from math import prod
 import islpy as isl
 
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_facts import step_along, stride
+from poly.scheduling.cpu_facts import step_along
 from poly.scheduling.groups import bare
 
 FEWEST = 4  # iterations along memory
@@ -64,7 +64,7 @@ def _order(program: Program, s: Statement) -> list[str] | None:
         return None
     if _elements(program, largest) < LARGE * _elements(program, lanes[0]):
         return None
-    packed = stride(lanes[0], program.tensor[lanes[0].tensor], written[-1], program.binding) != 1
+    packed = step_along(program, lanes[0], written[-1]) != 1
     leading = lanes[0] if packed else largest
     apart = {i: step_along(program, leading, i) or 0 for i in inner}
     order = [*sorted((i for i in inner if i != last), key=lambda i: -apart[i]), last]
