@@ -26,7 +26,7 @@ from poly.program import Program
 from poly.settings import compiling_processes
 
 FEWEST: Final = 6  # programs that are worth a process: it starts in about a second
-MOST: Final = 7  # processes beside this one
+MOST_PROCESSES: Final = 7  # processes beside this one
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -37,7 +37,7 @@ def prepared_ahead(programs: Sequence[Program], machine: Machine, threads: int) 
     As many processes as there are other cores; `POLYLOOM_JOBS`, where it is set, is the number in all.
     """
     missing = [p for p in programs if not is_prepared(p, machine, threads)] if cache_directory() is not None else []
-    count = min(compiling_processes() - 1, MOST, len(missing) // FEWEST)
+    count = min(compiling_processes() - 1, MOST_PROCESSES, len(missing) // FEWEST)
     started = [_start(_share(missing, k, count), machine, threads) for k in range(count)]
     try:
         yield

@@ -19,7 +19,7 @@ from poly.sets import DIV, IN, OUT, PARAM, SET, floors_of, number, operation_bud
 CST = isl.dim_type.cst
 Row = dict[int, int]
 
-MOST = 2**62  # no coefficient or constant of a set is larger
+LARGEST = 2**62  # no coefficient or constant of a set is larger
 
 
 @contextmanager
@@ -87,8 +87,8 @@ def _matrix(rows: Sequence[Row], width: int) -> isl.Mat:
     matrix = isl.Mat.alloc(isl.DEFAULT_CONTEXT, 0, 0).add_zero_cols(width).add_zero_rows(len(rows))
     for r, row in enumerate(rows):
         for c, value in row.items():
-            if not -MOST <= value <= MOST:
-                raise ShapeError(f"the number {value} is beyond {MOST}", hint="subscripts and sizes are smaller")
+            if not -LARGEST <= value <= LARGEST:
+                raise ShapeError(f"the number {value} is beyond {LARGEST}", hint="subscripts and sizes are smaller")
             if value:
                 matrix = matrix.set_element_val(r, c, number(value))
     return matrix

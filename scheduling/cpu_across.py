@@ -28,14 +28,23 @@ from poly.scheduling.cpu_edits import (
     users_of,
     whole_blocks,
 )
-from poly.scheduling.cpu_facts import FEWEST_LANES, LIGHT, axis_of, reduction_extents, step_along, widest_element
+from poly.scheduling.cpu_facts import (
+    EXPONENTIAL_OPERATIONS,
+    FEWEST_LANES,
+    FUNCTION_OPERATIONS,
+    LIGHT,
+    axis_of,
+    reduction_extents,
+    step_along,
+    widest_element,
+)
 from poly.scheduling.cpu_rows import Pass, passes_of
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
-EXPONENTIAL, FUNCTION, EXTREMUM = 10, 20, 3  # operations of it, of another function, of a maximum
+EXTREMUM = 3  # operations of a maximum
 
 
 @dataclass(frozen=True)
@@ -136,7 +145,8 @@ def _operations(s: Statement) -> int:
     """Of an element: loads, stores, what is computed; an extremum keeps NaN."""
     used = [e.operator for e in walk(s.body) if isinstance(e, Apply)]
     combined = 0 if s.combiner is None else EXTREMUM if s.combiner.symbol in ("max", "min") else 1
-    return combined + len(s.accesses) + sum(1 if o in LIGHT else EXPONENTIAL if o == "exp" else FUNCTION for o in used)
+    functions = [EXPONENTIAL_OPERATIONS if o == "exp" else FUNCTION_OPERATIONS for o in used if o not in LIGHT]
+    return combined + len(s.accesses) + len(used) - len(functions) + sum(functions)
 
 
 def _outside(program: Program, group: Group, tensor: str) -> bool:

@@ -15,7 +15,7 @@ from poly.scheduling.cpu_contract import best_rated, least_cycles
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_rating import SHORT_VECTOR, SQUARES
-from poly.scheduling.cpu_shares import shared_time
+from poly.scheduling.cpu_shares import FITTED_REMOTE, shared_time
 from poly.scheduling.groups import domain_box, groups_of
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_columns import columns_of
@@ -88,4 +88,4 @@ def _copied(program: Program, s: Statement, machine: Machine, threads: int) -> f
     size = 2 * elements * element
     rate = min((c.rate for c in core_of(machine, element).caches if c.capacity < size), default=inf)
     meetings = float(threads > 1)  # the product waits for the last thread
-    return float(shared_time(elements * each + size / rate, elements, meetings, 0.0, threads))
+    return float(shared_time(elements * each + size / rate, elements, meetings, 0.0, threads, FITTED_REMOTE))

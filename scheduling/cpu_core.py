@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,8 +80,7 @@ def own_share(capacity: int) -> int:
 
 def core_of(machine: Machine, element: int) -> Core:
     """The numbers of a machine's core, usual ones where its description has none; `element`: bytes."""
-    engine = next((e for e in machine.engines if e.kind == "core"), None)
-    cost = {**USUAL_CORE, **(engine.cost if engine is not None else {})}
+    cost = _costs(machine)
     levels, usual = [m for m in machine.caches if m.capacity], USUAL_BYTES_PER_CYCLE
     sizes = [m.capacity or 0 for m in levels] or [USUAL_CACHE]
     rates = [m.bytes_per_cycle or usual.get(level, usual[0]) for level, m in enumerate(levels, 1)]
@@ -93,3 +93,13 @@ def core_of(machine: Machine, element: int) -> Core:
         max(SHARED, min(SHARE, 1 / machine.cores)), machine.line, cost["issue"], cost["reduce"],
         cost["remote"],
     )  # fmt: skip
+
+
+def remote_rate(machine: Machine) -> int:
+    """Bytes a cycle of what another core wrote."""
+    return _costs(machine)["remote"]
+
+
+def _costs(machine: Machine) -> Mapping[str, int]:
+    engine = next((e for e in machine.engines if e.kind == "core"), None)
+    return {**USUAL_CORE, **(engine.cost if engine is not None else {})}

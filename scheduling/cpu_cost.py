@@ -17,7 +17,7 @@ import numpy.typing as npt
 from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_reuse import BlockedNest, Boxes, Copied, Kept, Loop, Walk, boxes_of
-from poly.scheduling.cpu_shares import EDGE, REMOTE, Numbers, shared_time
+from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, shared_time
 
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
@@ -35,7 +35,7 @@ def shared_cycles(
     carried: Collection[str],
     pieces: Sequence[Numbers],
     made: Collection[int] = (),
-    remote: float = REMOTE,
+    remote: float = FITTED_REMOTE,
 ) -> Numbers:
     """Cycles until the last of some threads has done a nest that takes one of them `inside`, and its copies.
 
@@ -61,7 +61,7 @@ def shared_cycles(
                 if o.write and o.stride(loop.iterator) == o.element:
                     edges += EDGE * (threads - 1) * float(prod(o.shape[:-1])) / remote
             meetings = reached[-1] * pieces[depth - 1] - 1 + sum(reached[copied[k].depth] for k in before)
-            shared = shared_time(own, loop.trips, meetings, travelling, threads)
+            shared = shared_time(own, loop.trips, meetings, travelling, threads, FITTED_REMOTE)
             cycles = common / threads + shared + edges
             best = np.minimum(best, np.where(loop.trips > 1, cycles, best))
         reached.append(reached[-1] * loop.trips)

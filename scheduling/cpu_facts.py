@@ -24,6 +24,10 @@ Strides = dict[int, int | None]
 OWN = 2  # levels of cache that a core has for itself
 # Operations that are an instruction or a few; all others are functions with a polynomial, a table or a loop.
 LIGHT = frozenset({"add", "sub", "mul", "div", "trunc_div", "max", "min", "neg", "abs", "select", "sqrt"})
+# What one of these functions costs: operations of a vector, of an exponential and of others; cycles of a vector that
+# waits for it; cycles of an element among many.
+EXPONENTIAL_OPERATIONS, FUNCTION_OPERATIONS = 10, 20
+FUNCTION_CYCLES, FUNCTION_ELEMENT_CYCLES = 20, 2.0
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 BYTES_AHEAD = 8192  # that a stream is asked for: the hardware's own prefetchers stop at the end of a page
 FEWEST_LANES = 4  # iterations of a loop along which lanes pay

@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.float64]
-# Cycles until all threads have met and go on, bytes a cycle of what one wrote and another reads (between caches that
-# are not shared; a machine whose cores share one loses little by sparing it).
-MEETING, REMOTE = 8000.0, 1.5
+# Cycles until all threads have met and go on, bytes a cycle of what one wrote and another reads: fitted together to
+# measured plans of products, on cores that share no cache. They stay where plans were fitted with them: with what a
+# machine's description says (`Core.remote`) some products get worse plans, see decision 0056.
+MEETING_CYCLES, FITTED_REMOTE = 8000.0, 1.5
 CALL = 700.0  # cycles until a thread has its part of a loop, and has found that nothing is left
 EDGE = 256  # bytes that a prefetcher reaches over the end of a row
 UNEVEN = 0.1  # of an iteration that a slower thread still has to do when the others have taken all there were
@@ -17,8 +18,8 @@ Value = Numbers | float
 
 
 def shared_time(
-    cycles: Value, trips: Value, meetings: Value, travelling: Value, threads: int, largest: float | None = None,
-    remote: float = REMOTE,
+    cycles: Value, trips: Value, meetings: Value, travelling: Value, threads: int, remote: float,
+    largest: float | None = None,
 ) -> Numbers:  # fmt: skip
     """Of a loop with `trips` iterations that takes one thread `cycles`, with meetings besides those at its ends.
 
@@ -28,4 +29,4 @@ def shared_time(
     """
     share = np.asarray(np.ceil(np.asarray(trips) / threads) + UNEVEN)
     part = share / trips if largest is None else np.minimum(1.0, share * largest)
-    return np.asarray(cycles * part + meetings * MEETING + travelling / remote)
+    return np.asarray(cycles * part + meetings * MEETING_CYCLES + travelling / remote)

@@ -23,8 +23,8 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Statement
 from poly.relations import interval_of, range_of
-from poly.scheduling.cpu_core import PAGE, core_of
-from poly.scheduling.cpu_facts import LIGHT, bytes_apart
+from poly.scheduling.cpu_core import PAGE, core_of, remote_rate
+from poly.scheduling.cpu_facts import FUNCTION_ELEMENT_CYCLES, LIGHT, bytes_apart
 from poly.scheduling.cpu_shares import CALL, EDGE, shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
@@ -34,7 +34,7 @@ EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer,
 BETTER: Final = 1.02  # of what a loop spares: as much is worth sharing several loops inside instead
 LEAST_WORK: Final = 1 << 14  # instances below one iteration of the loops around, where nothing is weighed
 PARTS: Final = 8  # of a copy for each thread, of which it takes a quarter at a time
-STREAMED, LONG, SCALAR = 0.4, 2.0, 8.0  # cycles: of an element that is moved, an operation in steps, no lanes (factor)
+STREAMED_CYCLES, SCALAR = 0.4, 8.0  # of an element that is moved; factor without lanes
 
 
 def share(
@@ -186,8 +186,8 @@ class _Sharing:
             return 0.0, False
         whole = sum(self._work(schedule, n) for n in schedule.under(loop))
         far += _edges(schedule, loop) * (self.threads - 1)
-        remote, largest = core_of(self.machine, 4).remote, _largest(schedule, loop, extent)
-        cost = CALL + float(shared_time(whole, extent, reached - 1, far, self.threads, largest, remote))
+        remote, largest = remote_rate(self.machine), _largest(schedule, loop, extent)
+        cost = CALL + float(shared_time(whole, extent, reached - 1, far, self.threads, remote, largest))
         return max(0.0, whole + alone / remote - cost), cost * self.threads <= EVEN * whole and not far
 
     def _holds_shared(self, schedule: Schedule, loop: str) -> bool:
@@ -201,7 +201,7 @@ class _Sharing:
         lanes = any(schedule.kind(n) == "vector" for n in schedule.nests[name].names)
         steps = sum(isinstance(e, Apply) and e.operator not in LIGHT for e in walk(s.body))
         used = s.combiner is not None and len(s.reads) > 1
-        cycles = (1 / (core.lanes * core.fma_units) if used else STREAMED) + steps * LONG
+        cycles = (1 / (core.lanes * core.fma_units) if used else STREAMED_CYCLES) + steps * FUNCTION_ELEMENT_CYCLES
         return cycles * (1.0 if lanes else SCALAR) * prod(_extent(schedule, n) for n in schedule.nests[name].names)
 
     def _travelling(self, schedule: Schedule, loop: str) -> tuple[float, float]:

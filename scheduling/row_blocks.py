@@ -18,12 +18,11 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_core import Core, core_of, own_share
-from poly.scheduling.cpu_facts import LIGHT, widest_element
+from poly.scheduling.cpu_facts import FUNCTION_CYCLES, LIGHT, widest_element
 from poly.scheduling.groups import Group, bare, domain_box, tensors_read, tensors_written, written_once
 
 KEPT = 0.75  # of a cache that a block and the operands that all rows use may fill
 LEAST_ROWS, MOST_ROWS = 8, 128  # of a block: enough register tiles to use a panel again, and no more than pays
-FUNCTION = 20  # cycles of a function of a vector: a polynomial or a table
 LEAST_SAVED = 1 / 16  # of the operations' time, which every nest of the block pays back
 
 
@@ -158,7 +157,7 @@ class _Blocks:
                 continue
             extents, last = self._extents(s), s.write.index[-1] if s.write.index else Affine()
             row = extents.get(bare(last) or "", 1) if isinstance(last, Affine) else 1
-            work = [1 if e.operator in LIGHT else FUNCTION for e in walk(s.body) if isinstance(e, Apply)]
+            work = [1 if e.operator in LIGHT else FUNCTION_CYCLES for e in walk(s.body) if isinstance(e, Apply)]
             lost += prod(extents.values()) * (-(-row // core.lanes) / row - 1 / core.lanes) * sum(work)
         return lost
 

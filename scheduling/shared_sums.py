@@ -30,7 +30,7 @@ from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import step_along
-from poly.scheduling.cpu_shares import MEETING, REMOTE
+from poly.scheduling.cpu_shares import FITTED_REMOTE, MEETING_CYCLES
 from poly.scheduling.groups import domain_box
 from poly.scheduling.joined_axes import axes_apart, with_sizes
 from poly.scheduling.row_groups import groups_for
@@ -147,7 +147,7 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     rates = [cache.rate for cache in core.caches if size > cache.capacity]
     near = rates and size <= core.part * core.caches[-1].capacity
     spared = size / rates[-1] * (1 - 1 / threads) if near else 0.0
-    return loop.in_parts(threads) if spared > MEETING + (threads - 1) * made * element / REMOTE else None
+    return loop.in_parts(threads) if spared > MEETING_CYCLES + (threads - 1) * made * element / FITTED_REMOTE else None
 
 
 def _common(program: Program, s: Statement, threads: int) -> float:

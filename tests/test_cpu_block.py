@@ -23,7 +23,7 @@ from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, window_stays
 from poly.scheduling.cpu_rating import Choice
 from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
-from poly.scheduling.cpu_shares import EDGE, MEETING, REMOTE
+from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, MEETING_CYCLES
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -332,8 +332,8 @@ def test_threads_meet_after_every_piece_and_copy() -> None:
     def cycles(pieces: float, copies: dict[int, Copied]) -> float:
         return float(shared_cycles(inside, [operand], loops, copies, 2, ["k"], [one, one * pieces]))
 
-    assert cycles(1, copied) - cycles(1, {}) == pytest.approx(8 * MEETING, abs=2)
-    assert cycles(2, {}) - cycles(1, {}) == pytest.approx(8 * MEETING, abs=2)
+    assert cycles(1, copied) - cycles(1, {}) == pytest.approx(8 * MEETING_CYCLES, abs=2)
+    assert cycles(2, {}) - cycles(1, {}) == pytest.approx(8 * MEETING_CYCLES, abs=2)
 
 
 def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
@@ -345,7 +345,7 @@ def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
     def cycles(*which: int) -> float:
         return float(shared_cycles(inside, made, loops, {}, 2, ["k"], [one], which))
 
-    assert cycles(0) - cycles() == pytest.approx(64 * 512 * 4 / 2 / REMOTE, abs=2)  # every thread reads all of it
+    assert cycles(0) - cycles() == pytest.approx(64 * 512 * 4 / 2 / FITTED_REMOTE, abs=2)  # all of it, by each
     assert cycles(1) == cycles()
 
 
