@@ -34,8 +34,10 @@ def life(N: int, K: int, x: f64[Array, "N"], c: f64[Array, "K"], o: i64[Array, "
 def triangle(N: int, K: int, x: f64[Array, "N"], c: f64[Array, "K"], y: f64[Array, "N, N"]) -> None:
     for i in range(1, N):
         for j in range(i - 1, -1, -2):
-            low = min(x[i], x[j])
-            high = max(x[i], x[j])
+            low = x[i]
+            low = min(low, x[j])
+            high = x[j]
+            high = max(high, x[i])
             y[i, j] = high - low * c[0]
 
 
@@ -43,18 +45,21 @@ def triangle(N: int, K: int, x: f64[Array, "N"], c: f64[Array, "K"], y: f64[Arra
 def steps(N: int, K: int, x: f64[Array, "N"], c: f64[Array, "K"]) -> None:
     for _ in range(K):
         for i in range(1, N - 1):
-            mean = (x[i - 1] + x[i + 1]) / 2
+            mean = x[i - 1]
+            mean = (mean + x[i + 1]) / 2
             x[i] = mean * 0.5 + x[i] / 2
 
 
 @nest
 def twice(N: int, K: int, x: f64[Array, "N"], c: f64[Array, "K"], y: f64[Array, "N"]) -> None:
     for i in range(N):
-        s = x[i] * 2
+        s = x[i]
+        s = s * 2
         y[i] = s + 1
     for k in range(K):
         for i in range(N):
-            s = c[k] * y[i]
+            s = c[k]
+            s = s * y[i]
             y[i] = s - x[i]
 
 
@@ -87,7 +92,8 @@ def after(N: int, K: int, x: f64[Array, "N"], c: f64[Array, "K"], y: f64[Array, 
 def summed(N: int, K: int, x: f64[Array, "N"], c: f64[Array, "K"], y: f64[Array, "K"]) -> None:
     for i in range(N):
         for k in range(K):
-            d = abs(x[i] - c[k])
+            d = x[i]
+            d = abs(d - c[k])
             y[k] += d
 
 
