@@ -122,4 +122,5 @@ def test_a_value_is_rounded_as_its_scalar() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.uniform(-9, 9, (7, 5)), rng.uniform(-9, 9, 5)
     wanted = ((x * y).astype("f4") * np.float32(10)).astype("i4") * 0.5
-    np.testing.assert_array_equal(poly.compile(rounded.program.bind(N=7, K=5))(x, y, np.zeros(7)), wanted)
+    found: Any = poly.compile(rounded.program.bind(N=7, K=5))(x, y, np.zeros(7))
+    np.testing.assert_array_equal(found, wanted)
