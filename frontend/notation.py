@@ -29,6 +29,7 @@ from poly.dtypes import is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import Cast, Const, Expr, rewrite
 from poly.frontend.notation_choices import drop_guards
+from poly.frontend.notation_comparisons import comparable
 from poly.frontend.notation_dtypes import DType, check_fills, dtype_of_tensor, filled, named_dtype
 from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_products import in_pairs
@@ -161,6 +162,7 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
             tensors[name] = Tensor(name, found.shapes[name], dtype_of_tensor(name, drafts, dtypes, usual), role)
     for draft in drafts:
         draft.reads = tuple(filled(r, tensors[r.tensor].dtype) for r in draft.reads)
+        draft.body = comparable(draft.body, [tensors[r.tensor].dtype for r in draft.reads])
         check_fills(draft, tensors)
     if not any(t.is_output for t in tensors.values()):
         raise lines.whole.error("every tensor is read again, so none is an output", hint="output C: f32[M, N]")

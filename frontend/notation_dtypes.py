@@ -12,6 +12,7 @@ from poly.arguments import shown
 from poly.dtypes import DTYPES, NUMPYS_NAMES, dtype_name, hint_for
 from poly.errors import PolyError, ShapeError
 from poly.expr import Apply, Cast, Const, Read, dtype_of, walk
+from poly.frontend.notation_comparisons import comparable
 from poly.frontend.notation_shapes import Draft
 from poly.program import Access, ReadIndex, Tensor
 
@@ -58,7 +59,8 @@ def _agreed(writer: Draft, tried: Sequence[Mapping[str, str]], name: str) -> str
     refused: list[ShapeError] = []
     for dtypes in tried:
         try:
-            found.append(dtype_of(writer.body, [dtypes[r.tensor] for r in writer.reads]))
+            reads = [dtypes[r.tensor] for r in writer.reads]
+            found.append(dtype_of(comparable(writer.body, reads), reads))
         except ShapeError as error:
             refused.append(error)
             continue

@@ -298,7 +298,7 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
             dtype_of(argument, reads)
             return dtype
         case Apply(name, arguments):
-            found = [dtype_of(a, reads) for a in (arguments[1:] if name == "select" else arguments)]
+            found = [dtype_of(a, reads) for a in arguments][1 if name == "select" else 0 :]
             known = {d for d in found if d is not None}
             if len(known) > 1:
                 raise ShapeError(
