@@ -1,4 +1,4 @@
-"""Windows without their padding where a CPU has that sooner done.
+"""Windows without their padding where a CPU has that sooner done, and whole ones where it needs their places as lanes.
 
 Lanes cannot run along places that have ends of their own. Where channels are contiguous and another loop fills vectors,
 padding is always left out; else the plan of a contraction says which is better.
@@ -14,8 +14,9 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import best_rated, contraction_of, other_lanes
 from poly.scheduling.cpu_facts import facts_of
+from poly.scheduling.filled_sums import with_filled_sums
 from poly.scheduling.groups import Group, groups_of
-from poly.scheduling.uneven import inside_windows
+from poly.scheduling.uneven import inside_windows, uneven_axes
 
 
 def without_padding(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
@@ -39,6 +40,35 @@ def without_padding(program: Program, finite: Collection[str], machine: Machine,
         if before is not None and after is not None and after < before:
             found = shorter
     return found
+
+
+def whole_windows(program: Program, machine: Machine) -> Program:
+    """The program whose windows are whole where only their places fill vectors."""
+    if machine.kind != "cpu" or (filled := with_filled_sums(program)) is program:
+        return program
+    names = {n for n in _changed(program, filled) if _fills_lanes(program, filled, n, machine)}
+    return _with(program, filled, names) if names else program
+
+
+def _fills_lanes(program: Program, filled: Program, name: str, machine: Machine) -> bool:
+    """Whether of a whole window's loops those alone fill vectors along which the window as it was has ends."""
+    alone = replace(filled, statements=(filled.statement[name],))
+    (group,) = groups_of(alone)
+    if group.box is None or not group.axes:
+        return False
+    facts, axes = facts_of(alone, group, machine), group.axes[name]
+    lanes, uneven = facts.lanes(), uneven_axes(program, program.statement[name], axes) or {}
+    if lanes is None or axes[lanes] not in uneven:
+        return False
+    width = machine.lanes(facts.widest())
+    return not any(e >= width and a not in uneven for a, e in zip(axes, facts.extents, strict=True))
+
+
+def filled_like(program: Program, other: Program) -> Program:
+    """The program that `whole_windows` gives where it chooses as for another one, on any machine."""
+    filled = with_filled_sums(program)
+    left = {n for n in _changed(program, filled) if n in other.statement and _guards(other.statement[n])}
+    return _with(program, filled, left)
 
 
 def padding_like(program: Program, other: Program, finite: Collection[str]) -> Program:

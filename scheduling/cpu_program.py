@@ -10,7 +10,7 @@ from poly.expr import DOTS, Apply, walk
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_columns import columns_like, with_columns
-from poly.scheduling.cpu_padding import padding_like, without_padding
+from poly.scheduling.cpu_padding import filled_like, padding_like, whole_windows, without_padding
 from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.joined_axes import join_axes
@@ -32,7 +32,9 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
     """A program as the policies for a CPU take it. `finite`: constants, see `finite_factors` of `uneven`."""
     return _edited(
-        program, lambda p: without_padding(p, finite, machine, threads), lambda p: with_columns(p, machine, threads)
+        program,
+        lambda p: without_padding(whole_windows(p, machine), finite, machine, threads),
+        lambda p: with_columns(p, machine, threads),
     )
 
 
@@ -48,7 +50,11 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
     dots = chain.from_iterable(combinations(used, n) for n in range(len(used) + 1))
     for start in (program, *(_narrow_sums(program, d) for d in dots)):
         finite = finite_factors(start, constants)
-        yield _edited(start, lambda p, f=finite: padding_like(p, other, f), lambda p: columns_like(p, other))
+        yield _edited(
+            start,
+            lambda p, f=finite: padding_like(filled_like(p, other), other, f),
+            lambda p: columns_like(p, other),
+        )
 
 
 def _edited(program: Program, padding: _Edit, columns: _Edit) -> Program:
