@@ -8,7 +8,7 @@ from dataclasses import replace
 import islpy as isl
 
 from poly.conditions import SIGNS
-from poly.expr import Apply, Const, Expr, IndexValue, Read, dtype_of, reads_of, rewrite
+from poly.expr import Apply, Const, Expr, IndexValue, dtype_of, reads_of, rewrite, with_reads_at
 from poly.frontend.notation_choices import points_where, without
 from poly.program import Access, Statement
 
@@ -32,7 +32,7 @@ def decided(statement: Statement, domain: isl.Set, dtypes: Sequence[str]) -> Sta
     body = rewrite(statement.body, taken)
     needed = {k: _needed(statement.reads[k], statement, domain) for k in reads_of(body)}
     kept = list(dict.fromkeys(needed.values()))
-    body = rewrite(body, lambda e: Read(kept.index(needed[e.position])) if isinstance(e, Read) else None)
+    body = with_reads_at(body, {k: kept.index(read) for k, read in needed.items()})
     return replace(statement, body=body, reads=tuple(kept))
 
 

@@ -113,9 +113,9 @@ def _in_place(s: Statement, name: str, value: Expr, given: Sequence[Access]) -> 
     """A statement with a value instead of its reads of a scalar, and what the value reads after its own reads."""
     kept = [k for k, r in enumerate(s.reads) if r.tensor != name]
     place = {k: n for n, k in enumerate(kept)}
-    own = [_shifted(s.reads[k], place) for k in kept]
+    own = [s.reads[k].moved(place) for k in kept]
     moved = {k: len(own) + k for k in range(len(given))}
-    reads = [*own, *(_shifted(r, moved) for r in given)]
+    reads = [*own, *(r.moved(moved) for r in given)]
 
     def there(e: Expr) -> Expr | None:
         return Read(moved[e.position]) if isinstance(e, Read) else None
@@ -127,12 +127,7 @@ def _in_place(s: Statement, name: str, value: Expr, given: Sequence[Access]) -> 
             return None
         return Read(place[e.position]) if e.position in place else inside
 
-    return replace(s, reads=tuple(reads), body=rewrite(s.body, here), write=_shifted(s.write, place))
-
-
-def _shifted(access: Access, place: Mapping[int, int]) -> Access:
-    index = tuple(ReadIndex(place[x.position]) if isinstance(x, ReadIndex) else x for x in access.index)
-    return replace(access, index=index)
+    return replace(s, reads=tuple(reads), body=rewrite(s.body, here), write=s.write.moved(place))
 
 
 def _numbered(paths: Mapping[str, tuple[PathStep, ...]]) -> dict[str, tuple[PathStep, ...]]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import islpy as isl
 
 from poly.affine import Affine, Constraint, unequal_parts
-from poly.expr import Expr, Read, rewrite
+from poly.expr import with_reads_at
 from poly.frontend.notation_shapes import Draft, Shapes
-from poly.program import Access, ReadIndex, Statement
+from poly.program import Access, Statement
 from poly.relations import access_map, box
 from poly.sets import header
 
@@ -31,9 +31,9 @@ def drop_guards(drafts: Sequence[Draft], found: Shapes) -> None:
             continue
         kept = list(dict.fromkeys(reads))
         places = [kept.index(r) for r in reads]
-        draft.reads = tuple(_moved(r, places) for r in kept)
-        draft.write = _moved(draft.write, places)
-        draft.body = rewrite(draft.body, lambda e, to=places: _renumbered(e, to))
+        draft.reads = tuple(r.moved(places) for r in kept)
+        draft.write = draft.write.moved(places)
+        draft.body = with_reads_at(draft.body, places)
 
 
 def without_unequal(read: Access, statement: Statement, domain: isl.Set, shape: Sequence[Affine]) -> Access:
@@ -81,12 +81,3 @@ def points_where(domain: isl.Set, statement: Statement, conditions: Sequence[str
     """The instances at which conditions in isl's syntax hold, of the parameters of a domain."""
     text = f"{statement.name}[{', '.join(statement.iterators)}] : {' and '.join(conditions)}"
     return isl.Set(f"{header(_sizes(domain))}{{ {text} }}")
-
-
-def _renumbered(e: Expr, places: Sequence[int]) -> Expr | None:
-    return Read(places[e.position]) if isinstance(e, Read) else None
-
-
-def _moved(access: Access, places: Sequence[int]) -> Access:
-    index = tuple(ReadIndex(places[s.position]) if isinstance(s, ReadIndex) else s for s in access.index)
-    return replace(access, index=index)

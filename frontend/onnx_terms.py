@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Final
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from poly.affine import Affine, FloorDiv, Mod, Var
 from poly.dtypes import DTYPES, Array, dtype_name, is_float
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, rewrite
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, with_reads_at
 from poly.program import Access, ReadIndex
 
 Index = Affine | int
@@ -143,22 +143,9 @@ def fn(operator: str, *arguments: Term | float) -> Term:
             continue
         place: list[int] = []
         for access in argument.reads:
-            place.append(reads.setdefault(_renumber(access, place), len(reads)))
-        bodies.append(_moved(argument.body, place))
+            place.append(reads.setdefault(access.moved(place), len(reads)))
+        bodies.append(with_reads_at(argument.body, place))
     return Term(Apply(operator, tuple(bodies)), tuple(reads))
-
-
-def _renumber(access: Access, place: Sequence[int]) -> Access:
-    if not access.indirect:
-        return access
-    index = tuple(ReadIndex(place[s.position]) if isinstance(s, ReadIndex) else s for s in access.index)
-    return replace(access, index=index)
-
-
-def _moved(body: Expr, place: Sequence[int]) -> Expr:
-    if list(place) == list(range(len(place))):
-        return body
-    return rewrite(body, lambda node: Read(place[node.position]) if isinstance(node, Read) else None)
 
 
 def literal(value: float | bool) -> Term:

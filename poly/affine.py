@@ -344,9 +344,11 @@ class Constraint:
     equality: bool = False
 
     def __str__(self) -> str:
-        negative = Affine(tuple((a, -c) for a, c in self.expr.terms if c < 0), max(-self.expr.constant, 0))
-        positive = Affine(tuple((a, c) for a, c in self.expr.terms if c > 0), max(self.expr.constant, 0))
-        return f"{positive} {'==' if self.equality else '>='} {negative}"
+        difference = unequal_parts(self)
+        expr, sign = (self.expr, "==" if self.equality else ">=") if difference is None else (difference, "!=")
+        negative = Affine(tuple((a, -c) for a, c in expr.terms if c < 0), max(-expr.constant, 0))
+        positive = Affine(tuple((a, c) for a, c in expr.terms if c > 0), max(expr.constant, 0))
+        return f"{positive} {sign} {negative}"
 
     @property
     def isl_text(self) -> str:
@@ -371,8 +373,8 @@ def unequal(a: Affine, b: Affine) -> Constraint:
 
 def unequal_parts(constraint: Constraint) -> Affine | None:
     """a - b, or b - a, of `unequal(a, b)`; None for another constraint."""
-    match constraint.expr.terms:
-        case ((Mod(argument, divisor), 1),) if divisor == _BEYOND:
+    match constraint:
+        case Constraint(Affine(((Mod(argument, divisor), 1),), -1), False) if divisor == _BEYOND:
             return Affine(tuple((t, _least(c)) for t, c in argument.terms), _least(argument.constant))
         case _:
             return None

@@ -22,6 +22,7 @@ _CONSTRAINT: Final[dict[str, Callable[[Affine, Affine], Constraint]]] = {
     "ge": lambda a, b: Constraint(a - b),
     "gt": lambda a, b: Constraint(a - b - 1),
     "eq": lambda a, b: Constraint(a - b, equality=True),
+    "ne": unequal,
 }
 
 
@@ -33,17 +34,22 @@ def affine_or_none(node: ast.expr) -> Affine | None:
         return None
 
 
-def conjunction(node: ast.expr, affine: AffineValue, negated: bool = False) -> tuple[Constraint, ...] | None:
-    """The constraints that a condition of affine comparisons is; None where it is something else, or any of several."""
+def conjunction(
+    node: ast.expr, affine: AffineValue, negated: bool = False, with_unequal: bool = False
+) -> tuple[Constraint, ...] | None:
+    """The constraints that a condition of affine comparisons is; None where it is something else, or any of several,
+    as `a != b` is too, but in complete texts (`with_unequal`), which have it as the one constraint that it was.
+    """
     match node:
         case ast.BoolOp(op=op, values=values) if isinstance(op, ast.Or) == negated:
-            parts = [conjunction(v, affine, negated) for v in values]
+            parts = [conjunction(v, affine, negated, with_unequal) for v in values]
             return None if None in parts else tuple(c for part in parts for c in part or ())
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return conjunction(operand, affine, not negated)
+            return conjunction(operand, affine, not negated, with_unequal)
         case ast.Compare(left=left, ops=ops, comparators=rest) if not negated or len(ops) == 1:
             names = [COMPARE.get(type(op), "") for op in ops]
-            return _compared([left, *rest], [_OPPOSITE.get(n, "") if negated else n for n in names], affine)
+            names = [_OPPOSITE.get(n, "") if negated else n for n in names]
+            return None if "ne" in names and not with_unequal else _compared([left, *rest], names, affine)
         case _:
             return None
 

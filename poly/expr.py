@@ -6,7 +6,7 @@ the table `OPERATORS`: one row an operator, with its arity, its numpy meaning an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Final, Literal
@@ -274,6 +274,11 @@ def rewrite(body: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:
             pass
     replacement = rule(body)
     return body if replacement is None else replacement
+
+
+def with_reads_at(body: Expr, places: Mapping[int, int] | Sequence[int]) -> Expr:
+    """The body for a list of reads that has those of its own at other places."""
+    return rewrite(body, lambda node: Read(places[node.position]) if isinstance(node, Read) else None)
 
 
 def reads_of(body: Expr) -> list[int]:

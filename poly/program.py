@@ -147,6 +147,13 @@ class Access:
     def indirect(self) -> bool:
         return any(isinstance(s, ReadIndex) for s in self.index)
 
+    def moved(self, places: Mapping[int, int] | Sequence[int]) -> Access:
+        """For a list of reads that has those it is subscripted with at other places."""
+        if not self.indirect:
+            return self
+        index = tuple([ReadIndex(places[s.position]) if isinstance(s, ReadIndex) else s for s in self.index])
+        return Access(self.tensor, index, self.guard, self.fill)
+
     def substitute(self, values: Mapping[str, Affine | int]) -> Access:
         """Replace iterators in subscripts and guard."""
         index = tuple([s.substitute(values) if isinstance(s, Affine) else s for s in self.index])

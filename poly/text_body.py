@@ -246,7 +246,7 @@ class BodyReader:
         if not self._is_access(read):
             return None
         fill = _const(other)
-        guard = None if fill is None else conjunction(node.test, affine_or_none, negated)
+        guard = None if fill is None else conjunction(node.test, affine_or_none, negated, not self.bare_indices)
         access = None if guard is None else self.access(read, fragment)
         if not guard or fill is None or access is None:
             return None

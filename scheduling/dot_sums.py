@@ -20,7 +20,7 @@ import numpy as np
 
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import numpy_dtype
-from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, rewrite
+from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, with_reads_at
 from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.groups import bare
 from poly.scheduling.sums import (
@@ -206,7 +206,7 @@ class _Work:
             inside = (Constraint(Affine((), steps - 1) - place),) if steps % count else ()
             reads.append(Access(source.name, index, inside, Const(0) if inside else None))
             places = {side.factor.main: part} | {k: count + n for n, k in enumerate(others)}
-            parts.append(_renumbered(side.body, places))
+            parts.append(with_reads_at(side.body, places))
         reads += [s.reads[k] for k in others]
         fill = None if access.fill is None else Const(_filled(side, access.fill, source, count))
         body = _joined(parts)
@@ -229,7 +229,7 @@ class _Work:
                 return None
             access, times = more
             count, reads = len(found.statement.reads), reads_of(number)
-            number = _renumbered(number, {k: count + 1 + n for n, k in enumerate(reads)})
+            number = with_reads_at(number, {k: count + 1 + n for n, k in enumerate(reads)})
             product = apply("mul", Read(count), number)
             product = product if times == 1 else apply("mul", product, Const(times, "i32"))
             accesses = (*found.statement.reads, access, *(s.reads[k] for k in reads))
@@ -257,7 +257,7 @@ class _Work:
             return None
         name = self._free_name(wanted, found)
         target = Access(name, tuple(var(i) for i in kept))
-        body = _renumbered(side.body, {k: n for n, k in enumerate(used)})
+        body = with_reads_at(side.body, {k: n for n, k in enumerate(used)})
         first = tuple(a.substitute({i: 0 for i in inner}) for a in accesses)
         clear, update = (self._free_name(f"{name}{end}", found) for end in ("_init", "_update"))
         own = [(i, 0, ranges[i]) for i in kept]
@@ -335,10 +335,6 @@ def _plain(factor: Factor) -> tuple[Expr, Expr | None] | None:
             return main, rest
         case _:
             return None
-
-
-def _renumbered(body: Expr, places: Mapping[int, int]) -> Expr:
-    return rewrite(body, lambda e: Read(places[e.position]) if isinstance(e, Read) else None)
 
 
 def _joined(parts: list[Expr]) -> Expr:

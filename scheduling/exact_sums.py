@@ -17,7 +17,7 @@ import numpy as np
 
 from poly.affine import Affine, Var, var
 from poly.dtypes import Array, numpy_dtype
-from poly.expr import Apply, Cast, Const, Expr, Read, evaluate, reads_of, rewrite
+from poly.expr import Apply, Cast, Const, Expr, Read, evaluate, reads_of, rewrite, with_reads_at
 from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.groups import tensors_read, tensors_written
 from poly.scheduling.sums import (
@@ -146,7 +146,7 @@ class _Work:
         point = tuple(f"i{k}" for k in range(source.rank))
         reads = tuple(Access(source.name, tuple(map(var, point))) if k == f.main else r for k, r in enumerate(s.reads))
         positions = reads_of(f.body)
-        body = rewrite(f.body, lambda e: Read(positions.index(e.position)) if isinstance(e, Read) else None)
+        body = with_reads_at(f.body, {p: k for k, p in enumerate(positions)})
         key = (body, tuple(reads[k] for k in positions))
         name = self.converted.get(key)
         if name is None:

@@ -37,8 +37,8 @@ def samples(dtype: str) -> np.ndarray:
     return np.array(some, np.float64).astype(kind)
 
 
-def exact(value: object) -> Fraction | float:
-    number = float(value) if not isinstance(value, np.integer | int | np.bool_) else int(value)  # type: ignore[arg-type]
+def exact(value: np.generic | float) -> Fraction | float:
+    number = int(value) if isinstance(value, np.integer | int | np.bool_) else float(value)
     return Fraction(number) if np.isfinite(float(number)) else number
 
 

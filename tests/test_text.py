@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import poly
 from poly import loops
 from poly.affine import Affine, Constraint, parse_affine, var
 from poly.dtypes import DTYPES
@@ -327,8 +328,14 @@ def nests(inner: st.SearchStrategy[loops.Node]) -> st.SearchStrategy[loops.Node]
             st.sampled_from([None, "mac"]),
             CARRIED.map(tuple),
         ),
-        st.builds(lambda name, low, high, inside, how: loops.For(name, low, high, inside, 1, *how),
-                  NAMES, BOUNDS, BOUNDS, body, past),
+        st.builds(
+            lambda name, low, high, inside, how: loops.For(name, low, high, inside, 1, *how),
+            NAMES,
+            BOUNDS,
+            BOUNDS,
+            body,
+            past,
+        ),
         st.builds(loops.If, CHOICES, body),
         st.builds(loops.Alloc, st.just(BUFFER), body),
     )
@@ -396,3 +403,19 @@ def test_graph_prints() -> None:
     s = simple()
     graph = Graph("g", (Tensor("C", (Affine((), 4),), "f32", "output"),), (Node("n/1", "Relu", (), ("C",), (s,)),))
     assert "`n/1`: Relu() -> C\n    S[i, j]: C[i] = 1 where" in print_graph(graph)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[i] = (2*x[a[i]] if i != 3 else 5) where 0 <= i < 9",
+        "y[i] = (x[i-1] if i != 0 and i < 7 else 0) where 0 <= i < 9",
+        "y[i, j] = x[i - j] if i != j and j <= i else 0 where 0 <= i < 9 and 0 <= j < 9",
+    ],
+)
+def test_places_that_differ_come_back(text: str) -> None:
+    shapes = {"x": (9,), "a": (9,)} if "a[" in text else {"x": (9,)}
+    program = same(poly.parse(text, dtypes={"a": "i32"} if "a[" in text else {}, **shapes))
+    tree = poly.compile(program).loops
+    assert parse_loops(print_loops(tree)) == tree
+    assert " % " not in print_program(program) + print_loops(tree)
