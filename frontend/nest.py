@@ -37,7 +37,7 @@ import islpy as isl
 from poly.affine import Affine
 from poly.dtypes import Array, is_integer
 from poly.errors import ParseError, PolyError, ShapeError
-from poly.expr import COMBINERS, Apply, Cast, Const, Expr, Read, walk
+from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, Read, walk
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_choices import decided
 from poly.frontend.nest_scalars import expand_scalars
@@ -186,16 +186,27 @@ def _local_dtypes(locals: Mapping[str, Local], drafts: Sequence[Draft], known: M
     for name, local in locals.items():
         if local.dtype:
             dtypes[name] = dtypes.get(local.dtype.removeprefix("like "), local.dtype)
-    for _ in range(len(locals) + 1):  # a local may get its dtype from another one
-        for name in locals:
-            if not locals[name].dtype:
-                found = [d for draft in drafts if draft.write.tensor == name and (d := _dtype(draft, dtypes))]
-                if found:
-                    dtypes[name] = promoted(found)
-    for name in locals:
-        if name not in dtypes:
-            dtypes[name] = "f64" if _has_float(name, drafts) else "i64"
-    return {name: dtypes[name] for name in locals}
+    unsaid = [name for name, local in locals.items() if not local.dtype]
+    while True:
+        dtypes |= _settled_dtypes(unsaid, drafts, dtypes)
+        left = [name for name in unsaid if name not in dtypes]
+        if not left:  # else they get their dtypes from one another, in a circle that literals begin
+            return {name: dtypes[name] for name in locals}
+        floats = [name for name in left if _has_float(name, drafts)]
+        given = next((n for n in left if any(d.write.tensor == n and not d.reads for d in drafts)), left[0])
+        dtypes |= dict.fromkeys(floats, "f64") if floats else {given: "i64"}
+
+
+def _settled_dtypes(names: Sequence[str], drafts: Sequence[Draft], known: Mapping[str, str]) -> dict[str, str]:
+    """What follows from dtypes that are known for some locals, whose own may be wider than so far."""
+    dtypes, before = dict(known), dict[str, str]()
+    while dtypes != before:
+        before = dict(dtypes)
+        for name in names:
+            found = [d for draft in drafts if draft.write.tensor == name and (d := _dtype(draft, dtypes))]
+            if found:
+                dtypes[name] = promoted([*found, *([dtypes[name]] if name in dtypes else [])])
+    return dtypes
 
 
 def _dtype(draft: Draft, dtypes: Mapping[str, str]) -> str | None:
@@ -205,8 +216,18 @@ def _dtype(draft: Draft, dtypes: Mapping[str, str]) -> str | None:
 
 
 def _has_float(name: str, drafts: Sequence[Draft]) -> bool:
-    bodies = [d.body for d in drafts if d.write.tensor == name]
-    return any(isinstance(e, Const) and isinstance(e.value, float) for b in bodies for e in walk(b))
+    return any(_is_fraction(d.body) for d in drafts if d.write.tensor == name)
+
+
+def _is_fraction(body: Expr) -> bool:
+    """Whether literals make a value a float, what is only compared left out."""
+    match body:
+        case Const(value):
+            return isinstance(value, float)
+        case Apply(name, arguments) if OPERATORS[name].result != "bool":
+            return any(map(_is_fraction, arguments[name == "select" :]))
+        case _:
+            return False
 
 
 # ---- statements

@@ -13,7 +13,7 @@ import pytest
 
 import poly
 from poly.errors import ParseError, PolyError
-from poly.frontend.nest import Array, boolean, f64, i64, u8
+from poly.frontend.nest import Array, boolean, f64, i64, nest, u8
 from poly.interp import run_program
 
 NAN = float("nan")
@@ -215,3 +215,24 @@ def test_hints_for_subscripts() -> None:
     ):  # fmt: skip
         with pytest.raises(ParseError, match=hint):
             poly.nest(function)
+
+
+@nest
+def handed_around(N: int, K: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+    for i in range(N):
+        a = 0.0
+        b = 1
+        for _ in range(K):
+            t = a * a + x[i]  # a float by `a`, which is one by its literal: nobody else says so
+            a = t
+            old = b
+            b = old + t
+        y[i] = a + b
+
+
+def test_locals_that_get_their_dtypes_from_one_another() -> None:
+    x, wanted = np.linspace(-1, 0.4, 9), np.zeros(9)
+    handed_around.python(9, 5, x, wanted)
+    dtypes = {t.name: t.dtype for t in handed_around.program.tensors}
+    assert dtypes["b"] == "f64" and set(dtypes.values()) == {"f64"}
+    np.testing.assert_allclose(poly.compile(handed_around.program.bind(N=9, K=5))(x, np.zeros(9)), wanted, rtol=1e-12)
