@@ -18,13 +18,14 @@ from typing import Final
 import islpy as isl
 
 from poly.affine import Affine, var
-from poly.expr import COMBINERS, Apply, Cast, Combiner, Const, Expr, Read, apply
+from poly.expr import COMBINERS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, apply
 from poly.program import Access, Program, Role, Statement, Tensor, box_domain, default_path
 from poly.sets import header
 
 Steps = tuple[tuple[int, ...], ...]
 EXACT_ENOUGH: Final = ("f32", "f64", "i32", "i64")  # dtypes of which sums of sums lose nothing more than sums do
 HALVES = {"c64": "f32", "c128": "f64"}
+PART = "p"  # index of the real and the imaginary part
 _WIDE = {"f16": "f32", "bf16": "f32"}
 
 
@@ -70,14 +71,17 @@ class Contractions:
     """Tensors and statements as they come about.
 
     `extents`: the size of every index. `dtype`: of the result. `pairs`: a complex result is made of pairs of floats;
-    `planar`: its sums are kept with the real and imaginary parts apart.
+    `planar`: its sums are kept with the real and imaginary parts apart; `flat`: those of operands and the result lie
+    between the steps of the last subscript, and one statement writes both.
     """
 
     def __init__(
-        self, extents: Mapping[str, Affine], parameters: Sequence[str], dtype: str, pairs: bool, planar: bool = False
-    ) -> None:
+        self, extents: Mapping[str, Affine], parameters: Sequence[str], dtype: str, pairs: bool, planar: bool = False,
+        flat: bool = False,
+    ) -> None:  # fmt: skip
         self.planar = planar
         self.extents, self.parameters, self.pairs = dict(extents), tuple(parameters), pairs and dtype in HALVES
+        self.flat = flat and self.pairs
         self.stored = HALVES[dtype] if self.pairs else dtype
         self.computed = _WIDE.get(self.stored, self.stored)
         self.tensors: list[Tensor] = []
@@ -90,9 +94,17 @@ class Contractions:
             self.tensors.append(Tensor(name, tuple(extents), dtype, "input"))
             return Term((Access(name, tuple(subscripts)),), dtype, used)
         half = HALVES[dtype]
-        self.tensors.append(Tensor(name, (*extents, Affine((), 2)), half, "input"))
-        parts = tuple(Access(name, (*subscripts, Affine((), part))) for part in (0, 1))
-        return Term(parts, half, used)
+        shape, parts = self._paired(extents, subscripts)
+        self.tensors.append(Tensor(name, shape, half, "input"))
+        return Term(tuple(Access(name, p) for p in parts), half, used)
+
+    def _paired(
+        self, extents: Sequence[Affine], subscripts: Sequence[Affine]
+    ) -> tuple[tuple[Affine, ...], list[tuple[Affine, ...]]]:
+        """The extents of complex numbers as floats, and the subscripts of the real and of the imaginary part."""
+        if not self.flat or not subscripts:
+            return (*extents, Affine((), 2)), [(*subscripts, Affine((), part)) for part in (0, 1)]
+        return (*extents[:-1], extents[-1] * 2), [(*subscripts[:-1], subscripts[-1] * 2 + part) for part in (0, 1)]
 
     def contract(self, terms: Sequence[Term], kept: Sequence[str], name: str = "") -> Term:
         """The product of the terms, summed over all but `kept`; into the output `name`, else into a temporary."""
@@ -107,8 +119,20 @@ class Contractions:
             identity = Const((COMBINERS["or"] if dtype == "bool" else COMBINERS["+"]).identity(dtype).value)
             for access, suffix in zip(target.reads, self._suffixes, strict=True):
                 self.state(f"{name}_init{suffix}", kept, access, (), identity, None)
-        self.write(f"{name}_update" if summed else f"{name}_set", target, terms)
+        if self.flat and role == "output":
+            self._write_both(f"{name}_set", target, terms)
+        else:
+            self.write(f"{name}_update" if summed else f"{name}_set", target, terms)
         return target
+
+    def _write_both(self, name: str, target: Term, terms: Sequence[Term]) -> None:
+        """One statement that puts the real and the imaginary part of the product into the target."""
+        self.extents[PART] = Affine((), 2)
+        first, part = target.reads[0], IndexValue(var(PART))
+        *outer, last = first.affine_index
+        body = apply("select", apply("lt", part, Const(1)), *self._product(terms, target.dtype))
+        write = Access(first.tensor, (*outer, last + var(PART)))
+        self.state(name, [*target.indices, PART], write, [r for t in terms for r in t.reads], body, None)
 
     def write(self, name: str, target: Term, terms: Sequence[Term]) -> None:
         """Statements that put the product of the terms into the target, or add to it where indices are summed."""
@@ -132,11 +156,12 @@ class Contractions:
         if not self.pairs:
             self.tensors.append(Tensor(name, tuple(extents), dtype, role))
             return (Access(name, tuple(subscripts)),)
-        two = Affine((), 2)
-        last = role == "output"
-        self.tensors.append(Tensor(name, (*extents, two) if last else (two, *extents), dtype, role))
-        parts = [Affine((), part) for part in (0, 1)]
-        return tuple(Access(name, (*subscripts, p) if last else (p, *subscripts)) for p in parts)
+        if role == "output":
+            shape, parts = self._paired(extents, subscripts)
+        else:
+            shape, parts = (Affine((), 2), *extents), [(Affine((), part), *subscripts) for part in (0, 1)]
+        self.tensors.append(Tensor(name, shape, dtype, role))
+        return tuple(Access(name, p) for p in parts)
 
     def _product(self, terms: Sequence[Term], dtype: str) -> list[Expr]:
         """The product of the terms in the target's dtype: one expression, or the real and the imaginary part."""
@@ -324,7 +349,9 @@ class Form:
 
             return self.finished(real_sums(self, *self.real), values)
         extents = {i: var(f"N{i}") for i in self.indices}
-        build = Contractions(extents, self.parameters, self.dtype, pairs=True, planar=self.planar)
+        summed = any(i not in self.result for i in self.indices)
+        flat = values is not None and bool(self.result) and self.lanes is None and (self.planar or not summed)
+        build = Contractions(extents, self.parameters, self.dtype, pairs=True, planar=self.planar, flat=flat)
         terms = [self._operand(n, v, build) for n, v in enumerate(self.operands)]
         if self.planar:
             terms = [build.planes(t) for t in terms]

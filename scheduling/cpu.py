@@ -27,6 +27,7 @@ from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_free import schedule_free
 from poly.scheduling.cpu_free_walks import schedule_walks
 from poly.scheduling.cpu_handed import handed_of, schedule_handed
+from poly.scheduling.cpu_interleaved import interleaved_of, schedule_interleaved
 from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
@@ -145,6 +146,7 @@ POLICIES: Final = (
     Policy(beside_of, schedule_beside),
     Policy(permutation_of, schedule_permutation),
     Policy(runs_of, schedule_runs),
+    Policy(interleaved_of, schedule_interleaved),
     ACROSS,
     Policy(reduction_of, schedule_reduction),
     Policy(contraction_of, schedule_contraction),
