@@ -235,4 +235,5 @@ def test_locals_that_get_their_dtypes_from_one_another() -> None:
     handed_around.python(9, 5, x, wanted)
     dtypes = {t.name: t.dtype for t in handed_around.program.tensors}
     assert dtypes["b"] == "f64" and set(dtypes.values()) == {"f64"}
-    np.testing.assert_allclose(poly.compile(handed_around.program.bind(N=9, K=5))(x, np.zeros(9)), wanted, rtol=1e-12)
+    found: Any = poly.compile(handed_around.program.bind(N=9, K=5))(x, np.zeros(9))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
