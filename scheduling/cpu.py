@@ -11,13 +11,13 @@ the first step a conservative start-up fusion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from poly.errors import ScheduleError
 from poly.machine import Machine
-from poly.program import Program
+from poly.program import PathStep, Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu_across import across_of, schedule_across
 from poly.scheduling.cpu_beside import beside_of, schedule_beside
@@ -31,6 +31,7 @@ from poly.scheduling.cpu_interleaved import interleaved_of, schedule_interleaved
 from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
+from poly.scheduling.cpu_private import schedule_private
 from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
 from poly.scheduling.cpu_scan import schedule_scans
@@ -43,6 +44,7 @@ from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group
 from poly.scheduling.nowait import without_meetings
+from poly.scheduling.private_nests import whole_nests
 from poly.scheduling.row_groups import groups_for
 from poly.scheduling.schedule import Schedule
 
@@ -60,6 +62,12 @@ def schedule_for_cpu(
     """
     start, apart = distributed(unchecked(Schedule(program)))
     every = groups_for(apart, machine, threads)
+    whole = whole_nests(program, every)
+    if whole:
+        try:
+            return _schedule_whole(program, whole, machine, threads)
+        except ScheduleError:
+            pass
     try:
         schedule = start
         for group in every:
@@ -73,6 +81,19 @@ def schedule_for_cpu(
     except ScheduleError:
         return schedule_one_by_one(program, machine, threads)
     return _with_nests(schedule, left, machine, threads, begin if len(left) == len(every) else None)
+
+
+def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Machine, threads: int) -> Schedule:
+    """Like `schedule_for_cpu`, some nests not cut apart. Raises `ScheduleError` where one cannot be scheduled so."""
+    schedule, apart = distributed(unchecked(Schedule(program)), whole)
+    every = groups_for(apart, machine, threads)
+    for group in filter(_has_plan, every):
+        schedule = schedule_group(schedule, group, machine, threads)
+    nests = [s.name for s in program.statements if s.path[0] in whole]
+    schedule = schedule_private(settle(schedule), nests, machine)
+    schedule = share_outermost(schedule, nests, threads) if threads > 1 else schedule
+    left = [g for g in every if not _has_plan(g) and not {*g.names} <= {*nests}]
+    return _with_nests(schedule, left, machine, threads)
 
 
 def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) -> Schedule:

@@ -66,7 +66,7 @@ def _sum_kept(schedule: Schedule, name: str, machine: Machine) -> Schedule:
     try:
         before = {t.name for t in schedule.program.tensors}
         kept = unchecked(schedule).promote(s.write.tensor, outer, machine.register_space, users=[name])
-        _require_registers(kept, {t.name for t in kept.program.tensors} - before, machine)
+        require_registers(kept, {t.name for t in kept.program.tensors} - before, machine)
         return settle(kept)
     except PolyError:
         return schedule
@@ -88,7 +88,7 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
         iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), None)
         if iterator is None:
             continue
-        steps = [_step(s, a, tensors, iterator, sizes) for a, _ in s.accesses]
+        steps = [step_of_access(s, a, tensors, iterator, sizes) for a, _ in s.accesses]
         summed = steps[-1] == 0  # of what is written
         scattered = any(step not in (0, 1) for step in steps)
         if None in steps or (s.combiner is None if summed else scattered):
@@ -98,12 +98,12 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
     return [lanes for *_, lanes in sorted(found, key=lambda r: r[:4], reverse=True)]
 
 
-def _step(
+def step_of_access(
     s: Statement, access: Access, tensors: Mapping[str, Tensor], iterator: str, sizes: Mapping[str, int]
 ) -> int | None:
     """Elements from one iteration to the next; a place that was read stands still where its own read does."""
     places = [s.reads[x.position] for x in access.index if isinstance(x, ReadIndex)]
-    if any(_step(s, place, tensors, iterator, sizes) != 0 for place in places):
+    if any(step_of_access(s, place, tensors, iterator, sizes) != 0 for place in places):
         return None
     still = tuple(Affine() if isinstance(x, ReadIndex) else x for x in access.index)
     return stride(replace(access, index=still), tensors[access.tensor], iterator, sizes)
@@ -200,7 +200,7 @@ def cut_whole(
     the statements with the sizes of their blocks."""
     extent = ends[1] - ends[0] + 1
     depth = schedule.nests[name].names.index(loop)
-    place, extent = (_by_loops(schedule, name, e) for e in (extent // step * step, extent))
+    place, extent = (by_loops(schedule, name, e) for e in (extent // step * step, extent))
     schedule, lower, upper = cut_at(schedule, name, depth, place, extent)
     return schedule, [(piece, size) for piece, size in ((lower, step), (upper, rest)) if piece]
 
@@ -219,14 +219,14 @@ def _blocked(
     elif below:
         before, known = set(schedule.nests), {t.name for t in schedule.program.tensors}
         schedule = schedule.promote(target, f"{loop}.o", machine.register_space)
-        _require_registers(schedule, {t.name for t in schedule.program.tensors} - known, machine)
+        require_registers(schedule, {t.name for t in schedule.program.tensors} - known, machine)
         for copy in sorted(set(schedule.nests) - before):
             own = loops_of_copy(schedule, copy)
             schedule = in_vectors(unrolled(schedule, own[:-1]), own[-1], step, step) if own else schedule
     return schedule.vectorise(f"{loop}.p")
 
 
-def _require_registers(schedule: Schedule, buffers: set[str], machine: Machine) -> None:
+def require_registers(schedule: Schedule, buffers: set[str], machine: Machine) -> None:
     """Raise `ScheduleError` for a tile that registers do not hold, or whose size is free."""
     for name in buffers:
         tensor = schedule.program.tensor[name]
@@ -248,7 +248,7 @@ def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine
         own = loops_of_copy(schedule, copy)
         schedule = schedule.vectorise(own[-1]) if own else schedule
     schedule = schedule.promote(buffer, scope[-1] if scope else None, machine.register_space, name=f"{buffer}_r")
-    _require_registers(schedule, {f"{buffer}_r"}, machine)
+    require_registers(schedule, {f"{buffer}_r"}, machine)
     return schedule
 
 
@@ -275,7 +275,7 @@ def from_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Schedu
     return schedule.shift(name, loop, -first.constant) if first.constant else schedule
 
 
-def _by_loops(schedule: Schedule, name: str, value: Affine) -> Affine:
+def by_loops(schedule: Schedule, name: str, value: Affine) -> Affine:
     """An expression of a statement's iterators by the names of the loops around."""
     inside = value.names & set(schedule.program.statement[name].iterators)
     return value.substitute({i: var(_loop(schedule, name, i)) for i in inside})

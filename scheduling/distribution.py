@@ -7,7 +7,7 @@ inside of it. Everything else gets a nest of its own, in an order in which the n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import islpy as isl
@@ -21,14 +21,15 @@ from poly.sets import header, within_budget
 _BUDGET = 5_000_000
 
 
-def distributed(schedule: Schedule) -> tuple[Schedule, Program]:
+def distributed(schedule: Schedule, whole: Collection[PathStep] = ()) -> tuple[Schedule, Program]:
     """A program's own schedule with its loops cut apart, unchecked, and the program in that order.
 
-    `schedule`: without edits. Both are as given where nothing can be cut.
+    `schedule`: without edits. `whole`: the first steps of the paths of nests that stay as they are. Both are as given
+    where nothing can be cut.
     """
     program = schedule.program
     facts = [d for d in schedule.facts.dependences if d.kind != "reduction"]
-    cut = _Cut(program, schedule, {s.name: k for k, s in enumerate(program.statements)})
+    cut = _Cut(program, schedule, {s.name: k for k, s in enumerate(program.statements)}, frozenset(whole))
     paths = within_budget(_BUDGET, lambda: dict(cut.pieces([*program.statements], 0, facts, ())), lambda: {})
     if not paths or all(cut.same(name, path) for name, path in paths.items()):
         return schedule, program
@@ -47,6 +48,7 @@ class _Cut:
     program: Program
     schedule: Schedule
     position: Mapping[str, int]
+    whole: frozenset[PathStep] = frozenset()
 
     def same(self, name: str, path: tuple[PathStep, ...]) -> bool:
         """Whether a statement shares its loops with the same others as before: here, whether it shares none."""
@@ -60,7 +62,8 @@ class _Cut:
         none of these.
         """
         found: list[tuple[str, tuple[PathStep, ...]]] = []
-        groups = components([s.name for s in members], [(d.source, d.sink) for d in facts], self.position)
+        edges = [(d.source, d.sink) for d in facts] + self._joined(members if depth == 0 else ())
+        groups = components([s.name for s in members], edges, self.position)
         for k, names in enumerate(groups):
             inside = [s for s in members if s.name in names]
             place = (*prefix, k)
@@ -70,7 +73,8 @@ class _Cut:
                 continue
             loops = {self.schedule.nests[s.name].names[depth : depth + 1] for s in inside}
             own = {self._iterators(s)[depth : depth + 1] for s in inside}
-            if len(loops) > 1 or () in loops or len(own) > 1:
+            kept = depth == 0 and inside[0].path[0] in self.whole
+            if kept or len(loops) > 1 or () in loops or len(own) > 1:
                 found += [(s.name, (*place, *self._rest(s, depth))) for s in inside]
                 continue
             (iterator,) = own.pop()
@@ -78,6 +82,11 @@ class _Cut:
             inner = [d for d in inner if not d.relation.is_empty()]
             found += self.pieces(inside, depth + 1, inner, (*place, iterator))
         return found
+
+    def _joined(self, members: Sequence[Statement]) -> list[tuple[str, str]]:
+        """Edges around the statements of each nest that stays whole."""
+        nests = [[s.name for s in members if s.path[0] == head] for head in self.whole]
+        return [edge for names in nests for edge in zip(names, [*names[1:], names[0]], strict=True) if names]
 
     def _iterators(self, s: Statement) -> tuple[str, ...]:
         return tuple(step for step in s.path if isinstance(step, str))

@@ -1,0 +1,172 @@
+"""Policy for nests whose iterations have values of their own (`poly.scheduling.private_nests`).
+
+    for i, j.o:                                     # whole blocks of lanes, then the rest
+        re[8], im[8] = 0                            # in registers
+        for k:                                      # in order: a recurrence in each lane
+            t[8] = re*re - im*im + x[i] ...
+        o[i, j] = ...
+
+All statements stay in their order, each in lanes along a loop that is parallel: outer-loop vectorisation (Nuzman and
+Zaks 2008). What is private becomes a few vectors inside a block of lanes. Without lanes it is one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from poly.affine import Affine
+from poly.errors import PolyError, ScheduleError
+from poly.loops import MAX_LANES
+from poly.machine import Machine
+from poly.program import Statement
+from poly.relations import ends_of, interval_of
+from poly.scheduling.arrange import places_of
+from poly.scheduling.cpu_edits import loop_of
+from poly.scheduling.cpu_facts import widest_element
+from poly.scheduling.cpu_nests import MOST_VECTORS, by_loops, from_zero, require_registers, step_of_access
+from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.private_nests import private_tensors
+from poly.scheduling.promotion import free_name
+from poly.scheduling.schedule import Schedule, common_prefix
+
+
+def schedule_private(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:
+    """The nests of these statements in a checked schedule, with what is private to their iterations in registers.
+
+    Raises `ScheduleError` where one cannot be scheduled so.
+    """
+    for loop in dict.fromkeys(schedule.nests[n].names[0] for n in names):
+        schedule = _nest(schedule, schedule.under(loop), machine)
+    return schedule
+
+
+def _statements(schedule: Schedule, names: Sequence[str]) -> list[Statement]:
+    return [schedule.program.statement[n] for n in names]
+
+
+def _nest(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:
+    private = private_tensors(schedule.program, _statements(schedule, names))
+    for iterator, scattered in _lanes(schedule, names, private):
+        try:
+            return settle(_with_lanes(unchecked(schedule), names, private, iterator, scattered, machine))
+        except PolyError:
+            continue
+    return settle(_in_registers(unchecked(schedule), names, private, machine))
+
+
+def _lanes(
+    schedule: Schedule, names: Sequence[str], private: Mapping[str, tuple[str, ...]]
+) -> list[tuple[str, bool]]:
+    """The loops that may become lanes, best first, and whether what is read then does not lie side by side."""
+    program, found = schedule.program, list[tuple[bool, int, int, str]]()
+    if any(s.external is not None or s.write.indirect or any(a.guard for a, _ in s.accesses)
+           for s in _statements(schedule, names)):  # fmt: skip
+        return []
+    shared = set.intersection(*({*axes} for axes in private.values()))
+    for depth, iterator in enumerate(i for i in program.statement[names[0]].iterators if i in shared):
+        steps = [
+            (step_of_access(s, a, program.tensor, iterator, program.binding), kind)
+            for s in _statements(schedule, names)
+            for a, kind in s.accesses
+            if a.tensor not in private
+        ]
+        if any(step is None or kind == "write" and step not in (0, 1) for step, kind in steps):
+            continue
+        scattered = any(step not in (0, 1) for step, _ in steps)
+        found.append((not scattered, sum(step == 1 for step, _ in steps), depth, iterator))
+    return [(iterator, not beside) for beside, *_, iterator in sorted(found, reverse=True)]
+
+
+def _with_lanes(
+    schedule: Schedule, names: Sequence[str], private: Mapping[str, tuple[str, ...]], iterator: str, scattered: bool,
+    machine: Machine,
+) -> Schedule:  # fmt: skip
+    """Blocks of lanes along a loop, innermost of those that all statements share."""
+    program, statements = schedule.program, _statements(schedule, names)
+    loop = loop_of(schedule, names[0], iterator)
+    width = machine.lanes(widest_element(program, statements))
+    found = {ends_of(program, s, iterator) for s in statements}
+    ends = found.pop()
+    if found or ends is None or width < 2:
+        raise ScheduleError(f"loop {loop} is not the same for all statements")
+    interval = interval_of(program, statements[0], iterator)
+    longest = None if interval is None else interval[1] - interval[0] + 1
+    if longest is not None:
+        width = min(width, 1 << (longest - 1).bit_length())
+    band = [n for n in common_prefix(*(schedule.nests[n].path for n in names)) if isinstance(n, str)]
+    if band[-1] != loop:
+        schedule = schedule.reorder(*band[band.index(loop) + 1 :], loop)
+    schedule = from_zero(schedule, names[0], loop, ends[0])
+    for name in names[1:] if ends[0].constant else ():
+        schedule = schedule.shift(name, loop, -ends[0].constant)
+    room = machine.vector_registers // (2 * len(private) + 2)
+    most = 1 if scattered else max(1, min(MOST_VECTORS, room, MAX_LANES // width, (longest or width * room) // width))
+    schedule, pieces = _pieces(schedule, names, loop, ends, (width * most, width))
+    for part, block in pieces:
+        schedule = _blocked(schedule, part, block, private, machine)
+    return schedule
+
+
+def _pieces(
+    schedule: Schedule, names: Sequence[str], loop: str, ends: tuple[Affine, Affine], blocks: tuple[int, int]
+) -> tuple[Schedule, list[tuple[list[str], int]]]:
+    """The iterations of a loop that starts at 0 which make whole blocks, and the others in smaller ones: statements
+    with the sizes of their blocks.
+    """
+    extent = ends[1] - ends[0] + 1
+    place, extent = (by_loops(schedule, names[0], e) for e in (extent // blocks[0] * blocks[0], extent))
+    if place == extent:
+        return schedule, [([*names], blocks[0])]
+    if place == Affine():
+        return schedule, [([*names], blocks[1])]
+    lower, upper = ([piece_name(schedule, n, piece) for n in names] for piece in ("lo", "hi"))
+    schedule = schedule.split(loop, place.constant if place.is_constant else str(place))
+    return schedule, [(lower, blocks[0]), (upper, blocks[1])]
+
+
+def _blocked(
+    schedule: Schedule, names: Sequence[str], block: int, private: Mapping[str, tuple[str, ...]], machine: Machine
+) -> Schedule:
+    """The innermost loop that statements share in blocks of lanes, which every statement has for itself, innermost;
+    what is private in registers meanwhile.
+    """
+    band = [n for n in common_prefix(*(schedule.nests[n].path for n in names)) if isinstance(n, str)]
+    outer, inner = f"{band[-1]}.o", f"{band[-1]}.p"
+    schedule = schedule.tile({band[-1]: block})
+    places = [p for p in places_of(schedule) if p[0] in names]
+    lanes = {n: f"{n}.{inner}" for n in names}
+    schedule = schedule.arrange(
+        [
+            (n, (*(step for step in path if step != inner), lanes[n]),
+             tuple((lanes[n] if loop == inner else loop, value) for loop, value in loops))
+            for n, path, loops in places
+        ]
+    )  # fmt: skip
+    schedule = _kept(schedule, outer, names, private, machine)
+    for name in names:
+        schedule = schedule.vectorise(lanes[name])
+    return schedule
+
+
+def _in_registers(
+    schedule: Schedule, names: Sequence[str], private: Mapping[str, tuple[str, ...]], machine: Machine
+) -> Schedule:
+    """What is private as one element inside the innermost of its loops, the order left as it is."""
+    for tensor, axes in private.items():
+        shared = [loop_of(schedule, names[0], i) for i in axes]
+        inner = max(shared, key=schedule.nests[names[0]].names.index)
+        schedule = _kept(schedule, inner, names, {tensor: axes}, machine)
+    return schedule
+
+
+def _kept(
+    schedule: Schedule, loop: str, names: Sequence[str], private: Mapping[str, tuple[str, ...]], machine: Machine
+) -> Schedule:
+    for tensor in private:
+        users = [n for n in names if tensor in schedule.program.statement[n].tensors]
+        buffer = free_name(schedule, f"{tensor}_r")
+        schedule = schedule.promote(tensor, loop, machine.register_space, name=buffer, users=users)
+        require_registers(schedule, {buffer}, machine)
+        if {f"ld_{buffer}", f"st_{buffer}"} & schedule.program.statement.keys():
+            raise ScheduleError(f"{tensor} is not private to loop {loop}", where=schedule.source.name)
+    return schedule
