@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from poly.codegen import division
 from poly.codegen.text import Writer, constant_text, rounded, scalar_type, suffix, value_type
 from poly.dtypes import is_float, is_integer, numpy_dtype, size_bytes
 from poly.errors import UnsupportedError
@@ -368,7 +369,9 @@ class Ops:
             case "div" if is_float(a.dtype):
                 return self.op("fdiv", a, *operands)
             case "trunc_div" if is_integer(a.dtype):
-                return self._truncated_division(*operands)
+                return division.truncated(self, *operands)
+            case "floor_div" | "mod" if a.dtype != "bool":
+                return division.floored(self, name, *operands)
             case "neg":
                 return self.negate(a)
             case "max" | "min":
@@ -380,7 +383,7 @@ class Ops:
             case "pow" if is_integer(a.dtype):
                 return self._integer_power(*operands)
             case "fmod" if is_float(a.dtype):
-                return self.op("frem", a, *operands)
+                return division.remainder(self, *operands)
             case _ if is_float(a.dtype):
                 from poly.codegen import vector_math
 
@@ -403,20 +406,6 @@ class Ops:
         if is_integer(a.dtype):
             return self._shift(name, a, b)
         raise UnsupportedError(f"{name} of {a.dtype}", hint="convert the operands to integers")
-
-    def _truncated_division(self, a: Value, b: Value) -> Value:
-        zero, one = self.const(a.dtype, 0, a.lanes), self.const(a.dtype, 1, a.lanes)
-        if b.literal is not None and b.literal not in (0, -1):
-            return self.op("sdiv" if a.dtype[0] == "i" else "udiv", a, a, b)
-        by_zero = self.compare("eq", b, zero)
-        if a.dtype[0] == "u":
-            quotient = self.op("udiv", a, a, self.select(by_zero, one, b))
-            return self.select(by_zero, zero, quotient)
-        by_minus = self.compare("eq", b, self.const(a.dtype, -1, a.lanes))
-        unsafe = self.op("or", a, by_zero, by_minus, dtype="bool")
-        quotient = self.op("sdiv", a, a, self.select(unsafe, one, b))
-        quotient = self.select(by_minus, self.op("sub", a, zero, a), quotient)
-        return self.select(by_zero, zero, quotient)
 
     def _extreme(self, name: str, a: Value, b: Value) -> Value:
         if a.dtype == "bool":

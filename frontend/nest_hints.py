@@ -10,7 +10,7 @@ from poly.expr import OPERATORS
 from poly.function_hints import suggestion
 
 _WORDS: Final = """add sub mul div neg or and not eq ne lt le gt ge select bits bit_and bit_or bit_xor shift_left
-shift_right trunc_div dot2 dot4"""  # operators that have signs, or are no mathematics
+shift_right trunc_div floor_div mod dot2 dot4"""  # operators that have signs, or are no mathematics
 FUNCTIONS: Final = tuple(sorted(OPERATORS.keys() - set(_WORDS.split())))
 _SUMS: Final = {"sum": "+=", "prod": "*=", "dot": "+=", "matmul": "+=", "einsum": "+=", "mean": "+=", "inner": "+="}
 _STATEMENTS: Final[Mapping[type[ast.stmt], tuple[str, str]]] = {
@@ -117,10 +117,6 @@ def affine(node: ast.expr) -> str:
 def value(node: ast.expr) -> str:
     """For an expression that has no meaning as a value."""
     match node:
-        case ast.BinOp(left=a, op=ast.FloorDiv(), right=b):
-            return f"np.floor({_grouped(a)} / {_grouped(b)})"
-        case ast.BinOp(left=a, op=ast.Mod(), right=b):
-            return f"{_grouped(a)} - np.floor({_grouped(a)} / {_grouped(b)}) * {_grouped(b)}"
         case ast.BinOp(op=ast.MatMult()):
             return "a product of matrices is loops: C[i, j] += A[i, k] * B[k, j]"
         case ast.BinOp(left=a, op=ast.LShift(), right=b):

@@ -105,7 +105,7 @@ def _common(name: str, operands: Sequence[tuple[Expr, str | None]]) -> str | Non
         return "i64"
     if name == "neg" or not strong and name in ("add", "sub", "mul"):
         return "i64"
-    return "i8" if name == "pow" else common
+    return "i8" if name in ("pow", "floor_div", "mod") else common
 
 
 def _of_values(name: str) -> bool:

@@ -25,10 +25,11 @@ from poly.program import Access
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "bit_and",
-    ast.BitOr: "bit_or", ast.BitXor: "bit_xor",
+    ast.BitOr: "bit_or", ast.BitXor: "bit_xor", ast.FloorDiv: "floor_div", ast.Mod: "mod",
 }  # fmt: skip
 _SAME: Final = {
     "fabs": "abs", "absolute": "abs", "maximum": "max", "minimum": "min",
+    "floor_divide": "floor_div", "remainder": "mod",
     "where": "select", "power": "pow", "rint": "round", "logical_and": "and", "logical_or": "or", "logical_not": "not",
     "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
 }  # fmt: skip

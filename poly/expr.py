@@ -176,6 +176,8 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("mul", 2, _quiet(np.multiply), "same", "*", 20),
     Operator("div", 2, _quiet(np.divide), "float", "/", 20),
     Operator("trunc_div", 2, _truncated_division, "integer"),
+    Operator("floor_div", 2, _quiet(np.floor_divide), "same", "//", 20),
+    Operator("mod", 2, _quiet(np.remainder), "same", "%", 20),
     Operator("neg", 1, np.negative),
     Operator("max", 2, _quiet(np.maximum)),
     Operator("min", 2, _quiet(np.minimum)),
@@ -331,7 +333,9 @@ def _require_kind(operator: Operator, dtype: str | None) -> None:
         raise ShapeError(f"{name}: takes integers, not {dtype}", hint=f"i32(x) or i64(x) inside {name}")
     if name in DOTS and dtype != "i32":
         raise ShapeError(f"{name}: takes i32, not {dtype}", hint="each holds two i16, or four integers of 8 bits")
-    if dtype == "bool" and name in ("sub", "neg", "sign", "pow"):
+    if dtype is not None and dtype[0] == "c" and name in ("floor_div", "mod"):
+        raise ShapeError(f"{operator.infix}: takes integers and floats, not {dtype}", hint="/ of complex numbers")
+    if dtype == "bool" and name in ("sub", "neg", "sign", "pow", "floor_div", "mod"):
         raise ShapeError(f"{name}: takes numbers, not bool", hint="i32(x) or f32(x) for 0 and 1; x != y, not x")
 
 

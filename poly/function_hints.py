@@ -12,13 +12,14 @@ import numpy as np
 from poly.dtypes import NUMPYS_NAMES
 
 _CLOSE: Final = 0.75
-INTERNAL: Final = frozenset({"not", "neg", "trunc_div", "bits", "dot2", "dot4"})  # what nobody writes as a function
+INTERNAL: Final = frozenset("not neg trunc_div floor_div mod bits dot2 dot4".split())  # no names that one writes
 ELSEWHERE: Final = {
     "absolute": "abs(x)", "fabs": "abs(x)", "negative": "-x", "square": "x * x", "reciprocal": "1 / x",
     "maximum": "max(x, y)", "minimum": "min(x, y)", "clip": "min(max(x, low), high)", "clamp": "min(max(x, low), high)",
     "where": "x if condition else y", "relu": "max(x, 0)", "silu": "x * sigmoid(x)", "softplus": "log(1 + exp(x))",
     "gelu": "0.5 * x * (1 + erf(x * 0.7071067811865476))", "rsqrt": "1 / sqrt(x)", "hypot": "sqrt(x * x + y * y)",
-    "power": "pow(x, y)", "mod": "fmod(x, y)", "log1p": "log(1 + x)", "expm1": "exp(x) - 1", "erfc": "1 - erf(x)",
+    "power": "pow(x, y)", "remainder": "x % y", "floor_divide": "x // y",
+    "log1p": "log(1 + x)", "expm1": "exp(x) - 1", "erfc": "1 - erf(x)",
     "exp2": "exp(x * 0.6931471805599453)", "log2": "log(x) * 1.4426950408889634",
     "log10": "log(x) * 0.4342944819032518", "tan": "sin(x) / cos(x)", "sinh": "(exp(x) - exp(-x)) / 2",
     "cosh": "(exp(x) + exp(-x)) / 2", "trunc": "ceil(x) if x < 0 else floor(x)", "rint": "round(x)",

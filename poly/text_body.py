@@ -25,10 +25,9 @@ from poly.program import Access, ReadIndex, Subscript
 _NOT, _UNARY, _ATOM = 3, 30, 100  # precedences beside those of the table of operators
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
+    ast.FloorDiv: "floor_div", ast.Mod: "mod",
 }  # fmt: skip
 _WITHOUT: Final[dict[type[ast.operator], str]] = {
-    ast.FloorDiv: "trunc_div(a, b) of integers, which drops the fraction, floor(a / b) of floats",
-    ast.Mod: "fmod(a, b) of floats, a - b*trunc_div(a, b) of integers: with the sign of a",
     ast.BitAnd: "bit_and(a, b)", ast.BitOr: "bit_or(a, b)", ast.BitXor: "a**b, or bit_xor(a, b) of integers",
     ast.MatMult: "C[i, k] += A[i, j]*B[j, k]",
     ast.LShift: "shift_left(a, b)", ast.RShift: "shift_right(a, b)",
@@ -302,10 +301,10 @@ class BodyReader:
                 return IndexValue(affine(node, fragment))
             case ast.UnaryOp(op=op, operand=operand):
                 return self._unary(op, operand, fragment)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return Apply(_ARITHMETIC[type(op)], (self.value(left, fragment), self.value(right, fragment)))
             case ast.BinOp(op=ast.FloorDiv() | ast.Mod()) if self._has_index(node) and self._of_indices(node):
                 return IndexValue(affine(node, fragment))
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return Apply(_ARITHMETIC[type(op)], (self.value(left, fragment), self.value(right, fragment)))
             case ast.BinOp(op=op) if type(op) in _WITHOUT:
                 raise fragment.node_error(node, "this has no meaning in a body", _WITHOUT[type(op)])
             case ast.BoolOp():

@@ -329,8 +329,6 @@ HINTS = {  # what is written, what the hint says, and the line that follows it
     "if x[i] > 0: break": ("A[i] = A[i] if x[i] > 0 else x", "y[i] = y[i] if x[i] > 0 else 2.0"),
     "while i < N: x[i] = 0.0": ("for i in range(first, end)", "for j in range(1, N): x[i] = 0.0"),
     "x[i] @= y[i]": ("C[i, j] += A[i, k] * B[k, j]", "x[i] += x[i] * y[i]"),
-    "x[i] //= y[i]": ("np.floor(x[i] / y[i])", "x[i] = np.floor(x[i] / y[i])"),
-    "x[i] %= 3.0": ("x[i] - np.floor(x[i] / 3.0) * 3.0", "x[i] = x[i] - np.floor(x[i] / 3.0) * 3.0"),
     "x[i] = np.srqt(y[i])": ("sqrt(...)", "x[i] = np.sqrt(y[i])"),
     "x[i] = np.sinh(y[i])": ("(exp(x) - exp(-x)) / 2", "x[i] = (np.exp(y[i]) - np.exp(-y[i])) / 2"),
     "x[i] = np.arcsinh(y[i])": ("tanh", "x[i] = np.tanh(y[i])"),

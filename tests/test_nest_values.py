@@ -110,7 +110,26 @@ def numbers_beyond_a_dtype(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: f64[
         z[i] = (x[i] > i - 3) + 2.0 * (-1 < y[i]) + max(x[i], i - 9) + (i - 7 if y[i] < 3 else x[i])
 
 
+def whole_divisions(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "6, N"]) -> None:
+    for i in range(N):
+        z[0, i] = (x[i] - 5) // (y[i] - 11)
+        z[1, i] = (x[i] - 5) % (y[i] - 11)
+        z[2, i] = (x[i] - 5) // 4 + 10 * ((x[i] - 5) % 4) + 7 // -2
+        z[3, i] //= i - 9
+        z[4, i] %= i + 2
+        z[5, i] = (i - 3) // (x[i] + 1) + np.floor_divide(i - 3, 2) + np.mod(x[i], 3) + np.remainder(y[i], -3)
+
+
+def whole_parts_of_floats(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64[Array, "3, N"]) -> None:
+    for i in range(N):
+        z[0, i] = (x[i] - 1.5) // (y[i] + 0.1)
+        z[1, i] = (x[i] - 1.5) % -0.1
+        z[2, i] //= i + 1
+
+
 @pytest.mark.parametrize(("nest", "arrays"), [
+    (whole_divisions, (*INTEGERS[:2], np.full((6, 7), -9))),
+    (whole_parts_of_floats, (*FLOATS[:2], np.full((3, 7), -9.5))),
     (numbers_beyond_a_dtype, (*(a.astype("u1") for a in INTEGERS[:2]), FLOATS[2])),
     (differences_of_dtypes, (*(a.astype("u1") for a in INTEGERS[:2]), np.full((2, 7), 9.0))),
     (wider_differences, ((INTEGERS[0] + 1).astype("u1"), INTEGERS[1].astype("u1"), INTEGERS[2])),

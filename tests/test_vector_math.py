@@ -290,3 +290,25 @@ def test_hard_arguments() -> None:
         assert max(errors) <= BOUNDS_F64[name]
     narrow = np.array([16367173 * 2.0**72, 1e22], np.float32)
     np.testing.assert_allclose(run("cos", narrow), np.cos(narrow.astype(np.float64)), rtol=2e-7)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("fma", [True, False])
+def test_remainders_are_exact_to_the_sign_of_a_zero(dtype: str, fma: bool) -> None:
+    rng, host = np.random.default_rng(5), host_machine()
+    machine = host if fma else machine_of_features("x86-64", ("sse2",), host.triple, {}, 1, 1000)
+    y = (rng.integers(1, 2**20, 4000) * 2.0 ** rng.integers(-140, -3, 4000)).astype(dtype)
+    x = (y * rng.integers(-(2**10), 2**10, 4000)).astype(dtype)  # quotients at and beside integers
+    x[::3] = np.nextafter(x[::3], np.asarray(rng.choice([-1e30, 1e30], x[::3].shape), dtype))
+    y[::7] *= -1
+    away = (rng.normal(size=4000).astype(dtype), (rng.normal(size=4000) * 1e-12).astype(dtype))  # large quotients
+    special = [a.ravel() for a in np.meshgrid(np.array(SPECIALS, dtype), np.array(SPECIALS, dtype))]
+    names: dict[str, Any] = {"fmod": np.fmod, "mod": np.remainder, "floor_div": np.floor_divide}
+    for a, b in ((x, y), away, tuple(special)):
+        for name, numpys in names.items():
+            with np.errstate(all="ignore"):
+                want = numpys(a, b)
+            found = run(name, a, b, machine=machine)
+            np.testing.assert_array_equal(found, want, err_msg=name)
+            number = ~np.isnan(want)
+            np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(want[number]), err_msg=name)
