@@ -113,7 +113,7 @@ def check_shape(tensor: Tensor, array: Array, expected: tuple[int, ...], what: s
 def results_of(
     out: object, inputs: Sequence[Tensor], given: Sequence[Array], outputs: Sequence[Tensor], shapes: Shapes, where: str
 ) -> dict[str, Array]:
-    """The arrays to write to: fresh ones of zeros, or those of `out`. Raises `RunError` where one cannot be used."""
+    """The arrays to write to: fresh ones of zeros, or those of `out`, of any strides. Raises `RunError`."""
     if out is None:
         return {t.name: fresh_zeros(shapes[t.name], numpy_dtype(t.dtype)) for t in outputs}
     if isinstance(out, np.ndarray):
@@ -144,11 +144,8 @@ def _target(
             got += str(list(array.shape)) if also else ""
         raise RunError(f"out for {tensor.name} is {got}, expected {dtype.name}{also}", where=where)
     check_shape(tensor, array, shape, "out for")
-    flags = array.flags
-    if not (flags.writeable and flags.c_contiguous and flags.aligned):
-        need = {"writable": flags.writeable, "C-contiguous": flags.c_contiguous, "aligned": flags.aligned}
-        missing = ", ".join(name for name, there in need.items() if not there)
-        raise RunError(f"out for {tensor.name} is not {missing}", where=where)
+    if not array.flags.writeable:
+        raise RunError(f"out for {tensor.name} is not writable", where=where, hint="pass another array, or a copy")
     for source, other in zip(inputs, given, strict=True):
         same = source.name == tensor.name and other is array
         if not same and np.may_share_memory(array, other):

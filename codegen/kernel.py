@@ -54,8 +54,8 @@ class Kernel(NativeCall):
     An input must have the declared dtype and shape. Sizes left free are taken from the shapes; one that is in no shape
     is given by name, as `kernel(a, T=10)`. An array that is not C-contiguous is copied, one whose tensor has a layout
     is packed; arrays of other libraries come in through DLPack, where they are. `out`: an array (a tuple for several
-    outputs) to write to, C-contiguous and apart from the inputs. An inout tensor is an input and an output: the
-    caller's array is only modified where it is passed as `out`.
+    outputs) to write to, apart from the inputs; where it is not C-contiguous, through a copy. An inout tensor is an
+    input and an output: the caller's array is only modified where it is passed as `out`.
     `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source`
     is its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR,
     where it is there, and `code` their object code; `refused`: why the schedule is not the policy's first. Calls
@@ -164,13 +164,17 @@ class Kernel(NativeCall):
             target = results.get(tensor.name)
             if target is not None and target is not array:
                 np.copyto(target, array)
-        arrays = {t.name: plain(a) for t, a in zip(self.inputs, given, strict=True)} | results
+        written = {name: plain(array) for name, array in results.items()}
+        arrays = {t.name: plain(a) for t, a in zip(self.inputs, given, strict=True)} | written
         if record is not None:
-            self._run_packed(record, sizes, arrays, results)
+            self._run_packed(record, sizes, arrays, written)
         elif source is not None:  # code is made under the program's context, which these sizes are outside of
             bound = {p: sizes[p] for p in source.parameters if p in sizes}
             for name, array in run_program(source, arrays, sizes=bound).items():
-                np.copyto(results[name], array)
+                np.copyto(written[name], array)
+        for name, array in results.items():
+            if written[name] is not array:
+                np.copyto(array, written[name])
         found = tuple(results[t.name] for t in self.outputs)
         return found[0] if len(found) == 1 else found
 

@@ -82,7 +82,8 @@ def targets_of(
             raise RunError(f"out for {label!r} is not {kind}{list(shape)}", where=where)
         flags = array.flags
         if not (flags.writeable and flags.c_contiguous and flags.aligned):
-            raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where)
+            hint = f"np.empty({list(shape)}, {kind.name!r}), and copy from there"
+            raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where, hint=hint)
         if any(_overlap(array, other) for other in (*given, *found.values())):
             raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
         found[name] = array

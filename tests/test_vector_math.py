@@ -308,7 +308,7 @@ def test_remainders_are_exact_to_the_sign_of_a_zero(dtype: str, fma: bool) -> No
         for name, numpys in names.items():
             with np.errstate(all="ignore"):
                 want = numpys(a, b)
-            found = run(name, a, b, machine=machine)
+            found: Any = run(name, a, b, machine=machine)
             np.testing.assert_array_equal(found, want, err_msg=name)
             number = ~np.isnan(want)
             np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(want[number]), err_msg=name)
