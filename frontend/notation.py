@@ -25,7 +25,7 @@ import numpy as np
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds
-from poly.dtypes import is_integer, numpy_dtype
+from poly.dtypes import DTYPES, is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import Cast, Const, Expr, rewrite
 from poly.frontend.notation_choices import drop_guards
@@ -36,7 +36,7 @@ from poly.frontend.notation_products import in_pairs
 from poly.frontend.notation_scans import check_scans, starts_itself
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
 from poly.lexical import decode
-from poly.program import Program, Role, Tensor
+from poly.program import Access, Program, Role, Tensor
 from poly.relations import access_map
 from poly.sets import header, identifier
 from poly.text import build_program
@@ -227,6 +227,7 @@ def _drafts(
     for line in lines.statements:
         reader = BodyReader(scalars, bare_indices=True)
         write, body, reads = read_assignment(line, reader)
+        _refuse_typed(line, write, shapes)
         body = rewrite(body, _converted)
         used = dict.fromkeys(
             n for e in affine_parts(write, reads, body) for n in ordered_names(e) if n not in parameters
@@ -244,6 +245,15 @@ def _drafts(
     if not drafts:
         raise lines.whole.error("there is no statement", hint="C[i, k] += A[i, j]*B[j, k]")
     return drafts
+
+
+def _refuse_typed(line: StatementLine, write: Access, known: Mapping[str, Extents]) -> None:
+    """`a: i64[i] = x[i]` reads as a statement `a` that writes a tensor `i64`, and is meant otherwise."""
+    if line.label is not None and write.tensor in DTYPES and write.tensor not in known:
+        at = ", ".join(map(str, write.index)) if all(isinstance(s, Affine) for s in write.index) else "..."
+        symbol = line.combiner.symbol if line.combiner else ""
+        hint = f"{line.label}[{at}] {symbol}= {write.tensor}({line.body.shown})"
+        raise line.target.error("a dtype is not written at a target", hint=hint)
 
 
 def _iterators(line: StatementLine, used: Mapping[str, None], parameters: Sequence[str]) -> tuple[str, ...]:

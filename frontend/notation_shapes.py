@@ -9,6 +9,7 @@ import islpy as isl
 
 from poly.affine import Affine, Var, var
 from poly.document import counted
+from poly.dtypes import DTYPES
 from poly.errors import ParseError, ShapeError
 from poly.expr import Expr, IndexValue, walk
 from poly.frontend.ranges import Range, Subscripted, bounded, extreme, infer_ranges, ranges_of_set
@@ -74,6 +75,25 @@ def affine_parts(write: Access, reads: Sequence[Access], body: Expr) -> Iterator
         yield from (s for s in access.index if isinstance(s, Affine))
         yield from (c.expr for c in access.guard)
     yield from (node.index for node in walk(body) if isinstance(node, IndexValue))
+
+
+def example_shape(rank: int) -> tuple[str, ...]:
+    """Extents to show in a hint."""
+    return ("512", "K", "M", "L", *("8" for _ in range(4, rank)))[:rank]
+
+
+def as_argument(tensor: str, rank: int) -> str:
+    """`x=(512, "K")`."""
+    shown = ", ".join(f'"{e}"' if e.isalpha() else e for e in example_shape(rank))
+    return f"{tensor}=({shown}{',' if rank == 1 else ''})"
+
+
+def _how_to_give(read: Access) -> str:
+    if read.tensor in DTYPES:
+        return f"{read.tensor}(x), which converts x"
+    rank = len(read.index)
+    declared = f"{read.tensor}: f32[{', '.join(example_shape(rank))}]"
+    return f"{as_argument(read.tensor, rank)} as an argument, or {declared} in the text"
 
 
 def range_box(name: str, iterators: Sequence[str], ranges: Mapping[str, Range], parameters: Sequence[str]) -> isl.Set:
@@ -163,8 +183,8 @@ class Shapes:
             for read in draft.reads:
                 scan = read.tensor == draft.tensor and draft.line.combiner is None
                 if read.tensor not in self.shapes and not scan and not any(d.tensor == read.tensor for d in drafts[:k]):
-                    hint = f'{read.tensor}=(512, "K") as an argument, or {read.tensor}: f32[512, K] in the text'
-                    raise draft.line.body.error(f"the shape of {read.tensor} is not given", hint=hint)
+                    text = f"the shape of {read.tensor} is not given"
+                    raise draft.line.body.error(text, hint=_how_to_give(read))
 
     def _subscripts(self, draft: Draft, asked: int) -> Iterator[Subscripted]:
         """What bounds the indices: subscripts of reads without conditions; where more is `asked` also an index that is
@@ -210,11 +230,17 @@ class Shapes:
         return True
 
     def _ranges(self, draft: Draft, asked: int = 0) -> dict[str, Range]:
-        known = ranges_of_set(draft.condition.intersect_params(self.context), draft.iterators)
+        condition = draft.condition.intersect_params(self.context)
+        known = ranges_of_set(condition, draft.iterators)
+
+        def beside(ranges: Mapping[str, Range]) -> dict[str, Range]:
+            inside = range_box("S", draft.iterators, ranges, self.parameters)
+            return ranges_of_set(condition.intersect(inside), draft.iterators)
+
         where = draft.line.clauses.get("where")
         loose = names_in(where.text) if where else ()
         try:
-            found = infer_ranges(draft.iterators, list(self._subscripts(draft, asked)), known, self.context, loose)
+            found = infer_ranges(draft.iterators, list(self._subscripts(draft, asked)), known, self.context, loose, beside)
         except ShapeError as error:
             raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
         except ParseError as error:
@@ -227,9 +253,12 @@ class Shapes:
         if not writers or tensor in self.shapes or any(w.domain is None for w in writers):
             return
         ranks = {len(w.write.index) for w in writers}
-        if len(ranks) > 1 or any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):
+        if len(ranks) > 1:
+            message = f"{tensor} is written with {' and with '.join(map(str, sorted(ranks)))} subscripts"
+            raise ShapeError(message, where=writers[-1].shown, hint=f"as many everywhere, or {tensor}_2 for another tensor")
+        if any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):
             message = f"the shape of {tensor} does not follow from what writes it"
-            raise ShapeError(message, where=writers[-1].shown, hint=f'{tensor}=(512, "N")')
+            raise ShapeError(message, where=writers[-1].shown, hint=as_argument(tensor, *ranks))
         domains = [w.statement().domain for w in writers]
         if all(d.intersect_params(self.context).is_empty() for d in domains):
             domains = [self._started(w) for w in writers]
@@ -244,7 +273,7 @@ class Shapes:
         self.shapes[tensor] = tuple(self._extent(tensor, written, d, writers[0]) for d in range(ranks.pop()))
 
     def _extent(self, tensor: str, written: isl.Set, d: int, writer: Draft) -> Affine:
-        hint = f'{tensor}=(512, "N")'
+        hint = as_argument(tensor, len(writer.write.index))
         if not bounded(written, d):
             raise ShapeError(f"dimension {d} of {tensor} has no greatest index", where=writer.shown, hint=hint)
         greatest = self._simple(writer, written, d) or affine_of_pw(written.dim_max(d).coalesce(), ())

@@ -10,7 +10,7 @@ sizes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import islpy as isl
@@ -58,8 +58,10 @@ def infer_ranges(
     known: Mapping[str, Range],
     context: isl.Set,
     loose: Collection[str] = (),
+    beside: Callable[[Mapping[str, Range]], Mapping[str, Range]] = dict,
 ) -> dict[str, Range]:
     """A range for every index; `known` are given. `loose`: indices that a condition names, which may differ in extents.
+    `beside`: what a condition makes of the ranges found so far, asked where no subscript says more: `p == i // 10`.
 
     Raises `ShapeError` for an index that is the whole subscript of two different extents, and `ParseError` that names
     an index without a range.
@@ -68,6 +70,7 @@ def infer_ranges(
     while missing := [i for i in indices if i not in ranges]:
         found = {i: r for i in missing if (r := _range(i, indices, subscripts, ranges, context, loose)) is not None}
         found = found or {i: r for i in missing if (r := _round(i, subscripts)) is not None}
+        found = found or {i: r for i, r in beside(ranges).items() if i in missing}
         if not found:
             raise _underconstrained(missing, subscripts, loose)
         ranges.update(found)

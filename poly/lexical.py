@@ -47,6 +47,11 @@ def decode(identifier: str) -> str:
     return _plain(identifier)[0]
 
 
+def written(node: ast.expr) -> str:
+    """A syntax tree of encoded text as one would write it."""
+    return ast.unparse(node).translate(_FROM_LETTERS)
+
+
 def is_scalar(identifier: str) -> bool:
     """True where the identifier was written `name[]`."""
     return _plain(identifier)[1]

@@ -19,7 +19,7 @@ from poly.dtypes import DTYPES
 from poly.errors import ParseError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children
 from poly.function_hints import INTERNAL, suggestion
-from poly.lexical import Fragment, decode, is_scalar, quote
+from poly.lexical import Fragment, decode, is_scalar, names_in, quote, written
 from poly.program import Access, ReadIndex, Subscript
 
 _NOT, _UNARY, _ATOM = 3, 30, 100  # precedences beside those of the table of operators
@@ -197,7 +197,31 @@ class BodyReader:
                 inner = self.access(node, fragment)
                 if inner is not None:
                     return ReadIndex(self.number(inner))
-        return affine(node, fragment)
+        if any(isinstance(n, ast.Subscript) for n in ast.walk(node)) and self._reads_only(node):
+            text = "a subscript is affine or an element, not computed from elements"
+            raise fragment.node_error(node, text, self._as_element(node, fragment))
+        return affine(node, fragment, self._as_element(node, fragment))
+
+    def _reads_only(self, node: ast.expr) -> bool:
+        """Whether all subscripts in a node are of accesses that could be read."""
+        inner = [n for n in ast.walk(node) if isinstance(n, ast.Subscript)]
+        return all(isinstance(n.value, ast.Name) and not isinstance(n.slice, ast.Slice) for n in inner)
+
+    def _as_element(self, node: ast.expr, fragment: Fragment) -> str:
+        """The statement that makes a subscript an element, as which it can be any number."""
+        odd = any(isinstance(n, ast.Constant) and type(n.value) is not int for n in ast.walk(node))
+        if odd or not self._reads_only(node):
+            return "i, 2*i + 1, i // 2 and the like, or an element of integers: T[i]"
+        other = {n.value for n in ast.walk(node) if isinstance(n, ast.Subscript)}
+        other |= {n.func for n in ast.walk(node) if isinstance(n, ast.Call)}
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n not in other and not self._is_access(n)]
+        places = {decode(n.id): (n.lineno, n.col_offset) for n in reversed(names)}
+        free = next((n for n in ("g", "h", "at") if n not in names_in(fragment.source.encoded)), "place")
+        element = f"{free}[{', '.join(sorted(places, key=lambda n: places[n]))}]"
+        whole = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DTYPES
+        value = written(node) if whole or not other else f"i64({written(node)})"
+        ranges = "" if other else f" where {' and '.join(f'0 <= {n} < 8' for n in sorted(places))}"
+        return f"{element} = {value}{ranges} before it, and {element} as the subscript"
 
     def number(self, access: Access) -> int:
         """The position of a read, added where it is new."""
@@ -414,9 +438,10 @@ def _const(node: ast.expr) -> Const | None:
             return None
 
 
-def affine(node: ast.expr, fragment: Fragment) -> Affine:
-    """The affine expression that a node of the fragment is. Raises `ParseError` at the place."""
+def affine(node: ast.expr, fragment: Fragment, hint: str | None = None) -> Affine:
+    """The affine expression that a node of the fragment is. Raises `ParseError` at the place, with the hint that there
+    is, or this one."""
     try:
         return affine_of_ast(node)
     except ParseError as error:
-        raise fragment.error_at(error.line, error.column, error.message, error.hint) from None
+        raise fragment.error_at(error.line, error.column, error.message, error.hint or hint) from None
