@@ -81,7 +81,8 @@ def array_of(
                 return _numbers(array, expected)
             found = from_dlpack(cast("Exporter", array))
         except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
-            raise RunError(f"{what} {name}: {type(array).__name__} is no array of {expected.name}: {error}") from error
+            text = f"{what} {name}: {type(array).__name__} is no array of {expected.name}: {error}"
+            raise RunError(text, hint=f"an array of {expected.name} for {spelled}") from error
     if found.dtype != expected:
         hint = f"{spelled}.astype({expected.name!r})"
         raise RunError(f"{what} {name} is {found.dtype}, expected {expected.name}", hint=hint)
@@ -107,7 +108,9 @@ def check_shape(tensor: Tensor, array: Array, expected: tuple[int, ...], what: s
         return
     shown = ", ".join(map(str, tensor.shape))
     text = f"{what} {tensor.name} has shape {list(array.shape)}, expected {list(expected)}"
-    raise RunError(text if all(e.is_constant for e in tensor.shape) else f"{text} from [{shown}]")
+    hint = f"{tensor.name}.T" if array.ndim == 2 and array.shape[::-1] == expected else ""
+    hint = hint or f"an array of that shape, or compile for this one: parse(..., {tensor.name}={array.shape})"
+    raise RunError(text if all(e.is_constant for e in tensor.shape) else f"{text} from [{shown}]", hint=hint)
 
 
 def results_of(
@@ -142,7 +145,8 @@ def _target(
         if isinstance(array, np.ndarray):
             got, also = str(array.dtype), str(list(shape)) if array.shape != shape else ""
             got += str(list(array.shape)) if also else ""
-        raise RunError(f"out for {tensor.name} is {got}, expected {dtype.name}{also}", where=where)
+        hint = f"numpy.empty({shape}, {dtype.name!r})"
+        raise RunError(f"out for {tensor.name} is {got}, expected {dtype.name}{also}", where=where, hint=hint)
     check_shape(tensor, array, shape, "out for")
     if not array.flags.writeable:
         raise RunError(f"out for {tensor.name} is not writable", where=where, hint="pass another array, or a copy")

@@ -91,7 +91,7 @@ def _letters(sublist: Sequence[object]) -> str:
     for s in sublist:
         number = -1 if s is Ellipsis else index(s)  # type: ignore[arg-type]
         if s is not Ellipsis and not 0 <= number < len(ascii_letters):
-            raise ParseError(f"subscript {number} is outside of 0 .. {len(ascii_letters) - 1}")
+            raise ParseError(f"subscript {number} is outside of 0 .. {len(ascii_letters) - 1}", hint="[0, 1]")
         found.append(_ELLIPSIS if s is Ellipsis else _NUMBERED[number])
     return "".join(found)
 
@@ -103,7 +103,7 @@ def _letters(sublist: Sequence[object]) -> str:
 def _parse(spec: str) -> tuple[Sequence[Sequence[str]], Sequence[str] | None]:
     """The subscripts of every operand, and of the output where it is given."""
     if not spec.isascii():
-        raise ParseError("subscripts are the letters a-z and A-Z", text=spec, line=1)
+        raise ParseError("subscripts are the letters a-z and A-Z", text=spec, line=1, hint="ij,jk->ik")
     arrow = spec.find("->")
     left = spec if arrow < 0 else spec[:arrow]
     inputs: list[list[str]] = []
@@ -126,7 +126,8 @@ def _subscripts(spec: str, start: int, end: int) -> list[str]:
             found.append(c)
         elif c != " ":
             why = "a second ellipsis" if c == "." and _ELLIPSIS in found else f"{c!r} has no meaning here"
-            raise ParseError(f"{why}: subscripts are letters and one '...'", text=spec, line=1, column=at)
+            text, hint = f"{why}: subscripts are letters and one '...'", "terms with commas between them: ij,jk->ik"
+            raise ParseError(text, text=spec, line=1, column=at, hint=hint)
         at += 1
     return found
 
@@ -138,7 +139,8 @@ def _expand(spec: str, inputs: Sequence[Sequence[str]], shapes: Sequence[tuple[i
         letters = len(term) - (_ELLIPSIS in term)
         if len(shape) < letters or (len(shape) > letters and _ELLIPSIS not in term):
             shown = "".join(term)
-            hint = None if len(shape) < letters else f"...{shown} for the dimensions in front"
+            fewer = f"as many letters as dimensions: {''.join(term[-len(shape) :]) if shape else 'none'}"
+            hint = fewer if len(shape) < letters else f"...{shown} for the dimensions in front"
             raise ShapeError(
                 f"operand {n} has {counted(len(shape), 'dimension')}, {shown!r} is for {letters}",
                 where=f"einsum {spec!r}",
@@ -163,9 +165,12 @@ def _output(spec: str, output: Sequence[str] | None, indices: Sequence[Sequence[
     where = f"einsum {spec!r}"
     for i in result:
         if i not in every:
-            raise ParseError(f"index {i!r} of the output is in no operand", text=spec, line=1, column=spec.rfind(i))
+            known = ", ".join(dict.fromkeys(i for i in every if len(i) == 1)) or "none"
+            text, hint = f"index {i!r} of the output is in no operand", f"one of the operands' indices: {known}"
+            raise ParseError(text, text=spec, line=1, column=spec.rfind(i), hint=hint)
         if result.count(i) > 1:
-            raise ParseError(f"index {i!r} is in the output twice", text=spec, line=1, column=spec.rfind(i))
+            text, hint = f"index {i!r} is in the output twice", f"{i} once; notation writes diagonals: D[i,i] = x[i]"
+            raise ParseError(text, text=spec, line=1, column=spec.rfind(i), hint=hint)
     if ellipsis and _ELLIPSIS not in output:
         raise ShapeError(
             f"the output leaves out the {len(ellipsis)} dimensions of '...'",
@@ -182,14 +187,14 @@ def _sizes(spec: str, indices: Sequence[Sequence[str]], shapes: Sequence[tuple[i
         own: dict[str, int] = {}
         for i, extent in zip(term, shape, strict=True):
             if own.setdefault(i, extent) != extent:
-                raise ShapeError(
-                    f"operand {n} has extents {own[i]} and {extent} for index {i!r}", where=f"einsum {spec!r}"
-                )
+                text = f"operand {n} has extents {own[i]} and {extent} for index {i!r}"
+                raise ShapeError(text, where=f"einsum {spec!r}", hint="another letter for one of them")
         for i, extent in own.items():
             known, first = found.get(i, (1, n))
             if extent != known and 1 not in (extent, known):
                 message = f"index {i!r} has extent {known} in operand {first} and {extent} in operand {n}"
-                raise ShapeError(message, where=f"einsum {spec!r}")
+                hint = "letters in the order of the dimensions, the same one only for equal extents"
+                raise ShapeError(message, where=f"einsum {spec!r}", hint=hint)
             if i not in found or extent != 1:
                 found[i] = (extent, n)
     return {i: extent for i, (extent, _) in found.items()}

@@ -89,9 +89,10 @@ def _shape(name: str, shape: tuple[int | str, ...]) -> Extents:
             hint = 'A=(64, "N"); a dtype goes into dtypes={"A": "f64"} or the text: A: f64[64, N]'
             raise ShapeError(f"extent {extent!r} is neither an int nor a size name", where=where, hint=hint) from None
         if extents[-1].is_constant and extents[-1].constant > MOST_ELEMENTS:
-            raise ShapeError(f"extent {extent} is more than {MOST_ELEMENTS} elements", where=where)
+            text = f"extent {extent} is more than {MOST_ELEMENTS} elements"
+            raise ShapeError(text, where=where, hint="a smaller one")
         if extents[-1].is_constant and extents[-1].constant < 0:
-            raise ShapeError(f"extent {extent} is negative", where=where)
+            raise ShapeError(f"extent {extent} is negative", where=where, hint="extents from 0 on")
     return tuple(extents)
 
 

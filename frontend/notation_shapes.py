@@ -137,7 +137,8 @@ class Shapes:
             found = draft.condition.intersect(range_box("S", draft.iterators, draft.ranges, self.parameters))
             draft.domain = found.remove_redundancies()  # as its text is read again
             if draft.domain.intersect_params(self.context).is_empty() and not self._has_no_terms(draft):
-                raise ShapeError("the ranges of the indices are empty", where=draft.shown)
+                hint = "a larger tensor, or another `where`: no index satisfies it within the shapes"
+                raise ShapeError("the ranges of the indices are empty", where=draft.shown, hint=hint)
             if asked:
                 self._check_choices(draft, asked)
             pending.remove(draft)
@@ -240,7 +241,8 @@ class Shapes:
         where = draft.line.clauses.get("where")
         loose = names_in(where.text) if where else ()
         try:
-            found = infer_ranges(draft.iterators, list(self._subscripts(draft, asked)), known, self.context, loose, beside)
+            subscripts = list(self._subscripts(draft, asked))
+            found = infer_ranges(draft.iterators, subscripts, known, self.context, loose, beside)
         except ShapeError as error:
             raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
         except ParseError as error:
@@ -255,10 +257,10 @@ class Shapes:
         ranks = {len(w.write.index) for w in writers}
         if len(ranks) > 1:
             message = f"{tensor} is written with {' and with '.join(map(str, sorted(ranks)))} subscripts"
-            raise ShapeError(message, where=writers[-1].shown, hint=f"as many everywhere, or {tensor}_2 for another tensor")
+            raise ShapeError(message, where=writers[-1].shown, hint=f"as many everywhere, or {tensor}_2")
         if any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):
             message = f"the shape of {tensor} does not follow from what writes it"
-            raise ShapeError(message, where=writers[-1].shown, hint=as_argument(tensor, *ranks))
+            raise ShapeError(message, where=writers[-1].shown, hint=self._as_written(writers[-1]))
         domains = [w.statement().domain for w in writers]
         if all(d.intersect_params(self.context).is_empty() for d in domains):
             domains = [self._started(w) for w in writers]
@@ -271,6 +273,16 @@ class Shapes:
             written = written.union(each)
         written = written.intersect_params(self.context)
         self.shapes[tensor] = tuple(self._extent(tensor, written, d, writers[0]) for d in range(ranks.pop()))
+
+    def _as_written(self, writer: Draft) -> str:
+        """A shape for what is written where data say: any extent there, elsewhere what the indices need."""
+        extents: list[str] = []
+        for subscript in writer.write.index:
+            most = extreme(subscript, writer.ranges, most=True) if isinstance(subscript, Affine) else None
+            plain = most is not None and most.names <= {*self.parameters}
+            extents.append(f"{most + 1}" if most is not None and plain else "512")
+        shown = ", ".join(e if e.isdecimal() else f'"{e}"' for e in extents)
+        return f"{writer.tensor}=({shown}{',' if len(extents) == 1 else ''})"
 
     def _extent(self, tensor: str, written: isl.Set, d: int, writer: Draft) -> Affine:
         hint = as_argument(tensor, len(writer.write.index))

@@ -13,6 +13,7 @@ import numpy as np
 from poly.arguments import shown
 from poly.dtypes import Array
 from poly.errors import OnnxError
+from poly.files import near_file, what_instead
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
 from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm
 from poly.frontend.onnx_terms import Shape, Value
@@ -33,16 +34,19 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
             model = onnx.load(str(path))
         except FileNotFoundError as error:
             missing = str(error.filename or path)
-            raise OnnxError(f"no file {missing!r}", where=None if missing == str(path) else str(path)) from None
+            where = None if missing == str(path) else str(path)
+            raise OnnxError(f"no file {missing!r}", where=where, hint=near_file(missing)) from None
         except Exception as error:  # protobuf, external data and the file system each have their own
-            raise OnnxError(f"not a readable ONNX model: {error}", where=str(path)) from error
+            hint = what_instead(path)
+            raise OnnxError(f"not a readable ONNX model: {error}", where=str(path), hint=hint) from error
     elif isinstance(path, onnx.ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance]
         model = path
     else:
         raise OnnxError(f"a model is a path or an onnx.ModelProto, not {shown(path)}", hint='from_onnx("model.onnx")')
     if not model.opset_import or not model.graph.output:
         where = str(path) if isinstance(path, (str, Path)) else f"model {model.graph.name!r}"
-        raise OnnxError("not a model: it has no operator set or no output", where=where)
+        hint = "a model that onnx.checker.check_model takes; a file without bytes was not written to its end"
+        raise OnnxError("not a model: it has no operator set or no output", where=where, hint=hint)
     for kind, entries in (
         ("input", model.graph.input), ("output", model.graph.output), ("initialiser", model.graph.initializer)
     ):  # fmt: skip
@@ -139,9 +143,17 @@ def dynamic_dimensions(
 def _bind(bound: dict[str, tuple[int, str]], symbol: str, extent: int, source: str) -> None:
     value, first = bound.setdefault(symbol, (extent, source))
     if value != extent:
-        raise OnnxError(f"dynamic dimension {symbol!r} is {value} by {first} and {extent} by {source}")
+        text = f"dynamic dimension {symbol!r} is {value} by {first} and {extent} by {source}"
+        raise OnnxError(text, hint=f"shapes={{{symbol!r}: {value}}}, which binds it everywhere")
     if extent < 0:
-        raise OnnxError(f"dynamic dimension {symbol!r} would be {extent}", where=source)
+        raise OnnxError(f"dynamic dimension {symbol!r} would be {extent}", where=source, hint="an extent from 0 on")
+
+
+def _as_declared(info: onnx.ValueInfoProto) -> str:
+    """The shape of an input as the model has it."""
+    dims = info.type.tensor_type.shape.dim
+    shown = ", ".join(str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims)
+    return f"an array of shape [{shown}] for {info.name!r}"
 
 
 def _input_shape(
@@ -162,7 +174,8 @@ def _input_shape(
         return tuple(int(e) for e in given), dtype
     dims = tensor.shape.dim
     if isinstance(given, (tuple, list)) and len(given) != len(dims):
-        raise OnnxError(f"has rank {len(dims)} in the model, not the shape {list(given)}", where=where)
+        text = f"has rank {len(dims)} in the model, not the shape {list(given)}"
+        raise OnnxError(text, where=where, hint=_as_declared(info))
     found: list[int] = []
     for axis, dim in enumerate(dims):
         fixed = dim.dim_value if dim.HasField("dim_value") else bound.get(dim.dim_param) if dim.dim_param else None
@@ -177,7 +190,8 @@ def _input_shape(
         if wanted < 0:
             raise OnnxError(f"axis {axis} is {wanted}", where=where, hint="an extent from 0 on")
         if fixed is not None and wanted != fixed:
-            raise OnnxError(f"axis {axis} is {fixed} in the model, not {wanted}", where=where)
+            text = f"axis {axis} is {fixed} in the model, not {wanted}"
+            raise OnnxError(text, where=where, hint=_as_declared(info))
         found.append(wanted)
     return tuple(found), dtype
 

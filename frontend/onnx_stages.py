@@ -79,7 +79,7 @@ class StagedModel:
         for info in self.model.graph.input:
             if info.name not in values:
                 if info.name not in self.defaults:
-                    raise RunError(f"input {info.name!r} is missing", where=where)
+                    raise RunError(f"input {info.name!r} is missing", where=where, hint=f"run({{{info.name!r}: ...}})")
             elif info.type.tensor_type.elem_type not in (0, 8):
                 tensors.append(info)
         arrays = {i.name: np.asarray(values[i.name]) for i in tensors}

@@ -11,6 +11,7 @@ Names load on first use, so that `import poly` is quick.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -57,7 +58,8 @@ def __getattr__(name: str) -> object:
         return found
     if name in _MODULES:
         return import_module(f"poly.{name}")
-    raise AttributeError(f"module 'poly' has no attribute {name!r}")
+    module = sys.modules[__name__]  # by which Python says what was meant
+    raise AttributeError(f"module 'poly' has no attribute {name!r}", name=name, obj=module)
 
 
 def __dir__() -> list[str]:

@@ -8,8 +8,9 @@ unions of these. Any other takes anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
@@ -30,8 +31,8 @@ _MANY: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: raise `error` for an argument that is not of the kind its annotation says.
 
-    `classes`: other classes that the annotations name and that are looked at too. Missing and unknown arguments stay
-    Python's own `TypeError`.
+    `classes`: other classes that the annotations name and that are looked at too. Missing and unknown arguments are an
+    `ArgumentTypeError`, which is Python's `TypeError`, too.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -45,7 +46,15 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             next((kinds[p.name][1] for p in known if p.kind is many and p.name in kinds), _anything) for many in _MANY
         )
 
+        def check(args: tuple[object, ...], given: Mapping[str, object]) -> None:
+            try:
+                parameters.bind(*args, **given)
+            except TypeError as wrong:
+                hint = _signature_hint(function.__name__, parameters, given)
+                raise ArgumentTypeError(str(wrong), where=function.__name__, hint=hint) from None
+
         def refuse(args: tuple[object, ...], named: Mapping[str, object]) -> None:
+            check(args, named)
             wrong = _first_wrong(parameters.bind(*args, **named).arguments, parameters.parameters, kinds)
             if wrong is not None:
                 raise error(f"{function.__name__}: {wrong[0]}", hint=wrong[1])
@@ -61,11 +70,25 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             for name, value in kwargs.items():
                 if not named.get(name, other)(value):
                     refuse(args, kwargs)
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError:
+                check(args, kwargs)
+                raise
 
         return call
 
     return decorate
+
+
+def _signature_hint(name: str, parameters: Signature, given: Mapping[str, object]) -> str:
+    """The name that is meant by an unknown one, else how the function is called."""
+    names = [p.name for p in parameters.parameters.values() if p.kind not in _MANY and p.name != "self"]
+    for unknown in (n for n in given if n not in names):
+        if near := get_close_matches(unknown, names, 1, 0.5):
+            return f"{near[0]}="
+    shown = [str(p.replace(annotation=Parameter.empty)) for p in parameters.parameters.values() if p.name != "self"]
+    return f"{name}({', '.join(shown)})"
 
 
 def _first_wrong(
@@ -101,18 +124,21 @@ def in_order(
     Raises `ArgumentTypeError` where one is missing, there twice, or not known.
     """
     takes = f"takes {counted(len(names), 'array')} ({', '.join(names)})"
+    call = f"kernel({', '.join(names)})"
     if len(given) > len(names) or (not named and len(given) < len(names)):
-        hint = _of_inout(updated) if len(given) < len(names) else ""
+        hint = (_of_inout(updated) if len(given) < len(names) else "") or call
         absent = f": {', '.join(names[len(given) :])} missing" if 0 < len(given) < len(names) else ""
         raise ArgumentTypeError(f"{takes}, got {len(given)}{absent}", where=where, hint=hint)
     for name in named:
         if name not in names:
-            raise ArgumentTypeError(f"{takes}, none is called {name!r}", where=where)
+            near = get_close_matches(name, (*names, "out"), 1)
+            hint = f"{near[0]}=" if near else call
+            raise ArgumentTypeError(f"{takes}, none is called {name!r}", where=where, hint=hint)
         if names.index(name) < len(given):
-            raise ArgumentTypeError(f"{name} is given by position and by name", where=where)
+            raise ArgumentTypeError(f"{name} is given by position and by name", where=where, hint=call)
     if absent := [n for n in names[len(given) :] if n not in named]:
         hint = "give it by position: out= is where results go" if absent[0] == "out" else ""
-        hint = hint or _of_inout([n for n in updated if n == absent[0]])
+        hint = hint or _of_inout([n for n in updated if n == absent[0]]) or f"{absent[0]}=..., too"
         raise ArgumentTypeError(f"{takes}, {absent[0]} is missing", where=where, hint=hint)
     return (*given, *(named[n] for n in names[len(given) :]))
 

@@ -188,6 +188,8 @@ def as_array(operand: object) -> Array:
         except (BufferError, RuntimeError, TypeError) as error:
             if not hasattr(operand, "__array__"):
                 raise _no_array(operand, error) from error
+    if operand is None or isinstance(operand, str | bytes):
+        raise ArgumentTypeError(f"an operand is {shown(operand)}", hint="an array of numbers")
     try:
         return np.asarray(operand)
     except ValueError as error:
@@ -227,6 +229,7 @@ def _spelled(operands: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
         raise ArgumentTypeError(
             "subscripts are a string, or after each operand a list of ints below 52 and Ellipsis",
             where=f"einsum of {type(operands[0]).__name__}",
+            hint="einsum('ij,jk->ik', a, b), or einsum(a, [0, 1], b, [1, 2], [0, 2])",
         ) from error
 
 
@@ -263,7 +266,8 @@ def _options(
     try:
         wanted = None if dtype is None else np.dtype(dtype)
     except TypeError as error:
-        raise ArgumentTypeError(f"dtype {dtype!r}: {error}") from error
+        hint = "'float32', 'float64' or another of numpy's"
+        raise ArgumentTypeError(f"dtype {dtype!r}: {error}", hint=hint) from error
     return Options(_path(optimize), wanted, order, casting, count)
 
 
@@ -285,7 +289,7 @@ def _checked(out: object) -> Array:
     if not isinstance(out, np.ndarray):
         raise ArgumentTypeError(f"out is {type(out).__name__}, no array", hint="numpy.from_dlpack(out)")
     if not out.flags.writeable:
-        raise ArgumentError("out is read-only")
+        raise ArgumentError("out is read-only", hint="an array of its own: numpy.empty(shape, dtype)")
     return out
 
 

@@ -124,7 +124,8 @@ def result_of(
     """
     shape = tuple(equation.sizes[i] for i in equation.result)
     if out is not None and out.shape != shape:
-        raise ShapeError(f"out has shape {out.shape}, the result {shape}", where=f"einsum {spec!r}")
+        hint = f"out=numpy.empty({shape}, {out.dtype.name!r})"
+        raise ShapeError(f"out has shape {out.shape}, the result {shape}", where=f"einsum {spec!r}", hint=hint)
     try:
         iterator = _iterator(equation, samples, options, None if options.optimize is not False else out)
     except TypeError as error:

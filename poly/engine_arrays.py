@@ -38,14 +38,16 @@ def inputs_of(
     Raises `RunError` where one is missing, unknown, of another shape, or of a dtype that has other values.
     """
     if type(inputs) is not dict and not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=where)
+        hint = f"run({{{', '.join(f'{name!r}: ...' for name in known)}}})"
+        raise RunError(f"takes a mapping of names to arrays, not {type(inputs).__name__}", where=where, hint=hint)
     for name in inputs:
         if name not in known:
             raise RunError(f"no input {name!r}", where=where, hint=f"inputs: {', '.join(known)}")
     found: dict[str, Array] = {}
     for label, expected in known.items():
         if label not in inputs:
-            raise RunError(f"input {label!r} is missing", where=where)
+            hint = f"run({{{', '.join(f'{name!r}: ...' for name in known)}}})"
+            raise RunError(f"input {label!r} is missing", where=where, hint=hint)
         array = inputs[label]
         if type(array) is not np.ndarray or array.dtype != expected.dtype or not expected.fits(array):
             array = _converted(label, array, expected, where, hint)

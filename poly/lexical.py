@@ -142,7 +142,7 @@ class Fragment:
     def expression(self) -> ast.expr:
         """Python's syntax tree of the fragment. Raises `ParseError`."""
         if not self.text.strip():
-            raise self.error("an expression is missing here")
+            raise self.error("an expression is missing here", hint="0 where nothing is meant")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)  # isl's `2i` is tried as Python first
@@ -151,7 +151,8 @@ class Fragment:
             lines = f"({self.text}".split("\n")
             line, offset = error.lineno or 1, (error.offset or 1) - 1
             column = len(lines[line - 1][:offset].encode()) if line <= len(lines) else 0
-            raise self.error_at(line, max(column, 1), f"not an expression: {error.msg}") from None
+            hint = _other_syntax(self.shown)
+            raise self.error_at(line, max(column, 1), f"not an expression: {error.msg}", hint) from None
         except (ValueError, RecursionError, MemoryError):
             raise self.error("nested too deeply, or not text") from None
 
@@ -183,7 +184,7 @@ class Fragment:
     def name(self) -> str:
         """The fragment as one name. Raises `ParseError`."""
         if not self.text.isidentifier() or is_scalar(self.text):
-            raise self.error("a name is expected here")
+            raise self.error("a name is expected here", hint="letters, digits and _, or anything between backquotes")
         return decode(self.text)
 
     def integer(self) -> int:
@@ -191,7 +192,22 @@ class Fragment:
         try:
             return int(self.text)
         except ValueError:
-            raise self.error("an integer is expected here") from None
+            raise self.error("an integer is expected here", hint="64") from None
+
+
+def _other_syntax(text: str) -> str:
+    """What to write for an expression that is not Python's: of other languages, or broken off."""
+    text = text.rstrip()
+    for sign, hint in (("&&", "a and b"), ("||", "a or b"), ("?", "a if c else b"), ("!", "not a, or a != b")):
+        if sign in text.replace("!=", ""):
+            return hint
+    if text.count("(") != text.count(")") or text.count("[") != text.count("]"):
+        return "as many brackets closed as opened"
+    if re.search(r"\bif\b", text) and not re.search(r"\belse\b", text):
+        return "a if c else b: what it is otherwise, too"
+    if text[-1:] in "+-*/%,<>=&|^":
+        return f"a value behind {text[-1]}"
+    return "a op b, f(a), `a if c else b`, T[i, j] and numbers, as in Python"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeVar, cast, get_args
 
 from poly.arguments import shown
 from poly.errors import MachineError
+from poly.files import near_file
 from poly.locks import cached_property
 
 EngineKind = Literal["core", "dma", "array", "vector"]
@@ -197,7 +198,8 @@ def read_machine(path: str | Path) -> Machine:
     try:
         table = tomllib.loads(Path(path).read_text())
     except (OSError, ValueError, tomllib.TOMLDecodeError) as error:
-        raise MachineError(f"cannot read {path}: {error}") from error
+        hint = near_file(path) if isinstance(error, FileNotFoundError) else "a TOML file, as those in accel/profiles"
+        raise MachineError(f"cannot read {path}: {error}", hint=hint) from error
     return machine_of_table(table, str(path))
 
 
@@ -205,7 +207,8 @@ def machine_of_table(table: Mapping[str, object], where: str = "") -> Machine:
     """A machine from parsed TOML: keys of `Machine`, arrays of tables `memory` and `engine`, and `schema = 1`."""
     top = dict(table)
     if top.pop("schema", None) != SCHEMA:
-        raise MachineError(f"schema is not {SCHEMA}", where=where)
+        hint = f"schema = {SCHEMA} on its first line, and tables as in accel/profiles/s16.toml"
+        raise MachineError(f"schema is not {SCHEMA}", where=where, hint=hint)
     memories = tuple(_build(Memory, row, f"{where}: memory") for row in _rows(top.pop("memory", []), where))
     engines = tuple(_build(Engine, row, f"{where}: engine") for row in _rows(top.pop("engine", []), where))
     return _build(Machine, {**top, "memories": memories, "engines": engines}, where)

@@ -409,12 +409,15 @@ class BodyReader:
             return Cast(name, values[0])
         if name in COMBINERS and len(values) > 2:
             return self._fold(name, values)
+        if name in DTYPES:
+            raise fragment.node_error(node, f"{name} takes one argument, not {len(values)}", f"{name}(x)")
         if name not in OPERATORS:
             every = sorted(n for n, o in OPERATORS.items() if o.infix is None and n not in INTERNAL)
             hint = suggestion(name, OPERATORS.keys() | DTYPES) or f"one of {', '.join(every)}"
             raise fragment.node_error(node, f"no function {name!r}", hint)
         if OPERATORS[name].arity != len(values):
-            hint = f"y {name}= x[i] over all i" if name in ("max", "min") and len(values) == 1 else ""
+            hint = f"{name}({', '.join(('x', 'y', 'z')[: OPERATORS[name].arity])})"
+            hint = f"y {name}= x[i] over all i" if name in ("max", "min") and len(values) == 1 else hint
             raise fragment.node_error(node, f"{name} takes {OPERATORS[name].arity} arguments, not {len(values)}", hint)
         return Apply(name, tuple(values))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final, cast, get_args
 
 from poly.affine import Affine
@@ -113,6 +114,10 @@ def start_word(line: Fragment) -> str:
 
 
 def _for_names(head: Fragment) -> tuple[str, ...]:
+    if re.search(r"\bin\b", head.text):
+        name = head.text[3:].split()[0]
+        hint = f"for {name}: with `where 0 <= {name} < 8` behind its statements"
+        raise head.error("for names iterators only", 3, hint)
     names = [part.name() for part in head.part(3).split(",")]
     if not names:
         raise head.error("for takes the iterators that the lines below share", hint="for t:")
@@ -161,7 +166,9 @@ def read_declaration(line: Fragment) -> Declaration:
     role = role if role in _ROLES else ""
     colon = next(line.find(":"), None)
     if colon is None:
-        raise line.error("a declaration is NAME: DTYPE[SHAPE]", len(line.text))
+        raise line.error("a declaration is NAME: DTYPE[SHAPE]", len(line.text), "input A: f32[M, 64]")
+    if not role and (near := get_close_matches(line.part(0, colon).text.split()[0], _ROLES, 1)):
+        raise line.error(f"{line.part(0, colon).text.split()[0]!r} is no role", hint=f"{near[0]} ...: f32[M, 64]")
     name = line.part(len(role), colon).name()
     kind, clauses = split_clauses(line.part(colon + 1), _TENSOR_CLAUSES)
     dtype, shape = _dtype_and_shape(kind)
@@ -186,6 +193,8 @@ def _dtype_and_shape(kind: Fragment) -> tuple[str, tuple[Affine, ...]]:
     rest = kind.part(match.end())
     if not rest.text:
         return dtype, ()
+    if rest.text[0] == "(":
+        raise rest.error("a shape stands in []", hint=f"{dtype}[{rest.shown.strip('()')}]")
     return dtype, affine_list(rest)
 
 
@@ -197,7 +206,8 @@ def affine_list(fragment: Fragment) -> tuple[Affine, ...]:
 def bracketed(fragment: Fragment, bracket: str = "(") -> list[Fragment]:
     """The parts of `(a, b)`. Raises `ParseError`."""
     if not (fragment.text.startswith(bracket) and fragment.text.endswith(")" if bracket == "(" else "]")):
-        raise fragment.error(f"a list in {bracket}{')' if bracket == '(' else ']'} is expected")
+        shown = f"{bracket}{')' if bracket == '(' else ']'}"
+        raise fragment.error(f"a list in {shown} is expected", hint=f"{shown[0]}a, b{shown[1]}")
     return fragment.part(1, len(fragment.text) - 1).split(",")
 
 
@@ -261,7 +271,7 @@ def read_statement_line(line: Fragment, prefix: tuple[PathStep, ...]) -> Stateme
         raise left.error(f"no combiner {match[1]}=", match.start(), hint)
     target = left.part(0, match.start() if match else None)
     if not target.text:
-        raise line.error("the target of the statement is missing")
+        raise line.error("the target of the statement is missing", hint="y[i] = ..., without `:` before =")
     label, subscripts = (None, None) if colon is None else _label(line.part(0, colon))
     body, clauses = split_clauses(line.part(equals + 1), _STATEMENT_CLAUSES)
     if "where" in clauses and clauses["where"].text[:1] == "(" and (not body.text or body.text[-1] in "+-*/"):

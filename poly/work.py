@@ -15,6 +15,7 @@ from poly.console import busy
 from poly.document import counted
 from poly.dtypes import Array, dtype_name, is_float, numpy_dtype
 from poly.errors import OnnxError, ParseError, PolyError, ShapeError
+from poly.files import near_file
 from poly.graph import Graph
 from poly.program import Program, Tensor
 from poly.scheduling.schedule import Schedule
@@ -119,7 +120,9 @@ def bindings(
     """
     if not Path(file).is_file():
         notation = "[" in file or "=" in file or "->" in file
-        raise UsageError(f"no file {file}", hint=f'poly show "{file}" --level explain' if notation else None)
+        given = "".join(f" --shape {name + '=' if name else ''}{text}" for name, text in shapes)
+        hint = f'poly run "{file}"{given or " --shape NAME=64,64"} --check' if notation else near_file(file)
+        raise UsageError(f"no file {file}", hint=hint)
     given: dict[str, tuple[int, ...] | int] = {}
     for name, text in shapes:
         if name is None:
@@ -357,4 +360,4 @@ def require_inputs(arrays: Sequence[Named]) -> None:
     """Raise `UsageError` for array files that are not there, before anything is compiled."""
     for _, file in arrays:
         if not Path(file).is_file():
-            raise UsageError(f"no file {file}")
+            raise UsageError(f"no file {file}", hint=near_file(file))

@@ -38,7 +38,8 @@ def schedule_for_accelerator(program: Program, machine: Machine) -> Schedule:
             raise UnsupportedError("is computed outside of the program", where=f"statement {s.name}")
     free = [p for p in program.parameters if p not in program.binding]
     if free:
-        raise UnsupportedError(f"sizes {', '.join(free)} are free", where=program.name, hint="program.bind(...)")
+        hint = f"program.bind({', '.join(f'{size}=64' for size in free)})"
+        raise UnsupportedError(f"sizes {', '.join(free)} are free", where=program.name, hint=hint)
     if not machine.engines_of("vector"):
         raise UnsupportedError(f"{machine.name} has no vector engine", where=program.name)
     schedule = Schedule(program)

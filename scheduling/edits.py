@@ -423,7 +423,8 @@ def _split_statements(schedule: Schedule, loop: str, at: int | str) -> tuple[Pro
             result.append(replace(s, name=name, domain=cut.set_tuple_name(name), origin=origin))
             parts[name] = (s.name, piece)
     if len({piece for _, piece in parts.values()}) < 2:
-        raise ScheduleError(f"{at} is not inside the range of loop {loop!r}", where=schedule.source.name)
+        hint = "a number above the loop's first value, and at most its last"
+        raise ScheduleError(f"{at} is not inside the range of loop {loop!r}", where=schedule.source.name, hint=hint)
     return replace(program, statements=tuple(result)), parts
 
 

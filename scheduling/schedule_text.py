@@ -101,7 +101,8 @@ def _sections(text: str) -> tuple[str, Lines, Lines | None]:
     lines = text.splitlines()
     heads = {line.rstrip(): k for k, line in enumerate(lines) if line.rstrip() in (_SCRIPT, _TREE)}
     if _SCRIPT not in heads:
-        raise ParseError("a schedule has a line `script` after its program, and the edits below it")
+        hint = "str(schedule) is such a text; of a program alone: Schedule(poly.parse(text))"
+        raise ParseError("a schedule has a line `script` after its program, and the edits below it", hint=hint)
     start = heads[_SCRIPT]
     end = heads.get(_TREE, len(lines))
     if end < start:

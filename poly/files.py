@@ -1,0 +1,39 @@
+"""What to say of a file that is not there, or is something else."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+_SHOWN = 5
+
+
+def near_file(path: str | Path) -> str:
+    """For a file that is missing: one with a similar name in its folder, or the folder that is missing, too."""
+    path = Path(path)
+    folder = path.parent
+    if not folder.is_dir():
+        return f"a folder that there is: {folder} is none"
+    names = sorted(p.name for p in folder.iterdir())
+    near = get_close_matches(path.name, names, 1)
+    same = [n for n in names if path.suffix == ".onnx" and Path(n).suffix == path.suffix][:_SHOWN]
+    found = near or same
+    other = f"a path that there is: {folder.absolute()} has no {path.suffix or 'such'} file"
+    return ", ".join(str(folder / n) for n in found) or other
+
+
+def what_instead(path: str | Path) -> str:
+    """For a path that is no model: the models of a folder, or what the file seems to be."""
+    path = Path(path)
+    if path.is_dir():
+        models = sorted(str(p) for p in path.glob("*.onnx"))[:_SHOWN]
+        return ", ".join(models) or f"the path of a file, not of a folder: {path / 'model.onnx'}"
+    try:
+        first = path.read_bytes()[:64]
+    except OSError as error:
+        return f"a file that can be read: {error.strerror}"
+    if first.startswith(b"version https://git-lfs"):
+        return "`git lfs pull` first: the file is a pointer of Git LFS"
+    if path.suffix.lower() == ".onnx":
+        return "write or fetch the file again: onnx.checker.check_model(path) says the same"
+    return "a file that onnx.save or torch.onnx.export has written; a program's text goes to poly.parse"

@@ -1,0 +1,154 @@
+"""Plausible mistakes over the whole library: each is a `PolyError` with what to try, and what is tried works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import poly
+from poly.cli import main
+from poly.errors import PolyError
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the lines below speak of."""
+    folder = tmp_path_factory.mktemp("files")
+    shape = ["n", 4]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", infos[:1], infos[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, folder / "model.onnx")
+    (folder / "broken.onnx").write_bytes(b"hello")
+    (folder / "pointer.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    (folder / "machine.toml").write_text("x = 3")
+    (folder / "program.txt").write_text("y[i] = 2*x[i]")
+    (folder / "empty").mkdir()
+    program = poly.parse("C[i,k] += A[i,j]*B[j,k]", A=(16, 16), B=(16, 16))
+    return {
+        "np": np, "poly": poly, "parse": poly.parse, "folder": folder, "path": folder / "model.onnx",
+        "a": np.ones((4, 5), "f4"), "b": np.ones((5, 6), "f4"), "m": np.ones((16, 16), "f4"), "program": program,
+        "schedule": poly.Schedule(program), "kernel": poly.compile(program),
+        "engine": poly.compile(poly.from_onnx(model, {"n": 2})), "x": np.ones((2, 4), "f4"),
+    }  # fmt: skip
+
+
+# What is written, a part of what is to be tried, and a line that follows it.
+MISTAKES: list[tuple[str, str, str]] = [
+    # einsum
+    ('poly.einsum("ij,jk->il", a, b)', "one of the operands' indices: i, j, k", 'poly.einsum("ij,jk->ik", a, b)'),
+    ('poly.einsum("ij,kj->ik", a, b)', "letters in the order of the dimensions", 'poly.einsum("ij,jk->ik", a, b)'),
+    ('poly.einsum("ijk,jk->ik", a, b)', "as many letters as dimensions: jk", 'poly.einsum("jk,ki->ji", a, b)'),
+    ('poly.einsum("ij;jk", a, b)', "terms with commas between them: ij,jk->ik", 'poly.einsum("ij,jk", a, b)'),
+    ("poly.einsum(a, b)", "einsum('ij,jk->ik', a, b)", "poly.einsum('ij,jk->ik', a, b)"),
+    ('poly.einsum("ij,jk", a, None)', "an array of numbers", 'poly.einsum("ij,jk", a, b)'),
+    ('poly.einsum("ij,jk", a, "b")', "an array of numbers", ""),
+    ('poly.einsum("ij,jk->ik", a, b, out=a)', "out=numpy.empty((4, 6), 'float32')",
+     "poly.einsum('ij,jk->ik', a, b, out=np.empty((4, 6), 'float32'))"),
+    ('poly.einsum("ij,jk", a, b, dtype="f31")', "'float64'", 'poly.einsum("ij,jk", a, b, dtype="float64")'),
+    ('poly.einsum("ij,jk->iik", a, b)', "D[i,i] = x[i]", 'parse("D[i,i] = x[i]", x=(4,))'),
+    ('poly.einsum("ii", a)', "another letter for one of them", 'poly.einsum("ij", a)'),
+    # notation
+    ('parse("a: i64[i] = x[i]", x=(5,))', "a[i] = i64(x[i])", 'parse("a[i] = i64(x[i])", x=(5,))'),
+    ('parse("S: f64[i] += x[i,k]", x=(5, 2))', "S[i] += f64(x[i,k])", 'parse("S[i] += f64(x[i,k])", x=(5, 2))'),
+    ('parse("y[i] = i32[x[i]]", x=(5,))', "i32(x)", 'parse("y[i] = i32(x[i])", x=(5,))'),
+    ('parse("y[i] = i32(x[i], 2)", x=(5,))', "i32(x)", 'parse("y[i] = i32(x[i])", x=(5,))'),
+    ('parse("y[g[i]] += x[i]", x=(2,), g=(2,))', "y=(512,)", 'parse("y[g[i]] += x[i]", x=(2,), g=(2,), y=(512,))'),
+    ('parse("y[i,g[i]] += x[i]", x=(2,), g=(2,))', "y=(2, 512)",
+     'parse("y[i,g[i]] += x[i]", x=(2,), g=(2,), y=(2, 512))'),
+    ('parse("h[i32(x[i]*16)] += 1.0", x=(9,))', "g[i] = i32(x[i] * 16) before it, and g[i] as the subscript",
+     'parse("g[i] = i32(x[i] * 16); h[g[i]] += 1.0", x=(9,), h=(16,))'),
+    ('parse("y[i] = x[z[i] + 1]", x=(9,), z=(3,))', "g[i] = i64(z[i] + 1) before it",
+     'parse("g[i] = i64(z[i] + 1); y[i] = x[g[i]]", x=(9,), z=(3,))'),
+    ('parse("y[i] = x[i*i]", x=(9,))', "g[i] = i * i where 0 <= i < 8 before it",
+     'parse("g[i] = i * i where 0 <= i < 8; y[i] = x[g[i]]", x=(64,))'),
+    ('parse("y[i] = x[i]; y[i,j] = x[i]*x[j]", x=(3,))', "as many everywhere, or y_2",
+     'parse("y[i] = x[i]; y_2[i,j] = x[i]*x[j]", x=(3,))'),
+    ('parse("y[i] = x[i]")', "x=(512,)", 'parse("y[i] = x[i]", x=(512,))'),
+    ('parse("y[i] = x[i]", x=(-1,))', "extents from 0 on", 'parse("y[i] = x[i]", x=(0,))'),
+    ('parse("y[i] = x[i] +", x=(8,))', "a value behind +", 'parse("y[i] = x[i] + 1", x=(8,))'),
+    ('parse("y[i] = x[i] > 0 && x[i] < 1", x=(8,))', "a and b", 'parse("y[i] = x[i] > 0 and x[i] < 1", x=(8,))'),
+    ('parse("y[i] = x[i] > 0 ? 1 : 0", x=(8,))', "a if c else b", 'parse("y[i] = 1 if x[i] > 0 else 0", x=(8,))'),
+    ('parse("y[i] = x[i] if i", x=(8,))', "a if c else b", 'parse("y[i] = x[i] if i else 0", x=(8,))'),
+    ('parse("y[i] = (x[i]", x=(8,))', "as many brackets", 'parse("y[i] = (x[i])", x=(8,))'),
+    ('parse("y[i] := x[i]", x=(8,))', "y[i] = ...", 'parse("y[i] = x[i]", x=(8,))'),
+    ('parse("inpt x: f32[8]; y[i] = x[i]")', "input ...: f32[M, 64]", 'parse("input x: f32[8]; y[i] = x[i]")'),
+    ('parse("input x f32[8]; y[i] = x[i]")', "input A: f32[M, 64]", 'parse("input x: f32[8]; y[i] = x[i]")'),
+    ('parse("input x: f32(8); y[i] = x[i]")', "f32[8]", 'parse("input x: f32[8]; y[i] = x[i]")'),
+    ('parse("for i in range(8): y[i] = x[i]", x=(9,))', "for i: with `where 0 <= i < 8`",
+     'parse("for i: y[i] = x[i] where 0 <= i < 8", x=(9,))'),
+    ('parse("y[i] = pow(x[i])", x=(8,))', "pow(x, y)", 'parse("y[i] = pow(x[i], 2)", x=(8,))'),
+    ('parse("y[i] = x[i] where i > 100", x=(8,))', "a larger tensor", 'parse("y[i] = x[i] where i > 100", x=(200,))'),
+    ('parse("y[i] = x[i]", shapes={"x": (8,)}, x=(8,))', "A=(64", ""),
+    ('parse("y[i] = x[i]", (8,))', "parse(text, dtypes=None, **shapes)", 'parse("y[i] = x[i]", x=(8,))'),
+    # compile
+    ("poly.compile(program, thread=2)", "threads=", "poly.compile(program, threads=1)"),
+    ("poly.compile()", "compile(", ""),
+    ("poly.compile(folder / 'modl.onnx')", "model.onnx", "poly.compile(path)"),
+    ("poly.compile(folder / 'none' / 'model.onnx')", "a folder that there is", ""),
+    ("poly.compile(folder)", "model.onnx", "poly.compile(path)"),
+    ("poly.compile(folder / 'empty')", "the path of a file, not of a folder", ""),
+    ("poly.compile(folder / 'broken.onnx')", "fetch the file again", ""),
+    ("poly.compile(folder / 'pointer.onnx')", "git lfs pull", ""),
+    ("poly.compile(folder / 'program.txt')", "a program's text goes to poly.parse",
+     "parse((folder / 'program.txt').read_text(), x=(4,))"),
+    ("poly.compile(program, target=str(folder / 'machine.toml'))", "schema = 1 on its first line", ""),
+    ("poly.compile(program, target='machin.toml')", "a path that there is", ""),
+    ("poly.compile(parse('y[i] = x[i]', x=('N',)), 's16')", "program.bind(N=64)",
+     "poly.compile(parse('y[i] = x[i]', x=('N',)).bind(N=64), 's16')"),
+    # calls
+    ("kernel(m)", "kernel(A, B)", "kernel(A=m, B=m)"),
+    ("kernel(A=m, D=m)", "kernel(A, B)", ""),
+    ("kernel(m, m, Out=m)", "out=", "kernel(m, m, out=m.copy())"),
+    ("kernel(m, m[:4])", "B=(4, 16)", ""),
+    ("kernel(m, m, out=m.astype('f8'))", "numpy.empty((16, 16), 'float32')",
+     "kernel(m, m, out=np.empty((16, 16), 'float32'))"),
+    ("kernel(m, None)", "an array of float32 for B", ""),
+    ("engine.run({})", "run({'x': ...})", "engine.run({'x': x})"),
+    ("engine.run(x)", "run({'x': ...})", "engine.run({'x': x})"),
+    ("engine.run({'x': x}, out={'y': np.empty((4, 2), 'f4').T})", "np.empty([2, 4], 'float32')",
+     "engine.run({'x': x}, out={'y': np.empty([2, 4], 'float32')})"),
+    # schedules
+    ("schedule.split('j', 100)", "at most its last", "schedule.split('j', 8)"),
+    ("schedule.fuse('j')", "fuse(first, second)", ""),
+    ("schedule.unroll('j', 4)", "unroll(loop)", "schedule.unroll('j')"),
+    ("schedule.promote('A', 'j', spac='l1')", "space=", "schedule.promote('A', 'j', space='l1')"),
+    ("poly.Schedule.parse('hello')", "str(schedule) is such a text", "poly.Schedule.parse(str(schedule))"),
+    # models
+    ("poly.from_onnx(path, shape={'n': 2})", "shapes=", "poly.from_onnx(path, shapes={'n': 2})"),
+    ("poly.from_onnx(path, {'x': (1, 5)})", "an array of shape [n, 4] for 'x'", "poly.from_onnx(path, {'x': (1, 4)})"),
+    ("poly.from_onnx(path, {'x': (1,)})", "an array of shape [n, 4] for 'x'", ""),
+    ("poly.from_onnx(path, {'n': -1})", "an extent from 0 on", "poly.from_onnx(path, {'n': 0})"),
+    ("poly.from_onnx(folder / 'modle.onnx', {'n': 1})", "model.onnx", "poly.from_onnx(path, {'n': 1})"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "hint", "followed"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_what_is_tried_works(names: dict[str, Any], written: str, hint: str, followed: str) -> None:
+    with pytest.raises(PolyError) as found:
+        eval(written, dict(names))
+    assert hint in (found.value.hint or ""), found.value
+    assert len(str(found.value)) < 700
+    if followed:
+        assert eval(followed, dict(names)) is not None
+
+
+def test_arguments_that_python_refuses_stay_its_errors(names: dict[str, Any]) -> None:
+    for written in ("poly.compile(program, thread=2)", "schedule.fuse('j')", "kernel(m)"):
+        with pytest.raises(TypeError):
+            eval(written, dict(names))
+    with pytest.raises(AttributeError) as found:
+        eval("poly.compil", dict(names))
+    assert (found.value.name, found.value.obj) == ("compil", poly)
+
+
+def test_a_text_is_run_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "y[i] = x[i]+1", "--shape", "x=10"]) == 2
+    assert 'try: poly run "y[i] = x[i]+1" --shape x=10 --check' in capsys.readouterr().err
+    assert main(["run", "y[i] = x[i]+1", "--shape", "x=10", "--check"]) == 0
