@@ -12,9 +12,10 @@ def near_file(path: str | Path) -> str:
     """For a file that is missing: one with a similar name in its folder, or the folder that is missing, too."""
     path = Path(path)
     folder = path.parent
-    if not folder.is_dir():
+    try:
+        names = sorted(p.name for p in folder.iterdir())
+    except (OSError, ValueError):
         return f"a folder that there is: {folder} is none"
-    names = sorted(p.name for p in folder.iterdir())
     near = get_close_matches(path.name, names, 1)
     same = [n for n in names if path.suffix == ".onnx" and Path(n).suffix == path.suffix][:_SHOWN]
     found = near or same
@@ -25,13 +26,14 @@ def near_file(path: str | Path) -> str:
 def what_instead(path: str | Path) -> str:
     """For a path that is no model: the models of a folder, or what the file seems to be."""
     path = Path(path)
-    if path.is_dir():
-        models = sorted(str(p) for p in path.glob("*.onnx"))[:_SHOWN]
-        return ", ".join(models) or f"the path of a file, not of a folder: {path / 'model.onnx'}"
     try:
-        first = path.read_bytes()[:64]
-    except OSError as error:
-        return f"a file that can be read: {error.strerror}"
+        if path.is_dir():
+            models = sorted(str(p) for p in path.glob("*.onnx"))[:_SHOWN]
+            return ", ".join(models) or f"the path of a file, not of a folder: {path / 'model.onnx'}"
+        with path.open("rb") as file:
+            first = file.read(64)
+    except (OSError, ValueError):
+        return "a file that can be read"
     if first.startswith(b"version https://git-lfs"):
         return "`git lfs pull` first: the file is a pointer of Git LFS"
     if path.suffix.lower() == ".onnx":

@@ -120,8 +120,8 @@ def bindings(
     """
     if not Path(file).is_file():
         notation = "[" in file or "=" in file or "->" in file
-        given = "".join(f" --shape {name + '=' if name else ''}{text}" for name, text in shapes)
-        hint = f'poly run "{file}"{given or " --shape NAME=64,64"} --check' if notation else near_file(file)
+        sizes = "".join(f" --shape {name + '=' if name else ''}{text}" for name, text in shapes)
+        hint = f'poly run "{file}"{sizes or " --shape NAME=64,64"} --check' if notation else near_file(file)
         raise UsageError(f"no file {file}", hint=hint)
     given: dict[str, tuple[int, ...] | int] = {}
     for name, text in shapes:

@@ -321,7 +321,7 @@ def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "ij->i", "--shape", "8,8", "--threads", "0"], 2, "positive"),
         (["run", "C[i] = dtypes[i]", "--shape", "dtypes=4"], 2, "dtypes"),
         (["show", MATMUL, *SHAPES, "--level", "nothing"], 2, "invalid choice"),
-        (["check", MATMUL], 2, "--level explain"),
+        (["check", MATMUL], 2, "--check"),
     ],
 )  # fmt: skip
 def test_errors_fit_one_screen(
