@@ -162,13 +162,13 @@ def is_declaration(line: Fragment) -> bool:
 
 def read_declaration(line: Fragment) -> Declaration:
     """`ROLE NAME: DTYPE[SHAPE] in SPACE layout [i] -> [i // 4, i % 4] of [M, 4] scope (i.o) origin A`"""
-    role = start_word(line)
-    role = role if role in _ROLES else ""
+    word = start_word(line)
+    role = word if word in _ROLES else ""
     colon = next(line.find(":"), None)
     if colon is None:
         raise line.error("a declaration is NAME: DTYPE[SHAPE]", len(line.text), "input A: f32[M, 64]")
-    if not role and (near := get_close_matches(line.part(0, colon).text.split()[0], _ROLES, 1)):
-        raise line.error(f"{line.part(0, colon).text.split()[0]!r} is no role", hint=f"{near[0]} ...: f32[M, 64]")
+    if word and not role and (near := get_close_matches(word, _ROLES, 1)):
+        raise line.error(f"{word!r} is no role", hint=f"{near[0]} ...: f32[M, 64]")
     name = line.part(len(role), colon).name()
     kind, clauses = split_clauses(line.part(colon + 1), _TENSOR_CLAUSES)
     dtype, shape = _dtype_and_shape(kind)
