@@ -3,6 +3,7 @@
 Random small models, a few operators of random shapes each, ours beside ONNX Runtime on one thread: those where ours is
 slower than X times its time, or gives another result, are printed with a seed that makes them again. What a benchmark
 of known shapes never meets, such as maps of three columns, batches before a flattening or a recurrence over 24 rows.
+With --nests random loop nests beside numba, and with --short small ones beside plain Python, values alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Final
@@ -210,11 +212,11 @@ def compared(seed: int, slower: float) -> str | None:
     wanted = np.asarray(session.run(None, {"x": x})[0])
     if not np.allclose(found, wanted, rtol=1e-3, atol=1e-4 * max(1.0, float(np.abs(wanted).max()))):
         return f"{what}: another result, {float(np.abs(found - wanted).max()):.2g} apart"
-    ours, theirs = _times(lambda: engine.run({"x": x}), lambda: session.run(None, {"x": x}))
+    ours, theirs = times(lambda: engine.run({"x": x}), lambda: session.run(None, {"x": x}))
     return f"{what}: {ours:.1f} us, ONNX Runtime {theirs:.1f}, {ours / theirs:.2f}" if ours > slower * theirs else ""
 
 
-def _times(*calls: Callable[[], object]) -> list[float]:
+def times(*calls: Callable[[], object]) -> list[float]:
     """Medians of interleaved rounds, in microseconds."""
     rounds: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
@@ -237,18 +239,27 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="the first one (default: 0)")
     parser.add_argument("--seconds", type=float, default=60, help="how long (default: 60)")
-    parser.add_argument("--slower", type=float, default=1.25, metavar="X", help="times ONNX Runtime (default: 1.25)")
+    parser.add_argument("--slower", type=float, default=1.25, metavar="X", help="times the peer's (default: 1.25)")
+    parser.add_argument("--nests", action="store_true", help="random loop nests beside numba, not models")
+    parser.add_argument("--short", action="store_true", help="with --nests: values of small ones beside plain Python")
     options = parser.parse_args()
-    if find_spec("onnxruntime") is None:
-        parser.error("onnxruntime is not installed: pip install onnxruntime, or the extra `bench`")
+    peer = "numba" if options.nests else "onnxruntime"
+    if not (options.nests and options.short) and find_spec(peer) is None:
+        parser.error(f"{peer} is not installed: pip install {peer}, or the extra `bench`")
+    compare = partial(compared, slower=options.slower)
+    if options.nests:
+        from benchmarks.cliffs_of_nests import beside_numba, beside_python
+
+        compare = beside_python if options.short else partial(beside_numba, slower=options.slower)
     seed, count, end = options.seed, 0, time.monotonic() + options.seconds
     while time.monotonic() < end:
-        line = compared(seed, options.slower)
+        line = compare(seed)
         count += line is not None
         seed += 1
         if line:
             print(line, flush=True)
-    print(f"{count} models, seeds {options.seed} to {seed - 1}" if count else "no models")
+    kind = "nests" if options.nests else "models"
+    print(f"{count} {kind}, seeds {options.seed} to {seed - 1}" if count else f"no {kind}")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class _Cut:
     def _joined(self, members: Sequence[Statement]) -> list[tuple[str, str]]:
         """Edges around the statements of each nest that stays whole."""
         nests = [[s.name for s in members if s.path[0] == head] for head in self.whole]
-        return [edge for names in nests for edge in zip(names, [*names[1:], names[0]], strict=True) if names]
+        return [edge for names in nests for edge in zip(names, names[1:] + names[:1], strict=True)]
 
     def _iterators(self, s: Statement) -> tuple[str, ...]:
         return tuple(step for step in s.path if isinstance(step, str))

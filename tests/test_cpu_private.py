@@ -1,0 +1,98 @@
+"""Nests whose iterations have values of their own: kept in registers, in lanes where a loop allows it."""
+# ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poly
+from poly.frontend.nest import Array, Nest, f64, i64, nest
+from poly.loops import Alloc, For, walk
+from poly.scheduling.groups import groups_of
+from poly.scheduling.private_nests import private_tensors, whole_nests
+
+
+@nest
+def orbits(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "M"], y: f64[Array, "N, M"]) -> None:
+    for i in range(N):
+        for j in range(M):
+            re = 0.0
+            im = 0.0
+            for _ in range(K):
+                t = re * re - im * im + x[i]
+                im = 2.0 * re * im + c[j]
+                re = t
+            y[i, j] = re * re + im * im
+
+
+@nest
+def triangle(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "M"], y: f64[Array, "N, N"]) -> None:
+    for i in range(N):
+        for j in range(i + 1, N):
+            low = x[i]
+            for k in range(M):
+                low = min(low, x[j] * c[k])
+                low = low * 0.5
+            y[i, j] = low
+
+
+@nest
+def largest(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "N, M"], y: i64[Array, "N"]) -> None:
+    for i in range(N):
+        most = c[i, 0]
+        place = 0
+        for j in range(1, M):
+            place = j if c[i, j] > most else place
+            most = c[i, j] if c[i, j] > most else most
+        y[i] = place
+
+
+@nest
+def places(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "M"], y: f64[Array, "N, 2*M"]) -> None:
+    for i in range(N):
+        for j in range(M):  # what is written does not lie side by side: no lanes
+            a = x[i]
+            for _ in range(K):
+                b = a * c[j]
+                a = b - a
+            y[i, 2 * j] = a
+
+
+@pytest.mark.parametrize(("function", "lanes"), [(orbits, True), (triangle, True), (largest, True), (places, False)])
+def test_values_of_iterations_are_in_registers(function: Nest[..., None], lanes: bool) -> None:
+    program = function.program
+    rng = np.random.default_rng(0)
+    for sizes in ({"N": 1, "M": 2, "K": 3}, {"N": 9, "M": 4, "K": 1}, {"N": 45, "M": 70, "K": 3}):
+        arrays: dict[str, Any] = {t.name: rng.uniform(-1, 1, t.extents(sizes)) for t in program.inputs}
+        if program.tensor["y"].dtype == "i64":
+            arrays["y"] = np.zeros(sizes["N"], "i8")
+        wanted = {name: array.copy() for name, array in arrays.items()}
+        function.python(*sizes.values(), *(wanted[n] for n in "xcy"))
+        for form, threads in ((program, 1), (program.bind(**sizes), 1), (program.bind(**sizes), 2)):
+            kernel = poly.compile(form, threads=threads)
+            known = {*form.binding, *(str(e) for t in program.inputs for e in t.shape)}
+            found = kernel(**arrays, **{n: v for n, v in sizes.items() if n in form.parameters and n not in known})
+            np.testing.assert_allclose(found, wanted["y"], rtol=1e-12)
+    for form in (program, program.bind(N=45, M=70, K=3)):
+        tree = poly.compile(form, threads=1).loops
+        assert all(a.tensor.space == "reg" for a in walk(tree.body) if isinstance(a, Alloc))
+        assert not [t for t in tree.tensors if t.role == "temporary"]
+        assert any(isinstance(n, For) and n.kind == "vector" for n in walk(tree.body)) == lanes
+
+
+def test_sums_that_groups_take_are_cut_apart() -> None:
+    @nest
+    def product(N: int, a: f64[Array, "N, N"], b: f64[Array, "N, N"], c: f64[Array, "N, N"]) -> None:
+        for i in range(N):
+            for j in range(N):
+                s = 0.0
+                for k in range(N):
+                    s += a[i, k] * b[k, j]
+                c[i, j] = 2 * s
+
+    program = product.program.bind(N=64)
+    assert [*private_tensors(program, program.statements)] == ["s"]
+    loops = str(poly.compile(program, threads=1).loops)
+    assert "unroll" in loops and "for i, j" not in loops
+    assert whole_nests(orbits.program, groups_of(orbits.program)) == {0}
