@@ -72,7 +72,8 @@ def test_values_of_iterations_are_in_registers(function: Nest[..., None], lanes:
         for form, threads in ((program, 1), (program.bind(**sizes), 1), (program.bind(**sizes), 2)):
             kernel = poly.compile(form, threads=threads)
             known = {*form.binding, *(str(e) for t in program.inputs for e in t.shape)}
-            found: Any = kernel(**arrays, **{n: v for n, v in sizes.items() if n in form.parameters and n not in known})
+            free: dict[str, Any] = {n: v for n, v in sizes.items() if n in form.parameters and n not in known}
+            found: Any = kernel(**arrays, **free)
             np.testing.assert_allclose(found, wanted["y"], rtol=1e-12)
     for form in (program, program.bind(N=45, M=70, K=3)):
         tree = poly.compile(form, threads=1).loops
