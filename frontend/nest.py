@@ -61,12 +61,18 @@ if TYPE_CHECKING:  # to a type checker `f64[Array, "N, M"]` is Annotated[Array, 
     from typing import Annotated as i32
     from typing import Annotated as i64
     from typing import Annotated as u8
+    from typing import Annotated as u16
+    from typing import Annotated as u32
+    from typing import Annotated as u64
 else:
     from typing import Annotated
 
-    bf16 = boolean = f16 = f32 = f64 = i8 = i16 = i32 = i64 = u8 = Annotated
+    bf16 = boolean = f16 = f32 = f64 = i8 = i16 = i32 = i64 = u8 = u16 = u32 = u64 = Annotated
 
-__all__ = ["Array", "Nest", "bf16", "boolean", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "nest", "u8"]
+__all__ = [
+    "Array", "Nest", "bf16", "boolean", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "nest", "u8", "u16", "u32",
+    "u64",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -15,9 +15,11 @@ import numpy as np
 
 from poly.dtypes import dtype_name, is_float, is_integer, numpy_dtype
 from poly.errors import ShapeError
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, walk
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply, walk
 from poly.frontend.nest_literals import dtype_of_literals
+from poly.frontend.notation_comparisons import MIRRORED, with_literal, with_u64
 
+Typed = tuple[Expr, str | None]
 _OF_TRUTHS: Final = {"add": "or", "mul": "and"}  # numpy's meaning of + and * of two truths
 
 
@@ -26,7 +28,7 @@ def promoted(dtypes: Sequence[str]) -> str:
     return dtype_name(np.result_type(*(numpy_dtype(d) for d in dtypes)))
 
 
-def typed(body: Expr, reads: Sequence[str]) -> tuple[Expr, str | None]:
+def typed(body: Expr, reads: Sequence[str]) -> Typed:
     """The body with conversions written out, and its dtype; None where it is made of free literals only."""
     match body:
         case Const(_, dtype):
@@ -44,12 +46,14 @@ def typed(body: Expr, reads: Sequence[str]) -> tuple[Expr, str | None]:
             return _apply(name, arguments, reads)
 
 
-def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> tuple[Expr, str | None]:
+def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> Typed:
     if name in ("and", "or", "not"):
         return Apply(name, tuple(_truth(a, reads) for a in arguments)), "bool"
     head = [_truth(arguments[0], reads)] if name == "select" else []
     operands = arguments[len(head) :]
     found = [typed(a, reads) for a in operands]
+    if len(found) == 2 and (exact := _exact(name, *found)) is not None:
+        return exact
     common = _common(name, [(o, d) for o, (_, d) in zip(operands, found, strict=True)])
     if common is None and OPERATORS[name].result == "bool":
         common = dtype_of_literals(Apply(name, tuple(operands)))
@@ -64,6 +68,33 @@ def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> tuple[
         name = _OF_TRUTHS.get(name, name)
     result = Apply(name, (*head, *converted))
     return result, "bool" if OPERATORS[name].result == "bool" else common
+
+
+def _exact(name: str, a: Typed, b: Typed) -> Typed | None:
+    """Comparisons and choices of operands that no dtype holds both of: u64 beside signed integers, far literals."""
+    for (x, of_x), (y, of_y), named in ((a, b, name), (b, a, MIRRORED.get(name, name))):
+        if of_x is None or not is_integer(of_x):
+            continue
+        if named in MIRRORED and isinstance(y, Const) and of_y is None and _beyond(y, of_x):
+            found = with_literal(named, x, of_x, y.value)
+            return None if found is None else (found, "bool")
+        if of_x == "u64" and of_y is not None and of_y[0] == "i":
+            return _beside_u64(named, x, y, of_y)
+    return None
+
+
+def _beside_u64(name: str, x: Expr, y: Expr, of_y: str) -> Typed | None:
+    """`name` of a u64 and a signed integer, exact where the result is one of the two, or a truth."""
+    match name:
+        case "max":  # is not negative
+            return apply("select", with_u64("lt", y, x), x, Cast("u64", y)), "u64"
+        case "min":  # is not beyond the signed one
+            return apply("select", with_u64("gt", y, x), Cast("i64", x), y if of_y == "i64" else Cast("i64", y)), "i64"
+        case "select" if _weak(y):
+            hint = "u64(...) around the index where it is not negative, else i64(...) around the element"
+            raise ShapeError("a choice between u64 and an index, which may be negative", hint=hint)
+        case _:
+            return (with_u64(MIRRORED[name], y, x), "bool") if name in MIRRORED else None
 
 
 def settled(body: Expr, dtype: str) -> Expr:

@@ -44,15 +44,15 @@ def comparable(body: Expr, reads: Sequence[str]) -> Expr:
 def _compared(name: str, a: Expr, b: Expr, reads: Sequence[str]) -> Expr | None:
     of_a, of_b = dtype_of(a, reads), dtype_of(b, reads)
     if is_free(a) and of_b is not None:
-        return _with_literal(MIRRORED[name], b, of_b, _number(a))
+        return with_literal(MIRRORED[name], b, of_b, _number(a))
     if is_free(b) and of_a is not None:
-        return _with_literal(name, a, of_a, _number(b))
+        return with_literal(name, a, of_a, _number(b))
     if of_a == of_b or of_a is None or of_b is None:
         return None
     if of_a == "u64" and of_b[0] == "i":
-        return _with_u64(MIRRORED[name], b, a)
+        return with_u64(MIRRORED[name], b, a)
     if of_b == "u64" and of_a[0] == "i":
-        return _with_u64(name, a, b)
+        return with_u64(name, a, b)
     common = _holding(_narrowest(a, of_a), _narrowest(b, of_b))
     return None if common is None else apply(name, _cast(a, of_a, common), _cast(b, of_b, common))
 
@@ -88,7 +88,7 @@ def _holding(a: str, b: str) -> str | None:
     return "f64" if wide else "f32"
 
 
-def _with_u64(name: str, signed: Expr, unsigned: Expr) -> Expr:
+def with_u64(name: str, signed: Expr, unsigned: Expr) -> Expr:
     """A signed integer beside a u64: below all of them, or one."""
     inside = apply(name, Cast("u64", signed), unsigned)
     if name in _BELOW:
@@ -96,7 +96,7 @@ def _with_u64(name: str, signed: Expr, unsigned: Expr) -> Expr:
     return apply("and", apply("ge", signed, Const(0)), inside)
 
 
-def _with_literal(name: str, value: Expr, dtype: str, number: float | None) -> Expr | None:
+def with_literal(name: str, value: Expr, dtype: str, number: float | None) -> Expr | None:
     """The comparison of integers or truths with a literal, by one that they have."""
     if number is None or not (is_integer(dtype) or dtype == "bool"):
         return None

@@ -13,7 +13,7 @@ import pytest
 
 import poly
 from poly.errors import ParseError, PolyError
-from poly.frontend.nest import Array, boolean, f64, i64, nest, u8
+from poly.frontend.nest import Array, boolean, f64, i64, nest, u8, u64
 from poly.interp import run_program
 
 NAN = float("nan")
@@ -110,6 +110,16 @@ def numbers_beyond_a_dtype(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: f64[
         z[i] = (x[i] > i - 3) + 2.0 * (-1 < y[i]) + max(x[i], i - 9) + (i - 7 if y[i] < 3 else x[i])
 
 
+def beside_u64(N: int, x: u64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "6, N"]) -> None:
+    for i in range(N):
+        z[0, i] = (x[i] > y[i]) + 2 * (x[i] == y[i]) + 4 * (y[i] <= x[i])
+        z[1, i] = (x[i] > i - 3) + 2 * (i - 3 >= x[i]) + 4 * (x[i] != i)
+        z[2, i] = (x[i] > -1) + 2 * (x[i] <= 18446744073709551616) + 4 * (y[i] > 9223372036854775808)
+        z[3, i] = min(x[i], y[i])
+        z[4, i] = max(x[i], i - 3) // 2
+        z[5, i] = y[i] if x[i] > y[i] else 3
+
+
 def whole_divisions(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "6, N"]) -> None:
     for i in range(N):
         z[0, i] = (x[i] - 5) // (y[i] - 11)
@@ -128,6 +138,10 @@ def whole_parts_of_floats(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64
 
 
 @pytest.mark.parametrize(("nest", "arrays"), [
+    (beside_u64, (
+        np.array([0, 1, 2**53, 2**53 + 1, 2**63, 2**64 - 1, 5], "u8"),
+        np.array([0, -1, 2**53 + 1, 2**53, 2**63 - 1, -1, 5]), np.zeros((6, 7), "i8"),
+    )),
     (whole_divisions, (*INTEGERS[:2], np.full((6, 7), -9))),
     (whole_parts_of_floats, (*FLOATS[:2], np.full((3, 7), -9.5))),
     (numbers_beyond_a_dtype, (*(a.astype("u1") for a in INTEGERS[:2]), FLOATS[2])),
@@ -256,3 +270,12 @@ def test_locals_that_get_their_dtypes_from_one_another() -> None:
     assert dtypes["b"] == "f64" and set(dtypes.values()) == {"f64"}
     found: Any = poly.compile(handed_around.program.bind(N=9, K=5))(x, np.zeros(9))
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_a_choice_that_no_dtype_holds_is_refused() -> None:
+    def chosen(N: int, x: u64[Array, "N"], z: u64[Array, "N"]) -> None:
+        for i in range(N):
+            z[i] = x[i] if x[i] > 3 else i - 3
+
+    with pytest.raises(ParseError, match=r"a choice between u64 and an index(?s:.*)try: u64\(...\) around the index"):
+        poly.nest(chosen)
