@@ -166,6 +166,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from poly.commands import DEFAULT_PROFILE, show
+    from poly.console import print_code
     from poly.work import load
 
     target = options.target or "cpu"
@@ -174,7 +175,11 @@ def _show(options: argparse.Namespace) -> int:
         print(f"poly: the stream for {target}; another accelerator: --target NAME (see poly machines)", file=sys.stderr)
     work = load(options.what, _named(options.shape), options.dtype, None, _named(options.bind),
                 _named(options.constant))  # fmt: skip
-    print(show(work, options.level, target, options.group, options.threads).rstrip("\n"))
+    text = show(work, options.level, target, options.group, options.threads).rstrip("\n")
+    if options.level in ("program", "schedule", "loops"):
+        print_code(text)
+    else:
+        print(text)
     return 0
 
 

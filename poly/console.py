@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from shutil import get_terminal_size
+from textwrap import wrap
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +26,22 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 160)
+
+
+def print_code(text: str) -> None:
+    """A text of ours; on a terminal long lines go on below, indented: in a file each stays one."""
+    if sys.stdout.isatty():
+        width = max(40, get_terminal_size().columns)
+        text = "\n".join(part for line in text.split("\n") for part in _broken(line, width))
+    print(text)
+
+
+def _broken(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    indent = " " * min(len(line) - len(line.lstrip()), width // 2)
+    return wrap(line.strip(), width, initial_indent=indent, subsequent_indent=f"{indent}        ",
+                break_long_words=False, break_on_hyphens=False)  # fmt: skip
 
 
 class Steps:

@@ -51,7 +51,7 @@ class Layout:
         return tuple(c.substitute(values) for c in self.coordinates)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tensor:
     """A named array. `shape` is affine in the program's sizes; `space` names a memory of the machine.
 
@@ -72,7 +72,16 @@ class Tensor:
         if self.dtype not in DTYPES:
             raise PolyError(f"unknown dtype {self.dtype!r}", where=f"tensor {self.name}", hint=hint_for(self.dtype))
         if self.role not in get_args(Role):
-            raise PolyError(f"unknown role {self.role!r}", where=f"tensor {self.name}")
+            hint = f"one of {', '.join(get_args(Role))}"
+            raise PolyError(f"unknown role {self.role!r}", where=f"tensor {self.name}", hint=hint)
+
+    def __str__(self) -> str:
+        from poly.text_syntax import tensor_text
+
+        return tensor_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self}>"
 
     @property
     def rank(self) -> int:

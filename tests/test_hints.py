@@ -152,3 +152,23 @@ def test_a_text_is_run_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "y[i] = x[i]+1", "--shape", "x=10"]) == 2
     assert 'try: poly run "y[i] = x[i]+1" --shape x=10 --check' in capsys.readouterr().err
     assert main(["run", "y[i] = x[i]+1", "--shape", "x=10", "--check"]) == 0
+
+
+def test_tensors_show_as_they_are_declared() -> None:
+    tensors = poly.parse("y[i] = x[i]", x=("N",)).tensors
+    assert str(tensors[0]) == "output y: f32[N]"
+    assert repr(tensors) == "(<Tensor output y: f32[N]>, <Tensor input x: f32[N]>)"
+
+
+def test_long_lines_are_broken_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ["show", "y[n,k,h,w] += x[n,c,h+r,w+s] * f[k,c,r,s]", "--shape", "x=2,8,9,9", "--shape", "f=4,8,3,3"]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(text) == 0
+    plain = capsys.readouterr().out
+    monkeypatch.setattr("poly.console.sys.stdout.isatty", lambda: True)
+    assert main(text) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, plain.splitlines())) > 80 >= max(map(len, shown.splitlines()))
+    assert plain.split() == shown.split() and poly.parse(plain)
