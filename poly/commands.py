@@ -269,7 +269,7 @@ def show(work: Work, level: Level, target: str, group: int | None, threads: int)
             return _explain_graph(work.graph, target, threads)
         work = _group_of(work, group, level, machine_of(target), threads)
     elif group is not None:
-        raise UsageError("--group is for ONNX files")
+        raise UsageError("--group is for ONNX files", hint="leave it out")
     program = work.program
     assert program is not None
     if level == "program":

@@ -13,6 +13,8 @@ def near_file(path: str | Path) -> str:
     path = Path(path)
     folder = path.parent
     try:
+        if path.is_dir():
+            return f"a file: {path} is a folder"
         names = sorted(p.name for p in folder.iterdir())
     except (OSError, ValueError):
         return f"a folder that there is: {folder} is none"

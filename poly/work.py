@@ -15,7 +15,7 @@ from poly.console import busy
 from poly.document import counted
 from poly.dtypes import Array, dtype_name, is_float, numpy_dtype
 from poly.errors import OnnxError, ParseError, PolyError, ShapeError
-from poly.files import near_file
+from poly.files import near_file, what_instead
 from poly.graph import Graph
 from poly.program import Program, Tensor
 from poly.scheduling.schedule import Schedule
@@ -81,6 +81,8 @@ def load(
         return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem, files)
     if "[" in what or "=" in what:
         return _load_text(what, shapes, "", files)
+    if path.is_dir():
+        raise UsageError(f"{what} is a folder", hint=what_instead(path))
     if not any(c in what for c in ",>. ") and not what.isalpha():
         raise UsageError(f"{what!r} is no file, no notation and no einsum spec", hint='"C[i,k] += A[i,j]*B[j,k]"')
     return _load_einsum(what, shapes, dtype, arrays)
@@ -121,6 +123,8 @@ def bindings(
     if not Path(file).is_file():
         notation = "[" in file or "=" in file or "->" in file
         sizes = "".join(f" --shape {name + '=' if name else ''}{text}" for name, text in shapes)
+        if not sizes and "=" not in file and "[" not in file:  # an einsum
+            sizes = "".join(f" --shape {','.join('8' * len(t.strip()))}" for t in file.partition("->")[0].split(","))
         hint = f'poly run "{file}"{sizes or " --shape NAME=64,64"} --check' if notation else near_file(file)
         raise UsageError(f"no file {file}", hint=hint)
     given: dict[str, tuple[int, ...] | int] = {}
@@ -130,7 +134,9 @@ def bindings(
         given[name] = _ints(text, "inputs of a model")
     for name, text in bind:
         if name is None or not text.isdigit():
-            raise UsageError(f"--bind {text}: no extent of a dimension", hint="--bind batch=1")
+            given_as = f"{name}={text}" if name else text
+            hint = f"--bind {name or text or 'batch'}=1"
+            raise UsageError(f"--bind {given_as}: no extent of a dimension", hint=hint)
         given[name] = int(text)
     return given, {name or "": _fixed(file, name, text) for name, text in constants}
 
@@ -262,7 +268,10 @@ def _parsed(text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Seque
         if call[0].startswith("where"):  # an index, most likely
             raise
         file = f", or --input {tensor}=FILE.npy" if arrays else ""
-        raise UsageError(error.message, where=error.where, hint=f"--shape {tensor}=64,96{file}") from None
+        shown = (error.hint or "")[call.end() :].partition(")")[0]  # as many extents
+        extents = ",".join(e if e.strip().isdecimal() else "64" for e in shown.split(",") if e.strip())
+        hint = f"--shape {tensor}={extents.replace('512', '64') or '64,96'}{file}"
+        raise UsageError(error.message, where=error.where, hint=hint) from None
 
 
 def _load_nest(path: Path) -> Work:

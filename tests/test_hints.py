@@ -148,10 +148,26 @@ def test_arguments_that_python_refuses_stay_its_errors(names: dict[str, Any]) ->
     assert (found.value.name, found.value.obj) == ("compil", poly)
 
 
-def test_a_text_is_run_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "y[i] = x[i]+1", "--shape", "x=10"]) == 2
-    assert 'try: poly run "y[i] = x[i]+1" --shape x=10 --check' in capsys.readouterr().err
-    assert main(["run", "y[i] = x[i]+1", "--shape", "x=10", "--check"]) == 0
+@pytest.mark.parametrize(("arguments", "hint", "followed"), [
+    (["check", "y[i] = x[i]+1", "--shape", "x=10"], 'poly run "y[i] = x[i]+1" --shape x=10 --check',
+     ["run", "y[i] = x[i]+1", "--shape", "x=10", "--check"]),
+    (["check", "ij,jk->ik"], 'poly run "ij,jk->ik" --shape 8,8 --shape 8,8 --check',
+     ["run", "ij,jk->ik", "--shape", "8,8", "--shape", "8,8", "--check"]),
+    (["show", "y[i] = 2*x[i]"], "--shape x=64\n", ["show", "y[i] = 2*x[i]", "--shape", "x=64"]),
+    (["show", "y[i] += x[i,j]"], "--shape x=64,64\n", ["show", "y[i] += x[i,j]", "--shape", "x=64,64"]),
+    (["run", "FOLDER/model.onnx", "--bind", "n=two"], "--bind n=1", ["run", "FOLDER/model.onnx", "--bind", "n=1"]),
+    (["run", "FOLDER/model.onnx", "--bind", "n"], "--bind n=1", ["run", "FOLDER/model.onnx", "--bind", "n=1"]),
+    (["run", "FOLDER/mode.onnx", "--bind", "n=1"], "model.onnx", ["run", "FOLDER/model.onnx", "--bind", "n=1"]),
+    (["show", "FOLDER"], "model.onnx", ["show", "FOLDER/model.onnx", "--bind", "n=1"]),
+    (["run", "ij->ji", "--input", "FOLDER"], "is a folder", []),
+])  # fmt: skip
+def test_what_the_command_tries_works(
+    arguments: list[str], hint: str, followed: list[str], names: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(names["folder"])
+    assert main([a.replace("FOLDER", folder) for a in arguments]) == 2
+    assert hint in capsys.readouterr().err.partition("try: ")[2]
+    assert not followed or main([a.replace("FOLDER", folder) for a in followed]) == 0
 
 
 def test_tensors_show_as_they_are_declared() -> None:
