@@ -208,7 +208,7 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
 def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
     """A group of rows or of row blocks as one nest, or where its statements have no common way to run, as its parts."""
     found = (STAGES if group.block else ACROSS).apply(schedule, group, machine, threads)
-    rows = row_plan(schedule.program, group, machine) if found is None and not group.block else None
+    rows = row_plan(schedule.program, group, machine, threads) if found is None and not group.block else None
     if rows is not None:
         found = keep_values(schedule_rows(schedule, group, rows, machine, threads), group, machine)
     if found is not None:

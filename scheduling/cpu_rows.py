@@ -4,12 +4,15 @@ The shared loops are fused over all statements; inside, statements over the same
 place share a pass. Lanes go along a contiguous loop of the row; a reduction along it gets partial results
 (`rfactor`), as many vectors of them as hide the latency of an operation. What lives inside a row is promoted: single
 values and partial results to registers, the rest to a buffer that fits the nearest cache.
+
+Passes with functions are one loop (`_staggered`): the next one goes over the row before, so that none waits for what
+another one adds up at its end (docs/decisions/0062).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from poly.affine import Affine, var
@@ -17,6 +20,7 @@ from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Program, Statement
+from poly.scheduling.arrange import Place
 from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
@@ -44,6 +48,8 @@ HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements t
     ((8, 4), (32, 2)),
 )
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
+PER_VECTOR = 6  # registers for each vector of exponentials side by side
+LEAST_STEPS, MOST_BLOCK = 16, 512  # staggered: iterations over the rows of a block at least; its rows at most
 STREAM = 1024  # bytes of rows side by side that come from far: a prefetcher follows them as one stream of lines
 
 
@@ -63,7 +69,8 @@ class Pass:
 class RowPlan:
     """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side; `asked`: the
     statements that ask for the next rows of what comes from beyond a core's own caches, where the nearest one has room;
-    `ahead`: how many times `height` rows before these are touched.
+    `ahead`: how many times `height` rows before these are touched. `behind`: where passes are staggered, for every
+    statement how many times `height` rows it is behind the first, in blocks of so many rows (`block`).
     """
 
     passes: tuple[Pass, ...]
@@ -71,11 +78,19 @@ class RowPlan:
     height: int = 1
     asked: frozenset[str] = frozenset()
     ahead: int = 1
+    behind: Mapping[str, int] = field(default_factory=dict[str, int])
+    block: int = 0
+
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """When every statement touches a row: how far it is behind, and its pass."""
+        return {n: (self.behind.get(n, 0), k) for k, part in enumerate(self.passes) for n in part.statements}
 
 
-def row_plan(program: Program, group: Group, machine: Machine, near: bool = False) -> RowPlan | None:
+def row_plan(
+    program: Program, group: Group, machine: Machine, threads: int = 1, near: bool = False, even: bool = True
+) -> RowPlan | None:
     """The choices for a group of rows; None where some statement has no contiguous loop inside the row or a reduction
-    keeps its order, or where the machine has no vectors. `near`: the rows are in a cache.
+    keeps its order, or where the machine has no vectors. `near`: the rows are a block in a cache, `even`: all of them.
     """
     if any(s.combiner is not None and not s.reorder for s in group.statements):
         return None
@@ -101,7 +116,7 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
     single = sum(not extents[n] for n in extents)
     registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
     one_stream = not near and bytes_touched(program, group.statements) > last_capacity(machine) * NEAR
-    limits = _Limits(vector, vector * widest, registers, in_flight, one_stream)
+    limits = _Limits(vector, vector * widest, registers, in_flight, one_stream, near)
     height = _height(program, group, passes, limits)
     beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
@@ -111,7 +126,102 @@ def row_plan(program: Program, group: Group, machine: Machine, near: bool = Fals
     ahead = max(1, round(BYTES_AHEAD / step)) if one_stream else 1
     fits = height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
     sized = tuple(_sized(program, p, limits, height) for p in passes)
-    return RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
+    plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
+    block = _block(group, height, 1 if near else threads) if even else 0
+    held = height * sum(rows.values()) * sum(bool(p.extents) for p in passes)
+    far = held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
+    return plan if far else _staggered(program, group, replace(plan, block=block), limits)
+
+
+def _block(group: Group, height: int, threads: int) -> int:
+    """Rows in even blocks, of which all threads have one; 0 where there are none."""
+    assert group.box is not None
+    *outer, (_, last) = group.box
+    around = prod(high - low + 1 for low, high in outer)
+    most = min(MOST_BLOCK, (last + 1) // (1 if around >= threads else threads))
+    return max((b for b in range(height, most + 1, height) if (last + 1) % b == 0), default=0)
+
+
+def _staggered(program: Program, group: Group, plan: RowPlan, limits: _Limits) -> RowPlan:
+    """The plan with all passes as one, each of them behind the one before, where some of them have functions.
+
+    The end of a pass, lanes that are added up and a division, takes as long as many vectors, and the next pass waits
+    for it: on another row there is enough to do meanwhile. What a pass hands on is a value for each row of the block,
+    or lies where the results will.
+    """
+    moving = [p for p in plan.passes if p.extents]
+    chains = [_chain(program, p) for p in moving]
+    if len(moving) < 2 or len({p.extents for p in moving}) > 1 or max(chains) != 1:
+        return plan
+    behind = _behind(group, moving)
+    made = {s.write.tensor for s in group.statements}
+    single = [n for p in plan.passes if not p.extents for n in p.statements]
+    first = tuple(n for n in single if not made & {*tensors_read(program.statement[n])})
+    rest = tuple(n for n in single if n not in first)
+    width = max(1, min(limits.registers // PER_VECTOR // plan.height, moving[0].extents[-1] // limits.vector))
+    whole = Pass(moving[0].extents, tuple(n for p in moving for n in p.statements), limits.vector, width)
+    passes = tuple(p for p in (Pass((), first), whole, Pass((), rest)) if p.statements)
+    found = replace(plan, passes=passes, behind=behind)
+    return found if limits.near or _handed_rows(group, found) <= in_results(program, group, found).keys() else plan
+
+
+def _behind(group: Group, moving: Sequence[Pass]) -> dict[str, int]:
+    """For every statement its place among the passes; of single values that of what they start from or use."""
+    behind = {n: k for k, part in enumerate(moving) for n in part.statements}
+    for s in group.statements:
+        if s.name not in behind:
+            used = {*tensors_read(s), s.write.tensor}
+            behind[s.name] = max(
+                (behind[o.name] for o in group.statements if o.write.tensor in used and o.name in behind), default=0
+            )
+    return behind
+
+
+def crossing(group: Group, plan: RowPlan) -> set[str]:
+    """What statements hand on to others that are further behind."""
+    makers = {s.write.tensor: s.name for s in group.statements} if plan.behind else {}
+    read = [(t, s.name) for s in group.statements for t in tensors_read(s)]
+    return {t for t, n in read if t in makers and plan.behind[makers[t]] != plan.behind[n]}
+
+
+def _handed_rows(group: Group, plan: RowPlan) -> set[str]:
+    """Of that what has more than one element a row."""
+    return {t for t in crossing(group, plan) if any(moves(plan, s, t) for s in group.statements)}
+
+
+def moves(plan: RowPlan, s: Statement, tensor: str) -> bool:
+    """Whether a statement touches different elements of a tensor inside a row."""
+    inner = {*plan.inner[s.name]}
+    return any(i.names & inner for a, _ in s.accesses if a.tensor == tensor for i in a.affine_index)
+
+
+def in_results(program: Program, group: Group, plan: RowPlan) -> dict[str, str]:
+    """Temporaries whose rows lie where their last user will write a row of a result, element by element: so memory
+    fetches that row while there is something to compute.
+    """
+    found: dict[str, str] = {}
+    for s in group.statements:
+        free = [t for t in dict.fromkeys(tensors_read(s)) if _ends_in(program, plan, t, s)]
+        found |= dict.fromkeys(free[:1], s.write.tensor)
+    return found
+
+
+def _ends_in(program: Program, plan: RowPlan, name: str, s: Statement) -> bool:
+    """Whether a statement that alone touches a result is the last one to touch a temporary of the same form, and
+    reads of it the element that it writes.
+    """
+    tensor, target = program.tensor[name], program.tensor[s.write.tensor]
+    form = (tensor.role, target.role, tensor.shape, tensor.dtype)
+    if form != ("temporary", "output", target.shape, target.dtype) or not moves(plan, s, name):
+        return False
+    touched = {o.name: (*tensors_read(o), *tensors_written(o)) for o in program.statements}
+    if any(target.name in tensors for o, tensors in touched.items() if o != s.name):
+        return False
+    places = plan.places()
+    users = [o for o, tensors in touched.items() if name in tensors and o != s.name]
+    if not all(o in places and places[o] < places[s.name] for o in users):
+        return False
+    return all(r.index == s.write.index and not r.guard for r in s.reads if r.tensor == name)
 
 
 def _asking(
@@ -151,7 +261,7 @@ def _row_bytes(
 @dataclass(frozen=True)
 class _Limits:
     """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
-    latency of one; `one_stream`: rows come from afar, side by side only as short ones.
+    latency of one; `one_stream`: rows come from afar, side by side only as short ones; `near`: from a block in a cache.
     """
 
     vector: int
@@ -159,6 +269,7 @@ class _Limits:
     registers: int
     in_flight: int
     one_stream: bool
+    near: bool
 
 
 def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Limits) -> int:
@@ -193,9 +304,7 @@ def _lanes(program: Program, s: Statement, extents: Mapping[str, int]) -> str | 
     return max(suited)[1] if suited else None
 
 
-def passes_of(
-    group: Group, inner: Mapping[str, tuple[str, ...]], extents: Mapping[str, tuple[int, ...]]
-) -> list[Pass]:
+def passes_of(group: Group, inner: Mapping[str, tuple[str, ...]], extents: Mapping[str, tuple[int, ...]]) -> list[Pass]:
     """Every statement in the first pass over its loops that comes after what it reads, or makes it in place."""
     passes: list[Pass] = []
     home: dict[str, int] = {}
@@ -255,9 +364,9 @@ def schedule_rows(schedule: Schedule, group: Group, plan: RowPlan, machine: Mach
 class Rows:
     """The composition of one group of rows."""
 
-    def __init__(self, group: Group, plan: RowPlan, machine: Machine) -> None:
-        self.group, self.plan, self.machine = group, plan, machine
-        self.depth = len(group.box or ())
+    def __init__(self, group: Group, plan: RowPlan, machine: Machine, inside: bool = False) -> None:
+        self.group, self.plan, self.machine, self.inside = group, plan, machine, inside
+        self.depth = len(group.box or ()) + (inside or bool(plan.behind))
         self.high = int(plan.height > 1)  # loops over rows side by side, unrolled
         self.row = ""
         self.partial: list[str] = []  # tensors of partial results
@@ -266,7 +375,8 @@ class Rows:
         order = [n for part in self.plan.passes for n in part.statements]
         for name in order:
             schedule = self._ordered(schedule, name)
-        schedule = fused(schedule, order, range(self.depth))
+        staggered = bool(self.plan.behind)
+        schedule = self._staggered(schedule, order) if staggered else fused(schedule, order, range(self.depth))
         self.row = schedule.nests[order[0]].names[self.depth - 1]
         for part in self.plan.passes:
             if part.extents:
@@ -285,6 +395,9 @@ class Rows:
         nest = schedule.nests[name].names
         inner = inner or [n for n in nest if n not in rows]
         schedule = schedule if nest == (*rows, *inner) else schedule.reorder(*rows, *inner)
+        if self.plan.behind and not self.inside:
+            schedule = schedule.tile({rows[-1]: self.plan.block})
+            rows = [*rows[:-1], f"{rows[-1]}.o", f"{rows[-1]}.p"]
         if not self.high:
             return schedule
         outer, side = f"{rows[-1]}.o", f"{rows[-1]}.p"
@@ -292,8 +405,25 @@ class Rows:
         order = [outer, *inner[:-1], side, *inner[-1:]]
         return schedule.reorder(*order) if len(self.plan.inner[name]) > 1 else schedule
 
+    def _staggered(self, schedule: Schedule, order: Sequence[str]) -> Schedule:
+        """The loops around shared, each statement as many iterations over rows later as it is behind."""
+        first, places = schedule.nests[order[0]], list[Place]()
+        new = self.depth - 1 if self.inside else 0  # loops from here on are not shared yet
+        prefix = first.path[: first.path.index(first.names[new])]
+        for k, name in enumerate(order):
+            nest = schedule.nests[name]
+            values = [nest.loops[n] for n in nest.names]
+            values[self.depth - 1] += self.plan.behind[name]
+            inner = nest.names[self.depth :]
+            names = (*first.names[: self.depth], *inner)
+            path = (*prefix, *first.names[new : self.depth], k, *inner)
+            places.append((name, path, tuple((n, str(v)) for n, v in zip(names, values, strict=True))))
+        return schedule.arrange(places)
+
     def _rows(self, schedule: Schedule, name: str) -> list[str]:
         """The loops of a statement that all share, a row at last."""
+        if self.inside:
+            return list(schedule.nests[name].names[: self.depth])
         return [loop_of(schedule, name, i) for i in self.group.axes[name]]
 
     # ---- one pass over a row
@@ -320,10 +450,18 @@ class Rows:
             pieces = [[piece_name(schedule, n, piece) for n in part.statements] for piece in ("lo", "hi")]
             schedule = schedule.split(loop, extent // step)
         for names in pieces:
-            schedule = self._vectors(schedule, names, part.lanes, min(step, extent), shared)
+            for together in self._abreast(schedule, names):
+                schedule = self._vectors(schedule, together, part.lanes, min(step, extent), shared)
         for buffer in merges:
             schedule = self._merged(schedule, buffer, part.lanes, min(step, extent))
         return schedule
+
+    def _abreast(self, schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
+        """Statements by how far they are behind: at the ends of a block each have iterations without the others."""
+        found: dict[int, list[str]] = {}
+        for name in names:
+            found.setdefault(self.plan.behind.get(schedule.statement(name).source_name, 0), []).append(name)
+        return list(found.values())
 
     def _vectors(self, schedule: Schedule, names: Sequence[str], vector: int, extent: int, depth: int) -> Schedule:
         """Rows and vectors side by side shared by the statements, then the lanes of each."""
@@ -358,16 +496,22 @@ class Rows:
     def _promoted(self, schedule: Schedule) -> Schedule:
         registers = self.machine.register_space
         inside = set(parts_of(schedule, self.group)) | {s.name for s in schedule.program.statements if s.partial}
-        for tensor, place in self._in_results(schedule).items():
+        for tensor, place in in_results(schedule.source, self.group, self.plan).items():
             schedule = schedule.overlay(tensor, place)
+        handed = crossing(self.group, self.plan)
         for tensor, users in self._users(schedule).items():
-            buffer = f"{tensor}_row"
-            if not any(self._moves(s, tensor) for s in self.group.statements):
-                schedule = schedule.promote(tensor, self.row, registers, name=buffer)
+            buffer, at, space = f"{tensor}_row", self.row, self._space()
+            single = not any(moves(self.plan, s, tensor) for s in self.group.statements)
+            if tensor in handed:
+                at = schedule.outer(self.row)[-2]
+                space = space if single else self.machine.cache_space(1)
+            elif single:
+                space = registers
+            if space == registers or (users <= inside and schedule.program.tensor[tensor].role == "temporary"):
+                schedule = schedule.promote(tensor, at, space, name=buffer)
+            if space == registers:
                 for copy in {f"ld_{buffer}", f"st_{buffer}"} & schedule.nests.keys():
                     schedule = unrolled(schedule, schedule.nests[copy].names[self.depth :])
-            elif users <= inside and schedule.program.tensor[tensor].role == "temporary":
-                schedule = schedule.promote(tensor, self.row, self._space(), name=buffer)
         for tensor in self.partial:  # last, so that they are allocated inside of the others
             schedule = schedule.promote(tensor, self.row, registers, name=f"{tensor}_r")
         return schedule
@@ -379,38 +523,6 @@ class Rows:
             t: {s.name for s in schedule.program.statements if t in (*tensors_read(s), *tensors_written(s))}
             for t in made
         }
-
-    def _in_results(self, schedule: Schedule) -> dict[str, str]:
-        """Temporaries whose rows lie where their last user will write a row of a result, element by element: so memory
-        fetches that row while there is something to compute.
-        """
-        found: dict[str, str] = {}
-        for s in self.group.statements:
-            free = [t for t in dict.fromkeys(tensors_read(s)) if self._ends_in(schedule.source, t, s)]
-            found |= dict.fromkeys(free[:1], s.write.tensor)
-        return found
-
-    def _ends_in(self, program: Program, name: str, s: Statement) -> bool:
-        """Whether a statement that alone touches a result is the last one to touch a temporary of the same form, and
-        reads of it the element that it writes.
-        """
-        tensor, target = program.tensor[name], program.tensor[s.write.tensor]
-        form = (tensor.role, target.role, tensor.shape, tensor.dtype)
-        if form != ("temporary", "output", target.shape, target.dtype) or not self._moves(s, name):
-            return False
-        touched = {o.name: (*tensors_read(o), *tensors_written(o)) for o in program.statements}
-        if any(target.name in tensors for o, tensors in touched.items() if o != s.name):
-            return False
-        passes = {n: k for k, part in enumerate(self.plan.passes) for n in part.statements}
-        users = [o for o, tensors in touched.items() if name in tensors and o != s.name]
-        if not all(o in passes and passes[o] < passes[s.name] for o in users):
-            return False
-        return all(r.index == s.write.index and not r.guard for r in s.reads if r.tensor == name)
-
-    def _moves(self, s: Statement, tensor: str) -> bool:
-        """Whether a statement touches different elements of a tensor inside a row."""
-        inner = set(self.plan.inner[s.name])
-        return any(i.names & inner for a, _ in s.accesses if a.tensor == tensor for i in a.affine_index)
 
     def _space(self) -> str:
         """The nearest cache."""

@@ -44,11 +44,12 @@ def stages_of(program: Program, group: Group, machine: Machine, threads: int = 1
     if not group.block or group.box is None:
         return None
     box = (*group.box[:-1], (0, group.block - 1))
+    even = not (group.box[-1][1] - group.box[-1][0] + 1) % group.block
     stages: list[Stage] = []
     for part in group.parts:
         axes = {s.name: group.axes[s.name] for s in part.statements}
         rows = Group(part.statements, axes, {}, box, part.why, part.parts)
-        plan = _product(program, part, group, machine, threads) or row_plan(program, rows, machine, near=True)
+        plan = _product(program, part, group, machine, threads) or row_plan(program, rows, machine, threads, True, even)
         if plan is None:
             return None
         stages.append(Stage(part if isinstance(plan, BlockPlan) else rows, plan))
@@ -105,7 +106,7 @@ def schedule_stages(schedule: Schedule, group: Group, plan: StagePlan, machine: 
         if isinstance(stage.plan, BlockPlan):
             schedule = products.pop(0).run(schedule)
         else:
-            schedule = _RowsInside(stage.group, stage.plan, machine).run(schedule)
+            schedule = Rows(stage.group, stage.plan, machine, inside=True).run(schedule)
         schedule = keep_values(schedule, stage.group, machine)
     for tensor in handed_on(schedule.program, parts_of(schedule, group)):
         schedule = schedule.promote(tensor, block, machine.cache_space(1), name=f"{tensor}_block")
@@ -139,14 +140,14 @@ def _shared_places(schedule: Schedule, group: Group, plan: StagePlan) -> dict[st
     return result
 
 
-def _passes(plan: StagePlan) -> dict[str, tuple[int, int]]:
-    """When every statement runs: its stage, and the pass over a row there."""
-    found: dict[str, tuple[int, int]] = {}
+def _passes(plan: StagePlan) -> dict[str, tuple[int, int, int]]:
+    """When every statement runs: its stage, how far it is behind there, and its pass over a row."""
+    found: dict[str, tuple[int, int, int]] = {}
     for k, stage in enumerate(plan.stages):
         if isinstance(stage.plan, RowPlan):
-            found |= {n: (k, p) for p, part in enumerate(stage.plan.passes) for n in part.statements}
+            found |= {n: (k, *place) for n, place in stage.plan.places().items()}
         else:
-            found |= dict.fromkeys(stage.group.names, (k, 0))
+            found |= dict.fromkeys(stage.group.names, (k, 0, 0))
     return found
 
 
@@ -188,14 +189,3 @@ class _Product(Blocking):
             for piece, statements in zip(strip.rows, pieces, strict=True):
                 schedule = self._rows(schedule, strip, piece, statements, self.depth)
         return schedule
-
-
-class _RowsInside(Rows):
-    """Statements along rows inside of a block."""
-
-    def __init__(self, group: Group, plan: RowPlan, machine: Machine) -> None:
-        super().__init__(group, plan, machine)
-        self.depth += 1
-
-    def _rows(self, schedule: Schedule, name: str) -> list[str]:
-        return list(schedule.nests[name].names[: self.depth])

@@ -160,6 +160,50 @@ def test_the_next_rows_are_asked_for_while_there_is_something_to_compute(columns
     agrees(far, {"x": np.random.default_rng(0).standard_normal((1024, columns)).astype("f4")})
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "threads"), [(32, 300, 1), (128, 64, 2), (1024, 40, 1), (16, 1030, 1), (2048, 21, 2)]
+)
+def test_passes_with_exponentials_are_staggered(rows: int, columns: int, threads: int) -> None:
+    """One loop, in which the largest elements are of one row, exponentials of the one before, quotients of the next."""
+    program = poly.parse(SOFTMAX, x=(rows, columns))
+    (group,) = groups_for(program, AVX2)
+    plan = row_plan(program, group, AVX2, threads)
+    assert plan is not None and [plan.behind[s] for s in ("m_update", "e_set", "s_update", "y_set")] == [0, 1, 1, 2]
+    assert len([p for p in plan.passes if p.extents]) == 1 and rows % plan.block == 0
+    schedule = schedule_for_cpu(program, AVX2, threads)
+    assert str(Schedule.parse(str(schedule))) == str(schedule)
+    assert made_in_memory(schedule) == {"y"}
+    x = np.random.default_rng(rows).standard_normal((rows, columns)).astype("f4")
+    x[rows // 2, columns // 2] = np.nan
+    agrees(program, {"x": x}, threads)
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (SOFTMAX, 15),  # too few
+        (SOFTMAX, 523),  # no even blocks
+        (f"{SOFTMAX}; z[i,j] = e[i,j] - s[i]", 64),  # exponentials of two rows would need a buffer
+        (LAYERNORM, 64),  # nothing that takes longer than the loads
+    ],
+)
+def test_passes_that_stay_one_after_another(text: str, rows: int) -> None:
+    shapes = {"x": (rows, 64)} | ({"g": (64,), "b": (64,)} if text == LAYERNORM else {})
+    program = poly.parse(text, dtypes=None, **shapes)
+    (group,) = groups_for(program, AVX2)
+    plan = row_plan(program, group, AVX2)
+    assert plan is not None and not plan.behind
+    rng = np.random.default_rng(0)
+    agrees(program, {n: rng.standard_normal(s).astype("f4") for n, s in shapes.items()})
+
+
+def test_values_of_rows_that_are_results_are_staggered_too() -> None:
+    text = f"{SOFTMAX}; z[i] = m[i] + s[i]; w[i] = s[i] * 2"
+    program = poly.parse(text, x=(96, 70))
+    assert "arrange" in schedule_for_cpu(program, AVX2).script
+    agrees(program, {"x": np.random.default_rng(1).standard_normal((96, 70)).astype("f4")})
+
+
 def test_exponentials_lie_in_the_result() -> None:
     """Where the result is written last, element by element; else they have a buffer of their own."""
     elsewhere = f"{SOFTMAX}; z[i,j] = e[i,j] - s[i]"
