@@ -22,6 +22,7 @@ from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, shared_time
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
 LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
+PANELS_KEPT = (0.75, 1.0)  # of a core's last own cache, as often as what is counted on: panels that are read again
 LEAST = 1e-3  # of a kernel's time in which something comes
 FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
 
@@ -86,6 +87,7 @@ def cycles_of_memory(
     nests: Sequence[BlockedNest],
     extents: Mapping[str, int],
     along: Collection[int] = (),
+    panels: Collection[int] = (),
 ) -> tuple[MemoryCycles, list[dict[int, Copied]]]:
     """Cycles of traffic for all candidates; and by nest the copies of packed operands. All nests have the same number
     of loops.
@@ -93,7 +95,8 @@ def cycles_of_memory(
     The outermost box of iterations that fits in a level is loaded once each time it is entered; what does not depend
     on the loops directly around it is there already. What is packed is where its copy left it, which is charged for
     what it fetches from beyond the caches that hold the operand. Operands that vectors walk `along` memory, for
-    few register tiles, are in the last level if they fit there: a core waits for that, not for memory.
+    few register tiles, are in the last level if they fit there: a core waits for that, not for memory. Packed `panels`
+    are read again and again, so that more of the core's last own cache is theirs part of the time.
     """
     boxes = boxes_of(core, operands, nests, extents)
     walks = [boxes.walk(k) for k in range(len(operands))]
@@ -104,10 +107,14 @@ def cycles_of_memory(
     waits: Numbers = np.zeros(())
     last = len(core.caches) - 1
     for n, cache in enumerate(core.caches):
-        kept = boxes.kept(room, n)
+        kept = boxes.kept(room, core.counted_on(n))
+        more = [boxes.kept(room, part * cache.capacity) for part in PANELS_KEPT] if 0 < n < last else []
         total: Numbers = np.zeros(())
         for k, walk in enumerate(walks):
             moved, own = _brought(core, n, walk, kept)
+            if k in panels and walk.packed.any():
+                parts = [moved, *(_brought(core, n, walk, larger)[0] for larger in more)]
+                moved = np.where(walk.packed, sum(parts, np.zeros(())) / len(parts), moved)
             if n == last:
                 coming = coming + np.where(walk.asked > 0, moved, 0.0) / cache.rate
                 moved = np.where(walk.asked > 0, 0.0, moved)
@@ -116,7 +123,7 @@ def cycles_of_memory(
                 moved = np.where(walk.known, 0.0, moved)
             if n == last > 0 and k in along:
                 few = ~own & (boxes.read(walk.operand) < (FEW + 1) * prod(walk.operand.shape))
-                moved = np.where(few, np.maximum(moved - _there(core, walk.operand), 0.0), moved)
+                moved = np.where(few, moved * _there(core, walk.operand), moved)
             total = total + moved * (2.0 if walk.operand.write else 1.0)
             if 0 < n < last and walk.touched.alone.any():
                 waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
@@ -146,12 +153,12 @@ def _burst(core: Core, boxes: Boxes, walk: Walk, moved: Numbers) -> tuple[Number
 
 
 def _there(core: Core, operand: Operand) -> float:
-    """Bytes from memory that are spared as the last of the caches has an operand when a kernel starts: all but what
-    takes as long to come from there. What a core's own caches can hold is as near either way.
+    """Bytes from memory that take as long as one from the last of the caches, where that has an operand when a kernel
+    starts. What a core's own caches can hold is as near either way.
     """
     *_, own, last = core.caches
     far = own.capacity < operand.size <= last.capacity * core.part
-    return operand.size * (1 - last.rate / own.rate) if far else 0.0
+    return last.rate / own.rate if far else 1.0
 
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:

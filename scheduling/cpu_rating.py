@@ -13,6 +13,7 @@ import numpy as np
 
 from poly.locks import cached_property
 from poly.scheduling.cpu_cost import cycles_of_memory, overlapped, shared_cycles, tile_cycles
+from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_plan import BlockPlan, Site, window_stays
 from poly.scheduling.cpu_reuse import FREE, BlockedNest, Copied, Copy, Loop
@@ -245,7 +246,9 @@ class Choice(Ways):
             places.append(sites)
         lanes = self.names[self.lanes]
         along = [k for k, o in enumerate(self.operands[:-1]) if o.stride(lanes) == o.element]
-        traffic, copying = cycles_of_memory(self.core, self.operands, nests, self.extents, along)
+        own = own_capacity(self.facts.machine)
+        panels = [k for k, o in enumerate(self.operands[:-1]) if o.depends(lanes) and o.size > own]
+        traffic, copying = cycles_of_memory(self.core, self.operands, nests, self.extents, along, panels)
         ends = np.cumsum([nest.count for nest in nests])[:-1]
         inside = np.split(overlapped(self.core, np.concatenate([grid.work for grid in grids]), traffic), ends)
         return [

@@ -97,6 +97,11 @@ class Walk:
     asked: Numbers
 
     @property
+    def packed(self) -> npt.NDArray[np.bool_]:
+        """By candidate whether it is packed when the kernel runs."""
+        return np.zeros((), bool) if self.paid is None else self.paid
+
+    @property
     def known(self) -> npt.NDArray[np.bool_]:
         """By candidate whether it was packed when compiling: it is asked for on its way."""
         return np.zeros((), bool) if self.at is None or self.paid is None else ~self.paid & (self.at == 0)
@@ -114,9 +119,9 @@ class Boxes:
     sizes: Mapping[str, Numbers]
     entered: Numbers
 
-    def kept(self, needed: Numbers, level: int) -> Kept:
-        """What stays in a cache of all operands together, of which boxes need some bytes."""
-        fits = needed <= self.core.counted_on(level)
+    def kept(self, needed: Numbers, capacity: float) -> Kept:
+        """What stays in a cache of so many bytes of all operands together, of which boxes need some."""
+        fits = needed <= capacity
         return Kept(self.entered, np.argmax(fits, axis=0)[None], np.asarray(fits.any(axis=0)))
 
     def read(self, operand: Operand) -> Numbers:

@@ -630,3 +630,10 @@ s[i, j, k]: C[i, j] += A[i, k]*B[k, j] where 0 <= i <= 48 and 0 <= j <= 511 and 
         return {w for _, w in choice._shapes(step, False, (0,)).best}  # pyright: ignore[reportPrivateUsage]
 
     assert widths("constant") >= {2, 3, 4} and len(widths("input")) < 3
+
+
+@pytest.mark.parametrize("spec", [GEMM, "C[i,j] += A[i,k] * B[j,k]"])
+def test_a_panel_that_fills_half_of_a_cache_spares_blocks_of_a_reduction(spec: str) -> None:
+    """512 KiB of B for a tile of 64 columns: of a cache of 1 MiB that the rows walk through besides."""
+    plan = contraction_plan(facts_on(poly.parse(spec, A=(2048, 2048), B=(2048, 2048)), AVX512), 1)
+    assert isinstance(plan, BlockPlan) and plan.depth is None
