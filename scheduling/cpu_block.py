@@ -337,7 +337,7 @@ class Blocking(Tiling[BlockPlan]):
         blocks = int(plan.row_block > 0)
         for name in names:
             rows, lanes = schedule.nests[name].names[depth : depth + 2]
-            schedule = self._tiled(schedule, name, rows, piece.low, piece.tile)
+            schedule = self._tiled(schedule, name, rows, piece.low, piece.tile, max(1, plan.row_block))
             schedule = schedule.tile({lanes: plan.vector * strip.width})
             first = ""
             tiles, points = [f"{rows}.o", f"{lanes}.o"], [f"{rows}.p", f"{lanes}.p"]

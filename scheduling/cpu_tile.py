@@ -89,9 +89,9 @@ class Tiling(Generic[P]):
                     schedule = schedule.fuse(first, second)
         return schedule
 
-    def _tiled(self, schedule: Schedule, name: str, loop: str, low: int, tile: int) -> Schedule:
-        """Tiles of a loop that start at `low`."""
-        if low % tile:
+    def _tiled(self, schedule: Schedule, name: str, loop: str, low: int, tile: int, block: int = 1) -> Schedule:
+        """Tiles of a loop that start at `low`, and so do blocks of so many of them."""
+        if low % (tile * block):
             schedule = schedule.shift(name, loop, -low)
         return schedule.tile({loop: tile})
 

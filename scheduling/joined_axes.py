@@ -11,13 +11,14 @@ of these loops is then a box without holes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from poly.affine import Affine, var
 from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement, Subscript, Tensor, box_domain, default_path
+from poly.relations import intervals_of
 from poly.scheduling.groups import bare, domain_box
 from poly.scheduling.summed_blocks import blocks_apart
 
@@ -78,11 +79,11 @@ def with_sizes(program: Program) -> Program | None:
 
 def axes_apart(program: Program, but: Collection[str] = ()) -> Program:
     """Axes that every access walks by two loops or more as an axis each, `but` for those of some tensors."""
-    ranges = {s.name: domain_box(program, s, s.iterators) for s in program.statements}
+    ranges = {s.name: intervals_of(program, s) for s in program.statements}
     steps: dict[Axis, int] = {}
     for t in program.tensors:
         for d, extent in enumerate(t.shape if t.name not in but else ()):
-            uses = [_step(s, access, d, ranges[s.name]) for s, access in _uses(program, t.name)]
+            uses = [_step(access, d, ranges[s.name]) for s, access in _uses(program, t.name)]
             if uses and uses[0] and len(set(uses)) == 1 and extent.constant % uses[0] == 0:
                 steps[t.name, d] = uses[0]
     if not steps:
@@ -120,18 +121,18 @@ def _parts(i: Affine) -> tuple[list[str], str]:
     return slow, fast
 
 
-def _step(s: Statement, access: Access, axis: int, box: tuple[tuple[int, int], ...] | None) -> int:
+def _step(access: Access, axis: int, ranges: Mapping[str, tuple[int, int] | None]) -> int:
     """How many iterations of a fast loop a step of the slow ones is, where they walk an axis together; else 0."""
     i = access.index[axis]
-    if box is None or not isinstance(i, Affine) or not i.is_linear or i.constant or len(i.names) < 2:
+    if not isinstance(i, Affine) or not i.is_linear or i.constant or len(i.names) < 2:
         return 0
     slow, fast = _parts(i)
-    ranges = dict(zip(s.iterators, box, strict=True))
     step = i.coefficient(slow[-1])
     if i.coefficient(fast) != 1 or step < 2 or not i.names <= ranges.keys():
         return 0
     whole = ranges[fast] == (0, step - 1) and all(i.coefficient(n) % step == 0 for n in slow)
-    return step if whole and not any(ranges[n][0] for n in slow) else 0
+    starts = [ends[0] for n in slow if (ends := ranges[n]) is not None]
+    return step if whole and len(starts) == len(slow) and not any(starts) else 0
 
 
 def _joins(program: Program) -> _Joins | None:

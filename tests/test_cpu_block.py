@@ -637,3 +637,15 @@ def test_a_panel_that_fills_half_of_a_cache_spares_blocks_of_a_reduction(spec: s
     """512 KiB of B for a tile of 64 columns: of a cache of 1 MiB that the rows walk through besides."""
     plan = contraction_plan(facts_on(poly.parse(spec, A=(2048, 2048), B=(2048, 2048)), AVX512), 1)
     assert isinstance(plan, BlockPlan) and plan.depth is None
+
+
+def test_blocks_of_rows_left_over_start_at_their_first() -> None:
+    """What whole tiles leave starts inside of a block of tiles: a register tile of two blocks has no constant place."""
+    program = poly.parse("T[m,h] += X[h,c] * W[m,c]", X=(232, 5), W=(16, 5))
+    choice = choice_of(facts_on(program), 0)
+    way = next(w for w in choice.ways() if w.rows == 1)
+    plan = choice.plan(way, 9, 1, 1, 4, 0)
+    rows = plan.strips[0].rows
+    assert plan.row_block == 4 and len(rows) == 2
+    assert rows[1].low % rows[1].tile == 0 and rows[1].low // rows[1].tile % 4 == 3
+    run(program, plan)

@@ -72,5 +72,5 @@ def test_results(monkeypatch: pytest.MonkeyPatch, n: int, cpu: str) -> None:
     x = draw.standard_normal((5, n)).astype(np.float32)
     for threads in (1, 2):
         wanted = np.stack([x, 2 * x, np.exp(x)], -1).reshape(5, 3 * n)
-        found = np.asarray(poly.compile(pixels(n), CPUS[cpu], threads=threads)(x))
+        found = np.asarray(poly.compile(pixels(n), CPUS[cpu], threads=threads)(x)).view(np.float32)
         np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -251,3 +251,26 @@ def test_an_assignment_to_a_scalar_in_two_loops() -> None:
     a, x, z = np.random.default_rng(0).random((19, 16), "f4"), np.arange(19, dtype="f4"), np.arange(3, dtype="f4")
     found: Any = poly.compile(program)(a, x, z)
     np.testing.assert_allclose(found, a[-1, -1] * 18 * z, rtol=1e-6)
+
+
+def test_axes_of_groups_come_apart_where_windows_meet_padding() -> None:
+    """The maps of a convolution in groups are a group and a map of it, though the window is shorter at the ends."""
+    program = parse_program(
+        """program grouped
+input X: f32[6, 10]
+input W: f32[8, 3, 3]
+output Y: f32[8, 10]
+zero[g, o, x]: Y[4*g + o, x] = 0 where 0 <= g < 2 and 0 <= o < 4 and 0 <= x < 10
+sum[g, o, x, c, r]: Y[4*g + o, x] += X[3*g + c, x + r - 1]*W[4*g + o, c, r] where 0 <= g < 2 and 0 <= o < 4 \
+and 0 <= x < 10 and 0 <= c < 3 and 0 <= r < 3 and 0 <= x + r - 1 < 10
+"""
+    )
+    apart = axes_apart(program)
+    assert apart.tensor["Y"].extents({}) == (2, 4, 10) and apart.tensor["W"].extents({}) == (2, 4, 3, 3)
+    assert apart.tensor["X"].extents({}) == (2, 3, 10)
+    draw = np.random.default_rng(0)
+    x, w = draw.integers(-4, 5, (6, 10)).astype(np.float32), draw.integers(-4, 5, (8, 3, 3)).astype(np.float32)
+    wanted, found = run_program(program, {"X": x, "W": w}), run_program(
+        apart, {"X": x.reshape(2, 3, 10), "W": w.reshape(2, 4, 3, 3)}
+    )  # fmt: skip
+    np.testing.assert_array_equal(found["Y"].reshape(8, 10), wanted["Y"])
