@@ -26,7 +26,7 @@ polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps t
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from types import ModuleType
@@ -49,6 +49,7 @@ from poly.frontend.notation_choices import without_unequal
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import access_map, box
 from poly.sets import header, within_budget, witness
+from poly.text_sets import print_condition
 
 if TYPE_CHECKING:  # to a type checker `f64[Array, "N, M"]` is Annotated[Array, ...]; the text is read by `nest` only
     from typing import Annotated as bf16
@@ -123,10 +124,11 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
     )
     reader.read(text.definition.body, _scope(text, arguments, sizes))
     if not reader.drafts:
-        raise text.source.error(text.definition, "the nest assigns nothing")
+        raise text.source.error(text.definition, "the nest assigns nothing", "A[i] = ... in its loops")
     context = _context(sizes, reader.context)
     if context.is_empty():
-        raise text.source.error(text.definition, "no sizes satisfy the assertions")
+        hint = "remove one that contradicts another"
+        raise text.source.error(text.definition, "no sizes satisfy the assertions", hint)
     try:
         tensors = _tensors(arguments, reader)
     except ShapeError as error:
@@ -325,17 +327,38 @@ def _check_bounds(
         if outside is None or outside.is_empty():
             continue
         instance, element = witness(outside, (s.iterators, [f"dimension {d}" for d in range(len(shape))]))
-        raise _out_of_bounds(source, place, access, shape, f"{instance} -> {element}")
+        allowed = outside.params().complement().intersect(context).gist(context)
+        inside = " and ".join(_left(outside.range().reset_tuple_id(), access, shape, sizes))
+        hint = f"loops in which {inside}"
+        if not any(e.names & {*s.iterators} for e in access.affine_index):
+            hint = f"a subscript below {' and '.join(map(str, shape))}"
+        elif access is not s.write and not access.guard:
+            hint += f", or {ast.unparse(place)} if {inside} else 0.0"
+        if not allowed.is_empty() and (condition := print_condition(allowed)):
+            hint += f", or state what sizes are possible: assert {condition}"
+        raise _out_of_bounds(source, place, access, shape, f"{instance} -> {element}", hint)
 
 
-def _out_of_bounds(source: Source, place: ast.expr, access: Access, shape: Sequence[Affine], shown: str) -> ParseError:
+def _left(
+    elements: isl.Set, access: Access, shape: Sequence[Affine], sizes: Sequence[str]
+) -> Iterator[str]:
+    """What an access has to satisfy that reaches these elements outside of its tensor."""
+    names = ", ".join(f"d{d}" for d in range(len(shape)))
+    for d, (index, extent) in enumerate(zip(access.affine_index, shape, strict=True)):
+        for beyond, inside in ((f"d{d} < 0", f"{index} >= 0"), (f"d{d} >= {extent.isl_text}", f"{index} < {extent}")):
+            if not elements.is_disjoint(isl.Set(f"{header(sizes)}{{ [{names}] : {beyond} }}")):
+                yield inside
+
+
+def _out_of_bounds(
+    source: Source, place: ast.expr, access: Access, shape: Sequence[Affine], shown: str, hint: str
+) -> ParseError:
     given = ast.get_source_segment(source.text, place) or ""
     if "%" in given and "%" not in ast.unparse(place):
         hint = "what stands before % of a size lies from minus that size to less than twice it"
         return source.error(place, f"{given} may go around more than once: {shown}", hint)
     index = ", ".join(map(str, access.affine_index))
     extents = ", ".join(map(str, shape))
-    hint = "start or end the loop earlier, or state what sizes are possible: assert N >= 2"
     below = [d for d, e in enumerate(access.affine_index) if e.constant < 0 and all(c < 0 for _, c in e.terms)]
     if below:  # Python counts from the end
         ends = [e + (shape[d] if d in below else 0) for d, e in enumerate(access.affine_index)]

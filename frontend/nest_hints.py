@@ -117,6 +117,8 @@ def affine(node: ast.expr) -> str:
 def value(node: ast.expr) -> str:
     """For an expression that has no meaning as a value."""
     match node:
+        case ast.UnaryOp(op=ast.Invert(), operand=a):
+            return f"-1 - {_grouped(a)} of integers, not {_grouped(a)} of truths"
         case ast.BinOp(op=ast.MatMult()):
             return "a product of matrices is loops: C[i, j] += A[i, k] * B[k, j]"
         case ast.BinOp(left=a, op=ast.LShift(), right=b):

@@ -42,7 +42,7 @@ def read_signature(text: Written) -> tuple[tuple[Argument, ...], tuple[str, ...]
     source, definition, given = text.source, text.definition, text.definition.args
     for star in (given.vararg, given.kwarg):
         if star is not None:
-            raise source.error(star, f"argument {star.arg!r}: a nest takes named arguments only")
+            raise source.error(star, f"argument {star.arg!r}: a nest takes named arguments only", "a name for each")
     nodes = (*given.posonlyargs, *given.args, *given.kwonlyargs)
     arguments = tuple(_argument(source, a, text.annotations) for a in nodes)
     tensors = {a.name for a in arguments if a.shape is not None}
@@ -50,7 +50,8 @@ def read_signature(text: Written) -> tuple[tuple[Argument, ...], tuple[str, ...]
     for argument in arguments:
         for name in (n for e in argument.shape or () for n in sorted(e.names)):
             if name in tensors:
-                raise source.error(argument.node, f"{name!r} in the shape of {argument.name!r} is not a size")
+                text = f"{name!r} in the shape of {argument.name!r} is not a size"
+                raise source.error(argument.node, text, f"{name}: int among the arguments")
             if name not in sizes:
                 sizes.append(name)
     for name in (*sizes, *tensors):
@@ -122,7 +123,8 @@ def _extents(source: Source, place: ast.expr, node: ast.expr) -> tuple[Affine, .
             return tuple(affine_of_ast(e) for e in (tree.elts if isinstance(tree, ast.Tuple) else [tree]))
         return (affine_of_ast(node),)
     except (SyntaxError, ParseError):
-        raise source.error(place, f"the extent {ast.unparse(node)} is not affine in sizes") from None
+        text, hint = f"the extent {ast.unparse(node)} is not affine in sizes", "a size of its own: L, with L: int"
+        raise source.error(place, text, hint) from None
 
 
 def last_name(node: ast.expr) -> str:

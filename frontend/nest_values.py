@@ -14,6 +14,7 @@ from typing import Final
 from poly.affine import Affine, Constraint
 from poly.chosen_elements import choice, chosen_element
 from poly.conditions import COMPARE, SIGNS, conjunction, necessary
+from poly.document import counted
 from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
@@ -360,8 +361,11 @@ class Values:
             return _folded(name, arguments)
         if name == "pow" and len(arguments) == 2:
             return self._operation(name, *arguments)
-        if OPERATORS[name].arity != len(arguments):
-            raise self.scope.source.error(node, f"{name} takes {OPERATORS[name].arity} arguments", "one value for each")
+        arity = 1 if cast else OPERATORS[name].arity
+        if arity != len(arguments):
+            written = last_name(node.func)
+            text = f"{written} takes {counted(arity, 'argument')}, not {len(arguments)}"
+            raise self.scope.source.error(node, text, f"{written}({', '.join('xyz'[:arity])})")
         return Apply(name, tuple(arguments))
 
     def _unknown(self, node: ast.expr) -> ParseError:
