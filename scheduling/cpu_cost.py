@@ -22,7 +22,7 @@ from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, shared_time
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
 LOADING = 1 / 32  # cycles that a load costs besides its unit's: some meet in a bank, or wait in a queue
-PANELS_KEPT = (0.75, 1.0)  # of a core's last own cache, as often as what is counted on: panels that are read again
+PANELS_KEPT = (0.75, 1.0)  # of a core's own caches, as often as what is counted on: panels that are read again
 LEAST = 1e-3  # of a kernel's time in which something comes
 FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
 
@@ -96,7 +96,7 @@ def cycles_of_memory(
     on the loops directly around it is there already. What is packed is where its copy left it, which is charged for
     what it fetches from beyond the caches that hold the operand. Operands that vectors walk `along` memory, for
     few register tiles, are in the last level if they fit there: a core waits for that, not for memory. Packed `panels`
-    are read again and again, so that more of the core's last own cache is theirs part of the time.
+    are read again and again, so that more of the core's own caches is theirs part of the time.
     """
     boxes = boxes_of(core, operands, nests, extents)
     walks = [boxes.walk(k) for k in range(len(operands))]
@@ -108,7 +108,7 @@ def cycles_of_memory(
     last = len(core.caches) - 1
     for n, cache in enumerate(core.caches):
         kept = boxes.kept(room, core.counted_on(n))
-        more = [boxes.kept(room, part * cache.capacity) for part in PANELS_KEPT] if 0 < n < last else []
+        more = [boxes.kept(room, part * cache.capacity) for part in PANELS_KEPT] if n < last else []
         total: Numbers = np.zeros(())
         for k, walk in enumerate(walks):
             moved, own = _brought(core, n, walk, kept)

@@ -649,3 +649,10 @@ def test_blocks_of_rows_left_over_start_at_their_first() -> None:
     assert plan.row_block == 4 and len(rows) == 2
     assert rows[1].low % rows[1].tile == 0 and rows[1].low // rows[1].tile % 4 == 3
     run(program, plan)
+
+
+def test_a_panel_stays_in_the_first_cache_beside_rows_that_meet_in_few_sets() -> None:
+    """A panel of 64 steps is used by all rows of C, which are 2 KiB apart: tiles go down these."""
+    program = poly.parse("C[b,i,j] += A[b,i,k] * B[b,j,k]", A=(12, 512, 64), B=(12, 512, 64))
+    plan = contraction_plan(facts_on(program, AVX512), 2)
+    assert isinstance(plan, BlockPlan) and not plan.lanes_inside and plan.strips[0].width > 2
