@@ -1,6 +1,7 @@
 """Rows of the operator table that are sums with constant sines and cosines, and others of signals and matrices.
 
-A transform is a product with a matrix made while importing: n^2 products of a signal of n, one nest like any other.
+A transform is a product of real numbers with a matrix made while importing: n^2 complex products of a signal of n, one
+contraction like any other. The real and the imaginary part of each element are neighbours, so both are one axis of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from poly.affine import var
 from poly.dtypes import is_float, numpy_dtype
 from poly.frontend.onnx_notation import NoCompiledForm, Notation, Row
 from poly.frontend.onnx_shapes import positions
@@ -21,11 +21,14 @@ Floats = npt.NDArray[np.float64]
 _MAX_MATRIX: Final = 1 << 24
 
 
-def _waves(bins: int, length: int, whole: int, sign: int) -> Floats:
-    """[bins, length, 2]: cos and sin of sign * 2 pi k n / whole; the product is reduced first, so that it is exact."""
-    turns = np.outer(np.arange(bins, dtype=np.int64), np.arange(length, dtype=np.int64)) % whole
+def _waves(bins: int, length: int, whole: int, sign: int, parts: int) -> Floats:
+    """[length, parts, bins, 2]: what part q of element n adds to part p of bin k, of exp(sign * 2 pi i k n / whole); the
+    product is reduced first, so that it is exact."""
+    turns = np.outer(np.arange(length, dtype=np.int64), np.arange(bins, dtype=np.int64)) % whole
     angle = sign * 2 * np.pi * turns / whole
-    return np.stack([np.cos(angle), np.sin(angle)], -1)
+    cosine, sine = np.cos(angle), np.sin(angle)
+    rows = [np.stack([cosine, sine], -1), np.stack([-sine, cosine], -1)]
+    return np.stack(rows[:parts], 1)
 
 
 def dft(b: Notation) -> None:
@@ -44,23 +47,19 @@ def dft(b: Notation) -> None:
         return
     bins, length = whole // 2 + 1 if onesided else whole, min(whole, x.shape[axis])
     b.supported(bins * length <= _MAX_MATRIX, f"a transform of {whole} as a product is too large")
-    waves = _waves(bins, length, whole, 1 if inverse else -1) / (whole if inverse else 1)
+    waves = _waves(bins, length, whole, 1 if inverse else -1, x.shape[-1]) / (whole if inverse else 1)
     _transform(b, x, axis, waves)
 
 
 def _transform(b: Notation, x: Value, axis: int, waves: Floats) -> None:
-    bins, length, _ = waves.shape
-    y = b.output([*(bins if k == axis else e for k, e in enumerate(x.shape[:-1])), 2], x.dtype)
-    cosine, sine = (b.new_constant(n, waves[..., k].astype(numpy_dtype(x.dtype))) for k, n in ((0, "cos"), (1, "sin")))
-    ranges, point = positions(y.shape[:-1])
-    k = var("k")
-    source: list[Index] = [k if d == axis else p for d, p in enumerate(point)]
-    real = x[(*source, 0)]
-    imaginary = x[(*source, 1)] if x.shape[-1] == 2 else None
-    c, s = cosine[point[axis], k], sine[point[axis], k]
-    parts = (real * c, real * s) if imaginary is None else (real * c - imaginary * s, real * s + imaginary * c)
-    for part, value in enumerate(parts):
-        b.reduce(y, ranges, {"k": length}, value, index=(*point, part), suffix=f"_{part}")
+    """y[.., k, p] = sum over n and q of x[.., n, q] waves[n, q, k, p]."""
+    length, parts, bins, _ = waves.shape
+    y = b.output([*(bins if k == axis else e for k, e in enumerate(x.shape[:-1])), waves.shape[-1]], x.dtype)
+    matrix = b.new_constant("waves", waves.astype(numpy_dtype(x.dtype)))
+    ranges, point = positions(y.shape)
+    n, q = b.iterators("n", "q")
+    source: list[Index] = [n if d == axis else p for d, p in enumerate(point[:-1])]
+    b.reduce(y, ranges, {"n": length, "q": parts}, x[(*source, q)] * matrix[n, q, point[axis], point[-1]])
 
 
 def _real_inverse(b: Notation, x: Value, axis: int, whole: int) -> None:
@@ -72,15 +71,8 @@ def _real_inverse(b: Notation, x: Value, axis: int, whole: int) -> None:
     twice[0] = 1.0
     if whole % 2 == 0 and bins == whole // 2 + 1:
         twice[-1] = 1.0
-    waves = _waves(whole, bins, whole, 1) * twice[None, :, None] / whole
-    dtype = numpy_dtype(x.dtype)
-    y = b.output([*(whole if k == axis else e for k, e in enumerate(x.shape[:-1])), 1], x.dtype)
-    cosine, sine = (b.new_constant(n, waves[..., k].astype(dtype)) for k, n in ((0, "cos"), (1, "sin")))
-    ranges, point = positions(y.shape[:-1])
-    k = var("k")
-    source: list[Index] = [k if d == axis else p for d, p in enumerate(point)]
-    value = x[(*source, 0)] * cosine[point[axis], k] - x[(*source, 1)] * sine[point[axis], k]
-    b.reduce(y, ranges, {"k": bins}, value, index=(*point, 0))
+    waves = _waves(whole, bins, whole, 1, 2)[..., :1] * twice[:, None, None, None] / whole
+    _transform(b, x, axis, waves)
 
 
 def stft(b: Notation) -> None:
@@ -94,21 +86,16 @@ def stft(b: Notation) -> None:
     b.require(window is None or window.shape == (length,), f"the window is not [{length}]")
     bins = length // 2 + 1 if b.int_attribute("onesided", 1) == 1 else length
     b.supported(bins * length <= _MAX_MATRIX, f"a transform of {length} as a product is too large")
-    waves = _waves(bins, length, length, -1)
+    waves = _waves(bins, length, length, -1, x.shape[-1])
     if window is not None and window.array is not None:
-        waves = waves * window.array.astype(np.float64)[None, :, None]
+        waves = waves * window.array.astype(np.float64)[:, None, None, None]
         window = None
     y = b.output((x.shape[0], frames, bins, 2), x.dtype)
-    cosine, sine = (b.new_constant(n, waves[..., k].astype(numpy_dtype(x.dtype))) for k, n in ((0, "cos"), (1, "sin")))
-    n, f, j, k = b.iterators("n", "f", "j", "k")
-    ranges = {"n": x.shape[0], "f": frames, "j": bins}
-    real: Term = x[n, f * step + k, 0]
-    imaginary = x[n, f * step + k, 1] if x.shape[-1] == 2 else None
-    c, s = cosine[j, k], sine[j, k]
-    parts = (real * c, real * s) if imaginary is None else (real * c - imaginary * s, real * s + imaginary * c)
-    for part, value in enumerate(parts):
-        value = value if window is None else value * window[k]
-        b.reduce(y, ranges, {"k": length}, value, index=(n, f, j, part), suffix=f"_{part}")
+    matrix = b.new_constant("waves", waves.astype(numpy_dtype(x.dtype)))
+    n, f, j, p, k, q = b.iterators("n", "f", "j", "p", "k", "q")
+    value: Term = x[n, f * step + k, q] * matrix[k, q, j, p]
+    value = value if window is None else value * window[k]
+    b.reduce(y, dict(zip("nfjp", y.shape, strict=True)), {"k": length, "q": x.shape[-1]}, value)
 
 
 def determinant(b: Notation) -> None:
