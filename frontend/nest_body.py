@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Final
 
 from poly.affine import Affine, var
@@ -16,6 +17,7 @@ from poly.document import counted
 from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
 from poly.frontend import nest_hints as hints
+from poly.frontend.nest_branches import as_choices
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_values import Scope, Values, dtype_of_name
 from poly.program import Access, PathStep
@@ -194,6 +196,10 @@ class Reader:
             condition = around.scope.condition(node.test)
         except ParseError:
             if _reads_data(node.test, around.scope):
+                taken = self._name_of_truth(node)
+                chosen = as_choices(node, taken)
+                if chosen is not None:
+                    return self._sequence(chosen, around, prefix, position, numbered)
                 raise around.scope.source.error(
                     node.test, f"the condition {ast.unparse(node.test)} depends on data",
                     "choose between values: A[i] = x if condition else A[i]",
@@ -203,6 +209,11 @@ class Reader:
             inner = replace(around, conditions=(*around.conditions, text))
             position = self._sequence(branch, inner, prefix, position, numbered)
         return position
+
+    def _name_of_truth(self, node: ast.If) -> str:
+        """A name for what a branch on data is taken by."""
+        names = (f"taken{k}" for k in count(node.lineno))
+        return next(n for n in names if n not in self.single and n not in self.arguments and n not in self.locals)
 
     def _assert(self, node: ast.Assert, test: ast.expr, around: Around) -> None:
         if around.iterators or around.conditions:
@@ -367,11 +378,11 @@ def _dropped(body: Expr, position: int) -> Expr:
 
 def _assignments(body: Sequence[ast.stmt]) -> dict[str, int]:
     """How often every plain name is assigned."""
-    count: dict[str, int] = {}
+    found: dict[str, int] = {}
     for node in (n for s in body for n in ast.walk(s)):
         for name in _assigned(node):
-            count[name] = count.get(name, 0) + 1
-    return count
+            found[name] = found.get(name, 0) + 1
+    return found
 
 
 def _assigned(node: ast.AST) -> Iterator[str]:
