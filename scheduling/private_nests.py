@@ -69,7 +69,12 @@ def _nests(program: Program) -> Mapping[PathStep, Sequence[Statement]]:
 def _stays(
     program: Program, name: str, axes: Collection[str], groups: Sequence[Group], home: Mapping[str, int]
 ) -> bool:
-    users = [s.name for s in program.statements if name in s.tensors]
-    homes = {home[u] for u in users}
+    users = [s for s in program.statements if name in s.tensors]
+    homes = {home[s.name] for s in users}
     in_order = any(len(groups[k].names) > 1 and groups[k].box is None for k in homes)
-    return in_order or (len(axes) > 1 and len(homes) > 1)
+    recurrent = any(
+        s.combiner is None and s.write.tensor == name and len(s.iterators) > len(axes)
+        and any(r.tensor == name for r in s.reads)
+        for s in users
+    )  # fmt: skip
+    return in_order or recurrent or (len(axes) > 1 and len(homes) > 1)
