@@ -22,8 +22,10 @@ _MAX_MATRIX: Final = 1 << 24
 
 
 def _waves(bins: int, length: int, whole: int, sign: int, parts: int) -> Floats:
-    """[length, parts, bins, 2]: what part q of element n adds to part p of bin k, of exp(sign * 2 pi i k n / whole); the
-    product is reduced first, so that it is exact."""
+    """[length, parts, bins, 2]: what part q of element n adds to part p of bin k, by exp(sign * 2 pi i k n / whole).
+
+    The product k n is reduced first, so that it is exact.
+    """
     turns = np.outer(np.arange(length, dtype=np.int64), np.arange(bins, dtype=np.int64)) % whole
     angle = sign * 2 * np.pi * turns / whole
     cosine, sine = np.cos(angle), np.sin(angle)
