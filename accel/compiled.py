@@ -70,10 +70,12 @@ class StreamKernel:
             results: list[Array] = list(out) if isinstance(out, tuple | list) else [cast("Array", out)]
             if len(results) != len(self.outputs):
                 text = f"{counted(len(self.outputs), 'output')}, out has {len(results)}"
-                raise RunError(text, where=self.program.name)
+                raise RunError(text, where=self.program.name, hint="an array for each, in a tuple")
             for t, a in zip(self.outputs, results, strict=True):
                 if not isinstance(a, np.ndarray) or not a.flags.writeable:  # pyright: ignore[reportUnnecessaryIsInstance]
-                    raise RunError(f"out for {t.name} is no array that can be written to", where=self.program.name)
+                    hint = f"numpy.empty({self._shape(t)}, {numpy_dtype(t.dtype).name!r})"
+                    text = f"out for {t.name} is no array that can be written to"
+                    raise RunError(text, where=self.program.name, hint=hint)
                 self._checked(t, a)
         self.run_into(given, results)
         return results[0] if len(results) == 1 else tuple(results)
@@ -96,19 +98,21 @@ class StreamKernel:
         if isinstance(a, np.ndarray | np.generic):
             return np.asarray(a)
         try:
+            if a is None or isinstance(a, str | bytes):  # numpy would make numbers of them
+                raise TypeError("no numbers")
             return np.asarray(a, numpy_dtype(t.dtype))
         except (TypeError, ValueError, OverflowError) as error:
-            raise RunError(
-                f"{t.name}: {type(a).__name__} is no array of {numpy_dtype(t.dtype)}: {error}", where=self.program.name
-            ) from error
+            text = f"{t.name}: {type(a).__name__} is no array of {numpy_dtype(t.dtype)}: {error}"
+            hint = f"an array of {numpy_dtype(t.dtype)} for {t.name}"
+            raise RunError(text, where=self.program.name, hint=hint) from error
 
     def _checked(self, t: Tensor, a: Array) -> Array:
         expected = (self._shape(t), numpy_dtype(t.dtype))
         if (a.shape, a.dtype) != expected:
-            raise RunError(
-                f"{t.name} is {a.dtype}{list(a.shape)}, expected {expected[1]}{list(expected[0])}",
-                where=self.program.name,
-            )
+            text = f"{t.name} is {a.dtype}{list(a.shape)}, expected {expected[1]}{list(expected[0])}"
+            hint = f"an array of that shape, or compile for this one: parse(..., {t.name}={a.shape})"
+            hint = hint if a.shape != expected[0] else f"{t.name}.astype({expected[1].name!r})"
+            raise RunError(text, where=self.program.name, hint=hint)
         return a
 
     def __repr__(self) -> str:

@@ -127,7 +127,8 @@ def results_of(
         hint = "a numpy array" if len(outputs) == 1 else f"a tuple of {len(outputs)} numpy arrays"
         raise RunError(f"out is {type(out).__name__}", where=where, hint=hint)
     if len(chosen) != len(outputs):
-        raise RunError(f"{counted(len(outputs), 'output')}, out has {len(chosen)}", where=where)
+        text = f"{counted(len(outputs), 'output')}, out has {len(chosen)}"
+        raise RunError(text, where=where, hint="an array for each, in a tuple")
     results: dict[str, Array] = {}
     for tensor, array in zip(outputs, chosen, strict=True):
         results[tensor.name] = target = _target(tensor, array, inputs, given, shapes[tensor.name], where)
@@ -221,7 +222,8 @@ def infer_sizes(
             _check_ranks(tensors, shapes)
             for extent, length in equations:
                 if extent.substitute(sizes).names == frozenset(missing[:1]):
-                    raise RunError(f"an extent of {length} is {extent} for no whole number {missing[0]}")
+                    text = f"an extent of {length} is {extent} for no whole number {missing[0]}"
+                    raise RunError(text, hint=f"an extent that is {extent} for some {missing[0]}")
             hint = f"give it by name: {missing[0]}=8, or bind it before compiling: program.bind({missing[0]}=8)"
             raise RunError(f"size {missing[0]} does not follow from the shapes of the inputs", hint=hint)
     return sizes

@@ -50,8 +50,8 @@ def read_signature(text: Written) -> tuple[tuple[Argument, ...], tuple[str, ...]
     for argument in arguments:
         for name in (n for e in argument.shape or () for n in sorted(e.names)):
             if name in tensors:
-                text = f"{name!r} in the shape of {argument.name!r} is not a size"
-                raise source.error(argument.node, text, f"{name}: int among the arguments")
+                wrong = f"{name!r} in the shape of {argument.name!r} is not a size"
+                raise source.error(argument.node, wrong, f"{name}: int among the arguments")
             if name not in sizes:
                 sizes.append(name)
     for name in (*sizes, *tensors):

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 _SHOWN = 5
+_CLOSE = 0.75
 
 
 def near_file(path: str | Path) -> str:
@@ -18,7 +19,7 @@ def near_file(path: str | Path) -> str:
         names = sorted(p.name for p in folder.iterdir())
     except (OSError, ValueError):
         return f"a folder that there is: {folder} is none"
-    near = get_close_matches(path.name, names, 1)
+    near = get_close_matches(path.name, names, 1, _CLOSE)
     same = [n for n in names if path.suffix == ".onnx" and Path(n).suffix == path.suffix][:_SHOWN]
     found = near or same
     other = f"a path that there is: {folder.absolute()} has no {path.suffix or 'such'} file"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.affine import Affine, Var
+from poly.document import counted
 from poly.dtypes import Array, dtype_name, is_float, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.program import External, Program, Tensor
@@ -52,7 +53,8 @@ def check_given(tensors: Iterable[Tensor], inputs: Mapping[str, Array]) -> None:
             hint = f"pass inputs={{{name!r}: ...}}"
             raise RunError(f"no array for this {tensor.role}", where=where, hint=hint)
         if name in inputs and np.ndim(inputs[name]) != tensor.rank:
-            raise RunError(f"array has shape {np.shape(inputs[name])}, not rank {tensor.rank}", where=where)
+            text = f"array has shape {np.shape(inputs[name])}, not rank {tensor.rank}"
+            raise RunError(text, where=where, hint=f"an array with {counted(tensor.rank, 'dimension')}")
 
 
 def bind_sizes(
@@ -90,7 +92,7 @@ def bind_sizes(
             known, where = found.setdefault(solved[0], (solved[1], source))
             if known != solved[1]:
                 both = f"size {solved[0]} is {known} by {where} and {solved[1]} by {source}"
-                raise RunError(both, where=f"tensor {tensor_name}")
+                raise RunError(both, where=f"tensor {tensor_name}", hint="one of the two for both")
         if len(waiting) == len(before):
             break
     for name in names:
@@ -104,7 +106,9 @@ def check_context(program: Program, sizes: Mapping[str, int]) -> None:
     """Raise `RunError` where the program's context excludes these sizes."""
     if fix_sizes(program.context, sizes).is_empty():
         shown = ", ".join(f"{n} = {v}" for n, v in sizes.items())
-        raise RunError(f"{shown} is not allowed: {print_condition(program.context)}", where=f"program {program.name}")
+        allowed = print_condition(program.context)
+        hint = f"sizes with {allowed}"
+        raise RunError(f"{shown} is not allowed: {allowed}", where=f"program {program.name}", hint=hint)
 
 
 def lacks_elements(program: Program, sizes: Mapping[str, int]) -> bool:
@@ -161,7 +165,7 @@ def _bind_array(tensor: Tensor, sizes: Mapping[str, int], given: Array | None) -
     if array.dtype != numpy_dtype(tensor.dtype):
         raise RunError(f"array has dtype {array.dtype}, not {tensor.dtype}", where=where, hint="convert with .astype")
     if array.shape != shape:
-        raise RunError(f"array has shape {array.shape}, not {shape}", where=where)
+        raise RunError(f"array has shape {array.shape}, not {shape}", where=where, hint=f"an array of shape {shape}")
     return array if tensor.role in ("input", "constant") else array.copy()
 
 

@@ -305,11 +305,13 @@ class Program:
             if not isinstance(value, Integral) or isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise PolyError(f"{name} is {value!r}", where=f"program {self.name}", hint="a size is an int")
             if abs(int(value)) > MOST_SIZE:
-                raise ShapeError(f"{name} = {value} is more than {MOST_SIZE}", where=f"program {self.name}")
+                text = f"{name} = {value} is more than {MOST_SIZE}"
+                raise ShapeError(text, where=f"program {self.name}", hint="a smaller size")
             context = context.intersect_params(isl.Set(f"[{name}] -> {{ : {name} = {value} }}"))
             if context.is_empty():
                 allowed = print_condition(self.context)
-                raise ShapeError(f"{name} = {value} is not allowed: {allowed}", where=f"program {self.name}")
+                text, hint = f"{name} = {value} is not allowed: {allowed}", f"sizes with {allowed}"
+                raise ShapeError(text, where=f"program {self.name}", hint=hint)
         bound = {name: int(value) for name, value in {**self.binding, **sizes}.items()}
         return replace(self, sizes=tuple(sorted(bound.items())))
 

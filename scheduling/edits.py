@@ -252,10 +252,10 @@ def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
     inside = {s: _position_inside(schedule, s, loop) for s in schedule.under(loop)}
     later = [s for s, p in inside.items() if p >= at]
     if not later or len(later) == len(inside):
-        raise ScheduleError(
-            f"loop {loop!r} has {counted(len(set(inside.values())), 'thing')} inside, cannot cut at {at}",
-            where=schedule.source.name,
-        )
+        things = len(set(inside.values()))
+        hint = f"a position from 1 to {things - 1}" if things > 1 else "a loop with several statements or loops inside"
+        text = f"loop {loop!r} has {counted(things, 'thing')} inside, cannot cut at {at}"
+        raise ScheduleError(text, where=schedule.source.name, hint=hint)
     name = f"{loop}.2"
     _new_names(schedule, name)
     for tensor in schedule.program.tensors:

@@ -34,7 +34,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "np": np, "poly": poly, "parse": poly.parse, "folder": folder, "path": folder / "model.onnx",
         "a": np.ones((4, 5), "f4"), "b": np.ones((5, 6), "f4"), "m": np.ones((16, 16), "f4"), "program": program,
-        "schedule": poly.Schedule(program), "kernel": poly.compile(program),
+        "schedule": poly.Schedule(program), "kernel": poly.compile(program), "stream": poly.compile(program, target="s16"),
         "engine": poly.compile(poly.from_onnx(model, {"n": 2})), "x": np.ones((2, 4), "f4"),
     }  # fmt: skip
 
@@ -120,6 +120,18 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("schedule.unroll('j', 4)", "unroll(loop)", "schedule.unroll('j')"),
     ("schedule.promote('A', 'j', spac='l1')", "space=", "schedule.promote('A', 'j', space='l1')"),
     ("poly.Schedule.parse('hello')", "str(schedule) is such a text", "poly.Schedule.parse(str(schedule))"),
+    ("schedule.distribute('j')", "a loop with several statements", ""),
+    # an accelerator, the interpreter, sizes
+    ("stream(m)", "kernel(A, B)", "stream(A=m, B=m)"),
+    ("stream(m, m.astype('f8'))", "B.astype('float32')", "stream(m, m.astype('f8').astype('float32'))"),
+    ("stream(m, None)", "an array of float32 for B", ""),
+    ("stream(m, m, out=3)", "numpy.empty((16, 16), 'float32')", "stream(m, m, out=np.empty((16, 16), 'float32'))"),
+    ("stream(m, m, out=(m, m))", "an array for each", "stream(m, m, out=(np.empty_like(m),))"),
+    ("poly.run_program(program, {'A': m, 'B': m[:3]})", "an array of shape (16, 16)", ""),
+    ("poly.run_program(program, {'A': m, 'B': m[0]})", "an array with 2 dimensions", ""),
+    ("parse('y[i] = x[i]', x=('N',)).bind(N=0)", "sizes with N > 0", "parse('y[i] = x[i]', x=('N',)).bind(N=1)"),
+    ("poly.compile(parse('y[i] = x[i]', x=('2*N',)))(x[0, :3])", "an extent that is 2*N",
+     "poly.compile(parse('y[i] = x[i]', x=('2*N',)))(x[0])"),
     # models
     ("poly.from_onnx(path, shape={'n': 2})", "shapes=", "poly.from_onnx(path, shapes={'n': 2})"),
     ("poly.from_onnx(path, {'x': (1, 5)})", "an array of shape [n, 4] for 'x'", "poly.from_onnx(path, {'x': (1, 4)})"),
