@@ -121,7 +121,7 @@ def test_the_command_hints_at_its_own_options(tmp_path: Path, capsys: pytest.Cap
     assert main(["run", str(tmp_path / "model.onnx"), "--check"]) == 1
     assert "--bind N=1" in capsys.readouterr().err
     assert main(["show", "C[i,k] += A[i,j] * B[j,k]", "--shape", "A=64,96"]) == 2
-    assert "--shape B=64,96" in capsys.readouterr().err
+    assert "--shape B=64,64" in capsys.readouterr().err
 
 
 def test_every_engine_writes_to_out_and_is_profiled(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_names_of_a_model_are_not_changed_where_they_can_stand() -> None:
     assert [t.name for t in graph.tensors] == ["g", "n", "b"] and repr(graph) == "<Graph d(n): 1 node>"
     engine, ones = poly.compile(graph), np.ones((3, 4), np.float32)
     assert np.array_equal(engine.run({"g": ones, "n": ones})["b"], ones + ones)
-    with pytest.raises(PolyError, match="^tensor n: size n is 4 by axis 1 of g and 5 by axis 1 of n$"):
+    with pytest.raises(PolyError, match="^tensor n: size n is 4 by axis 1 of g and 5 by axis 1 of n\n"):
         engine.run({"g": ones, "n": np.ones((3, 5), np.float32)})
     with pytest.raises(PolyError, match=r"^d: n=40 is outside of the ranges\n.*gave n from 1 to 9$"):
         engine.run({"g": np.ones((3, 40), np.float32), "n": np.ones((3, 40), np.float32)})

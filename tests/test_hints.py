@@ -34,7 +34,8 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {
         "np": np, "poly": poly, "parse": poly.parse, "folder": folder, "path": folder / "model.onnx",
         "a": np.ones((4, 5), "f4"), "b": np.ones((5, 6), "f4"), "m": np.ones((16, 16), "f4"), "program": program,
-        "schedule": poly.Schedule(program), "kernel": poly.compile(program), "stream": poly.compile(program, target="s16"),
+        "schedule": poly.Schedule(program), "kernel": poly.compile(program),
+        "stream": poly.compile(program, target="s16"),
         "engine": poly.compile(poly.from_onnx(model, {"n": 2})), "x": np.ones((2, 4), "f4"),
     }  # fmt: skip
 
