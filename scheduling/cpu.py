@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from poly.errors import ScheduleError
+from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
 from poly.program import PathStep, Program
 from poly.scheduling.capacity import check_capacity
@@ -66,7 +66,7 @@ def schedule_for_cpu(
     if whole:
         try:
             return _schedule_whole(program, whole, machine, threads)
-        except ScheduleError:
+        except PolyError:
             pass
     try:
         schedule = start
