@@ -411,6 +411,22 @@ def test_extents_may_be_0(m: int, k: int, n: int, target: str) -> None:
         np.testing.assert_array_equal(found, want)
 
 
+@pytest.mark.parametrize(("text", "want"), [
+    ("y[p] += x[i] where p == i//10", lambda x: x.reshape(4, 10).sum(1)),
+    ("y[p,q] = x[i] where i == 10*p + q and 0 <= q < 10", lambda x: x.reshape(4, 10)),
+    ("y[p] = x[i] where i == 2*p", lambda x: x[::2]), ("y[p] = x[i] where p + i == 39", lambda x: x[::-1]),
+    ("y[p] += x[i] where 0 <= p <= i", lambda x: x[::-1].cumsum()[::-1]),
+])  # fmt: skip
+def test_a_condition_gives_an_index_its_range(text: str, want: Any) -> None:
+    x = np.arange(40, dtype="f4")
+    program = parse(text, x=(40,))
+    kernel: Any = compile_for(program)
+    for found in (kernel(x), run_program(program, {"x": x})["y"]):
+        np.testing.assert_array_equal(found, want(x))
+    with pytest.raises(ParseError, match="does not bound it at both ends"):
+        parse("y[p] += x[i] where p <= i", x=(40,))
+
+
 def test_windows_that_fit_nowhere_are_refused() -> None:
     for x, w in ((3, 5), (4, 5), (0, 5)):
         with pytest.raises(ShapeError, match="the ranges of the indices are empty|would have no elements"):
