@@ -116,9 +116,9 @@ def row_plan(
     single = sum(not extents[n] for n in extents)
     registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
     one_stream = not near and bytes_touched(program, group.statements) > last_capacity(machine) * NEAR
-    limits = _Limits(vector, vector * widest, registers, in_flight, one_stream, near)
-    height = _height(program, group, passes, limits)
     beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
+    limits = _Limits(vector, vector * widest, registers, in_flight, near, beyond, one_stream)
+    height = _height(program, group, passes, limits)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
     rows = _row_bytes(program, group, inner, extents)
     again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
@@ -261,15 +261,17 @@ def _row_bytes(
 @dataclass(frozen=True)
 class _Limits:
     """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
-    latency of one; `one_stream`: rows come from afar, side by side only as short ones; `near`: from a block in a cache.
+    latency of one; `near`: rows come from a block in a cache, `beyond`: from beyond a core's own, side by side no more
+    than a stream is asked for ahead, `one_stream`: from afar, side by side only as short ones.
     """
 
     vector: int
     bytes: int
     registers: int
     in_flight: int
-    one_stream: bool
     near: bool
+    beyond: bool
+    one_stream: bool
 
 
 def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Limits) -> int:
@@ -279,8 +281,9 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Lim
     vectors = max(-(-prod(p.extents) // limits.vector) for p in passes)
     chain = max(_chain(program, p) for p in passes)
     most = next((h for limit, h in HEIGHTS[chain] if vectors <= limit), 1)
-    if limits.one_stream:
-        most = min(most, max(1, STREAM // (vectors * limits.bytes)))
+    if limits.beyond:
+        together = STREAM if limits.one_stream else BYTES_AHEAD
+        most = min(most, max(1, together // (vectors * limits.bytes)))
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max((h for h in fitting if all(_held(program, p, limits, h) <= limits.registers for p in passes)), default=1)
 
@@ -385,7 +388,8 @@ class Rows:
                 schedule = fused(schedule, part.statements, [self.depth])
         for s in schedule.program.statements:
             if s.source_name in self.plan.asked and not s.partial:
-                schedule = schedule.prefetch(schedule.nests[s.name].names[-1], self.row, self.plan.ahead)
+                ahead = self.plan.ahead + self.plan.behind.get(s.source_name, 0)  # of the first pass
+                schedule = schedule.prefetch(schedule.nests[s.name].names[-1], self.row, ahead)
         return self._promoted(schedule)
 
     def _ordered(self, schedule: Schedule, name: str) -> Schedule:

@@ -61,9 +61,7 @@ def test_memory_sees_inputs_and_results_only() -> None:
 
 
 def test_contractions_keep_a_group_to_themselves() -> None:
-    program = poly.parse(
-        "c[i,j] += x[i,k] * w[k,j]; m[i] max= c[i,j]; e[i,j] = c[i,j] - m[i]", x=(64, 64), w=(64, 64)
-    )
+    program = poly.parse("c[i,j] += x[i,k] * w[k,j]; m[i] max= c[i,j]; e[i,j] = c[i,j] - m[i]", x=(64, 64), w=(64, 64))
     assert [len(g.statements) for g in groups_for(program, AVX2)] == [2, 3]
 
 
@@ -134,15 +132,17 @@ def test_rows_from_far_make_one_stream(shape: tuple[int, int], height: int, ahea
     assert plan is not None and (plan.height, plan.ahead) == (height, ahead)
 
 
-@pytest.mark.parametrize(("columns", "asks"), [(640, True), (768, False), (1000, False)])
-def test_rows_that_fill_the_nearest_cache_are_not_asked_for(columns: int, asks: bool) -> None:
-    """Four rows read and four written, and the next four: 32 KiB hold them up to 682 columns."""
+@pytest.mark.parametrize(
+    ("columns", "height", "asks"), [(500, 4, True), (1000, 2, True), (2700, 1, True), (2800, 1, False)]
+)
+def test_rows_that_fill_the_nearest_cache_are_not_asked_for(columns: int, height: int, asks: bool) -> None:
+    """As many rows side by side as are asked for ahead, 8 KiB: read, written, and the next ones, in 32 KiB."""
     caches, features = {1: 32 << 10, 2: 512 << 10, 3: 32 << 20}, ("avx", "avx2", "fma", "f16c")
     machine = machine_of_features("x86-64", features, "x86_64-unknown-linux-gnu", caches, 2, 3000)
     program = poly.parse(LAYERNORM, x=(512, columns), g=(columns,), b=(columns,))
     (group,) = groups_for(program, machine)
     plan = row_plan(program, group, machine)
-    assert plan is not None and plan.height == 4 and bool(plan.asked) == asks
+    assert plan is not None and plan.height == height and bool(plan.asked) == asks
 
 
 @pytest.mark.parametrize("columns", [300, 301, 1024])
