@@ -65,7 +65,7 @@ class _Facts:
 
     def __init__(self, program: Program, room: int, far: tuple[int, int]) -> None:
         self.program, self.room, self.far = program, room, far
-        self.single = written_once(program)
+        self.single = written_once(program) | _updated_alone(program)
         self.extents: dict[str, Mapping[str, int] | None] = {}
 
     def joined(self, first: Group, second: Group) -> Group | None:
@@ -163,6 +163,16 @@ class _Facts:
                     size = size // extent if subscript.names <= set(group.axes[s.name]) else size
                 most[access.tensor] = max(most.get(access.tensor, 0), size)
         return sum(most.values())
+
+
+def _updated_alone(program: Program) -> set[str]:
+    """Tensors that come in and are changed, by one statement that alone touches them: they move with it."""
+    users: dict[str, list[str]] = {}
+    for s in program.statements:
+        for t in {*tensors_read(s), *tensors_written(s)}:
+            users.setdefault(t, []).append(s.name)
+    written = {t for s in program.statements for t in tensors_written(s)}
+    return {t for t, names in users.items() if program.tensor[t].role == "inout" and t in written and len(names) == 1}
 
 
 def _touched(group: Group) -> set[str]:

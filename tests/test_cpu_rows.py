@@ -8,16 +8,20 @@ from hypothesis import strategies as st
 import poly
 from poly.codegen.host import machine_of_features
 from poly.codegen.kernel import Kernel
+from poly.frontend.nest import nest
 from poly.interp import run_program
 from poly.loops import Alloc, Compute
 from poly.machine import Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_rows import row_plan
+from poly.scheduling.distribution import distributed
+from poly.scheduling.edits import unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.row_groups import groups_for, row_groups
 from poly.scheduling.schedule import Schedule
 from tests.machines import AVX2
+from tests.nest_texts import define
 
 SOFTMAX = "m[i] max= x[i,j]; e[i,j] = exp(x[i,j] - m[i]); s[i] += e[i,j]; y[i,j] = e[i,j] / s[i]"
 LAYERNORM = (
@@ -31,6 +35,10 @@ def made_in_memory(schedule: Schedule) -> set[str]:
     tree = schedule.lower()
     buffers = {n.tensor.name for n in tree.nodes() if isinstance(n, Alloc)}
     return {n.write.tensor for n in tree.nodes() if isinstance(n, Compute)} - buffers
+
+
+def from_text(text: str) -> Program:
+    return nest(define(text)).program
 
 
 def agrees(program: Program, arrays: dict[str, np.ndarray], threads: int = 1) -> None:
@@ -76,6 +84,60 @@ def test_sums_over_the_same_rows_are_one_group() -> None:
     (group,) = groups_for(program := poly.parse(text, x=(9, 37)), AVX2)
     assert len(group.parts) == 3
     agrees(program, {"x": np.random.default_rng(0).integers(-2, 3, (9, 37)).astype("f4")})
+
+
+SUMS = {
+    "sums": "s[i] += x[i, j]; q[i] += x[i, j] * x[i, j]",
+    "extrema": "s[i] = min(s[i], x[i, j]); q[i] = max(q[i], x[i, j])",
+}
+
+
+@pytest.mark.parametrize("body", SUMS.values(), ids=list(SUMS))
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_of_rows_in_a_nest_are_one_pass(body: str, threads: int) -> None:
+    text = f"for i in range(24):\n        for j in range(300):\n            {body}"
+    program = from_text(f"def f(x: 'f32[24, 300]', s: 'f32[24]', q: 'f32[24]'):\n    {text}\n")
+    _, apart = distributed(unchecked(Schedule(program)))
+    (group,) = groups_for(apart, AVX2)
+    assert len(group.parts) == 2
+    source = np.random.default_rng(0)
+    agrees(program, {t.name: source.standard_normal(t.extents({})).astype("f4") for t in program.inputs}, threads)
+
+
+def test_sums_in_local_scalars_are_one_pass() -> None:
+    text = """
+def f(x: 'f64[24, 300]', s: 'f64[24]', q: 'f64[24]'):
+    for i in range(24):
+        a = 0.0
+        b = 0.0
+        for j in range(300):
+            a += x[i, j]
+            b += x[i, j] * x[i, j]
+        s[i] = a / 300
+        q[i] = b / 300 - (a / 300) * (a / 300)
+"""
+    program = from_text(text)
+    schedule = schedule_for_cpu(program, AVX2)
+    assert made_in_memory(schedule) == {"s", "q"}
+    source = np.random.default_rng(0)
+    agrees(program, {t.name: source.standard_normal(t.extents({})) for t in program.inputs})
+
+
+def test_what_changes_between_sums_keeps_them_apart() -> None:
+    text = """
+def f(x: 'f64[24, 300]', s: 'f64[24]', q: 'f64[24]'):
+    for i in range(24):
+        for j in range(300):
+            s[i] += x[i, j]
+    for i in range(24):
+        s[i] = s[i] * q[i]
+    for i in range(24):
+        for j in range(300):
+            q[i] += x[i, j] * s[i]
+"""
+    program = from_text(text)
+    source = np.random.default_rng(0)
+    agrees(program, {t.name: source.standard_normal(t.extents({})) for t in program.inputs})
 
 
 def test_elementwise_groups_that_read_the_same_stay_apart() -> None:
