@@ -2,6 +2,9 @@
 
 x*m summed is [re, im] of x times [[re, im], [-im, re]], which each m becomes: where m is used often enough, a copy
 of it pays, while x and the result stay as they are, read and written as twice as many real numbers.
+
+Where it is not, the four products of parts are summed each by itself: both parts of x times [re, im] of m, which is
+read as it is. What the sums come to is put together last.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.affine import Affine, var
-from poly.expr import COMBINERS, Const, Read, apply
-from poly.frontend.contraction import HALVES, Contractions, Form, kept_alone
+from poly.expr import COMBINERS, Const, IndexValue, Read, apply
+from poly.frontend.contraction import HALVES, PART, Contractions, Form, kept_alone
 from poly.program import Access, Tensor
 
 P, Q = "p", "q"  # the result's last index with its parts; the last summed one with its parts, or the parts alone
+W = "w"  # the last index of an operand with its parts
 ZERO, ONE, TWO = (Affine((), n) for n in range(3))
 
 
@@ -28,6 +32,22 @@ def real_operands(form: Form) -> tuple[int, int] | None:
     if len(own) != 1 or not summed or kept_alone(indices, form.result):
         return None
     return (1 - own[0], own[0]) if all(v.dtype in HALVES for v in form.operands) else None
+
+
+def apart_operands(form: Form) -> tuple[int, int] | None:
+    """The operands x and m of a sum of complex products, where m steps most finely along an index of the result that x
+    has not."""
+    if len(form.operands) != 2 or not form.result or form.lanes is not None or form.dtype not in HALVES:
+        return None
+    views, indices = form.operands, [v.indices for v in form.operands]
+    summed = {*indices[0], *indices[1]} - {*form.result}
+    if not summed or kept_alone(indices, form.result) or any(v.dtype not in HALVES for v in views):
+        return None
+    for x, m in ((0, 1), (1, 0)):
+        last = indices[m][-1]
+        if views[m].dense[-1] and last in form.result and last not in indices[x] and indices[m].count(last) == 1:
+            return x, m
+    return None
 
 
 def sums_along(form: Form, x: int) -> bool:
@@ -87,6 +107,37 @@ def real_sums(form: Form, x: int, m: int) -> Contractions:
     result = Access("out", (*map(var, outer), var(P)))
     build.state("out_init", [*outer, P], result, (), Const(0.0, build.stored), None)
     build.state("out_update", [*outer, P, *steps], result, reads, apply("mul", Read(0), Read(1)), COMBINERS["+"])
+    return build
+
+
+def apart_sums(form: Form, x: int, m: int) -> Contractions:
+    """Tensors and statements of a form whose operands `apart_operands` gave."""
+    sizes: Mapping[str, Affine] = {i: var(f"N{i}") for i in form.indices}
+    build = Contractions(sizes, form.parameters, HALVES[form.dtype], pairs=False)
+    operands = [_operand(form, n, build) for n in (0, 1)]
+    last = form.operands[m].indices[-1]
+    order = sorted((i for i in form.result if i != last), key=lambda i: i not in form.operands[x].indices)
+    summed = [i for i in form.indices if i not in form.result]
+    build.extents |= {W: sizes[last] * 2, Q: TWO, PART: TWO}
+    extents = [build.extents[i] for i in (*order, Q, W)]
+    build.tensors.append(Tensor("sums", tuple(extents), build.stored, "temporary"))
+    *outer, inner = form.result
+    build.tensors.append(Tensor("out", (*(sizes[i] for i in outer), sizes[inner] * 2), build.stored, "output"))
+
+    def sums(q: Affine, p: Affine) -> Access:
+        """The sum of products of part q of x, at an element of m with its part."""
+        return Access("sums", (*map(var, order), q, p))
+
+    target = sums(var(Q), var(W))
+    build.state("sums_init", [*order, Q, W], target, (), Const(0.0, build.stored), None)
+    reads = [operands[x].at(var(Q)), operands[m].along(W)]
+    product = apply("mul", Read(0), Read(1))
+    build.state("sums_update", [*order, Q, W, *summed], target, reads, product, COMBINERS["+"])
+    reads = [sums(q, var(last) * 2 + p) for q, p in ((ZERO, ZERO), (ONE, ONE), (ZERO, ONE), (ONE, ZERO))]
+    parts = apply("sub", Read(0), Read(1)), apply("add", Read(2), Read(3))
+    body = apply("select", apply("lt", IndexValue(var(PART)), Const(1)), *parts)
+    result = Access("out", (*map(var, outer), var(inner) * 2 + var(PART)))
+    build.state("out_set", [*form.result, PART], result, reads, body, None)
     return build
 
 

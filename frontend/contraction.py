@@ -316,8 +316,8 @@ class Form:
     """A contraction without its extents and strides. `result`: indices of the dense result, outermost first.
 
     `planar`: complex operands are taken apart into planes first, and put together last. `real`: the numbers of two
-    operands, the second of which is made a matrix of real numbers instead (`poly.frontend.complex_sums`). `lanes`: how
-    a long sum is cut, for one extent of its index.
+    operands, the second of which is made a matrix of real numbers instead, or (`apart`) products of whose parts are
+    summed each by itself (`poly.frontend.complex_sums`). `lanes`: how a long sum is cut, for one extent of its index.
     """
 
     operands: tuple[View, ...]
@@ -327,6 +327,7 @@ class Form:
     planar: bool = False
     lanes: Lanes | None = None
     real: tuple[int, int] | None = None
+    apart: bool = False
 
     @property
     def indices(self) -> tuple[str, ...]:
@@ -345,9 +346,9 @@ class Form:
         A complex tensor has a last dimension of extent 2.
         """
         if self.real is not None:
-            from poly.frontend.complex_sums import real_sums
+            from poly.frontend.complex_sums import apart_sums, real_sums
 
-            return self.finished(real_sums(self, *self.real), values)
+            return self.finished((apart_sums if self.apart else real_sums)(self, *self.real), values)
         extents = {i: var(f"N{i}") for i in self.indices}
         summed = any(i not in self.result for i in self.indices)
         flat = values is not None and bool(self.result) and self.lanes is None and (self.planar or not summed)

@@ -35,7 +35,7 @@ from poly.einsum_rules import (
     steps_of,
 )
 from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError, warn_caller
-from poly.frontend.complex_sums import real_operands
+from poly.frontend.complex_sums import apart_operands, real_operands
 from poly.frontend.contraction import HALVES, Form, Steps, kept_alone
 from poly.frontend.einsum import Equation, equation_of, work_of
 from poly.frontend.strides import (
@@ -203,6 +203,7 @@ def _compiled(
     shape, strides, dtype = result
     work = work_of(equation.operands, equation.result, equation.sizes, steps)
     tiled = dtype.char in "fd" and len(steps) == 1 and not kept_alone(equation.operands, equation.result)
+    tiled = tiled and not _short_sums(equation, operands, result)
     products = work * (4 if dtype.kind == "c" else 1)
     free = products <= min(FREE_WORK if tiled else PLAIN_WORK, LONGEST * prod(shape))
     planar = dtype.kind == "c" and work >= WORTH_PLANES * sum(prod(s) for s in (shape, *(o.shape for o in operands)))
@@ -234,6 +235,21 @@ def _compiled(
         run, record, shape, dtype, changed, None if as_they_are else casts, direct, factor,
         max(numpy_dtype(n).alignment for n in names) - 1,
     )  # fmt: skip
+
+
+def _short_sums(equation: Equation, operands: Sequence[Signature], result: Signature) -> bool:
+    """Whether lanes of free sizes would be mostly empty: along a sum that is shorter than a vector."""
+    length = prod(n for i, n in equation.sizes.items() if i not in equation.result)
+    finest = _finest(equation.result, result)
+    across = [_finest(indices, o) for indices, o in zip(equation.operands, operands, strict=True) if finest in indices]
+    short = 1 < length < machine_of("cpu").lanes(result.dtype.itemsize)
+    return short and any(i not in equation.result for i in across)
+
+
+def _finest(indices: Sequence[str], array: Signature) -> str:
+    """The index that an array steps along most finely, "" of one element."""
+    steps = [(abs(s), i) for i, n, s in zip(indices, array.shape, array.strides, strict=True) if n > 1 and s]
+    return min(steps, default=(0, ""))[1]
 
 
 def _expected(shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: Dtype) -> Expected:
@@ -285,12 +301,22 @@ def _kernel(
     planar, threads = tuned
     lanes = 4 * machine_of("cpu").lanes(max(map(size_bytes, [dtype, *memory.dtypes])))
     form, values = form_of(memory, dtype, steps, planar, lanes)
-    real = real_operands(form)
-    if real is not None:
-        sizes = dict(zip(form.parameters, values, strict=True))
-        if prod(sizes[f"N{i}"] for i in form.indices if i not in form.operands[real[1]].indices) >= WORTH_ROWS:
-            form = replace(form, planar=False, real=real)
-    return _bound_kernel(form, values, threads), {}
+    return _bound_kernel(_of_real_numbers(form, dict(zip(form.parameters, values, strict=True))), values, threads), {}
+
+
+def _of_real_numbers(form: Form, sizes: Mapping[str, int]) -> Form:
+    """A sum of complex products as one of real numbers, where that pays: a matrix for an element that is used often, or
+    sums of parts, where there are no more of them than operands have elements."""
+
+    def steps(beside: Sequence[str]) -> int:
+        return prod(sizes[f"N{i}"] for i in form.indices if i not in beside)
+
+    real, apart = real_operands(form), apart_operands(form)
+    if real is not None and steps(form.operands[real[1]].indices) >= WORTH_ROWS:
+        return replace(form, planar=False, real=real)
+    if apart is not None and steps(form.result) >= steps(form.operands[apart[1]].indices):
+        return replace(form, planar=False, real=apart, apart=True)
+    return form
 
 
 @lru_cache(maxsize=4096)

@@ -333,40 +333,21 @@ def test_complex_numbers_that_nothing_multiplies_are_moved_as_floats(spec: str, 
     assert {form.dtype for form in forms} == {pairs if spec == "ijk->ij" else halves}  # a sum over what is finest
 
 
-@pytest.mark.parametrize("dtype", ["c8", "c16"])
-@pytest.mark.parametrize(
-    "spec",
-    ["ij,jk->ik", "ji,jk->ik", "ji,kj->ik", "jk,ij->ik", "ij,jk->ki", "aij,jak->aik", "iij,jk->ik", "ij,jkk->ik"],
-)
-def test_complex_sums_as_real_ones(spec: str, dtype: str, monkeypatch: Any) -> None:
-    forms: list[Any] = []
-    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
+def test_sums_shorter_than_a_vector_know_their_sizes(monkeypatch: Any) -> None:
+    seen: list[Any] = []
+    for name in ("_bound_kernel", "_free_kernel"):
+        made = getattr(einsum_plan, name)
+        monkeypatch.setattr(einsum_plan, name, lambda *a, name=name, made=made: seen.append(name) or made(*a))
     einsum_call.forget()
-    sizes, terms = {"i": 33, "j": 21, "k": 19, "a": 3}, spec.split("->")[0].split(",")
-    given = [random_of(tuple(sizes[i] for i in term), dtype, n) for n, term in enumerate(terms)]
-    check(spec, *given)
-    wide = [random_of((*x.shape[:-1], x.shape[-1] + 3), dtype, n)[..., : x.shape[-1]] for n, x in enumerate(given)]
-    check(spec, *wide)
-    check(spec, *(x.transpose() for x in map(np.ascontiguousarray, (x.transpose() for x in given))))
-    assert all(form.real for form in forms) and len(forms) == 3
-
-
-@pytest.mark.parametrize(
-    ("spec", "shapes"),
-    [
-        ("ijb,jkb->ikb", [(6, 7, 33), (7, 5, 33)]),  # both step along the result's last index
-        ("ij,jk->ik", [(3, 50), (50, 60)]),  # rows of three are too few to make a matrix of each element
-        ("jiab,jc->icab", [(3, 3, 20, 20), (3, 3)]),
-    ],
-)
-def test_complex_sums_by_planes(spec: str, shapes: list[tuple[int, ...]], monkeypatch: Any) -> None:
-    forms: list[Any] = []
-    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
-    einsum_call.forget()
-    check(spec, *(random_of(shape, "c8", n) for n, shape in enumerate(shapes)))
-    assert [(form.planar, form.real) for form in forms] == [(True, None)]
+    for spec, shapes in (
+        ("cba,ac->bc", [(8, 20, 4), (4, 8)]),
+        ("ij,j->i", [(600, 3), (3,)]),
+        ("ij,jk->ik", [(40, 4), (4, 7)]),
+        ("ji,j->i", [(4, 300), (4,)]),
+        ("ij,j->i", [(60, 30), (30,)]),
+    ):
+        check(spec, *(random_of(shape, "f4", n) for n, shape in enumerate(shapes)))
+    assert seen == ["_bound_kernel", "_bound_kernel", "_free_kernel", "_free_kernel", "_free_kernel"]
 
 
 def test_empty_extents() -> None:
