@@ -119,9 +119,8 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
     """The program of a function, in its original order, sizes symbolic. Raises `ParseError`."""
     text = written(function)
     arguments, sizes = read_signature(text)
-    reader = Reader(
-        frozenset(a.name for a in arguments), frozenset(a.name for a in arguments if a.shape == () and _plain(a))
-    )
+    scalars = frozenset(a.name for a in arguments if a.shape == () and _plain(a))
+    reader = Reader(frozenset(a.name for a in arguments), scalars, exact)
     reader.read(text.definition.body, _scope(text, arguments, sizes))
     if not reader.drafts:
         raise text.source.error(text.definition, "the nest assigns nothing", "A[i] = ... in its loops")

@@ -73,6 +73,7 @@ class Reader:
 
     arguments: frozenset[str]
     scalars: frozenset[str]
+    exact: bool = False
     drafts: list[Draft] = field(default_factory=list)
     locals: dict[str, Local] = field(default_factory=dict)
     context: list[str] = field(default_factory=list)
@@ -197,7 +198,7 @@ class Reader:
         except ParseError:
             if _reads_data(node.test, around.scope):
                 taken = self._name_of_truth(node)
-                chosen = as_choices(node, taken)
+                chosen = as_choices(node, taken, self.exact)
                 if chosen is not None:
                     return self._sequence(chosen, around, prefix, position, numbered)
                 raise around.scope.source.error(

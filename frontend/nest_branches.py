@@ -12,13 +12,14 @@ import ast
 from collections.abc import Mapping
 from typing import Final
 
-_NOTHING: Final[Mapping[type[ast.operator], int]] = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1}  # leaves a target as it is
+# What leaves a target as it is, but for the sign of 0.
+_NOTHING: Final[Mapping[type[ast.operator], int]] = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1}
 
 
-def as_choices(node: ast.If, name: str) -> list[ast.stmt] | None:
+def as_choices(node: ast.If, name: str, exact: bool = False) -> list[ast.stmt] | None:
     """The statements of an `if` without it; None where its branches hold more than assignments to elements and scalars.
 
-    `name`: of a local for the truth, assigned first where there are several.
+    `name`: of a local for the truth, assigned first where there are several. `exact`: targets keep every bit.
     """
     branches = [*((s, True) for s in node.body), *((s, False) for s in node.orelse)]
     branches = [(s, taken) for s, taken in branches if not isinstance(s, ast.Pass)]
@@ -29,19 +30,19 @@ def as_choices(node: ast.If, name: str) -> list[ast.stmt] | None:
     if len(branches) > 1:
         found.append(_like(node, ast.Assign([ast.Name(name, ast.Store())], node.test)))
     for s, taken in branches:
-        chosen = _chosen(s, test if taken else ast.UnaryOp(ast.Not(), test))
+        chosen = _chosen(s, test if taken else ast.UnaryOp(ast.Not(), test), exact)
         if chosen is None:
             return None
         found.append(_like(s, chosen))
     return found
 
 
-def _chosen(s: ast.stmt, test: ast.expr) -> ast.stmt | None:
+def _chosen(s: ast.stmt, test: ast.expr, exact: bool) -> ast.stmt | None:
     match s:
         case ast.Assign(targets=[ast.Name() | ast.Subscript() as target], value=value):
             return ast.Assign([target], ast.IfExp(test, value, _read(target)))
         case ast.AugAssign(target=ast.Name() | ast.Subscript() as target, op=op, value=value):
-            if type(op) in _NOTHING:
+            if type(op) in _NOTHING and not exact:
                 return ast.AugAssign(target, op, ast.IfExp(test, value, ast.Constant(_NOTHING[type(op)])))
             return ast.Assign([target], ast.IfExp(test, ast.BinOp(_read(target), op, value), _read(target)))
         case _:

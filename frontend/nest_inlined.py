@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from poly.expr import Apply, Cast, Const, Expr, Read, dtype_of, rewrite, walk
+from poly.expr import Apply, Cast, Const, Expr, Read, dtype_of, rewrite, walk, with_reads_at
 from poly.frontend.nest_types import settled
 from poly.program import Access, PathStep, Program, ReadIndex, Statement, Tensor
 
@@ -116,11 +116,7 @@ def _in_place(s: Statement, name: str, value: Expr, given: Sequence[Access]) -> 
     own = [s.reads[k].moved(place) for k in kept]
     moved = {k: len(own) + k for k in range(len(given))}
     reads = [*own, *(r.moved(moved) for r in given)]
-
-    def there(e: Expr) -> Expr | None:
-        return Read(moved[e.position]) if isinstance(e, Read) else None
-
-    inside = rewrite(value, there)
+    inside = with_reads_at(value, moved)
 
     def here(e: Expr) -> Expr | None:
         if not isinstance(e, Read):

@@ -7,6 +7,7 @@ contraction like any other. The real and the imaginary part of each element are 
 from __future__ import annotations
 
 from itertools import permutations
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -17,20 +18,31 @@ from poly.frontend.onnx_notation import NoCompiledForm, Notation, Row
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Index, Term, Value
 
+Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float64]
-_MAX_MATRIX: Final = 1 << 24
+_MAX_MATRIX: Final = 1 << 26  # elements: 256 MiB of f32, a complex transform of 4096
+_ROWS: Final = 64  # of the matrix, made at a time in f64
 
 
-def _waves(bins: int, length: int, whole: int, sign: int, parts: int) -> Floats:
-    """[length, parts, bins, 2]: what part q of element n adds to part p of bin k, by exp(sign * 2 pi i k n / whole).
-
-    The product k n is reduced first, so that it is exact.
+def _waves(weights: Floats, bins: int, whole: int, sign: int, parts: tuple[int, int], dtype: str) -> Array:
+    """[length, q, bins, p] for `parts` q and p: what part q of element n adds to part p of bin k, of
+    weights[n] * exp(sign * 2 pi i k n / whole). The product k n is reduced first, so that it is exact.
     """
-    turns = np.outer(np.arange(length, dtype=np.int64), np.arange(bins, dtype=np.int64)) % whole
-    angle = sign * 2 * np.pi * turns / whole
-    cosine, sine = np.cos(angle), np.sin(angle)
-    rows = [np.stack([cosine, sine], -1), np.stack([-sine, cosine], -1)]
-    return np.stack(rows[:parts], 1)
+    given, made = parts
+    found = np.empty((len(weights), given, bins, made), numpy_dtype(dtype))
+    for first in range(0, len(weights), _ROWS):
+        rows = np.arange(first, min(first + _ROWS, len(weights)), dtype=np.int64)
+        turns = np.outer(rows, np.arange(bins, dtype=np.int64)) % whole
+        angle, weight = sign * 2 * np.pi * turns / whole, weights[rows, None]
+        cosine, sine = weight * np.cos(angle), weight * np.sin(angle)
+        for q, row in enumerate(((cosine, sine), (-sine, cosine))[:given]):
+            for p in range(made):
+                found[rows, q, :, p] = row[p]
+    return found
+
+
+def _require_small(b: Notation, whole: int, *extents: int) -> None:
+    b.supported(prod(extents) <= _MAX_MATRIX, f"a transform of {whole} as a product is too large")
 
 
 def dft(b: Notation) -> None:
@@ -48,16 +60,16 @@ def dft(b: Notation) -> None:
         _real_inverse(b, x, axis, whole)
         return
     bins, length = whole // 2 + 1 if onesided else whole, min(whole, x.shape[axis])
-    b.supported(bins * length <= _MAX_MATRIX, f"a transform of {whole} as a product is too large")
-    waves = _waves(bins, length, whole, 1 if inverse else -1, x.shape[-1]) / (whole if inverse else 1)
-    _transform(b, x, axis, waves)
+    _require_small(b, whole, bins, length, x.shape[-1], 2)
+    weights = np.full(length, 1 / whole if inverse else 1.0)
+    _transform(b, x, axis, _waves(weights, bins, whole, 1 if inverse else -1, (x.shape[-1], 2), x.dtype))
 
 
-def _transform(b: Notation, x: Value, axis: int, waves: Floats) -> None:
+def _transform(b: Notation, x: Value, axis: int, waves: Array) -> None:
     """y[.., k, p] = sum over n and q of x[.., n, q] waves[n, q, k, p]."""
     length, parts, bins, _ = waves.shape
     y = b.output([*(bins if k == axis else e for k, e in enumerate(x.shape[:-1])), waves.shape[-1]], x.dtype)
-    matrix = b.new_constant("waves", waves.astype(numpy_dtype(x.dtype)))
+    matrix = b.new_constant("waves", waves)
     ranges, point = positions(y.shape)
     n, q = b.iterators("n", "q")
     source: list[Index] = [n if d == axis else p for d, p in enumerate(point[:-1])]
@@ -68,13 +80,12 @@ def _real_inverse(b: Notation, x: Value, axis: int, whole: int) -> None:
     """The real signal of a half spectrum: inner bins count twice, for their conjugates."""
     b.require(x.shape[-1] == 2, "the spectrum is not complex")
     bins = min(whole // 2 + 1, x.shape[axis])
-    b.supported(bins * whole <= _MAX_MATRIX, f"a transform of {whole} as a product is too large")
+    _require_small(b, whole, bins, whole, 2)
     twice = np.full(bins, 2.0)
     twice[0] = 1.0
     if whole % 2 == 0 and bins == whole // 2 + 1:
         twice[-1] = 1.0
-    waves = _waves(whole, bins, whole, 1, 2)[..., :1] * twice[:, None, None, None] / whole
-    _transform(b, x, axis, waves)
+    _transform(b, x, axis, _waves(twice / whole, whole, whole, 1, (2, 1), x.dtype))
 
 
 def stft(b: Notation) -> None:
@@ -87,13 +98,12 @@ def stft(b: Notation) -> None:
     b.require(frames > 0 and 0 < length <= x.shape[1], f"step {step} and length {length} give no frame")
     b.require(window is None or window.shape == (length,), f"the window is not [{length}]")
     bins = length // 2 + 1 if b.int_attribute("onesided", 1) == 1 else length
-    b.supported(bins * length <= _MAX_MATRIX, f"a transform of {length} as a product is too large")
-    waves = _waves(bins, length, length, -1, x.shape[-1])
+    _require_small(b, length, bins, length, x.shape[-1], 2)
+    weights = np.ones(length)
     if window is not None and window.array is not None:
-        waves = waves * window.array.astype(np.float64)[:, None, None, None]
-        window = None
+        weights, window = window.array.astype(np.float64), None
     y = b.output((x.shape[0], frames, bins, 2), x.dtype)
-    matrix = b.new_constant("waves", waves.astype(numpy_dtype(x.dtype)))
+    matrix = b.new_constant("waves", _waves(weights, bins, length, -1, (x.shape[-1], 2), x.dtype))
     n, f, j, p, k, q = b.iterators("n", "f", "j", "p", "k", "q")
     value: Term = x[n, f * step + k, q] * matrix[k, q, j, p]
     value = value if window is None else value * window[k]

@@ -69,12 +69,8 @@ def schedule_for_cpu(
         except PolyError:
             pass
     try:
-        schedule = start
-        for group in every:
-            if _has_plan(group):
-                schedule = schedule_group(schedule, group, machine, threads)
+        schedule = _by_plans(start, every, machine, threads)
         left = [g for g in every if not _has_plan(g)]
-        schedule = without_meetings(schedule) if threads > 1 else schedule
         if begin is not None and not left:
             begin(schedule)
         schedule = settle(schedule)
@@ -87,13 +83,18 @@ def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Mach
     """Like `schedule_for_cpu`, some nests not cut apart. Raises `ScheduleError` where one cannot be scheduled so."""
     schedule, apart = distributed(unchecked(Schedule(program)), whole)
     every = groups_for(apart, machine, threads)
-    for group in filter(_has_plan, every):
-        schedule = schedule_group(schedule, group, machine, threads)
+    schedule = _by_plans(schedule, every, machine, threads)
     nests = [s.name for s in program.statements if s.path[0] in whole]
     schedule = schedule_private(settle(schedule), nests, machine)
     schedule = share_outermost(schedule, nests, threads) if threads > 1 else schedule
     left = [g for g in every if not _has_plan(g) and not {*g.names} <= {*nests}]
     return _with_nests(schedule, left, machine, threads)
+
+
+def _by_plans(schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
+    for group in filter(_has_plan, groups):
+        schedule = schedule_group(schedule, group, machine, threads)
+    return without_meetings(schedule) if threads > 1 else schedule
 
 
 def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) -> Schedule:

@@ -97,3 +97,34 @@ def test_sums_that_groups_take_are_cut_apart() -> None:
     loops = str(poly.compile(program, threads=1).loops)
     assert "unroll" in loops and "for i, j" not in loops
     assert whole_nests(orbits.program, groups_of(orbits.program)) == {0}
+
+
+@nest
+def beside(
+    N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "M"], y: f64[Array, "N, M"], u: f64[Array, "N, M"],
+    v: f64[Array, "N, M"],
+) -> None:  # fmt: skip
+    for i in range(N):
+        for j in range(M):
+            u[i, j] = 2.0 * x[i]
+    for i in range(N):
+        for j in range(M):
+            v[i, j] = 3.0 * c[j]
+    for i in range(N):
+        for j in range(M):
+            a = x[i]
+            for _ in range(K):
+                b = a * c[j]
+                a = b - a
+            y[i, j] = a
+
+
+def test_threads_do_not_meet_between_the_nests_beside_one_that_stays_whole() -> None:
+    program = beside.program.bind(N=400, M=300, K=9)
+    kernel = poly.compile(program, threads=2)
+    assert "nowait" in str(kernel.schedule)
+    shapes = {t.name: t.extents(program.binding) for t in program.inputs}
+    arrays: dict[str, Any] = {name: np.random.default_rng(0).uniform(-1, 1, shape) for name, shape in shapes.items()}
+    one = poly.compile(program, threads=1)(**arrays)
+    for found, wanted in zip(kernel(**arrays), one, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)

@@ -62,3 +62,15 @@ def test_values_are_those_of_python(function: Nest[..., None]) -> None:
 
 def test_a_largest_element_with_its_place_has_lanes() -> None:
     assert "vector" in str(poly.compile(largest.program.bind(N=64, M=50), threads=1).loops)
+
+
+def positive(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+    for i in range(N):
+        if x[i] > 0:
+            y[i] += x[i]
+
+
+def test_exact_targets_keep_the_sign_of_zero() -> None:
+    kernel = poly.compile(nest(positive, exact=True))
+    found = kernel(np.array([-1.0, 2.0, 0.0]), np.array([-0.0, 1.0, -0.0]))
+    assert np.signbit(np.asarray(found)).tolist() == [True, False, True]
