@@ -60,17 +60,22 @@ class Cast:
 
 
 Expr = Const | Read | IndexValue | Apply | Cast
+Cost = Literal["instruction", "slow", "exponential", "function"]
 Result = Literal["same", "bool", "float", "integer", "bits"]
 BITS: Final = {"f32": "i32", "i32": "f32", "f64": "i64", "i64": "f64"}
 
 
 @dataclass(frozen=True)
 class Operator:
-    """`result`: the dtype of the arguments, bool, the arguments' (which must be floating or integers), or `BITS`."""
+    """`cost` on a core: an instruction or a few, one that keeps its unit busy for several cycles, a polynomial as of an
+    exponential, or more. `result`: the dtype of the arguments, bool, the arguments' (which must be floating or
+    integers), or `BITS`.
+    """
 
     name: str
     arity: int
     evaluate: Callable[..., object]
+    cost: Cost
     result: Result = "same"
     infix: str | None = None
     precedence: int = 100
@@ -162,50 +167,50 @@ def _dot(left: str, right: str) -> Callable[..., object]:
 
 
 _TABLE: Final[Sequence[Operator]] = (
-    Operator("or", 2, np.logical_or, "bool", "or", 1),
-    Operator("and", 2, np.logical_and, "bool", "and", 2),
-    Operator("not", 1, np.logical_not, "bool"),
-    Operator("eq", 2, np.equal, "bool", "==", 4),
-    Operator("ne", 2, np.not_equal, "bool", "!=", 4),
-    Operator("lt", 2, np.less, "bool", "<", 4),
-    Operator("le", 2, np.less_equal, "bool", "<=", 4),
-    Operator("gt", 2, np.greater, "bool", ">", 4),
-    Operator("ge", 2, np.greater_equal, "bool", ">=", 4),
-    Operator("add", 2, _quiet(np.add), "same", "+", 10),
-    Operator("sub", 2, _quiet(np.subtract), "same", "-", 10),
-    Operator("mul", 2, _quiet(np.multiply), "same", "*", 20),
-    Operator("div", 2, _quiet(np.divide), "float", "/", 20),
-    Operator("trunc_div", 2, _truncated_division, "integer"),
-    Operator("floor_div", 2, _quiet(np.floor_divide), "same", "//", 20),
-    Operator("mod", 2, _quiet(np.remainder), "same", "%", 20),
-    Operator("neg", 1, np.negative),
-    Operator("max", 2, _quiet(np.maximum)),
-    Operator("min", 2, _quiet(np.minimum)),
-    Operator("abs", 1, np.abs),
-    Operator("sign", 1, _quiet(np.sign)),
-    Operator("floor", 1, np.floor, "float"),
-    Operator("ceil", 1, np.ceil, "float"),
-    Operator("round", 1, np.rint, "float"),
-    Operator("exp", 1, _quiet(np.exp), "float"),
-    Operator("log", 1, _quiet(np.log), "float"),
-    Operator("sqrt", 1, _quiet(np.sqrt), "float"),
-    Operator("tanh", 1, np.tanh, "float"),
-    Operator("sigmoid", 1, _quiet(_sigmoid), "float"),
-    Operator("erf", 1, _erf, "float"),
-    Operator("sin", 1, _quiet(np.sin), "float"),
-    Operator("cos", 1, _quiet(np.cos), "float"),
-    Operator("pow", 2, _quiet(_power), "same"),
-    Operator("fmod", 2, _quiet(np.fmod), "float"),  # the exact remainder, with the sign of the dividend
-    Operator("bit_and", 2, np.bitwise_and, "integer"),
-    Operator("bit_or", 2, np.bitwise_or, "integer"),
-    Operator("bit_xor", 2, np.bitwise_xor, "integer"),
-    Operator("shift_left", 2, _shift_left, "integer"),
-    Operator("shift_right", 2, _shift_right, "integer"),  # of signed integers: copies of the sign come in
-    Operator("bits", 1, _bits, "bits"),  # of a float as an integer, or the other way round
-    Operator("select", 3, np.where, "same"),
+    Operator("or", 2, np.logical_or, "instruction", "bool", "or", 1),
+    Operator("and", 2, np.logical_and, "instruction", "bool", "and", 2),
+    Operator("not", 1, np.logical_not, "instruction", "bool"),
+    Operator("eq", 2, np.equal, "instruction", "bool", "==", 4),
+    Operator("ne", 2, np.not_equal, "instruction", "bool", "!=", 4),
+    Operator("lt", 2, np.less, "instruction", "bool", "<", 4),
+    Operator("le", 2, np.less_equal, "instruction", "bool", "<=", 4),
+    Operator("gt", 2, np.greater, "instruction", "bool", ">", 4),
+    Operator("ge", 2, np.greater_equal, "instruction", "bool", ">=", 4),
+    Operator("add", 2, _quiet(np.add), "instruction", "same", "+", 10),
+    Operator("sub", 2, _quiet(np.subtract), "instruction", "same", "-", 10),
+    Operator("mul", 2, _quiet(np.multiply), "instruction", "same", "*", 20),
+    Operator("div", 2, _quiet(np.divide), "slow", "float", "/", 20),
+    Operator("trunc_div", 2, _truncated_division, "slow", "integer"),
+    Operator("floor_div", 2, _quiet(np.floor_divide), "function", "same", "//", 20),
+    Operator("mod", 2, _quiet(np.remainder), "function", "same", "%", 20),
+    Operator("neg", 1, np.negative, "instruction"),
+    Operator("max", 2, _quiet(np.maximum), "instruction"),
+    Operator("min", 2, _quiet(np.minimum), "instruction"),
+    Operator("abs", 1, np.abs, "instruction"),
+    Operator("sign", 1, _quiet(np.sign), "instruction"),
+    Operator("floor", 1, np.floor, "instruction", "float"),
+    Operator("ceil", 1, np.ceil, "instruction", "float"),
+    Operator("round", 1, np.rint, "instruction", "float"),
+    Operator("exp", 1, _quiet(np.exp), "exponential", "float"),
+    Operator("log", 1, _quiet(np.log), "function", "float"),
+    Operator("sqrt", 1, _quiet(np.sqrt), "slow", "float"),
+    Operator("tanh", 1, np.tanh, "function", "float"),
+    Operator("sigmoid", 1, _quiet(_sigmoid), "function", "float"),
+    Operator("erf", 1, _erf, "function", "float"),
+    Operator("sin", 1, _quiet(np.sin), "function", "float"),
+    Operator("cos", 1, _quiet(np.cos), "function", "float"),
+    Operator("pow", 2, _quiet(_power), "function", "same"),
+    Operator("fmod", 2, _quiet(np.fmod), "function", "float"),  # the exact remainder, with the sign of the dividend
+    Operator("bit_and", 2, np.bitwise_and, "instruction", "integer"),
+    Operator("bit_or", 2, np.bitwise_or, "instruction", "integer"),
+    Operator("bit_xor", 2, np.bitwise_xor, "instruction", "integer"),
+    Operator("shift_left", 2, _shift_left, "instruction", "integer"),
+    Operator("shift_right", 2, _shift_right, "instruction", "integer"),  # of signed integers: copies of the sign
+    Operator("bits", 1, _bits, "instruction", "bits"),  # of a float as an integer, or the other way round
+    Operator("select", 3, np.where, "instruction", "same"),
     # Sums of products of what two i32 hold: of two i16 each; of four u8 and four i8.
-    Operator("dot2", 2, _dot("<i2", "<i2"), "integer"),
-    Operator("dot4", 2, _dot("u1", "i1"), "integer"),
+    Operator("dot2", 2, _dot("<i2", "<i2"), "instruction", "integer"),
+    Operator("dot4", 2, _dot("u1", "i1"), "instruction", "integer"),
 )
 DOTS: Final[dict[str, int]] = {"dot2": 2, "dot4": 4}  # by how many products they sum
 OPERATORS: Final[dict[str, Operator]] = {row.name: row for row in _TABLE}

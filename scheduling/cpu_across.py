@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.affine import Affine
-from poly.expr import Apply, walk
+from poly.expr import OPERATORS, Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
@@ -29,10 +29,8 @@ from poly.scheduling.cpu_edits import (
     whole_blocks,
 )
 from poly.scheduling.cpu_facts import (
-    EXPONENTIAL_OPERATIONS,
     FEWEST_LANES,
-    FUNCTION_OPERATIONS,
-    LIGHT,
+    OPERATIONS,
     axis_of,
     reduction_extents,
     step_along,
@@ -145,8 +143,7 @@ def _operations(s: Statement) -> int:
     """Of an element: loads, stores, what is computed; an extremum keeps NaN."""
     used = [e.operator for e in walk(s.body) if isinstance(e, Apply)]
     combined = 0 if s.combiner is None else EXTREMUM if s.combiner.symbol in ("max", "min") else 1
-    functions = [EXPONENTIAL_OPERATIONS if o == "exp" else FUNCTION_OPERATIONS for o in used if o not in LIGHT]
-    return combined + len(s.accesses) + len(used) - len(functions) + sum(functions)
+    return combined + len(s.accesses) + sum(OPERATIONS[OPERATORS[o].cost] for o in used)
 
 
 def _outside(program: Program, group: Group, tensor: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
-from poly.expr import Apply, walk
+from poly.expr import OPERATORS, Apply, Cost, walk
 from poly.locks import cached_property
 from poly.loops import MAX_LANES
 from poly.machine import Machine
@@ -22,12 +22,10 @@ from poly.sets import interval
 
 Strides = dict[int, int | None]
 OWN = 2  # levels of cache that a core has for itself
-# Operations that are an instruction or a few; all others are functions with a polynomial, a table or a loop.
-LIGHT = frozenset({"add", "sub", "mul", "div", "trunc_div", "max", "min", "neg", "abs", "select", "sqrt"})
-# What one of these functions costs: operations of a vector, of an exponential and of others; cycles of a vector that
-# waits for it; cycles of an element among many.
-EXPONENTIAL_OPERATIONS, FUNCTION_OPERATIONS = 10, 20
-FUNCTION_CYCLES, FUNCTION_ELEMENT_CYCLES = 20, 2.0
+OPERATIONS: Mapping[Cost, int] = {"instruction": 1, "slow": 1, "exponential": 10, "function": 20}  # of a vector
+QUICK = frozenset(o.name for o in OPERATORS.values() if o.cost == "instruction")
+LIGHT = QUICK.union(o.name for o in OPERATORS.values() if o.cost == "slow")  # all others are functions
+FUNCTION_CYCLES, FUNCTION_ELEMENT_CYCLES = 20, 2.0  # of a vector that waits for a function; of an element among many
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 BYTES_AHEAD = 8192  # that a stream is asked for: the hardware's own prefetchers stop at the end of a page
 FEWEST_LANES = 4  # iterations of a loop along which lanes pay

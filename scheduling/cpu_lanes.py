@@ -14,7 +14,7 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_cost import step_cycles
 from poly.scheduling.cpu_facts import (
-    LIGHT,
+    QUICK,
     Facts,
     Strides,
     axis_of,
@@ -31,7 +31,6 @@ from poly.scheduling.groups import Group
 SCALAR_ROWS = 8
 SIDE_BY_SIDE = 4  # vectors of light work in one iteration
 FEW_OPERATIONS = 6
-QUICK = LIGHT - {"div", "trunc_div", "sqrt"}  # which keep their unit busy for several cycles
 
 
 def tiles_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> TilePlan | None:

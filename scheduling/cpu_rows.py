@@ -18,6 +18,7 @@ from math import prod
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
+from poly.expr import OPERATORS
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.arrange import Place
@@ -345,7 +346,7 @@ def _reductions(program: Program, part: Pass) -> int:
 def _chain(program: Program, part: Pass) -> int:
     """How long a chain of operations an element of some statement takes: 0 a few, 1 ten (an exponential), 2 more."""
     used = functions_in([program.statement[n] for n in part.statements])
-    return 0 if not used else 1 if used == frozenset({"exp"}) else 2
+    return 0 if not used else 1 if {OPERATORS[o].cost for o in used} == {"exponential"} else 2
 
 
 def _sized(program: Program, part: Pass, limits: _Limits, height: int) -> Pass:

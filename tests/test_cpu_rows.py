@@ -14,6 +14,7 @@ from poly.loops import Alloc, Compute
 from poly.machine import Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_facts import LIGHT, QUICK
 from poly.scheduling.cpu_rows import row_plan
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import unchecked
@@ -220,6 +221,19 @@ def test_the_next_rows_are_asked_for_while_there_is_something_to_compute(columns
     quiet = schedule_for_cpu(near, AVX2)
     assert not any(mark.ahead for mark in quiet.marks.values())
     agrees(far, {"x": np.random.default_rng(0).standard_normal((1024, columns)).astype("f4")})
+
+
+MASKED = SOFTMAX.replace("exp(x[i,j] - m[i])", "(exp(x[i,j] - m[i]) if x[i,j] > 0 and floor(x[i,j]) != 1 else 0)")
+
+
+def test_comparisons_and_roundings_are_no_functions() -> None:
+    assert {"gt", "ne", "and", "not", "bit_xor", "floor", "round", "select"} <= QUICK < LIGHT
+    assert not {"exp", "log", "pow", "fmod"} & LIGHT
+    program = poly.parse(MASKED, x=(64, 300))
+    (group,) = groups_for(program, AVX2)
+    plan = row_plan(program, group, AVX2)
+    assert plan is not None and plan.behind["y_set"] == 2
+    agrees(program, {"x": np.random.default_rng(2).standard_normal((64, 300)).astype("f4")})
 
 
 @pytest.mark.parametrize(
