@@ -259,16 +259,19 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
     """Split, tile, promote and mark the group's statement."""
     assert group.box is not None
     axes, name = group.axes[plan.statement], plan.statement
-    order = [loop_of(schedule, name, axes[a]) for a in (*plan.outer, plan.read_lanes, plan.lanes)]
-    for loop, a in zip(order, (*plan.outer, plan.read_lanes, plan.lanes), strict=True):
+    shared = len(plan.outer) - len(plan.blocks.beside)  # loops that a cut leaves whole
+    places = (*plan.outer[:shared], plan.read_lanes, *plan.outer[shared:], plan.lanes)
+    order = [loop_of(schedule, name, axes[a]) for a in places]
+    for loop, a in zip(order, places, strict=True):
         if group.box[a][0]:
             schedule = schedule.shift(name, loop, -group.box[a][0])
     schedule = ordered(schedule, name, order)
     extents = [high - low + 1 for low, high in group.box]
     depth = len(plan.outer)
-    schedule, strips = whole_blocks(schedule, name, depth, extents[plan.read_lanes], plan.blocks.columns)
+    schedule, strips = whole_blocks(schedule, name, shared, extents[plan.read_lanes], plan.blocks.columns)
     for strip, columns in strips:
-        schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))  # so that a cut parts all of the nest
+        side, *inner = schedule.nests[strip].names[shared:]
+        schedule = schedule.reorder(*inner, side)  # so that a cut parts all of the nest
         rest = extents[plan.lanes]
         tile = plan.blocks.tile if plan.blocks.buffered and columns == plan.blocks.columns else None
         if tile is not None and rest >= tile[0]:

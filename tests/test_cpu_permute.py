@@ -207,6 +207,7 @@ def test_lines_that_meet_in_few_sets_leave_from_a_buffer(shape: tuple[int, int],
         ("Y[e, c, a, d, b] = X[a, b, c, d, e]", (16, 24, 8, 20, 16), 24, (5,)),  # of 20: even parts of 160 elements
         ("Y[d, b, c, a] = X[a, b, c, d]", (20, 64, 4, 32), 20, (2, 4)),
         ("Y[d, a, c, b] = X[a, b, c, d]", (16, 160, 4, 32), 160, ()),
+        ("Y[c, a, b] = X[a, b, c]", (64, 32, 77), 32, (5,)),  # columns left over have loops of their own around them
     ],
 )
 def test_short_rows_that_follow_one_another_leave_together(
