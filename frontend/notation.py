@@ -16,6 +16,7 @@ is read as it stands, and nothing is added.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
@@ -43,6 +44,8 @@ from poly.text import build_program
 from poly.text_body import BodyReader
 from poly.text_sets import read_condition
 from poly.text_syntax import Declaration, ProgramLines, StatementLine, read_assignment, read_program_lines
+
+_WORD = re.compile(r"[^\W\d]\w*")
 
 Extents = tuple[Affine, ...]
 Extent = tuple[int | str, ...]
@@ -134,9 +137,16 @@ def inputs_of(text: str, **shapes: Extent) -> dict[str, str | None]:
 
 
 def _names(declared: Mapping[str, Declaration], drafts: Sequence[Draft]) -> tuple[str, ...]:
-    """All tensors: those declared, then in the order in which the statements name them."""
-    used = [t for d in drafts for t in (d.tensor, *(r.tensor for r in d.reads))]
+    """All tensors: those declared, then in the order in which the text names them."""
+    used = [t for d in drafts for t in (d.tensor, *_as_written(d))]
     return tuple(dict.fromkeys([*declared, *used]))
+
+
+def _as_written(draft: Draft) -> list[str]:
+    """The tensors that a statement reads, as its text names them: reads in subscripts come before their own read."""
+    words = [decode(w) for part in (draft.line.target, draft.line.body) for w in _WORD.findall(part.text)]
+    places = {word: place for place, word in reversed(list(enumerate(words)))}
+    return sorted((r.tensor for r in draft.reads), key=lambda name: places.get(name, len(places)))
 
 
 def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, str], usual: str) -> Program:

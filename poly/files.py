@@ -7,6 +7,7 @@ from pathlib import Path
 
 _SHOWN = 5
 _CLOSE = 0.75
+_DATA = (".onnx", ".npy", ".npz")  # what a neighbour may stand for
 
 
 def near_file(path: str | Path) -> str:
@@ -20,7 +21,7 @@ def near_file(path: str | Path) -> str:
     except (OSError, ValueError):
         return f"a folder that there is: {folder} is none"
     near = get_close_matches(path.name, names, 1, _CLOSE)
-    same = [n for n in names if path.suffix == ".onnx" and Path(n).suffix == path.suffix][:_SHOWN]
+    same = [n for n in names if path.suffix in _DATA and Path(n).suffix == path.suffix][:_SHOWN]
     found = near or same
     other = f"a path that there is: {folder.absolute()} has no {path.suffix or 'such'} file"
     return ", ".join(str(folder / n) for n in found) or other

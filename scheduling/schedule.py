@@ -122,7 +122,7 @@ class Schedule:
         for program in (self.source, self.source if self.program is None else self.program):  # type: ignore
             if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
                 hint = "Schedule(poly.parse(...)), or the `program` of a nest"
-                raise ScheduleError(f"a schedule is of a program, not of {shown(program)}", hint=hint)
+                raise ScheduleError(f"a schedule is of a program; this is {shown(program)}", hint=hint)
         if not isinstance(self.nests, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ScheduleError(f"nests is {shown(self.nests)}", hint="edits make them: Schedule(program).tile(i=8)")
         if self.program is None:  # type: ignore[comparison-overlap]

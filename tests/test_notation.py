@@ -548,3 +548,17 @@ def test_constants_that_are_none() -> None:
     for name, hint in (("A", "pass it in the call"), ("Z", "declare it in the program's text")):
         with pytest.raises(PolyError, match=f"'{name}' is no constant of the program\n  try: {hint}"):
             compile_for(program, constants={name: np.zeros(3, "f4")})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("y[i] = x[idx[i]]", ["x", "idx"]),
+        ("y[i] = a[i] if m[i] > 0 else b[i]", ["a", "m", "b"]),
+        ("y[i] = x[p[q[i]]] + `b c`[i]", ["x", "p", "q", "b c"]),
+        ("input q: i64[4]\ny[i] = x[p[q[i]]] + `b c`[i]", ["q", "x", "p", "b c"]),
+    ],
+)
+def test_inputs_come_as_the_text_names_them(text: str, names: list[str]) -> None:
+    shapes = {name: (4,) for name in names if not text.startswith(f"input {name}")}
+    assert [t.name for t in parse(text, dtypes="i64", **shapes).inputs] == names
