@@ -80,7 +80,7 @@ def own_loops(schedule: Schedule, name: str) -> tuple[str, ...]:
 def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
     """What may become lanes, best first: the target's last axis before sums, then what steps along most reads."""
     s = schedule.program.statement[name]
-    if s.external is not None or s.write.indirect or any(a.guard for a, _ in s.accesses):
+    if s.external is not None or s.write.indirect:
         return []
     nest, tensors, sizes = schedule.nests[name], schedule.program.tensor, schedule.program.binding
     found: list[tuple[bool, bool, int, int, Lanes]] = []

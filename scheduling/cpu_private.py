@@ -59,8 +59,7 @@ def _lanes(
 ) -> list[tuple[str, bool]]:
     """The loops that may become lanes, best first, and whether what is read then does not lie side by side."""
     program, found = schedule.program, list[tuple[bool, int, int, str]]()
-    if any(s.external is not None or s.write.indirect or any(a.guard for a, _ in s.accesses)
-           for s in _statements(schedule, names)):  # fmt: skip
+    if any(s.external is not None or s.write.indirect for s in _statements(schedule, names)):
         return []
     shared = set.intersection(*({*axes} for axes in private.values()))
     for depth, iterator in enumerate(i for i in program.statement[names[0]].iterators if i in shared):
