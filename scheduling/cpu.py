@@ -35,6 +35,7 @@ from poly.scheduling.cpu_private import schedule_private
 from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
 from poly.scheduling.cpu_rows import row_plan, schedule_rows
 from poly.scheduling.cpu_scan import schedule_scans
+from poly.scheduling.cpu_siblings import schedule_siblings, siblings_of
 from poly.scheduling.cpu_stages import schedule_stages, stages_of
 from poly.scheduling.cpu_threads import share, share_outermost
 from poly.scheduling.cpu_tile import schedule_tiles
@@ -161,6 +162,7 @@ class Policy(Generic[P]):
 
 
 ACROSS: Final = Policy(across_of, schedule_across)  # of a reduction of short rows, and of groups of them
+SIBLINGS: Final = Policy(siblings_of, schedule_siblings)  # of groups of sums of columns
 STAGES: Final = Policy(stages_of, schedule_stages)  # of groups of row blocks only
 POLICIES: Final = (
     Policy(turned_of, schedule_turned),
@@ -214,6 +216,9 @@ def _schedule_parts(schedule: Schedule, group: Group, machine: Machine, threads:
         found = keep_values(schedule_rows(schedule, group, rows, machine, threads), group, machine)
     if found is not None:
         return _shared(schedule, found, group, machine, threads, len(group.box or ()))
+    together = None if group.block else SIBLINGS.apply(schedule, group, machine, threads)
+    if together is not None:
+        return _shared(schedule, together, group, machine, threads)
     for part in group.parts:
         schedule = schedule_group(schedule, part, machine, threads)
     return schedule
