@@ -49,6 +49,8 @@ def row_groups(program: Program, room: int, far: tuple[int, int] = (0, 0)) -> li
     maker: dict[str, int] = {}
     for group in groups_of(program):
         producers = {maker[t] for s in group.statements for t in tensors_read(s) if t in maker}
+        changed = {t for s in group.statements for t in tensors_written(s)} & facts.updated
+        producers |= {k for k, g in enumerate(groups) if changed & _touched(g)}
         home, joined = len(groups), None
         for k in range(max(producers, default=0), len(groups)):  # behind all that it reads
             if (joined := facts.joined(groups[k], group)) is not None:
@@ -65,7 +67,8 @@ class _Facts:
 
     def __init__(self, program: Program, room: int, far: tuple[int, int]) -> None:
         self.program, self.room, self.far = program, room, far
-        self.single = written_once(program) | _updated_alone(program)
+        self.updated = {t.name for t in program.tensors if t.role == "inout"}
+        self.single = written_once(program) | self.updated
         self.extents: dict[str, Mapping[str, int] | None] = {}
 
     def joined(self, first: Group, second: Group) -> Group | None:
@@ -73,6 +76,9 @@ class _Facts:
         if not _touched(first) & _touched(second):
             return None
         if not all(self.plain(s) for g in (first, second) for s in g.statements):
+            return None
+        touched = [t for g in (first, second) for s in g.statements for t in {*tensors_read(s), *tensors_written(s)}]
+        if any(touched.count(t) > 1 for g in (first, second) for s in g.statements for t in self.updated_by(s)):
             return None
         pairs = self._shared(first, second)
         if not pairs or first.box is None:
@@ -92,6 +98,10 @@ class _Facts:
         )  # fmt: skip
         moved = sum(self.bytes(t) for t in _touched(second))
         return group if saved * LEAST_SAVED >= moved and self.fits(group) else None
+
+    def updated_by(self, s: Statement) -> set[str]:
+        """What a statement changes that came in: nothing else of a group may touch it."""
+        return self.updated & {*tensors_written(s)}
 
     def plain(self, s: Statement) -> bool:
         """A statement over a box from 0, written once, whose subscripts on the left are iterators, not a contraction.
@@ -163,16 +173,6 @@ class _Facts:
                     size = size // extent if subscript.names <= set(group.axes[s.name]) else size
                 most[access.tensor] = max(most.get(access.tensor, 0), size)
         return sum(most.values())
-
-
-def _updated_alone(program: Program) -> set[str]:
-    """Tensors that come in and are changed, by one statement that alone touches them: they move with it."""
-    users: dict[str, list[str]] = {}
-    for s in program.statements:
-        for t in {*tensors_read(s), *tensors_written(s)}:
-            users.setdefault(t, []).append(s.name)
-    written = {t for s in program.statements for t in tensors_written(s)}
-    return {t for t, names in users.items() if program.tensor[t].role == "inout" and t in written and len(names) == 1}
 
 
 def _touched(group: Group) -> set[str]:

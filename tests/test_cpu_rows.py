@@ -124,19 +124,35 @@ def f(x: 'f64[24, 300]', s: 'f64[24]', q: 'f64[24]'):
     agrees(program, {t.name: source.standard_normal(t.extents({})) for t in program.inputs})
 
 
-def test_what_changes_between_sums_keeps_them_apart() -> None:
-    text = """
-def f(x: 'f64[24, 300]', s: 'f64[24]', q: 'f64[24]'):
-    for i in range(24):
-        for j in range(300):
-            s[i] += x[i, j]
+CHANGES = """
     for i in range(24):
         s[i] = s[i] * q[i]
     for i in range(24):
         for j in range(300):
             q[i] += x[i, j] * s[i]
 """
-    program = from_text(text)
+OLD_VALUE = """
+    for i in range(24):
+        y[i] = q[i]
+    for i in range(24):
+        for j in range(300):
+            q[i] += x[i, j] * x[i, j]
+"""
+BEFORE = """
+    for i in range(24):
+        q[i] = y[i] * 3
+    for i in range(24):
+        for j in range(300):
+            q[i] += x[i, j] * x[i, j]
+    for i in range(24):
+        q[i] = q[i] - s[i]
+"""
+
+
+@pytest.mark.parametrize("rest", [CHANGES, OLD_VALUE, BEFORE], ids=["changes", "old", "before"])
+def test_what_lies_between_sums_stays_there(rest: str) -> None:
+    text = "def f(x: 'f64[24, 300]', s: 'f64[24]', q: 'f64[24]', y: 'f64[24]'):\n    for i in range(24):\n"
+    program = from_text(text + "        for j in range(300):\n            s[i] += x[i, j]\n" + rest.strip("\n") + "\n")
     source = np.random.default_rng(0)
     agrees(program, {t.name: source.standard_normal(t.extents({})) for t in program.inputs})
 
