@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import gcd
 
 from poly.affine import Affine, var
@@ -66,7 +67,9 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
         value = _load_strided(s, tensor, subscripts, address, guard, fill)
         if value is not None:
             return value
-    return _load_lanes(s, tensor, subscripts, guard, fill)
+    whole_lanes = s.lanes is not None and s.lanes.mask is None and guard is True
+    value = _load_repeated(s, tensor, subscripts) if whole_lanes and address is None and not access.indirect else None
+    return _load_lanes(s, tensor, subscripts, guard, fill) if value is None else value
 
 
 def _ask(
@@ -382,6 +385,47 @@ def _load_strided(
 def _is_zero(fill: Const) -> bool:
     """Whether a value is all bits zero; -0.0 is not."""
     return str(float(fill.value)) == "0.0"
+
+
+def _load_repeated(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> Value | None:
+    """Elements that several lanes share, by loads of neighbours and one shuffle; None where that does not apply.
+
+    What is shared lies side by side (`l%8`, `l//2`), or in one column of several rows (`l//8` of a matrix): then whole
+    pieces of these rows are loaded, which serve their other columns as well.
+    """
+    assert s.lanes is not None
+    places = [_address(s, tensor, subscripts, i) for i in range(s.lanes.count)]
+    starts = sorted({a.constant for a in places})
+    size, phase = 1, 0
+    if any(a.terms != places[0].terms for a in places) or tensor.dtype == "bool" or 2 * len(starts) > len(places):
+        return None
+    if starts[-1] - starts[0] >= len(starts):
+        size, phase = _row_piece(s, tensor, subscripts, len(places) // len(starts))
+        if size == 1:
+            return None
+    touching = all(b - a == size for a, b in pairwise(starts))
+    pieces = [(starts[0], size * len(starts))] if touching else [(start, size) for start in starts]
+    loaded: Value | None = None
+    for start, count in pieces:
+        pointer = _pointer(s, tensor, places[0]._replace(constant=start - phase))
+        piece = _raw_load(s, tensor, pointer, count)
+        loaded = piece if loaded is None else s.ops.joined(loaded, piece)
+    assert loaded is not None
+    return s.ops.shuffle(loaded, None, [size * starts.index(a.constant) + phase for a in places])
+
+
+def _row_piece(s: State, tensor: Tensor, subscripts: Sequence[Affine], most: int) -> tuple[int, int]:
+    """How many elements, a power of two and at most so many, are known to lie around the one that all lanes have in
+    their rows, and which of them it is; (1, 0) where rows are no whole pieces, or somebody writes them.
+    """
+    try:
+        form, extent = s.indices.linear(subscripts[-1]), s.indices.linear(tensor.shape[-1])
+    except LaneError:
+        return 1, 0
+    if tensor.layout is not None or form.lane or not extent.is_constant or tensor.role not in ("input", "constant"):
+        return 1, 0
+    size = gcd(extent.constant, 1 << (most.bit_length() - 1), *(c for _, c in form.terms))
+    return size, form.constant % size
 
 
 def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: Bit, fill: Const) -> Value:

@@ -133,6 +133,12 @@ class Ops:
         a = self.splat(a, a.lanes or lanes)
         return a if a.lanes == lanes else self.shuffle(a, None, [*range(a.lanes), *[None] * (lanes - a.lanes)])
 
+    def joined(self, a: Value, b: Value) -> Value:
+        """The lanes of two vectors, one behind the other; the shorter one is widened."""
+        lanes = max(a.lanes, b.lanes)
+        places = [*range(a.lanes), *range(lanes, lanes + b.lanes)]
+        return self.shuffle(self.widened(a, lanes), self.widened(b, lanes), places)
+
     def as_it_is(self, a: Value) -> Value:
         """A vector of floats that instruction selection takes from where it is made, without a look at how."""
         if a.dtype not in ("f32", "f64"):

@@ -1,4 +1,5 @@
-"""Several short loops of columns as one long loop of lanes, where that is sooner done, copies included.
+"""Several short loops of columns as one long loop of lanes, where that is sooner done, copies included; or few columns
+and few rows.
 
 A loop of 20 fills 20 of 32 lanes; all columns of an operand together (`poly.scheduling.joined_columns`) fill vectors.
 Copies and the product are groups with policies of their own; what the model gives them is compared.
@@ -6,6 +7,7 @@ Copies and the product are groups with policies of their own; what the model giv
 
 from __future__ import annotations
 
+from itertools import chain
 from math import inf, prod
 
 from poly.dtypes import size_bytes
@@ -19,8 +21,10 @@ from poly.scheduling.cpu_shares import FITTED_REMOTE, shared_time
 from poly.scheduling.groups import domain_box, groups_of
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_columns import columns_of
+from poly.scheduling.joined_rows import Rows, rows_of
 
 FILLED = 0.9  # of the lanes, by the loop along which the result is contiguous: good enough
+FEWEST = 4  # columns of which several rows are one vector: of two, shuffles are most of the work
 GAIN = 0.95  # of the cycles without copies, at most: closer to them, the model cannot tell
 
 
@@ -28,6 +32,9 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
     """The program with the columns of its contraction as one loop, where that pays."""
     if machine.kind != "cpu" or not 0 < len(program.statements) < 3 or program.statements[-1].combiner is None:
         return program
+    rows = rows_of(program)
+    if rows is not None and _fill(rows, machine):
+        return rows.joined()
     joined = [join_axes(way.joined()) for way in columns_of(program)]
     facts = _facts(program, machine, threads) if joined else None
     lanes = facts.lanes() if facts is not None else None
@@ -44,8 +51,20 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
 
 def columns_like(program: Program, other: Program) -> Program:
     """What `with_columns` gives where it chooses as for another program, on any machine."""
-    joined = (join_axes(way.joined()) for way in columns_of(program)) if str(program) != str(other) else ()
+    if str(program) == str(other):
+        return program
+    rows = rows_of(program)
+    joined = chain((rows.joined(),) if rows else (), (join_axes(way.joined()) for way in columns_of(program)))
     return next((p for p in joined if p == other), program)
+
+
+def _fill(rows: Rows, machine: Machine) -> bool:
+    """Whether vectors hold several whole rows of the result, and these make whole vectors; where no batch is left, or
+    rows fill vectors themselves, operands serve enough of these to be packed, or turned.
+    """
+    update, extent, n = rows.update, rows.ranges[rows.row], rows.columns
+    lanes = machine.lanes(max(size_bytes(rows.program.tensor[a.tensor].dtype) for a, _ in update.accesses))
+    return FEWEST <= n < lanes and extent < lanes and lanes % n == 0 and extent * n % lanes == 0
 
 
 def _facts(program: Program, machine: Machine, threads: int) -> Facts | None:

@@ -115,16 +115,25 @@ class Columns:
         return replace(s, iterators=iterators, domain=_box(s.name, iterators, extents), write=product)
 
 
-def columns_of(program: Program) -> Iterator[Columns]:
-    """The ways to join columns in a program that is one reduction, with what clears its result; none in others."""
+def plain_contraction(program: Program) -> tuple[Program, Statement, dict[str, int]] | None:
+    """A program that is one reduction, with what clears its result, of whole tensors: with its sizes put in, the
+    reduction, and the extents of its loops; None for others.
+    """
     literal = with_sizes(program)
     update = literal.statements[-1] if literal is not None and 0 < len(literal.statements) < 3 else None
     box = domain_box(literal, update, update.iterators) if literal is not None and update is not None else None
     if literal is None or update is None or box is None or any(low for low, _ in box):
-        return
+        return None
     ranges = {i: high + 1 for i, (_, high) in zip(update.iterators, box, strict=True)}
-    if not _is_plain(literal, update, ranges):
+    return (literal, update, ranges) if _is_plain(literal, update, ranges) else None
+
+
+def columns_of(program: Program) -> Iterator[Columns]:
+    """The ways to join columns in a program that is one reduction, with what clears its result; none in others."""
+    found = plain_contraction(program)
+    if found is None:
         return
+    literal, update, ranges = found
     written = [str(i) for i in update.write.affine_index]
     for k, read in enumerate(update.reads):
         others = (_names(r) for n, r in enumerate(update.reads) if n != k)
