@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd
@@ -397,7 +398,7 @@ def _load_repeated(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> Va
     places = [_address(s, tensor, subscripts, i) for i in range(s.lanes.count)]
     starts = sorted({a.constant for a in places})
     size, phase = 1, 0
-    if any(a.terms != places[0].terms for a in places) or tensor.dtype == "bool" or 2 * len(starts) > len(places):
+    if any(a.terms != places[0].terms for a in places) or 2 * len(starts) > len(places):
         return None
     if starts[-1] - starts[0] >= len(starts):
         size, phase = _row_piece(s, tensor, subscripts, len(places) // len(starts))
@@ -405,13 +406,15 @@ def _load_repeated(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> Va
             return None
     touching = all(b - a == size for a, b in pairwise(starts))
     pieces = [(starts[0], size * len(starts))] if touching else [(start, size) for start in starts]
+    stored = replace(tensor, dtype="u8") if tensor.dtype == "bool" else tensor
     loaded: Value | None = None
     for start, count in pieces:
         pointer = _pointer(s, tensor, places[0]._replace(constant=start - phase))
-        piece = _raw_load(s, tensor, pointer, count)
+        piece = _raw_load(s, stored, pointer, count)
         loaded = piece if loaded is None else s.ops.joined(loaded, piece)
     assert loaded is not None
-    return s.ops.shuffle(loaded, None, [size * starts.index(a.constant) + phase for a in places])
+    found = s.ops.shuffle(loaded, None, [size * starts.index(a.constant) + phase for a in places])
+    return _from_memory(s, tensor.dtype, found.text, found.lanes)
 
 
 def _row_piece(s: State, tensor: Tensor, subscripts: Sequence[Affine], most: int) -> tuple[int, int]:

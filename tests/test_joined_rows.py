@@ -28,7 +28,7 @@ def program_of(text: str, given: Given, dtype: str = "f32") -> Program:
 
 def arrays(program: Program) -> dict[str, np.ndarray]:
     random = np.random.default_rng(1)
-    kind = {"f32": "f4", "f64": "f8", "i32": "i4", "f16": "f2"}
+    kind = {"f32": "f4", "f64": "f8", "i32": "i4", "i8": "i1"}
     return {t.name: random.integers(-3, 4, t.extents({})).astype(kind[t.dtype]) for t in program.inputs}
 
 
@@ -106,6 +106,7 @@ def on(cpu: str, program: Program, threads: int = 1) -> Kernel:
         ("avx512", "f32", (8, 8, 4), {"<16 x float>": 0, "<4 x float>": 8 * 2 + 8}),
         ("avx512", "f32", (8, 16, 8), {"<16 x float>": 0, "<8 x float>": 2 * (8 + 8)}),
         ("avx512", "i32", (8, 8, 8), {"<16 x i32>": 4, "<8 x i32>": 8}),
+        ("avx512", "i8", (8, 8, 8), {"<64 x i8>": 1, "<8 x i8>": 8}),
         ("avx512", "f64", (4, 4, 4), {"<8 x double>": 2, "<4 x double>": 4}),
         ("avx512", "f64", (6, 8, 4), {"<8 x double>": 0, "<4 x double>": 6 * 2 + 8}),
         ("avx2", "f32", (4, 4, 4), {"<8 x float>": 2, "<4 x float>": 4}),

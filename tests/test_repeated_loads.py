@@ -38,6 +38,11 @@ def test_no_neighbour_is_touched_that_is_not_asked_for(size: int) -> None:
         assert f"load <{size} x float>" in kernel.ir or "load float" in kernel.ir
 
 
+def test_a_column_of_bools() -> None:
+    tree = tree_of(at("x", V // 4, 4 * var("o") + 1), LANES // 4, 8, dtype="bool", trips=2)
+    check(tree, integers(LANES // 4, 8, dtype="bool", low=0, high=2))
+
+
 @pytest.mark.parametrize("rows", [2, LANES // 2])
 @pytest.mark.parametrize("width", [2, 4, 6, LANES // 2, 2 * LANES])
 @pytest.mark.parametrize("column", [0, 1, -1])
