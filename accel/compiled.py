@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,8 @@ from poly.accel.simulate import Counters, run
 from poly.accel.timing import Report, simulate
 from poly.accel.verify import require_verified
 from poly.arguments import in_order, named_sizes
-from poly.document import counted
-from poly.dtypes import Array, numpy_dtype
-from poly.errors import RunError
+from poly.dtypes import Array
+from poly.given_arrays import check_shape, results_of, typed
 from poly.locks import cached_property
 from poly.loops import LoopTree
 from poly.machine import Machine
@@ -63,20 +61,12 @@ class StreamKernel:
         arrays_by_name = {n: a for n, a in named.items() if n not in sizes}
         names, updated = [t.name for t in self.inputs], [t.name for t in self.inputs if t.role == "inout"]
         ordered = in_order(names, inputs, arrays_by_name, self.program.name, updated)
-        given = [self._checked(t, self._array(t, a)) for t, a in zip(self.inputs, ordered, strict=True)]
-        if out is None:
-            results = [np.empty(self._shape(t), numpy_dtype(t.dtype)) for t in self.outputs]
-        else:
-            results: list[Array] = list(out) if isinstance(out, tuple | list) else [cast("Array", out)]
-            if len(results) != len(self.outputs):
-                text = f"{counted(len(self.outputs), 'output')}, out has {len(results)}"
-                raise RunError(text, where=self.program.name, hint="an array for each, in a tuple")
-            for t, a in zip(self.outputs, results, strict=True):
-                if not isinstance(a, np.ndarray) or not a.flags.writeable:  # pyright: ignore[reportUnnecessaryIsInstance]
-                    hint = f"numpy.empty({self._shape(t)}, {numpy_dtype(t.dtype).name!r})"
-                    text = f"out for {t.name} is no array that can be written to"
-                    raise RunError(text, where=self.program.name, hint=hint)
-                self._checked(t, a)
+        given = [typed(t, a) for t, a in zip(self.inputs, ordered, strict=True)]
+        shapes = {t.name: t.extents(self.program.binding) for t in (*self.inputs, *self.outputs)}
+        for t, a in zip(self.inputs, given, strict=True):
+            check_shape(t, a, shapes[t.name], "input")
+        found = results_of(out, self.inputs, given, self.outputs, shapes, self.program.name)
+        results = [found[t.name] for t in self.outputs]
         self.run_into(given, results)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -90,34 +80,9 @@ class StreamKernel:
             np.copyto(target, source)
         return counters
 
-    def _shape(self, t: Tensor) -> tuple[int, ...]:
-        return t.extents(self.program.binding)
-
-    def _array(self, t: Tensor, a: object) -> Array:
-        """Lists and numbers take the tensor's dtype, arrays must have it."""
-        if isinstance(a, np.ndarray | np.generic):
-            return np.asarray(a)
-        try:
-            if a is None or isinstance(a, str | bytes):  # numpy would make numbers of them
-                raise TypeError("no numbers")
-            return np.asarray(a, numpy_dtype(t.dtype))
-        except (TypeError, ValueError, OverflowError) as error:
-            text = f"{t.name}: {type(a).__name__} is no array of {numpy_dtype(t.dtype)}: {error}"
-            hint = f"an array of {numpy_dtype(t.dtype)} for {t.name}"
-            raise RunError(text, where=self.program.name, hint=hint) from error
-
-    def _checked(self, t: Tensor, a: Array) -> Array:
-        expected = (self._shape(t), numpy_dtype(t.dtype))
-        if (a.shape, a.dtype) != expected:
-            text = f"{t.name} is {a.dtype}{list(a.shape)}, expected {expected[1]}{list(expected[0])}"
-            hint = f"an array of that shape, or compile for this one: parse(..., {t.name}={a.shape})"
-            hint = hint if a.shape != expected[0] else f"{t.name}.astype({expected[1].name!r})"
-            raise RunError(text, where=self.program.name, hint=hint)
-        return a
-
     def __repr__(self) -> str:
         def shown(t: Tensor) -> str:
-            return f"{t.name}: {t.dtype}[{', '.join(map(str, self._shape(t)))}]"
+            return f"{t.name}: {t.dtype}[{', '.join(map(str, t.extents(self.program.binding)))}]"
 
         inside, outside = (", ".join(map(shown, ts)) for ts in (self.inputs, self.outputs))
         return f"<StreamKernel {self.program.name} on {self.machine.name}: ({inside}) -> {outside}>"

@@ -11,14 +11,10 @@ import numpy.typing as npt
 
 from poly.arguments import in_order, named_sizes
 from poly.codegen.arguments import (
-    check_shape,
     constant_memory,
     expected_arrays,
     infer_sizes,
-    overlap,
     plain,
-    results_of,
-    typed,
     unsolved,
     unwritten,
 )
@@ -31,6 +27,7 @@ from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.work import work_of
 from poly.dtypes import Array
 from poly.errors import ArgumentTypeError, IndexRangeError, RunError
+from poly.given_arrays import check_shape, results_of, shares_any, typed
 from poly.interp import run_program
 from poly.interp_arrays import check_context, extents, lacks_elements, pack, unpack
 from poly.locks import cached_property
@@ -146,7 +143,7 @@ class Kernel(NativeCall):
         names, updated = [t.name for t in self.inputs], [t.name for t in self.inputs if t.role == "inout"]
         ordered = in_order(names, inputs, arrays_by_name, self.loops.name, updated)
         given = [typed(t, a) for t, a in zip(self.inputs, ordered, strict=True)]
-        if self._plain and not by_name and not overlap(out, given):
+        if self._plain and not by_name and not shares_any(out, given):
             ready = [plain(a) for a in given]
             if named or any(a is not i for a, i in zip(ready, inputs, strict=True)):
                 return self(*ready, out=out)

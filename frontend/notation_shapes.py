@@ -10,7 +10,7 @@ import islpy as isl
 from poly.affine import Affine, Var, var
 from poly.document import counted
 from poly.dtypes import DTYPES
-from poly.errors import ParseError, ShapeError
+from poly.errors import ParseError, ShapeError, WantedShape
 from poly.expr import Expr, IndexValue, walk
 from poly.frontend.ranges import Range, Subscripted, bounded, extreme, infer_ranges, ranges_of_set
 from poly.lexical import names_in
@@ -77,23 +77,18 @@ def affine_parts(write: Access, reads: Sequence[Access], body: Expr) -> Iterator
     yield from (node.index for node in walk(body) if isinstance(node, IndexValue))
 
 
-def example_shape(rank: int) -> tuple[str, ...]:
-    """Extents to show in a hint."""
-    return ("512", "K", "M", "L", *("8" for _ in range(4, rank)))[:rank]
+def _any_shape(access: Access) -> WantedShape:
+    """A shape of the tensor of an access, as an example."""
+    return WantedShape(access.tensor, (None,) * len(access.index), named=True)
 
 
-def as_argument(tensor: str, rank: int) -> str:
-    """`x=(512, "K")`."""
-    shown = ", ".join(f'"{e}"' if e.isalpha() else e for e in example_shape(rank))
-    return f"{tensor}=({shown}{',' if rank == 1 else ''})"
-
-
-def _how_to_give(read: Access) -> str:
+def _how_to_give(read: Access) -> tuple[str, WantedShape | None]:
+    """A hint, and the shape that it asks for."""
     if read.tensor in DTYPES:
-        return f"{read.tensor}(x), which converts x"
-    rank = len(read.index)
-    declared = f"{read.tensor}: f32[{', '.join(example_shape(rank))}]"
-    return f"{as_argument(read.tensor, rank)} as an argument, or {declared} in the text"
+        return f"{read.tensor}(x), which converts x", None
+    wanted = _any_shape(read)
+    declared = f"{read.tensor}: f32[{', '.join(wanted.shown())}]"
+    return f"{wanted} as an argument, or {declared} in the text", wanted
 
 
 def range_box(name: str, iterators: Sequence[str], ranges: Mapping[str, Range], parameters: Sequence[str]) -> isl.Set:
@@ -185,7 +180,8 @@ class Shapes:
                 scan = read.tensor == draft.tensor and draft.line.combiner is None
                 if read.tensor not in self.shapes and not scan and not any(d.tensor == read.tensor for d in drafts[:k]):
                     text = f"the shape of {read.tensor} is not given"
-                    raise draft.line.body.error(text, hint=_how_to_give(read))
+                    hint, wanted = _how_to_give(read)
+                    raise draft.line.body.error(text, hint=hint, wanted=wanted)
 
     def _subscripts(self, draft: Draft, asked: int) -> Iterator[Subscripted]:
         """What bounds the indices: subscripts of reads without conditions; where more is `asked` also an index that is
@@ -244,9 +240,9 @@ class Shapes:
             subscripts = list(self._subscripts(draft, asked))
             found = infer_ranges(draft.iterators, subscripts, known, self.context, loose, beside)
         except ShapeError as error:
-            raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
+            raise ShapeError(error.message, where=draft.shown, hint=error.hint, wanted=error.wanted) from None
         except ParseError as error:
-            raise draft.line.place.error(error.message, hint=error.hint) from None
+            raise draft.line.place.error(error.message, hint=error.hint, wanted=error.wanted) from None
         return {name: r for name, r in found.items() if name not in known}
 
     def _find_shape(self, tensor: str, drafts: Sequence[Draft]) -> None:
@@ -260,7 +256,7 @@ class Shapes:
             raise ShapeError(message, where=writers[-1].shown, hint=f"as many everywhere, or {tensor}_2")
         if any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):
             message = f"the shape of {tensor} does not follow from what writes it"
-            raise ShapeError(message, where=writers[-1].shown, hint=self._as_written(writers[-1]))
+            raise ShapeError(message, where=writers[-1].shown, wanted=self._as_written(writers[-1]))
         domains = [w.statement().domain for w in writers]
         if all(d.intersect_params(self.context).is_empty() for d in domains):
             domains = [self._started(w) for w in writers]
@@ -274,24 +270,25 @@ class Shapes:
         written = written.intersect_params(self.context)
         self.shapes[tensor] = tuple(self._extent(tensor, written, d, writers[0]) for d in range(ranks.pop()))
 
-    def _as_written(self, writer: Draft) -> str:
+    def _as_written(self, writer: Draft) -> WantedShape:
         """A shape for what is written where data say: any extent there, elsewhere what the indices need."""
-        extents: list[str] = []
+        extents: list[int | str | None] = []
         for subscript in writer.write.index:
             most = extreme(subscript, writer.ranges, most=True) if isinstance(subscript, Affine) else None
-            plain = most is not None and most.names <= {*self.parameters}
-            extents.append(f"{most + 1}" if most is not None and plain else "512")
-        shown = ", ".join(e if e.isdecimal() else f'"{e}"' for e in extents)
-        return f"{writer.tensor}=({shown}{',' if len(extents) == 1 else ''})"
+            if most is None or not most.names <= {*self.parameters}:
+                extents.append(None)
+            else:
+                extents.append(most.constant + 1 if most.is_constant else str(most + 1))
+        return WantedShape(writer.tensor, tuple(extents))
 
     def _extent(self, tensor: str, written: isl.Set, d: int, writer: Draft) -> Affine:
-        hint = as_argument(tensor, len(writer.write.index))
+        wanted = _any_shape(writer.write)
         if not bounded(written, d):
-            raise ShapeError(f"dimension {d} of {tensor} has no greatest index", where=writer.shown, hint=hint)
+            raise ShapeError(f"dimension {d} of {tensor} has no greatest index", where=writer.shown, wanted=wanted)
         greatest = self._simple(writer, written, d) or affine_of_pw(written.dim_max(d).coalesce(), ())
         if greatest is None:
             message = f"the extent of dimension {d} of {tensor} is not one expression: {written.dim_max(d)}"
-            raise ShapeError(message, where=writer.shown, hint=hint)
+            raise ShapeError(message, where=writer.shown, wanted=wanted)
         extent = greatest + 1
         if extent == Affine() and self._has_no_elements(writer):
             return extent

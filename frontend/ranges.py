@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import islpy as isl
 
 from poly.affine import Affine, Atom, FloorDiv, Mod, Var, var
-from poly.errors import ParseError, ShapeError
+from poly.errors import ParseError, ShapeError, WantedShape
 from poly.sets import SET, affine_of_pw, header
 
 
@@ -145,8 +145,10 @@ def _underconstrained(
         hint = f"where 0 <= {half[0]} < N"
         return ParseError(f"the range of index {half[0]!r} is not determined: {why}", hint=hint)
     why = f"it occurs only in {together[0].tensor}[{together[0].expression}]" if together else "no subscript bounds it"
-    hint = "or give the shape of the tensor it writes" if together else f"or {index}=() if it is a scalar tensor"
-    return ParseError(f"the range of index {index!r} is not determined: {why}", hint=f"where 0 <= {index} < N, {hint}")
+    hint = f"where 0 <= {index} < N, or "
+    scalar = None if together else WantedShape(index, ())  # most likely an index, yet
+    hint += "give the shape of the tensor it writes" if scalar is None else f"{scalar} if it is a scalar tensor"
+    return ParseError(f"the range of index {index!r} is not determined: {why}", hint=hint, wanted=scalar)
 
 
 def _check_extents(index: str, bare: Sequence[Subscripted], context: isl.Set) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from poly.dtypes import Array
 from poly.errors import RunError
-from poly.pointers import address
+from poly.given_arrays import array_of, overlap, target_of
 
 ALIGN = 64  # bytes
 
@@ -58,8 +58,6 @@ def inputs_of(
 
 def _converted(label: str, array: object, expected: ExpectedInput, where: str, hint: str) -> Array:
     """What is no array that fits already, as one."""
-    from poly.codegen.arguments import array_of
-
     found = array_of(repr(label), expected.dtype, array, f"inputs[{label!r}]")
     if not expected.fits(found):
         message = f"input {label!r} is {found.dtype}{list(found.shape)}, expected {expected}"
@@ -80,13 +78,12 @@ def targets_of(
         if label not in known:
             raise RunError(f"no output {label!r}", where=where, hint=f"outputs: {', '.join(known)}")
         name, shape, kind = known[label]
-        if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (shape, kind):  # pyright: ignore
-            raise RunError(f"out for {label!r} is not {kind}{list(shape)}", where=where)
+        target_of(repr(label), array, shape, kind, where)
         flags = array.flags
-        if not (flags.writeable and flags.c_contiguous and flags.aligned):
-            hint = f"np.empty({list(shape)}, {kind.name!r}), and copy from there"
-            raise RunError(f"out for {label!r} is not writable, C-contiguous and aligned", where=where, hint=hint)
-        if any(_overlap(array, other) for other in (*given, *found.values())):
+        if not (flags.c_contiguous and flags.aligned):
+            hint = f"numpy.empty({shape}, {kind.name!r}), and copy from there"
+            raise RunError(f"out for {label!r} is not C-contiguous and aligned", where=where, hint=hint)
+        if any(overlap(array, other) for other in (*given, *found.values())):
             raise RunError(f"out for {label!r} overlaps an input or another output", where=where)
         found[name] = array
     return found
@@ -96,12 +93,6 @@ def require_mapping(out: object, where: str) -> None:
     """Raise `RunError` for an `out` that has no names."""
     if not isinstance(out, Mapping):
         raise RunError(f"out is {type(out).__name__}", where=where, hint="out={name: array}")
-
-
-def _overlap(one: Array, other: Array) -> bool:
-    """Whether two C-contiguous arrays share memory."""
-    first, second = address(one), address(other)
-    return first < second + other.nbytes and second < first + one.nbytes
 
 
 def aligned_bytes(size: int) -> np.ndarray:

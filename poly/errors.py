@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import dataclass
 
 _WIDTH = 160  # characters of a line in a message
 
@@ -34,11 +35,42 @@ def _rebuild(kind: type[PolyError], fields: dict[str, object], args: tuple[objec
     return error
 
 
+@dataclass(frozen=True)
+class WantedShape:
+    """A tensor whose shape the caller is to say, with extents that would do: names are sizes, None is for any.
+
+    `named`: what is any may be a free size. Its text is an argument of `parse`: `x=(512, "K")`.
+    """
+
+    tensor: str
+    extents: tuple[int | str | None, ...]
+    named: bool = False
+
+    def shown(self) -> tuple[str, ...]:
+        """Extents as in a declaration."""
+        some = ("512", "K", "M", "L", *["8"] * len(self.extents)) if self.named else ["512"] * len(self.extents)
+        return tuple(some[k] if e is None else str(e) for k, e in enumerate(self.extents))
+
+    def __str__(self) -> str:
+        shown = ", ".join(e if e.isdecimal() else f'"{e}"' for e in self.shown())
+        return f"{self.tensor}=({shown}{',' if len(self.extents) == 1 else ''})"
+
+
 class ParseError(PolyError, ValueError):
-    """Text that is not in the grammar; the message shows the line and a caret under the column."""
+    """Text that is not in the grammar; the message shows the line and a caret under the column.
+
+    `wanted`: a shape that is missing.
+    """
 
     def __init__(
-        self, message: str, *, text: str = "", line: int = 0, column: int = 0, hint: str | None = None
+        self,
+        message: str,
+        *,
+        text: str = "",
+        line: int = 0,
+        column: int = 0,
+        hint: str | None = None,
+        wanted: WantedShape | None = None,
     ) -> None:
         lines = text.splitlines()
         if 0 <= line - 1 < len(lines):
@@ -46,11 +78,17 @@ class ParseError(PolyError, ValueError):
             shown = lines[line - 1][first : first + _WIDTH]
             message = f"{message}\n  line {line}: {shown}\n  {' ' * (len(f'line {line}: ') + column - first)}^"
         super().__init__(message, hint=hint)
-        self.line, self.column = line, column
+        self.line, self.column, self.wanted = line, column, wanted
 
 
 class ShapeError(PolyError, ValueError):
-    """Operands whose ranks, extents or dtypes do not fit together."""
+    """Operands whose ranks, extents or dtypes do not fit together. `wanted`: a shape that is missing."""
+
+    def __init__(
+        self, message: str, *, where: str | None = None, hint: str | None = None, wanted: WantedShape | None = None
+    ) -> None:
+        super().__init__(message, where=where, hint=hint or (str(wanted) if wanted else None))
+        self.wanted = wanted
 
 
 class UnsupportedError(PolyError):

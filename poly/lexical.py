@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from poly.errors import ParseError
+from poly.errors import ParseError, WantedShape
 
 # Words that begin a clause outside brackets; a tensor or statement named like that is printed in backquotes.
 _CLAUSES: Final = frozenset("where ordered exact origin reads path external copies tile layout scope".split())
@@ -120,11 +120,13 @@ class Fragment:
         first = self.start + start + (len(text) - len(text.lstrip()) if stripped else 0)
         return Fragment(self.source, first, first + len(stripped))
 
-    def error(self, message: str, at: int = 0, hint: str | None = None) -> ParseError:
+    def error(
+        self, message: str, at: int = 0, hint: str | None = None, wanted: WantedShape | None = None
+    ) -> ParseError:
         """A `ParseError` with the caret `at` characters into the fragment."""
         before = self.source.original[: self.start + at]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n") - 1
-        return ParseError(message, text=self.source.original, line=line, column=column, hint=hint)
+        return ParseError(message, text=self.source.original, line=line, column=column, hint=hint, wanted=wanted)
 
     def error_at(self, line: int, column: int, message: str, hint: str | None = None) -> ParseError:
         """The same at a line (from 1) and byte column that Python's parser gave for `expression`."""

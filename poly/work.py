@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from re import match
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -259,19 +258,16 @@ def _parsed(text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Seque
     try:
         return parse(text, dtypes=dtypes, **given)
     except (ParseError, ShapeError) as error:
-        call = match(r"(?:where 0 <= .* or )?(\w+)=\(", error.hint or "")  # an argument of parse
-        if call is None:
+        if (wanted := error.wanted) is None:
             raise
-        tensor = call[1]
+        tensor = wanted.tensor
         if tensor not in given and tensor in files:
             return _parsed(text, {**given, tensor: read_array(files[tensor]).shape}, arrays)
-        if call[0].startswith("where"):  # an index, most likely
+        if not wanted.extents:  # an index, most likely
             raise
         file = f", or --input {tensor}=FILE.npy" if arrays else ""
-        shown = (error.hint or "")[call.end() :].partition(")")[0]  # as many extents
-        extents = ",".join(e if e.strip().isdecimal() else "64" for e in shown.split(",") if e.strip())
-        hint = f"--shape {tensor}={extents.replace('512', '64') or '64,96'}{file}"
-        raise UsageError(error.message, where=error.where, hint=hint) from None
+        extents = ",".join("64" if e is None else str(e).replace(" ", "") for e in wanted.extents)
+        raise UsageError(error.message, where=error.where, hint=f"--shape {tensor}={extents}{file}") from None
 
 
 def _load_nest(path: Path) -> Work:

@@ -21,6 +21,7 @@ from poly.codegen.host import host_machine
 from poly.codegen.kernel import MAX_RECORDS, Kernel
 from poly.errors import RunError
 from poly.expr import Const, IndexValue, Read, apply
+from poly.given_arrays import overlap
 from poly.loops import LoopTree
 from poly.program import ReadIndex
 from tests.loop_trees import at, compute, loop, tensor
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = host_machine()
+on_both = pytest.mark.parametrize("target", ["cpu", "s16"])
 native = pytest.mark.skipif(not NATIVE, reason="objects are not laid out as in CPython")
 Array = np.ndarray
 
@@ -43,6 +45,12 @@ def plus() -> Kernel:
     add = compute("add", at("C", "i", "j"), [at("A", "i", "j"), at("B", "i", "j")], apply("add", Read(0), Read(1)))
     shapes = (tensor("A", 3, 4, role="input"), tensor("B", 3, 4, role="input"), tensor("C", 3, 4, role="output"))
     return kernel_of(LoopTree("plus", shapes, (loop("i", 0, 3, loop("j", 0, 4, add)),)))
+
+
+def plus_on(target: str) -> Callable[..., Any]:
+    """`plus`, or the same for an accelerator."""
+    program = poly.parse("C[i,j] = A[i,j] + B[i,j]", A=(3, 4), B=(3, 4))
+    return plus() if target == "cpu" else poly.compile(program, target=target)
 
 
 def doubled() -> Kernel:
@@ -109,18 +117,20 @@ ODD: dict[str, Callable[[Array], object]] = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("kind", ODD)
-def test_inputs_of_any_kind(kind: str) -> None:
-    kernel, (a, b, c) = plus(), operands()
+def test_inputs_of_any_kind(kind: str, target: str) -> None:
+    kernel, (a, b, c) = plus_on(target), operands()
     odd = ODD[kind](b)
     for _ in range(2):
-        np.testing.assert_array_equal(kernel(a, odd), a + b)  # type: ignore[arg-type]
-        assert kernel(a, odd, out=c) is c  # type: ignore[arg-type]
+        np.testing.assert_array_equal(kernel(a, odd), a + b)
+        assert kernel(a, odd, out=c) is c
         np.testing.assert_array_equal(c, a + b)
 
 
-def test_wrong_arguments() -> None:
-    kernel, (a, b, c) = plus(), operands()
+@on_both
+def test_wrong_arguments(target: str) -> None:
+    kernel, (a, b, c) = plus_on(target), operands()
     fixed = c.copy()
     fixed.flags.writeable = False
     one = np.zeros(28, np.float32)
@@ -142,11 +152,42 @@ def test_wrong_arguments() -> None:
         ((one[:12].reshape(3, 4), b), one[11:23].reshape(3, 4), "overlaps input A"),
     ]:
         with pytest.raises(RunError, match=message):
-            kernel(*args, out=out)  # type: ignore[arg-type]
+            kernel(*args, out=out)
     kernel(one[:12].reshape(3, 4), b, out=one[12:24].reshape(3, 4))
 
 
-@pytest.mark.parametrize("target", ["cpu", "s16"])
+@on_both
+def test_out_between_the_elements_of_others(target: str) -> None:
+    """What shares no element overlaps nothing, however it lies."""
+    program = poly.parse("y[i] = 2*x[i]; z[i] = x[i]+1", x=(4,))
+    kernel: Callable[..., object] = poly.compile(program, target=target)
+    three = np.arange(12, dtype=np.float32).reshape(4, 3)
+    x = three[:, 1].copy()
+    for given in (x, three[:, 1]):
+        kernel(given, out=(three[:, 0], three[:, 2]))
+        np.testing.assert_array_equal(three, np.stack([2 * x, x, x + 1], 1))
+        three[:, ::2] = -1
+    flat = np.zeros(9, np.float32)
+    for out in ((flat[:8:2], flat[2::2]), (flat[:8:2], flat[0:4]), (three[:, 1], three[:, 0])):
+        with pytest.raises(RunError, match="overlaps"):
+            kernel(three[:, 1], out=out)
+    kernel(x, out=(flat[:8:2], flat[1::2]))
+    np.testing.assert_array_equal(flat[:8].reshape(4, 2), np.stack([2 * x, x + 1], 1))
+
+
+def test_a_search_for_shared_elements_that_takes_too_long_ends() -> None:
+    def window(start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+        return np.lib.stride_tricks.as_strided(memory[start:], shape, strides)
+
+    memory = np.zeros(60_000_000, np.int8)
+    steps = (11, 101, 1009, 10007, 100003, 1000003)
+    one, other = window(0, (9,) * 6, tuple(7 * s for s in steps)), window(1, (9,) * 6, tuple(7 * s for s in steps))
+    start = time.perf_counter()
+    assert overlap(one, one) and isinstance(overlap(one, other), bool)
+    assert time.perf_counter() - start < 1
+
+
+@on_both
 def test_arguments_by_name(target: str) -> None:
     program = poly.parse("C[i,j] = A[i,j] - B[i,j]", A=(3, 4), B=(3, 4))
     kernel: Callable[..., object] = poly.compile(program, target=target)
@@ -167,7 +208,7 @@ def test_arguments_by_name(target: str) -> None:
                 kernel(*args, **named)
 
 
-@pytest.mark.parametrize("target", ["cpu", "s16"])
+@on_both
 def test_inputs_with_the_names_of_arguments(target: str) -> None:
     a, b, _ = operands()
     make = cast("Callable[..., Callable[..., object]]", poly.compile)
@@ -324,18 +365,19 @@ class Exporter:
         return (1, 0)
 
 
-def test_arrays_of_other_libraries() -> None:
-    kernel, (a, b, _) = plus(), operands()
-    np.testing.assert_array_equal(kernel(Exporter(a), b), a + b)  # type: ignore[arg-type]
+@on_both
+def test_arrays_of_other_libraries(target: str) -> None:
+    kernel, (a, b, _) = plus_on(target), operands()
+    np.testing.assert_array_equal(kernel(Exporter(a), b), a + b)
     with pytest.raises(RunError, match="input A is float64"):
-        kernel(Exporter(a.astype(np.float64)), b)  # type: ignore[arg-type]
+        kernel(Exporter(a.astype(np.float64)), b)
 
     class Refusing(Exporter):
         def __dlpack__(self, **keywords: object) -> object:
             raise BufferError("on another device")
 
     with pytest.raises(RunError, match="input A: Refusing is no array of float32: on another device"):
-        kernel(Refusing(a), b)  # type: ignore[arg-type]
+        kernel(Refusing(a), b)
 
 
 def test_torch_tensors() -> None:
@@ -354,18 +396,23 @@ def test_torch_tensors() -> None:
         ([2**70, 1, 2], "too large"), ([np.float32(1.5), 2, 3], "its values are float64"),
     ],
 )  # fmt: skip
-def test_lists_lose_nothing(values: list[object], message: str) -> None:
-    kernel = poly.compile(poly.parse("input x: i32[3]\noutput y: i32[3]\ny[i] = x[i] + 1"))
+@on_both
+def test_lists_lose_nothing(values: list[Any], message: str, target: str) -> None:
+    program = poly.parse("input x: i32[3]\noutput y: i32[3]\ny[i] = x[i] + 1")
+    kernel: Callable[..., object] = poly.compile(program, target=target)
     with pytest.raises(RunError, match=message):
-        kernel(values)  # type: ignore[arg-type]
+        kernel(values)
 
 
-def test_lists_of_numbers_are_arrays() -> None:
-    kernel = poly.compile(poly.parse("input x: i32[3]\noutput y: i32[3]\ny[i] = x[i] + 1"))
+@on_both
+def test_lists_of_numbers_are_arrays(target: str) -> None:
+    kernel: Callable[..., object] = poly.compile(
+        poly.parse("input x: i32[3]\noutput y: i32[3]\ny[i] = x[i] + 1"), target=target
+    )
     many: list[Any] = [[1, 2, 3], (1, 2, 3), range(1, 4), [np.int8(1), True + 1, 3], [np.int64(1), 2, 3]]
     for values in many:
         np.testing.assert_array_equal(kernel(values), [2, 3, 4])
-    kernel = poly.compile(poly.parse("input x: f32[3]\noutput y: f32[3]\ny[i] = x[i] + 1"))
+    kernel = poly.compile(poly.parse("input x: f32[3]\noutput y: f32[3]\ny[i] = x[i] + 1"), target=target)
     np.testing.assert_array_equal(kernel([1, 2.5, True]), [2, 3.5, 2])
 
 

@@ -1,5 +1,6 @@
 """Einstein notation: what is inferred, what is refused, and that the programs compute what numpy does."""
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -562,3 +563,22 @@ def test_constants_that_are_none() -> None:
 def test_inputs_come_as_the_text_names_them(text: str, names: list[str]) -> None:
     shapes = {name: (4,) for name in names if not text.startswith(f"input {name}")}
     assert [t.name for t in parse(text, dtypes="i64", **shapes).inputs] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "tensor", "extents"),
+    [
+        ("y[t[i], j] += x[i,j]", {"x": (8, 1512), "t": (8,)}, "y", (None, 1512)),
+        ("y[t[i], i + 1] += x[i]", {"x": ("N",), "t": ("N",)}, "y", (None, "N + 1")),
+        ("y[i] = 2*x[i,j]", {}, "x", (None, None)),
+    ],
+)  # fmt: skip
+def test_a_missing_shape_is_in_its_error(
+    text: str, shapes: dict[str, Any], tensor: str, extents: tuple[int | str | None, ...]
+) -> None:
+    with pytest.raises((ParseError, ShapeError)) as found:
+        parse(text, **shapes)
+    wanted = found.value.wanted
+    assert wanted is not None and (wanted.tensor, wanted.extents) == (tensor, extents)
+    assert str(wanted) in (found.value.hint or "")
+    assert pickle.loads(pickle.dumps(found.value)).wanted == wanted
