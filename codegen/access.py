@@ -303,13 +303,16 @@ def _load_vector(s: State, tensor: Tensor, address: Address, whole: Bit, lanes: 
 
 
 def _masked_load(s: State, tensor: Tensor, pointer: str, mask: str, through: str) -> Value:
-    """Neighbouring elements where the mask is set, else those of `through`."""
+    """Neighbouring elements where the mask is set, else those of `through`; once in a block where nobody writes the
+    tensor, since instruction selection would load them again behind every prefetch.
+    """
     assert s.lanes is not None
     width = s.lanes.width
     kind = memory_type(tensor.dtype, width)
     name = f"llvm.masked.load.{_memory_suffix(tensor.dtype, width)}.p0"
     arguments = (("ptr", pointer), ("i32", str(size_bytes(tensor.dtype))), (f"<{width} x i1>", mask), (kind, through))
-    return _from_memory(s, tensor.dtype, s.writer.intrinsic(kind, name, arguments), width)
+    still = tensor.role in ("input", "constant") or (s.written is not None and tensor.name not in s.written)
+    return _from_memory(s, tensor.dtype, s.writer.intrinsic(kind, name, arguments, again=still), width)
 
 
 def _memory_suffix(dtype: str, lanes: int) -> str:

@@ -262,10 +262,13 @@ class Walker:
         if values is not None:
             s.indices.ranges[counter] = values
         s.indices.values[node.variable] = Linear(((counter, 1),))
+        around = s.written
+        s.written = _targets(node) if around is None else around
         with writer.region(region) as lines:
             self.nodes(node.body)
             for place, entry in carried:
                 s.registers.same_form(place, entry)
+        s.written = around
         writer.label(label)
         writer.emit(f"{counter} = phi i64 [{first}, %{label}p], [{following}, %{label}l]")
         for place, entry in carried:
@@ -492,6 +495,14 @@ def _named(entry: Entry, text: str) -> Entry:
 
 def _type(entry: Entry) -> str:
     return value_type(entry.value.dtype, entry.value.lanes)
+
+
+def _targets(loop: For) -> frozenset[str] | None:
+    """The tensors that are written inside of a loop; None where that is not in its statements."""
+    nodes = list(walk(loop.body))
+    return None if any(isinstance(n, External) for n in nodes) else frozenset(
+        n.write.tensor for n in nodes if isinstance(n, Compute)
+    )
 
 
 def _lane_parallel(node: For) -> bool:

@@ -55,8 +55,8 @@ class State:
     `aligned`: bytes that every tensor's memory is aligned to, at most a vector's, 0 where it is not known; so what
     nontemporal loops store goes past the caches in whole vectors. `past`: inside of such a loop; `streamed`: the
     tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they touch;
-    `line`: bytes that come at once. `plans`: by the identity of an access; `located`: where the accesses of the current
-    statement are.
+    `line`: bytes that come at once. `written`: tensors that the loops around write, None outside of loops. `plans`: by
+    the identity of an access; `located`: where the accesses of the current statement are.
     """
 
     writer: Writer
@@ -74,6 +74,7 @@ class State:
     past: bool = False
     ahead: tuple[str, int] | None = None
     streamed: set[str] = field(default_factory=set[str])
+    written: frozenset[str] | None = None
     plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
     located: dict[int, Address | None] = field(default_factory=dict[int, "Address | None"])
 

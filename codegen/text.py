@@ -176,11 +176,17 @@ class Writer:
         """A declaration; equal ones appear once."""
         self.declarations.add(f"declare {text}")
 
-    def intrinsic(self, result: str, name: str, arguments: tuple[tuple[str, str], ...], pure: bool = False) -> str:
-        """A call of a function that returns `result`; `arguments` are (type, text)."""
+    def intrinsic(
+        self, result: str, name: str, arguments: tuple[tuple[str, str], ...], pure: bool = False, again: bool = False
+    ) -> str:
+        """A call of a function that returns `result`; `arguments` are (type, text). `again`: an equal one of this block
+        serves again.
+        """
         self.declare(f"{result} @{name}({', '.join(t for t, _ in arguments)})")
         text = f"call {result} @{name}({', '.join(f'{t} {a}' for t, a in arguments)})"
-        return self.pure(text, *(a for _, a in arguments)) if pure else self.value(text)
+        if pure:
+            return self.pure(text, *(a for _, a in arguments))
+        return self.cached(text) if again else self.value(text)
 
     def constant(self, element: str, lanes: int, text: str) -> str:
         """A read-only global filled with one value; gives its name."""

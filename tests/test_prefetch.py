@@ -114,3 +114,12 @@ def test_elements_that_all_lanes_share_are_asked_for_once_a_line() -> None:
     kernel = poly.compile(s, threads=1)
     a, b = np.arange(12.0 * 32, dtype=np.float32).reshape(12, 32), np.ones((32, LANES), np.float32)
     np.testing.assert_array_equal(kernel(a, b), a @ b)
+
+
+def test_lanes_of_a_part_of_a_vector_are_loaded_once_for_all_rows() -> None:
+    """Instruction selection would load them again behind each line that is asked for."""
+    s = Schedule(poly.parse("C[i, j] += A[i, k] * B[k, j]", A=(12, 32), B=(32, LANES - 2)))
+    s = s.tile({"C_update.i": 4}).reorder("C_update.i.o", "k", "C_update.i.p", "C_update.j").unroll("C_update.i.p")
+    s = s.vectorise("C_update.j").prefetch("C_update.j", "C_update.i.o")
+    lines = lower(s.lower(), HOST, "entry").ir.splitlines()
+    assert sum("= call" in line and "masked.load" in line for line in lines) == 4 + 1  # rows of C, and of B
