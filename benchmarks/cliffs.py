@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 import poly
+from benchmarks.cliffs_of_nests import beside_numba, beside_python
+from benchmarks.medians import times
 from poly.errors import PolyError
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 EXTENTS: Final = (1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 17, 20, 24, 32, 33, 50, 64, 77, 100, 128, 197, 256)
 LARGEST, MOST_WORK = 600_000, 1e8  # elements of an input; multiplications of an operator
-ROUNDS, SECONDS = 5, 0.003
 Floats = npt.NDArray[np.float32]
 
 
@@ -216,20 +216,6 @@ def compared(seed: int, slower: float) -> str | None:
     return f"{what}: {ours:.1f} us, ONNX Runtime {theirs:.1f}, {ours / theirs:.2f}" if ours > slower * theirs else ""
 
 
-def times(*calls: Callable[[], object]) -> list[float]:
-    """Medians of interleaved rounds, in microseconds."""
-    rounds: list[list[float]] = [[] for _ in calls]
-    for _ in range(ROUNDS):
-        for call, found in zip(calls, rounds, strict=True):
-            call()
-            start, count = time.perf_counter(), 0
-            while count < 2 or time.perf_counter() - start < SECONDS:
-                call()
-                count += 1
-            found.append((time.perf_counter() - start) / count * 1e6)
-    return [statistics.median(found) for found in rounds]
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -248,8 +234,6 @@ def main() -> None:
         parser.error(f"{peer} is not installed: pip install {peer}, or the extra `bench`")
     compare = partial(compared, slower=options.slower)
     if options.nests:
-        from benchmarks.cliffs_of_nests import beside_numba, beside_python
-
         compare = beside_python if options.short else partial(beside_numba, slower=options.slower)
     seed, count, end = options.seed, 0, time.monotonic() + options.seconds
     while time.monotonic() < end:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 import poly
-from benchmarks.cliffs import times
+from benchmarks.medians import times
 from benchmarks.random_nests import LONG, RandomNest, random_nest
 from poly.dtypes import Array, is_float
 from poly.errors import PolyError

@@ -117,13 +117,8 @@ def cycles_of_memory(
                 moved = np.where(walk.packed, sum(parts, np.zeros(())) / len(parts), moved)
             if n == last:
                 coming = coming + np.where(walk.asked > 0, moved, 0.0) / cache.rate
-                moved = np.where(walk.asked > 0, 0.0, moved)
-            if n == last > 0 and walk.known.any() and walk.operand.size > core.caches[n - 1].capacity:
-                bursts.append(_burst(core, boxes, walk, moved))
-                moved = np.where(walk.known, 0.0, moved)
-            if n == last > 0 and k in along:
-                few = ~own & (boxes.read(walk.operand) < (FEW + 1) * prod(walk.operand.shape))
-                moved = np.where(few, moved * _there(core, walk.operand), moved)
+                moved, burst = _from_last(core, boxes, walk, np.where(walk.asked > 0, 0.0, moved), own, k in along)
+                bursts += burst
             total = total + moved * (2.0 if walk.operand.write else 1.0)
             if 0 < n < last and walk.touched.alone.any():
                 waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
@@ -141,6 +136,21 @@ def _brought(core: Core, level: int, walk: Walk, kept: Kept) -> tuple[Numbers, n
     return np.where(own, 0.0 if size > core.counted_on(level) else float(size), moved), own
 
 
+def _from_last(
+    core: Core, boxes: Boxes, walk: Walk, moved: Numbers, own: npt.NDArray[np.bool_], along: bool
+) -> tuple[Numbers, list[tuple[Numbers, Numbers]]]:
+    """What counts of the bytes that an operand has from behind the last level, and its bursts."""
+    bursts: list[tuple[Numbers, Numbers]] = []
+    *nearer, _ = core.caches
+    if nearer and walk.known.any() and walk.operand.size > nearer[-1].capacity:
+        bursts.append(_burst(core, boxes, walk, moved))
+        moved = np.where(walk.known, 0.0, moved)
+    if nearer and along:
+        few = ~own & (boxes.read(walk.operand) < (FEW + 1) * prod(walk.operand.shape))
+        moved = np.where(few, moved * memory_share(core, walk.operand), moved)
+    return moved, bursts
+
+
 def _burst(core: Core, boxes: Boxes, walk: Walk, moved: Numbers) -> tuple[Numbers, Numbers]:
     """Cycles in which an operand comes that was packed when compiling, out of the last cache where it may stay there,
     and the share of a kernel's time: of the register tiles that use some of it one after the other, only the first
@@ -152,9 +162,9 @@ def _burst(core: Core, boxes: Boxes, walk: Walk, moved: Numbers) -> tuple[Number
     return np.where(walk.known, moved, 0.0) / rate, np.where(walk.known, np.clip(moved / used, LEAST, 1.0), 1.0)
 
 
-def _there(core: Core, operand: Operand) -> float:
-    """Bytes from memory that take as long as one from the last of the caches, where that has an operand when a kernel
-    starts. What a core's own caches can hold is as near either way.
+def memory_share(core: Core, operand: Operand) -> float:
+    """What a byte of an operand costs beside one from memory: less where the last cache holds the operand when a kernel
+    starts, but no cache of the core's own does.
     """
     *_, own, last = core.caches
     far = own.capacity < operand.size <= last.capacity * core.part

@@ -88,10 +88,10 @@ class RowPlan:
 
 
 def row_plan(
-    program: Program, group: Group, machine: Machine, threads: int = 1, near: bool = False, even: bool = True
+    program: Program, group: Group, machine: Machine, threads: int = 1, near: bool = False
 ) -> RowPlan | None:
     """The choices for a group of rows; None where some statement has no contiguous loop inside the row or a reduction
-    keeps its order, or where the machine has no vectors. `near`: the rows are a block in a cache, `even`: all of them.
+    keeps its order, or where the machine has no vectors. `near`: the rows are a block in a cache.
     """
     if any(s.combiner is not None and not s.reorder for s in group.statements):
         return None
@@ -128,7 +128,7 @@ def row_plan(
     fits = height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
     sized = tuple(_sized(program, p, limits, height) for p in passes)
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
-    block = _block(group, height, 1 if near else threads) if even else 0
+    block = _block(group, height, 1 if near else threads)
     held = height * sum(rows.values()) * sum(bool(p.extents) for p in passes)
     far = held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
     return plan if far else _staggered(program, group, replace(plan, block=block), limits)

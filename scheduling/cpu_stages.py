@@ -44,12 +44,11 @@ def stages_of(program: Program, group: Group, machine: Machine, threads: int = 1
     if not group.block or group.box is None:
         return None
     box = (*group.box[:-1], (0, group.block - 1))
-    even = not (group.box[-1][1] - group.box[-1][0] + 1) % group.block
     stages: list[Stage] = []
     for part in group.parts:
         axes = {s.name: group.axes[s.name] for s in part.statements}
         rows = Group(part.statements, axes, {}, box, part.why, part.parts)
-        plan = _product(program, part, group, machine, threads) or row_plan(program, rows, machine, threads, True, even)
+        plan = _product(program, part, group, machine, threads) or row_plan(program, rows, machine, threads, near=True)
         if plan is None:
             return None
         stages.append(Stage(part if isinstance(plan, BlockPlan) else rows, plan))

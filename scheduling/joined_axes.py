@@ -131,8 +131,7 @@ def _step(access: Access, axis: int, ranges: Mapping[str, tuple[int, int] | None
     if i.coefficient(fast) != 1 or step < 2 or not i.names <= ranges.keys():
         return 0
     whole = ranges[fast] == (0, step - 1) and all(i.coefficient(n) % step == 0 for n in slow)
-    starts = [ends[0] for n in slow if (ends := ranges[n]) is not None]
-    return step if whole and len(starts) == len(slow) and not any(starts) else 0
+    return step if whole else 0
 
 
 def _joins(program: Program) -> _Joins | None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.loops import For
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
@@ -43,8 +44,19 @@ def test_stores_are_whole_vectors(program: Program) -> None:
     (result,) = {t.name for t in schedule.program.tensors if t.role == "output"}
     writers = [s.name for s in schedule.program.statements if s.write.tensor == result]
     assert writers and all(name.startswith("st_") for name in writers)
+    loops = [n for n in schedule.lower().nodes() if isinstance(n, For)]
+    for name in writers:
+        (lanes,) = [n for n in loops if n.variable == schedule.nests[name].names[-1]]
+        assert lanes.kind == "vector" and min(u.constant for u in lanes.upper if u.is_constant) <= 8
     check_instances(schedule.lower(), schedule.program)
     check_capacity(schedule.lower(), AVX2)
+
+
+def test_long_rows_are_written_past_the_caches() -> None:
+    text = "z[k,2*i+p] = (x[k,i] if p < 1 else y[k,i]) where 0 <= k < 2000 and 0 <= i < {n} and 0 <= p < 2"
+    for n, past in ((80, False), (200, True)):
+        found = plan(poly.parse(text.format(n=n), x=(2000, n), y=(2000, n)))
+        assert found is not None and found.past == past
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,21 @@
 """Nests whose iterations have values of their own: kept in registers, in lanes where a loop allows it."""
 # ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import poly
+from poly.affine import Constraint, var
 from poly.frontend.nest import Array, Nest, f64, i64, nest
 from poly.loops import Alloc, For, walk
+from poly.program import Access
+from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.groups import groups_of
 from poly.scheduling.private_nests import private_tensors, whole_nests
+from tests.machines import AVX2
 
 
 @nest
@@ -97,6 +102,31 @@ def test_sums_that_groups_take_are_cut_apart() -> None:
     loops = str(poly.compile(program, threads=1).loops)
     assert "unroll" in loops and "for i, j" not in loops
     assert whole_nests(orbits.program, groups_of(orbits.program)) == {0}
+    assert not whole_nests(product.program, groups_of(product.program))  # a product with free sizes
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "widest"),
+    [
+        (orbits, {"N": 45, "M": 70}, 8),  # several vectors side by side
+        (orbits, {"N": 45, "M": 2}, 2),  # no more lanes than iterations
+        (largest, {"N": 45, "M": 70}, 4),  # reads that do not lie side by side: one vector
+    ],
+)
+def test_registers_of_a_block(function: Nest[..., None], sizes: dict[str, int], widest: int) -> None:
+    tree = schedule_for_cpu(function.program.bind(**sizes, K=3), AVX2).lower()
+    assert max(n.tensor.extents({})[-1] for n in walk(tree.body) if isinstance(n, Alloc)) == widest
+
+
+def test_guarded_values_are_not_private() -> None:
+    program = orbits.program
+    assert "t" in private_tensors(program, program.statements)
+
+    def guarded(access: Access) -> Access:
+        return replace(access, guard=(Constraint(var("i") - 1),), fill=0.0) if access.tensor == "t" else access
+
+    statements = [replace(s, reads=tuple(map(guarded, s.reads))) for s in program.statements]
+    assert "t" not in private_tensors(replace(program, statements=tuple(statements)), statements)
 
 
 @nest

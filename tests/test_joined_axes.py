@@ -94,6 +94,16 @@ def test_an_axis_of_three_loops_is_three_axes() -> None:
     assert axes_apart(wider).tensor["Y"].extents({}) == (2, 144)
 
 
+def test_loops_that_start_elsewhere_are_axes_too() -> None:
+    text = "program p\ninput X: f32[9, 7]\noutput Y: f32[28]\ns[y, x]: Y[7*y + x] = X[y + 1, x] where "
+    program = parse_program(f"{text}1 <= y <= 3 and 0 <= x <= 6\n")
+    apart = axes_apart(program)
+    assert apart.tensor["Y"].extents({}) == (4, 7)
+    x = np.random.default_rng(0).standard_normal((9, 7)).astype("f4")
+    for form in (apart, program):
+        assert np.array_equal(np.asarray(poly.compile(form)(x)).ravel()[7:], x[2:5].ravel())
+
+
 def test_sums_of_one_operand_are_joined_too() -> None:
     """As of a norm over the places of a map: the program's loops over short rows are one long one."""
     program = poly.parse(

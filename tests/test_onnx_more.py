@@ -48,6 +48,8 @@ TRANSFORMED: dict[str, Case] = {
     "longer transform": ("DFT", [SIGNAL, i64(16).reshape(())], {"axis": 1, "constant": [1]}),
     "real inverse, odd": ("DFT", [f32(2, 6, 2), i64(11).reshape(())],
                           {"constant": [1], "inverse": 1, "onesided": 1, "opset": 20}),
+    "real inverse, even": ("DFT", [f32(2, 6, 2), i64(10).reshape(())],
+                           {"constant": [1], "inverse": 1, "onesided": 1, "opset": 20}),
     "frames": ("STFT", [f32(1, 40, 1), i64(8).reshape(()), positive(16)], {"constant": [1]}),
     "frames, constant window": ("STFT", [f32(1, 40, 1), i64(8).reshape(()), positive(16)], {"constant": [1, 2]}),
     "determinant": ("Det", [f32(2, 3, 3)], {}),
