@@ -64,10 +64,7 @@ def _sum_kept(schedule: Schedule, name: str, machine: Machine) -> Schedule:
     names = schedule.nests[name].names
     outer = names[names.index(along) - 1] if names.index(along) else None
     try:
-        before = {t.name for t in schedule.program.tensors}
-        kept = unchecked(schedule).promote(s.write.tensor, outer, machine.register_space, users=[name])
-        require_registers(kept, {t.name for t in kept.program.tensors} - before, machine)
-        return settle(kept)
+        return settle(in_registers(unchecked(schedule), s.write.tensor, outer, machine, users=[name]))
     except PolyError:
         return schedule
 
@@ -113,25 +110,21 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
     """One statement in vectors. Raises `ScheduleError` where the loop is too short, or an edit does not apply."""
     s = schedule.program.statement[name]
     loop = _loop(schedule, name, lanes.iterator)
-    width = machine.lanes(widest_element(schedule.program, [s]))
-    longest = _longest(schedule.program, s, lanes.iterator)
-    if longest is not None:
-        width = min(width, 1 << (longest - 1).bit_length())
-    if width < 2:
-        raise ScheduleError(f"loop {loop} has no two iterations")
     ends = ends_of(schedule.program, s, lanes.iterator)
     others = [n for n in own_loops(schedule, name) if n != loop]
     sums = [] if lanes.summed else _sums(schedule, s, others, ends)
     rows = [n for n in others if n not in sums]
     row = _row(schedule, s, rows, lanes.iterator, ends) if sums else ""
+    most = ROW_VECTORS if row else MOST_VECTORS
+    width, vectors = blocks_of(schedule.program, [s], lanes.iterator, machine, 1 if lanes.scattered else most)
+    if width < 2:
+        raise ScheduleError(f"loop {loop} has no two iterations")
     order = [*(n for n in rows if n != row), *filter(None, [row]), loop, *sums]
     if len(order) > 1 and tuple(order) != own_loops(schedule, name):
         schedule = schedule.reorder(*order)
     if ends is None:
         return _blocked(schedule, name, loop, width, False, machine)
     schedule = from_zero(schedule, name, loop, ends[0])
-    most = min(ROW_VECTORS if row else MOST_VECTORS, MAX_LANES // width)
-    vectors = 1 if lanes.scattered else max(1, min(most, (longest or width * most) // width))
     pieces = [name]
     if row:
         height = max(1, (machine.vector_registers - vectors - 1) // vectors)
@@ -144,6 +137,18 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
             lane = schedule.nests[part].names[depth]
             schedule = _blocked(schedule, part, lane, step, lanes.summed and part == parts[0][0], machine)
     return schedule
+
+
+def blocks_of(
+    program: Program, statements: Sequence[Statement], iterator: str, machine: Machine, most: int
+) -> tuple[int, int]:
+    """Lanes of a vector along a loop that some statements share, and how many of them, up to `most`, side by side."""
+    width = machine.lanes(widest_element(program, statements))
+    longest = _longest(program, statements[0], iterator)
+    if longest is None:
+        return width, max(1, min(most, MAX_LANES // width))
+    width = min(width, 1 << (longest - 1).bit_length())
+    return width, max(1, min(most, MAX_LANES // width, longest // width))
 
 
 def _sums(
@@ -217,23 +222,29 @@ def _blocked(
     if partial:
         schedule = _partial_sums(schedule, name, f"{loop}.p", target, machine)
     elif below:
-        before, known = set(schedule.nests), {t.name for t in schedule.program.tensors}
-        schedule = schedule.promote(target, f"{loop}.o", machine.register_space)
-        require_registers(schedule, {t.name for t in schedule.program.tensors} - known, machine)
+        before = set(schedule.nests)
+        schedule = in_registers(schedule, target, f"{loop}.o", machine)
         for copy in sorted(set(schedule.nests) - before):
             own = loops_of_copy(schedule, copy)
             schedule = in_vectors(unrolled(schedule, own[:-1]), own[-1], step, step) if own else schedule
     return schedule.vectorise(f"{loop}.p")
 
 
-def require_registers(schedule: Schedule, buffers: set[str], machine: Machine) -> None:
-    """Raise `ScheduleError` for a tile that registers do not hold, or whose size is free."""
-    for name in buffers:
-        tensor = schedule.program.tensor[name]
-        extents = [e.substitute(schedule.program.binding) for e in tensor.shape]
-        most = machine.vector_registers * machine.lanes(size_bytes(tensor.dtype))
+def in_registers(
+    schedule: Schedule, tensor: str, loop: str | None, machine: Machine, users: Sequence[str] | None = None,
+    name: str | None = None,
+) -> Schedule:  # fmt: skip
+    """What is touched of a tensor below a loop in registers. Raises `ScheduleError` for a tile that they do not hold,
+    or whose size is free.
+    """
+    known = {t.name for t in schedule.program.tensors}
+    schedule = schedule.promote(tensor, loop, machine.register_space, users=users, name=name)
+    for tile in (t for t in schedule.program.tensors if t.name not in known):
+        extents = [e.substitute(schedule.program.binding) for e in tile.shape]
+        most = machine.vector_registers * machine.lanes(size_bytes(tile.dtype))
         if not all(e.is_constant for e in extents) or prod(e.constant for e in extents) > most:
-            raise ScheduleError(f"{name} does not fit the registers", where=schedule.source.name)
+            raise ScheduleError(f"{tile.name} does not fit the registers", where=schedule.source.name)
+    return schedule
 
 
 def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine: Machine) -> Schedule:
@@ -247,9 +258,7 @@ def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine
     for copy in (f"clear_{buffer}", f"merge_{buffer}"):
         own = loops_of_copy(schedule, copy)
         schedule = schedule.vectorise(own[-1]) if own else schedule
-    schedule = schedule.promote(buffer, scope[-1] if scope else None, machine.register_space, name=f"{buffer}_r")
-    require_registers(schedule, {f"{buffer}_r"}, machine)
-    return schedule
+    return in_registers(schedule, buffer, scope[-1] if scope else None, machine, name=f"{buffer}_r")
 
 
 def _loop(schedule: Schedule, name: str, iterator: str) -> str:

@@ -16,14 +16,12 @@ from collections.abc import Mapping, Sequence
 
 from poly.affine import Affine
 from poly.errors import PolyError, ScheduleError
-from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Statement
-from poly.relations import ends_of, interval_of
+from poly.relations import ends_of
 from poly.scheduling.arrange import places_of
 from poly.scheduling.cpu_edits import loop_of
-from poly.scheduling.cpu_facts import widest_element
-from poly.scheduling.cpu_nests import MOST_VECTORS, by_loops, from_zero, require_registers, step_of_access
+from poly.scheduling.cpu_nests import MOST_VECTORS, blocks_of, cut_whole, from_zero, in_registers, step_of_access
 from poly.scheduling.edits import piece_name, settle, unchecked
 from poly.scheduling.private_nests import private_tensors
 from poly.scheduling.promotion import free_name
@@ -58,7 +56,7 @@ def _lanes(
     schedule: Schedule, names: Sequence[str], private: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str, bool]]:
     """The loops that may become lanes, best first, and whether what is read then does not lie side by side."""
-    program, found = schedule.program, list[tuple[bool, int, int, str]]()
+    program, found = schedule.program, list[tuple[int, int, str, bool]]()
     if any(s.external is not None or s.write.indirect for s in _statements(schedule, names)):
         return []
     shared = set.intersection(*({*axes} for axes in private.values()))
@@ -72,8 +70,8 @@ def _lanes(
         if any(step is None or kind == "write" and step not in (0, 1) for step, kind in steps):
             continue
         scattered = any(step not in (0, 1) for step, _ in steps)
-        found.append((not scattered, sum(step == 1 for step, _ in steps), depth, iterator))
-    return [(iterator, not beside) for beside, *_, iterator in sorted(found, reverse=True)]
+        found.append((-sum(step == 1 for step, _ in steps), -depth, iterator, scattered))
+    return [(iterator, scattered) for *_, iterator, scattered in sorted(found, key=lambda r: (r[3], *r[:2]))]
 
 
 def _with_lanes(
@@ -83,24 +81,20 @@ def _with_lanes(
     """Blocks of lanes along a loop, innermost of those that all statements share."""
     program, statements = schedule.program, _statements(schedule, names)
     loop = loop_of(schedule, names[0], iterator)
-    width = machine.lanes(widest_element(program, statements))
+    room = machine.vector_registers // (2 * len(private) + 2)
+    most = 1 if scattered else min(MOST_VECTORS, room)
+    width, vectors = blocks_of(program, statements, iterator, machine, most)
     found = {ends_of(program, s, iterator) for s in statements}
     ends = found.pop()
     if found or ends is None or width < 2:
         raise ScheduleError(f"loop {loop} is not the same for all statements")
-    interval = interval_of(program, statements[0], iterator)
-    longest = None if interval is None else interval[1] - interval[0] + 1
-    if longest is not None:
-        width = min(width, 1 << (longest - 1).bit_length())
     band = [n for n in common_prefix(*(schedule.nests[n].path for n in names)) if isinstance(n, str)]
     if band[-1] != loop:
         schedule = schedule.reorder(*band[band.index(loop) + 1 :], loop)
     schedule = from_zero(schedule, names[0], loop, ends[0])
     for name in names[1:] if ends[0].constant else ():
         schedule = schedule.shift(name, loop, -ends[0].constant)
-    room = machine.vector_registers // (2 * len(private) + 2)
-    most = 1 if scattered else max(1, min(MOST_VECTORS, room, MAX_LANES // width, (longest or width * room) // width))
-    schedule, pieces = _pieces(schedule, names, loop, ends, (width * most, width))
+    schedule, pieces = _pieces(schedule, names, loop, ends, (width * vectors, width))
     for part, block in pieces:
         schedule = _blocked(schedule, part, block, private, machine)
     return schedule
@@ -112,14 +106,10 @@ def _pieces(
     """The iterations of a loop that starts at 0 which make whole blocks, and the others in smaller ones: statements
     with the sizes of their blocks.
     """
-    extent = ends[1] - ends[0] + 1
-    place, extent = (by_loops(schedule, names[0], e) for e in (extent // blocks[0] * blocks[0], extent))
-    if place == extent:
-        return schedule, [([*names], blocks[0])]
-    if place == Affine():
-        return schedule, [([*names], blocks[1])]
     lower, upper = ([piece_name(schedule, n, piece) for n in names] for piece in ("lo", "hi"))
-    schedule = schedule.split(loop, place.constant if place.is_constant else str(place))
+    schedule, parts = cut_whole(schedule, names[0], loop, ends, *blocks)
+    if len(parts) == 1:
+        return schedule, [([*names], parts[0][1])]
     return schedule, [(lower, blocks[0]), (upper, blocks[1])]
 
 
@@ -164,8 +154,7 @@ def _kept(
     for tensor in private:
         users = [n for n in names if tensor in schedule.program.statement[n].tensors]
         buffer = free_name(schedule, f"{tensor}_r")
-        schedule = schedule.promote(tensor, loop, machine.register_space, name=buffer, users=users)
-        require_registers(schedule, {buffer}, machine)
+        schedule = in_registers(schedule, tensor, loop, machine, users, buffer)
         if {f"ld_{buffer}", f"st_{buffer}"} & schedule.program.statement.keys():
             raise ScheduleError(f"{tensor} is not private to loop {loop}", where=schedule.source.name)
     return schedule

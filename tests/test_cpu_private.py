@@ -9,6 +9,7 @@ import pytest
 
 import poly
 from poly.affine import Constraint, var
+from poly.expr import Const
 from poly.frontend.nest import Array, Nest, f64, i64, nest
 from poly.loops import Alloc, For, walk
 from poly.program import Access
@@ -123,7 +124,7 @@ def test_guarded_values_are_not_private() -> None:
     assert "t" in private_tensors(program, program.statements)
 
     def guarded(access: Access) -> Access:
-        return replace(access, guard=(Constraint(var("i") - 1),), fill=0.0) if access.tensor == "t" else access
+        return replace(access, guard=(Constraint(var("i") - 1),), fill=Const(0.0)) if access.tensor == "t" else access
 
     statements = [replace(s, reads=tuple(map(guarded, s.reads))) for s in program.statements]
     assert "t" not in private_tensors(replace(program, statements=tuple(statements)), statements)
