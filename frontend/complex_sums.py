@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.affine import Affine, var
-from poly.expr import COMBINERS, Const, IndexValue, Read, apply
-from poly.frontend.contraction import HALVES, PART, Contractions, Form, kept_alone
+from poly.expr import COMBINERS, Const, Expr, IndexValue, Read, apply
+from poly.frontend.contraction import HALVES, PART, Contractions, Form, cast, kept_alone
 from poly.program import Access, Tensor
 
 P, Q = "p", "q"  # the result's last index with its parts; the last summed one with its parts, or the parts alone
@@ -59,11 +59,20 @@ def sums_along(form: Form, x: int) -> bool:
 
 @dataclass(frozen=True)
 class _Parts:
-    """An operand or the result as real numbers. `dense`: its parts lie between the steps of its last subscript."""
+    """An operand as real numbers. `dense`: its parts lie between the steps of its last subscript.
+
+    `source` is their dtype, and `target` the one that they are computed in.
+    """
 
     name: str
     subscripts: tuple[Affine, ...]
     dense: bool
+    source: str
+    target: str
+
+    def value(self, position: int) -> Expr:
+        """A part that is read at this position of a statement's reads."""
+        return cast(Read(position), self.source, self.target)
 
     def at(self, part: Affine) -> Access:
         """One part."""
@@ -106,7 +115,8 @@ def real_sums(form: Form, x: int, m: int) -> Contractions:
     ]
     result = Access("out", (*map(var, outer), var(P)))
     build.state("out_init", [*outer, P], result, (), Const(0.0, build.stored), None)
-    build.state("out_update", [*outer, P, *steps], result, reads, apply("mul", Read(0), Read(1)), COMBINERS["+"])
+    product = apply("mul", operands[x].value(0), Read(1))
+    build.state("out_update", [*outer, P, *steps], result, reads, product, COMBINERS["+"])
     return build
 
 
@@ -131,7 +141,7 @@ def apart_sums(form: Form, x: int, m: int) -> Contractions:
     target = sums(var(Q), var(W))
     build.state("sums_init", [*order, Q, W], target, (), Const(0.0, build.stored), None)
     reads = [operands[x].at(var(Q)), operands[m].along(W)]
-    product = apply("mul", Read(0), Read(1))
+    product = apply("mul", operands[x].value(0), operands[m].value(1))
     build.state("sums_update", [*order, Q, W, *summed], target, reads, product, COMBINERS["+"])
     reads = [sums(q, var(last) * 2 + p) for q, p in ((ZERO, ZERO), (ONE, ONE), (ZERO, ONE), (ONE, ZERO))]
     parts = apply("sub", Read(0), Read(1)), apply("add", Read(2), Read(3))
@@ -146,8 +156,9 @@ def _operand(form: Form, n: int, build: Contractions) -> _Parts:
     extents, subscripts = form.place(n, view, build.extents)
     dense = view.dense[-1]
     extents = [*extents[:-1], extents[-1] * 2] if dense else [*extents, TWO]
-    build.tensors.append(Tensor(f"x{n}", tuple(extents), HALVES[view.dtype], "input"))
-    return _Parts(f"x{n}", tuple(subscripts), dense)
+    half = HALVES[view.dtype]
+    build.tensors.append(Tensor(f"x{n}", tuple(extents), half, "input"))
+    return _Parts(f"x{n}", tuple(subscripts), dense, half, build.stored)
 
 
 def _rows(
@@ -156,9 +167,10 @@ def _rows(
     """The statements that make a matrix of each element of m: its first row is the element itself."""
     column, alike = var(last) * 2, m.dense and m.subscripts[-1] == var(last)
     if alike and all(last not in s.names for s in m.subscripts[:-1]):
-        build.state("rows_first", [*order, P], row(ZERO, var(P)), [m.along(P)], Read(0), None)
+        build.state("rows_first", [*order, P], row(ZERO, var(P)), [m.along(P)], m.value(0), None)
     else:
         for suffix, part in (("re", ZERO), ("im", ONE)):
-            build.state(f"rows_first_{suffix}", [*order, last], row(ZERO, column + part), [m.at(part)], Read(0), None)
-    build.state("rows_re", [*order, last], row(ONE, column + 1), [m.at(ZERO)], Read(0), None)
-    build.state("rows_im", [*order, last], row(ONE, column), [m.at(ONE)], apply("neg", Read(0)), None)
+            write = row(ZERO, column + part)
+            build.state(f"rows_first_{suffix}", [*order, last], write, [m.at(part)], m.value(0), None)
+    build.state("rows_re", [*order, last], row(ONE, column + 1), [m.at(ZERO)], m.value(0), None)
+    build.state("rows_im", [*order, last], row(ONE, column), [m.at(ONE)], apply("neg", m.value(0)), None)

@@ -168,12 +168,12 @@ class Contractions:
         values: list[list[Expr]] = []
         position = 0
         for t in terms:
-            values.append([_cast(Read(position + k), t.dtype, self.computed) for k in range(len(t.reads))])
+            values.append([cast(Read(position + k), t.dtype, self.computed) for k in range(len(t.reads))])
             position += len(t.reads)
         if not self.pairs:
             multiply = "and" if self.computed == "bool" else "mul"
             product = reduce(lambda a, b: Apply(multiply, (a, b)), [v[0] for v in values])
-            return [_cast(product, self.computed, dtype)]
+            return [cast(product, self.computed, dtype)]
         padded = [v if len(v) == 2 else [v[0], Const(0.0, self.computed)] for v in values]
         return reduce(_complex_product, padded)
 
@@ -200,7 +200,8 @@ class Contractions:
         return Program(name, tuple(self.tensors), tuple(self.statements), self.parameters, context, bound)
 
 
-def _cast(value: Expr, source: str, target: str) -> Expr:
+def cast(value: Expr, source: str, target: str) -> Expr:
+    """The value in another dtype."""
     return value if source == target else Cast(target, value)
 
 

@@ -71,3 +71,27 @@ def test_complex_squares_summed_are_real() -> None:
     assert not poly.einsum("ij,ik->jk", x, x.conj()).diagonal().imag.any()
     y = poly.einsum("i,ij->j", x[:, 3].copy(), x.conj())
     assert y[3].imag == 0
+
+
+@pytest.mark.parametrize("dtypes", [("c16", "c8"), ("c8", "c16")])
+@pytest.mark.parametrize(
+    ("spec", "shapes"),
+    [
+        ("ij,jk->ik", [(8, 8), (8, 8)]),
+        ("ab,cb->ac", [(33, 21), (19, 21)]),
+        ("ij,jk->ki", [(33, 21), (21, 19)]),
+        ("ij,j->i", [(33, 21), (21,)]),
+        ("i,ij->j", [(19,), (19, 37)]),
+        ("i,i->", [(700,), (700,)]),
+        ("bai,bij->baj", [(20, 5, 19), (20, 19, 37)]),
+        ("ijb,jkb->ikb", [(6, 7, 33), (7, 5, 33)]),
+        ("ij,jk->ik", [(6, 3), (3, 300)]),
+        ("ij,ij->ij", [(9, 40), (9, 40)]),
+        ("i,j->ij", [(9,), (40,)]),
+    ],
+)
+def test_complex_numbers_of_two_widths(spec: str, shapes: list[tuple[int, ...]], dtypes: tuple[str, str]) -> None:
+    given = [random_of(shape, d, n) for n, (shape, d) in enumerate(zip(shapes, dtypes, strict=True))]
+    check(spec, *given)
+    wide = [random_of((*x.shape[:-1], x.shape[-1] + 3), str(x.dtype), 3)[..., : x.shape[-1]] for x in given]
+    check(spec, *wide)
