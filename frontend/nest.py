@@ -37,13 +37,13 @@ import islpy as isl
 from poly.affine import Affine
 from poly.dtypes import Array, is_integer
 from poly.errors import ParseError, PolyError, ShapeError
-from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, Read, walk
+from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, Read, rewrite, walk
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_choices import decided
 from poly.frontend.nest_scalars import expand_scalars
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
-from poly.frontend.nest_types import promoted, settled, typed
+from poly.frontend.nest_types import is_weak, promoted, settled, typed
 from poly.frontend.nest_values import Scope
 from poly.frontend.notation_choices import without_unequal
 from poly.program import Access, Program, Role, Statement, Tensor
@@ -201,7 +201,8 @@ def _local_dtypes(locals: Mapping[str, Local], drafts: Sequence[Draft], known: M
             return {name: dtypes[name] for name in locals}
         floats = [name for name in left if _has_float(name, drafts)]
         given = next((n for n in left if any(d.write.tensor == n and not d.reads for d in drafts)), left[0])
-        dtypes |= dict.fromkeys(floats, "f64") if floats else {given: "i64"}
+        begun = {name: 0.5 if name in floats else 0 for name in left}
+        dtypes |= {n: _dtype(n, drafts, dtypes, begun) or "f64" for n in floats} if floats else {given: "i64"}
 
 
 def _settled_dtypes(names: Sequence[str], drafts: Sequence[Draft], known: Mapping[str, str]) -> dict[str, str]:
@@ -210,16 +211,47 @@ def _settled_dtypes(names: Sequence[str], drafts: Sequence[Draft], known: Mappin
     while dtypes != before:
         before = dict(dtypes)
         for name in names:
-            found = [d for draft in drafts if draft.write.tensor == name and (d := _dtype(draft, dtypes))]
-            if found:
-                dtypes[name] = promoted([*found, *([dtypes[name]] if name in dtypes else [])])
+            if found := _dtype(name, drafts, dtypes, {}):
+                dtypes[name] = promoted([found, *([dtypes[name]] if name in dtypes else [])])
     return dtypes
 
 
-def _dtype(draft: Draft, dtypes: Mapping[str, str]) -> str | None:
-    if any(r.tensor not in dtypes for r in draft.reads):
+def _dtype(
+    name: str, drafts: Sequence[Draft], dtypes: Mapping[str, str], begun: Mapping[str, int | float]
+) -> str | None:
+    """The common dtype of what is assigned to a local, as far as dtypes are known: literals and loop variables are
+    weak, but one with a fraction makes it a float. `begun`: literals for locals whose dtypes are not known.
+    """
+    fraction, unknown = _has_float(name, drafts), False
+    strong, weak = list[str](), list[str]()
+    for draft in drafts:
+        if draft.write.tensor != name:
+            continue
+        names = [r.tensor for r in draft.reads]
+        if any(n not in dtypes and n not in begun for n in names):
+            unknown = True
+            continue
+        body = rewrite(draft.body, lambda e, names=names: _begun(e, names, dtypes, begun))
+        if (found := typed(body, [dtypes.get(n, "") for n in names])[1]) is not None:
+            (weak if is_weak(body) else strong).append(found)
+    if strong and not _is_whole(promoted(strong)):
+        return promoted(strong)
+    if not strong and (not weak or fraction and unknown):
         return None
-    return typed(draft.body, [dtypes[r.tensor] for r in draft.reads])[1]
+    common = promoted([*strong, *weak])
+    return "f64" if fraction and _is_whole(common) else common
+
+
+def _is_whole(dtype: str) -> bool:
+    return dtype == "bool" or is_integer(dtype)
+
+
+def _begun(e: Expr, names: Sequence[str], dtypes: Mapping[str, str], begun: Mapping[str, int | float]) -> Expr | None:
+    match e:
+        case Read(position) if names[position] not in dtypes:
+            return Const(begun[names[position]])
+        case _:
+            return None
 
 
 def _has_float(name: str, drafts: Sequence[Draft]) -> bool:

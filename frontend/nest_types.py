@@ -90,7 +90,7 @@ def _beside_u64(name: str, x: Expr, y: Expr, of_y: str) -> Typed | None:
             return apply("select", with_u64("lt", y, x), x, Cast("u64", y)), "u64"
         case "min":  # is not beyond the signed one
             return apply("select", with_u64("gt", y, x), Cast("i64", x), y if of_y == "i64" else Cast("i64", y)), "i64"
-        case "select" if _weak(y):
+        case "select" if is_weak(y):
             hint = "u64(...) around the index where it is not negative, else i64(...) around the element"
             raise ShapeError("a choice between u64 and an index, which may be negative", hint=hint)
         case _:
@@ -119,8 +119,8 @@ def _truth(argument: Expr, reads: Sequence[str]) -> Expr:
 
 
 def _common(name: str, operands: Sequence[tuple[Expr, str | None]]) -> str | None:
-    strong = [d for e, d in operands if d is not None and not _weak(e)]
-    weak = [d for e, d in operands if d is not None and _weak(e)]
+    strong = [d for e, d in operands if d is not None and not is_weak(e)]
+    weak = [d for e, d in operands if d is not None and is_weak(e)]
     free = [e for e, d in operands if d is None]
     common = promoted(strong) if strong else promoted(weak) if weak else None
     fraction = any(_has_fraction(e) for e in free) or any(is_float(d) for d in weak)
@@ -150,7 +150,7 @@ def _beyond(body: Expr, dtype: str) -> bool:
     return any(not limits.min <= v <= limits.max for v in values)
 
 
-def _weak(body: Expr) -> bool:
+def is_weak(body: Expr) -> bool:
     """True for loop variables and what is computed from them and literals only."""
     return all(not isinstance(e, Read | Cast) for e in walk(body)) and not any(
         isinstance(e, Const) and e.dtype is not None for e in walk(body)

@@ -1,0 +1,46 @@
+"""Local scalars of nests: the dtypes they get, and the values they have in plain Python."""
+
+from textwrap import indent
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poly
+from poly.dtypes import numpy_dtype
+from tests.nest_texts import define
+
+SIZES = {"N": 5, "K": 7}
+FLOATS = [  # a body, the dtype of x and c, and that of the local s: a literal with a fraction makes it a float
+    ("s = 0.0\nfor k in range(K):\n    s += x[i, k]\ny[i] = s / K", "u8", "f64"),
+    ("s = 1.0\nfor k in range(K):\n    s *= x[i, k]\ny[i] = s", "u8", "f64"),
+    ("s = 0.5\nfor k in range(K):\n    s = max(s, x[i, k])\ny[i] = s", "u8", "f64"),
+    ("s = 0.5\ns += c[i]\ny[i] = s", "i64", "f64"),
+    ("s = c[i]\ns *= 0.5\ny[i] = s", "i64", "f64"),
+    ("s = c[i]\ns = s + 0.5\ny[i] = s", "i64", "f64"),
+    ("s = c[i]\ns -= 0.5\ny[i] = s", "u8", "f64"),
+    ("s = c[i]\ns = max(s, 0.5)\ny[i] = s", "i64", "f64"),
+    ("s = c[i]\nif c[i] > 2:\n    s *= 0.5\ny[i] = s", "i64", "f64"),
+    ("s = 1\nfor k in range(3):\n    s *= 0.5\n    s += c[i]\ny[i] = s", "i64", "f64"),
+    ("s = 0.0\nfor k in range(5):\n    s += k\n    s *= 0.5\ny[i] = s", "f32", "f64"),
+    ("s = 0.0\nfor k in range(K):\n    s = s * 0.5 + x[i, k]\ny[i] = s", "f32", "f32"),
+    ("s = 0.0\nfor k in range(K):\n    s += k * 0.5\n    s += x[i, k]\ny[i] = s", "f32", "f32"),
+    ("s = 0\nfor k in range(K):\n    s += x[i, k]\ny[i] = s", "u8", "u8"),
+]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("body", "dtype", "local"), FLOATS)
+def test_a_literal_with_a_fraction_makes_a_local_a_float(body: str, dtype: str, local: str, exact: bool) -> None:
+    head = f"def f(N: int, K: int, x: '{dtype}[N, K]', c: '{dtype}[N]', y: 'f64[N]'):\n    for i in range(N):\n"
+    function = define(head + indent(body, "        "))
+    program = poly.nest(function, exact=exact).program
+    assert {t.name: t.dtype for t in program.with_role("temporary")} == {"s": local}
+    rng = np.random.default_rng(0)
+    kind = numpy_dtype(dtype)
+    x, c, wanted = rng.integers(100, 201, (5, 7)).astype(kind), np.arange(5).astype(kind), np.zeros(5)
+    with np.errstate(over="ignore"):
+        function(5, 7, x, c, wanted)
+    for given in (program, program.bind(**SIZES)):
+        found: Any = poly.compile(given)(x, c, np.zeros(5))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5 if local == "f32" else 1e-12)
