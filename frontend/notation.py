@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from operator import index
 
 import islpy as isl
@@ -262,9 +263,17 @@ def _refuse_typed(line: StatementLine, write: Access, known: Mapping[str, Extent
     """`a: i64[i] = x[i]` reads as a statement `a` that writes a tensor `i64`, and is meant otherwise."""
     if line.label is not None and write.tensor in DTYPES and write.tensor not in known:
         at = ", ".join(map(str, write.index)) if all(isinstance(s, Affine) for s in write.index) else "..."
-        symbol = line.combiner.symbol if line.combiner else ""
-        hint = f"{line.label}[{at}] {symbol}= {write.tensor}({line.body.shown})"
+        if line.subscripts is not None and not write.index:
+            at = ", ".join(s.shown for s in line.subscripts)
+        symbol, body = line.combiner.symbol if line.combiner else "", line.body.shown
+        hint = f"{line.label}[{at}] {symbol}= {write.tensor}{body if _in_brackets(body) else f'({body})'}"
         raise line.target.error("a dtype is not written at a target", hint=hint)
+
+
+def _in_brackets(text: str) -> bool:
+    """Whether one pair of brackets is around all of a text."""
+    depths = list(accumulate((c == "(") - (c == ")") for c in text))
+    return text.startswith("(") and 0 not in depths[:-1]
 
 
 def _iterators(line: StatementLine, used: Mapping[str, None], parameters: Sequence[str]) -> tuple[str, ...]:

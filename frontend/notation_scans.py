@@ -6,10 +6,12 @@ has to be written by then.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 
 import islpy as isl
 
+from poly.affine import Affine, var
 from poly.frontend.notation_shapes import Draft, Shapes
 from poly.program import Access
 from poly.relations import access_map
@@ -60,7 +62,36 @@ def _check_written(draft: Draft, read: Access, found: Shapes) -> None:
         instance, _ = witness(missing, (names, [f"d{d}" for d in range(len(shape))]))
         shown = access_text(read, draft.reads)
         text = f"the shape of {read.tensor} is not given, and {instance} reads {shown}, which is not written by then"
-        raise draft.line.body.error(text, hint=hint)
+        turned = _turned(draft, domain)
+        raise draft.line.body.error(text, hint=f"{turned}, the last first; or {hint}" if turned else hint)
+
+
+def _turned(draft: Draft, domain: isl.Set) -> str:
+    """The statement with an index turned around, where it reads its tensor later along that index alone; else ""."""
+    reads = [r for r in draft.reads if r.tensor == draft.tensor]
+    if any(a.indirect for a in (draft.write, *reads)):
+        return ""
+    apart = [[a - b for a, b in zip(r.affine_index, draft.write.affine_index, strict=True)] for r in reads]
+    moved = {d for steps in apart for d, step in enumerate(steps) if step != Affine()}
+    if len(moved) != 1:
+        return ""
+    (d,) = moved
+    if any(not steps[d].is_constant or steps[d].constant <= 0 for steps in apart):
+        return ""
+    name = next((i for i in draft.iterators if draft.write.affine_index[d] == var(i)), None)
+    if name is None:
+        return ""
+    k = draft.iterators.index(name)
+    low, high = domain.dim_min_val(k), domain.dim_max_val(k)
+    if not (low.is_int() and high.is_int()):
+        return ""
+    value = f"{low.to_python() + high.to_python()}-{name}"
+    return re.sub(rf"([-*/%]\s*)?\b{name}\b(?=(\s*[*/%])?)", lambda m: _placed(m, value), draft.shown)
+
+
+def _placed(match: re.Match[str], value: str) -> str:
+    """A difference in place of a name, in brackets where an operator beside it binds as strongly."""
+    return f"{match[1] or ''}({value})" if match[1] or match[2] else value
 
 
 def _later(names: Sequence[str]) -> str:

@@ -215,7 +215,11 @@ class Shapes:
             if taken.is_empty() or (asked > 1 and k in draft.chosen and domain.is_subset(taken)):
                 index = next((n for c in read.guard for n in ordered_names(c.expr) if n in draft.ranges), "")
                 shown, which = access_text(read, draft.reads), "not one" if taken.is_empty() else "each"
-                why = f"the range of index {index!r} is not determined: {which} of those in bounds reads {shown}"
+                if k in draft.chosen:  # what was written may choose in a subscript, and name no such read
+                    reason = f"{draft.line.body.shown} chooses where it reads, which bounds no index"
+                else:
+                    reason = f"{which} of those in bounds reads {shown}"
+                why = f"the range of index {index!r} is not determined: {reason}"
                 hint = f"where 0 <= {index} < N, or give the shape of the tensor it writes"
                 raise draft.line.place.error(why, hint=hint)
 

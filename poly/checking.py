@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from poly.dtypes import Array, dtype_name, is_float, numpy_dtype
+from poly.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import onnx
@@ -87,9 +88,12 @@ def onnx_reference(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[
 
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     replaced = [_flattened(OpRun, name) for name in _COERCED] if opset < 13 else []
-    evaluator = ReferenceEvaluator(model, new_ops=replaced)
-    with np.errstate(all="ignore"):
-        found = evaluator.run(None, dict(inputs))
+    try:
+        evaluator = ReferenceEvaluator(model, new_ops=replaced)
+        with np.errstate(all="ignore"):
+            found = evaluator.run(None, dict(inputs))
+    except Exception as error:  # whatever operators raise; where the evaluator lacks a version of one, RuntimeError
+        raise UnsupportedError(f"nothing to compare with: onnx.reference cannot run the model: {error}") from error
     assert isinstance(found, list)
     return {o.name: np.asarray(a) for o, a in zip(model.graph.output, found, strict=True)}
 

@@ -156,6 +156,16 @@ def test_demo_on_a_small_network(
     assert "MISMATCH" in capsys.readouterr().out
 
 
+def test_check_where_onnx_reference_lacks_a_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx = pytest.importorskip("onnx")
+    from tests.onnx_helpers import node_model
+
+    model, _ = node_model("DequantizeLinear", [np.zeros(4, "i1"), np.float32(0.5)], opset=12, constant=[1])
+    onnx.save(model, tmp_path / "m.onnx")
+    assert poly("run", str(tmp_path / "m.onnx"), "--check") == 1
+    assert "nothing to compare with: onnx.reference cannot run the model" in capsys.readouterr().err
+
+
 def test_check_fails_on_another_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     einsum = np.einsum
     monkeypatch.setattr(np, "einsum", lambda *a, **k: einsum(*a, **k) + 1)

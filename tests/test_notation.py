@@ -1,6 +1,7 @@
 """Einstein notation: what is inferred, what is refused, and that the programs compute what numpy does."""
 
 import pickle
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -371,8 +372,41 @@ def test_scans_need_no_shape(text: str, last: float) -> None:
 
 @pytest.mark.parametrize("text", ["s[i] = (s[i+1] if i < 6 else 0) + x[i]", "s[i] = s[i]*x[i]", "s = s*x[i]"])
 def test_scans_of_what_is_not_written_yet(text: str) -> None:
-    with pytest.raises(ParseError, match=r"not written by then(.*\n)*  try: s=\((7,)?\) as an argument"):
+    with pytest.raises(ParseError, match=r"not written by then(.*\n)*  try: (.*; or )?s=\((7,)?\) as an argument"):
         parse(text, x=(7,))
+
+
+@pytest.mark.parametrize(("text", "turned", "x"), [
+    ("s[i] = (s[i+1] if i < 6 else 0) + x[i]", "s[6-i] = (s[6-i+1] if 6-i < 6 else 0) + x[6-i]", (7,)),
+    ("s[i] = 2*(s[i+2] if 2*i < 10 else 1) + x[i]", "s[6-i] = 2*(s[6-i+2] if 2*(6-i) < 10 else 1) + x[6-i]", (7,)),
+    ("s[i,j] = (s[i,j+1] if j < 4 else 0) + x[i,j]", "s[i,4-j] = (s[i,4-j+1] if 4-j < 4 else 0) + x[i,4-j]", (3, 5)),
+])  # fmt: skip
+def test_scans_from_the_end_are_turned_around(text: str, turned: str, x: tuple[int, ...]) -> None:
+    with pytest.raises(ParseError, match=f"try: {re.escape(turned)}, the last first"):
+        parse(text, x=x)
+    a: Array = np.arange(1, 1 + int(np.prod(x)), dtype="f4").reshape(x)
+    padded = np.concatenate([np.zeros_like(a), np.full_like(a, "2*(" in text)], -1)
+    for k in reversed(range(x[-1])):
+        later = 2 * padded[..., k + 2] if "2*(" in text else padded[..., k + 1] * (k + 1 < x[-1])
+        padded[..., k] = later + a[..., k]
+    np.testing.assert_array_equal(run_program(parse(turned, x=x), {"x": a})["s"], padded[..., : x[-1]])
+
+
+@pytest.mark.parametrize(("text", "hint"), [
+    ("m[i] max= X[i,j]; a[i]:i64 min= (j if X[i,j] == m[i] else 70)", "a[i] min= i64(j if X[i,j] == m[i] else 70)"),
+    ("a[i]:i64 = X[i,0]", "a[i] = i64(X[i,0])"),
+    ("a: i64[i] = (X[i,0]) + (X[i,1])", "a[i] = i64((X[i,0]) + (X[i,1]))"),
+])  # fmt: skip
+def test_a_dtype_at_a_target(text: str, hint: str) -> None:
+    with pytest.raises(ParseError, match=f"try: {re.escape(hint)}$"):
+        parse(text, X=(3, 4))
+
+
+@pytest.mark.parametrize("read", ["x[max(i-1,0)]", "x[abs(i-1)]"])
+def test_subscripts_that_choose_bound_no_index(read: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(f"'i' is not determined: {read} chooses where it reads")):
+        parse(f"y[i] = {read}", x=(12,))
+    assert parse(f"y[i] = {read} where 0 <= i < 12", x=(12,)).tensors[0].shape[0].constant == 12
 
 
 def test_an_extent_that_no_size_gives() -> None:
