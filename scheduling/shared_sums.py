@@ -5,7 +5,8 @@ operand, to use it for half of the result. With `k = 512*p + k'` the sums `P[p,i
 threads share p, and each reads a part of both operands. Then `C` adds the parts up, whoever made them, in one order:
 results are the same from run to run. These are the partial sums of `rfactor`, but made before there are groups, so that
 every policy meets p as one more parallel loop; Solomonik and Demmel, "Communication-optimal parallel 2.5D matrix
-multiplication" (Euro-Par 2011), cut the reduction for the same reason. See docs/decisions/0029.
+multiplication" (Euro-Par 2011), cut the reduction for the same reason. See docs/decisions/0029. Sums of everything,
+`s += exp(x[i])`, leave threads no other loop.
 
 A vector times a matrix uses no element of the matrix twice. Threads that share its columns would each walk pieces of
 all rows; with the sum in parts, each walks whole rows, one after another. See docs/decisions/0053.
@@ -23,13 +24,13 @@ import islpy as isl
 
 from poly.affine import Affine, var
 from poly.dtypes import size_bytes
-from poly.expr import Expr, IndexValue, Read, rewrite
+from poly.expr import OPERATORS, Apply, Expr, IndexValue, Read, rewrite, walk
 from poly.machine import Machine
 from poly.program import Access, PathStep, Program, Statement, Tensor, box_domain
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_core import core_of
-from poly.scheduling.cpu_facts import step_along
+from poly.scheduling.cpu_facts import OPERATIONS, step_along
 from poly.scheduling.cpu_shares import FITTED_REMOTE, MEETING_CYCLES
 from poly.scheduling.groups import domain_box
 from poly.scheduling.joined_axes import axes_apart, with_sizes
@@ -43,8 +44,8 @@ LONG: Final = 64  # steps of the reduction in a part, at the least: each tile is
 def share_sums(program: Program, machine: Machine, threads: int) -> Program:
     """The program with its long reductions in parts for several threads.
 
-    Contractions, and sums that walk through rows of an operand once. Programs with free sizes, and reductions that keep
-    their order, stay as they are.
+    Contractions, sums that walk through rows of an operand once, and sums of everything. Programs with free sizes, and
+    reductions that keep their order, stay as they are.
     """
     literal = with_sizes(program) if threads > 1 else None
     if literal is None:
@@ -52,7 +53,7 @@ def share_sums(program: Program, machine: Machine, threads: int) -> Program:
     found = literal
     for s in literal.statements:
         own = found.statement[s.name]
-        cut = _rows_cut(found, own, machine, threads)
+        cut = _rows_cut(found, own, machine, threads) or _total_cut(found, own, machine, threads)
         if cut is None:
             cut = _cut(found, own, threads)
             cut = cut if cut is not None and _is_contraction(found, s.name, machine, threads) else None
@@ -97,7 +98,7 @@ def _longest(program: Program, s: Statement) -> Cut | None:
     """The longest loop of a reduction that can be cut, in one part."""
     target = program.tensor[s.write.tensor]
     plain = s.external is None and not s.partial and not any(a.indirect for a, _ in s.accesses)
-    if s.combiner is None or not s.reorder or not plain or len(s.reads) < 2 or s.path[1:] != s.iterators:
+    if s.combiner is None or not s.reorder or not plain or s.path[1:] != s.iterators:
         return None
     box = domain_box(program, s, s.iterators)
     written = {n for i in s.write.affine_index for n in i.names}
@@ -116,7 +117,7 @@ def _longest(program: Program, s: Statement) -> Cut | None:
 def _cut(program: Program, s: Statement, threads: int) -> Cut | None:
     """As many parts as there may be, where threads get equally many of them."""
     loop = _longest(program, s)
-    if loop is None:
+    if loop is None or len(s.reads) < 2:
         return None
     made = FEW * prod(program.tensor[s.write.tensor].extents(program.binding))
     for parts in range(MOST_PARTS * threads, FEWEST_PARTS * threads - 1, -threads):
@@ -133,7 +134,7 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     ranges = zip(s.iterators, domain_box(program, s, s.iterators) or (), strict=False)
     long = {i: high - low + 1 for i, (low, high) in ranges if high > low}
     walked = next((r for r in s.reads if all(_moves(r, i) for i in long)), None)
-    if loop is None or walked is None or loop.size % threads or loop.steps < LONG * threads:
+    if loop is None or walked is None or len(s.reads) < 2 or loop.size % threads or loop.steps < LONG * threads:
         return None
     written = {n for i in s.write.affine_index for n in i.names}
     lanes = [i for i in long if step_along(program, walked, i) == 1]
@@ -148,6 +149,35 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     near = rates and size <= core.part * core.caches[-1].capacity
     spared = size / rates[-1] * (1 - 1 / threads) if near else 0.0
     return loop.in_parts(threads) if spared > MEETING_CYCLES + (threads - 1) * made * element / FITTED_REMOTE else None
+
+
+def _total_cut(program: Program, s: Statement, machine: Machine, threads: int) -> Cut | None:
+    """A part for each thread of a sum whose target has no loop for all of them, and which stands alone, where it takes
+    longer than to meet. Fetching from memory counts nothing: one thread has all of it.
+    """
+    loop = _longest(program, s)
+    target = program.tensor[s.write.tensor]
+    if loop is None or loop.size % threads or loop.steps < LONG * threads:
+        return None
+    made = prod(target.extents(program.binding))
+    core = core_of(machine, size_bytes(target.dtype))
+    calls = [node.operator for node in walk(s.body) if isinstance(node, Apply)]
+    cycles = made * loop.steps / core.lanes * sum(OPERATIONS[OPERATORS[o].cost] for o in calls) / core.fma_units
+    size = sum(program.tensor[r.tensor].nbytes(program.binding) for r in s.reads)
+    rates = [cache.rate for cache in core.caches if size > cache.capacity]
+    near = size <= core.part * core.caches[-1].capacity
+    cycles = max(cycles, size / (rates[-1] if rates else core.load_units * core.line) if near else 0.0)
+    spared = cycles * (1 - 1 / threads)
+    worth = made < threads and spared > MEETING_CYCLES
+    return loop.in_parts(threads) if worth and _stands_alone(program, s.name, machine, threads) else None
+
+
+def _stands_alone(program: Program, name: str, machine: Machine, threads: int) -> bool:
+    """Whether nothing of a statement's group runs through as much as it does."""
+    group = next(g for g in groups_for(program, machine, threads) if name in g.names)
+    others = [s for s in group.statements if s.name != name]
+    boxes = [domain_box(program, s, s.iterators) for s in others]
+    return all(b is not None and prod(high - low + 1 for low, high in b) < LONG for b in boxes)
 
 
 def _common(program: Program, s: Statement, threads: int) -> float:

@@ -190,3 +190,22 @@ def test_the_same_results_from_run_to_run() -> None:
     kernel = poly.compile(product(16, 16, 2048), threads=2)
     first = np.asarray(kernel(a.reshape(16, 2048), b)).tobytes()
     assert all(np.asarray(kernel(a, b)).tobytes() == first for _ in range(200))
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "shared"),
+    [
+        ("s += exp(x[i])", (400000,), True), ("s += x[i]", (1000000,), True), ("s max= x[i]", (1000000,), True),
+        ("s[k] += x[k,i]", (1, 1000000), True), ("s += x[i,j]", (1000, 1200), True),
+        ("s += exp(x[i])", (20000,), False),
+        ("m max= x[i]; s += exp(x[i] - m); y[i] = exp(x[i] - m) / s", (400000,), True),
+    ],
+)  # fmt: skip
+def test_sums_of_everything_are_shared(text: str, shape: tuple[int, ...], shared: bool) -> None:
+    program = poly.parse(text, x=shape)
+    kernel = poly.compile(program, target="cpu", threads=2)
+    assert ("parallel" in str(kernel.loops)) == shared
+    x = np.random.default_rng(3).standard_normal(shape, "f4")
+    wanted = np.asarray(poly.compile(program, threads=1)(x))
+    np.testing.assert_allclose(np.asarray(kernel(x)), wanted, rtol=1e-3, atol=1e-4 if "exp" in text else 0.2)
+    assert np.array_equal(kernel(x), kernel(x))
