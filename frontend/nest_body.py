@@ -17,7 +17,7 @@ from poly.document import counted
 from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
 from poly.frontend import nest_hints as hints
-from poly.frontend.nest_branches import as_choices
+from poly.frontend.nest_branches import Branches, live_after_branches
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_values import Scope, Values, dtype_of_name
 from poly.program import Access, PathStep
@@ -78,10 +78,12 @@ class Reader:
     locals: dict[str, Local] = field(default_factory=dict)
     context: list[str] = field(default_factory=list)
     single: Mapping[str, int] = field(default_factory=dict)
+    live: dict[ast.stmt, frozenset[str]] = field(default_factory=dict)
 
     def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         """The whole body of a function."""
         self.single = _assignments(body)
+        self.live = dict(live_after_branches(body, frozenset()))
         self._block(_without_docstring(body), Around(scope), ())
 
     # ---- blocks
@@ -197,9 +199,12 @@ class Reader:
             condition = around.scope.condition(node.test)
         except ParseError:
             if _reads_data(node.test, around.scope):
-                taken = self._name_of_truth(node)
-                chosen = as_choices(node, taken, self.exact)
-                if chosen is not None:
+                if (outer := _with_loops_outside(node, around.scope)) is not None:
+                    self.live[outer.body[0]] = self.live[node]
+                    return self._if(outer, around, prefix, position, numbered)
+                branches = Branches(self._names_of_truths(node), around.scope.is_condition, self.exact)
+                chosen = branches.choices(node, self.live[node])
+                if chosen:
                     return self._sequence(chosen, around, prefix, position, numbered)
                 raise around.scope.source.error(
                     node.test, f"the condition {ast.unparse(node.test)} depends on data",
@@ -211,10 +216,10 @@ class Reader:
             position = self._sequence(branch, inner, prefix, position, numbered)
         return position
 
-    def _name_of_truth(self, node: ast.If) -> str:
-        """A name for what a branch on data is taken by."""
+    def _names_of_truths(self, node: ast.If) -> Iterator[str]:
+        """Names for what branches on data are taken by."""
         names = (f"taken{k}" for k in count(node.lineno))
-        return next(n for n in names if n not in self.single and n not in self.arguments and n not in self.locals)
+        return (n for n in names if n not in self.single and n not in self.arguments and n not in self.locals)
 
     def _assert(self, node: ast.Assert, test: ast.expr, around: Around) -> None:
         if around.iterators or around.conditions:
@@ -398,6 +403,20 @@ def _assigned(node: ast.AST) -> Iterator[str]:
 
 def _reads_data(node: ast.expr, scope: Scope) -> bool:
     return any(isinstance(n, ast.Name) and n.id in scope.shapes for n in ast.walk(node))
+
+
+def _with_loops_outside(node: ast.If, scope: Scope) -> ast.If | None:
+    """`if i > 0 and x[i] > 0` as `if i > 0` around `if x[i] > 0`: what is written there need not exist elsewhere."""
+    if node.orelse or not isinstance(node.test, ast.BoolOp) or not isinstance(node.test.op, ast.And):
+        return None
+    loops = [v for v in node.test.values if scope.is_condition(v)]
+    data = [v for v in node.test.values if v not in loops]
+    if not loops:
+        return None
+    tests = (v[0] if len(v) == 1 else ast.BoolOp(ast.And(), v) for v in (loops, data))
+    outer, inner = (ast.fix_missing_locations(ast.copy_location(t, node.test)) for t in tests)
+    branch = ast.copy_location(ast.If(inner, node.body, []), node)
+    return ast.copy_location(ast.If(outer, [branch], []), node)
 
 
 def _without_docstring(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:

@@ -3,42 +3,127 @@
     if x[i] > most:                 most = x[i] if x[i] > most else most
         most = x[i]         ->
 
-Several statements read one truth, found before them (if-conversion: Allen, Kennedy, Porterfield and Warren 1983).
+A local that counts in its branch alone needs no choice. Several statements read one truth, found before them
+(if-conversion: Allen, Kennedy, Porterfield and Warren 1983).
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 # What leaves a target as it is, but for the sign of 0.
 _NOTHING: Final[Mapping[type[ast.operator], int]] = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1}
 
 
-def as_choices(node: ast.If, name: str, exact: bool = False) -> list[ast.stmt] | None:
-    """The statements of an `if` without it; None where its branches hold more than assignments to elements and scalars.
+@dataclass(frozen=True)
+class _Masked:
+    """Statements that have an effect where `test` holds. `kept`: locals whose values count where it does not."""
 
-    `name`: of a local for the truth, assigned first where there are several. `exact`: targets keep every bit.
+    test: ast.expr
+    kept: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Takes branches on data apart. `names`: of locals for truths; `affine`: whether loops decide a condition; `exact`:
+    targets keep every bit.
     """
-    branches = [*((s, True) for s in node.body), *((s, False) for s in node.orelse)]
-    branches = [(s, taken) for s, taken in branches if not isinstance(s, ast.Pass)]
-    if not branches or any(isinstance(n, ast.In | ast.NotIn | ast.Is | ast.IsNot) for n in ast.walk(node.test)):
-        return None
-    test: ast.expr = node.test if len(branches) == 1 else ast.Name(name, ast.Load())
-    found: list[ast.stmt] = []
-    if len(branches) > 1:
-        found.append(_like(node, ast.Assign([ast.Name(name, ast.Store())], node.test)))
-    for s, taken in branches:
-        chosen = _chosen(s, test if taken else ast.UnaryOp(ast.Not(), test), exact)
-        if chosen is None:
+
+    names: Iterator[str]
+    affine: Callable[[ast.expr], bool]
+    exact: bool
+
+    def choices(self, node: ast.If, after: frozenset[str]) -> list[ast.stmt] | None:
+        """The statements of an `if` without it; None where its branches hold more than assignments and such `if`s.
+
+        `after`: the locals that are read afterwards.
+        """
+        return self._taken_apart(node, after, None)
+
+    def _taken_apart(self, node: ast.If, after: frozenset[str], around: _Masked | None) -> list[ast.stmt] | None:
+        several = sum(1 for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign)) > 1
+        if any(isinstance(n, ast.In | ast.NotIn | ast.Is | ast.IsNot) for n in ast.walk(node.test)):
             return None
-        found.append(_like(s, chosen))
-    return found
+        found, test = list[ast.stmt](), node.test
+        if several:
+            name = next(self.names)
+            found.append(_like(node, ast.Assign([ast.Name(name, ast.Store())], test)))
+            test = ast.Name(name, ast.Load())
+        outside = around.kept if around else frozenset[str]()
+        sides = (
+            (node.body, test, live_before(node.orelse, after)), (node.orelse, ast.UnaryOp(ast.Not(), test), after),
+        )  # fmt: skip
+        for body, holds, kept in sides:
+            both = ast.BoolOp(ast.And(), [around.test, holds]) if around else holds
+            made = self._branch(body, after, _Masked(both, kept | outside))
+            if made is None:
+                return None
+            found += made
+        return found
+
+    def _branch(self, body: Sequence[ast.stmt], after: frozenset[str], mask: _Masked) -> list[ast.stmt] | None:
+        found = list[ast.stmt]()
+        for k, s in enumerate(body):
+            then = live_before(body[k + 1 :], after)
+            made: list[ast.stmt] | None
+            if isinstance(s, ast.Pass):
+                continue
+            if isinstance(s, ast.If) and self.affine(s.test):
+                inner = [self._branch(side, then, mask) for side in (s.body, s.orelse)]
+                made = None if inner[0] is None or inner[1] is None else [ast.If(s.test, inner[0], inner[1])]
+            elif isinstance(s, ast.If):
+                made = self._taken_apart(s, then, mask)
+            else:
+                chosen = _chosen(s, mask, self.exact)
+                made = None if chosen is None else [chosen]
+            if made is None:
+                return None
+            found += [_like(s, m) for m in made]
+        return found
 
 
-def _chosen(s: ast.stmt, test: ast.expr, exact: bool) -> ast.stmt | None:
+def live_before(body: Sequence[ast.stmt], after: frozenset[str]) -> frozenset[str]:
+    """The names that some path from here reads before it assigns them. `after`: those at the end of the body."""
+    for s in reversed(body):
+        match s:
+            case ast.If(test=test, body=then, orelse=other):
+                after = live_before(then, after) | live_before(other, after) | _names(test)
+            case ast.For(iter=iterable, body=inner):
+                after = after | live_before(inner, after | live_before(inner, after)) | _names(iterable)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                after = after - {name} | _names(value)
+            case _:
+                after = after | _names(s)
+    return after
+
+
+def live_after_branches(body: Sequence[ast.stmt], after: frozenset[str]) -> Iterator[tuple[ast.If, frozenset[str]]]:
+    """Every `if` in a body, with the names that are read after it."""
+    for k, s in enumerate(body):
+        then = live_before(body[k + 1 :], after)
+        match s:
+            case ast.If(body=inner, orelse=other):
+                yield s, then
+                yield from live_after_branches(inner, then)
+                yield from live_after_branches(other, then)
+            case ast.For(body=inner):
+                yield from live_after_branches(inner, then | live_before(inner, then))
+            case _:
+                pass
+
+
+def _names(node: ast.AST) -> frozenset[str]:
+    return frozenset(n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+
+
+def _chosen(s: ast.stmt, mask: _Masked, exact: bool) -> ast.stmt | None:
+    test = mask.test
     match s:
+        case ast.Assign(targets=[ast.Name(id=name)]) if name not in mask.kept:
+            return s
         case ast.Assign(targets=[ast.Name() | ast.Subscript() as target], value=value):
             return ast.Assign([target], ast.IfExp(test, value, _read(target)))
         case ast.AugAssign(target=ast.Name() | ast.Subscript() as target, op=op, value=value):

@@ -124,6 +124,13 @@ class Scope:
         """True where `affine` does not raise."""
         return self.affine_or_none(node) is not None
 
+    def is_condition(self, node: ast.expr) -> bool:
+        """True where `condition` does not raise."""
+        try:
+            return bool(self.condition(node))
+        except ParseError:
+            return False
+
     def bound(self, node: ast.expr) -> str:
         """An end of a range in isl's syntax: affine, or a max or min of such."""
         match node:

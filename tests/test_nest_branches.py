@@ -1,6 +1,7 @@
 """Branches on data: the values are those of the function as plain Python."""
 # ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
 
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import poly
 from poly.frontend.nest import Array, Nest, f64, i64, nest
+from tests.nest_texts import define
 
 
 @nest
@@ -74,3 +76,39 @@ def test_exact_targets_keep_the_sign_of_zero() -> None:
     kernel = poly.compile(nest(positive, exact=True))
     found = kernel(np.array([-1.0, 2.0, 0.0]), np.array([-0.0, 1.0, -0.0]))
     assert np.signbit(np.asarray(found)).tolist() == [True, False, True]
+
+
+BODIES = [  # of a loop over i
+    "if x[i] > 0:\n    t = 2*x[i]\n    y[i] = t*t",  # a local of one branch
+    "if x[i] > 0:\n    t = x[i]\nelse:\n    t = -1.0\ny[i] = t",
+    "if i > 0:\n    if x[i-1] > x[i]:\n        t = x[i]\n        x[i] = x[i-1]\n        x[i-1] = t",
+    "if x[i] > 2:\n    t = x[i]\nelif x[i] > 0:\n    t = 1.5\nelse:\n    t = y[i]\ny[i] = t - 1",
+    "if x[i] > 0:\n    m = i + 1\n    y[i] = m * x[i]",
+    "t = 4.0\nif x[i] > 0:\n    t = x[i]\ny[i] = t",  # one that counts outside of it
+    "t = 0.0\nfor k in range(4):\n    if x[i] > k:\n        t = x[i] - k\n    else:\n        y[i] += t",
+    "t = 4.0\nif x[i] > 0:\n    t = x[i]\n    if x[i] > 3:\n        t = 9*t\n        y[i] = t\n    else:\n        t = 1"
+    "\nelse:\n    if y[i] > 0:\n        t = 5\ny[i] += t",
+    "if x[i] > 3:\n    y[i] = 1\nelif x[i] > 0:\n    y[i] = 2.5\nelse:\n    y[i] *= 2\n    x[i] = 0",
+    "if x[i] > 0:\n    if y[i] > 0:\n        y[i] = 3\n    x[i] = 7",
+    "if x[i] > 0:\n    if y[i] > 0:\n        y[i] = 3",
+    "if x[i] > 0:\n    if i > 0:\n        y[i-1] = 3\n    else:\n        y[i] = -2",  # loops decide what is written
+    "if x[i] > 2:\n    y[i] = 1\nelif i > 2:\n    y[i-2] = 1.5\nelse:\n    y[i] = 8",
+    "if i > 0 and x[i] > 0 and i < N - 1:\n    y[i-1] = 2.0\n    y[i+1] = x[i]",
+]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("body", BODIES)
+def test_branches_in_branches_and_locals_of_branches(body: str, exact: bool) -> None:
+    head = "def f(N: int, x: 'f64[N]', y: 'f64[N]'):\n    for i in range(N):\n"
+    function = define(head + indent(body, "        "))
+    program = poly.nest(function, exact=exact).program
+    rng = np.random.default_rng(0)
+    for n in (1, 23):
+        arrays: dict[str, Any] = {name: rng.integers(-5, 6, n).astype(float) for name in "xy"}
+        wanted = {name: array.copy() for name, array in arrays.items()}
+        function(n, **wanted)
+        found: Any = poly.compile(program)(**{t.name: arrays[t.name] for t in program.inputs})
+        results = found if isinstance(found, tuple) else (found,)
+        for tensor, result in zip(program.outputs, results, strict=True):
+            np.testing.assert_array_equal(result, wanted[tensor.name])
