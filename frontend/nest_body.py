@@ -208,7 +208,7 @@ class Reader:
                     return self._sequence(chosen, around, prefix, position, numbered)
                 raise around.scope.source.error(
                     node.test, f"the condition {ast.unparse(node.test)} depends on data",
-                    "choose between values: A[i] = x if condition else A[i]",
+                    hints.branch(node),
                 ) from None  # fmt: skip
             raise
         for branch, text in ((node.body, condition), (node.orelse, f"(not {condition})")):

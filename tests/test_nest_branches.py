@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.errors import ParseError
 from poly.frontend.nest import Array, Nest, f64, i64, nest
 from tests.nest_texts import define
 
@@ -112,3 +113,15 @@ def test_branches_in_branches_and_locals_of_branches(body: str, exact: bool) -> 
         results = found if isinstance(found, tuple) else (found,)
         for tensor, result in zip(program.outputs, results, strict=True):
             np.testing.assert_array_equal(result, wanted[tensor.name])
+
+
+def test_a_loop_under_a_branch_on_data_is_refused_in_the_words_of_the_text() -> None:
+    function = define("""
+        def f(N: int, K: int, price: 'f64[N]', total: 'f64[N, K]'):
+            for i in range(N):
+                if price[i] > 0:
+                    for k in range(K):
+                        total[i, k] = price[i]
+    """)
+    with pytest.raises(ParseError, match=r"try: for k in range\(K\): with if price\[i\] > 0: inside of it"):
+        poly.nest(function)
