@@ -435,7 +435,9 @@ class _Parser:
         name = line.name()
         line.expect(":")
         dtype = line.name()
-        (elements,) = line.integers("[", "]")
+        extents = line.integers("[", "]")
+        if len(extents) != 1:
+            raise line.fail(f"a symbol has one extent, its number of elements, not {len(extents)}")
         role = line.name()
         memory = line.name() if line.accept("in") else "dram"
         digest = ""
@@ -446,7 +448,7 @@ class _Parser:
             line.position = len(line.tokens)
         line.end()
         try:
-            return Symbol(name, dtype, elements, cast("SymbolRole", role), memory, digest)
+            return Symbol(name, dtype, extents[0], cast("SymbolRole", role), memory, digest)
         except PolyError as error:
             raise line.fail(str(error)) from error
 

@@ -302,3 +302,9 @@ def test_unknown_profile_names_the_known() -> None:
 def test_nan_is_equal_to_itself() -> None:
     assert Imm(float("nan"), "f32") == Imm(-math.nan, "f32")
     assert repr(Imm(cast("float", np.float32(0.5)), "f32")) == "Imm(value=0.5, dtype='f32')"
+
+
+@pytest.mark.parametrize("extents", ["", "3, 4"])
+def test_a_symbol_has_one_extent(extents: str) -> None:
+    with pytest.raises(PolyError, match="a symbol has one extent"):
+        parse_stream(f"stream program for s16 hash=0\nsymbol x: f32[{extents}] input\n")
