@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from poly.expr import OPERATORS
-from poly.function_hints import suggestion
+from poly.function_hints import INTERNAL, suggestion
 
-_WORDS: Final = """add sub mul div neg or and not eq ne lt le gt ge select bits bit_and bit_or bit_xor shift_left
-shift_right trunc_div floor_div mod dot2 dot4"""  # operators that have signs, or are no mathematics
-FUNCTIONS: Final = tuple(sorted(OPERATORS.keys() - set(_WORDS.split())))
+_SIGNS: Final = frozenset("select bit_and bit_or bit_xor shift_left shift_right".split())  # a if c else b, a & b, ...
+FUNCTIONS: Final = tuple(sorted(n for n, o in OPERATORS.items() if o.infix is None and n not in INTERNAL | _SIGNS))
 _SUMS: Final = {"sum": "+=", "prod": "*=", "dot": "+=", "matmul": "+=", "einsum": "+=", "mean": "+=", "inner": "+="}
 _STATEMENTS: Final[Mapping[type[ast.stmt], tuple[str, str]]] = {
     ast.While: ("a while loop: its trips depend on data", "for i in range(first, end): with bounds of sizes"),

@@ -16,7 +16,6 @@ is read as it stands, and nothing is added.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -37,7 +36,7 @@ from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_products import in_pairs
 from poly.frontend.notation_scans import check_scans, starts_itself
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
-from poly.lexical import decode
+from poly.lexical import decode, names_in
 from poly.program import Access, Program, Role, Tensor
 from poly.relations import access_map
 from poly.sets import header, identifier
@@ -45,8 +44,6 @@ from poly.text import build_program
 from poly.text_body import BodyReader
 from poly.text_sets import read_condition
 from poly.text_syntax import Declaration, ProgramLines, StatementLine, read_assignment, read_program_lines
-
-_WORD = re.compile(r"[^\W\d]\w*")
 
 Extents = tuple[Affine, ...]
 Extent = tuple[int | str, ...]
@@ -145,9 +142,8 @@ def _names(declared: Mapping[str, Declaration], drafts: Sequence[Draft]) -> tupl
 
 def _as_written(draft: Draft) -> list[str]:
     """The tensors that a statement reads, as its text names them: reads in subscripts come before their own read."""
-    words = [decode(w) for part in (draft.line.target, draft.line.body) for w in _WORD.findall(part.text)]
-    places = {word: place for place, word in reversed(list(enumerate(words)))}
-    return sorted((r.tensor for r in draft.reads), key=lambda name: places.get(name, len(places)))
+    names = names_in(f"{draft.line.target.text} {draft.line.body.text}")
+    return sorted((r.tensor for r in draft.reads), key=names.index)
 
 
 def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, str], usual: str) -> Program:

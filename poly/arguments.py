@@ -46,16 +46,9 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             next((kinds[p.name][1] for p in known if p.kind is many and p.name in kinds), _anything) for many in _MANY
         )
 
-        def check(args: tuple[object, ...], given: Mapping[str, object]) -> None:
-            try:
-                parameters.bind(*args, **given)
-            except TypeError as wrong:
-                hint = _signature_hint(function.__name__, parameters, given)
-                raise ArgumentTypeError(str(wrong), where=function.__name__, hint=hint) from None
-
         def refuse(args: tuple[object, ...], named: Mapping[str, object]) -> None:
-            check(args, named)
-            wrong = _first_wrong(parameters.bind(*args, **named).arguments, parameters.parameters, kinds)
+            given = _bound(function.__name__, parameters, args, named)
+            wrong = _first_wrong(given, parameters.parameters, kinds)
             if wrong is not None:
                 raise error(f"{function.__name__}: {wrong[0]}", hint=wrong[1])
 
@@ -73,12 +66,22 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             try:
                 return function(*args, **kwargs)
             except TypeError:
-                check(args, kwargs)
+                _bound(function.__name__, parameters, args, kwargs)
                 raise
 
         return call
 
     return decorate
+
+
+def _bound(
+    name: str, parameters: Signature, args: tuple[object, ...], given: Mapping[str, object]
+) -> Mapping[str, Any]:
+    """The arguments by their names. Raises `ArgumentTypeError` for those that a function of this name does not take."""
+    try:
+        return parameters.bind(*args, **given).arguments
+    except TypeError as wrong:
+        raise ArgumentTypeError(str(wrong), where=name, hint=_signature_hint(name, parameters, given)) from None
 
 
 def _signature_hint(name: str, parameters: Signature, given: Mapping[str, object]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from poly.dtypes import NUMPYS_NAMES
 
 _CLOSE: Final = 0.75
-INTERNAL: Final = frozenset("not neg trunc_div floor_div mod bits dot2 dot4".split())  # no names that one writes
+INTERNAL: Final = frozenset("not neg trunc_div bits dot2 dot4".split())  # no names that one writes
 ELSEWHERE: Final = {
     "absolute": "abs(x)", "fabs": "abs(x)", "negative": "-x", "square": "x * x", "reciprocal": "1 / x",
     "maximum": "max(x, y)", "minimum": "min(x, y)", "clip": "min(max(x, low), high)", "clamp": "min(max(x, low), high)",

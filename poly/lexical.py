@@ -274,6 +274,6 @@ def _block(
     return tuple(found), at
 
 
-def names_in(encoded: str) -> set[str]:
-    """Every name in encoded text."""
-    return {decode(word) for word in _WORD.findall(encoded)}
+def names_in(encoded: str) -> tuple[str, ...]:
+    """Every name in encoded text, in the order in which they first come."""
+    return tuple(dict.fromkeys(decode(word) for word in _WORD.findall(encoded)))

@@ -67,7 +67,7 @@ def schedule_for_cpu(
     if whole:
         try:
             return _schedule_whole(program, whole, machine, threads)
-        except PolyError:
+        except PolyError:  # whatever refuses it, a nest that cannot stay whole is cut apart, as without private values
             pass
     try:
         schedule = _by_plans(start, every, machine, threads)

@@ -16,7 +16,7 @@ from poly.program import Program, Statement
 from poly.scheduling.cpu_edits import in_vectors, loop_of, loops_of_copy, ordered, whole_blocks
 from poly.scheduling.cpu_facts import FEWEST_LANES, Strides, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_ROW, results_past
-from poly.scheduling.groups import Group
+from poly.scheduling.groups import Group, assignment_of
 from poly.scheduling.schedule import Schedule
 
 MOST_PARTS = 4
@@ -37,14 +37,10 @@ class Interleaved:
 
 def interleaved_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Interleaved | None:
     """The choices for a group that is one assignment to elements `n*i + p`, for n parts p; None for others."""
-    if len(group.statements) != 1 or group.box is None:
+    s = assignment_of(group)
+    if s is None or any(a.indirect or a.guard for a, _ in s.accesses):
         return None
-    (s,) = group.statements
     axes = group.axes[s.name]
-    if s.combiner is not None or s.external is not None or set(axes) != set(s.iterators):
-        return None
-    if any(a.indirect or a.guard for a, _ in s.accesses):
-        return None
     facts = facts_of(program, group, machine, threads)
     strides = facts.strides(s)
     parts = next((a for a, n in enumerate(facts.extents) if strides[-1][a] == 1 and 1 < n <= MOST_PARTS), None)

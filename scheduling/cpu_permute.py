@@ -26,7 +26,7 @@ from poly.scheduling.cpu_core import PAGE, Core, core_of
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, only_read, ordered, turned_square, whole_blocks
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
-from poly.scheduling.groups import Group
+from poly.scheduling.groups import Group, assignment_of
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
@@ -87,14 +87,10 @@ class Runs:
 
 def runs_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Runs | None:
     """The choices for a group that is one assignment with another order of its loops than its largest read's."""
-    if len(group.statements) != 1 or group.box is None:
+    s = assignment_of(group)
+    if s is None or any(a.indirect or a.guard for a, _ in s.accesses):
         return None
-    (s,) = group.statements
     axes = group.axes[s.name]
-    if s.combiner is not None or s.external is not None or set(axes) != set(s.iterators):
-        return None
-    if any(a.indirect or a.guard for a, _ in s.accesses):
-        return None
     facts = facts_of(program, group, machine, threads)
     extents = facts.extents
     strides, lanes = facts.strides(s), facts.lanes()
@@ -128,12 +124,10 @@ def schedule_runs(schedule: Schedule, group: Group, plan: Runs, machine: Machine
 
 def permutation_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Permutation | None:
     """The choices for a group that is one permuting assignment; None where it is something else."""
-    if len(group.statements) != 1 or group.box is None:
+    s = assignment_of(group)
+    if s is None or s.write.indirect:
         return None
-    (s,) = group.statements
     axes = group.axes[s.name]
-    if s.combiner is not None or s.external is not None or set(axes) != set(s.iterators) or s.write.indirect:
-        return None
     facts = facts_of(program, group, machine, threads)
     strides = facts.strides(s)
     lanes = next((a for a, n in enumerate(facts.extents) if strides[-1][a] == 1 and n >= FEWEST), None)

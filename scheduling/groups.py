@@ -85,6 +85,15 @@ def groups_of(program: Program) -> list[Group]:
     return [g for g in groups if g.statements]
 
 
+def assignment_of(group: Group) -> Statement | None:
+    """The statement of a group that is one assignment over a box, whose loops are all parallel; None for others."""
+    if len(group.statements) != 1 or group.box is None:
+        return None
+    (s,) = group.statements
+    plain = s.combiner is None and s.external is None and {*group.axes[s.name]} == {*s.iterators}
+    return s if plain else None
+
+
 def tensors_read(s: Statement) -> tuple[str, ...]:
     """Tensors whose elements a statement reads, its own reduction target included."""
     return s.external.reads if s.external is not None else tuple(a.tensor for a, kind in s.accesses if kind == "read")

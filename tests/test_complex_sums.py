@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import poly
-from poly import einsum_call, einsum_plan
-from tests.test_einsum import check
+from tests.test_einsum import check, compiled_forms
 from tests.test_einsum_frontend import random_of
 
 
@@ -17,10 +16,7 @@ from tests.test_einsum_frontend import random_of
     ["ij,jk->ik", "ji,jk->ik", "ji,kj->ik", "jk,ij->ik", "ij,jk->ki", "aij,jak->aik", "iij,jk->ik", "ij,jkk->ik"],
 )
 def test_complex_sums_as_real_ones(spec: str, dtype: str, monkeypatch: Any) -> None:
-    forms: list[Any] = []
-    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
-    einsum_call.forget()
+    forms = compiled_forms(monkeypatch)
     sizes, terms = {"i": 33, "j": 21, "k": 19, "a": 3}, spec.split("->")[0].split(",")
     given = [random_of(tuple(sizes[i] for i in term), dtype, n) for n, term in enumerate(terms)]
     check(spec, *given)
@@ -39,10 +35,7 @@ def test_complex_sums_as_real_ones(spec: str, dtype: str, monkeypatch: Any) -> N
     ],
 )
 def test_complex_sums_by_planes(spec: str, shapes: list[tuple[int, ...]], monkeypatch: Any) -> None:
-    forms: list[Any] = []
-    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
-    einsum_call.forget()
+    forms = compiled_forms(monkeypatch)
     check(spec, *(random_of(shape, "c8", n) for n, shape in enumerate(shapes)))
     assert [(form.planar, form.real) for form in forms] == [(True, None)]
 
@@ -53,10 +46,7 @@ def test_complex_sums_by_planes(spec: str, shapes: list[tuple[int, ...]], monkey
     ["bc,bcd->dc", "ac,cae->ec", "i,ij->j", "bai,bij->baj", "bij,bi->jb", "bija,bi->jab", "ii,ijk->jk", "iia,ib->ab"],
 )
 def test_complex_sums_of_parts(spec: str, dtype: str, monkeypatch: Any) -> None:
-    forms: list[Any] = []
-    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
-    einsum_call.forget()
+    forms = compiled_forms(monkeypatch)
     sizes, terms = {"a": 5, "b": 20, "c": 7, "d": 33, "e": 18, "i": 19, "j": 37, "k": 6}, spec.split("->")[0].split(",")
     given = [random_of(tuple(sizes[i] for i in term), dtype, n) for n, term in enumerate(terms)]
     check(spec, *given)

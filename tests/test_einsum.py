@@ -41,6 +41,15 @@ def tolerance(dtype: Any) -> float:
     return 16 * float(np.finfo(dtype).eps) if np.dtype(dtype).kind in "fc" else 0.0
 
 
+def compiled_forms(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The forms of the kernels that einsums compile from here on, as they come."""
+    forms: list[Any] = []
+    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
+    einsum_call.forget()
+    return forms
+
+
 def check(*arguments: Any, **keywords: Any) -> Any:
     """The same result as numpy: type, dtype, shape, order of the axes in memory, values."""
     expected: Any = np.einsum(*arguments, **keywords)
@@ -321,10 +330,7 @@ def test_complex_numbers_as_numpy() -> None:
 @pytest.mark.parametrize("dtype", ["c8", "c16"])
 @pytest.mark.parametrize("spec", ["ijk->kji", "ijk->jik", "ijk->ik", "ijk->k", "ijk->ij"])
 def test_complex_numbers_that_nothing_multiplies_are_moved_as_floats(spec: str, dtype: str, monkeypatch: Any) -> None:
-    forms: list[Any] = []
-    bound = einsum_plan._bound_kernel  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(einsum_plan, "_bound_kernel", lambda form, *rest: forms.append(form) or bound(form, *rest))
-    einsum_call.forget()
+    forms = compiled_forms(monkeypatch)
     x = random_of((34, 33, 32), dtype, 1)
     check(spec, x)
     check(spec, x, out=np.empty_like(np.einsum(spec, x)))
