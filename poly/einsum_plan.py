@@ -29,7 +29,6 @@ from poly.einsum_rules import (
     Options,
     Signature,
     numpy_einsum,
-    overlaps_itself,
     result_of,
     sample,
     steps_of,
@@ -49,6 +48,7 @@ from poly.frontend.strides import (
     pairs_stay,
     strides_like,
 )
+from poly.given_arrays import overlaps_itself
 from poly.pointers import address
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
@@ -164,7 +164,7 @@ def make_plan(spec: str, operands: tuple[Signature, ...], options: Options, out:
     """The plan for operands (and `out`) with these shapes, strides and dtypes. Raises as `poly.einsum` does."""
     check_settings()
     equation = equation_of(spec, [o.shape for o in operands])
-    if out is not None and overlaps_itself(out):
+    if out is not None and overlaps_itself(out.shape, out.strides, out.dtype.itemsize):
         hint = "an array of its own: numpy.empty(out.shape, out.dtype)"
         raise ArgumentError("elements of out share memory", where=f"einsum {spec!r}", hint=hint)
     if len(operands) == 1 and out is None and set(indices := equation.operands[0]) == set(equation.result):

@@ -24,7 +24,6 @@ _SMALL: Final = 4096  # products that numpy itself makes to tell the layout of t
 FREE_WORK: Final = 1 << 15  # multiplications up to which a kernel with free sizes does, in any layout of the result
 PLAIN_WORK: Final = 1 << 9  # the same where its loops are those of the source, which compile at once and have no lanes
 LONGEST: Final = 1 << 8  # multiplications for one result up to which either does
-_SEARCHED: Final = 1 << 22  # elements whose addresses are compared
 # bound here: whoever puts ours in the place of numpy's must not make it call itself
 numpy_einsum: Final = cast("Callable[..., Array]", np.einsum)
 
@@ -53,23 +52,6 @@ def sample(array: Signature) -> Array:
         return np.lib.stride_tricks.as_strided(np.zeros((), array.dtype), array.shape, array.strides)
     except TypeError as error:  # a dtype that numpy itself knows too little of
         raise ArgumentTypeError(f"arrays of {array.dtype} have no compiled form") from error
-
-
-def overlaps_itself(array: Signature) -> bool:
-    """Whether two elements of an array share memory; of millions that are interleaved in no plain way, True."""
-    moving = sorted((abs(t), n) for n, t in zip(array.shape, array.strides, strict=True) if n > 1)
-    if prod(array.shape) < 2:
-        return False
-    end, apart = array.dtype.itemsize, True
-    for stride, extent in moving:
-        apart = apart and stride >= end
-        end += (extent - 1) * stride
-    if apart or prod(n for _, n in moving) > _SEARCHED:
-        return not apart
-    starts = np.zeros(1, np.int64)
-    for stride, extent in moving:
-        starts = np.add.outer(starts, stride * np.arange(extent)).ravel()
-    return bool((np.diff(np.sort(starts)) < array.dtype.itemsize).any())
 
 
 def steps_of(

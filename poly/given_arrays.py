@@ -4,6 +4,7 @@ kernels of cores and of accelerators, and for engines."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Final, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from poly.pointers import fresh_zeros
 from poly.program import Tensor
 
 _KINDS: Final = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}  # what converts only upwards
+_SEARCHED: Final = 1 << 22  # elements whose addresses are compared
 _WORK: Final = 1 << 14  # steps of numpy's search for an element in common, some 0.1 ms
 
 
@@ -127,6 +129,8 @@ def target_of(
         raise RunError(text, where=where, hint=turned if fits else _empty(shape, dtype))
     if not array.flags.writeable:
         raise RunError(f"out for {label} is not writable", where=where, hint="pass another array, or a copy")
+    if not array.flags.c_contiguous and overlaps_itself(array.shape, array.strides, array.dtype.itemsize):
+        raise RunError(f"elements of out for {label} share memory", where=where, hint=_empty(shape, dtype))
     return array
 
 
@@ -137,6 +141,25 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> str:
 def overlap(one: Array, other: Array) -> bool:
     """Whether two arrays have an element in common; where that takes too long to say, whether it may be."""
     return np.may_share_memory(one, other, _WORK)  # pyright: ignore[reportArgumentType]
+
+
+def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether two elements of an array share memory; of millions that are interleaved in no plain way, True. Strides
+    and the size of an element: bytes.
+    """
+    moving = sorted((abs(t), n) for n, t in zip(shape, strides, strict=True) if n > 1)
+    if prod(shape) < 2:
+        return False
+    end, apart = itemsize, True
+    for stride, extent in moving:
+        apart = apart and stride >= end
+        end += (extent - 1) * stride
+    if apart or prod(n for _, n in moving) > _SEARCHED:
+        return not apart
+    starts = np.zeros(1, np.int64)
+    for stride, extent in moving:
+        starts = np.add.outer(starts, stride * np.arange(extent)).ravel()
+    return bool((np.diff(np.sort(starts)) < itemsize).any())
 
 
 def shares_any(out: object, given: Sequence[Array]) -> bool:

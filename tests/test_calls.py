@@ -466,3 +466,10 @@ try:
 except poly.PolyError:
     pass
 """)
+
+
+def test_a_target_whose_elements_share_memory_is_refused() -> None:
+    kernel = poly.compile(poly.parse("y[i] = x[i]*2", dtypes="f64", x=(10,)))
+    shared = np.lib.stride_tricks.as_strided(np.zeros(10), (10,), (0,))
+    with pytest.raises(RunError, match=r"elements of out for y share memory\n  try: numpy.empty\(\(10,\), 'float64'\)"):
+        kernel(np.arange(10.0), out=shared)
