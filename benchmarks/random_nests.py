@@ -171,8 +171,12 @@ class _Writer:
         name = self.fresh("s")
         self.lines.append(f"{pad}{name} = {'0.0' if self.real else '0'}")
         loop = self.loop(pad, around)
-        self.lines.append(f"{pad}    {name} += {self.value((*around, loop), [loop.name], 1)}")
-        self.lines.append(f"{pad}{self.element(around, [x.name for x in around])} = {name}")
+        inside = (*around, loop)
+        self.lines.append(f"{pad}    {name} += {self.value(inside, [loop.name], 1)}")
+        if self.choose.random() < 0.3:  # a running one
+            self.lines.append(f"{pad}    {self.element(inside, [x.name for x in inside])} = {name}")
+        else:
+            self.lines.append(f"{pad}{self.element(around, [x.name for x in around])} = {name}")
 
     def recurrence(self, pad: str, around: _Around) -> None:
         """Two scalars that a loop hands around, through a third one, or that keep the largest and its place."""
@@ -222,9 +226,18 @@ class _Writer:
                 break
         return found
 
+    def guarded(self, around: _Around, met: list[str]) -> str:
+        """An element, now and then the one before where there is one."""
+        found = self.element(around, met)
+        name = self.choose.choice(around).name if around and self.choose.random() < 0.1 else ""
+        if not name or f"- {name}" in found or not re.search(rf"\b{name}\b", found):
+            return found
+        before = re.sub(rf"\b{name}\b", f"({name} - 1)", found)
+        return f"({before} if {name} > 0 else {'0.0' if self.real else '0'})"
+
     def leaf(self, around: _Around, met: list[str]) -> str:
         if met or self.choose.random() < 0.85:
-            return self.element(around, met)
+            return self.guarded(around, met)
         numbers = ["1", "2", "-1", "0.5" if self.real else "3"]
         return self.choose.choice([x.name for x in around] * 2 or numbers) if self.choose.random() < 0.6 else (
             self.choose.choice(numbers)

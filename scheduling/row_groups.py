@@ -73,7 +73,7 @@ class _Facts:
 
     def joined(self, first: Group, second: Group) -> Group | None:
         """One group of both, or None where that is not possible or does not pay."""
-        if not _touched(first) & _touched(second):
+        if first.box is None or second.box is None or not _touched(first) & _touched(second):
             return None
         if not all(self.plain(s) for g in (first, second) for s in g.statements):
             return None
@@ -81,7 +81,7 @@ class _Facts:
         if any(touched.count(t) > 1 for g in (first, second) for s in g.statements for t in self.updated_by(s)):
             return None
         pairs = self._shared(first, second)
-        if not pairs or first.box is None:
+        if not pairs:
             return None
         axes = {s.name: tuple(first.axes[s.name][a] for a in pairs) for s in first.statements}
         axes |= {s.name: tuple(second.axes[s.name][p] for p in pairs.values()) for s in second.statements}

@@ -1,4 +1,5 @@
 """Local scalars of nests: the dtypes they get, and the values they have in plain Python."""
+# ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
 
 from textwrap import indent
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 import poly
 from poly.dtypes import numpy_dtype
+from poly.frontend.nest import Array, f32, nest
 from tests.nest_texts import define
 
 SIZES = {"N": 5, "K": 7}
@@ -44,3 +46,17 @@ def test_a_literal_with_a_fraction_makes_a_local_a_float(body: str, dtype: str, 
     for given in (program, program.bind(**SIZES)):
         found: Any = poly.compile(given)(x, c, np.zeros(5))
         np.testing.assert_allclose(found, wanted, rtol=1e-5 if local == "f32" else 1e-12)
+
+
+def test_a_running_sum_is_stored_at_every_step() -> None:
+    @nest
+    def running(N: int, K: int, x: f32[Array, "N, K"], y: f32[Array, "N, K"]) -> None:
+        for i in range(N):
+            s = 0.0
+            for k in range(K):
+                s += x[i, k]
+                y[i, k] = s
+
+    x = np.random.default_rng(0).integers(-9, 10, (5, 70)).astype(np.float32)
+    for given in (running.program, running.program.bind(N=5, K=70)):
+        np.testing.assert_array_equal(poly.compile(given)(x, 0 * x), np.cumsum(x, 1))
