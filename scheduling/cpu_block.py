@@ -35,6 +35,7 @@ from poly.scheduling.cpu_edits import (
     with_padding,
 )
 from poly.scheduling.cpu_facts import BYTES_AHEAD, axis_of, bytes_apart, own_capacity, reduction_extents
+from poly.scheduling.cpu_nontemporal import stored_past
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, square_side, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
 from poly.scheduling.groups import Group
@@ -68,7 +69,7 @@ def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, mach
 
 def _composed(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
     padded = with_padding(schedule, group, plan.vector, {(p.statement, p.tensor) for p in plan.packs})
-    return keep_values(block_group(padded, group, plan, machine), group, machine)
+    return stored_past(keep_values(block_group(padded, group, plan, machine), group, machine), plan.past)
 
 
 def block_group(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:

@@ -8,7 +8,7 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf, prod
 
@@ -16,6 +16,7 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, reduction_extents
+from poly.scheduling.cpu_nontemporal import tiles_past
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Choice, Rated
 from poly.scheduling.cpu_ways import Way
@@ -31,7 +32,10 @@ def contraction_of(program: Program, group: Group, machine: Machine, threads: in
         return None
     facts = facts_of(program, group, machine, threads)
     lanes = facts.lanes()
-    return None if lanes is None else contraction_plan(facts, lanes)
+    plan = None if lanes is None else contraction_plan(facts, lanes)
+    if plan is None or plan.lanes != lanes:
+        return plan
+    return replace(plan, past=tiles_past(facts, plan, least_cycles(facts) * threads))
 
 
 def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:

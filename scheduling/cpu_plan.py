@@ -97,7 +97,7 @@ class BlockPlan:
     loops of `middle` use again what is packed. `depth`: a reduction loop and its iterations per block, None where it
     is whole (else partial sums go through memory); `row_block`: tiles of rows per block, 0 for all; `lanes_inside`:
     the order of the tile loops; `lanes_outside`: blocks of lanes are around blocks of the reduction, and around what
-    initialises or uses the sums.
+    initialises or uses the sums; `past`: the results that go past the caches.
     """
 
     outer: tuple[int, ...]
@@ -111,6 +111,7 @@ class BlockPlan:
     row_block: int = 0
     lanes_inside: bool = False
     lanes_outside: bool = False
+    past: frozenset[str] = frozenset()
 
     def without_packs(self) -> BlockPlan:
         """The same where operands are used as they lie."""

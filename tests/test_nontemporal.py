@@ -224,3 +224,37 @@ def test_each_thread_counts_on_its_share_of_the_last_cache(text: str, threads: i
     program = poly.parse(text, X=(2048, 1536))
     loops = walk(schedule_for_cpu(program, SKYLAKE, threads).lower().body)
     assert any(isinstance(n, For) and n.nontemporal for n in loops) == past
+
+
+PRODUCT = "C[i, j] += A[i, k] * B[k, j]"
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "columns", "past"),
+    [
+        (PRODUCT, 16, 512, True),
+        ("T[i, j] += A[i, k] * B[k, j]; C[i, j] = max(T[i, j], 0)", 16, 512, True),
+        (PRODUCT, 16, 516, False),  # rows share lines
+        (PRODUCT, 512, 512, False),  # operations take much longer
+        (PRODUCT + "; D[i] += C[i, j]", 16, 512, False),  # read again
+    ],
+)
+def test_register_tiles_write_large_results_past_the_caches(text: str, steps: int, columns: int, past: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((150, steps), (steps, columns)))
+    program = poly.parse(text, A=a.shape, B=b.shape)
+    schedule = schedule_for_cpu(program, SMALL, 1)
+    assert any(isinstance(n, For) and n.nontemporal for n in walk(schedule.lower().body)) == past
+    kernel = poly.compile(schedule)
+    assert isinstance(kernel, Kernel)
+    for offset in (0, 16, 32) if past else ():
+        out = at_offset((150, columns), offset)
+        kernel(a, b, out=out)
+        np.testing.assert_array_equal(out, np.maximum(a @ b, 0) if "max" in text else a @ b)
+
+
+@pytest.mark.parametrize(("threads", "past"), [(1, True), (2, False)])
+def test_of_results_that_fill_a_share_one_thread_writes_past_the_last_cache(threads: int, past: bool) -> None:
+    program = poly.parse(PRODUCT, A=(2048, 16), B=(16, 2048))
+    loops = walk(schedule_for_cpu(program, SKYLAKE, threads).lower().body)
+    assert any(isinstance(n, For) and n.nontemporal for n in loops) == past
