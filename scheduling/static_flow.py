@@ -17,7 +17,7 @@ from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import relation_in_time
 
 Access = Callable[[Touch], isl.Map]
-InStep = Callable[[Touch, "Touch | None", int], bool]
+Ahead = Callable[[Touch, "Touch | None", int], "int | None"]
 Path = tuple[PathStep, ...]
 
 
@@ -27,22 +27,24 @@ def is_may_write(touch: Touch) -> bool:
 
 
 def earlier_writers(
-    reader: Path | None, writers: Sequence[Touch], paths: Sequence[Path], depth: int, access: Access, in_step: InStep
+    reader: Path | None, writers: Sequence[Touch], paths: Sequence[Path], depth: int, access: Access, ahead: Ahead
 ) -> list[Touch] | None:
     """The writers that run before a reader, the last one first; None where a loop interleaves some of them.
 
     All share `depth` loops, an iteration of which has a tensor of its own. `reader`: its path, None for the end of the
     program. Writers that a loop interleaves are in order where they write different elements, or hide nothing. Further
-    loops may be shared by statements that touch an element only in the same iteration of them, which is what
-    `in_step(writer, other, loops)` says of that many outer loops (None: of the reader): the sequence inside decides.
+    loops may be shared by statements that touch an element only in the same iteration of them, so that the sequence
+    inside decides, or always in earlier or later ones: `ahead(writer, other, loops)` says 0, or -1 or 1 of the first,
+    for that many outer loops (None: not plain; other None: the reader).
     """
     before = list[tuple[Path, Touch]]()
     for path, writer in zip(paths, writers, strict=True):
         if reader is not None:
             shared, order = relation_in_time(path, reader)
-            if (len(shared) > depth or order == "same") and not in_step(writer, None, len(shared)):
+            step = ahead(writer, None, len(shared)) if len(shared) > depth or order == "same" else 0
+            if step is None:
                 return None
-            if order != "before":  # an instance reads before it writes
+            if step > 0 or step == 0 and order != "before":  # an instance reads before it writes
                 continue
         before.append((path, writer))
     for k, (path, writer) in enumerate(before):
@@ -50,7 +52,8 @@ def earlier_writers(
             shared, order = relation_in_time(path, other)
             if len(shared) <= depth and order != "same" or is_may_write(writer) and is_may_write(second):
                 continue
-            if order != "same" and in_step(writer, second, len(shared)):
+            against = {"before": 1, "after": -1, "same": None}[order]
+            if against is not None and ahead(writer, second, len(shared)) in (0, -against):
                 continue
             if not access(writer).range().is_disjoint(access(second).range()):
                 return None

@@ -275,18 +275,20 @@ class Flow:
                 self._latest[key] = self._last_of_all(touch, written(touch), depth)
             return self._latest[key]
 
-        def in_step(first: Touch, second: Touch | None, loops: int) -> bool:
+        def ahead(first: Touch, second: Touch | None, loops: int) -> int | None:
             touch = second or reader.touch
             assert touch is not None
-            if all(self.vectors.apart(first, touch, k) for k in range(depth, loops)):
-                return True
+            steps = (self.vectors.ahead(first, touch, k) for k in range(depth, loops))
+            found = next((step for step in steps if step != 0), 0)
+            if found is not None:
+                return found
             a, b = (self._in_loops(t, depth, loops) for t in (first, touch))
             pairs = a.apply_range(b.reverse())
-            return bool(pairs.is_subset(pairs.domain().identity()))
+            return 0 if pairs.is_subset(pairs.domain().identity()) else None
 
         path = None if reader.touch is None else nests[reader.name].path
         paths = [nests[w.statement.name].path for w in writers]
-        before = earlier_writers(path, writers, paths, depth, written, in_step)
+        before = earlier_writers(path, writers, paths, depth, written, ahead)
         if before is None:
             return None
         reads = reader.relation if reader.touch is None else written(reader.touch)

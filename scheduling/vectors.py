@@ -124,21 +124,46 @@ class Vectors:
     def tell_apart(
         self, a: Statement, first: Sequence[Affine] | None, b: Statement, second: Sequence[Affine] | None, depth: int
     ) -> bool:
-        """`apart` of two statements' subscripts by loops.
+        """`apart` of two statements' subscripts by loops. False says nothing."""
+        found = self._distance(a, first, b, second, depth)
+        return found is not None and found[0] >= 0 >= found[1]
 
-        A subscript c*loop + (loops inside) + (loops around) tells iterations apart where what is inside adds up to less
-        than c in either direction; a loop of one iteration has no others. False says nothing.
+    def ahead(self, a: Touch, b: Touch, depth: int) -> int | None:
+        """Where it is plain from the subscripts when one access touches the elements of another, alike in the loops
+        around the loop at `depth`: -1 in earlier iterations of that, 0 in the same one, 1 in later ones.
+        """
+        found = self._distance(a.statement, self.subscripts(a), b.statement, self.subscripts(b), depth)
+        if found is None:
+            return None
+        low, high = found
+        return 0 if low >= 0 >= high else 1 if low > 0 else -1 if high < 0 else None
+
+    def _distance(
+        self, a: Statement, first: Sequence[Affine] | None, b: Statement, second: Sequence[Affine] | None, depth: int
+    ) -> tuple[int, int] | None:
+        """The least and most iterations of the loop at `depth` from where the second access meets an element of the
+        first to where the first does (none where the least is more); None where nothing bounds them.
+
+        Subscripts factor*loop + (loops inside) + (loops around), alike but for what is inside, meet where that makes up
+        for a multiple of the factor; the loop's own ends bound the distance too.
         """
         if first is None or second is None:
-            return False
+            return None
+        found: list[tuple[int, int]] = []
         for x, y in zip(first, second, strict=True):
             one, other = self._split(a, x, depth), self._split(b, y, depth)
             if one is None or other is None or (one.factor, one.around) != (other.factor, other.around):
                 continue
-            if one.high - other.low < abs(one.factor) > other.high - one.low:
-                return True
-        found = [range_of(self.program, s, self._loop(s, depth)) for s in (a, b)]
-        return found[0] is not None and found[0] == found[1] and found[0][0] == found[0][1]
+            if one.factor:
+                low, high, factor = other.low - one.high, other.high - one.low, abs(one.factor)
+                low, high = (low, high) if one.factor > 0 else (-high, -low)
+                found.append((-(-low // factor), high // factor))
+                if found[-1] == (0, 0):
+                    return found[-1]
+        ends = [range_of(self.program, s, self._loop(s, depth)) for s in (a, b)]
+        if ends[0] is not None and ends[1] is not None:
+            found.append((ends[0][0] - ends[1][1], ends[0][1] - ends[1][0]))
+        return (max(low for low, _ in found), min(high for _, high in found)) if found else None
 
     def _loop(self, s: Statement, depth: int) -> Affine:
         """The value of the loop at a depth."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from itertools import product
 
 import islpy as isl
@@ -72,6 +73,26 @@ def test_loops_over_rows_leave_the_order_to_the_sequence() -> None:
     assert compared(schedule)[1] == 0
 
 
+@pytest.mark.parametrize("by", [(0, 1, 1, 2), (0, 2, 2, 3), (3, 2, 1, 0), (1, 0, 0, 2)])
+def test_passes_over_rows_behind_one_another(by: tuple[int, ...]) -> None:
+    """Rows of a later pass some iterations later, or earlier, which no check would let pass."""
+    schedule = Schedule(rows())
+    names = [s.name for s in schedule.program.statements]
+    for first, second in zip(names, names[1:], strict=False):
+        with suppress(PolyError):
+            schedule = schedule.fuse(schedule.nests[first].names[0], schedule.nests[second].names[0])
+    shared = schedule.nests[names[-1]].names[0]
+    together = schedule.loop_statements[shared]
+    assert len(together) >= 4, together
+    later = dict(zip(together[-4:], by, strict=True))
+    staggered = unchecked(schedule)
+    for name, k in later.items():
+        if k:
+            staggered = staggered.shift(name, schedule.nests[name].names[0], k)
+    decided, left = compared(staggered)
+    assert left <= (0 if by[0] == 0 else 2), (decided, left)
+
+
 @pytest.mark.parametrize("seed", [2, 7])
 def test_random_schedules_legal_or_not(seed: int) -> None:
     """Also of schedules that are not legal: the flow is what legality is judged by."""
@@ -104,7 +125,7 @@ def test_accesses_by_loops_are_those_that_isl_finds() -> None:
 def test_accesses_that_are_plainly_apart_are_apart() -> None:
     """Under random schedules, legal or not, with copies in buffers: what algebra says, isl says of the same pairs."""
     rng = random.Random(11)
-    apart = total = 0
+    apart = staggered = total = 0
     for name in NAMES:
         legal = random_legal(rng, Schedule(program(name)), 3, ANY)
         vectors = Vectors(random_legal(rng, unchecked(legal), 2, ("interchange", "fuse", "shift", "skew", "tile")))
@@ -118,6 +139,12 @@ def test_accesses_that_are_plainly_apart_are_apart() -> None:
                     pairs = together(pairs, range(depth))
                     assert pairs.is_subset(together(pairs, [depth])), (name, loop, str(vectors.schedule))
                     apart += 1
+                elif step := vectors.ahead(a, b, depth):
+                    pairs = together(vectors.access(a).apply_range(vectors.access(b).reverse()), range(depth))
+                    bad = pairs.order_le(IN, depth, OUT, depth) if step > 0 else pairs.order_ge(IN, depth, OUT, depth)
+                    assert bad.is_empty(), (name, loop, str(vectors.schedule))
+                    staggered += 1
+    assert staggered > 5, staggered
     assert apart > 100 and total - apart > 100, (apart, total)
 
 
