@@ -60,7 +60,9 @@ def shared_cycles(
                 if k in made and k not in before and not o.depends(loop.iterator):
                     travelling = travelling + o.size * (1 - 1 / threads)
                 if o.write and o.stride(loop.iterator) == o.element:
-                    edges += EDGE * (threads - 1) * float(prod(o.shape[:-1])) / remote
+                    # nobody fetches more of a tensor than what the others write of it
+                    most = o.size * (1 - 1 / threads)
+                    edges += min(EDGE * (threads - 1) * float(prod(o.shape[:-1])), most) / remote
             meetings = reached[-1] * pieces[depth - 1] - 1 + sum(reached[copied[k].depth] for k in before)
             shared = shared_time(own, loop.trips, meetings, travelling, threads, FITTED_REMOTE)
             cycles = common / threads + shared + edges

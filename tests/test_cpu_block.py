@@ -350,15 +350,18 @@ def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
 
 
 def test_rows_that_threads_write_side_by_side_cost_their_edges() -> None:
-    """512 rows shared by columns: each once an edge, at the rate of what another core wrote; by rows: none."""
+    """512 rows shared by columns: each once an edge, at the rate of what another core wrote, but no more than half of
+    the tensor; by rows: none.
+    """
     one, eight, inside = np.ones(()), np.full((), 8.0), np.full((), 1e7)
-    out = Operand("C", ({"i": 1}, {"j": 1}), (512, 512), (2048, 4), 4, write=True)
 
-    def cycles(loop: str, remote: float) -> float:
+    def cycles(loop: str, remote: float, columns: int = 512) -> float:
+        out = Operand("C", ({"i": 1}, {"j": 1}), (512, columns), (4 * columns, 4), 4, write=True)
         loops = [Loop(loop, np.full((), 512.0), eight)]
         return float(shared_cycles(inside, [out], loops, {}, 2, ["k"], [one], remote=remote))
 
     assert cycles("j", 8) - cycles("i", 8) == pytest.approx(512 * EDGE / 8, abs=2)
+    assert cycles("j", 8, 32) - cycles("i", 8, 32) == pytest.approx(512 * 32 * 4 / 2 / 8, abs=2)
     assert cycles("i", 2) == cycles("i", 8)
 
 
