@@ -162,7 +162,8 @@ def _size(access: Access, extents: dict[str, int]) -> int:
 
 
 def _plain(program: Program, s: Statement) -> bool:
-    return bool(bound_domain(program, s).is_box()) and not any(a.indirect or a.guard for a, _ in s.accesses)
+    """Over a box, without places that are read; conditions on reads are masks of their vectors."""
+    return bool(bound_domain(program, s).is_box()) and not any(a.indirect for a, _ in s.accesses)
 
 
 def _moves(access: Access, iterator: str) -> bool:

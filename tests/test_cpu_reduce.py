@@ -13,6 +13,7 @@ import poly
 from poly.codegen.host import host_machine, machine_of_features
 from poly.dtypes import numpy_dtype
 from poly.frontend.einsum import einsum_program
+from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_reduce import Reduction, reduction_of
@@ -147,6 +148,32 @@ def test_windows_and_triangles_are_left_to_others() -> None:
     triangle = "program p\ninput A: f32[64, 64]\noutput B: f32[64]\nS[i, j]: B[i] += A[i, j] where 0 <= i < 64"
     triangle += " and 0 <= j <= i"
     assert plan_of(parse_program(window)) is None and plan_of(parse_program(triangle)) is None
+
+
+GUARDED = [  # a sum, the lanes' loop, and whether the lanes are summed
+    ("y[i] += (x[i,j-1] if j >= 1 else 2) * x[i,j]", "j", True),
+    ("y[i] += (x[i-1,j] if i >= 1 else 2) where 0 <= i < 40", "j", True),
+    ("y[i] max= (x[i,j] if j <= i else -9)", "j", True),
+    ("y[i] += (x[i,2*j-1] if j >= 1 else 0) + x[i,2*j] where 0 <= j < 50", "j", True),
+    ("y[i,k] += x[i,j] * (w[k,j-1] if j >= 1 else 2)", "j", True),
+    ("y[] += x[i,j] * (x[i-1,j] if i >= 1 else 2)", "j", True),
+]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "i32"])
+@pytest.mark.parametrize(("text", "lanes", "folded"), GUARDED)
+def test_guarded_reads_have_lanes(text: str, lanes: str, folded: bool, dtype: str) -> None:
+    """A condition on what is read is a mask of its vectors."""
+    shapes = {"x": (40, 101), "w": (3, 101)}
+    shapes = {name: shape for name, shape in shapes.items() if f"{name}[" in text}
+    program = poly.parse(text, dtypes=dict.fromkeys(shapes, dtype), **shapes)
+    found = plan_of(program)
+    assert found is not None and (found.lanes, found.folded) == (lanes, folded)
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.integers(-4, 5, shape).astype(numpy_dtype(dtype)) for name, shape in shapes.items()}
+    for threads in (1, 2):
+        given: Any = poly.compile(program, threads=threads)(**arrays)
+        np.testing.assert_array_equal(given, run_program(program, arrays)["y"])
 
 
 CASES: Sequence[tuple[str, list[tuple[int, ...]]]] = [
