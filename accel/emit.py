@@ -103,12 +103,15 @@ class _Walk:
     addresses: dict[int, Affine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Loops that surely run more often than a stream has commands are refused here, before any is unrolled."""
         self.sizes = dict(self.tree.sizes)
         if self.tree.parameters:
             free = ", ".join(self.tree.parameters)
             raise UnsupportedError(
                 f"sizes {free} are free: a stream has fixed ones", where=self.tree.name, hint="bind them"
             )
+        if len(self.out) + _at_least(self.tree.body, self.sizes) > MAX_COMMANDS:
+            raise self.too_many()
 
     def nodes(self, nodes: Sequence[Node], scope: Scope, tile: tuple[tuple[str, int], ...]) -> None:
         """Run nodes in order; all loop variables of `scope` are numbers. `tile`: the serial loops, for tags."""
@@ -157,11 +160,12 @@ class _Walk:
 
     def add(self, engine: str, made: Command) -> None:
         if len(self.out) >= MAX_COMMANDS:
-            raise UnsupportedError(
-                f"more than {MAX_COMMANDS} commands", where=self.tree.name,
-                hint="larger tiles, or loops that one command can take (boxes with linear addresses)",
-            )  # fmt: skip
+            raise self.too_many()
         self.out.append((engine, made))
+
+    def too_many(self) -> UnsupportedError:
+        hint = "larger tiles, or loops that one command can take (boxes with linear addresses)"
+        return UnsupportedError(f"more than {MAX_COMMANDS} commands", where=self.tree.name, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,29 @@ class _Chain:
         if isinstance(made, Vec) and engine.kind != "vector":
             engine = filling_engine(site, self.walk.machine)
         self.walk.add(engine.name, made)
+
+
+def _at_least(nodes: Sequence[Node], sizes: Mapping[str, int]) -> int:
+    """Commands that nodes take at least: what hangs on conditions, or on bounds by other loops, counts as none, and so
+    does a loop that is refused for what it holds.
+    """
+    found = 0
+    for node in nodes:
+        match node:
+            case Compute():
+                found += 1
+            case Alloc(_, body):
+                found += _at_least(body, sizes)
+            case For() if all(b.names <= sizes.keys() for b in (*node.lower, *node.upper)):
+                if node.kind != "unit" and untensorised(node) is not None:
+                    continue
+                low = max(int(b.evaluate(sizes)) for b in node.lower)
+                high = min(int(b.evaluate(sizes)) for b in node.upper)
+                inside = _at_least(node.body, sizes) * max(0, -(-(high - low) // node.step))
+                found += min(inside, 1) if node.kind == "unit" and chain_of(node) is not None else inside
+            case _:
+                pass
+    return found
 
 
 def condition(node: If, scope: Scope) -> tuple[Affine, ...] | None:

@@ -325,6 +325,15 @@ def test_nothing_reaches_dram_directly() -> None:
         emit_stream([Schedule(program).tensorise(["i"], "gpu").lower()], S16)
 
 
+def test_loops_of_too_many_commands_are_refused_by_their_counts() -> None:
+    """These would be unrolled for days; a loop that could be a unit's is told so first, however long."""
+    steps = parse("for t, i:\n    S[i] = S[i - 1]*S[i] where 0 <= t and t < 1000000000 and 1 <= i and i < 50", S=(50,))
+    with pytest.raises(UnsupportedError, match="more than 500000 commands"):
+        compile_stream(steps, S16)
+    with pytest.raises(UnsupportedError, match="tensorise its loops"):
+        emit_stream([Schedule(parse("Y[i] = X[i] + 1", X=(10**9,))).lower()], S16)
+
+
 def all_padding() -> LoopTree:
     """A copy into `ifmap` whose guard never holds."""
     x, b = Tensor("x", (Affine.of(4),), role="input"), Tensor("b", (Affine.of(4),), space="ifmap")
