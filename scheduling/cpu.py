@@ -82,14 +82,16 @@ def schedule_for_cpu(
 
 def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Machine, threads: int) -> Schedule:
     """Like `schedule_for_cpu`, some nests not cut apart. Raises `ScheduleError` where one cannot be scheduled so."""
-    schedule, apart = distributed(unchecked(Schedule(program)), whole)
+    start, apart = distributed(unchecked(Schedule(program)), whole)
     every = groups_for(apart, machine, threads)
-    schedule = _by_plans(schedule, every, machine, threads)
     nests = [s.name for s in program.statements if s.path[0] in whole]
-    schedule = schedule_private(settle(schedule), nests, machine)
+    try:
+        schedule, left = settle(_by_plans(start, every, machine, threads)), [g for g in every if not _has_plan(g)]
+    except ScheduleError:
+        schedule, left = _by_plans_alone(settle(start), every, machine, threads)
+    schedule = schedule_private(schedule, nests, machine)
     schedule = share_outermost(schedule, nests, threads) if threads > 1 else schedule
-    left = [g for g in every if not _has_plan(g) and not {*g.names} <= {*nests}]
-    return _with_nests(schedule, left, machine, threads)
+    return _with_nests(schedule, [g for g in left if not {*g.names} <= {*nests}], machine, threads)
 
 
 def _by_plans(schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
@@ -105,9 +107,15 @@ def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) ->
         schedule = settle(start)
     except ScheduleError:
         schedule, apart = Schedule(program), program
-    every = groups_for(apart, machine, threads)
-    groups = [g for g in every if _has_plan(g)]
-    left: list[Group] = []
+    schedule, left = _by_plans_alone(schedule, groups_for(apart, machine, threads), machine, threads)
+    return _with_nests(schedule, left, machine, threads)
+
+
+def _by_plans_alone(
+    schedule: Schedule, every: Sequence[Group], machine: Machine, threads: int
+) -> tuple[Schedule, list[Group]]:
+    """Groups in a checked schedule, each checked alone, and those that have no plan, or whose plan was refused."""
+    groups, left = [g for g in every if _has_plan(g)], [g for g in every if not _has_plan(g)]
     while groups:
         group = groups.pop(0)
         try:
@@ -117,7 +125,7 @@ def schedule_one_by_one(program: Program, machine: Machine, threads: int = 1) ->
         except ScheduleError:
             groups[:0] = group.parts
             left += [] if group.parts else [group]
-    return _with_nests(schedule, [*(g for g in every if not _has_plan(g)), *left], machine, threads)
+    return schedule, left
 
 
 def _with_nests(

@@ -24,7 +24,7 @@ from poly.scheduling.cpu_edits import cut_at, in_vectors, loops_of_copy, unrolle
 from poly.scheduling.cpu_facts import stride, widest_element
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.edits import settle, unchecked
-from poly.scheduling.schedule import Schedule
+from poly.scheduling.schedule import Schedule, common_prefix
 
 MOST_VECTORS = 4  # of one loop at a time: enough to hide most of the latency of a multiply-add
 ROW_VECTORS = 2  # of each of several rows
@@ -51,6 +51,7 @@ def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, th
                 continue
         else:
             schedule = _sum_kept(schedule, name, machine)
+    schedule = _scalars_kept(schedule, names, machine)
     return share_outermost(schedule, names, threads) if threads > 1 else schedule
 
 
@@ -67,6 +68,21 @@ def _sum_kept(schedule: Schedule, name: str, machine: Machine) -> Schedule:
         return settle(in_registers(unchecked(schedule), s.write.tensor, outer, machine, users=[name]))
     except PolyError:
         return schedule
+
+
+def _scalars_kept(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:
+    """Scalars that some statements hand on to one another in a register, below the loops that all of these share."""
+    for tensor in (t for t in schedule.program.tensors if t.role == "temporary" and not t.shape and not t.scope):
+        users = [s.name for s in schedule.program.statements if tensor.name in s.tensors]
+        around = common_prefix(*(schedule.nests[n].path for n in users)) if {*users} <= {*names} else ()
+        band = [step for step in around if isinstance(step, str)]
+        if not band or len(users) < 2:
+            continue
+        try:
+            schedule = settle(in_registers(unchecked(schedule), tensor.name, band[-1], machine))
+        except PolyError:
+            continue
+    return schedule
 
 
 def own_loops(schedule: Schedule, name: str) -> tuple[str, ...]:

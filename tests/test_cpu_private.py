@@ -159,3 +159,53 @@ def test_threads_do_not_meet_between_the_nests_beside_one_that_stays_whole() -> 
     one = poly.compile(program, threads=1)(**arrays)
     for found, wanted in zip(kernel(**arrays), one, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_a_group_without_a_policy_leaves_other_nests_whole() -> None:
+    @nest
+    def both(N: int, M: int, x: f64[Array, "N"], D: f64[Array, "N, N, N"], y: f64[Array, "N, M"]) -> None:
+        for i in range(N - 1, -1, -1):
+            s = 0.0
+            for k in range(N):
+                s += D[k, i, i]
+            D[i, i, i] = s
+        for i in range(N):
+            for j in range(M):
+                a = x[i]
+                for _ in range(M):
+                    b = a * 0.5 + j
+                    a = b - a
+                y[i, j] = a
+
+    rng = np.random.default_rng(0)
+    x, cube, y = rng.uniform(-1, 1, 40), rng.uniform(-1, 1, (40, 40, 40)), np.zeros((40, 24))
+    kernel = poly.compile(both.program.bind(N=40, M=24), threads=1)
+    assert not {"a", "b"} & {t.name for t in kernel.loops.tensors}
+    found: Any = kernel(x, cube, y)
+    wanted = cube.copy(), y.copy()
+    both.python(40, 24, x, *wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_scalars_of_loops_in_order_are_in_registers() -> None:
+    @nest
+    def ordered(N: int, a: f64[Array, "N, N"]) -> None:
+        for i in range(N):  # reads what it writes
+            v = a[i, i]
+            w = 1.0
+            for k in range(N):
+                t = 0.5 * v + a[i, k] - a[k, k]
+                v = 0.5 * w - v
+                w = t
+            a[i, i] = 0.5 * w
+
+    a = np.random.default_rng(0).uniform(-1, 1, (37, 37))
+    wanted = a.copy()
+    ordered.python(37, wanted)
+    for form in (ordered.program, ordered.program.bind(N=37)):
+        kernel = poly.compile(form, threads=1)
+        scopes = {n.tensor.origin: n.tensor.scope for n in walk(kernel.loops.body) if isinstance(n, Alloc)}
+        assert scopes == {"v": ("i",), "w": ("i",), "t": ("i", "k")}
+        found: Any = kernel(a)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
