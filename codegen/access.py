@@ -60,8 +60,7 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
             _ask(s, tensor, subscripts, address, *s.ahead)
         return _load_uniform(s, tensor, address, guard, fill)
     if s.ahead is not None and address is not None and stride:
-        assert s.lanes is not None
-        _ask(s, tensor, subscripts, address, *s.ahead, near=s.lanes.width if stride == 1 else 0)
+        _ask(s, tensor, subscripts, address, *s.ahead, near=_beside(s, stride))
     if address is not None and stride == 1:
         return _load_vector(s, tensor, address, whole, lanes, fill)
     if address is not None and stride is not None:
@@ -76,9 +75,10 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
 def _ask(
     s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address, loop: str, ahead: int, near: int = 0
 ) -> None:
-    """Ask for the line of what is touched some iterations of a loop later, if that moves with the loop; once for all
+    """Ask for what is touched some iterations of a loop later, if that moves with the loop: its line, once for all
     of a body that lies as near to one another as the elements of a line, or as `near` elements: where a line is asked
-    for twice, it is less often missed. The last of them counts: where memory starts inside a line, it is in the next.
+    for twice, it is less often missed; or, where `near` are more than a line, each line of them. The last element of a
+    line counts: where memory starts inside a line, it is in the next.
     Past the loop's end that is what lies there in memory. An element that all lanes share and that stays in its line
     for several iterations is no stream: the mark asks for nothing there (`poly.scheduling.edits.prefetch` says so).
     """
@@ -92,13 +92,19 @@ def _ask(
         return
     else:
         address = now.at(0)._replace(constant=now.constant + ahead * step)
-    near = near or line
-    pointer = _pointer(s, tensor, address._replace(constant=address.constant // near * near + near - 1))
-    if f"ask {pointer}" in s.writer.local:
-        return
-    s.writer.local[f"ask {pointer}"] = pointer
-    s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-    s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+    apart = min(near or line, line)
+    first = address.constant // apart * apart + apart - 1
+    for place in range(first, first + max(near, 1), line):
+        pointer = _pointer(s, tensor, address._replace(constant=place))
+        if f"ask {pointer}" not in s.writer.local:
+            s.writer.local[f"ask {pointer}"] = pointer
+            s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+            s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
+
+def _beside(s: State, stride: int) -> int:
+    """How many elements lanes that lie so far apart touch side by side, 0 where they do not."""
+    return s.lanes.width if s.lanes is not None and stride == 1 else 0
 
 
 def _value(bit: Bit) -> Value:
@@ -464,7 +470,8 @@ def store(
     subscripts, address = _located(s, access, values, True, statement, WRITE)
     stride = None if address is None else address.lane_stride
     if s.ahead is not None and address is not None and stride and not s.past and not tensor.scope:
-        _ask(s, tensor, subscripts, address, *s.ahead)
+        width = _beside(s, stride)
+        _ask(s, tensor, subscripts, address, *s.ahead, near=width if width * size_bytes(tensor.dtype) > s.line else 0)
     if address is not None and stride == 0:
         pointer = _pointer(s, tensor, address)
         new = _fold(s, value, combine, combiner, lambda: _raw_load(s, tensor, pointer))

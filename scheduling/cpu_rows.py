@@ -57,13 +57,14 @@ STREAM = 1024  # bytes of rows side by side that come from far: a prefetcher fol
 @dataclass(frozen=True)
 class Pass:
     """Statements that share their loops inside a row. `extents`: of these, the lanes last; `lanes`: elements of one
-    vector operation; `width`: such vectors side by side.
+    vector operation; `width`: such vectors side by side, `joined`: as one wide one, where all of them are whole.
     """
 
     extents: tuple[int, ...]
     statements: tuple[str, ...]
     lanes: int = 1
     width: int = 1
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,12 @@ def row_plan(
     registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
     one_stream = not near and bytes_touched(program, group.statements) > last_capacity(machine) * NEAR
     beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
-    limits = _Limits(vector, vector * widest, registers, in_flight, near, beyond, one_stream)
+    rows = _row_bytes(program, group, inner, extents)
+    held = sum(rows.values()) * sum(bool(p.extents) for p in passes)
+    fitting = (machine.nearest_cache - 1) // max(1, held)
+    limits = _Limits(vector, vector * widest, registers, in_flight, fitting, near, beyond, one_stream)
     height = _height(program, group, passes, limits)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
-    rows = _row_bytes(program, group, inner, extents)
     again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
     step = height * max((n for t, n in rows.items() if t in again), default=BYTES_AHEAD)
     ahead = max(1, round(BYTES_AHEAD / step)) if one_stream else 1
@@ -129,8 +132,7 @@ def row_plan(
     sized = tuple(_sized(program, p, limits, height) for p in passes)
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
     block = _block(group, height, 1 if near else threads)
-    held = height * sum(rows.values()) * sum(bool(p.extents) for p in passes)
-    far = held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
+    far = height * held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
     return plan if far else _staggered(program, group, replace(plan, block=block), limits)
 
 
@@ -148,7 +150,7 @@ def _staggered(program: Program, group: Group, plan: RowPlan, limits: _Limits) -
 
     The end of a pass, lanes that are added up and a division, takes as long as many vectors, and the next pass waits
     for it: on another row there is enough to do meanwhile. What a pass hands on is a value for each row of the block,
-    or lies where the results will.
+    or lies where the results will. Vectors side by side are one wide one, operations of one between those of another.
     """
     moving = [p for p in plan.passes if p.extents]
     chains = [_chain(program, p) for p in moving]
@@ -160,7 +162,10 @@ def _staggered(program: Program, group: Group, plan: RowPlan, limits: _Limits) -
     first = tuple(n for n in single if not made & {*tensors_read(program.statement[n])})
     rest = tuple(n for n in single if n not in first)
     width = max(1, min(limits.registers // PER_VECTOR // plan.height, moving[0].extents[-1] // limits.vector))
-    whole = Pass(moving[0].extents, tuple(n for p in moving for n in p.statements), limits.vector, width)
+    width = 1 << width.bit_length() - 1  # LLVM makes other wide vectors longer
+    names = tuple(n for p in moving for n in p.statements)
+    uneven = limits.one_stream and moving[0].extents[-1] % limits.vector > 0  # rows from afar, from within a line on
+    whole = Pass(moving[0].extents, names, limits.vector, width, not uneven)
     passes = tuple(p for p in (Pass((), first), whole, Pass((), rest)) if p.statements)
     found = replace(plan, passes=passes, behind=behind)
     return found if limits.near or _handed_rows(group, found) <= in_results(program, group, found).keys() else plan
@@ -262,14 +267,16 @@ def _row_bytes(
 @dataclass(frozen=True)
 class _Limits:
     """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
-    latency of one; `near`: rows come from a block in a cache, `beyond`: from beyond a core's own, side by side no more
-    than a stream is asked for ahead, `one_stream`: from afar, side by side only as short ones.
+    latency of one; `fitting`: rows of which the nearest cache holds what all passes touch, with something left; `near`:
+    rows come from a block in a cache, `beyond`: from beyond a core's own, side by side no more than a stream is asked
+    for ahead, `one_stream`: from afar, side by side only as short ones.
     """
 
     vector: int
     bytes: int
     registers: int
     in_flight: int
+    fitting: int
     near: bool
     beyond: bool
     one_stream: bool
@@ -282,6 +289,8 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Lim
     vectors = max(-(-prod(p.extents) // limits.vector) for p in passes)
     chain = max(_chain(program, p) for p in passes)
     most = next((h for limit, h in HEIGHTS[chain] if vectors <= limit), 1)
+    if chain == 1:  # their passes take turns
+        most = min(most, max(1, limits.fitting))
     if limits.beyond:
         together = STREAM if limits.one_stream else BYTES_AHEAD
         most = min(most, max(1, together // (vectors * limits.bytes)))
@@ -449,14 +458,15 @@ class Rows:
             if s.combiner is not None and (extent > part.lanes or len(part.extents) > 1):
                 merges.append(f"{s.write.tensor}_{name}_part")
                 schedule = schedule.rfactor(name, schedule.nests[name].names[-1], at=self.row, name=merges[-1])
-        pieces = [part.statements]
+        pieces = [(part.statements, step if part.joined and extent >= step else part.lanes)]
         if several and extent % step:
             loop = schedule.nests[part.statements[0]].names[shared - 1]
-            pieces = [[piece_name(schedule, n, piece) for n in part.statements] for piece in ("lo", "hi")]
+            low, high = ([piece_name(schedule, n, piece) for n in part.statements] for piece in ("lo", "hi"))
+            pieces = [(low, pieces[0][1]), (high, part.lanes)]
             schedule = schedule.split(loop, extent // step)
-        for names in pieces:
+        for names, lanes in pieces:
             for together in self._abreast(schedule, names):
-                schedule = self._vectors(schedule, together, part.lanes, min(step, extent), shared)
+                schedule = self._vectors(schedule, together, lanes, min(step, extent), shared)
         for buffer in merges:
             schedule = self._merged(schedule, buffer, part.lanes, min(step, extent))
         return schedule

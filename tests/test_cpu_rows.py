@@ -1,5 +1,7 @@
 """Groups of rows: which chains are joined, that memory sees inputs and results once, results over ragged lengths."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -237,6 +239,35 @@ def test_the_next_rows_are_asked_for_while_there_is_something_to_compute(columns
     quiet = schedule_for_cpu(near, AVX2)
     assert not any(mark.ahead for mark in quiet.marks.values())
     agrees(far, {"x": np.random.default_rng(0).standard_normal((1024, columns)).astype("f4")})
+
+
+WIDE = machine_of_features(
+    "skylake-avx512", ("avx", "avx2", "avx512f", "avx512vl", "avx512bw", "avx512dq", "fma", "f16c"),
+    "x86_64-unknown-linux-gnu", {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 2, 3000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "height", "width", "joined"),
+    [
+        ((64, 512), 2, 2, True),
+        ((64, 1000), 2, 2, True),
+        ((64, 1024), 1, 4, True),  # two rows of three passes would fill the nearest cache
+        ((6144, 512), 1, 4, True),
+        ((5000, 500), 1, 4, False),  # from afar, from within lines on
+    ],
+)
+def test_exponentials_side_by_side_are_a_wide_vector(
+    shape: tuple[int, int], height: int, width: int, joined: bool
+) -> None:
+    program = poly.parse(SOFTMAX, x=shape)
+    (group,) = groups_for(program, WIDE)
+    plan = row_plan(program, group, WIDE)
+    assert plan is not None and plan.height == height
+    (whole,) = (p for p in plan.passes if p.extents)
+    assert (whole.lanes, whole.width, whole.joined) == (16, width, joined)
+    vectors = re.findall(r"range\(0, (\d+)\) vector", str(schedule_for_cpu(program, WIDE).lower()))
+    assert max(map(int, vectors)) == (16 * width if joined else 16)
 
 
 MASKED = SOFTMAX.replace("exp(x[i,j] - m[i])", "(exp(x[i,j] - m[i]) if x[i,j] > 0 and floor(x[i,j]) != 1 else 0)")

@@ -104,6 +104,15 @@ def test_a_line_is_as_long_as_the_machine_says(line: int, times: int) -> None:
     assert lower(s.lower(), machine, "entry").ir.count("call void @llvm.prefetch") == times + 1  # and C
 
 
+def test_wide_vectors_ask_for_each_line() -> None:
+    s = Schedule(poly.parse("C[i, j] = A[i, j] + B[j]", A=(5, 256), B=(256,))).tile({"j": 64}).vectorise("j.p")
+    ir = lower(s.prefetch("j.p", "i").lower(), AVX2, "entry").ir
+    assert ir.count("call void @llvm.prefetch") == 2 * 4  # of A and C 256 bytes
+    kernel = poly.compile(s.prefetch("j.p", "i"), threads=1)
+    x = np.arange(5.0 * 256, dtype=np.float32).reshape(5, 256)
+    np.testing.assert_array_equal(kernel(x, x[1]), x + x[1])
+
+
 def test_elements_that_all_lanes_share_are_asked_for_once_a_line() -> None:
     """Four rows, eight steps of the reduction in a body: a line each."""
     s = Schedule(poly.parse("C[i, j] += A[i, k] * B[k, j]", A=(12, 32), B=(32, LANES)))
