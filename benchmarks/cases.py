@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -112,10 +112,16 @@ def pointwise(
 
 def attention(heads: int, length: int, width: int) -> Case:
     """softmax(q k^T / sqrt(width)) v."""
-    shape, scores = (heads, length, width), heads * length * length
+    shape = heads, length, width
+    return attended(f"attention_{heads}x{length}x{width}", shape, shape, shape)
+
+
+def attended(name: str, q: Shape, k: Shape, v: Shape) -> Case:
+    """Attention of [heads, queries, width] over [heads, keys, width] and values of a width of their own."""
+    scores = q[0] * q[1] * k[1]
     return Case(
-        f"attention_{heads}x{length}x{width}", "attention", {"q": shape, "k": shape, "v": shape},
-        flops=4 * scores * width + 6 * scores, reads=12 * prod(shape), writes=4 * prod(shape), calls={"exp": scores},
+        name, "attention", {"q": q, "k": k, "v": v}, flops=2 * scores * (q[2] + v[2]) + 6 * scores,
+        reads=4 * sum(map(prod, (q, k, v))), writes=4 * q[0] * q[1] * v[2], calls={"exp": scores},
     )  # fmt: skip
 
 
@@ -200,7 +206,8 @@ MODELS: tuple[tuple[str, bool], ...] = (  # name, whether its file carries const
 
 KINDS = tuple(dict.fromkeys(c.kind for c in CASES))
 FIELDS = """fields of a case: name, kind, inputs and consts (shapes by name: {"x": [64, 64]}); spec for the kind einsum;
-stride, pad, groups for conv; out (shape), flops, bytes (moved at least) for the limits; these all optional"""
+stride, pad, groups for conv; flops, bytes (moved at least) and out (shape) where they are other than the shapes
+say; these all optional"""
 
 
 def load_cases(path: Path | None, models: Sequence[Case] = ()) -> tuple[Case, ...]:
@@ -226,14 +233,15 @@ def _wrong(entry: object) -> str:
     like = next((c for c in CASES if c.kind == entry["kind"]), None)
     if like is None:
         return f"no kind {entry['kind']!r}: one of {', '.join(KINDS)}"
-    if like.kind == "einsum":
-        try:
-            einsum("", entry.get("spec") or "", *entry["inputs"].values())
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return f"spec {entry.get('spec')!r} is no equation for the inputs, such as {like.spec!r}"
     for field_, names in (("inputs", like.inputs), ("consts", like.consts)):
         if like.kind != "einsum" and [*(entry.get(field_) or {})] != [*names]:
             return f"{field_} of kind {like.kind} are {', '.join(names) or 'none'}, as in {like.name}"
+    try:
+        _case(entry)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        if like.kind == "einsum":
+            return f"spec {entry.get('spec')!r} is no equation for the inputs, such as {like.spec!r}"
+        return f"shapes of kind {like.kind} are such as in {like.name}"
     return ""
 
 
@@ -246,9 +254,32 @@ def _case(entry: Mapping[str, object]) -> Case:
     def number(key: str, default: int) -> int:
         return int(str(entry.get(key, default)))
 
-    inputs, consts, out = shapes("inputs"), shapes("consts"), entry.get("out")
-    writes = 4 * prod(map(int, out)) if isinstance(out, list) else 0
-    return Case(
-        str(entry["name"]), str(entry["kind"]), inputs, consts, str(entry.get("spec") or ""), number("stride", 1),
-        number("pad", 0), number("groups", 1), number("flops", 0), number("bytes", 0) - writes, writes,
+    case = _counted(
+        str(entry["name"]), str(entry["kind"]), shapes("inputs"), shapes("consts"), str(entry.get("spec") or ""),
+        number("stride", 1), number("pad", 0), number("groups", 1),
     )  # fmt: skip
+    out = entry.get("out")
+    writes = 4 * prod(map(int, out)) if isinstance(out, list) else case.writes
+    reads = number("bytes", case.reads + writes) - writes
+    return replace(case, flops=number("flops", case.flops), reads=reads, writes=writes)
+
+
+def _counted(
+    name: str, kind: str, inputs: dict[str, Shape], consts: dict[str, Shape], spec: str, stride: int, pad: int,
+    groups: int,
+) -> Case:  # fmt: skip
+    """A case with its operations and bytes, as those of the lists above have them."""
+    match kind:
+        case "einsum":
+            return replace(einsum(name, spec, *inputs.values()), inputs=inputs)
+        case "conv":
+            return conv(name, inputs["x"], consts["w"], stride, pad, groups)
+        case "linear":
+            return dense(name, *inputs["x"], consts["w"][1])
+        case "attention":
+            return attended(name, inputs["q"], inputs["k"], inputs["v"])
+        case _:
+            like = next(c for c in CASES if c.kind == kind)
+            elements = prod(next(iter(like.inputs.values())))
+            calls = {n: c // elements for n, c in like.calls.items()}
+            return pointwise(name, kind, inputs, consts, like.flops // elements, **calls)

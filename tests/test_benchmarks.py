@@ -98,11 +98,25 @@ def test_a_file_adds_cases(tmp_path: Path) -> None:
     assert (found[-1].name, found[-1].reads, found[-1].writes) == ("mine", 48, 12)
 
 
+def test_a_case_of_a_file_counts_what_its_shapes_say(tmp_path: Path) -> None:
+    """So that it has a limit: the lists' own cases, read from a file under other names, count the same."""
+    fields = ("kind", "inputs", "consts", "spec", "stride", "pad", "groups")
+    entries = [{"name": f"own_{c.name}", **{f: getattr(c, f) for f in fields}} for c in CASES]
+    (tmp_path / "cases.json").write_text(json.dumps(entries))
+    found = {c.name: c for c in load_cases(tmp_path / "cases.json")}
+    given_flops = ("chain_ij,jk,kl->il",)  # fewer than an equation says
+    for c in CASES:
+        own = found[f"own_{c.name}"]
+        assert c.name in given_flops or own.flops == c.flops
+        assert (own.reads, own.writes, own.calls) == (c.reads, c.writes, c.calls)
+
+
 @pytest.mark.parametrize(("entry", "message"), [
     ({"name": "mine", "kind": "einsum", "inputs": {"x0": [3, 4]}}, "spec None is no equation"),
     ({"name": "mine", "kind": "einsum", "spec": "ij->i", "inputs": {"x0": [3]}}, "spec 'ij->i' is no equation"),
     ({"name": "mine", "kind": "sort", "inputs": {"x": [3]}}, "no kind 'sort': one of einsum, conv"),
     ({"name": "mine", "kind": "conv", "inputs": {"x": [1, 3, 8, 8]}}, "consts of kind conv are w, as in conv7x7s2"),
+    ({"name": "mine", "kind": "attention", "inputs": {"q": [3], "k": [3], "v": [3]}}, "shapes of kind attention are"),
     ({"kind": "softmax", "inputs": {"x": [3]}}, "no name"), ("mine", "a file of cases is a JSON list of objects"),
 ])  # fmt: skip
 def test_what_is_no_case_is_told(entry: object, message: str, tmp_path: Path) -> None:
