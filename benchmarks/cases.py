@@ -275,7 +275,8 @@ def _counted(
         case "conv":
             return conv(name, inputs["x"], consts["w"], stride, pad, groups)
         case "linear":
-            return dense(name, *inputs["x"], consts["w"][1])
+            rows, inner = inputs["x"]
+            return dense(name, rows, inner, consts["w"][1])
         case "attention":
             return attended(name, inputs["q"], inputs["k"], inputs["v"])
         case _:

@@ -7,6 +7,7 @@ number of the iteration, so that the original order is always that of increasing
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -18,7 +19,9 @@ from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches
+from poly.frontend.nest_literals import Number
 from poly.frontend.nest_signature import last_name, read_annotation
+from poly.frontend.nest_targets import one_target_each
 from poly.frontend.nest_values import Scope, Values, dtype_of_name
 from poly.program import Access, PathStep
 from poly.sets import identifier
@@ -78,13 +81,16 @@ class Reader:
     locals: dict[str, Local] = field(default_factory=dict)
     context: list[str] = field(default_factory=list)
     single: Mapping[str, int] = field(default_factory=dict)
+    uses: Mapping[tuple[str, type[ast.expr_context]], int] = field(default_factory=dict)
     live: dict[ast.stmt, frozenset[str]] = field(default_factory=dict)
 
     def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         """The whole body of a function."""
+        body = one_target_each(_without_docstring(body), self.arguments | {*scope.sizes, *scope.literals})
+        self.uses = _uses(body)
         self.single = _assignments(body)
         self.live = dict(live_after_branches(body, frozenset()))
-        self._block(_without_docstring(body), Around(scope), ())
+        self._block(body, Around(scope), ())
 
     # ---- blocks
 
@@ -96,13 +102,20 @@ class Reader:
     def _sequence(
         self, body: Sequence[ast.stmt], around: Around, prefix: tuple[PathStep, ...], position: int, numbered: bool
     ) -> int:
-        for node in body:
+        for k, node in enumerate(body):
             around = self._with_locals(around)
+            if (literal := self._literal(node, body[k + 1 :], around)) is not None:
+                scope = around.scope
+                around = replace(around, scope=replace(scope, literals={**scope.literals, **literal}))
+                continue
             if (alias := self._alias(node, around)) is not None:
                 scope = around.scope
                 around = replace(around, scope=replace(scope, indices={**scope.indices, **alias}))
                 continue
             if isinstance(node, ast.If):
+                leaving = hints.leaving(node, (*body[k + 1 :], *body[:k]), not _reads_data(node.test, around.scope))
+                if leaving is not None:
+                    raise around.scope.source.error(*leaving)
                 position = self._if(node, around, prefix, position, numbered)
                 continue
             self._single(node, around, (*prefix, position) if numbered else prefix)
@@ -192,9 +205,6 @@ class Reader:
         return iterator, value, (f"{iterator} >= 0", inside)
 
     def _if(self, node: ast.If, around: Around, prefix: tuple[PathStep, ...], position: int, numbered: bool) -> int:
-        leaving = hints.leaving(node.test, (*node.body, *node.orelse), not _reads_data(node.test, around.scope))
-        if leaving is not None:
-            raise around.scope.source.error(*leaving)
         try:
             condition = around.scope.condition(node.test)
         except ParseError:
@@ -246,6 +256,23 @@ class Reader:
                 return {n.id: e for n, e in zip(names, shape, strict=True) if isinstance(n, ast.Name)}
             case _:
                 return None
+
+    def _literal(self, node: ast.stmt, rest: Sequence[ast.stmt], around: Around) -> dict[str, Number] | None:
+        """`a = 0.5` where no other assignment is and all readers come behind it: a name for a number, which takes the
+        dtype of what it meets as the number would.
+        """
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in self.arguments:
+                pass
+            case _:
+                return None
+        if self.uses[name, ast.Store] > 1 or _uses(rest)[name, ast.Load] < self.uses[name, ast.Load]:
+            return None
+        try:
+            body = Values(around.scope).value(value)
+        except ParseError:
+            return None
+        return {name: body.value} if isinstance(body, Const) and body.dtype is None else None
 
     def _assign(
         self, node: ast.stmt, target: ast.expr, value: ast.expr, around: Around, path: tuple[PathStep, ...], dtype: str,
@@ -380,6 +407,11 @@ def _negated(body: Expr) -> Expr:
 def _dropped(body: Expr, position: int) -> Expr:
     """The body after the read at a position has gone."""
     return rewrite(body, lambda e: Read(e.position - 1) if isinstance(e, Read) and e.position > position else None)
+
+
+def _uses(body: Sequence[ast.stmt]) -> Counter[tuple[str, type[ast.expr_context]]]:
+    """How often every plain name is read, and set."""
+    return Counter((n.id, type(n.ctx)) for s in body for n in ast.walk(s) if isinstance(n, ast.Name))
 
 
 def _assignments(body: Sequence[ast.stmt]) -> dict[str, int]:

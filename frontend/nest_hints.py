@@ -49,17 +49,22 @@ def statement(node: ast.stmt) -> tuple[str, str]:
             )
 
 
-def leaving(test: ast.expr, branch: Sequence[ast.stmt], affine: bool) -> tuple[ast.stmt, str, str] | None:
-    """For `if test: break` and `if test: continue`: the statement, what is wrong, what to write."""
-    found = next((s for s in branch if isinstance(s, ast.Break | ast.Continue)), None)
+def leaving(node: ast.If, others: Sequence[ast.stmt], affine: bool) -> tuple[ast.stmt, str, str] | None:
+    """For `if test: break` and `if test: continue`: the statement, what is wrong, what to write. `others`: near it."""
+    found = next((s for s in (*node.body, *node.orelse) if isinstance(s, ast.Break | ast.Continue)), None)
     if found is None:
         return None
     message, hint = statement(found)
-    shown = ast.unparse(test)
-    if not affine:
-        hint = f"let every trip run and choose values: A[i] = A[i] if {shown} else x"
-    elif isinstance(found, ast.Continue):
+    shown = ast.unparse(node.test) if found in node.body else f"not ({ast.unparse(node.test)})"
+    if isinstance(found, ast.Continue):
         hint = f"if not ({shown}): with the rest of the loop's body in it"
+    elif not affine:
+        after = next((s for s in others if isinstance(s, ast.Assign) and len(s.targets) == 1), None)
+        target, value = ("A[i]", "x") if after is None else map(ast.unparse, (after.targets[0], after.value))
+        hint = (
+            "let every trip run and choose values: stop = False before the loop, "
+            f"stop = {shown} or stop in place of the if, {target} = {target} if stop else {value}"
+        )
     return found, message, hint
 
 
@@ -77,19 +82,10 @@ def branch(node: ast.If) -> str:
 
 
 def targets(node: ast.Assign) -> tuple[str, str]:
-    """For assignments to several targets."""
-    match node:
-        case ast.Assign(
-            targets=[ast.Tuple(elts=[first, second]) | ast.List(elts=[first, second])],
-            value=ast.Tuple(elts=[a, b]) | ast.List(elts=[a, b]),
-        ):
-            x, y, v, w = map(ast.unparse, (first, second, a, b))
-            return "one target an assignment", f"held = {w}; {x} = {v}; {y} = held"
-        case ast.Assign(targets=[ast.Tuple() | ast.List()]):
-            return "one target an assignment", "one assignment for each target, through locals where they swap"
-        case _:
-            value = ast.unparse(node.value)
-            return "one target an assignment", "; ".join(f"{ast.unparse(t)} = {value}" for t in node.targets)
+    """For assignments to several targets of which not each has a value."""
+    shown = next((t for t in node.targets if isinstance(t, ast.Tuple | ast.List)), ast.Tuple([]))
+    named = ", ".join(map(ast.unparse, shown.elts))
+    return "each target has a value of its own", f"as many values: {named} = {', '.join('...' for _ in shown.elts)}"
 
 
 def iterable(node: ast.expr) -> str:

@@ -12,7 +12,7 @@ from poly.document import counted
 from poly.dtypes import DTYPES
 from poly.errors import ParseError, ShapeError, WantedShape
 from poly.expr import Expr, IndexValue, walk
-from poly.frontend.ranges import Range, Subscripted, bounded, extreme, infer_ranges, ranges_of_set
+from poly.frontend.ranges import Range, Subscripted, bounded, end_of, extreme, infer_ranges, ranges_of_set
 from poly.lexical import names_in
 from poly.program import Access, ReadIndex, Statement
 from poly.relations import access_map, box
@@ -220,7 +220,9 @@ class Shapes:
                 else:
                     reason = f"{which} of those in bounds reads {shown}"
                 why = f"the range of index {index!r} is not determined: {reason}"
-                hint = f"where 0 <= {index} < N, or give the shape of the tensor it writes"
+                known = [(r.index, self.shapes.get(r.tensor, ())) for r in draft.reads]
+                end = end_of(index, (pair for reads in known for pair in zip(*reads, strict=False)))
+                hint = f"where 0 <= {index} < {end}, or give the shape of the tensor it writes"
                 raise draft.line.place.error(why, hint=hint)
 
     def _resolvable(self, draft: Draft, asked: int = 0) -> bool:
@@ -260,7 +262,8 @@ class Shapes:
             raise ShapeError(message, where=writers[-1].shown, hint=f"as many everywhere, or {tensor}_2")
         if any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):
             message = f"the shape of {tensor} does not follow from what writes it"
-            raise ShapeError(message, where=writers[-1].shown, wanted=self._as_written(writers[-1]))
+            wanted = self._as_written(writers[-1])
+            raise writers[-1].line.place.error(message, hint=str(wanted), wanted=wanted)
         domains = [w.statement().domain for w in writers]
         if all(d.intersect_params(self.context).is_empty() for d in domains):
             domains = [self._started(w) for w in writers]

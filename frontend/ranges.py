@@ -12,12 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import islpy as isl
 
 from poly.affine import Affine, Atom, FloorDiv, Mod, Var, var
 from poly.errors import ParseError, ShapeError, WantedShape
 from poly.sets import SET, affine_of_pw, header
+
+UNKNOWN: Final = "8"  # in hints, for an extent that nothing says
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,12 @@ def _whole(index: str, subscripts: Sequence[Subscripted]) -> Iterator[Subscripte
             yield s
 
 
+def end_of(index: str, subscripts: Iterable[tuple[object, Affine]]) -> str:
+    """For hints: where a range of an index may end, by the first of some subscripts with extents that it is in."""
+    own = (extent for s, extent in subscripts if isinstance(s, Affine) and index in s.names)
+    return str(next(own, UNKNOWN))
+
+
 def _underconstrained(
     missing: Sequence[str], subscripts: Iterable[Subscripted], loose: Collection[str]
 ) -> ParseError:
@@ -142,10 +151,10 @@ def _underconstrained(
     beside = together[0].expression.names if together else ()
     if half := [i for i in missing if i in loose and (i in beside or not together)]:  # a condition leaves an end open
         why = "the condition does not bound it at both ends"
-        hint = f"where 0 <= {half[0]} < N"
+        hint = f"both ends, such as where 0 <= {half[0]} < {UNKNOWN}"
         return ParseError(f"the range of index {half[0]!r} is not determined: {why}", hint=hint)
     why = f"it occurs only in {together[0].tensor}[{together[0].expression}]" if together else "no subscript bounds it"
-    hint = f"where 0 <= {index} < N, or "
+    hint = f"where 0 <= {index} < {end_of(index, ((s.expression, s.extent) for s in together))}, or "
     scalar = None if together else WantedShape(index, ())  # most likely an index, yet
     hint += "give the shape of the tensor it writes" if scalar is None else f"{scalar} if it is a scalar tensor"
     return ParseError(f"the range of index {index!r} is not determined: {why}", hint=hint, wanted=scalar)

@@ -47,7 +47,7 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
         )
 
         def refuse(args: tuple[object, ...], named: Mapping[str, object]) -> None:
-            given = _bound(function.__name__, parameters, args, named)
+            given = bound(function.__name__, parameters, args, named)
             wrong = _first_wrong(given, parameters.parameters, kinds)
             if wrong is not None:
                 raise error(f"{function.__name__}: {wrong[0]}", hint=wrong[1])
@@ -66,7 +66,7 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             try:
                 return function(*args, **kwargs)
             except TypeError:
-                _bound(function.__name__, parameters, args, kwargs)
+                bound(function.__name__, parameters, args, kwargs)
                 raise
 
         return call
@@ -74,7 +74,7 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
     return decorate
 
 
-def _bound(
+def bound(
     name: str, parameters: Signature, args: tuple[object, ...], given: Mapping[str, object]
 ) -> Mapping[str, Any]:
     """The arguments by their names. Raises `ArgumentTypeError` for those that a function of this name does not take."""

@@ -181,7 +181,8 @@ def fuse(schedule: Schedule, first: str, second: str) -> Schedule:
     """Make two loops of one sequence one loop: in every iteration the first one's body, then the second one's.
 
     The result is called like the part of the names after the last statement's dot where they agree (`init.i` and
-    `upd.i` give `i`) and that name is free, else like the first loop.
+    `upd.i` give `i`) and that name is free, else like the first loop. Its mark is theirs where they have the same one;
+    else it is serial, and may be marked.
     """
     prefix = _place_in_sequence(schedule, first, second)
     name = _fused_name(schedule, first, second)
@@ -430,10 +431,18 @@ def _split_statements(schedule: Schedule, loop: str, at: int | str) -> tuple[Pro
 
 # ---- marks
 
+_SHOWN: Mapping[LoopKind, str] = {
+    "vector": "a vector loop", "unroll": "unrolled", "parallel": "parallel", "unit": "a loop of an engine",
+}  # fmt: skip
+
 
 def _marked(schedule: Schedule, name: str, loops: Sequence[str], kind: LoopKind, engine: str | None = None) -> Schedule:
     for loop in loops:
         schedule.under(loop)
+        if schedule.kind(loop) != "serial":
+            what = f"loop {loop!r} is {_SHOWN[schedule.kind(loop)]} already"
+            hint = f"tile({{{loop!r}: 8}}) for two loops, with a mark for each"
+            raise ScheduleError(what, where=schedule.source.name, hint=hint)
     marks = {**schedule.marks, **{loop: Mark(kind, engine) for loop in loops}}
     arguments = {"loop": loops[0]} if engine is None else {"loops": tuple(loops), "engine": engine}
     return finish(schedule, replace(schedule, marks=marks), name, **arguments)

@@ -23,6 +23,7 @@ from poly.program import PathStep, Program, Statement
 if TYPE_CHECKING:
     import islpy as isl
 
+    from poly.frontend.nest import Nest as NestFunction
     from poly.loops import LoopTree
     from poly.scheduling.arrange import Place
     from poly.scheduling.dependences import SourceFacts
@@ -118,10 +119,22 @@ class Schedule:
     checked: bool = field(default=True, compare=False)
     facts: SourceFacts = field(default=None, compare=False)  # type: ignore[assignment]
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, source: Program | NestFunction[..., object], program: Program = ..., nests: Mapping[str, Nest] = ...,
+            marks: Mapping[str, Mark] = ..., log: tuple[Edit, ...] = ..., checked: bool = ..., facts: SourceFacts = ...,
+        ) -> None: ...  # fmt: skip
+
     def __post_init__(self) -> None:
+        if not isinstance(self.source, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
+            from poly.frontend.nest import Nest as NestFunction
+
+            if isinstance(self.source, NestFunction):
+                object.__setattr__(self, "source", self.source.program)
         for program in (self.source, self.source if self.program is None else self.program):  # type: ignore
             if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
-                hint = "Schedule(poly.parse(...)), or the `program` of a nest"
+                hint = "Schedule(poly.parse(...)), or of a nest"
                 raise ScheduleError(f"a schedule is of a program; this is {shown(program)}", hint=hint)
         if not isinstance(self.nests, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ScheduleError(f"nests is {shown(self.nests)}", hint="edits make them: Schedule(program).tile(i=8)")

@@ -112,7 +112,7 @@ def test_unknown_arguments_are_refused_by_public_names() -> None:
     einsum: Any = poly.einsum
     with pytest.raises(TypeError, match=r"none is called 'a'"):
         kernel(a=1)
-    with pytest.raises(TypeError, match=r"^einsum\(\) got an unexpected"):
+    with pytest.raises(TypeError, match=r"^einsum: got an unexpected[^!]*try: einsum\(\*operands, out=None"):
         einsum("ij->i", np.eye(2), foo=1)
 
 
@@ -240,7 +240,7 @@ def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint:
 
 @pytest.mark.parametrize(("text", "hint"), [
     ("y = x[7]", "a larger x"), ("y = x[-1]", "4 for -1: subscripts count from the start"),
-    ("s[i] += x[2*i + r] where r < 2", "where 0 <= r < N"),
+    ("s[i] += x[2*i + r] where r < 2", "both ends, such as where 0 <= r < 8"),
     ("y = max(x[i])", "y max= x[i] over all i"),
     ("s += x[i] where x[i] > 0.5", "a choice in the value: (x[i] if x[i] > 0 else 0)"),
     ("y[i] = x[-1-i]", "subscripts that count from the start, as in x[N-1-i]"),
@@ -249,8 +249,8 @@ def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint:
     ("y[i] = x[:]", "an index with a name, as in y[i] += A[i, j]"), ("y = x[i] @ x[i]", "C[i, k] += A[i, j]*B[j, k]"),
     ("i,i->", 'poly.einsum("i,i->", ...), or C[i, k] += A[i, j]*B[j, k]'),
     ("y[i] = x[i]^2", "a**b, or bit_xor(a, b) of integers"),
-    ("y[i,j] = x[i] where j < 4", "where 0 <= j < N"),
-    ("y[i] = x[max(i-1, 0)]", "where 0 <= i < N, or give the shape of the tensor it writes"),
+    ("y[i,j] = x[i] where j < 4", "both ends, such as where 0 <= j < 8"),
+    ("y[i] = x[max(i-1, 0)]", "where 0 <= i < 5, or give the shape of the tensor it writes"),
 ])  # fmt: skip
 def test_hints_can_be_followed(text: str, hint: str) -> None:
     with pytest.raises(PolyError) as found:

@@ -59,6 +59,8 @@ MISTAKES: list[tuple[str, str, str]] = [
     ('poly.einsum("ij,jk", a, b, dtype="f31")', "'float64'", 'poly.einsum("ij,jk", a, b, dtype={})'),
     ('poly.einsum("ij,jk->iik", a, b)', "D[i,i] = x[i]", 'parse("{}", x=(4,))'),
     ('poly.einsum("ii", a)', "another letter for one of them", 'poly.einsum("ij", a)'),
+    ('poly.einsum("ij,jk", a, b, thread=2)', "threads=", 'poly.einsum("ij,jk", a, b, {}1)'),
+    ('poly.einsum("ij,jk", a, b, order="C", otu=c)', "out=", 'poly.einsum("ij,jk->ki", a, b, {}c)'),
     # notation
     ('parse("a: i64[i] = x[i]", x=(5,))', "a[i] = i64(x[i])", 'parse("{}", x=(5,))'),
     ('parse("S: f64[i] += x[i,k]", x=(5, 2))', "S[i] += f64(x[i,k])", 'parse("{}", x=(5, 2))'),
@@ -131,6 +133,8 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("schedule.split('j', 100)", "at most its last", "schedule.split('j', 8)"),
     ("schedule.fuse('j')", "fuse(first, second)", "# this program has no two loops side by side"),
     ("schedule.unroll('j', 4)", "unroll(loop)", "schedule.unroll('j')"),
+    ("schedule.parallelise('C_init.k').vectorise('C_init.k')", "tile({'C_init.k': 8})",
+     "schedule.{}"),
     ("schedule.promote('A', 'j', spac='l1')", "space=", "schedule.promote('A', 'j', {}'l1')"),
     ("poly.Schedule.parse('hello')", "str(schedule) is such a text", "poly.Schedule.parse(str(schedule))"),
     ("schedule.distribute('j')", "a loop with several statements", "# this program has none"),

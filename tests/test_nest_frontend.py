@@ -281,7 +281,7 @@ REFUSED = {
     "alpha = 2.0": ("'alpha' is an argument", "alpha"),
     "N = 2.0": ("'N' is a loop variable or a size", "N = "),
     "x = 2.0": ("x is an array", "x = "),
-    "x[i] = y[i] = 0.0": ("one target", "x[i] ="),
+    "x[i], y[i] = y[i], x[i], 0.0": ("each target has a value of its own", "x[i], y[i] ="),
     "t += 1.0": ("'t' has no value here", "t +="),
     "while i: pass": ("a while loop", "while"),
     "return x": ("a nest returns nothing", "return"),
@@ -319,15 +319,18 @@ def test_refused_with_its_place(line: str) -> None:
 
 
 HINTS = {  # what is written, what the hint says, and the line that follows it
-    "x[i], y[i] = y[i], x[i]": ("held = x[i]; x[i] = y[i]; y[i] = held", "held = x[i]; x[i] = y[i]; y[i] = held"),
-    "x[i] = y[i] = 0.0": ("x[i] = 0.0; y[i] = 0.0", "x[i] = 0.0; y[i] = 0.0"),
+    "x[i], y[i] = y[i]": ("as many values: x[i], y[i] = ..., ...", "x[i], y[i] = y[i], x[i]"),
     "x[i / 2] = 0.0": ("i // 2", "x[i // 2] = 0.0"),
     "x[i % N] = 0.0": ("an integer in place of N", "x[i % 1] = 0.0"),
     "x[-1] = 0.0": ("x[N - 1]", "x[N - 1] = 0.0"),
     "print(x[i])": ("remove the line", "x[i] = 0.0"),
     "if i < 2: break": ("end the range earlier", "for j in range(2): x[i] = 0.0"),
     "if i < 2: continue": ("if not (i < 2)", "if not (i < 2): x[i] = 0.0"),
-    "if x[i] > 0: break": ("A[i] = A[i] if x[i] > 0 else x", "y[i] = y[i] if x[i] > 0 else 2.0"),
+    "if x[i] > 0: break\n        x[i] = y[i]": (
+        "stop = False before the loop, stop = x[i] > 0 or stop in place of the if, x[i] = x[i] if stop else y[i]",
+        "stop = False; stop = x[i] > 0 or stop; x[i] = x[i] if stop else y[i]",
+    ),
+    "if x[i] > 0: continue\n        x[i] = y[i]": ("if not (x[i] > 0): with", "if not (x[i] > 0): x[i] = y[i]"),
     "while i < N: x[i] = 0.0": ("for i in range(first, end)", "for j in range(1, N): x[i] = 0.0"),
     "x[i] @= y[i]": ("C[i, j] += A[i, k] * B[k, j]", "x[i] += x[i] * y[i]"),
     "x[i + 1] = y[i]": ("loops in which i + 1 < N", "if i + 1 < N: x[i + 1] = y[i]"),
@@ -361,6 +364,55 @@ def test_what_a_hint_says_works(line: str) -> None:
         nest(define(f"{head}{line}\n"))
     assert ".py:4:" in str(caught.value) and hint in (caught.value.hint or ""), str(caught.value)
     nest(define(f"{head}{instead}\n"))
+
+
+def test_several_targets_get_values_that_were_found_before() -> None:
+    @nest
+    def f(N: int, a: f64[Array, "N"], b: f64[Array, "N"], c: f64[Array, "N"]):
+        old, new = 0.0, 1.0
+        for i in range(N):
+            a[i], held, b[i] = b[i], a[i] + b[i], old
+            old, new = new, old + new
+            if a[i] > 4:
+                a[i], b[i] = b[i], a[i]
+            c[i] = last = held - c[i]
+            c[i] *= last
+
+    agrees(f, {"N": 7}, {"a": numbers(7), "b": numbers(7)[::-1].copy(), "c": numbers(7) + 3})
+
+
+def test_a_local_that_names_a_literal_takes_the_dtype_it_meets() -> None:
+    """As numpy does with Python's numbers, which have no dtype of their own."""
+
+    @nest(exact=True)
+    def f(N: int, x: f32[Array, "N"], y: f32[Array, "N"], z: f64[Array, "N"], n: i32[Array, "N"]):
+        third = 1 / 3
+        two = 2
+        for i in range(N):
+            tenth = -0.1
+            y[i] = tenth * x[i] + third
+            z[i] = z[i] * tenth + n[i] * third
+            n[i] = n[i] * two
+            y[two - 2] += x[i]
+
+    assert [t.name for t in f.program.tensors] == ["x", "y", "z", "n"]
+    assert not any("f64" in str(s.body) for s in f.program.statements if s.write.tensor == "y")
+    x = (np.arange(9) / 7).astype("f4")
+    values = {"x": x, "y": x * 0, "z": x.astype("f8") + 1, "n": np.arange(9, dtype="i4")}
+    agrees(f, {"N": 9}, values)
+    wanted = np.float32(-0.1) * x + np.float32(1 / 3)
+    assert poly.compile(f)(*values.values())[0][1:].tobytes() == wanted[1:].tobytes()
+
+
+def test_a_local_that_is_read_elsewhere_has_a_dtype_of_its_own() -> None:
+    @nest
+    def f(N: int, x: f32[Array, "N"], y: f32[Array, "N"]):
+        for i in range(N):
+            tenth = 0.1
+            y[i] = x[i] * tenth
+        y[0] = tenth  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    assert [(t.name, t.dtype) for t in f.program.tensors if t.role == "temporary"] == [("tenth", "f64")]
 
 
 def test_floors_and_remainders_by_negative_numbers() -> None:

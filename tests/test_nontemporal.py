@@ -108,7 +108,7 @@ def test_the_mark_in_texts() -> None:
 def test_the_mark_stays_with_the_vectors() -> None:
     schedule = sums(8, 64)
     assert schedule.split("j.o", 2).marks["j.p.hi"].nontemporal
-    assert not schedule.unroll("j.p").marks["j.p"].nontemporal
+    assert schedule.tile({"j.p": 4}).marks["j.p.p"].nontemporal
 
 
 def test_where_nothing_could_be_stored_so() -> None:
