@@ -71,17 +71,17 @@ class Contractions:
     """Tensors and statements as they come about.
 
     `extents`: the size of every index. `dtype`: of the result. `pairs`: a complex result is made of pairs of floats;
-    `planar`: its sums are kept with the real and imaginary parts apart; `flat`: those of operands and the result lie
-    between the steps of the last subscript, and one statement writes both.
+    `planar`: its sums are kept with the real and imaginary parts apart; `interleaved`: the parts of operands and the
+    result lie between the steps of the last subscript, and one statement writes both.
     """
 
     def __init__(
         self, extents: Mapping[str, Affine], parameters: Sequence[str], dtype: str, pairs: bool, planar: bool = False,
-        flat: bool = False,
+        interleaved: bool = False,
     ) -> None:  # fmt: skip
         self.planar = planar
         self.extents, self.parameters, self.pairs = dict(extents), tuple(parameters), pairs and dtype in HALVES
-        self.flat = flat and self.pairs
+        self.interleaved = interleaved and self.pairs
         self.stored = HALVES[dtype] if self.pairs else dtype
         self.computed = _WIDE.get(self.stored, self.stored)
         self.tensors: list[Tensor] = []
@@ -102,7 +102,7 @@ class Contractions:
         self, extents: Sequence[Affine], subscripts: Sequence[Affine]
     ) -> tuple[tuple[Affine, ...], list[tuple[Affine, ...]]]:
         """The extents of complex numbers as floats, and the subscripts of the real and of the imaginary part."""
-        if not self.flat or not subscripts:
+        if not self.interleaved or not subscripts:
             return (*extents, Affine((), 2)), [(*subscripts, Affine((), part)) for part in (0, 1)]
         return (*extents[:-1], extents[-1] * 2), [(*subscripts[:-1], subscripts[-1] * 2 + part) for part in (0, 1)]
 
@@ -119,7 +119,7 @@ class Contractions:
             identity = Const((COMBINERS["or"] if dtype == "bool" else COMBINERS["+"]).identity(dtype).value)
             for access, suffix in zip(target.reads, self._suffixes, strict=True):
                 self.state(f"{name}_init{suffix}", kept, access, (), identity, None)
-        if self.flat and role == "output":
+        if self.interleaved and role == "output":
             self._write_both(f"{name}_set", target, terms)
         else:
             self.write(f"{name}_update" if summed else f"{name}_set", target, terms)
@@ -352,8 +352,8 @@ class Form:
             return self.finished((apart_sums if self.apart else real_sums)(self, *self.real), values)
         extents = {i: var(f"N{i}") for i in self.indices}
         summed = any(i not in self.result for i in self.indices)
-        flat = values is not None and bool(self.result) and self.lanes is None and (self.planar or not summed)
-        build = Contractions(extents, self.parameters, self.dtype, pairs=True, planar=self.planar, flat=flat)
+        interleaved = values is not None and bool(self.result) and self.lanes is None and (self.planar or not summed)
+        build = Contractions(extents, self.parameters, self.dtype, pairs=True, planar=self.planar, interleaved=interleaved)
         terms = [self._operand(n, v, build) for n, v in enumerate(self.operands)]
         if self.planar:
             terms = [build.planes(t) for t in terms]
