@@ -353,7 +353,7 @@ class Form:
         extents = {i: var(f"N{i}") for i in self.indices}
         summed = any(i not in self.result for i in self.indices)
         interleaved = values is not None and bool(self.result) and self.lanes is None and (self.planar or not summed)
-        build = Contractions(extents, self.parameters, self.dtype, pairs=True, planar=self.planar, interleaved=interleaved)
+        build = Contractions(extents, self.parameters, self.dtype, True, self.planar, interleaved)
         terms = [self._operand(n, v, build) for n, v in enumerate(self.operands)]
         if self.planar:
             terms = [build.planes(t) for t in terms]
