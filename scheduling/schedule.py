@@ -130,7 +130,7 @@ class Schedule:
         if not isinstance(self.source, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
             from poly.frontend.nest import Nest as NestFunction
 
-            if isinstance(self.source, NestFunction):
+            if isinstance(self.source, NestFunction):  # pyright: ignore[reportUnnecessaryIsInstance]
                 object.__setattr__(self, "source", self.source.program)
         for program in (self.source, self.source if self.program is None else self.program):  # type: ignore
             if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -7,6 +7,16 @@ from pathlib import Path
 import pytest
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples of property tests are the same whatever was imported before: hypothesis draws a few numbers and texts
+    from the source of the modules that it finds, and has no setting for that.
+    """
+    from hypothesis.internal.conjecture import providers
+    from hypothesis.internal.constants_ast import Constants
+
+    providers.__dict__["_get_local_constants"] = Constants
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="rewrite the expected sections of tests/nests/*.nest")
 
