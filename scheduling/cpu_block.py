@@ -49,8 +49,9 @@ FEW_USES, AHEAD_SHARE = 2, 4
 ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no prefetcher of a core follows
 # Steps in one body, the first of these that divides the loop's extent: four spare most of a loop's instructions, more
 # spare little and cost compile time, fewer still spare something where nothing else divides it. Where four do not fit
-# in a body, fewer would cost registers and spare hardly anything.
+# in a body, fewer would cost registers and spare hardly anything. Of what comes from afar, eight if they fit.
 STEPS = (4, 5, 6, 7, 8, 3, 2)
+STEPS_FROM_AFAR = (8, *STEPS)
 # Of the work: pieces below it are not laid out; of a quarter, that costs up to a twentieth of the time.
 EDGE_SHARE = 1 / 16
 
@@ -399,9 +400,11 @@ class Blocking(Tiling[BlockPlan]):
         if loops[-1] in free and self._trips(schedule, name, loops[-1]) <= MOST_SHORT:
             return self._short(schedule, name, free, body)
         most = UNROLLED // body
+        far = any(self._is_far(schedule, r.tensor) for r in schedule.program.statement[name].reads)
+        wished = STEPS_FROM_AFAR if far else STEPS
         for loop in reversed(free) if most >= STEPS[0] else ():
             trips = self._trips(schedule, name, loop)
-            steps = next((u for u in STEPS if u <= most and trips % u == 0), 1)
+            steps = next((u for u in wished if u <= most and trips % u == 0), 1)
             if steps == 1:
                 continue
             rest, inner = [n for n in loops if n != loop], loop

@@ -505,9 +505,13 @@ def test_steps_over_lines_touch_a_line_each() -> None:
     assert float(column.lines(CORE, sizes).near) == 28 * 64
 
 
-@pytest.mark.parametrize(("extent", "steps"), [(64, 4), (36, 4), (35, 5), (21, 7), (61, 0)])
-def test_steps_of_a_reduction_share_a_body(extent: int, steps: int) -> None:
-    schedule = scheduled(poly.parse(GEMM, A=(48, extent), B=(extent, 32)))
+@pytest.mark.parametrize(
+    ("rows", "extent", "steps"),
+    [(48, 64, 4), (48, 36, 4), (48, 35, 5), (48, 21, 7), (48, 61, 0), (9000, 64, 8), (9000, 36, 4)],
+)
+def test_steps_of_a_reduction_share_a_body(rows: int, extent: int, steps: int) -> None:
+    """More where an operand comes from beyond a core's own caches."""
+    schedule = scheduled(poly.parse(GEMM, A=(rows, extent), B=(extent, 32)))
     assert schedule.lower() is not None
     found = unrolled_steps(schedule, "k")
     assert bool(found) == (steps > 0)
