@@ -2,11 +2,11 @@
 
 The largest operand is touched by every loop but one with few iterations, so its memory is walked in order, once.
 Contiguous along a reduction loop: lanes there, with partial results (`rfactor`) in as many registers as hide the
-latency of an operation; several rows at once where these share an operand; what comes from the last cache, and where
-vectors are lines from memory, is asked for ahead (docs/decisions/0015, 0044, 0057); a few vectors are multiplied by
-each row while it is in registers (0019). Contiguous along a parallel loop: lanes there, several rows of the operand at
-once on a strip of the result that stays in the nearest cache, so that rows are read along their length, which are asked
-for ahead where they come from far.
+latency of an operation; several rows at once where these share an operand, but not from a core's own cache (0068); what
+comes from the last cache, and where vectors are lines from memory, is asked for ahead (docs/decisions/0015, 0044,
+0057); a few vectors are multiplied by each row while it is in registers (0019). Contiguous along a parallel loop:
+lanes there, several rows of the operand at once on a strip of the result that stays in the nearest cache, so that rows
+are read along their length, which are asked for ahead where they come from far.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from poly.scheduling.cpu_facts import (
     bytes_touched,
     last_capacity,
     most_vectors,
+    own_capacity,
     reduction_extents,
     step_along,
     widest_element,
@@ -39,6 +40,7 @@ from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
+BLOCKS, LEAST_BLOCK, MOST_BLOCK = 4, 8, 32  # of rows: for each thread, and their sizes
 STEP = 2  # between lanes that are picked from two vectors
 BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
 
@@ -49,7 +51,8 @@ class Reduction:
     there are none. `folded`: the lanes are reduced. Of a tile: `height` rows and `width` vectors. `strip`: lanes of a
     strip. `kept`: operands that the lanes do not move. `ahead`: iterations of the loop over tiles that loads are asked
     for ahead, 0 for not at all. `again`: an iterator in all of whose iterations a tile uses what it has loaded, "" for
-    none. `turned`: operands that are copied with the lanes' axis last first.
+    none. `turned`: operands that are copied with the lanes' axis last first. `placed`: those that all rows share and
+    that are copied to where vectors are lines first, by every thread for `block` rows (0: once for all).
     """
 
     statement: str
@@ -66,6 +69,8 @@ class Reduction:
     ahead: int = 0
     again: str = ""
     turned: tuple[str, ...] = ()
+    placed: tuple[str, ...] = ()
+    block: int = 0
 
 
 def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Reduction | None:
@@ -104,7 +109,12 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         plan = _plan_again(s, axes, extents, others, lanes, vector, again, machine)
         return replace(plan, turned=turned) if plan is not None else None
     if lanes in reduced:
-        plan = _plan_folded(s, axes, extents, others, lanes, vector, core_of(machine, widest).in_flight)
+        most = core_of(machine, widest).in_flight
+        if machine.nearest_cache < touched <= threads * own_capacity(machine) and vector * widest >= machine.line:
+            plan = _plan_in_order(program, s, axes, extents, others, lanes, vector, most, machine, threads)
+            if plan is not None:
+                return plan
+        plan = _plan_folded(s, axes, extents, others, lanes, vector, most)
         wanted = BYTES_AHEAD_BY_ROW * (2 if touched > last else 1) if plan.rows else BYTES_AHEAD
         asked = far and (touched <= last or vector * widest >= machine.line)  # by shorter vectors memory is slowed down
         ahead = -(-wanted // (plan.width * vector * widest)) if asked else 0
@@ -181,6 +191,31 @@ def _plan_folded(
     width = max(1, min(most // height, extents[lanes] // vector, MAX_LANES // vector))
     outer, inner = (i for i in parallel if i != rows), (i for i in others if i not in axes)
     return Reduction(s.name, tuple(outer), rows, tuple(inner), lanes, True, vector, height, width, 0, ())
+
+
+def _plan_in_order(
+    program: Program, s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str,
+    vector: int, most: int, machine: Machine, threads: int,
+) -> Reduction | None:  # fmt: skip
+    """Rows one by one, as a core's own caches give them soonest (0068), where these are long and share an operand that
+    the first cache keeps beside them. Of a caller's array, which starts anywhere, each vector would lie in two lines.
+    """
+    parallel = [i for i in others if i in axes]
+    shared = [r for r in s.reads if _moves(r, lanes) and any(not _moves(r, i) for i in parallel)]
+    if len(shared) != 1 or shared[0].guard or len(parallel) < len(others) or extents[lanes] < most * vector:
+        return None
+    tensor = program.tensor[shared[0].tensor]
+    foreign, block = tensor.role in ("input", "inout"), 0
+    if foreign and threads > 1:
+        block = min(MOST_BLOCK, extents[parallel[-1]] // (BLOCKS * threads))
+    alone = len(parallel) == 1 or not block  # what threads share
+    if ROWS * _size(shared[0], extents) * size_bytes(tensor.dtype) > machine.nearest_cache:
+        return None
+    if foreign and (tensor.rank > 1 or not alone or (threads > 1 and block < LEAST_BLOCK)):
+        return None
+    width = min(most // 2, MAX_LANES // vector)  # two loads for each of them: half of what a core could have in flight
+    plan = Reduction(s.name, tuple(parallel), "", (), lanes, True, vector, 1, width, 0, ())
+    return replace(plan, placed=(tensor.name,) if foreign else (), block=block)
 
 
 def _plan_again(
@@ -283,7 +318,7 @@ class _Reduced:
     # ---- lanes that are reduced
 
     def _fold(self, schedule: Schedule, name: str) -> Schedule:
-        schedule = self._turned(schedule, name)
+        schedule = self._placed(self._turned(schedule, name), name)
         if not self.plan.rows:
             return self._folded(schedule, name, 1)
         schedule, parts = self._cut(schedule, name, self.plan.rows, self.plan.height)
@@ -298,6 +333,18 @@ class _Reduced:
             assert axis is not None
             order = axis_last(schedule, tensor, axis)
             schedule = schedule.promote(tensor, None, self.near, name=f"{tensor}_{name}_t", users=[name], order=order)
+        return schedule
+
+    def _placed(self, schedule: Schedule, name: str) -> Schedule:
+        site = None
+        if self.plan.block:
+            rows = loop_of(schedule, name, self.plan.outer[-1])
+            schedule, site = schedule.tile({rows: self.plan.block}), f"{rows}.o"
+        for tensor in self.plan.placed:
+            buffer = f"{tensor}_{name}_p"
+            schedule = schedule.promote(tensor, site, self.near, name=buffer, users=[name])
+            (loop,) = loops_of_copy(schedule, f"ld_{buffer}")
+            schedule = in_vectors(schedule, loop, self._extent(schedule, name, self.plan.lanes), self.vector, most=ROWS)
         return schedule
 
     def _folded(self, schedule: Schedule, name: str, height: int) -> Schedule:

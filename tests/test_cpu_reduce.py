@@ -43,6 +43,39 @@ def test_rows_that_share_an_operand_go_side_by_side() -> None:
     assert (found.rows, found.lanes, found.height, found.width) == ("i", "j", 4, 2)
 
 
+IN_ORDER = [  # rows, columns, threads: whether rows go one by one, of how many for each copy
+    (200, 256, 1, True, 0), (200, 256, 2, True, 25), (400, 300, 2, True, 32), (60, 256, 2, False, 0),
+    (30, 256, 1, False, 0), (2000, 100, 1, False, 0), (1000, 256, 1, False, 0), (50, 2500, 1, False, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "columns", "threads", "ordered", "block"), IN_ORDER)
+def test_rows_in_a_cores_own_cache_go_one_by_one(
+    rows: int, columns: int, threads: int, ordered: bool, block: int
+) -> None:
+    """Long ones that the first cache does not hold, not for a few of them; beside a vector that it does."""
+    program = einsum("ij,j->i", (rows, columns), (columns,))
+    (group,) = groups_of(program)
+    found = reduction_of(program, group, AVX512, threads)
+    assert found is not None and (found.rows == "", found.block) == (ordered, block)
+    assert found.placed == (("x1",) if ordered else ())
+
+
+ONE_BY_ONE = [
+    ("ij,j->i", (200, 300), (300,)), ("ij,j->i", (131, 517), (517,)), ("ijk,k->i", (70, 3, 160), (160,)),
+    ("bij,j->bi", (5, 30, 300), (300,)), ("bij,bj->bi", (5, 30, 300), (5, 300)), ("ij,j,->i", (200, 300), (300,), ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "shapes"), [(spec, shapes) for spec, *shapes in ONE_BY_ONE])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_results_of_rows_one_by_one(spec: str, shapes: list[tuple[int, ...]], threads: int) -> None:
+    rng = np.random.default_rng(3)
+    arrays = [rng.integers(-3, 4, s).astype(np.float32) for s in shapes]
+    kernel = poly.compile(einsum(spec, *shapes), threads=threads)
+    np.testing.assert_array_equal(kernel(*arrays), np.einsum(spec, *arrays))
+
+
 @pytest.mark.parametrize(("vectors", "height"), [(2, 4), (4, 3), (6, 2), (7, 0)])
 def test_a_few_vectors_use_every_row_in_one_tile(vectors: int, height: int) -> None:
     """What is used again is in registers, beside a sum for each; with too many there is a better way to use it."""
