@@ -101,7 +101,8 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     if (scattered and len(reduced) < len(long)) or (STEP in steps and lanes not in reduced):
         return None
     last, touched = last_capacity(machine), bytes_touched(program, [s])
-    far = last * NEAR < touched
+    lines = vector * widest >= machine.line  # by shorter vectors the near part of the last cache keeps up
+    far = (own_capacity(machine) * threads if lines else last * NEAR) < touched
     others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -(step_along(program, large, i) or 0))
     if again:
         if lanes not in reduced:
@@ -116,7 +117,7 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
                 return plan
         plan = _plan_folded(s, axes, extents, others, lanes, vector, most)
         wanted = BYTES_AHEAD_BY_ROW * (2 if touched > last else 1) if plan.rows else BYTES_AHEAD
-        asked = far and (touched <= last or vector * widest >= machine.line)  # by shorter vectors memory is slowed down
+        asked = far and (touched <= last or lines)  # by shorter vectors memory is slowed down
         ahead = -(-wanted // (plan.width * vector * widest)) if asked else 0
         return replace(plan, ahead=ahead)
     spread = _plan_spread(program, machine, s, reduced, extents, others, lanes, vector, threads)

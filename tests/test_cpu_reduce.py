@@ -144,6 +144,21 @@ def test_memory_is_asked_ahead_where_vectors_are_lines(spec: str, ahead: int) ->
 
 
 @pytest.mark.parametrize(
+    ("spec", "size", "threads", "ahead"),
+    [("ij->i", 1024, 1, 16), ("ij,j->i", 1024, 1, 4), ("ij,i->j", 1024, 1, 4), ("ij->i", 1024, 2, 16),
+     ("ij->i", 256, 1, 0), ("ij->i", 400, 1, 4), ("ij->i", 400, 2, 0)],
+)  # fmt: skip
+def test_vectors_that_are_lines_ask_for_what_no_cache_of_their_own_holds(
+    spec: str, size: int, threads: int, ahead: int
+) -> None:
+    program = einsum(spec, (size, size), *[(size,)] * spec.count(","))
+    found = [reduction_of(program, g, AVX512, threads) for g in groups_of(program)]
+    assert [f.ahead for f in found if f is not None] == [ahead]
+    found = [reduction_of(program, g, AVX2, threads) for g in groups_of(program)]
+    assert [f.ahead for f in found if f is not None] == [0]
+
+
+@pytest.mark.parametrize(
     ("spec", "shape", "ahead"),
     [("ij,j->i", (2048, 2048), 8), ("ij,j->i", (4096, 4096), 0), ("ij->j", (2048, 2048), 8), ("ij->j", (1024, 1024), 0),
      ("ij,i->j", (4096, 4096), 8), ("ij,i->j", (2050, 1999), 8)],
