@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import islpy as isl
 
-from poly.affine import Affine, Atom, Var
+from poly.affine import Affine, Atom, FloorDiv, Mod, Var, sum_of
 from poly.coefficients import relation_of
 from poly.program import Access, Statement
 from poly.relations import bound_domain, bound_expressions, box_bounds, free_sizes, range_of
@@ -152,10 +152,11 @@ class Vectors:
         found: list[tuple[int, int]] = []
         for x, y in zip(first, second, strict=True):
             one, other = self._split(a, x, depth), self._split(b, y, depth)
-            if one is None or other is None or (one.factor, one.around) != (other.factor, other.around):
+            if not one.factor or (one.factor, one.around) != (other.factor, other.around):
                 continue
-            if one.factor:
-                low, high, factor = other.low - one.high, other.high - one.low, abs(one.factor)
+            p, q = self._range(a, one), self._range(b, other)
+            if p is not None and q is not None:
+                low, high, factor = q[0] - p[1], q[1] - p[0], abs(one.factor)
                 low, high = (low, high) if one.factor > 0 else (-high, -low)
                 found.append((-(-low // factor), high // factor))
                 if found[-1] == (0, 0):
@@ -170,11 +171,10 @@ class Vectors:
         nest = self.schedule.nests[s.name]
         return nest.loops[nest.names[depth]]
 
-    def _split(self, s: Statement, subscript: Affine, depth: int) -> _Parts | None:
-        """What the loop at `depth` and those inside add to a subscript; None where nothing bounds them."""
+    def _split(self, s: Statement, subscript: Affine, depth: int) -> _Parts:
+        """A subscript by the loop at `depth`, those around it (and sizes), and those inside."""
         nest = self.schedule.nests[s.name]
-        factor, around = 0, set[tuple[Atom, int]]()
-        low = high = subscript.constant
+        factor, around, inside = 0, set[tuple[Atom, int]](), list[tuple[Affine, int]]()
         for atom, c in subscript.terms:
             assert isinstance(atom, Var)
             place = nest.names.index(atom.name) if atom.name in nest.loops else -1  # -1: a size
@@ -183,11 +183,24 @@ class Vectors:
             elif place == depth:
                 factor = c
             else:
-                found = range_of(self.program, s, nest.loops[atom.name])
-                if found is None:
-                    return None
-                low, high = low + min(c * found[0], c * found[1]), high + max(c * found[0], c * found[1])
-        return _Parts(factor, frozenset(around), low, high)
+                inside.append((nest.loops[atom.name], c))
+        return _Parts(factor, frozenset(around), tuple(inside), subscript.constant)
+
+    def _range(self, s: Statement, parts: _Parts) -> tuple[int, int] | None:
+        """The least and the most of what loops inside add; None where nothing bounds them."""
+        if box_bounds(bound_domain(self.program, s), s.iterators) is None:  # only isl could tell what one loop adds
+            terms = [(atom, c * k) for loop, c in parts.inside for atom, k in loop.terms]
+            constant = parts.constant + sum(c * loop.constant for loop, c in parts.inside)
+            own = _own_bounds(sum_of(terms, constant).recombined())
+            if own is not None:
+                return own
+        low = high = parts.constant
+        for loop, c in parts.inside:
+            found = range_of(self.program, s, loop)
+            if found is None:
+                return None
+            low, high = low + min(c * found[0], c * found[1]), high + max(c * found[0], c * found[1])
+        return low, high
 
     def _instance(self, s: Statement) -> tuple[Mapping[str, Affine | int], Mapping[Atom, Affine]] | None:
         """The iterators and sizes, and floors of iterators, as functions of the loops, where algebra gives them."""
@@ -213,12 +226,26 @@ class Vectors:
 
 @dataclass(frozen=True)
 class _Parts:
-    """A subscript as factor * loop + a sum of what is around + something from `low` to `high`."""
+    """A subscript as factor * loop + a sum of what is around + loops inside, each times a number, + a constant."""
 
     factor: int
     around: frozenset[tuple[Atom, int]]
-    low: int
-    high: int
+    inside: tuple[tuple[Affine, int], ...]
+    constant: int
+
+
+def _own_bounds(expression: Affine) -> tuple[int, int] | None:
+    """Bounds of an expression whatever its names are: sums of remainders, and of these divided."""
+    low = high = expression.constant
+    for atom, c in expression.terms:
+        if isinstance(atom, Mod):
+            ends = 0, atom.divisor - 1
+        elif isinstance(atom, FloorDiv) and (inner := _own_bounds(atom.argument)) is not None:
+            ends = inner[0] // atom.divisor, inner[1] // atom.divisor
+        else:
+            return None
+        low, high = low + min(c * ends[0], c * ends[1]), high + max(c * ends[0], c * ends[1])
+    return low, high
 
 
 def before_in(pairs: isl.Map, loop: int) -> isl.Map:
