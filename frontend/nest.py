@@ -38,6 +38,7 @@ from poly.affine import Affine
 from poly.dtypes import Array, is_integer
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, Read, rewrite, walk
+from poly.frontend.choice_guards import without_unequal
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_choices import decided
 from poly.frontend.nest_scalars import expand_scalars
@@ -45,7 +46,6 @@ from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
 from poly.frontend.nest_types import is_weak, promoted, settled, typed
 from poly.frontend.nest_values import Scope
-from poly.frontend.notation_choices import without_unequal
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import access_map, box
 from poly.sets import header, within_budget, witness

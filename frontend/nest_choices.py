@@ -9,7 +9,7 @@ import islpy as isl
 
 from poly.conditions import SIGNS
 from poly.expr import Apply, Const, Expr, IndexValue, dtype_of, reads_of, rewrite, with_reads_at
-from poly.frontend.notation_choices import points_where, without
+from poly.frontend.choice_guards import points_where, without
 from poly.program import Access, Statement
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from poly.dtypes import dtype_name, is_float, is_integer, numpy_dtype
 from poly.errors import ShapeError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply, walk
+from poly.frontend.comparisons import MIRRORED, with_literal, with_u64
 from poly.frontend.nest_literals import dtype_of_literals
-from poly.frontend.notation_comparisons import MIRRORED, with_literal, with_u64
 
 Typed = tuple[Expr, str | None]
 _OF_TRUTHS: Final = {"add": "or", "mul": "and"}  # numpy's meaning of + and * of two truths

@@ -29,8 +29,8 @@ from poly.arguments import checks_kinds
 from poly.dtypes import DTYPES, is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import Cast, Const, Expr, rewrite
-from poly.frontend.notation_choices import drop_guards
-from poly.frontend.notation_comparisons import comparable
+from poly.frontend.choice_guards import drop_guards
+from poly.frontend.comparisons import comparable
 from poly.frontend.notation_dtypes import DType, check_fills, dtype_of_tensor, filled, named_dtype
 from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_products import in_pairs

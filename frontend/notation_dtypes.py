@@ -12,7 +12,7 @@ from poly.arguments import shown
 from poly.dtypes import DTYPES, NUMPYS_NAMES, dtype_name, hint_for
 from poly.errors import PolyError, ShapeError
 from poly.expr import Apply, Cast, Const, Read, dtype_of, walk
-from poly.frontend.notation_comparisons import comparable
+from poly.frontend.comparisons import comparable
 from poly.frontend.notation_shapes import Draft
 from poly.program import Access, ReadIndex, Tensor
 

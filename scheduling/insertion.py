@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from poly.affine import Affine, var
 from poly.program import PathStep, Program, Statement
 from poly.scheduling.schedule import Nest, Schedule
+from poly.scheduling.tile_footprints import Tile
 
 
 def span(schedule: Schedule, at: str | None, users: Sequence[str]) -> tuple[int, int]:
@@ -35,6 +37,20 @@ def insert_nest(nests: dict[str, Nest], at: str | None, position: int, own: Nest
         result[other] = Nest(nest.loops, (*prefix, here + (here >= position), *rest))
     result[name] = Nest(own.loops, (*prefix, position, *own.path))
     return result
+
+
+def nest_of_tile(name: str, tile: Tile, extents: Sequence[Affine], order: Sequence[int] | None = None) -> Nest:
+    """The loops of a new statement `name` over a tile: those around, then one for each axis longer than 1, in `order`.
+
+    `extents`: of the axes.
+    """
+    loops = {loop: var(v) for loop, v in zip(tile.loops, tile.variables, strict=True)}
+    own: list[str] = []
+    for d in order if order is not None else range(len(extents)):
+        if not (extents[d].is_constant and extents[d].constant == 1):
+            loops[f"{name}.{d}"] = var(tile.elements[d]) - tile.box.lower[d]
+            own.append(f"{name}.{d}")
+    return Nest(loops, tuple(own))
 
 
 def insert_statement(

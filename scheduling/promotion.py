@@ -18,8 +18,8 @@ from poly.program import Access, Layout, Statement, Tensor
 from poly.scheduling.copy_needs import copies_needed, padding, written_part
 from poly.scheduling.edits import buffer_name, finish
 from poly.scheduling.footprint import Box
-from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, span
-from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, nest_of_tile, span
+from poly.scheduling.schedule import Schedule, canonical
 from poly.scheduling.tile_footprints import Tile, accesses_to, named, tile_of
 from poly.sets import coalesced, identifier
 
@@ -96,14 +96,14 @@ class _Promoting:
         if outward:
             name = f"st_{new.name}"
             statements = insert_statement(statements, self.copy(tile, outward=True, pad=()), users, after=True)
-            nests = insert_nest(nests, self.at, last + 1, _own_nest(name, new, tile, order), name)
+            nests = insert_nest(nests, self.at, last + 1, nest_of_tile(name, tile, new.shape, order), name)
         if inward is not None:
             name = f"ld_{new.name}"
             guard = padding(schedule, tensor, users, tile, self.reads) if self.pad else ()
             copy = self.copy(replace(tile, footprint=inward), outward=False, pad=guard)
             statements = insert_statement(statements, copy, users, after=False)
             early = min(first, _after_writers(schedule, tensor, self.at, users))
-            nests = insert_nest(nests, self.at, early, _own_nest(name, new, tile, order), name)
+            nests = insert_nest(nests, self.at, early, nest_of_tile(name, tile, new.shape, order), name)
         program = drop_unused(replace(schedule.program, tensors=(*schedule.program.tensors, new)), tuple(statements))
         return replace(schedule, program=program, nests=canonical(nests))
 
@@ -226,15 +226,3 @@ def _after_writers(schedule: Schedule, tensor: str, at: str | None, users: Seque
     under = tuple(schedule.nests) if at is None else schedule.under(at)
     others = [n for n in under if n not in users and schedule.program.statement[n].write.tensor == tensor]
     return span(schedule, at, others)[1] + 1 if others else 0
-
-
-def _own_nest(name: str, new: Tensor, tile: Tile, order: Sequence[int] | None) -> Nest:
-    """The loops of a copy: the tile's, then one for each axis longer than 1, in storage order."""
-    loops = {loop: var(v) for loop, v in zip(tile.loops, tile.variables, strict=True)}
-    own: list[str] = []
-    for d in order if order is not None else range(new.rank):
-        extent = new.shape[d]
-        if not (extent.is_constant and extent.constant == 1):
-            loops[f"{name}.{d}"] = var(tile.elements[d]) - tile.box.lower[d]
-            own.append(f"{name}.{d}")
-    return Nest(loops, tuple(own))

@@ -19,7 +19,7 @@ from poly.program import Access, Statement, Tensor
 from poly.relations import expressions_map
 from poly.scheduling.edits import buffer_name, finish
 from poly.scheduling.footprint import box_of
-from poly.scheduling.insertion import insert_nest, span
+from poly.scheduling.insertion import insert_nest, nest_of_tile, span
 from poly.scheduling.schedule import Nest, Schedule, canonical
 from poly.scheduling.tile_footprints import Tile, apart, named
 from poly.scheduling.vectors import Vectors, before_in, together
@@ -65,8 +65,9 @@ def rfactor(
     )
     where = around[-1] if around else None
     first, last = span(schedule, where, (statement,))
-    nests = insert_nest(dict(schedule.nests), where, last + 1, _own_nest(merge, tile), merge.name)
-    nests = insert_nest(nests, where, first, _own_nest(clear, tile), clear.name)
+    nests = dict(schedule.nests)
+    for s, position in ((merge, last + 1), (clear, first)):
+        nests = insert_nest(nests, where, position, nest_of_tile(s.name, tile, tile.box.extents), s.name)
     result = replace(schedule, program=program, nests=canonical(nests))
     return finish(
         schedule, result, "rfactor", statement=statement, loop=loop, at=where or "", name=partial.name
@@ -176,14 +177,3 @@ def _merge(s: Statement, partial: Tensor, tile: Tile) -> Statement:
     target = Access(s.write.tensor, tuple(var(e) for e in tile.elements[:-1]))
     plain = _statement("merge", s, partial, tile)
     return replace(plain, write=target, reads=(plain.write,), body=Read(0), combiner=s.combiner)
-
-
-def _own_nest(s: Statement, tile: Tile) -> Nest:
-    """The loops around, then one for each axis longer than 1."""
-    loops = {loop: var(v) for loop, v in zip(tile.loops, tile.variables, strict=True)}
-    own: list[str] = []
-    for d, (element, extent) in enumerate(zip(tile.elements, tile.box.extents, strict=True)):
-        if not (extent.is_constant and extent.constant == 1):
-            loops[f"{s.name}.{d}"] = var(element) - tile.box.lower[d]
-            own.append(f"{s.name}.{d}")
-    return Nest(loops, tuple(own))

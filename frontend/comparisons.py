@@ -1,9 +1,9 @@
-"""Comparisons of notation compare numbers, whatever dtypes hold them: both sides are converted to one that holds both.
+"""Comparisons compare numbers, whatever dtypes hold them: in notation both sides are converted to one that holds both.
 
 `x[i] == b` with an index b, i32 against u32, u8 against -1: conversions are written out here, and a literal that the
 other side's integers lack is replaced by one that decides alike (`b >= 0.5` is `b >= 1`, `u < 300` is `u <= 255`).
 Literals beside floats are rounded to them, as everywhere. Elements of 64-bit integers beside floats have no dtype that
-holds both, and stay for `dtype_of` to refuse.
+holds both, and stay for `dtype_of` to refuse. Nests, which convert as numpy does, compare what it compares exactly.
 """
 
 from __future__ import annotations
