@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
-from poly.expr import Apply, Cast, Const, Expr, Read, dtype_of, rewrite, walk, with_reads_at
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, Read, dtype_of, rewrite, walk, with_reads_at
 from poly.frontend.nest_types import settled
 from poly.program import Access, PathStep, Program, ReadIndex, Statement, Tensor
 
-_LIGHT: Final = frozenset(("add", "sub", "mul", "neg", "max", "min", "abs"))
 _FEW = 2  # operations, and reads, that are as cheap as what keeps their value
 _MOST = 48  # expressions in one statement
 
@@ -47,7 +45,8 @@ def _is_cheap(writer: Statement, readers: Sequence[Statement], name: str) -> boo
     if len(readers) == 1 and not deeper:
         return True
     grown = all(len(_loops_of(r)) < len(writer.iterators) for r in writer.reads)
-    light = len(operators) <= _FEW and len(writer.reads) <= _FEW and _LIGHT.issuperset(operators)
+    few = len(operators) <= _FEW and len(writer.reads) <= _FEW
+    light = few and all(OPERATORS[name].cost == "instruction" for name in operators)
     return light and (grown or not deeper)
 
 
