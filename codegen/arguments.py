@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from poly.codegen.call import Expected
+from poly.document import counted
 from poly.dtypes import Array, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.given_arrays import check_shape, typed
@@ -124,4 +125,5 @@ def _check_ranks(tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -
     for tensor, shape in zip(tensors, shapes, strict=True):
         if len(shape) != tensor.rank:
             shown = ", ".join(map(str, tensor.shape))
-            raise RunError(f"input {tensor.name} has shape {list(shape)}, expected [{shown}]")
+            text = f"input {tensor.name} has shape {list(shape)}, expected [{shown}]"
+            raise RunError(text, hint=f"an array with {counted(tensor.rank, 'dimension')}")

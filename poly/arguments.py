@@ -90,8 +90,8 @@ def _signature_hint(name: str, parameters: Signature, given: Mapping[str, object
     for unknown in (n for n in given if n not in names):
         if near := get_close_matches(unknown, names, 1, 0.5):
             return f"{near[0]}="
-    shown = [str(p.replace(annotation=Parameter.empty)) for p in parameters.parameters.values() if p.name != "self"]
-    return f"{name}({', '.join(shown)})"
+    plain = [p.replace(annotation=Parameter.empty) for p in parameters.parameters.values() if p.name != "self"]
+    return f"{name}{parameters.replace(parameters=plain, return_annotation=Signature.empty)}"
 
 
 def _first_wrong(

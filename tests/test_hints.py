@@ -93,7 +93,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ('parse("y[i] = pow(x[i])", x=(8,))', "pow(x, y)", 'parse("y[i] = pow(x[i], 2)", x=(8,))'),
     ('parse("y[i] = x[i] where i > 100", x=(8,))', "a larger tensor", 'parse("y[i] = x[i] where i > 100", x=(200,))'),
     ('parse("y[i] = x[i]", shapes={"x": (8,)}, x=(8,))', "A=(64", 'parse("y[i] = x[i]", x=(64,))'),
-    ('parse("y[i] = x[i]", (8,))', "parse(text, dtypes=None, **shapes)", 'parse("y[i] = x[i]", x=(8,))'),
+    ('parse("y[i] = x[i]", (8,))', "parse(text, *, dtypes=None, **shapes)", 'parse("y[i] = x[i]", x=(8,))'),
     # compile
     ("poly.compile(program, thread=2)", "threads=", "poly.compile(program, {}1)"),
     ("poly.compile()", "compile(", "poly.{}program)"),
@@ -119,6 +119,8 @@ MISTAKES: list[tuple[str, str, str]] = [
      "poly.compile(parse(text, A=(16, 8), B=(8, 16)))(m[:, :8], m[:8])"),
     ("kernel(m, m, out=np.empty((8, 8), 'f4'))", "numpy.empty((16, 16), 'float32')",
      "kernel(m, m, out={})"),
+    ("poly.compile(parse('y[i] = x[i]', x=('N',)))(m)", "an array with 1 dimension",
+     "poly.compile(parse('y[i] = x[i]', x=('N',)))(m[0])"),
     ("wide(a, b, out=c)", "out.T", "(lambda out: wide(a, b, out={}))(c)"),
     ("wide(a, b, out=(c,))", "out[0].T", "(lambda out: wide(a, b, out=({},)))((c,))"),
     ("wide(a, b.T)", "B.T", "(lambda B: wide(a, {}))(b.T)"),
