@@ -20,6 +20,7 @@ from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches
 from poly.frontend.nest_literals import Number
+from poly.frontend.nest_places import put_in_place
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_targets import one_target_each
 from poly.frontend.nest_values import Scope, Values, dtype_of_name
@@ -111,6 +112,8 @@ class Reader:
             if (alias := self._alias(node, around)) is not None:
                 scope = around.scope
                 around = replace(around, scope=replace(scope, indices={**scope.indices, **alias}))
+                continue
+            if self._names_place(node, body[k + 1 :], around):
                 continue
             if isinstance(node, ast.If):
                 leaving = hints.leaving(node, (*body[k + 1 :], *body[:k]), not _reads_data(node.test, around.scope))
@@ -261,18 +264,31 @@ class Reader:
         """`a = 0.5` where no other assignment is and all readers come behind it: a name for a number, which takes the
         dtype of what it meets as the number would.
         """
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in self.arguments:
-                pass
-            case _:
-                return None
-        if self.uses[name, ast.Store] > 1 or _uses(rest)[name, ast.Load] < self.uses[name, ast.Load]:
+        if (given := self._named_once(node, rest)) is None:
             return None
+        name, value = given
         try:
             body = Values(around.scope).value(value)
         except ParseError:
             return None
         return {name: body.value} if isinstance(body, Const) and body.dtype is None else None
+
+    def _names_place(self, node: ast.stmt, rest: Sequence[ast.stmt], around: Around) -> bool:
+        """Whether an assignment only names what subscripts and ranges behind it have, where it is written instead."""
+        if (given := self._named_once(node, rest)) is None or not self.uses[given[0], ast.Load]:
+            return False
+        name, value = given
+        put_in_place(name, value, rest, lambda n: n in around.scope.indices or n in around.scope.sizes)
+        return not _uses(rest)[name, ast.Load]
+
+    def _named_once(self, node: ast.stmt, rest: Sequence[ast.stmt]) -> tuple[str, ast.expr] | None:
+        """The name and the value of an assignment that is the only one to a local, all of whose readers come behind."""
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in self.arguments:
+                once = self.uses[name, ast.Store] == 1
+                return (name, value) if once and _uses(rest)[name, ast.Load] == self.uses[name, ast.Load] else None
+            case _:
+                return None
 
     def _assign(
         self, node: ast.stmt, target: ast.expr, value: ast.expr, around: Around, path: tuple[PathStep, ...], dtype: str,

@@ -3,7 +3,7 @@
     a, b = b, a + b    ->        held = b; held2 = a + b; a = held; b = held2
     x[i] = t = y[i]    ->        held = y[i]; x[i] = held; t = held
 
-A literal needs no name.
+A literal needs no name, nor do values that read nothing of what is set.
 """
 
 from __future__ import annotations
@@ -42,10 +42,24 @@ class _Split(ast.NodeTransformer):
         if len(targets) != len(values) or not all(isinstance(t, ast.Name | ast.Subscript) for t in targets):
             return node
         each = {id(v): v for v in values if not isinstance(v, ast.Constant)}
+        if len(each) > 1 and not _set(targets) & _read(*values, *targets):
+            return [_assignment(t, t, v) for t, v in zip(targets, values, strict=True)]
         held = {k: next(self.names) for k in each}
         first = [_assignment(v, ast.Name(held[k], ast.Store()), v) for k, v in each.items()]
         last = [_assignment(t, t, _again(v, held.get(id(v)))) for t, v in zip(targets, values, strict=True)]
         return [*first, *last]
+
+
+def _set(targets: Sequence[ast.expr]) -> set[str]:
+    """The names of locals and arrays that are written."""
+    bases = (t.value if isinstance(t, ast.Subscript) else t for t in targets)
+    return {n.id for b in bases for n in ast.walk(b) if isinstance(n, ast.Name)}
+
+
+def _read(*parts: ast.expr) -> set[str]:
+    """The names that values, and the subscripts of targets, read."""
+    inside = (p.slice if isinstance(p, ast.Subscript) and isinstance(p.ctx, ast.Store) else p for p in parts)
+    return {n.id for p in inside for n in ast.walk(p) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def _again(value: ast.expr, held: str | None) -> ast.expr:

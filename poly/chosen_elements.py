@@ -11,7 +11,9 @@ _SIGNS: Final[dict[str, type[ast.cmpop]]] = {"max": ast.GtE, "min": ast.LtE}
 
 
 def chosen_element(node: ast.Subscript, is_affine: Callable[[ast.expr], bool]) -> ast.IfExp | None:
-    """The choice of elements that a `max`, `min` or `abs` of affine values in a subscript means; None without one."""
+    """The choice of elements that a `max`, `min` or `abs` of affine values in a subscript means, or one that is written
+    there; None without one.
+    """
     for call in ast.walk(node.slice):
         match call:
             case ast.Call(func=ast.Name(id="max" | "min" as name), args=[first, second, *rest], keywords=[]):
@@ -21,6 +23,8 @@ def chosen_element(node: ast.Subscript, is_affine: Callable[[ast.expr], bool]) -
                 second = ast.copy_location(ast.Constant(0), call)
                 test = ast.Compare(first, [ast.GtE()], [second])
                 chosen = [first, ast.copy_location(ast.UnaryOp(ast.USub(), first), call)]
+            case ast.IfExp(test=test, body=first, orelse=second):
+                chosen = [first, second]
             case _:
                 continue
         if is_affine(first) and is_affine(second):

@@ -37,6 +37,7 @@ TRUTHS = X % 3 == 1
         ("y[i] = (m[i-1] and m[i] if i >= 1 else True)", np.r_[True, TRUTHS[:-1] & TRUTHS[1:]]),
         ("y[i] = x[max(i-1, 0)] + x[min(i+1, 6)] + 0*x[i]", np.pad(X, 1, "edge")[:-2] + np.pad(X, 1, "edge")[2:]),
         ("y[i] = x[abs(i-1)]*x[6 - abs(5-i)] + 0*x[i]", np.pad(X, 1, "reflect")[:-2] * np.pad(X, 1, "reflect")[2:]),
+        ("y[i] = x[i-1 if i >= 1 else 6]*x[0 if z[i] > 2 else i] + 0*x[i]", np.roll(X, 1)*np.where(X > 2, X[0], X)),
         ("y[i] = (x[max(i-3, 0, 1)] if i > 0 else 9) + 0*x[i]", np.r_[9, X[np.maximum(np.arange(1, 7) - 3, 1)]]),
         ("y[i] = (2*x[i-1] if i % 2 == 0 else 3*x[i+1])", [0, 9, 4, 15, 8, 21]),  # as far as all is in bounds
     ],

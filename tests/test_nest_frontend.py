@@ -264,6 +264,8 @@ REFUSED = {
     "x[i * i] = 0.0": ("i * i is not affine", "i * i"),
     "x[int(y[i])] = 0.0": ("is not affine", "int(y[i])"),
     "x[y[i]] = 0.0": ("is not affine", "y[i]"),
+    "s = 2 * i; s += 1; x[i] = y[s]": ("s is data, not affine", "s]"),
+    "s = int(y[i]); x[i] = y[s]": ("s is data, not affine", "s]"),
     "x[i + 1] = 0.0": ("x[i + 1] is outside its shape (N): S0[i=0] with N=1", "x[i + 1]"),
     "y[i - 1] = x[i - 1]": ("is outside its shape", "x[i - 1]"),
     "y[i] = x[(3 * i) % N]": ("x[(3 * i) % N] may go around more than once: ", "x[(3 * i) % N]"),
@@ -379,6 +381,22 @@ def test_several_targets_get_values_that_were_found_before() -> None:
             c[i] *= last
 
     agrees(f, {"N": 7}, {"a": numbers(7), "b": numbers(7)[::-1].copy(), "c": numbers(7) + 3})
+
+
+def test_a_local_that_names_a_place_stands_where_subscripts_and_ranges_have_it() -> None:
+    @nest
+    def f(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64[Array, "N"]):
+        for i in range(N):
+            left, right = max(i - 1, 0), (i + 1) % N
+            first = max(0, i - 2)
+            other = i - 1 if i > 0 else N - 1
+            y[i] = x[right] - x[left] + right
+            for j in range(first, i):
+                y[i] += x[other] * x[j]
+            z[i] += x[left]
+
+    assert not f.program.with_role("temporary")
+    agrees(f, {"N": 7}, {"x": numbers(7), "y": numbers(7), "z": numbers(7)})
 
 
 def test_a_local_that_names_a_literal_takes_the_dtype_it_meets() -> None:
