@@ -28,9 +28,13 @@ def beside_python(seed: int) -> str | None:
     With its sizes known and free, on one thread and two.
     """
     made = random_nest(seed)
-    program, wanted = nest(made.function, exact=seed % 4 == 0).program, _results(made, made.function, seed)
+    wanted = _results(made, made.function, seed)
     if wanted is None:
         return None
+    try:
+        program = nest(made.function, exact=seed % 4 == 0).program
+    except PolyError as error:
+        return _told(made, seed, str(error))
     bound = program.bind(**made.sizes) if made.sizes else program
     forms: list[tuple[str, Program, int]] = [("known", bound, 1), ("known, two threads", bound, 2)]
     forms += [("free", program, 1)] if made.sizes else []

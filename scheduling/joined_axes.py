@@ -43,7 +43,9 @@ def join_axes(program: Program) -> Program:
     literal = with_sizes(program) if _is_plain(program) else None
     if literal is None:
         return program
-    joined = axes_apart(blocks_apart(literal)) if any(s.combiner is not None for s in literal.statements) else literal
+    joined = blocks_apart(literal)
+    if joined is not literal or any(s.combiner is not None for s in literal.statements):
+        joined = axes_apart(joined)
     while (joins := _joins(joined)) is not None:
         joined = _joined(joined, joins)
     return program if joined is literal else joined

@@ -1,7 +1,9 @@
-"""Sums of blocks: where a sum is written at `i//c` and i runs over whole blocks, i is two loops, `c*i + r`.
+"""Blocks of a loop: where something is read or written at `i//c` or `i%c` and i runs over whole blocks, i is two loops,
+`c*i + r`.
 
 A bijection of instances in their old order, so values do not change. What is read at i is then walked by two loops as a
-matrix is, and the written element no longer stands in a floor that no loop can be tiled or summed in lanes by.
+matrix is, and no floor or remainder is left that no loop can be tiled or summed in lanes by. Elements that short blocks
+share are better loaded as whole vectors and spread, so blocks that are only read are of some length.
 """
 
 from __future__ import annotations
@@ -14,27 +16,30 @@ from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement, box_domain, default_path
 from poly.scheduling.groups import domain_box
 
+SHORTEST = 9  # elements of a block that is only read: shorter ones are shared by lanes
+SUMMED = 4  # of a block along a sum: shorter ones are slower than whole vectors
+
 
 def blocks_apart(program: Program) -> Program:
-    """The program, its sizes put in, with two loops for each that sums blocks; itself where none does."""
+    """The program, its sizes put in, with two loops for each that walks blocks; itself where none does."""
     statements = tuple(_apart(program, s, k) for k, s in enumerate(program.statements))
     return program if statements == program.statements else replace(program, statements=statements)
 
 
-def _apart(program: Program, s: Statement, position: int) -> Statement:
-    box = domain_box(program, s, s.iterators) if s.combiner is not None else None
+def _apart(program: Program, s: Statement, position: int, shortest: int = SHORTEST) -> Statement:
+    blocks = sorted({*_blocks(s, shortest)}, key=lambda b: (b[1], b[0]))
+    box = domain_box(program, s, s.iterators) if blocks else None
     if box is None or any(a.guard or a.indirect for a, _ in s.accesses):
         return s
     taken = {*s.iterators, *program.parameters}
     as_values = {n for e in walk(s.body) if isinstance(e, IndexValue) for n in e.index.names}
-    for name, c in _blocks(s):
+    for name, c in blocks:
         low, high = box[s.iterators.index(name)]
-        if low % c or (high + 1) % c or name in as_values:
+        if low % c or (high + 1) % c or high - low < c or name in as_values:
             continue
         fast = next(n for k in range(len(taken) + 1) if (n := f"{name}_b{'_' * k}") not in taken)
         write, *reads = (_moved(a, name, fast, c) for a in (s.write, *s.reads))
-        plain = all(_is_plain(i, fast) for a in (write, *reads) for i in a.affine_index)
-        if not plain or any(fast in i.names for i in write.affine_index):
+        if not all(_is_plain(i, fast) for a in (write, *reads) for i in a.affine_index):
             continue
         ranges = [(i, first, last + 1) for i, (first, last) in zip(s.iterators, box, strict=True)]
         at = s.iterators.index(name)
@@ -44,35 +49,38 @@ def _apart(program: Program, s: Statement, position: int) -> Statement:
             s, iterators=iterators, domain=box_domain(s.name, ranges, program.parameters), write=write,
             reads=tuple(reads), path=default_path(position, iterators),
         )  # fmt: skip
-        return _apart(program, apart, position)
+        return _apart(program, apart, position, 2 if c >= SHORTEST else shortest)
     return s
 
 
-def _blocks(s: Statement) -> Iterator[tuple[str, int]]:
-    """Iterators that stand in floors of what is written, and how many of them are one there."""
-    for i in s.write.affine_index:
-        for atom, _ in i.terms:
-            if isinstance(atom, FloorDiv) and atom.argument.names <= {*s.iterators} and len(atom.argument.names) == 1:
-                (name,) = atom.argument.names
-                if atom.argument == var(name):
-                    yield name, atom.divisor
+def _blocks(s: Statement, shortest: int) -> Iterator[tuple[str, int]]:
+    """Iterators that stand in floors or remainders, and how many of them are one there, if that is long enough."""
+    written = {n for i in s.write.affine_index for n in i.names}
+    for access in (s.write, *s.reads):
+        atoms = [a for i in access.index if isinstance(i, Affine) for a, _ in i.terms]
+        for name in s.iterators:
+            least = 2 if access is s.write else shortest if name in written else min(SUMMED, shortest)
+            for c in {a.divisor for a in atoms if not isinstance(a, Var) and a.argument == var(name)}:
+                if c >= least:
+                    yield name, c
 
 
 def _moved(access: Access, name: str, fast: str, c: int) -> Access:
     """An access with `c*name + fast` for an iterator."""
 
     def atom(a: Var | FloorDiv | Mod) -> Affine:
-        if isinstance(a, FloorDiv) and a.argument == var(name) and a.divisor % c == 0:
-            return var(name) // (a.divisor // c)
-        if isinstance(a, Mod) and a.argument == var(name) and a.divisor == c:
-            return var(fast)
-        return Affine(((a, 1),)).substitute({name: var(name) * c + var(fast)})
+        if isinstance(a, Var):
+            return var(name) * c + var(fast) if a.name == name else Affine(((a, 1),))
+        inside = moved(a.argument)
+        slow, blocks = inside - var(fast), a.divisor // c
+        if a.divisor % c or slow % c != Affine():
+            return inside // a.divisor if isinstance(a, FloorDiv) else inside % a.divisor
+        return slow // c // blocks if isinstance(a, FloorDiv) else slow // c % blocks * c + var(fast)
 
-    index = (
-        sum((atom(a) * k for a, k in i.terms), Affine.of(i.constant)) if isinstance(i, Affine) else i
-        for i in access.index
-    )
-    return replace(access, index=tuple(index))
+    def moved(i: Affine) -> Affine:
+        return sum((atom(a) * k for a, k in i.terms), Affine.of(i.constant))
+
+    return replace(access, index=tuple(moved(i) if isinstance(i, Affine) else i for i in access.index))
 
 
 def _is_plain(i: Affine, name: str) -> bool:

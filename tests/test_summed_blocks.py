@@ -1,4 +1,4 @@
-"""Sums of blocks, written at `i//c`, have a loop of blocks and one in a block."""
+"""What is read or written at `i//c` and `i%c` has a loop of blocks and one in a block."""
 
 from typing import Any
 
@@ -21,6 +21,20 @@ APART: dict[str, tuple[dict[str, Any], tuple[int, ...] | None]] = {  # the exten
     "s[i//10] += x[i//4]": ({"x": (10,)}, None),
     "s[i//10] += x[i] * f32(i)": ({"x": (40,)}, None),
     "s[i] += A[i//2,j]": ({"A": (12, 40)}, None),
+    "s[i//2,i%2] = x[i]": ({"x": (40,)}, (20, 2)),
+    "s[] += x[i%4] * y[i//4]": ({"x": (4,), "y": (9,)}, (9, 4)),
+    "s[] += x[i%3] * y[i//3]": ({"x": (3,), "y": (9,)}, None),
+    "s[i] = x[i%8] * y[i//8]": ({"x": (8,), "y": (9,)}, None),
+    "s[i%10] += x[i]": ({"x": (40,)}, (4, 10)),
+    "s[i%10,i//10] += x[i]": ({"x": (40,)}, (4, 10)),
+    "s[] += x[i%20] * y[i//20]": ({"x": (20,), "y": (3,)}, (3, 20)),
+    "s[i] = x[i%20] * y[i//20]": ({"x": (20,), "y": (3,)}, (3, 20)),
+    "s[i//20,i%20] = x[i]": ({"x": (60,)}, (3, 20)),
+    "s[i] = A[i//40,i%40//20,i%20] where 0 <= i < 120": ({"A": (3, 2, 20)}, (3, 2, 20)),
+    "s[i] = A[i//40,i//20%2,i%20] where 0 <= i < 120": ({"A": (3, 2, 20)}, (3, 2, 20)),
+    "s[i] = x[i%40] * y[i%20] where 0 <= i < 80": ({"x": (40,), "y": (20,)}, (2, 2, 20)),
+    "s[i] = x[i//2] * y[i//2]": ({"x": (40,), "y": (40,)}, None),
+    "s[i%10] += x[i] where 0 <= i < 45": ({"x": (50,)}, None),
 }
 
 
@@ -49,6 +63,16 @@ def test_names() -> None:
     assert blocks_apart(program).statements[-1].iterators == ("i", "i_b_", "i_b")
     A = np.ones((8, 5), np.float32)
     np.testing.assert_array_equal(poly.compile(program)(A), np.full((4, 5), 2, np.float32))
+
+
+@pytest.mark.parametrize(
+    "text", ["s[i%100] += x[i]", "s[i] = x[i] * x[i%100] + x[i//100]", "s[i//8,i%8] = x[i]", "s[] += x[i] * x[i%4]"]
+)
+def test_vectors_of_blocks_lie_side_by_side(text: str) -> None:
+    """No floor or remainder is left for the emitter to make lane by lane."""
+    kernel = poly.compile(poly.parse(text, x=(10000,)))
+    computed = [line for line in str(kernel.loops).splitlines() if "x[" in line and "= " in line]
+    assert computed and not [line for line in computed if "//" in line or "%" in line]
 
 
 def test_rows_are_summed_in_lanes() -> None:
