@@ -288,8 +288,9 @@ class Values:
         if shape is not None:
             if shape:
                 raise self.scope.source.error(
-                    node, f"{name} has rank {len(shape)}: subscript it", hint="a nest computes single elements"
-                )
+                    node, f"{name} has rank {len(shape)}: subscript it",
+                    hint=f"single elements: {name}[{', '.join('ijklmnop'[: len(shape)])}] in loops over them",
+                )  # fmt: skip
             return self._read(node, Access(name, ()), guard)
         if name in self.scope.literals:
             return Const(self.scope.literals[name])

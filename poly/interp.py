@@ -65,7 +65,9 @@ def run_program(
     external statements by kind. Raises `RunError` on wrong arguments and on an index out of bounds.
     """
     if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise RunError(f"runs a Program, not {shown(program)}", hint="poly.compile, or graph.to_program()")
+        own = isinstance(getattr(program, "program", None), Program)  # of a nest, a schedule, a kernel
+        hint = "the `program` of what is given" if own else "poly.compile, or graph.to_program()"
+        raise RunError(f"runs a Program, not {shown(program)}", hint=hint)
     if vectorised and (trace is not None or order is not None):
         raise RunError("trace and order need the per-instance interpreter", hint="vectorised=False")
     given = {name: np.asarray(array) for name, array in inputs.items()}

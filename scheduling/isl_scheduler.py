@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import islpy as isl
 
@@ -26,15 +26,19 @@ from poly.scheduling.isl_worker import Request
 from poly.scheduling.schedule import Nest, Schedule
 from poly.sets import affine_of_pw, header, within_budget
 
+if TYPE_CHECKING:
+    from poly.frontend.nest import Nest as NestFunction
+
 Mode = Literal["maximise-coincidence", "pluto", "feautrier"]
 _BUDGET: Final = 20_000_000  # operations of isl in this process
 _KINDS: Final = isl.schedule_node_type
 
 
 def schedule_by_isl(
-    program: Program, *, mode: Mode = "maximise-coincidence", tile: int | None = 32, timeout: float = 2.0
-) -> Schedule:
-    """A checked schedule of a program by isl's scheduler.
+    program: Program | NestFunction[..., object], *, mode: Mode = "maximise-coincidence", tile: int | None = 32,
+    timeout: float = 2.0,
+) -> Schedule:  # fmt: skip
+    """A checked schedule of a program, or of a nest, by isl's scheduler.
 
     `mode`: parallel loops first ("maximise-coincidence"), locality first ("pluto"), or Feautrier's. `tile`: the size of
     the tiles of every band of two or more loops that can be exchanged; None leaves them. `timeout`: seconds of
@@ -42,13 +46,13 @@ def schedule_by_isl(
     which a program without dependences keeps too. Waiting for isl is bounded by a multiple of the timeout.
     Raises `ScheduleError` for arguments without sense.
     """
+    start = Schedule(program)
     if mode not in get_args(Mode) or (tile is not None and tile < 1) or timeout <= 0:
         raise ScheduleError(
-            f"mode {mode!r}, tile {tile}, timeout {timeout}", where=program.name,
+            f"mode {mode!r}, tile {tile}, timeout {timeout}", where=start.source.name,
             hint=f"one of {', '.join(get_args(Mode))}; a positive tile and timeout",
         )  # fmt: skip
-    start = Schedule(program)
-    free = replace(program, sizes=())
+    free = replace(start.source, sizes=())
     facts = within_budget(_BUDGET, lambda: dependences(free), lambda: ())
     for attempt in dict.fromkeys((mode, "feautrier")) if facts else ():
         text = shared_worker().ask(request(free, facts, attempt, timeout))

@@ -146,6 +146,8 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("stream(m, None)", "an array of float32 for B", "stream(m, m.astype('float32'))"),
     ("stream(m, m, out=3)", "numpy.empty((16, 16), 'float32')", "stream(m, m, out={})"),
     ("stream(m, m, out=(m, m))", "an array for each", "stream(m, m, out=(np.empty_like(m),))"),
+    ("poly.run_program(schedule, {'A': m, 'B': m})", "the `program` of what is given",
+     "poly.run_program(schedule.program, {'A': m, 'B': m})"),
     ("poly.run_program(program, {'A': m, 'B': m[:3]})", "an array of shape (16, 16)",
      "poly.run_program(program, {'A': m, 'B': m})"),
     ("poly.run_program(program, {'A': m, 'B': m[0]})", "an array with 2 dimensions",

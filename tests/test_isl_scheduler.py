@@ -78,6 +78,14 @@ def test_the_script_replays_and_the_text_parses_back() -> None:
     assert again.nests == schedule.nests and print_schedule(again) == text
 
 
+def test_nests_and_what_is_no_program() -> None:
+    nested = poly.nest(define("def f(T: int, x: 'f64[N]'):\n    for t in range(T):\n        x[0] += x[t % 1]\n"))
+    assert Schedule(nested).source == schedule_by_isl(nested).source == nested.program
+    for call in (Schedule, schedule_by_isl):
+        with pytest.raises(ScheduleError, match="a schedule is of a program; this is 'x'"):
+            call("x")  # type: ignore[arg-type]
+
+
 def test_statements_that_never_run_keep_a_place() -> None:
     program = parse_program(JACOBI + "Q[i]: B[i] = A[i + 1] where N < i < N - 1\n").bind(T=3, N=8)
     schedule = schedule_by_isl(program, timeout=20)
