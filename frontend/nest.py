@@ -97,6 +97,12 @@ class Nest(Generic[P, R_co]):
     def __repr__(self) -> str:
         return f"<Nest {self.program!r}>"
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            own = f": {self.__name__}.program.{name}" if not name.startswith("_") and hasattr(Program, name) else ""
+            raise AttributeError(f"a nest has no {name!r}{', its program has' * bool(own)}{own}", name=name, obj=self)
+
 
 @overload
 def nest(function: Callable[P, R_co], /, *, exact: bool = False) -> Nest[P, R_co]: ...

@@ -242,6 +242,9 @@ def test_it_stays_a_function() -> None:
     f(3, values)
     f.python(3, values)
     assert values.tolist() == [4, 4, 4] and f.__doc__ == "Doubles." and f.__name__ == "f"
+    with pytest.raises(AttributeError, match=r"a nest has no 'bind', its program has: f\.program\.bind$"):
+        getattr(f, "bind")(N=3)  # noqa: B009 (type checkers know it, too)
+    assert not hasattr(f, "bind") and not hasattr(f, "tile")
 
 
 @given(nest_texts())
