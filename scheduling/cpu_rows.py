@@ -51,7 +51,7 @@ HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements t
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 PER_VECTOR = 6  # registers for each vector of exponentials side by side
 LEAST_STEPS, MOST_BLOCK = 16, 512  # staggered: iterations over the rows of a block at least; its rows at most
-STREAM = 1024  # bytes of rows side by side that come from far: a prefetcher follows them as one stream of lines
+STREAM = 1024  # bytes of rows side by side that come from memory: a prefetcher follows them as one stream of lines
 
 
 @dataclass(frozen=True)
@@ -117,23 +117,24 @@ def row_plan(
         return None
     single = sum(not extents[n] for n in extents)
     registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
-    one_stream = not near and bytes_touched(program, group.statements) > last_capacity(machine) * NEAR
-    beyond = not near and bytes_touched(program, group.statements) > own_capacity(machine)
+    touched = 0 if near else bytes_touched(program, group.statements)
+    far, beyond = touched > last_capacity(machine) * NEAR, touched > own_capacity(machine)
+    one_stream = touched > last_capacity(machine)
     rows = _row_bytes(program, group, inner, extents)
     held = sum(rows.values()) * sum(bool(p.extents) for p in passes)
     fitting = (machine.nearest_cache - 1) // max(1, held)
-    limits = _Limits(vector, vector * widest, registers, in_flight, fitting, near, beyond, one_stream)
+    limits = _Limits(vector, vector * widest, registers, in_flight, fitting, near, beyond, far, one_stream)
     height = _height(program, group, passes, limits)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
     again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
     step = height * max((n for t, n in rows.items() if t in again), default=BYTES_AHEAD)
-    ahead = max(1, round(BYTES_AHEAD / step)) if one_stream else 1
+    ahead = max(1, round(BYTES_AHEAD / step)) if far else 1
     fits = height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
     sized = tuple(_sized(program, p, limits, height) for p in passes)
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
     block = _block(group, height, 1 if near else threads)
-    far = height * held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
-    return plan if far else _staggered(program, group, replace(plan, block=block), limits)
+    apart = height * held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
+    return plan if apart else _staggered(program, group, replace(plan, block=block), limits)
 
 
 def _block(group: Group, height: int, threads: int) -> int:
@@ -164,7 +165,7 @@ def _staggered(program: Program, group: Group, plan: RowPlan, limits: _Limits) -
     width = max(1, min(limits.registers // PER_VECTOR // plan.height, moving[0].extents[-1] // limits.vector))
     width = 1 << width.bit_length() - 1  # LLVM makes other wide vectors longer
     names = tuple(n for p in moving for n in p.statements)
-    uneven = limits.one_stream and moving[0].extents[-1] % limits.vector > 0  # rows from afar, from within a line on
+    uneven = limits.far and moving[0].extents[-1] % limits.vector > 0  # rows from afar, from within a line on
     whole = Pass(moving[0].extents, names, limits.vector, width, not uneven)
     passes = tuple(p for p in (Pass((), first), whole, Pass((), rest)) if p.statements)
     found = replace(plan, passes=passes, behind=behind)
@@ -269,7 +270,7 @@ class _Limits:
     """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
     latency of one; `fitting`: rows of which the nearest cache holds what all passes touch, with something left; `near`:
     rows come from a block in a cache, `beyond`: from beyond a core's own, side by side no more than a stream is asked
-    for ahead, `one_stream`: from afar, side by side only as short ones.
+    for ahead, `far`: at the last one's own pace, `one_stream`: from memory, side by side only as short ones.
     """
 
     vector: int
@@ -279,6 +280,7 @@ class _Limits:
     fitting: int
     near: bool
     beyond: bool
+    far: bool
     one_stream: bool
 
 
@@ -292,7 +294,7 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Lim
     if chain == 1:  # their passes take turns
         most = min(most, max(1, limits.fitting))
     if limits.beyond:
-        together = STREAM if limits.one_stream else BYTES_AHEAD
+        together = STREAM if limits.one_stream else 3 * STREAM if limits.far and chain else BYTES_AHEAD
         most = min(most, max(1, together // (vectors * limits.bytes)))
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max((h for h in fitting if all(_held(program, p, limits, h) <= limits.registers for p in passes)), default=1)

@@ -248,6 +248,24 @@ WIDE = machine_of_features(
 
 
 @pytest.mark.parametrize(
+    ("text", "shape", "height"),
+    [
+        (SOFTMAX, (6144, 512), 1),
+        (SOFTMAX, (12000, 256), 3),
+        (LAYERNORM, (6144, 512), 4),
+        (SOFTMAX, (30000, 256), 1),  # from memory
+        (LAYERNORM, (30000, 512), 1),
+    ],
+)
+def test_rows_from_the_last_cache_are_side_by_side(text: str, shape: tuple[int, int], height: int) -> None:
+    shapes = {"x": shape} | ({"g": shape[-1:], "b": shape[-1:]} if text == LAYERNORM else {})
+    program = poly.parse(text, dtypes=None, **shapes)
+    (group,) = groups_for(program, WIDE)
+    plan = row_plan(program, group, WIDE)
+    assert plan is not None and plan.height == height
+
+
+@pytest.mark.parametrize(
     ("shape", "height", "width", "joined"),
     [
         ((64, 512), 2, 2, True),
