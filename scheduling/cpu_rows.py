@@ -6,7 +6,7 @@ place share a pass. Lanes go along a contiguous loop of the row; a reduction alo
 values and partial results to registers, the rest to a buffer that fits the nearest cache.
 
 Passes with functions are one loop (`_staggered`): the next one goes over the row before, so that none waits for what
-another one adds up at its end (docs/decisions/0062).
+another one adds up at its end (docs/decisions/0062, 0069).
 """
 
 from __future__ import annotations
