@@ -30,6 +30,7 @@ from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 
 LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
+LEAST_CALLED: Final = 3000.0  # cycles of a whole program, at the least: a call takes as long where cores are far apart
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
 BETTER: Final = 1.02  # of what a loop spares: as much is worth sharing several loops inside instead
 LEAST_WORK: Final = 1 << 14  # instances below one iteration of the loops around, where nothing is weighed
@@ -40,11 +41,14 @@ STREAMED_CYCLES, SCALAR = 0.4, 8.0  # of an element that is moved; factor withou
 def share(
     schedule: Schedule, names: Collection[str], machine: Machine, threads: int, depth: int | None = None
 ) -> Schedule:
-    """Split loops over threads, one in every nest of these statements (of its outermost `depth`). A nest that is over
-    before a second thread could help stays on one; what only reads constants runs when compiling.
+    """Split loops over threads, one in every nest of these statements (of its outermost `depth`). A nest, or all there
+    is, that is over before a second thread could help stays on one; what only reads constants runs when compiling.
     """
     state = _Sharing(machine, threads, alone=_on_one(schedule, names))
     moving = [s for s in schedule.program.statements if s.name in names and not _constant(schedule, s)]
+    others = any(s.name not in names and not _constant(schedule, s) for s in schedule.program.statements)
+    if not others and sum(state.least(schedule, s) for s in moving) < LEAST_CALLED:
+        return schedule
     for nest in state.by_work(schedule, [s.name for s in moving if not s.copies]):
         schedule = state.share(schedule, nest, depth)
     for nest in state.by_work(schedule, [s.name for s in moving if s.copies]):
@@ -194,14 +198,19 @@ class _Sharing:
         """Whether a loop inside is shared already, which would be one thread's then."""
         return any(self.done.intersection(schedule.nests[n].names) for n in schedule.under(loop))
 
-    def _work(self, schedule: Schedule, name: str) -> float:
-        """Cycles of a statement's instances, roughly; 0 where a size is free."""
+    def least(self, schedule: Schedule, s: Statement) -> float:
+        """Cycles of a statement's instances where all that they touch is in the nearest cache."""
+        vector = self.machine.lanes(size_bytes(schedule.program.tensor[s.write.tensor].dtype))
+        return self._work(schedule, s.name, 1 / max(1, vector))
+
+    def _work(self, schedule: Schedule, name: str, moved: float = STREAMED_CYCLES) -> float:
+        """Cycles of a statement's instances, roughly; 0 where a size is free. `moved`: of an element that is moved."""
         s = schedule.program.statement[name]
         core = core_of(self.machine, size_bytes(schedule.program.tensor[s.write.tensor].dtype))
         lanes = any(schedule.kind(n) == "vector" for n in schedule.nests[name].names)
         steps = sum(isinstance(e, Apply) and e.operator not in LIGHT for e in walk(s.body))
         used = s.combiner is not None and len(s.reads) > 1
-        cycles = (1 / (core.lanes * core.fma_units) if used else STREAMED_CYCLES) + steps * FUNCTION_ELEMENT_CYCLES
+        cycles = (1 / (core.lanes * core.fma_units) if used else moved) + steps * FUNCTION_ELEMENT_CYCLES
         return cycles * (1.0 if lanes else SCALAR) * prod(_extent(schedule, n) for n in schedule.nests[name].names)
 
     def _travelling(self, schedule: Schedule, loop: str) -> tuple[float, float]:

@@ -119,6 +119,17 @@ def test_small_nests_stay_on_one_thread() -> None:
     assert not shared(schedule_for_cpu(equation("ik,kj->ij", (128, 128), (128, 128)), host_machine(), 1))
 
 
+@pytest.mark.parametrize(
+    ("spec", "shapes", "several"),
+    [("ij,j->i", ((100, 100), (100,)), False), ("ij,j->i", ((600, 600), (600,)), True),
+     ("ij->ji", ((100, 100),), False), ("ij->ji", ((500, 500),), True),
+     ("ik,kj->ij", ((24, 24), (24, 24)), False), ("ik,kj->ij", ((96, 96), (96, 96)), True)],
+)  # fmt: skip
+def test_others_are_called_for_more_than_a_call(spec: str, shapes: tuple[tuple[int, ...], ...], several: bool) -> None:
+    """By cycles with everything in the first cache: instances are vectors' lanes."""
+    assert bool(shared(schedule_for_cpu(equation(spec, *shapes), host_machine(), 2))) == several
+
+
 def test_what_starts_sums_follows_their_shares() -> None:
     """Too little work to call another thread for, but it would have to fetch what the first one wrote."""
     program = parse_program(
