@@ -397,18 +397,18 @@ class Blocking(Tiling[BlockPlan]):
         registers = self.machine.vector_registers
         if loops[-1] not in free and window_stays(*tile, self._trips(schedule, name, loops[-1]), registers):
             return schedule.unroll(loops[-1])
-        if loops[-1] in free and self._trips(schedule, name, loops[-1]) <= MOST_SHORT:
+        if loops[-1] in free and max(self._lengths(schedule, name, loops[-1])) <= MOST_SHORT:
             return self._short(schedule, name, free, body)
         most = UNROLLED // body
         far = any(self._is_far(schedule, r.tensor) for r in schedule.program.statement[name].reads)
         wished = STEPS_FROM_AFAR if far else STEPS
         for loop in reversed(free) if most >= STEPS[0] else ():
-            trips = self._trips(schedule, name, loop)
-            steps = next((u for u in wished if u <= most and trips % u == 0), 1)
+            lengths = self._lengths(schedule, name, loop)
+            steps = next((u for u in wished if u <= most and not any(n % u for n in lengths)), 1)
             if steps == 1:
                 continue
             rest, inner = [n for n in loops if n != loop], loop
-            if steps < trips:
+            if steps < lengths[0]:
                 schedule, inner = schedule.tile({loop: steps}), f"{loop}.p"
                 rest = [f"{n}.o" if n == loop else n for n in loops]
             return ordered(schedule, name, [*rest, inner, *points]).unroll(inner)
@@ -416,16 +416,22 @@ class Blocking(Tiling[BlockPlan]):
 
     def _trips(self, schedule: Schedule, name: str, loop: str) -> int:
         """Iterations of a reduction loop; 1 where they differ."""
+        lengths = self._lengths(schedule, name, loop)
+        return lengths[0] if len(set(lengths)) == 1 else 1
+
+    def _lengths(self, schedule: Schedule, name: str, loop: str) -> tuple[int, ...]:
+        """The numbers of iterations that a reduction loop has: two where its last block is shorter."""
         s = schedule.program.statement[name]
         extents = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
         if self._is_uneven(schedule, name, loop):
-            return 1
+            return (1,)
         for iterator, extent in extents.items():
             if iterator in schedule.nests[name].loops[loop].names:
                 if self.plan.depth is None or self.plan.depth[0] != iterator:
-                    return extent
-                return self.plan.depth[1] if extent % self.plan.depth[1] == 0 else 1
-        return 1
+                    return (extent,)
+                size, rest = self.plan.depth[1], extent % self.plan.depth[1]
+                return (size, rest) if rest else (size,)
+        return (1,)
 
     def _is_uneven(self, schedule: Schedule, name: str, loop: str) -> bool:
         """Whether a reduction loop is shorter at the ends of a parallel one that is around the tiles."""

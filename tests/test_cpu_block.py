@@ -518,6 +518,21 @@ def test_steps_of_a_reduction_share_a_body(rows: int, extent: int, steps: int) -
     assert not steps or f"tile(sizes={{'k': {steps}}})" in str(schedule)
 
 
+@pytest.mark.parametrize(("extent", "steps"), [(60, 4), (58, 2), (64, 4), (61, 0)])
+def test_steps_of_blocks_with_a_shorter_last_one_share_a_body(extent: int, steps: int) -> None:
+    """As many as divide 16 steps and what is left over."""
+    program = poly.parse(GEMM, A=(24, extent), B=(extent, 48))
+    facts = facts_on(program, AVX2)
+    plan = contraction_plan(facts, 1)
+    assert plan is not None
+    blocks = replace(plan, depth=("k", 16), packs=())
+    schedule = settle(schedule_contraction(unchecked(Schedule(program)), facts.group, blocks, AVX2))
+    assert bool(unrolled_steps(schedule, "k")) == (steps > 0)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((24, extent), (extent, 48)))
+    np.testing.assert_array_equal(poly.compile(Schedule.parse(str(schedule)))(a, b), a @ b)
+
+
 def test_steps_that_share_elements_stay_in_a_loop() -> None:
     program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(32, 24, 3, 3), X=(24, 20, 20))
     schedule = scheduled(program)
