@@ -54,11 +54,12 @@ def beside_numba(seed: int, slower: float) -> str | None:
         return None
     exact = seed % 4 == 0
     compiled = numba.njit(made.function, fastmath=not exact)
-    program, wanted = nest(made.function, exact=exact).program, _results(made, compiled, seed)
+    wanted = _results(made, compiled, seed)
     if wanted is None:
         return None
-    program = program.bind(**made.sizes) if made.sizes else program
     try:
+        program = nest(made.function, exact=exact).program
+        program = program.bind(**made.sizes) if made.sizes else program
         kernel = poly.compile(program, threads=1)
         wrong = _differences(made, program, kernel, wanted, seed)
     except PolyError as error:

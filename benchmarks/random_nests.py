@@ -162,6 +162,7 @@ class _Writer:
         names = [x.name for x in around][r.random() < 0.1 :]
         target = self.element(around, names[:-1] if kind < 0.2 else names)
         value = self.value(around, [n for n in names if not re.search(rf"\b{n}\b", target)])
+        value = value if re.search(r"\w\[|[a-z]\d", value) else "2"  # arrays of integers take no fraction
         damped = f"0.25*{value}" if self.real else value
         kinds = [f"{target} += {damped}"] * 7 + [f"{target} -= {damped}", f"{target} = max({target}, {value})",
                  f"{target} *= {r.choice([2, -1])}"] + [f"{target} = {damped}"] * 10  # fmt: skip

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from math import prod
 
 from poly.affine import Affine, var
 from poly.errors import PolyError, ScheduleError
 from poly.program import Statement
+from poly.relations import intervals_of
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 FEW_VECTORS = 8  # of a loop that is laid out in full
+MOST_PADDED = 4  # times the elements of a tensor that a padded copy may have, whatever its uses
+FEWEST_USES = 4  # of each element of a larger one
 
 
 def loop_of(schedule: Schedule, statement: str, iterator: str) -> str:
@@ -204,11 +208,24 @@ def with_padded_reads(
         for tensor in sorted(t for t in padded if (s.name, t) not in packed):
             buffer = f"{tensor}_{s.name}_padded"
             try:
-                schedule = schedule.promote(tensor, None, "dram", users=[s.name], name=buffer, pad=True)
+                padded_copy = schedule.promote(tensor, None, "dram", users=[s.name], name=buffer, pad=True)
             except PolyError:
                 continue
-            made.append((tensor, buffer))
+            if _pays(padded_copy, tensor, buffer, s):
+                schedule = padded_copy
+                made.append((tensor, buffer))
     return schedule, made
+
+
+def _pays(schedule: Schedule, tensor: str, buffer: str, s: Statement) -> bool:
+    """Whether a padded copy is hardly larger than its tensor, or its elements are used often; masks serve elsewhere."""
+    tensors, sizes = schedule.program.tensor, schedule.program.binding
+    if any(not e.names <= sizes.keys() for t in (buffer, tensor) for e in tensors[t].shape):
+        return True
+    copied, own = prod(tensors[buffer].extents(sizes)), prod(tensors[tensor].extents(sizes))
+    ranges = intervals_of(schedule.program, s)
+    uses = prod(high - low + 1 for low, high in (r or (0, 0) for r in ranges.values()))
+    return copied <= MOST_PADDED * own or copied * FEWEST_USES <= uses
 
 
 def _edges_apart(schedule: Schedule, tensor: str, buffer: str, vector: int) -> Schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from textwrap import indent
 from typing import Any
 
 import hypothesis.strategies as st
@@ -343,3 +344,24 @@ def test_nests_of_odd_form(name: str, n: int) -> None:
     wanted = run_program(program, values)
     for tensor, array in zip(free.outputs, found if isinstance(found, tuple) else (found,), strict=True):
         np.testing.assert_array_equal(array, wanted[tensor.name])
+
+
+def test_wraps_are_masked_not_padded() -> None:
+    """No copy as large as all that the branches of a wrap could read, were it there."""
+    body = """
+for i in range(N):
+    for j in range(N):
+        s = 0
+        for d in range(3):
+            for e in range(3):
+                s += B[(i + d - 1) % N, (j + e - 1) % N]
+        A[i, j] = 2 * s
+"""
+    text = HEAD.replace("N + 3, N + 3", "N, N").replace(", C: 'i64[N + 3]'", "") + indent(body, "    ")
+    kernel = poly.compile(read_nest(define(text)).bind(N=45), threads=1)
+    assert "padded" not in str(kernel.loops)
+    B = np.random.default_rng(0).integers(-9, 10, (45, 45))
+    found: Any = kernel(A=0 * B, B=B)
+    wrapped = np.pad(B, 1, mode="wrap")
+    wanted = sum(wrapped[d : d + 45, e : e + 45] for d in range(3) for e in range(3))
+    np.testing.assert_array_equal(found, 2 * wanted)
