@@ -44,7 +44,7 @@ from poly.frontend.nest_choices import decided
 from poly.frontend.nest_scalars import expand_scalars
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
-from poly.frontend.nest_types import is_weak, promoted, settled, typed
+from poly.frontend.nest_types import assigned, is_weak, promoted, typed
 from poly.frontend.nest_values import Scope
 from poly.program import Access, Program, Role, Statement, Tensor
 from poly.relations import access_map, box
@@ -310,10 +310,8 @@ def _statement(
         reads = (*reads, draft.write)
         body = Apply(COMBINERS[symbol].operator, (Read(len(reads) - 1), body))
         found, dtype, symbol = *typed(body, [tensors[r.tensor].dtype for r in reads]), ""
-    if dtype != target:
-        found = settled(found, target) if dtype is None else Cast(target, found)
     return Statement(
-        name, draft.iterators, domain, draft.write, _filled(reads, tensors), found,
+        name, draft.iterators, domain, draft.write, _filled(reads, tensors), assigned(found, dtype, target),
         COMBINERS[symbol] if symbol else None, reorder=not exact, contract=not exact, path=draft.path,
     )  # fmt: skip
 

@@ -9,13 +9,14 @@ y`, `or`) has one dtype, the common one of what it may give: Python's depends on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Final
 
 import numpy as np
 
 from poly.dtypes import dtype_name, is_float, is_integer, numpy_dtype
 from poly.errors import ShapeError
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply, walk
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply, require_literals, walk
 from poly.frontend.comparisons import MIRRORED, with_literal, with_u64
 from poly.frontend.nest_literals import dtype_of_literals
 
@@ -105,6 +106,23 @@ def settled(body: Expr, dtype: str) -> Expr:
             return Apply(name, (*arguments[:head], *(_literal(a, dtype) for a in arguments[head:])))
         case _:
             return body
+
+
+def assigned(body: Expr, dtype: str | None, target: str) -> Expr:
+    """A typed body as an element of an array holds it: floats that are put among integers lose their fraction."""
+    if dtype is not None:
+        return body if dtype == target else Cast(target, body)
+    if not is_integer(target):
+        return settled(body, target)
+    match body:
+        case Const(value):
+            whole = Const(int(value)) if isinstance(value, float) and isfinite(value) else body
+            require_literals(whole, target, "an element")
+            return whole
+        case Apply("select", (condition, *choices)):
+            return settled(Apply("select", (condition, *(assigned(c, None, target) for c in choices))), target)
+        case _:
+            return Cast(target, settled(body, dtype_of_literals(body)))
 
 
 def _literal(body: Expr, dtype: str) -> Expr:

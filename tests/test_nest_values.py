@@ -93,6 +93,23 @@ def literals_by_themselves(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: f6
         z[i] += (y[i] < 3 < 3.5) + (not np.sqrt(2) - 1) + 4.0 * (y[i] == np.bool_(2)) + np.bool_(0.5) * 8.0
 
 
+def fractions_among_integers(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "6, N"]) -> None:
+    for i in range(N):
+        z[0, i] = 0.25 * 0.5 if i > 3 else -1.5
+        z[1, i] = (1.5 if x[i] > 2 else 2.5) * 2
+        z[2, i] = (3 if x[i] > 2 else 5) / 2 * 2 + (0.5 if y[i] > 0 else 0.25)
+        z[3, i] = -2.5
+        z[4, i] += max(1.5, 0.5 if y[i] > 0 else 2.5) * 2
+        s = 2.75
+        z[5, i] = s
+
+
+def literals_beyond_a_byte(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: u8[Array, "2, N"]) -> None:
+    for i in range(N):
+        z[0, i] = (300 if x[i] > 2 else 200) // 2
+        z[1, i] += (300 if y[i] > 0 else 200) // 2
+
+
 def differences_of_dtypes(N: int, x: u8[Array, "N"], y: u8[Array, "N"], z: f64[Array, "2, N"]) -> None:
     for i in range(N):
         z[0, i] -= x[i]
@@ -147,6 +164,8 @@ def whole_parts_of_floats(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64
     (numbers_beyond_a_dtype, (*(a.astype("u1") for a in INTEGERS[:2]), FLOATS[2])),
     (differences_of_dtypes, (*(a.astype("u1") for a in INTEGERS[:2]), np.full((2, 7), 9.0))),
     (wider_differences, ((INTEGERS[0] + 1).astype("u1"), INTEGERS[1].astype("u1"), INTEGERS[2])),
+    (fractions_among_integers, (*INTEGERS[:2], np.full((6, 7), 9))),
+    (literals_beyond_a_byte, (*(a.astype("u1") for a in INTEGERS[:2]), np.full((2, 7), 9, "u1"))),
     (literals_by_themselves, (*INTEGERS[:2], FLOATS[2])),
     (sums_of_truths, TRUTHS), (truths_that_change, BITS),
     *((f, FLOATS) for f in (operand_of_and, operand_of_or, truth_of_both, numbers_before_nan, nan_before_numbers)),
@@ -162,6 +181,30 @@ def test_compiled_and_interpreted_as_in_python(
     names = ("x", "y", "z")
     bound = poly.nest(nest).program.bind(N=7)
     np.testing.assert_array_equal(run_program(bound, dict(zip(names, arrays, strict=True)))["z"], expected)
+
+
+def far_literal(N: int, z: u8[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = 300
+
+
+def far_choice(N: int, z: u8[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = 300 if z[i] > 3 else 2
+
+
+def infinity_among_integers(N: int, z: i64[Array, "N"]) -> None:
+    for i in range(N):
+        z[i] = math.inf if z[i] > 3 else 2.5
+
+
+@pytest.mark.parametrize(("nest", "says"), [
+    (far_literal, "300 does not fit u8"), (far_choice, "300 does not fit u8"), 
+    (infinity_among_integers, "inf is no i64"),
+])  # fmt: skip
+def test_literals_that_no_element_holds_are_refused_where_they_are(nest: Callable[..., None], says: str) -> None:
+    with pytest.raises(ParseError, match=f"{says}(.|\n)*z.i. = "):
+        poly.nest(nest)
 
 
 def test_bits_of_floats_are_refused() -> None:
