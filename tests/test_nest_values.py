@@ -199,7 +199,7 @@ def infinity_among_integers(N: int, z: i64[Array, "N"]) -> None:
 
 
 @pytest.mark.parametrize(("nest", "says"), [
-    (far_literal, "300 does not fit u8"), (far_choice, "300 does not fit u8"), 
+    (far_literal, "300 does not fit u8"), (far_choice, "300 does not fit u8"),
     (infinity_among_integers, "inf is no i64"),
 ])  # fmt: skip
 def test_literals_that_no_element_holds_are_refused_where_they_are(nest: Callable[..., None], says: str) -> None:
