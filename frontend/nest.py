@@ -40,7 +40,7 @@ from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, Read, rewrite, walk
 from poly.frontend.choice_guards import without_unequal
 from poly.frontend.nest_body import Draft, Local, Reader
-from poly.frontend.nest_choices import decided
+from poly.frontend.nest_choices import as_extremum, decided
 from poly.frontend.nest_scalars import expand_scalars
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
@@ -346,7 +346,8 @@ def _simplified(s: Statement, tensors: Mapping[str, Tensor], context: isl.Set) -
     """The statement with what its domain says of its choices."""
     domain = s.domain.intersect_params(context)
     s = decided(s, domain, [tensors[r.tensor].dtype for r in s.reads])
-    return replace(s, reads=tuple(without_unequal(r, s, domain, tensors[r.tensor].shape) for r in s.reads))
+    s = replace(s, reads=tuple(without_unequal(r, s, domain, tensors[r.tensor].shape) for r in s.reads))
+    return as_extremum(s, tensors)
 
 
 def _check_bounds(

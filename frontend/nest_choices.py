@@ -1,16 +1,20 @@
-"""Choices of a nest whose condition its domain decides."""
+"""Choices of a nest whose condition its domain decides, and those that keep the larger of two integers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 import islpy as isl
 
 from poly.conditions import SIGNS
-from poly.expr import Apply, Const, Expr, IndexValue, dtype_of, reads_of, rewrite, with_reads_at
+from poly.dtypes import is_integer
+from poly.expr import COMBINERS, Apply, Const, Expr, IndexValue, Read, dtype_of, reads_of, rewrite, with_reads_at
 from poly.frontend.choice_guards import points_where, without
-from poly.program import Access, Statement
+from poly.program import Access, Statement, Tensor
+
+_ORDERS: Final = frozenset(("gt", "ge", "lt", "le"))
 
 
 def decided(statement: Statement, domain: isl.Set, dtypes: Sequence[str]) -> Statement:
@@ -34,6 +38,29 @@ def decided(statement: Statement, domain: isl.Set, dtypes: Sequence[str]) -> Sta
     kept = list(dict.fromkeys(needed.values()))
     body = with_reads_at(body, {k: kept.index(read) for k, read in needed.items()})
     return replace(statement, body=body, reads=tuple(kept))
+
+
+def as_extremum(s: Statement, tensors: Mapping[str, Tensor]) -> Statement:
+    """`if x > m: m = x` of integers as `m max= x`, for a statement that has each read once. With floats these differ
+    where one is NaN.
+    """
+    dtype = tensors[s.write.tensor].dtype
+    if s.combiner or s.write not in s.reads or not is_integer(dtype):
+        return s
+    own = Read(s.reads.index(s.write))
+    match s.body:
+        case Apply("select", (Apply(sign, (a, b)), *ends)) if sign in _ORDERS and ends in ([a, b], [b, a]):
+            symbol = "max" if (sign in ("gt", "ge")) == (ends == [a, b]) else "min"
+            other = ends[ends[0] == own]
+        case _:
+            return s
+    if own not in ends:
+        return s
+    places = {k: n for n, k in enumerate(k for k in range(len(s.reads)) if k != own.position)}
+    if own.position in reads_of(other) or dtype_of(other, [tensors[r.tensor].dtype for r in s.reads]) != dtype:
+        return s
+    reads = tuple(r for r in s.reads if r is not s.reads[own.position])
+    return replace(s, body=with_reads_at(other, places), reads=reads, combiner=COMBINERS[symbol])
 
 
 def _needed(read: Access, statement: Statement, domain: isl.Set) -> Access:

@@ -36,6 +36,20 @@ def inline_scalars(program: Program, private: Callable[[Program, str], bool]) ->
     return program
 
 
+def without_unused(program: Program) -> Program:
+    """The program without locals that no array of the caller depends on, such as the place of a maximum that nobody
+    asks for."""
+    needed = {t.name for t in program.tensors if t.role != "temporary"}
+    while more := {n for s in program.statements if s.write.tensor in needed for n in s.tensors} - needed:
+        needed |= more
+    kept = tuple(s for s in program.statements if s.write.tensor in needed)
+    if not kept or len(kept) == len(program.statements):
+        return program
+    paths = _numbered({s.name: s.path for s in kept})
+    tensors = tuple(t for t in program.tensors if t.name in needed)
+    return replace(program, tensors=tensors, statements=tuple(replace(s, path=paths[s.name]) for s in kept))
+
+
 def _is_cheap(writer: Statement, readers: Sequence[Statement], name: str) -> bool:
     nodes = [*walk(writer.body)]
     operators = [e.operator for e in nodes if isinstance(e, Apply)]

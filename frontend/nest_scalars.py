@@ -20,7 +20,7 @@ from itertools import count, product
 import islpy as isl
 
 from poly.affine import Affine, var
-from poly.frontend.nest_inlined import inline_scalars
+from poly.frontend.nest_inlined import inline_scalars, without_unused
 from poly.program import Access, PathStep, Program, Statement, Tensor
 from poly.relations import access_map
 from poly.sets import SET, affine_of_pw, header, within_budget
@@ -32,7 +32,7 @@ _BUDGET = 500_000
 def expand_scalars(program: Program) -> Program:
     """The program with an axis for each parallel loop that a local scalar is private to, where it is not put in its
     readers' place."""
-    program = inline_scalars(_split(program), lambda p, name: bool(_private(p, name, p.statements)))
+    program = inline_scalars(without_unused(_split(program)), lambda p, name: bool(_private(p, name, p.statements)))
     around = {t.name: found for t in _scalars(program) if (found := _private(program, t.name, program.statements))}
     parallel = {loop: _is_parallel(program, loop, around) for loop in {p for loops in around.values() for p in loops}}
     axes: dict[str, dict[str, tuple[Affine, Affine]]] = {}
