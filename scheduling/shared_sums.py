@@ -131,10 +131,12 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     loop to share, and to fetch a part of it takes longer than to meet and to add up. For memory they wait anyway.
     """
     loop = _longest(program, s)
+    if loop is None or len(s.reads) < 2 or loop.size % threads or loop.steps < LONG * threads:
+        return None
     ranges = zip(s.iterators, domain_box(program, s, s.iterators) or (), strict=False)
     long = {i: high - low + 1 for i, (low, high) in ranges if high > low}
     walked = next((r for r in s.reads if all(_moves(r, i) for i in long)), None)
-    if loop is None or walked is None or len(s.reads) < 2 or loop.size % threads or loop.steps < LONG * threads:
+    if walked is None:
         return None
     written = {n for i in s.write.affine_index for n in i.names}
     lanes = [i for i in long if step_along(program, walked, i) == 1]

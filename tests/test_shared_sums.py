@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import poly
 from poly.affine import var
 from poly.codegen.host import host_machine
+from poly.dtypes import Array
 from poly.errors import ScheduleError
 from poly.frontend.einsum import einsum_program
 from poly.interp import run_program
@@ -210,3 +212,33 @@ def test_sums_of_everything_are_shared(text: str, shape: tuple[int, ...], shared
     tolerance = 1e-4 if "exp" in text else 0.2
     np.testing.assert_allclose(np.asarray(kernel(x), np.float32), wanted, rtol=1e-3, atol=tolerance)
     assert np.array_equal(kernel(x), kernel(x))
+
+
+@pytest.mark.filterwarnings("ignore:threads=3")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("text", "by_numpy"),
+    [
+        ("y[i,j] = x[p[i],j]", lambda x, p, w: x[p]),
+        ("y[i,j] = w[3,p[j]] where 0 <= i < 16", lambda x, p, w: np.tile(w[3, p], (16, 1))),
+        ("y[i] += x[p[i],j]", lambda x, p, w: x[p].sum(1)),
+        ("y[j] += x[p[i],j]", lambda x, p, w: x[p].sum(0)),
+        ("y[i] max= x[p[i],j]", lambda x, p, w: x[p].max(1)),
+        ("y[j] max= x[p[i],j]", lambda x, p, w: x[p].max(0)),
+        ("y[i,k] += x[p[i],j] * w[j,k]", lambda x, p, w: x[p] @ w),
+        ("y[i,k] += w[i,j] * x[p[j],k]", lambda x, p, w: w @ x[p]),
+        ("y[j] += w[i,j] * x[p[i],p[j]]", lambda x, p, w: (w * x[p][:, p]).sum(0)),
+        ("y[i,j] += x[p[(i+b) % 33],j] where 0 <= i < 33 and 0 <= b < 5",
+         lambda x, p, w: sum(x[np.roll(p, -b)] for b in range(5))),
+        ("m[i] max= x[p[i],j]\ne[i,j] = x[p[i],j] - m[i]\ny[i] += e[i,j]",
+         lambda x, p, w: (x[p] - x[p].max(1, keepdims=True)).sum(1)),
+    ],
+)  # fmt: skip
+def test_indirect_reads_go_among_threads(text: str, by_numpy: Callable[..., Array], threads: int) -> None:
+    random = np.random.default_rng(5)
+    arrays = {n: random.integers(-3, 4, (33, 33)).astype("f4") for n in ("x", "w")}
+    arrays["p"] = random.integers(0, 33, 33)
+    shapes = {n: a.shape for n, a in arrays.items() if f"{n}[" in text}
+    program = poly.parse(text, **shapes, dtypes={n: "i64" if n == "p" else "f32" for n in shapes})
+    found = poly.compile(program, threads=threads)(**{n: arrays[n] for n in shapes})
+    assert np.array_equal(found, by_numpy(**arrays))
