@@ -27,9 +27,11 @@ def blocks_apart(program: Program) -> Program:
 
 
 def _apart(program: Program, s: Statement, position: int, shortest: int = SHORTEST) -> Statement:
+    if any(a.guard or a.indirect for a, _ in s.accesses):
+        return s
     blocks = sorted({*_blocks(s, shortest)}, key=lambda b: (b[1], b[0]))
     box = domain_box(program, s, s.iterators) if blocks else None
-    if box is None or any(a.guard or a.indirect for a, _ in s.accesses):
+    if box is None:
         return s
     taken = {*s.iterators, *program.parameters}
     as_values = {n for e in walk(s.body) if isinstance(e, IndexValue) for n in e.index.names}

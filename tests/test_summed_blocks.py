@@ -57,6 +57,15 @@ def test_blocks(text: str) -> None:
     np.testing.assert_array_equal(poly.compile(program, schedule=kernel.schedule)(**values), expected)
 
 
+def test_places_that_data_choose_have_no_blocks() -> None:
+    program = poly.parse("s[p[i]] += x[i%20]", s=(5,), p=(40,), x=(20,), dtypes={"p": "i32"})
+    assert blocks_apart(program) is program
+    p, x = np.arange(40, dtype=np.int32) % 5, np.arange(20, dtype=np.float32)
+    expected = np.bincount(p, np.tile(x, 2)).astype(np.float32)
+    for threads in (1, 2):
+        np.testing.assert_array_equal(poly.compile(program, threads=threads)(p=p, x=x), expected)
+
+
 def test_names() -> None:
     """A loop that has the new one's name already, and a size that has."""
     program = poly.parse("s[i//2,i_b] += A[i,i_b]", A=(8, 5))
