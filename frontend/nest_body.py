@@ -450,7 +450,8 @@ def _assigned(node: ast.AST) -> Iterator[str]:
 
 
 def _reads_data(node: ast.expr, scope: Scope) -> bool:
-    return any(isinstance(n, ast.Name) and n.id in scope.shapes for n in ast.walk(node))
+    """Whether a condition reads arrays or scalars, of which literals such as `t = 2.5` are some."""
+    return any(isinstance(n, ast.Name) and (n.id in scope.shapes or n.id in scope.literals) for n in ast.walk(node))
 
 
 def _with_loops_outside(node: ast.If, scope: Scope) -> ast.If | None:

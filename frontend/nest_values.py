@@ -43,8 +43,8 @@ _CASTS: Final = {"float": "f64", "int": "i64", "bool": "bool"}
 class Scope:
     """What the names mean at one place of the function.
 
-    `indices`: loop variables and integer names as affine expressions of iterators and sizes; `literals`: numbers from
-    outside the function; `shapes`: of the arrays, scalars included.
+    `indices`: loop variables and integer names as affine expressions of iterators and sizes; `literals`: names of
+    numbers, from outside the function or of locals that are set once; `shapes`: of the arrays, scalars included.
     """
 
     source: Source
@@ -142,8 +142,21 @@ class Scope:
             case _:
                 return f"({self.affine(node).isl_text})"
 
+    def decided(self, node: ast.expr) -> bool | None:
+        """Whether a condition on names of literals holds; None for any other."""
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        if not any(n in self.literals for n in names) or any(n in self.indices or n in self.shapes for n in names):
+            return None
+        try:
+            value = Values(self).truth(node)
+        except ParseError:
+            return None
+        return bool(value.value) if isinstance(value, Const) else None
+
     def condition(self, node: ast.expr) -> str:
-        """A condition on loop variables and sizes in isl's syntax. Raises `ParseError`."""
+        """A condition on loop variables, sizes and literals in isl's syntax. Raises `ParseError`."""
+        if (known := self.decided(node)) is not None:
+            return "true" if known else "false"
         match node:
             case ast.Constant(value=bool(value)):
                 return "true" if value else "false"
@@ -333,6 +346,8 @@ class Values:
 
     def _choice(self, node: ast.IfExp, guard: tuple[Constraint, ...]) -> Expr:
         """A conditional: where its condition is affine, each branch reads only where it is taken."""
+        if (known := self.scope.decided(node.test)) is not None:
+            return self.value(node.body if known else node.orelse, guard)
         then = conjunction(node.test, self.scope.affine_or_none)
         plain = isinstance(node.body, ast.Subscript) and self._chosen(node.body) is None
         if then and plain and isinstance(node.orelse, ast.Constant) and isinstance(node.body, ast.Subscript):

@@ -1,6 +1,7 @@
 """Local scalars of nests: the dtypes they get, and the values they have in plain Python."""
 # ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
 
+from collections.abc import Callable
 from textwrap import indent
 from typing import Any
 
@@ -60,3 +61,36 @@ def test_a_running_sum_is_stored_at_every_step() -> None:
     x = np.random.default_rng(0).integers(-9, 10, (5, 70)).astype(np.float32)
     for given in (running.program, running.program.bind(N=5, K=70)):
         np.testing.assert_array_equal(poly.compile(given)(x, 0 * x), np.cumsum(x, 1))
+
+
+LITERALS = [  # statements before a loop, and its body
+    ("t = True", "if t:\n    y[i] = x[i]\nelse:\n    y[i] = 1"),
+    ("t = 1", "if t:\n    y[i] = x[i]"),
+    ("t = 0.5", "if t > 0.25:\n    y[i] = x[i]"),
+    ("t = 0.5", "if t < 0.25 or i > 2:\n    y[i] = x[i]"),
+    ("t = 0.5", "if i > 2 and t > 0.25:\n    y[i] = x[i]"),
+    ("t = 2.5", "if i > t:\n    y[i] = x[i]\nelse:\n    y[i] = 3"),
+    ("t = 2.5", "if i < t or x[i] > 0:\n    y[i] = x[i]"),
+    ("t = 2.5", "y[i] = x[i] if i > t and t > 1 else 2.0"),
+    ("t = False", "y[i] = x[i + 1] if t else 2.0"),
+    ("t = False", "if t:\n    y[i] = x[i + 1]\ny[i] += 1"),
+    ("t = False", "if not t and x[i] > 0:\n    y[i] = x[i]"),
+    ("t = False; u = 0.5", "if x[i] > u:\n    if t:\n        y[i] = 1\n    elif u:\n        y[i] = 7\ny[i] += 1"),
+    ("t = True", "s = 0.0\nif t:\n    s = x[i]\ny[i] = s"),
+]
+
+
+@pytest.mark.parametrize(("before", "body"), LITERALS)
+def test_conditions_on_literals(before: str, body: str) -> None:
+    text = f"{before}\nfor i in range(N):\n{indent(body, '    ')}"
+    _agrees_with_python(define("def f(N: int, x: 'f64[N]', y: 'f64[N]'):\n" + indent(text, "    ")))
+
+
+def _agrees_with_python(function: Callable[..., object]) -> None:
+    program = poly.nest(function).program
+    for n in (1, 6, 13):
+        x, wanted = np.random.default_rng(n).standard_normal(n), np.ones(n)
+        function(n, x, wanted)
+        for given in (program, program.bind(N=n)):
+            found: Any = poly.compile(given)(x, np.ones(n))
+            np.testing.assert_array_equal(found, wanted)
