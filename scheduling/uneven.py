@@ -91,7 +91,7 @@ def _uneven(
     pieces, limits = domain.get_basic_sets(), {n: (low, high) for n, low, high in ranges}
     conditions = conditions_of(pieces[0], iterators) if len(pieces) == 1 else [None]
     found: dict[str, set[str]] = {}
-    whole = {a: set(range(limits[a][0], limits[a][1] + 1)) for a in axes}
+    whole = {a: limits[a] for a in axes}  # the first and the last iteration with a whole reduction
     windows: dict[tuple[str, str], list[Constraint]] = {}
     for c in conditions:
         if c is None or not c.expr.is_linear or (c.equality and len(c.expr.names) > 1):
@@ -104,27 +104,38 @@ def _uneven(
         (a,), (r,) = along, inside
         found.setdefault(a, set()).add(r)
         windows.setdefault((a, r), []).append(c)
-        whole[a] = {v for v in whole[a] if all(c.expr.evaluate({a: v, r: end}) >= 0 for end in limits[r])}
+        whole[a] = _held(c.expr.coefficient(a), min(c.expr.evaluate({a: 0, r: end}) for end in limits[r]), whole[a])
     every = isl.Set.universe(domain.get_space())
     for k, n in enumerate(iterators):
         every = every.lower_bound_val(SET, k, limits[n][0]).upper_bound_val(SET, k, limits[n][1])
     for k in reversed(range(len(iterators))):
         if iterators[k] not in axes:
             domain, every = domain.project_out(SET, k, 1), every.project_out(SET, k, 1)
-    extents = {a: limits[a][1] - limits[a][0] + 1 for a in axes}
-    if any(len(whole[a]) < (1 - MOST_SHORTER) * extents[a] for a in found) or not domain.is_equal(every):
+    if any(_length(whole[a]) < (1 - MOST_SHORTER) * _length(limits[a]) for a in found) or not domain.is_equal(every):
         return None
-    shares = {k: _share(conditions, k, limits) for k, conditions in windows.items()}
+    shares = {(a, r): _share(conditions, a, r, limits, whole[a]) for (a, r), conditions in windows.items()}
     return {
-        a: Ends(frozenset(inside), min(whole[a]), max(whole[a]) + 1, prod(shares[a, r] for r in inside))
+        a: Ends(frozenset(inside), whole[a][0], whole[a][1] + 1, prod(shares[a, r] for r in inside))
         for a, inside in found.items()
     }
 
 
-def _share(conditions: Sequence[Constraint], loops: tuple[str, str], limits: Mapping[str, tuple[int, int]]) -> float:
-    """The share of the pairs of two loops' iterations for which some conditions hold."""
-    (a, r), ((low, high), (first, last)) = loops, (limits[n] for n in loops)
-    places = np.arange(low, high + 1)
+def _held(step: int, least: int, within: tuple[int, int]) -> tuple[int, int]:
+    """The first and the last v of a range with `step*v + least >= 0`."""
+    low, high = within
+    return (max(low, -(least // step)), high) if step > 0 else (low, min(high, least // -step))
+
+
+def _length(ends: tuple[int, int]) -> int:
+    return max(0, ends[1] - ends[0] + 1)
+
+
+def _share(
+    conditions: Sequence[Constraint], a: str, r: str, limits: Mapping[str, tuple[int, int]], whole: tuple[int, int]
+) -> float:
+    """The share of the pairs of two loops' iterations for which some conditions hold, as all do where a is whole."""
+    (low, high), (first, last) = limits[a], limits[r]
+    places = np.concatenate([np.arange(low, whole[0]), np.arange(whole[1] + 1, high + 1)])
     least, most = np.full(places.shape, first), np.full(places.shape, last)
     for c in conditions:
         step, rest = c.expr.coefficient(r), c.expr.coefficient(a) * places + c.expr.constant
@@ -132,7 +143,8 @@ def _share(conditions: Sequence[Constraint], loops: tuple[str, str], limits: Map
             least = np.maximum(least, -(rest // step))
         else:
             most = np.minimum(most, rest // -step)
-    return float(np.maximum(most - least + 1, 0).sum() / (len(places) * (last - first + 1)))
+    pairs = int(np.maximum(most - least + 1, 0).sum()) + _length(whole) * _length(limits[r])
+    return pairs / (_length(limits[a]) * _length(limits[r]))
 
 
 def _that_meet_data(program: Program, s: Statement, finite: Collection[str]) -> Statement:

@@ -259,3 +259,12 @@ s1[i, j]: y[i] += A[i, j]*x[j] where 0 <= i <= 7 and 0 <= j <= i
 """)
     assert uneven_axes(program, program.statement["s1"], ("i",)) is None
     assert uneven_axes(program, program.statement["s0"], ("i",)) == {}
+
+
+def test_ends_of_a_long_axis() -> None:
+    """They follow from the conditions, not from a look at every iteration."""
+    where = "where 0 <= k < 7 and 0 <= p - k < 1000000000"
+    program = poly.parse(f"y[p] += x[p - k]*w[k] {where}", x=(10**9,), w=(7,))
+    ends = shorter_ends(program, program.statement["y_update"], ("p",))
+    assert ends is not None and ends["p"][:3] == ({"k"}, 6, 10**9)
+    assert ends["p"].share == 10**9 / (10**9 + 6)
