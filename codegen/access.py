@@ -102,6 +102,14 @@ def _ask(
             s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
 
 
+def ask_for(s: State, access: Access) -> None:
+    """Ask for the line of an element, into the second cache: the first one is in use, and it is needed later."""
+    tensor = s.tensors[access.tensor]
+    pointer = _pointer(s, tensor, _address(s, tensor, access.affine_index))
+    s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+
+
 def _beside(s: State, stride: int) -> int:
     """How many elements lanes that lie so far apart touch side by side, 0 where they do not."""
     return s.lanes.width if s.lanes is not None and stride == 1 else 0

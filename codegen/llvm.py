@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from poly.affine import Affine, Constraint, var
-from poly.codegen.access import WRITE, elementwise, load, register_writes, store
+from poly.codegen.access import WRITE, ask_for, elementwise, load, register_writes, store
 from poly.codegen.addresses import Linear
 from poly.codegen.expressions import expression, multiply_accumulate
 from poly.codegen.predicates import Lanes, State, any_lane, both, first_lanes, predicate, prefix_mask
@@ -265,6 +265,8 @@ class Walker:
         around = s.written
         s.written = _targets(node) if around is None else around
         with writer.region(region) as lines:
+            for element in node.asks:
+                ask_for(s, element)
             self.nodes(node.body)
             for place, entry in carried:
                 s.registers.same_form(place, entry)

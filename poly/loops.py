@@ -9,7 +9,7 @@ in one command of a machine's engine: the array's m, n, k and outer loops, the v
 names it).
 A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
 What it touches `ahead` (a loop, iterations of it later) it asks for, as `poly.scheduling.edits.prefetch` says: no
-effect but on the caches.
+effect but on the caches. A serial loop `asks` in every iteration for the lines of some elements.
 A parallel loop may name the parallel one behind it (`nowait`): threads need not meet between the two, nor between up to
 `MOST_NOWAIT` in a row.
 """
@@ -69,6 +69,7 @@ class For:
     carried: tuple[tuple[str, tuple[int, ...]], ...] = ()
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None
+    asks: tuple[Access, ...] = ()
     nowait: str | None = None
 
 

@@ -195,8 +195,8 @@ def _sections(text: str) -> tuple[list[str], list[str], list[str]]:
 
 
 _FOR: Final = re.compile(
-    r"for (?P<loop>.+?)(?P<kind> (?:parallel|vector|unroll|unit))?(?: nontemporal)?(?: ahead \(.+\))?(?: nowait \S+)?"
-    r"(?P<engine> on .+)?:$"
+    r"for (?P<loop>.+?)(?P<kind> (?:parallel|vector|unroll|unit))?(?: nontemporal)?(?: ahead \(.+\))?(?: asks \(.+\))?"
+    r"(?: nowait \S+)?(?P<engine> on .+)?:$"
 )
 
 

@@ -24,8 +24,8 @@ from poly.affine import Affine, Constraint
 from poly.conditions import affine_or_none, conjunction
 from poly.lexical import Fragment, Line, Source, decode, quote, quote_string, read_lines
 from poly.loops import Alloc, Compute, External, For, If, LoopKind, LoopTree, Node, Sync
-from poly.program import Tensor
-from poly.text_body import BodyReader, affine, assignment_text, reads_clause
+from poly.program import Access, Tensor
+from poly.text_body import BodyReader, access_text, affine, assignment_text, reads_clause
 from poly.text_syntax import (
     bracketed,
     is_declaration,
@@ -106,6 +106,8 @@ def _for_text(node: For) -> str:
         text += " nontemporal"
     if node.ahead is not None:
         text += f" ahead ({quote(node.ahead[0], inside=True)}, {node.ahead[1]})"
+    if node.asks:
+        text += f" asks ({', '.join(map(access_text, node.asks))})"
     if node.nowait is not None:
         text += f" nowait {quote(node.nowait)}"
     if node.carried:
@@ -190,7 +192,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
     match = re.match(r"for\s+([^\W\d]\w*)\s+in\s+range\s*(?=\()", head.text)
     if match is None:
         raise head.error("a loop is `for i in range(LOWER, UPPER, STEP):`")
-    known = (*_KINDS, "engine", "carried", "nontemporal", "ahead", "nowait")
+    known = (*_KINDS, "engine", "carried", "nontemporal", "ahead", "asks", "nowait")
     bounds, clauses = split_clauses(head.part(match.end()), known)
     parts = bracketed(bounds)
     if len(parts) not in (2, 3):
@@ -202,6 +204,8 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         raise head.error("only a vector loop is nontemporal", match.end())
     if "ahead" in clauses and kinds != ["vector"]:
         raise head.error("only a vector loop fetches ahead", match.end())
+    if "asks" in clauses and kinds:
+        raise head.error("only a serial loop asks for elements", match.end())
     if "nowait" in clauses and kinds != ["parallel"]:
         raise head.error("only a parallel loop has a next one without a meeting", match.end())
     return For(
@@ -212,6 +216,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         tuple(_element(p) for p in bracketed(clauses["carried"])) if "carried" in clauses else (),
         "nontemporal" in clauses,
         _ahead(clauses["ahead"]) if "ahead" in clauses else None,
+        tuple(_asked(p) for p in bracketed(clauses["asks"])) if "asks" in clauses else (),
         clauses["nowait"].name() if "nowait" in clauses else None,
     )  # fmt: skip
 
@@ -221,6 +226,13 @@ def _ahead(clause: Fragment) -> tuple[str, int]:
     if len(parts) != 2 or parts[1].integer() < 1:
         raise clause.error("a loop and how many of its iterations ahead are expected", hint="ahead (i.o, 1)")
     return parts[0].name(), parts[1].integer()
+
+
+def _asked(part: Fragment) -> Access:
+    access = BodyReader().access(part.expression(), part)
+    if access is None or access.indirect:
+        raise part.error("an element with affine subscripts is expected", hint="asks (B[k, 16*j + 48])")
+    return access
 
 
 def _bounds(part: Fragment, function: str) -> tuple[Affine, ...]:

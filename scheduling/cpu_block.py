@@ -17,6 +17,8 @@ from poly.affine import Affine, Mod, var
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
+from poly.program import Statement
+from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_edits import (
@@ -52,6 +54,8 @@ ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no pr
 # in a body, fewer would cost registers and spare hardly anything. Of what comes from afar, eight if they fit.
 STEPS = (4, 5, 6, 7, 8, 3, 2)
 STEPS_FROM_AFAR = (8, *STEPS)
+# Of the operations' time, what a copy from memory takes at least where it is asked for while tiles are at work.
+COPY_SHARE = 1 / 16
 # Of the work: pieces below it are not laid out; of a quarter, that costs up to a twentieth of the time.
 EDGE_SHARE = 1 / 16
 
@@ -363,7 +367,9 @@ class Blocking(Tiling[BlockPlan]):
             if not self._is_edge(strip, piece):
                 schedule = self._steps(schedule, name, inner, points, (piece.tile, strip.width))
             schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
-        return self._tile(schedule, names, depth, blocks, piece.tile)
+        schedule = self._tile(schedule, names, depth, blocks, piece.tile)
+        longest = max(strip.rows, key=lambda p: p.high - p.low)
+        return self._copies_ahead(schedule, names) if piece == longest else schedule
 
     def _laid_out(self, schedule: Schedule, name: str, loops: Sequence[str], piece: Piece) -> Schedule:
         """The reduction's loops that are shorter at the ends of a tile, laid out so that each of its rows has its own.
@@ -494,6 +500,34 @@ class Blocking(Tiling[BlockPlan]):
             if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= kept:
                 return schedule.prefetch(vector, tile)
         return schedule
+
+    def _copies_ahead(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
+        """What is copied from memory for the next block of lanes is asked for all through the tiles of this one. Not
+        where every tile of rows meets all of the block, or sums are kept from block to block: it would push these out.
+        """
+        plan = self.plan
+        for name in names if not plan.lanes_inside and not plan.lanes_outside else ():
+            s = schedule.program.statement[name]
+            for pack in plan.packs if self._is_update(schedule, name) else ():
+                buffer = s.reads[pack.read].tensor
+                plain = pack.site == "lanes" and pack.lane == len(pack.order) - 1 and not pack.ahead
+                if not plain or not copies_into(schedule, buffer) or not self._takes_long(schedule, s, pack.tensor):
+                    continue
+                loop = [n for n in schedule.nests[name].names if schedule.kind(n) == "serial"][-1]
+                line = self.machine.line // size_bytes(schedule.program.tensor[pack.tensor].dtype)
+                schedule = schedule.prefetch_copy(loop, buffer, line)
+        return schedule
+
+    def _takes_long(self, schedule: Schedule, s: Statement, tensor: str) -> bool:
+        """Whether a tensor comes from memory, and takes a share of the time of operations on the way."""
+        found = schedule.program.tensor[tensor]
+        core = core_of(self.machine, size_bytes(found.dtype))
+        size = found.nbytes(schedule.program.binding)
+        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name]).values()
+        work = prod(high - low + 1 for low, high in self.group.box or ()) * prod(steps)
+        cycles, last = work / (core.lanes * core.fma_units), len(core.caches) - 1
+        far = size > core.counted_on(last) and self._is_far(schedule, tensor)
+        return far and size / core.caches[last].rate >= COPY_SHARE * cycles
 
     def _constants_ahead(self, schedule: Schedule, name: str) -> Schedule:
         """A packed constant that a core's own caches do not hold is asked for on its way: between two uses comes the

@@ -592,5 +592,5 @@ PRIMITIVES: Mapping[str, str] = {
          "nontemporal", "prefetch", "parallelise", "nowait", "tensorise"), "edits",
     ),
     "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
-    "rfactor": "rfactor", "overlay": "overlay",
+    "rfactor": "rfactor", "overlay": "overlay", "prefetch_copy": "asked_copies",
 }  # fmt: skip

@@ -55,6 +55,7 @@ class Mark:
     engine: str | None = None
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None
+    asks: tuple[str, int] | None = None
     nowait: str | None = None
 
 
@@ -348,6 +349,16 @@ class Schedule:
         from poly.scheduling.edits import prefetch
 
         return prefetch(self, loop, along, int(ahead))
+
+    @checks_kinds(ScheduleError)
+    def prefetch_copy(self, loop: str, buffer: str, line: SupportsIndex) -> Schedule:
+        """Let a serial loop ask for its share of the lines that the next copy into a buffer reads.
+
+        Raises ScheduleError.
+        """
+        from poly.scheduling.asked_copies import prefetch_copy
+
+        return prefetch_copy(self, loop, buffer, int(line))
 
     @checks_kinds(ScheduleError)
     def parallelise(self, loop: str) -> Schedule:

@@ -75,6 +75,7 @@ def _mark_text(mark: Mark) -> str:
     kind = "" if mark.kind == "serial" else f" {mark.kind}"
     kind += " nontemporal" if mark.nontemporal else ""
     kind += f" ahead ({mark.ahead[0]}, {mark.ahead[1]})" if mark.ahead else ""
+    kind += f" asks ({mark.asks[0]}, {mark.asks[1]})" if mark.asks else ""
     kind += f" nowait {mark.nowait}" if mark.nowait else ""
     return f"{kind} on {mark.engine}" if mark.engine else kind
 

@@ -167,6 +167,12 @@ def random_prefetch(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[
     return "prefetch", (loop, pick(rng, list(schedule.outer(loop))), rng.randint(1, 2))
 
 
+def random_prefetch_copy(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    tensor = some(rng, [t for t in schedule.program.tensors if t.scope])
+    loop = pick(rng, [loop for loop in loops_of(schedule) if schedule.kind(loop) == "serial"])
+    return "prefetch_copy", (loop, tensor.name, rng.randint(1, 8))  # type: ignore[attr-defined]
+
+
 def random_parallelise(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
     return "parallelise", (pick(rng, loops_of(schedule)),)
 
@@ -242,7 +248,7 @@ PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tu
     "tile": random_tile, "interchange": random_interchange, "fuse": random_fuse, "distribute": random_distribute,
     "shift": random_shift, "skew": random_skew, "split": random_split, "unroll": random_unroll,
     "vectorise": random_vectorise, "nontemporal": random_nontemporal, "prefetch": random_prefetch,
-    "parallelise": random_parallelise,
+    "prefetch_copy": random_prefetch_copy, "parallelise": random_parallelise,
     "tensorise": random_tensorise,
     "promote": random_promote, "recompute": random_recompute, "double_buffer": random_double_buffer,
     "rfactor": random_rfactor, "overlay": random_overlay,
@@ -276,7 +282,7 @@ ANY: Final = (*MOVES, "promote", "promote", "recompute", "double_buffer", "rfact
 
 def base_for(rng: random.Random, kind: str, start: Schedule) -> Schedule:
     """A legal schedule that a kind of mutation is likely to have something to work on in."""
-    if kind in ("double_buffer", "early_reuse", "missing_copy", "short_halo"):
+    if kind in ("double_buffer", "prefetch_copy", "early_reuse", "missing_copy", "short_halo"):
         schedule = random_legal(rng, start, rng.randint(0, 2), ("tile", "tile", "interchange", "fuse"))
         for _ in range(4):
             kinds = ("promote", "promote", "rfactor", "recompute") if kind == "short_halo" else ("promote", "rfactor")

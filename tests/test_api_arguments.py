@@ -67,6 +67,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "vectorise": (SCHEDULE.vectorise, ("C_init.k",), {}),
     "nontemporal": (SCHEDULE.nontemporal, ("C_init.k",), {}),
     "prefetch": (SCHEDULE.prefetch, ("C_init.k", "C_init.i"), {"ahead": 1}),
+    "prefetch_copy": (SCHEDULE.prefetch_copy, ("j", "A", 16), {}),
     "nowait": (SCHEDULE.nowait, ("C_init.i", "C_update.i"), {}),
     "parallelise": (SCHEDULE.parallelise, ("C_init.i",), {}),
     "tensorise": (SCHEDULE.tensorise, (("j",), "matrix"), {}),
