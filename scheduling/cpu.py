@@ -87,6 +87,8 @@ def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Mach
     nests = [s.name for s in program.statements if s.path[0] in whole]
     try:
         schedule, left = settle(_by_plans(start, every, machine, threads)), [g for g in every if not _has_plan(g)]
+        if len(left) < len(every):
+            check_capacity(schedule.lower(), machine)
     except ScheduleError:
         schedule, left = _by_plans_alone(settle(start), every, machine, threads)
     schedule = schedule_private(schedule, nests, machine)

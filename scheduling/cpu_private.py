@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from poly.affine import Affine
+from poly.dtypes import numpy_dtype
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
 from poly.program import Statement
@@ -44,7 +45,7 @@ def _statements(schedule: Schedule, names: Sequence[str]) -> list[Statement]:
 
 def _nest(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:
     private = private_tensors(schedule.program, _statements(schedule, names))
-    for iterator, scattered in _lanes(schedule, names, private):
+    for iterator, scattered in _lanes(schedule, names, private, machine):
         try:
             return settle(_with_lanes(unchecked(schedule), names, private, iterator, scattered, machine))
         except PolyError:
@@ -53,24 +54,26 @@ def _nest(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedul
 
 
 def _lanes(
-    schedule: Schedule, names: Sequence[str], private: Mapping[str, tuple[str, ...]]
+    schedule: Schedule, names: Sequence[str], private: Mapping[str, tuple[str, ...]], machine: Machine
 ) -> list[tuple[str, bool]]:
-    """The loops that may become lanes, best first, and whether what is read then does not lie side by side."""
+    """The loops that may become lanes, best first, and whether what is touched then does not lie side by side; what is
+    written has several lanes in each line."""
     program, found = schedule.program, list[tuple[int, int, str, bool]]()
     if any(s.external is not None or s.write.indirect for s in _statements(schedule, names)):
         return []
     shared = set.intersection(*({*axes} for axes in private.values()))
     for depth, iterator in enumerate(i for i in program.statement[names[0]].iterators if i in shared):
         steps = [
-            (step_of_access(s, a, program.tensor, iterator, program.binding), kind)
+            (step_of_access(s, a, program.tensor, iterator, program.binding), a.tensor, kind)
             for s in _statements(schedule, names)
             for a, kind in s.accesses
             if a.tensor not in private
         ]
-        if any(step is None or kind == "write" and step not in (0, 1) for step, kind in steps):
+        apart = {t: machine.line // numpy_dtype(program.tensor[t].dtype).itemsize for _, t, _ in steps}
+        if any(step is None or kind == "write" and abs(step) >= apart[t] for step, t, kind in steps):
             continue
-        scattered = any(step not in (0, 1) for step, _ in steps)
-        found.append((-sum(step == 1 for step, _ in steps), -depth, iterator, scattered))
+        scattered = any(step not in (0, 1) for step, *_ in steps)
+        found.append((-sum(step == 1 for step, *_ in steps), -depth, iterator, scattered))
     return [(iterator, scattered) for *_, iterator, scattered in sorted(found, key=lambda r: (r[3], *r[:2]))]
 
 

@@ -29,18 +29,18 @@ def private_tensors(program: Program, statements: Sequence[Statement]) -> dict[s
         guarded = any(a.guard for s in users for a, _ in s.accesses if a.tensor == tensor.name)
         if len(places) != 1 or guarded or not {s.name for s in users} <= names:
             continue
-        own = [_iterator(x) for x in places.pop()]
+        own = [_iterator(x, program.parameters) for x in places.pop()]
         if shared.issuperset(own) and len({*own}) == len(own):
             found[tensor.name] = tuple(i for i in own if i is not None)
     return found
 
 
-def _iterator(index: object) -> str | None:
+def _iterator(index: object, sizes: Collection[str]) -> str | None:
     """The iterator that a subscript is, up to a shift by a number or a size."""
-    if not isinstance(index, Affine):
+    found = [n for n in index.names if n not in sizes] if isinstance(index, Affine) else []
+    if not isinstance(index, Affine) or len(found) != 1 or index.coefficient(found[0]) != 1:
         return None
-    found = [n for n in index.names if index.coefficient(n) == 1 and n not in (index - var(n)).names]
-    return found[0] if len(index.names) == 1 and found else None
+    return None if found[0] in (index - var(found[0])).names else found[0]
 
 
 def whole_nests(program: Program, groups: Sequence[Group]) -> frozenset[PathStep]:

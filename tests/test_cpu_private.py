@@ -57,7 +57,7 @@ def largest(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "N, M"], y
 @nest
 def places(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "M"], y: f64[Array, "N, 2*M"]) -> None:
     for i in range(N):
-        for j in range(M):  # what is written does not lie side by side: no lanes
+        for j in range(M):  # what is written does not lie side by side, but in the same lines
             a = x[i]
             for _ in range(K):
                 b = a * c[j]
@@ -65,8 +65,44 @@ def places(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "M"], y: f6
             y[i, 2 * j] = a
 
 
-@pytest.mark.parametrize(("function", "lanes"), [(orbits, True), (triangle, True), (largest, True), (places, False)])
-def test_values_of_iterations_are_in_registers(function: Nest[..., None], lanes: bool) -> None:
+@nest
+def far_places(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "M"], y: f64[Array, "N, 16*M"]) -> None:
+    for i in range(N):
+        for j in range(M):  # each element in a line of its own: no lanes
+            a = x[i]
+            for _ in range(K):
+                b = a * c[j]
+                a = b - a
+            y[i, 16 * j] = a
+
+
+@nest
+def from_the_end(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "M, N"], y: f64[Array, "M, N"]) -> None:
+    for i in range(N - 1, -1, -1):
+        s = x[i]
+        for j in range(M):
+            s += c[j, i]
+            y[j, i] = s
+
+
+@nest
+def several(N: int, M: int, K: int, x: f64[Array, "N"], c: f64[Array, "N, 3"], y: f64[Array, "N, 3"]) -> None:
+    for i in range(N):
+        a = c[i, 0]
+        b = c[i, 1]
+        for _ in range(K):
+            t = a * b - x[i]
+            a = 0.5 * b - c[i, 2]
+            b = t
+        y[i, 0] = a
+        y[i, 2] = b
+
+
+@pytest.mark.parametrize(("function", "free", "known"), [  # whether there are lanes with sizes free, and known
+    (orbits, True, True), (triangle, True, True), (largest, True, True), (places, True, True),
+    (far_places, False, False), (from_the_end, False, True), (several, True, True),
+])  # fmt: skip
+def test_values_of_iterations_are_in_registers(function: Nest[..., None], free: bool, known: bool) -> None:
     program = function.program
     rng = np.random.default_rng(0)
     for sizes in ({"N": 1, "M": 2, "K": 3}, {"N": 9, "M": 4, "K": 1}, {"N": 45, "M": 70, "K": 3}):
@@ -77,11 +113,11 @@ def test_values_of_iterations_are_in_registers(function: Nest[..., None], lanes:
         function.python(*sizes.values(), *(wanted[n] for n in "xcy"))
         for form, threads in ((program, 1), (program.bind(**sizes), 1), (program.bind(**sizes), 2)):
             kernel = poly.compile(form, threads=threads)
-            known = {*form.binding, *(str(e) for t in program.inputs for e in t.shape)}
-            free: dict[str, Any] = {n: v for n, v in sizes.items() if n in form.parameters and n not in known}
-            found: Any = kernel(**arrays, **free)
+            shown = {*form.binding, *(str(e) for t in program.inputs for e in t.shape)}
+            unseen: dict[str, Any] = {n: v for n, v in sizes.items() if n in form.parameters and n not in shown}
+            found: Any = kernel(**arrays, **unseen)
             np.testing.assert_allclose(found, wanted["y"], rtol=1e-12)
-    for form in (program, program.bind(N=45, M=70, K=3)):
+    for form, lanes in ((program, free), (program.bind(N=45, M=70, K=3), known)):
         tree = poly.compile(form, threads=1).loops
         assert all(a.tensor.space == "reg" for a in walk(tree.body) if isinstance(a, Alloc))
         assert not [t for t in tree.tensors if t.role == "temporary"]
