@@ -10,12 +10,12 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.errors import ParseError
 from poly.expr import Const
-from poly.frontend.notation_shapes import Draft, image, ordered_names, range_box
-from poly.frontend.ranges import Range, bounded
+from poly.frontend.notation_shapes import Draft, image, ordered_names, range_box, target_domain
+from poly.frontend.ranges import Range
 from poly.program import Access, PathStep, Statement, Tensor
+from poly.relations import box
 from poly.sets import SET, identifier
 from poly.text import make_statement
-from poly.text_sets import read_terms
 from poly.text_syntax import tensor_text
 
 
@@ -51,15 +51,14 @@ def initial(draft: Draft, name: str, target: Tensor, parameters: Sequence[str], 
     if draft.write.indirect:
         iterators = (*around, *_fresh_iterators(target.rank, (*draft.iterators, *parameters)))
         ranges = {i: Range((Affine(),), (e,)) for i, e in zip(iterators[len(around) :], target.shape, strict=True)}
-        kept = _target_domain(draft, around, parameters)
+        kept = target_domain(draft, around, parameters)
         domain = range_box(name, iterators, ranges, parameters).intersect(
             kept.insert_dims(SET, len(around), target.rank).set_tuple_name(name)
         )
         write = Access(target.name, tuple(var(i) for i in iterators[len(around) :]))
     else:
-        own = {n for subscript in draft.write.affine_index for n in ordered_names(subscript)}
-        iterators = tuple(i for i in draft.iterators if i in own or i in around)
-        domain, write = _target_domain(draft, iterators, parameters), draft.write
+        iterators, write = draft.kept, draft.write
+        domain = _within(target_domain(draft, iterators, parameters), iterators, write, target, parameters, context)
         places = image(domain, iterators, [*map(var, around), *write.affine_index], parameters)
         if not places.is_injective():
             domain = places.range().gist_params(context)
@@ -73,23 +72,14 @@ def initial(draft: Draft, name: str, target: Tensor, parameters: Sequence[str], 
     return Statement(name, iterators, domain, write, (), Const(identity), path=path)
 
 
-def _target_domain(draft: Draft, kept: Sequence[str], parameters: Sequence[str]) -> isl.Set:
-    """The domain without its reduction: the ranges of `kept`, and of the `where` what speaks of nothing else.
-
-    A triangular sum that has no terms at some place is still set there.
-    """
-    where = draft.line.clauses.get("where")
-    dropped = [d for d, i in enumerate(draft.iterators) if i not in kept]
-    domain = draft.statement().domain.reset_tuple_id()
-    for d in reversed(dropped):
-        domain = domain.project_out(SET, d, 1)
-    terms = None if where is None else read_terms(where, draft.iterators, parameters, kept)
-    if where is not None and terms is None:
-        return domain
-    ranges = range_box("", kept, draft.ranges, parameters)
-    ranges = ranges if terms is None else ranges.intersect(terms)
-    closed = all(bounded(ranges, d) for d in range(len(kept)))
-    return ranges if closed else domain
+def _within(
+    domain: isl.Set, iterators: Sequence[str], write: Access, target: Tensor, parameters: Sequence[str],
+    context: isl.Set,
+) -> isl.Set:  # fmt: skip
+    """What of a domain writes inside of its target: a shape that is given may leave out places without terms."""
+    places = image(domain, iterators, write.affine_index, parameters)
+    inside = places.intersect_range(box("", target.shape, parameters).reset_tuple_id())
+    return domain if places.intersect_params(context).is_subset(inside) else inside.domain()
 
 
 def _check_not_lost(first: Statement, drafts: Sequence[Draft], target: Tensor, parameters: Sequence[str]) -> None:

@@ -54,6 +54,12 @@ class Draft:
         """The iterators of the `for` lines around it."""
         return tuple(i for i in self.iterators if i in self.line.prefix)
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The iterators of what sets the target of a sum: those around, and those that say where it is written."""
+        own = {n for subscript in self.write.affine_index for n in ordered_names(subscript)}
+        return tuple(i for i in self.iterators if i in own or i in self.line.prefix)
+
     def statement(self, name: str = "S") -> Statement:
         """The statement with the domain found so far; for access relations."""
         domain = self.condition if self.domain is None else self.domain
@@ -104,6 +110,25 @@ def image(domain: isl.Set, iterators: Sequence[str], values: Sequence[Affine], p
     domain = domain.reset_tuple_id() if domain.has_tuple_id() else domain
     text = ", ".join(f"({v.isl_text})" for v in values)
     return isl.Map(f"{header(parameters)}{{ [{', '.join(iterators)}] -> [{text}] }}").intersect_domain(domain)
+
+
+def target_domain(draft: Draft, kept: Sequence[str], parameters: Sequence[str]) -> isl.Set:
+    """The domain without its reduction: the ranges of `kept`, and of the `where` what speaks of nothing else.
+
+    A triangular sum that has no terms at some place is still set there, and its shape includes that place.
+    """
+    where = draft.line.clauses.get("where")
+    dropped = [d for d, i in enumerate(draft.iterators) if i not in kept]
+    domain = draft.statement().domain.reset_tuple_id()
+    for d in reversed(dropped):
+        domain = domain.project_out(SET, d, 1)
+    terms = None if where is None else read_terms(where, draft.iterators, parameters, kept)
+    if where is not None and terms is None:
+        return domain
+    ranges = range_box("", kept, draft.ranges, parameters)
+    ranges = ranges if terms is None else ranges.intersect(terms)
+    closed = all(bounded(ranges, d) for d in range(len(kept)))
+    return ranges if closed else domain
 
 
 def _one_dimension(parameters: Sequence[str], rank: int, d: int, condition: str) -> str:
@@ -267,15 +292,20 @@ class Shapes:
         domains = [w.statement().domain for w in writers]
         if all(d.intersect_params(self.context).is_empty() for d in domains):
             domains = [self._started(w) for w in writers]
-        images = [
-            image(d, w.iterators, w.write.affine_index, self.parameters).range()
-            for d, w in zip(domains, writers, strict=True)
-        ]
+        images = [self._written(w, d) for w, d in zip(writers, domains, strict=True)]
         written = images[0]
         for each in images[1:]:
             written = written.union(each)
         written = written.intersect_params(self.context)
         self.shapes[tensor] = tuple(self._extent(tensor, written, d, writers[0]) for d in range(ranks.pop()))
+
+    def _written(self, writer: Draft, domain: isl.Set) -> isl.Set:
+        """The elements that a statement writes on a domain, with those that a sum sets before."""
+        values, kept = writer.write.affine_index, writer.kept
+        found = image(domain, writer.iterators, values, self.parameters).range()
+        if writer.line.combiner is None:
+            return found
+        return found.union(image(target_domain(writer, kept, self.parameters), kept, values, self.parameters).range())
 
     def _as_written(self, writer: Draft) -> WantedShape:
         """A shape for what is written where data say: any extent there, elsewhere what the indices need."""

@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import islpy as isl
@@ -69,6 +69,42 @@ def test_triangular_sum_sets_the_rows_without_terms(where: str) -> None:
     p = parse(f"y[i] += L[i,k]*x[k] where {where}", L=("N", "N"), x=("N",))
     x, y = run(p, N=5)
     np.testing.assert_array_equal(y["y"], np.tril(x["L"], -1) @ x["x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "extents", "taken"),
+    [
+        ("s[i] += x[i,j] where j > i", {"x": (5, 5)}, (5,), lambda i, j: j > i),
+        ("s[i] += x[i,j] where j > i and 0 <= i < 5", {"x": (5, 5)}, (5,), lambda i, j: j > i),
+        ("s[i] += x[i,j] where j > i", {"x": ("N", "N")}, (7,), lambda i, j: j > i),
+        ("s[i] += x[i,j] where j >= i", {"x": (6, 5)}, (6,), lambda i, j: j >= i),
+        ("s[i] += x[i,j] where j >= i", {"x": (65, 7)}, (65,), lambda i, j: j >= i),
+        ("s[i] += x[i,j] where j >= i", {"x": ("N", 5)}, (7,), lambda i, j: j >= i),
+        ("s[i] += x[i,j] where j >= 2*i", {"x": (6, 6)}, (6,), lambda i, j: j >= 2 * i),
+        ("s[i] += x[i,j] where j > i and j < 3", {"x": (5, 5)}, (5,), lambda i, j: (j > i) & (j < 3)),
+        ("s[i] += x[i,j] where j > i", {"x": (5, 5), "s": (4,)}, (4,), lambda i, j: j > i),
+        ("for i:\n  s[i] += x[i,j] where j > i", {"x": (5, 5)}, (5,), lambda i, j: j > i),
+        ("s[i] += x[i-2,j] where j > i", {"x": (6, 6)}, (8,), lambda i, j: j > i + 2),
+        ("s[i] max= x[i,j] where i+j <= 3", {"x": (6, 5)}, (6,), lambda i, j: i + j <= 3),
+        ("s[p] += x[i,j] where p == i//10", {"x": (33, 5)}, (4,), lambda i, j: i >= 0),
+    ],
+)
+def test_a_sum_under_a_condition_is_as_long_as_what_sets_it(
+    text: str, shapes: dict[str, Any], extents: tuple[int, ...], taken: Callable[..., Any]
+) -> None:
+    p = parse(text, **shapes)
+    bound = p.bind(N=7) if p.parameters else p
+    (tensor,) = (t for t in p.tensors if t.name == "s")
+    assert tensor.extents(bound.binding) == extents
+    inputs, results = run(p, **bound.binding)
+    terms = np.where(taken(*np.indices(inputs["x"].shape)), inputs["x"], -np.inf if "max" in text else 0)
+    expected = terms.max(1) if "max" in text else terms.sum(1)
+    if "//" in text:
+        expected = np.add.reduceat(expected, range(0, 33, 10))
+    set_from = 2 if "i-2" in text else 0
+    expected = expected[: extents[0] - set_from]
+    np.testing.assert_array_equal(results["s"][set_from:], expected)
+    np.testing.assert_array_equal(compile_for(p)(inputs["x"])[set_from:], expected.astype("f4"))
 
 
 @pytest.mark.parametrize(
