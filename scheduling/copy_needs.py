@@ -159,10 +159,11 @@ def padding(
 
 def _guard_is_bounds(program: Program, s: Statement, access: Access) -> bool:
     """Whether a read's guard keeps it inside of the tensor and leaves out nothing else."""
-    free = access_map(s, replace(access, guard=(), fill=None), program.parameters)
-    inside = free.intersect_range(box(access.tensor, program.tensor[access.tensor].shape, program.parameters))
+    shape = program.tensor[access.tensor].shape
+    free = access_map(s, replace(access, guard=(), fill=None), program.parameters, shape)
+    inside = free.intersect_range(box(access.tensor, shape, program.parameters))
     return (
-        access_map(s, access, program.parameters)
+        access_map(s, access, program.parameters, shape)
         .intersect_params(program.context)
         .is_equal(inside.intersect_params(program.context))
     )
