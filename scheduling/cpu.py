@@ -37,7 +37,7 @@ from poly.scheduling.cpu_rows import row_plan, schedule_rows
 from poly.scheduling.cpu_scan import schedule_scans
 from poly.scheduling.cpu_siblings import schedule_siblings, siblings_of
 from poly.scheduling.cpu_stages import schedule_stages, stages_of
-from poly.scheduling.cpu_threads import share, share_outermost
+from poly.scheduling.cpu_threads import is_short, share, share_outermost
 from poly.scheduling.cpu_tile import schedule_tiles
 from poly.scheduling.cpu_turned import schedule_turned, turned_of
 from poly.scheduling.cpu_window import schedule_window, window_of
@@ -56,6 +56,24 @@ def schedule_for_cpu(
     """A checked schedule of a program for a core.
 
     `begin` is called with the schedule that is about to be checked, where nothing is done to it after that.
+    A program that is over before other threads could help is planned for one.
+    """
+    if threads > 1 and is_short(unchecked(Schedule(program)), machine, lanes=True):
+
+        def begin_short(schedule: Schedule) -> None:
+            if begin is not None and is_short(schedule, machine):
+                begin(schedule)
+
+        alone = _schedule(program, machine, 1, begin_short)
+        if is_short(alone, machine):
+            return alone
+    return _schedule(program, machine, threads, begin)
+
+
+def _schedule(
+    program: Program, machine: Machine, threads: int, begin: Callable[[Schedule], None] | None
+) -> Schedule:
+    """`schedule_for_cpu` for as many threads as it is worth.
 
     Loops around several statements are cut apart where that is legal (`poly.scheduling.distribution`), so that the
     pieces are groups. All groups are checked together; only where that refuses is each checked alone, and those that
@@ -81,7 +99,7 @@ def schedule_for_cpu(
 
 
 def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Machine, threads: int) -> Schedule:
-    """Like `schedule_for_cpu`, some nests not cut apart. Raises `ScheduleError` where one cannot be scheduled so."""
+    """Like `_schedule`, some nests not cut apart. Raises `ScheduleError` where one cannot be scheduled so."""
     start, apart = distributed(unchecked(Schedule(program)), whole)
     every = groups_for(apart, machine, threads)
     nests = [s.name for s in program.statements if s.path[0] in whole]

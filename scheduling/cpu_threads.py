@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from math import prod
+from math import inf, prod
 from typing import Final
 
+from poly.affine import var
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.expr import Apply, walk
@@ -29,11 +30,13 @@ from poly.scheduling.cpu_shares import CALL, EDGE, shared_time
 from poly.scheduling.legality import carried
 from poly.scheduling.schedule import Schedule
 
-LEAST_SHARED: Final = 1 << 12  # instances: as long as it takes to call the other threads and to wait for them
-LEAST_CALLED: Final = 3000.0  # cycles of a whole program, at the least: a call takes as long where cores are far apart
+# Prices of sharing, in cycles. A loop pays `CALL` each time that it is reached. Whole programs and nests of no group
+# have to be worth more: the first because a call takes several times as long while cores are far apart (0068), the
+# others because nothing says how evenly their iterations share the work.
+LEAST_PROGRAM: Final = 3000.0  # of a whole program with everything in the first cache
+LEAST_NEST: Final = 6500.0  # of one run of a nest of no group, were its instances elements that are moved
 EVEN: Final = 1.05  # of the least time of a nest: where a loop takes no longer, none inside is better
 BETTER: Final = 1.02  # of what a loop spares: as much is worth sharing several loops inside instead
-LEAST_WORK: Final = 1 << 14  # instances below one iteration of the loops around, where nothing is weighed
 PARTS: Final = 8  # of a copy for each thread, of which it takes a quarter at a time
 STREAMED_CYCLES, SCALAR = 0.4, 8.0  # of an element that is moved; factor without lanes
 
@@ -41,14 +44,11 @@ STREAMED_CYCLES, SCALAR = 0.4, 8.0  # of an element that is moved; factor withou
 def share(
     schedule: Schedule, names: Collection[str], machine: Machine, threads: int, depth: int | None = None
 ) -> Schedule:
-    """Split loops over threads, one in every nest of these statements (of its outermost `depth`). A nest, or all there
-    is, that is over before a second thread could help stays on one; what only reads constants runs when compiling.
+    """Split loops over threads, one in every nest of these statements (of its outermost `depth`). A nest that is over
+    before a second thread could help stays on one; what only reads constants runs when compiling.
     """
     state = _Sharing(machine, threads, alone=_on_one(schedule, names))
     moving = [s for s in schedule.program.statements if s.name in names and not _constant(schedule, s)]
-    others = any(s.name not in names and not _constant(schedule, s) for s in schedule.program.statements)
-    if not others and sum(state.least(schedule, s) for s in moving) < LEAST_CALLED:
-        return schedule
     for nest in state.by_work(schedule, [s.name for s in moving if not s.copies]):
         schedule = state.share(schedule, nest, depth)
     for nest in state.by_work(schedule, [s.name for s in moving if s.copies]):
@@ -56,6 +56,20 @@ def share(
             copy = schedule.program.statement[name]
             schedule = state.share(_along(schedule, copy, state.done, threads), [name], depth)
     return schedule
+
+
+def is_short(schedule: Schedule, machine: Machine, lanes: bool = False) -> bool:
+    """Whether a whole program is surely over on one thread before others could help. `lanes`: if all its loops had
+    some, which no schedule undercuts; else those that this one has.
+    """
+    state, total = _Sharing(machine, 1), 0.0
+    for s in schedule.program.statements:
+        if s.external is not None or any(range_of(schedule.program, s, var(i)) is None for i in s.iterators):
+            return False
+        total += 0.0 if _constant(schedule, s) else state.least(schedule, s, lanes)
+        if total >= LEAST_PROGRAM:
+            return False
+    return True
 
 
 def share_outermost(schedule: Schedule, names: Collection[str], threads: int) -> Schedule:
@@ -78,18 +92,18 @@ def _has_work(schedule: Schedule, loop: str, threads: int) -> bool:
     """Whether one run of a loop is worth calling the other threads: by the boxes around the domains. Where sizes leave
     it open, an outermost loop is.
     """
-    total, unknown = 0, threads if len(schedule.outer(loop)) > 1 else LEAST_WORK
+    total, unknown = 0.0, threads if len(schedule.outer(loop)) > 1 else inf
     for name in schedule.under(loop):
         s, nest = schedule.program.statement[name], schedule.nests[name]
         inner = {i for n in nest.names[nest.names.index(loop) :] for i in nest.loops[n].names}
         outer = {i for n in nest.names[: nest.names.index(loop)] for i in nest.loops[n].names}
-        product = 1
+        product = 1.0
         for iterator in inner - outer:
             if iterator in s.iterators:
                 found = interval_of(schedule.program, s, iterator)
                 product *= unknown if found is None else max(found[1] - found[0] + 1, 0) or unknown
         total += product
-    return total >= LEAST_WORK
+    return total * STREAMED_CYCLES >= LEAST_NEST
 
 
 def _on_one(schedule: Schedule, names: Collection[str]) -> set[str]:
@@ -186,7 +200,8 @@ class _Sharing:
         if extent < 2 or loop in self.alone or self._holds_shared(schedule, loop):
             return 0.0, False
         far, alone = self._travelling(schedule, loop)
-        if not alone and _instances(schedule, loop) < LEAST_SHARED * max(1, reached):
+        moved = _instances(schedule, loop) * STREAMED_CYCLES  # whatever is done with them: that is guessed
+        if not alone and moved < 2 * CALL * max(1, reached):
             return 0.0, False
         whole = sum(self._work(schedule, n) for n in schedule.under(loop))
         far += _edges(schedule, loop) * (self.threads - 1)
@@ -198,16 +213,20 @@ class _Sharing:
         """Whether a loop inside is shared already, which would be one thread's then."""
         return any(self.done.intersection(schedule.nests[n].names) for n in schedule.under(loop))
 
-    def least(self, schedule: Schedule, s: Statement) -> float:
+    def least(self, schedule: Schedule, s: Statement, lanes: bool) -> float:
         """Cycles of a statement's instances where all that they touch is in the nearest cache."""
         vector = self.machine.lanes(size_bytes(schedule.program.tensor[s.write.tensor].dtype))
-        return self._work(schedule, s.name, 1 / max(1, vector))
+        return self._work(schedule, s.name, 1 / max(1, vector), lanes)
 
-    def _work(self, schedule: Schedule, name: str, moved: float = STREAMED_CYCLES) -> float:
-        """Cycles of a statement's instances, roughly; 0 where a size is free. `moved`: of an element that is moved."""
+    def _work(
+        self, schedule: Schedule, name: str, moved: float = STREAMED_CYCLES, lanes: bool = False
+    ) -> float:
+        """Cycles of a statement's instances, roughly; 0 where a size is free. `moved`: of an element that is moved;
+        `lanes`: even if no loop is one of lanes.
+        """
         s = schedule.program.statement[name]
         core = core_of(self.machine, size_bytes(schedule.program.tensor[s.write.tensor].dtype))
-        lanes = any(schedule.kind(n) == "vector" for n in schedule.nests[name].names)
+        lanes = lanes or any(schedule.kind(n) == "vector" for n in schedule.nests[name].names)
         steps = sum(isinstance(e, Apply) and e.operator not in LIGHT for e in walk(s.body))
         used = s.combiner is not None and len(s.reads) > 1
         cycles = (1 / (core.lanes * core.fma_units) if used else moved) + steps * FUNCTION_ELEMENT_CYCLES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from poly.codegen.host import machine_of_features
 from poly.machine import Engine, Machine, Memory
 
 
@@ -13,3 +14,6 @@ def avx2_core(l2: int, l1: int) -> Machine:
 
 
 AVX2 = avx2_core(512 * 1024, 32 * 1024)
+AVX512 = machine_of_features(
+    "x", ("avx512f", "avx512vl"), "x86_64-unknown-linux-gnu", {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 1, 4000
+)

@@ -28,7 +28,7 @@ from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
-from tests.machines import AVX2
+from tests.machines import AVX2, AVX512
 
 GEMM = "C[i,j] += A[i,k] * B[k,j]"
 TRANSPOSED = "C[i,j] += A[k,i] * B[j,k]"
@@ -46,9 +46,6 @@ s2[o, x]: Z[o, x] = T[o, x] + S[o, x] where 0 <= o <= 39 and 0 <= x <= 17
 s3[o, x]: Y[o, x] = max(Z[o, x], 0) where 0 <= o <= 39 and 0 <= x <= 17
 """
 CORE = core_of(AVX2, 4)
-AVX512 = machine_of_features(
-    "x", ("avx512f", "avx512vl"), "x86_64-unknown-linux-gnu", {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 1, 4000
-)
 WINDOW = "Y[o,x] += W[o,c,r] * X[c,2*x + r]"
 
 

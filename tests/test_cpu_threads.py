@@ -13,9 +13,10 @@ from poly.codegen.host import host_machine
 from poly.frontend.einsum import einsum_program
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_threads import share
+from poly.scheduling.cpu_threads import is_short, share, share_outermost
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
+from tests.machines import AVX512
 
 Array = npt.NDArray[np.float32]
 CONV = """
@@ -127,7 +128,40 @@ def test_small_nests_stay_on_one_thread() -> None:
 )  # fmt: skip
 def test_others_are_called_for_more_than_a_call(spec: str, shapes: tuple[tuple[int, ...], ...], several: bool) -> None:
     """By cycles with everything in the first cache: instances are vectors' lanes."""
-    assert bool(shared(schedule_for_cpu(equation(spec, *shapes), host_machine(), 2))) == several
+    assert bool(shared(schedule_for_cpu(equation(spec, *shapes), AVX512, 2))) == several
+
+
+@pytest.mark.parametrize(("extent", "several"), [(100, False), (230, True)])
+def test_others_are_called_for_a_whole_program(extent: int, several: bool) -> None:
+    """Two groups, each of less than a call: 1250 cycles together, and 6600."""
+    program = poly.parse(
+        "y[i] += A[i,j] * x[j]; z[i] += B[i,j] * x[j]", A=(extent, extent), B=(extent, extent), x=(extent,)
+    )
+    assert bool(shared(schedule_for_cpu(program, AVX512, 2))) == several
+
+
+def test_a_short_program_is_one_by_its_schedule() -> None:
+    """A recurrence has no lanes: what would be over soon in lanes is not; of free sizes nothing is known."""
+    text = "program p({0})\ninput X: f32[{1}]\noutput Y: f32[{1}]\ns[i]: Y[i] = 2.0*X[i] where 0 <= i < {1}\n"
+    start = Schedule(parse_program(text.format("", 10000)))
+    assert is_short(start, AVX512, lanes=True) and not is_short(start, AVX512)
+    assert not is_short(Schedule(parse_program(text.format("", 50000))), AVX512, lanes=True)
+    assert not is_short(Schedule(parse_program(text.format("n", "n"))), AVX512, lanes=True)
+
+
+@pytest.mark.parametrize(("rows", "several"), [(50, False), (60, True)])
+def test_a_loop_is_worth_two_calls_whatever_its_functions_take(rows: int, several: bool) -> None:
+    program = poly.parse("Y[i,j] = exp(X[i,j])", X=(rows, 64))
+    (name,) = program.statement
+    assert bool(shared(share(Schedule(program), {name}, AVX512, 2))) == several
+
+
+@pytest.mark.parametrize(("rows", "several"), [(120, False), (140, True)])
+def test_a_nest_of_no_group_is_worth_more_than_a_call(rows: int, several: bool) -> None:
+    """By the instances of a run of its outermost loop, as elements that are moved."""
+    program = poly.parse("Y[i,j] = 2.0 * X[i,j]", X=(rows, 128))
+    (name,) = program.statement
+    assert bool(shared(share_outermost(Schedule(program), {name}, 2))) == several
 
 
 def test_what_starts_sums_follows_their_shares() -> None:
