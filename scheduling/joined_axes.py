@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 
 from poly.affine import Affine, var
+from poly.dtypes import size_bytes
 from poly.expr import IndexValue, walk
+from poly.machine import USUAL_LINE
 from poly.program import Access, Program, Statement, Subscript, Tensor, box_domain, default_path
 from poly.relations import intervals_of
 from poly.scheduling.groups import bare, domain_box
 from poly.scheduling.summed_blocks import blocks_apart
 
-WHOLE, SHORT = 16, 128  # elements: rows that are multiples of the one, or no shorter than the other, fill vectors as is
-MANY = 1 << 20  # elements that no core holds near: rows between its lines cost more than loops that are cut unevenly
+# Bytes, of lines as nearly all machines have them: a program has the same axes on each.
+SHORT = 8 * USUAL_LINE  # rows that are whole lines, or no shorter than this, fill vectors as they are
+REPEATS = (2, 4, 8)  # elements: longer repeats are vectors' worth, 32 of a byte are slower joined
+MANY = 4 << 20  # that no core holds near: rows between its lines cost more than loops that are cut unevenly
 Axis = tuple[str, int]  # a tensor, and the first of two axes
 Pair = tuple[str, str]  # two iterators, the second one faster
 
@@ -154,15 +157,19 @@ def _joins(program: Program) -> _Joins | None:
 
 def _short(program: Program, joins: _Joins) -> bool:
     """Whether rows are short and no whole lines."""
-    lengths = {program.tensor[t].shape[d + 1].constant for t, d in joins.axes}
-    return any(n % WHOLE and n < SHORT for n in lengths)
+    tensors = [(program.tensor[t], d) for t, d in joins.axes]
+    lengths = {t.shape[d + 1].constant * size_bytes(t.dtype) for t, d in tensors}
+    return any(n % USUAL_LINE and n < SHORT for n in lengths)
 
 
 def _turned_to_lines(program: Program, joins: _Joins) -> bool:
     """Whether rows that large tensors have along their last axis, and others do not, become whole lines."""
-    shapes = [([e.constant for e in program.tensor[t].shape], d) for t, d in joins.axes]
-    whole = all(shape[d + 1] % WHOLE and shape[d] * shape[d + 1] % WHOLE == 0 for shape, d in shapes)
-    return whole and len({d + 2 == len(shape) for shape, d in shapes}) == 2 and min(prod(s) for s, _ in shapes) >= MANY
+    tensors = [(program.tensor[t], d) for t, d in joins.axes]
+    for t, d in tensors:
+        row = t.shape[d + 1].constant * size_bytes(t.dtype)
+        if not row % USUAL_LINE or t.shape[d].constant * row % USUAL_LINE or t.nbytes({}) < MANY:
+            return False
+    return len({d + 2 == t.rank for t, d in tensors}) == 2
 
 
 def _spread(program: Program, first: Statement, pair: Pair) -> _Joins | None:
@@ -235,7 +242,7 @@ def _repeats(program: Program, s: Statement, read: Access, pair: Pair) -> bool:
     low, high = box[s.iterators.index(fast)]
     extent = high - low + 1
     alone = read.index[-1] == var(slow) and not any(slow in n for n in names[:-1])
-    return alone and 1 < extent < WHOLE and extent & (extent - 1) == 0
+    return alone and extent in REPEATS
 
 
 def _are_whole(program: Program, joins: _Joins, boxes: dict[str, tuple[tuple[int, int], ...]]) -> bool:

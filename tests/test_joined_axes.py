@@ -137,6 +137,17 @@ def test_assignments_with_short_rows_have_longer_ones(
 
 
 @pytest.mark.parametrize(
+    ("dtype", "row", "joined"),
+    [("i8", 16, True), ("i8", 64, False), ("i8", 300, True), ("i8", 515, False), ("f16", 16, True), ("f16", 32, False),
+     ("f64", 8, False), ("f64", 12, True), ("f64", 65, False), ("f32", 8, True), ("f32", 16, False)],
+)  # fmt: skip
+def test_rows_are_short_by_their_bytes(dtype: str, row: int, joined: bool) -> None:
+    """Whole lines, and rows of 512 bytes and more, fill vectors as they are."""
+    program = poly.parse("Y[i, j] = max(X[i, j], 1)", X=(40, row), dtypes={"X": dtype})
+    assert shapes(join_axes(program))["X"] == ((40 * row,) if joined else (40, row))
+
+
+@pytest.mark.parametrize(
     ("text", "shape", "joined"),
     [
         ("Y[c, a, b] = X[a, b, c]", (40, 200, 200), (8000, 200)),
