@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 from poly.affine import Affine, var
 from poly.document import counted
@@ -20,7 +20,7 @@ from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches
 from poly.frontend.nest_literals import Number
-from poly.frontend.nest_places import put_in_place
+from poly.frontend.nest_places import place_of, put_in_place
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_targets import one_target_each
 from poly.frontend.nest_values import Scope, Values, dtype_of_name
@@ -33,6 +33,7 @@ _UPDATES: Final[dict[type[ast.operator], str]] = {
 _ALLOCATIONS: Final = {  # what fills the array
     "empty": None, "zeros": 0, "ones": 1, "empty_like": None, "zeros_like": 0, "ones_like": 1, "full": 0,
 }  # fmt: skip
+_NONE: Final[Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,17 @@ class Around:
     iterators: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
 
+    def with_names(
+        self, literals: Mapping[str, Number] = _NONE, indices: Mapping[str, Affine] = _NONE,
+        places: Mapping[str, ast.expr] = _NONE,
+    ) -> Around:  # fmt: skip
+        """The same place with more names."""
+        scope = self.scope
+        return replace(self, scope=replace(
+            scope, literals={**scope.literals, **literals}, indices={**scope.indices, **indices},
+            places={**scope.places, **places},
+        ))  # fmt: skip
+
 
 @dataclass
 class Reader:
@@ -81,15 +93,13 @@ class Reader:
     drafts: list[Draft] = field(default_factory=list)
     locals: dict[str, Local] = field(default_factory=dict)
     context: list[str] = field(default_factory=list)
-    single: Mapping[str, int] = field(default_factory=dict)
-    uses: Mapping[tuple[str, type[ast.expr_context]], int] = field(default_factory=dict)
+    uses: Counter[tuple[str, type[ast.expr_context]]] = field(default_factory=Counter)
     live: dict[ast.stmt, frozenset[str]] = field(default_factory=dict)
 
     def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         """The whole body of a function."""
         body = one_target_each(_without_docstring(body), self.arguments | {*scope.sizes, *scope.literals})
-        self.uses = _uses(body)
-        self.single = _assignments(body)
+        self.uses = Counter((n.id, type(n.ctx)) for s in body for n in ast.walk(s) if isinstance(n, ast.Name))
         self.live = dict(live_after_branches(body, frozenset()))
         self._block(body, Around(scope), ())
 
@@ -103,22 +113,25 @@ class Reader:
     def _sequence(
         self, body: Sequence[ast.stmt], around: Around, prefix: tuple[PathStep, ...], position: int, numbered: bool
     ) -> int:
-        for k, node in enumerate(body):
+        readers = _readers(body)
+        for k, written in enumerate(body):
             around = self._with_locals(around)
-            if (literal := self._literal(node, body[k + 1 :], around)) is not None:
-                scope = around.scope
-                around = replace(around, scope=replace(scope, literals={**scope.literals, **literal}))
+            once = self._named_once(written, k, readers)
+            if once is not None and (literal := _literal(once[1], around.scope)) is not None:
+                around = around.with_names(literals={once[0]: literal})
                 continue
-            if (alias := self._alias(node, around)) is not None:
-                scope = around.scope
-                around = replace(around, scope=replace(scope, indices={**scope.indices, **alias}))
+            if (alias := self._alias(written, around)) is not None:
+                around = around.with_names(indices=alias)
                 continue
-            if self._names_place(node, body[k + 1 :], around):
-                continue
+            if once is not None and (place := place_of(once[1], around.scope)) is not None:
+                around = around.with_names(places={once[0]: place})  # and a value, left out where nobody reads it
+            node = put_in_place(written, around.scope.places)
             if isinstance(node, ast.If):
                 leaving = hints.leaving(node, (*body[k + 1 :], *body[:k]), not _reads_data(node.test, around.scope))
                 if leaving is not None:
                     raise around.scope.source.error(*leaving)
+                if node is not written:
+                    self.live[node] = self.live[written]
                 position = self._if(node, around, prefix, position, numbered)
                 continue
             self._single(node, around, (*prefix, position) if numbered else prefix)
@@ -232,7 +245,8 @@ class Reader:
     def _names_of_truths(self, node: ast.If) -> Iterator[str]:
         """Names for what branches on data are taken by."""
         names = (f"taken{k}" for k in count(node.lineno))
-        return (n for n in names if n not in self.single and n not in self.arguments and n not in self.locals)
+        taken = {name for name, _ in self.uses} | self.arguments | {*self.locals}
+        return (n for n in names if n not in taken)
 
     def _assert(self, node: ast.Assert, test: ast.expr, around: Around) -> None:
         if around.iterators or around.conditions:
@@ -247,7 +261,7 @@ class Reader:
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="int"), value=ast.expr() as value)
-            ) if self.single.get(name) == 1 and name not in self.arguments and not isinstance(value, ast.Constant):
+            ) if self.uses[name, ast.Store] == 1 and name not in self.arguments and not isinstance(value, ast.Constant):
                 return {name: around.scope.affine(value)} if around.scope.is_affine(value) else None
             case ast.Assign(
                 targets=[ast.Tuple(elts=names)], value=ast.Attribute(value=ast.Name(id=array), attr="shape")
@@ -260,33 +274,17 @@ class Reader:
             case _:
                 return None
 
-    def _literal(self, node: ast.stmt, rest: Sequence[ast.stmt], around: Around) -> dict[str, Number] | None:
-        """`a = 0.5` where no other assignment is and all readers come behind it: a name for a number, which takes the
-        dtype of what it meets as the number would.
+    def _named_once(
+        self, node: ast.stmt, k: int, readers: Mapping[str, Sequence[int]]
+    ) -> tuple[str, ast.expr] | None:
+        """The name and the value of an assignment that is the only one to a local, all of whose readers come behind it
+        in its sequence, of which it is number k.
         """
-        if (given := self._named_once(node, rest)) is None:
-            return None
-        name, value = given
-        try:
-            body = Values(around.scope).value(value)
-        except ParseError:
-            return None
-        return {name: body.value} if isinstance(body, Const) and body.dtype is None else None
-
-    def _names_place(self, node: ast.stmt, rest: Sequence[ast.stmt], around: Around) -> bool:
-        """Whether an assignment only names what subscripts and ranges behind it have, where it is written instead."""
-        if (given := self._named_once(node, rest)) is None or not self.uses[given[0], ast.Load]:
-            return False
-        name, value = given
-        put_in_place(name, value, rest, lambda n: n in around.scope.indices or n in around.scope.sizes)
-        return not _uses(rest)[name, ast.Load]
-
-    def _named_once(self, node: ast.stmt, rest: Sequence[ast.stmt]) -> tuple[str, ast.expr] | None:
-        """The name and the value of an assignment that is the only one to a local, all of whose readers come behind."""
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in self.arguments:
-                once = self.uses[name, ast.Store] == 1
-                return (name, value) if once and _uses(rest)[name, ast.Load] == self.uses[name, ast.Load] else None
+                behind = readers.get(name, ())
+                every = len(behind) == self.uses[name, ast.Load] and (not behind or behind[0] > k)
+                return (name, value) if every and self.uses[name, ast.Store] == 1 else None
             case _:
                 return None
 
@@ -425,28 +423,23 @@ def _dropped(body: Expr, position: int) -> Expr:
     return rewrite(body, lambda e: Read(e.position - 1) if isinstance(e, Read) and e.position > position else None)
 
 
-def _uses(body: Sequence[ast.stmt]) -> Counter[tuple[str, type[ast.expr_context]]]:
-    """How often every plain name is read, and set."""
-    return Counter((n.id, type(n.ctx)) for s in body for n in ast.walk(s) if isinstance(n, ast.Name))
-
-
-def _assignments(body: Sequence[ast.stmt]) -> dict[str, int]:
-    """How often every plain name is assigned."""
-    found: dict[str, int] = {}
-    for node in (n for s in body for n in ast.walk(s)):
-        for name in _assigned(node):
-            found[name] = found.get(name, 0) + 1
+def _readers(body: Sequence[ast.stmt]) -> dict[str, list[int]]:
+    """For every plain name the numbers of the statements that read it, one for each time."""
+    found: dict[str, list[int]] = {}
+    for k, s in enumerate(body):
+        for n in ast.walk(s):
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load):
+                found.setdefault(n.id, []).append(k)
     return found
 
 
-def _assigned(node: ast.AST) -> Iterator[str]:
-    match node:
-        case ast.Assign(targets=targets):
-            yield from (t.id for t in targets if isinstance(t, ast.Name))
-        case ast.AugAssign(target=ast.Name(id=name)) | ast.AnnAssign(target=ast.Name(id=name)):
-            yield name
-        case _:
-            return
+def _literal(value: ast.expr, scope: Scope) -> Number | None:
+    """`a = 0.5`: a name for a number, which takes the dtype of what it meets as the number would."""
+    try:
+        body = Values(scope).value(value)
+    except ParseError:
+        return None
+    return body.value if isinstance(body, Const) and body.dtype is None else None
 
 
 def _reads_data(node: ast.expr, scope: Scope) -> bool:

@@ -88,31 +88,35 @@ class Branches:
 def live_before(body: Sequence[ast.stmt], after: frozenset[str]) -> frozenset[str]:
     """The names that some path from here reads before it assigns them. `after`: those at the end of the body."""
     for s in reversed(body):
-        match s:
-            case ast.If(test=test, body=then, orelse=other):
-                after = live_before(then, after) | live_before(other, after) | _names(test)
-            case ast.For(iter=iterable, body=inner):
-                after = after | live_before(inner, after | live_before(inner, after)) | _names(iterable)
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                after = after - {name} | _names(value)
-            case _:
-                after = after | _names(s)
+        after = _live_before_one(s, after)
     return after
+
+
+def _live_before_one(s: ast.stmt, after: frozenset[str]) -> frozenset[str]:
+    match s:
+        case ast.If(test=test, body=then, orelse=other):
+            return live_before(then, after) | live_before(other, after) | _names(test)
+        case ast.For(iter=iterable, body=inner):
+            return after | live_before(inner, after | live_before(inner, after)) | _names(iterable)
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return after - {name} | _names(value)
+        case _:
+            return after | _names(s)
 
 
 def live_after_branches(body: Sequence[ast.stmt], after: frozenset[str]) -> Iterator[tuple[ast.If, frozenset[str]]]:
     """Every `if` in a body, with the names that are read after it."""
-    for k, s in enumerate(body):
-        then = live_before(body[k + 1 :], after)
+    for s in reversed(body):
         match s:
             case ast.If(body=inner, orelse=other):
-                yield s, then
-                yield from live_after_branches(inner, then)
-                yield from live_after_branches(other, then)
+                yield s, after
+                yield from live_after_branches(inner, after)
+                yield from live_after_branches(other, after)
             case ast.For(body=inner):
-                yield from live_after_branches(inner, then | live_before(inner, then))
+                yield from live_after_branches(inner, after | live_before(inner, after))
             case _:
                 pass
+        after = _live_before_one(s, after)
 
 
 def _names(node: ast.AST) -> frozenset[str]:

@@ -12,7 +12,7 @@ its own where an array of the values would have more axes than all that they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, Read, dtype_of, rewrite, walk, with_reads_at
@@ -23,17 +23,25 @@ _FEW = 2  # operations, and reads, that are as cheap as what keeps their value
 _MOST = 48  # expressions in one statement
 
 
-def inline_scalars(program: Program, private: Callable[[Program, str], bool]) -> Program:
+def inline_scalars(program: Program, private: Callable[[str, Sequence[Statement]], bool]) -> Program:
     """The program with cheap local scalars in their readers' place. `private`: whether a scalar's first access in each
     iteration around all its statements is a write."""
+    dtypes = {t.name: t.dtype for t in program.tensors}
+    statements, gone = {s.name: s for s in program.statements}, set[str]()
     for scalar in [t for t in program.tensors if t.role == "temporary" and not t.shape]:
-        users = [s for s in program.statements if scalar.name in s.tensors]
+        users = [s for s in statements.values() if scalar.name in s.tensors]
         writers = [s for s in users if s.write.tensor == scalar.name]
-        if len(writers) == 1 and len(users) > 1 and private(program, scalar.name):
-            readers = [s for s in users if s is not writers[0]]
-            if _is_cheap(writers[0], readers, scalar.name) and _stays(program, writers[0], readers, scalar.name):
-                program = _without(program, scalar, writers[0], readers)
-    return program
+        if len(writers) != 1 or len(users) < 2 or not private(scalar.name, users):
+            continue
+        writer, readers = writers[0], [s for s in users if s is not writers[0]]
+        if _is_cheap(writer, readers, scalar.name) and _stays(statements.values(), writer, readers, scalar.name):
+            value = _of_dtype(writer.body, [dtypes[r.tensor] for r in writer.reads], scalar.dtype)
+            statements |= {s.name: _in_place(s, scalar.name, value, writer.reads) for s in readers}
+            del statements[writer.name]
+            gone.add(scalar.name)
+    if not gone:
+        return program
+    return _of_statements(program, [*statements.values()], [t for t in program.tensors if t.name not in gone])
 
 
 def without_unused(program: Program) -> Program:
@@ -45,9 +53,14 @@ def without_unused(program: Program) -> Program:
     kept = tuple(s for s in program.statements if s.write.tensor in needed)
     if not kept or len(kept) == len(program.statements):
         return program
+    return _of_statements(program, kept, [t for t in program.tensors if t.name in needed])
+
+
+def _of_statements(program: Program, kept: Sequence[Statement], tensors: Sequence[Tensor]) -> Program:
+    """The program with these of its tensors, and some of its statements, in their order."""
     paths = _numbered({s.name: s.path for s in kept})
-    tensors = tuple(t for t in program.tensors if t.name in needed)
-    return replace(program, tensors=tensors, statements=tuple(replace(s, path=paths[s.name]) for s in kept))
+    statements = tuple(replace(s, path=paths[s.name]) for s in kept)
+    return replace(program, tensors=tuple(tensors), statements=statements)
 
 
 def _is_cheap(writer: Statement, readers: Sequence[Statement], name: str) -> bool:
@@ -72,12 +85,12 @@ def _loops_of(access: Access) -> set[str]:
     return {n for x in access.index if not isinstance(x, ReadIndex) for n in x.names}
 
 
-def _stays(program: Program, writer: Statement, readers: Sequence[Statement], name: str) -> bool:
+def _stays(statements: Iterable[Statement], writer: Statement, readers: Sequence[Statement], name: str) -> bool:
     """Whether what a value is computed from is the same where it is read, in the same iteration."""
     around, place = writer.path[:-1], writer.path[-1]
     last = max(readers, key=lambda s: _position(s, len(around)))
     sources = {r.tensor for r in writer.reads}
-    for s in program.statements:
+    for s in statements:
         if s.write.tensor not in sources or s.path[: len(around)] != around:
             continue
         at = _position(s, len(around))
@@ -97,20 +110,6 @@ def _position(s: Statement, depth: int) -> int:
 
 def _indices(s: Statement) -> list[object]:
     return [x for a in (*s.reads, s.write) for x in a.index]
-
-
-def _without(program: Program, scalar: Tensor, writer: Statement, readers: Sequence[Statement]) -> Program:
-    dtypes = {t.name: t.dtype for t in program.tensors}
-    value = _of_dtype(writer.body, [dtypes[r.tensor] for r in writer.reads], scalar.dtype)
-    names = {r.name for r in readers}
-    statements = [
-        _in_place(s, scalar.name, value, writer.reads) if s.name in names else s
-        for s in program.statements
-        if s is not writer
-    ]
-    paths = _numbered({s.name: s.path for s in statements})
-    tensors = tuple(t for t in program.tensors if t is not scalar)
-    return replace(program, tensors=tensors, statements=tuple(replace(s, path=paths[s.name]) for s in statements))
 
 
 def _of_dtype(body: Expr, reads: Sequence[str], dtype: str) -> Expr:

@@ -32,7 +32,8 @@ _BUDGET = 500_000
 def expand_scalars(program: Program) -> Program:
     """The program with an axis for each parallel loop that a local scalar is private to, where it is not put in its
     readers' place."""
-    program = inline_scalars(without_unused(_split(program)), lambda p, name: bool(_private(p, name, p.statements)))
+    program = without_unused(_split(program))
+    program = inline_scalars(program, lambda name, users: bool(_private(program, name, users)))
     around = {t.name: found for t in _scalars(program) if (found := _private(program, t.name, program.statements))}
     parallel = {loop: _is_parallel(program, loop, around) for loop in {p for loops in around.values() for p in loops}}
     axes: dict[str, dict[str, tuple[Affine, Affine]]] = {}

@@ -44,7 +44,8 @@ class Scope:
     """What the names mean at one place of the function.
 
     `indices`: loop variables and integer names as affine expressions of iterators and sizes; `literals`: names of
-    numbers, from outside the function or of locals that are set once; `shapes`: of the arrays, scalars included.
+    numbers, from outside the function or of locals that are set once; `shapes`: of the arrays, scalars included;
+    `places`: what stands for locals in subscripts and ranges.
     """
 
     source: Source
@@ -52,6 +53,7 @@ class Scope:
     indices: Mapping[str, Affine]
     literals: Mapping[str, int | float | bool]
     shapes: Mapping[str, tuple[Affine, ...]]
+    places: Mapping[str, ast.expr] = field(default_factory=dict)
 
     def affine(self, node: ast.expr) -> Affine:
         """The expression as an affine one. Raises `ParseError` that says which part is not."""

@@ -1,7 +1,8 @@
 """Local scalars of nests: the dtypes they get, and the values they have in plain Python."""
 # ruff: noqa: F722, F821, UP037 (texts in annotations are shapes, not types)
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Iterator
 from textwrap import indent
 from typing import Any
 
@@ -86,10 +87,42 @@ def test_conditions_on_literals(before: str, body: str) -> None:
     _agrees_with_python(define("def f(N: int, x: 'f64[N]', y: 'f64[N]'):\n" + indent(text, "    ")))
 
 
+PLACES = [  # statements before a loop, and its body
+    ("two = 2", "left = max(i - two, 0)\ny[i] = x[left]"),
+    ("", "a = max(i - 1, 0)\nb = min(a + 2, N - 1)\nc = abs(b - 3)\nif N > 3:\n    y[i] = x[b] - x[a] + x[c]"),
+    ("", "a = max(i - 1, 0)\nb = min(i + 2, N)\nfor k in range(a, b):\n    y[i] += x[k]"),
+    ("", "a = max(i - 1, 0)\nif x[a] > 0:\n    b = min(a + 1, N - 1)\n    y[i] = x[b] + a"),
+    ("one = 1.0", "a = max(i - one, 0)\ny[i] = a"),
+]
+
+
+@pytest.mark.parametrize(("before", "body"), PLACES)
+def test_locals_that_name_places(before: str, body: str) -> None:
+    text = f"{before}\nfor i in range(N):\n{indent(body, '    ')}"
+    _agrees_with_python(define("def f(N: int, x: 'f64[N]', y: 'f64[N]'):\n" + indent(text, "    ")))
+
+
+def test_the_work_of_reading_grows_as_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, walk = [0], ast.walk
+
+    def counted(node: ast.AST) -> Iterator[ast.AST]:
+        for found in walk(node):
+            seen[-1] += 1
+            yield found
+
+    monkeypatch.setattr(ast, "walk", counted)
+    for count in (20, 80):
+        lines = [*(f"t{k} = x[i] + {k}.5" for k in range(count)), *(f"y[i] += t{k}" for k in range(count))]
+        text = f"for i in range(N):\n{indent(chr(10).join(lines), '    ')}"
+        seen.append(0)
+        poly.nest(define("def f(N: int, x: 'f64[N]', y: 'f64[N]'):\n" + indent(text, "    ")))
+    assert seen[2] < 5 * seen[1]
+
+
 def _agrees_with_python(function: Callable[..., object]) -> None:
     program = poly.nest(function).program
     for n in (1, 6, 13):
-        x, wanted = np.random.default_rng(n).standard_normal(n), np.ones(n)
+        x, wanted = np.random.default_rng(n).integers(-8, 9, n) / 4, np.ones(n)  # sums are exact
         function(n, x, wanted)
         for given in (program, program.bind(N=n)):
             found: Any = poly.compile(given)(x, np.ones(n))
