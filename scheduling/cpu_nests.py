@@ -43,7 +43,7 @@ class Lanes:
 def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, threads: int) -> Schedule:
     """Lanes, and threads where they pay, for the statements `names` of a checked schedule."""
     for name in (n for n in names if n in schedule.nests):
-        for lanes in lanes_of(schedule, name):
+        for lanes in lanes_of(schedule, name, machine):
             try:
                 schedule = settle(with_lanes(unchecked(schedule), name, lanes, machine))
                 break
@@ -90,12 +90,18 @@ def own_loops(schedule: Schedule, name: str) -> tuple[str, ...]:
     return tuple(n for n in schedule.nests[name].names if len(schedule.under(n)) == 1)
 
 
-def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
-    """What may become lanes, best first: the target's last axis before sums, then what steps along most reads."""
+def lanes_of(schedule: Schedule, name: str, machine: Machine) -> list[Lanes]:
+    """What may become lanes, best first: the target's last axis before sums, then what steps along most reads. Without
+    sums, lines hold several of the elements that lanes touch."""
     s = schedule.program.statement[name]
     if s.external is not None or s.write.indirect:
         return []
     nest, tensors, sizes = schedule.nests[name], schedule.program.tensor, schedule.program.binding
+    apart = [machine.line // size_bytes(tensors[a.tensor].dtype) for a, _ in s.accesses]
+
+    def near(steps: Sequence[int | None]) -> bool:
+        return all(step is not None and abs(step) < most for step, most in zip(steps, apart, strict=True))
+
     found: list[tuple[bool, bool, int, int, Lanes]] = []
     for depth, loop in enumerate(own_loops(schedule, name)):
         iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), None)
@@ -104,7 +110,7 @@ def lanes_of(schedule: Schedule, name: str) -> list[Lanes]:
         steps = [step_of_access(s, a, tensors, iterator, sizes) for a, _ in s.accesses]
         summed = steps[-1] == 0  # of what is written
         scattered = any(step not in (0, 1) for step in steps)
-        if None in steps or (s.combiner is None if summed else scattered):
+        if any(step is None for step in steps) or (s.combiner is None if summed else scattered and not near(steps)):
             continue
         lanes = Lanes(iterator, summed, scattered)
         found.append((not scattered, not summed, sum(step == 1 for step in steps), depth, lanes))

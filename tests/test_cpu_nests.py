@@ -365,3 +365,14 @@ for i in range(N):
     wrapped = np.pad(B, 1, mode="wrap")
     wanted = sum(wrapped[d : d + 45, e : e + 45] for d in range(3) for e in range(3))
     np.testing.assert_array_equal(found, 2 * wanted)
+
+
+@pytest.mark.parametrize("line", ["A[i, j] = B[i, j + 2]", "A[i + 1, j] = A[i, j] + B[i, j]"])
+def test_loops_from_the_end_have_lanes(line: str) -> None:
+    body = f"\nfor i in range(N):\n    for j in range(N - 1, -1, -1):\n        {line}\n"
+    text = HEAD.replace(", C: 'i64[N + 3]'", "") + indent(body, "    ")
+    program = read_nest(define(text)).bind(N=45)
+    kernel = poly.compile(program, threads=1)
+    assert "vector" in str(kernel.loops)
+    values = arrays(program)
+    np.testing.assert_array_equal(kernel(**values), run_program(program, values)["A"])
