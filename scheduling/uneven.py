@@ -104,7 +104,8 @@ def _uneven(
         (a,), (r,) = along, inside
         found.setdefault(a, set()).add(r)
         windows.setdefault((a, r), []).append(c)
-        whole[a] = _held(c.expr.coefficient(a), min(c.expr.evaluate({a: 0, r: end}) for end in limits[r]), whole[a])
+        least = c.expr.constant + min(c.expr.coefficient(r) * end for end in limits[r])
+        whole[a] = _held(c.expr.coefficient(a), least, whole[a])
     every = isl.Set.universe(domain.get_space())
     for k, n in enumerate(iterators):
         every = every.lower_bound_val(SET, k, limits[n][0]).upper_bound_val(SET, k, limits[n][1])
