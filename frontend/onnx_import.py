@@ -249,9 +249,10 @@ class Importer:
         return self._schemas.foreign_outputs(proto, "" if proto.domain == "ai.onnx" else proto.domain, foreign)
 
     @property
-    def reason(self) -> str:
-        """Why the node that was added last is left to the reference evaluator, if it is."""
-        return self._nodes[-1].node.reason
+    def reason(self) -> tuple[str, str]:
+        """Why the node that was added last is left to the reference evaluator, if it is, and what to change."""
+        last = self._nodes[-1].node
+        return last.reason, last.hint
 
     def opset(self, domain: str) -> int:
         """The version of a domain that the model imports, 0 where it imports none."""
@@ -513,7 +514,10 @@ class Importer:
         for position, value in results.items():
             if call.outputs[position]:
                 self._define(call.outputs[position], value)
-        node = Node(call.name, call.operator, external.reads, external.writes, (statement,), reason=reason.message)
+        node = Node(
+            call.name, call.operator, external.reads, external.writes, (statement,), reason=reason.message,
+            hint=reason.hint or "",
+        )  # fmt: skip
         self._nodes.append(Imported(node, call, tuple(results.values())))
 
     # -- what comes out ----------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto], foreign: Iterabl
             continue
         try:
             fate = importer.node(proto)
-            note(proto, fate, importer.reason if fate == "fallback" else "")
+            note(proto, fate, *(importer.reason if fate == "fallback" else ()))
         except Interrupted as later:
             names = "" if later.value is None else ", ".join(sorted(importer.origins(later.value)))
             hint = f"fix it: constants={{...}} of {names}, or --constant NAME=VALUE" if names else ""

@@ -204,6 +204,24 @@ def shown(value: object) -> str:
     return f"of type {type(value).__name__}"
 
 
+def by_name(run: Callable[P, R]) -> Callable[P, R]:
+    """A decorator of an engine's `run`: unknown arguments are an `ArgumentTypeError`, looked for where it fails."""
+
+    @wraps(run)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return run(*args, **kwargs)
+        except TypeError:
+            try:
+                signature(run).bind(*args, **kwargs)
+            except TypeError as wrong:
+                hint = "run({name: array}, out=None): all outputs by name; out={name: array} takes them"
+                raise ArgumentTypeError(str(wrong), where="run", hint=hint) from None
+            raise
+
+    return call
+
+
 class RunByName:
     """Base of engines: `run` takes arrays by name, and a call as of a kernel says so. `inputs`: their names."""
 

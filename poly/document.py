@@ -111,7 +111,7 @@ class Document:
 
 
 class Explanation:
-    """Base of the explanations: `document` is what prints."""
+    """Base of the explanations: `document` is what prints, by itself too where a shell shows one."""
 
     @property
     def document(self) -> Document:
@@ -119,6 +119,9 @@ class Explanation:
 
     def __str__(self) -> str:
         return str(self.document)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return self.document.html()

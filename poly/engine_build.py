@@ -42,7 +42,7 @@ def build_engine(
     source = model_for_cpu(graph.to_program(), graph.constants, machine)
     grouping, cuts = _cut_up(source, machine, threads, finite_factors(source, graph.constants))
     program = grouping.program
-    work = _Build(program, _given(grouping, graph), compile_unit)
+    work = _Build(program, _given(grouping, graph), compile_unit, _reasons(graph))
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
     with prepare_ahead([*different.values()]) if prepare_ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
@@ -119,11 +119,13 @@ class _Kept:
 
 @dataclass
 class _Build:
-    """Steps under construction: units by canonical text, and computed constants, each made once."""
+    """Steps under construction: units by canonical text, and computed constants, each made once. `outside`: why
+    statements are external."""
 
     program: Program
     given: Mapping[str, Array]
     compile_unit: CompileUnit
+    outside: Mapping[str, str] = field(default_factory=dict[str, str])
     steps: list[Step] = field(default_factory=list[Step])
     units: dict[str, Unit | str] = field(default_factory=dict[str, "Unit | str"])
     computed: dict[str, Array] = field(default_factory=dict[str, Array])
@@ -136,8 +138,9 @@ class _Build:
         outputs = tuple(t.name for t in part.tensors if t.is_output)
         inputs = tuple(t.name for t in part.tensors if t.is_input or t.role == "constant")
         if canonical is None:
-            why = (*group.why, "computed outside of the program")
-            self.steps.append(Step(name, part, inputs, outputs, None, why))
+            told = (self.outside[s.name] for s in part.statements if s.name in self.outside)
+            why = "; ".join(told) or "computed outside of the program"
+            self.steps.append(Step(name, part, inputs, outputs, None, (*group.why, why)))
             return
         if key not in self.units:
             try:
@@ -178,7 +181,17 @@ class _Build:
 def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:
     """The model's nodes with a statement that no unit runs."""
     slow = {s.name for step in steps if step.unit is None for s in step.program.statements}
-    return tuple(node.name for node in graph.nodes if any(s.name in slow for s in node.statements))
+    return tuple(
+        f"{node.name} ({node.operator})" for node in graph.nodes if any(s.name in slow for s in node.statements)
+    )
+
+
+def _reasons(graph: Graph) -> Mapping[str, str]:
+    """Why nodes have no compiled form, by their external statements."""
+    return {
+        s.name: f"{node.name} ({node.operator}): {node.reason}{f'; try: {node.hint}' if node.hint else ''}"
+        for node in graph.nodes if node.reason for s in node.statements if s.external is not None
+    }  # fmt: skip
 
 
 def _beyond(grouping: Grouping) -> int:

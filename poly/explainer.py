@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from poly.codegen.kernel import Kernel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class KernelExplanation(Explanation):
     """`seconds`: emitting, compiling and linking; `vector_bits`: of the machine's vectors.
 
@@ -94,7 +94,7 @@ class KernelExplanation(Explanation):
         return f"{self.threads} were asked for, one does it all: {why}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StreamExplanation(Explanation):
     """`compulsory`: bytes by tensor, each counted once in each direction; cycles and DMA bytes are in `report`."""
 
@@ -149,7 +149,7 @@ class GroupFacts:
     compiled: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EngineExplanation(Explanation):
     """`arena` bytes are planned for the tensors between groups; no plan could need less than `bound`."""
 
@@ -171,17 +171,30 @@ class EngineExplanation(Explanation):
         return _sum(g.compulsory for g in self.groups)
 
     @property
+    def _different(self) -> str:
+        compiled, units = sum(g.compiled for g in self.groups), len(self.engine.units)
+        outside = f", {compiled} compiled" if compiled < len(self.groups) else ""
+        return outside + (f", {units} different ones" if units < compiled else "")
+
+    @property
+    def _moved(self) -> str:
+        """Of the groups that are counted."""
+        known = [g for g in self.groups if g.moved is not None and g.compulsory is not None]
+        if not known:
+            return "not counted"
+        moved, least = _sum(g.moved for g in known), _sum(g.compulsory for g in known)
+        part = f" of {len(known)} of the {len(self.groups)} groups" if len(known) < len(self.groups) else ""
+        return f"{bytes_text(moved)}{part}, {_times(moved, least)} the least; caches do not count"
+
+    @property
     def document(self) -> Document:
         e = self.engine
         cycles = [g.cycles for g in self.groups if g.cycles is not None]
         facts = [
             ("machine", e.machine.name),
-            ("groups", f"{len(self.groups)}, {len(e.units)} different ones, compiled in {seconds_text(self.seconds)}"),
+            ("groups", f"{len(self.groups)}{self._different}, compiled in {seconds_text(self.seconds)}"),
             ("arena", f"{bytes_text(self.arena)} between groups, lower bound {bytes_text(self.bound)}"),
-            (
-                "bytes moved",
-                f"{bytes_text(self.moved)} {_times(self.moved, self.compulsory)} the least; caches do not count",
-            ),
+            ("bytes moved", self._moved),
             ("fallbacks", ", ".join(self.fallbacks) or "none: every node is compiled"),
         ]
         if cycles:
@@ -247,7 +260,7 @@ def _bound(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
     return Schedule(source, program, schedule.nests, schedule.marks, schedule.log, schedule.checked)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelExplanation(Explanation):
     """A model that is compiled while it runs: its stages so far, and what the reference evaluator ran in the last run.
 
@@ -273,7 +286,7 @@ class ModelExplanation(Explanation):
         return Document(repr(self.engine).strip("<>"), facts, (*parts, *(e.document for e in self.engines)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SizedExplanation(Explanation):
     """A model with free sizes: its groups for all of them. `engines`: those of sizes compiled for themselves."""
 

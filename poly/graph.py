@@ -22,7 +22,7 @@ from poly.sets import PARAM, SET, interval, parameter_names
 @dataclass(frozen=True)
 class Node:
     """One operator of a model. `temporaries`: tensors that only this node's statements use. `reason`: why it is
-    external, where it is."""
+    external, where it is, and `hint` what to change in the model."""
 
     name: str
     operator: str
@@ -31,6 +31,7 @@ class Node:
     statements: tuple[Statement, ...]
     temporaries: tuple[Tensor, ...] = ()
     reason: str = field(default="", compare=False)
+    hint: str = field(default="", compare=False)
 
     @property
     def external(self) -> bool:

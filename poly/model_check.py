@@ -48,7 +48,7 @@ class NodeWork:
     operations: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelCheck:
     """The report. Bytes and operations are of one run at `sizes`.
 
@@ -110,6 +110,9 @@ class ModelCheck:
 
     def __str__(self) -> str:
         return str(self.document())
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return self.document().html()

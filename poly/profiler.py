@@ -44,7 +44,7 @@ class GroupTime:
         return None if self.bytes is None else self.bytes / self.seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile(Explanation):
     """`groups` in the order in which they run; `seconds` of a whole run, the median of `runs`.
 

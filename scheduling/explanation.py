@@ -25,7 +25,7 @@ from poly.sets import fix_sizes, within_budget
 _OPERATIONS = 1_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProgramExplanation(Explanation):
     """`instances`: points of each statement's domain, None where a size is free. `compulsory`: bytes, see `Traffic`."""
 
@@ -125,7 +125,7 @@ class Checks:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScheduleExplanation(Explanation):
     """`traffic`: bytes between memories, as counted; `checks`: why the schedule is legal."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import islpy as isl
 
 from poly.affine import Affine, var
+from poly.arguments import checks_kinds
 from poly.errors import PolyError, ScheduleError, UnsupportedError
 from poly.program import PathStep, Program, Statement
 from poly.scheduling.arrange import arrange, places_of
@@ -34,6 +35,7 @@ _BUDGET: Final = 20_000_000  # operations of isl in this process
 _KINDS: Final = isl.schedule_node_type
 
 
+@checks_kinds(ScheduleError)
 def schedule_by_isl(
     program: Program | NestFunction[..., object], *, mode: Mode = "maximise-coincidence", tile: int | None = 32,
     timeout: float = 2.0,

@@ -22,6 +22,7 @@ from poly.errors import ParseError, PolyError
 from poly.frontend.nest import Array, f64
 from poly.function_hints import ELSEWHERE
 from poly.interp import run_program
+from poly.scheduling.isl_scheduler import schedule_by_isl
 from tests.onnx_helpers import node_model
 
 
@@ -413,3 +414,22 @@ def test_help_of_promote_explains_every_option() -> None:
     text = inspect.getdoc(poly.Schedule.promote) or ""
     options = [p.name for p in inspect.signature(poly.Schedule.promote).parameters.values() if p.kind == p.KEYWORD_ONLY]
     assert len(options) > 6 and all(f"`{name}`:" in text for name in options)
+
+
+def test_arguments_of_the_isl_scheduler_are_looked_at() -> None:
+    program = poly.parse("C[i,k] += A[i,j]*B[j,k]", A=(8, 8), B=(8, 8))
+    for wrong, told in (({"tile": {"i": 8}}, "tile"), ({"mode": ["pluto"]}, "mode"), ({"tiles": 8}, "tile=")):
+        with pytest.raises(PolyError, match=told):
+            schedule_by_isl(program, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ranges", [None, {"N": (1, 4)}, "while it runs"])
+def test_run_of_an_engine_says_what_it_takes(ranges: Any) -> None:
+    model: Any = relu_model()
+    if ranges != "while it runs":
+        model = poly.from_onnx(model, ranges=ranges) if ranges else poly.from_onnx(model, {"N": 1})
+    engine: Any = poly.compile(model)
+    for arguments in ({"inputs": {"x": X}, "outputs": ["y"]}, {}):
+        with pytest.raises(PolyError, match=r"run: .*\n  try: run\({name: array}, out=None\)") as found:
+            engine.run(**arguments)
+        assert isinstance(found.value, TypeError)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from typing import TYPE_CHECKING
 
 import islpy as isl
@@ -12,11 +13,13 @@ import poly
 from poly.document import Document, Table, Text, bytes_text, table
 from poly.errors import PolyError, ScheduleError, ShapeError, UnsupportedError
 from poly.figures import iteration_domain, tile_footprint
+from poly.model_check import check_model
 from poly.pictures import schedule_svg, text_html
 from poly.program import Program
 from poly.scheduling.explanation import Checks, ProgramExplanation, ScheduleExplanation
 from poly.scheduling.traffic import count_points, traffic
 from poly.text import parse_program
+from tests.onnx_helpers import node_model
 
 if TYPE_CHECKING:
     import onnx
@@ -242,6 +245,22 @@ def test_engine_on_both_machines() -> None:
         assert all((g.cycles is not None) == (target == "s16") for g in found.groups)
         assert ("cycles" in str(found)) == (target == "s16")
         assert "why fused" in str(found)
+
+
+def test_engine_says_why_a_node_is_outside() -> None:
+    boxes, which = np.array([[0, 0, 4, 4]], "f4"), np.zeros(1, "i8")
+    model, given = node_model(
+        "RoiAlign", [np.ones((1, 1, 8, 8), "f4"), boxes, which], output_height=2, output_width=2, sampling_ratio=0
+    )
+    engine = poly.compile(poly.from_onnx(model))
+    why = "samples as many places as a region is large"
+    shown = repr(poly.explain(engine))
+    assert f"group 0: node (RoiAlign): {why}; try: set sampling_ratio" in shown
+    assert "bytes moved  not counted\n" in shown and "1, 0 compiled" in shown
+    assert engine.fallbacks == ("node (RoiAlign)",)
+    assert re.search(rf"{why} +set sampling_ratio", repr(check_model(model)))
+    profile = engine.profile(given, runs=1)
+    assert repr(profile) == str(profile)
 
 
 def test_stream_moves_what_its_schedule_says() -> None:
