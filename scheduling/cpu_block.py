@@ -53,7 +53,7 @@ ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no pr
 # spare little and cost compile time, fewer still spare something where nothing else divides it. Where four do not fit
 # in a body, fewer would cost registers and spare hardly anything. Of what comes from afar, eight if they fit.
 STEPS = (4, 5, 6, 7, 8, 3, 2)
-STEPS_FROM_AFAR = (8, *STEPS)
+STEPS_FROM_AFAR = (8, *(n for n in STEPS if n != 8))
 # Of the operations' time, what a copy from memory takes at least where it is asked for while tiles are at work.
 COPY_SHARE = 1 / 16
 # Of the work: pieces below it are not laid out; of a quarter, that costs up to a twentieth of the time.
@@ -65,16 +65,17 @@ def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, mach
     as planned, none is.
     """
     try:
-        return _composed(schedule, group, plan, machine)
+        composed = _composed(schedule, group, plan, machine)
     except ScheduleError:
         if not plan.packs:
             raise
-        return _composed(schedule, group, plan.without_packs(), machine)
+        composed = _composed(schedule, group, plan.without_packs(), machine)
+    return stored_past(composed, plan.past)
 
 
 def _composed(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
     padded = with_padding(schedule, group, plan.vector, {(p.statement, p.tensor) for p in plan.packs})
-    return stored_past(keep_values(block_group(padded, group, plan, machine), group, machine), plan.past)
+    return keep_values(block_group(padded, group, plan, machine), group, machine)
 
 
 def block_group(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:

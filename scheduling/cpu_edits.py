@@ -1,4 +1,6 @@
-"""Edits that the policies for a core share: each is a few primitives, and decides nothing about a group."""
+"""Edits that the policies for a core share: each is a few primitives. What they decide about a group is whether a
+padded copy pays (`_pays`), which is known when its size is.
+"""
 
 from __future__ import annotations
 

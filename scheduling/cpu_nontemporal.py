@@ -86,7 +86,7 @@ def written_past(schedule: Schedule, group: Group, machine: Machine, threads: in
 
 
 def stored_past(schedule: Schedule, results: Collection[str]) -> Schedule:
-    """Mark the vector loops that store results which nothing else than register tiles writes."""
+    """Mark the innermost vector loops that store to some results and do nothing else."""
     return _stored_past(schedule, [*schedule.nests], results) if results else schedule
 
 

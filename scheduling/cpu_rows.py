@@ -51,6 +51,7 @@ HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements t
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 PER_VECTOR = 6  # registers for each vector of exponentials side by side
 LEAST_STEPS, MOST_BLOCK = 16, 512  # staggered: iterations over the rows of a block at least; its rows at most
+BESIDE_FAR = 3 << 10  # bytes of rows with exponentials side by side that come from the last cache (0069)
 STREAM = 1024  # bytes of rows side by side that come from memory: a prefetcher follows them as one stream of lines
 
 
@@ -294,7 +295,7 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Lim
     if chain == 1:  # their passes take turns
         most = min(most, max(1, limits.fitting))
     if limits.beyond:
-        together = STREAM if limits.one_stream else 3 * STREAM if limits.far and chain else BYTES_AHEAD
+        together = STREAM if limits.one_stream else BESIDE_FAR if limits.far and chain else BYTES_AHEAD
         most = min(most, max(1, together // (vectors * limits.bytes)))
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max((h for h in fitting if all(_held(program, p, limits, h) <= limits.registers for p in passes)), default=1)

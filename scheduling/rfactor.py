@@ -151,7 +151,7 @@ def _redirected(s: Statement, nest: Nest, loop: str, partial: Tensor, tile: Tile
 
 
 def _statement(prefix: str, s: Statement, partial: Tensor, tile: Tile) -> Statement:
-    """The statement for every partial result that clears it."""
+    """A statement over all partial results, each of which it sets to the neutral element."""
     assert s.combiner is not None
     name = f"{prefix}_{partial.name}"
     iterators = (*tile.variables, *tile.elements)

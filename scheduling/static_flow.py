@@ -1,4 +1,5 @@
-"""Last writers where the sequence alone decides: no loop interleaves the readers and writers of an element.
+"""Last writers where no loop interleaves the readers and writers of an element: the sequence of nests decides, or in
+loops that they share always earlier or later iterations of these (docs/decisions/0071).
 
 Most buffers are filled, used and stored by nests that stand one after another inside the loops that own the buffer, or
 inside loops over parts of it, such as its rows. The last writer of a read element is then found from the last nest

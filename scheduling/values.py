@@ -262,7 +262,7 @@ class Flow:
     def _in_sequence(
         self, reader: Reader, writers: Sequence[Touch], prefix: tuple[str | int, ...]
     ) -> tuple[isl.UnionMap, isl.UnionMap] | None:
-        """What `_flow` gives, where the sequence alone orders reader and writers inside `prefix`; else None."""
+        """What `_flow` gives, where sequence or distance orders reader and writers inside `prefix`; else None."""
         depth = sum(isinstance(step, str) for step in prefix)
         nests = self.schedule.nests
 

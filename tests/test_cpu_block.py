@@ -524,7 +524,9 @@ def test_steps_of_blocks_with_a_shorter_last_one_share_a_body(extent: int, steps
     assert plan is not None
     blocks = replace(plan, depth=("k", 16), packs=())
     schedule = settle(schedule_contraction(unchecked(Schedule(program)), facts.group, blocks, AVX2))
-    assert bool(unrolled_steps(schedule, "k")) == (steps > 0)
+    found = unrolled_steps(schedule, "k")
+    assert bool(found) == (steps > 0)
+    assert not steps or f"tile(sizes={{'{found[0].rsplit('.', 1)[0]}': {steps}}})" in str(schedule), str(schedule)
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((24, extent), (extent, 48)))
     np.testing.assert_array_equal(poly.compile(Schedule.parse(str(schedule)))(a, b), a @ b)
