@@ -40,7 +40,10 @@ from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
-BLOCKS, LEAST_BLOCK, MOST_BLOCK = 4, 8, 32  # of rows: for each thread, and their sizes
+# Blocks of rows that share a copy of the operand: for each thread, and rows of one at the least and at the most.
+BLOCKS = 4
+LEAST_BLOCK = 8
+MOST_BLOCK = 32
 STEP = 2  # between lanes that are picked from two vectors
 BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
 

@@ -51,6 +51,7 @@ def _apart(program: Program, s: Statement, position: int, shortest: int = SHORTE
             s, iterators=iterators, domain=box_domain(s.name, ranges, program.parameters), write=write,
             reads=tuple(reads), path=default_path(position, iterators),
         )  # fmt: skip
+        # In whole vectors now, so blocks of blocks may be short: A[i//40,i%40//20,i%20] is 20, then 2 of these.
         return _apart(program, apart, position, 2 if c >= SHORTEST else shortest)
     return s
 

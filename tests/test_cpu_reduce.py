@@ -45,7 +45,8 @@ def test_rows_that_share_an_operand_go_side_by_side() -> None:
 
 IN_ORDER = [  # rows, columns, threads: whether rows go one by one, of how many for each copy
     (200, 256, 1, True, 0), (200, 256, 2, True, 25), (400, 300, 2, True, 32), (60, 256, 2, False, 0),
-    (30, 256, 1, False, 0), (2000, 100, 1, False, 0), (1000, 256, 1, False, 0), (50, 2500, 1, False, 0),
+    (30, 256, 1, False, 0), (1000, 128, 1, True, 0), (1000, 127, 1, False, 0),
+    (2000, 100, 1, False, 0), (1000, 256, 1, False, 0), (50, 2500, 1, False, 0),
 ]  # fmt: skip
 
 
@@ -59,6 +60,14 @@ def test_rows_in_a_cores_own_cache_go_one_by_one(
     found = reduction_of(program, group, AVX512, threads)
     assert found is not None and (found.rows == "", found.block) == (ordered, block)
     assert found.placed == (("x1",) if ordered else ())
+
+
+def test_a_row_has_half_as_many_sums_as_hide_a_latency() -> None:
+    """Two units, of four cycles each: of 8 doubles a vector holds a row has room for more."""
+    program = einsum("ij,j->i", (200, 256), (256,), dtype="f64")
+    (group,) = groups_of(program)
+    found = reduction_of(program, group, AVX512)
+    assert found is not None and (found.rows, found.width) == ("", 4)
 
 
 ONE_BY_ONE = [

@@ -17,6 +17,11 @@ from poly.loops import Compute, For, walk
 from poly.machine import Machine
 from poly.pointers import address
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_contract import contraction_plan
+from poly.scheduling.cpu_facts import facts_of
+from poly.scheduling.cpu_nontemporal import tiles_past
+from poly.scheduling.cpu_plan import Strip
+from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_loops, print_loops
 
@@ -251,6 +256,23 @@ def test_register_tiles_write_large_results_past_the_caches(text: str, steps: in
         out = at_offset((150, columns), offset)
         kernel(a, b, out=out)
         np.testing.assert_array_equal(out, np.maximum(a @ b, 0) if "max" in text else a @ b)
+
+
+def product_past(text: str = PRODUCT, **changes: object) -> frozenset[str]:
+    """What a product that is large for its caches writes past them, its plan changed."""
+    program = poly.parse(text, A=(150, 16), B=(16, 512), **({"E": (512,)} if "E[" in text else {}))
+    facts = facts_of(program, next(g for g in groups_of(program) if any(s.combiner for s in g.statements)), SMALL)
+    plan = contraction_plan(facts, 1)
+    assert plan is not None and plan.depth is None and plan.lanes_inside
+    return tiles_past(facts, replace(plan, **changes), 0.0)  # pyright: ignore[reportArgumentType]
+
+
+def test_only_whole_lines_of_rows_that_tiles_finish_go_past() -> None:
+    """Not partial sums, columns of tiles, tiles of half lines, or what another nest writes to as well."""
+    assert product_past() == {"C"}
+    assert product_past(depth=("k", 8)) == product_past(lanes_inside=False) == frozenset()
+    assert product_past(strips=(Strip(0, 512, 3, ()),)) == frozenset()
+    assert product_past(PRODUCT + "; C[0, j] = E[j]") == frozenset()
 
 
 @pytest.mark.parametrize(("threads", "past"), [(1, True), (2, False)])
