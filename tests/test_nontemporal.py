@@ -260,7 +260,8 @@ def test_register_tiles_write_large_results_past_the_caches(text: str, steps: in
 
 def product_past(text: str = PRODUCT, **changes: object) -> frozenset[str]:
     """What a product that is large for its caches writes past them, its plan changed."""
-    program = poly.parse(text, A=(150, 16), B=(16, 512), **({"E": (512,)} if "E[" in text else {}))
+    extra = {"E": (512,)} if "E[" in text else {}
+    program = poly.parse(text, dtypes=None, A=(150, 16), B=(16, 512), **extra)
     facts = facts_of(program, next(g for g in groups_of(program) if any(s.combiner for s in g.statements)), SMALL)
     plan = contraction_plan(facts, 1)
     assert plan is not None and plan.depth is None and plan.lanes_inside
