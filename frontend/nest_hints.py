@@ -82,10 +82,14 @@ def branch(node: ast.If) -> str:
 
 
 def targets(node: ast.Assign) -> tuple[str, str]:
-    """For assignments to several targets of which not each has a value."""
+    """For assignments to several targets that are not taken apart: why not, and what to write."""
+    message = "each target has a value of its own"
     shown = next((t for t in node.targets if isinstance(t, ast.Tuple | ast.List)), ast.Tuple([]))
+    sides = [s.elts for s in (shown, node.value) if isinstance(s, ast.Tuple | ast.List)]
+    if any(isinstance(e, ast.Tuple | ast.List | ast.Starred) for side in sides for e in side):
+        return message, "names and elements, no tuples in tuples: a, b, c = x[i], y[i], 0.0"
     named = ", ".join(map(ast.unparse, shown.elts))
-    return "each target has a value of its own", f"as many values: {named} = {', '.join('...' for _ in shown.elts)}"
+    return message, f"as many values: {named} = {', '.join('...' for _ in shown.elts)}"
 
 
 def iterable(node: ast.expr) -> str:

@@ -33,7 +33,10 @@ class _Split(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt | list[ast.stmt]:
         match node:
-            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+            case ast.Assign(
+                targets=[ast.Tuple(elts=targets) | ast.List(elts=targets)],
+                value=ast.Tuple(elts=values) | ast.List(elts=values),
+            ):
                 pass
             case ast.Assign(targets=[_, _, *_] as targets, value=value):
                 values = [value] * len(targets)

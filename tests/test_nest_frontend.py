@@ -324,6 +324,8 @@ def test_refused_with_its_place(line: str) -> None:
 
 
 HINTS = {  # what is written, what the hint says, and the line that follows it
+    "(s, t), u = (x[i], y[i]), 0.0": ("no tuples in tuples: a, b, c = x[i], y[i], 0.0", "s, t, u = x[i], y[i], 0.0"),
+    "s, *t = x[i], y[i]": ("names and elements", "s, t = x[i], y[i]"),
     "x[i], y[i] = y[i]": ("as many values: x[i], y[i] = ..., ...", "x[i], y[i] = y[i], x[i]"),
     "x[i / 2] = 0.0": ("i // 2", "x[i // 2] = 0.0"),
     "x[i % N] = 0.0": ("an integer in place of N", "x[i % 1] = 0.0"),
@@ -379,7 +381,8 @@ def test_several_targets_get_values_that_were_found_before() -> None:
             a[i], held, b[i] = b[i], a[i] + b[i], old
             old, new = new, old + new
             if a[i] > 4:
-                a[i], b[i] = b[i], a[i]
+                a[i], b[i] = [b[i], a[i]]
+            [a[i], c[i]] = c[i], a[i]
             c[i] = last = held - c[i]
             c[i] *= last
 
