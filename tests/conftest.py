@@ -14,6 +14,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from hypothesis.internal.conjecture import providers
     from hypothesis.internal.constants_ast import Constants
 
+    assert "_get_local_constants" in providers.__dict__  # else this would set what nobody reads
     providers.__dict__["_get_local_constants"] = Constants
 
 
