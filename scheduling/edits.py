@@ -71,11 +71,27 @@ def whole_number(what: str, value: int) -> None:
         raise ScheduleError(f"{what} is {value!r}", hint="an integer of a magnitude of at most 2^48")
 
 
-def buffer_name(name: str) -> str:
-    """The name of a new tensor. Raises `ScheduleError` for one that isl, whose names end at a zero byte, would cut."""
+def buffer_name(schedule: Schedule, name: str) -> str:
+    """A name given to a new tensor. Raises `ScheduleError` for one that is taken, or that isl, whose names end at a
+    zero byte, would cut.
+    """
     if "\0" in name:
         raise ScheduleError(f"the name {name!r} has a zero byte", hint="letters and digits")
+    if _is_taken(schedule, name):
+        hint = "every tensor and statement has its own name, those of the source program included"
+        raise ScheduleError(f"tensor {name!r}: the name is taken", where=schedule.source.name, hint=hint)
     return name
+
+
+def first_free(schedule: Schedule, wanted: str, *begin: str) -> str:
+    """The first of `wanted`, wanted2, wanted3 ... that is free, also with each of these beginnings."""
+    names = (wanted if k == 1 else f"{wanted}{k}" for k in count(1))
+    return next(n for n in names if not any(_is_taken(schedule, f"{b}{n}") for b in ("", *begin)))
+
+
+def _is_taken(schedule: Schedule, name: str) -> bool:
+    """Whether a tensor or a statement has a name, or had it in the source program, where values are looked up."""
+    return any(name in p.tensor or name in p.statement for p in (schedule.program, schedule.source))
 
 
 def _positive(what: str, value: int) -> None:

@@ -17,7 +17,7 @@ from poly.errors import IllegalEdit, ScheduleError
 from poly.expr import Read
 from poly.program import Access, Statement, Tensor
 from poly.relations import expressions_map
-from poly.scheduling.edits import buffer_name, finish
+from poly.scheduling.edits import buffer_name, finish, first_free
 from poly.scheduling.footprint import box_of
 from poly.scheduling.insertion import insert_nest, nest_of_tile, span
 from poly.scheduling.schedule import Nest, Schedule, canonical
@@ -53,8 +53,8 @@ def rfactor(
     tile = _tile(schedule, s, loop, around)
     target = schedule.program.tensor[s.write.tensor]
     partial = Tensor(
-        buffer_name(name or _free_name(schedule, f"{target.name}_rf")), tile.box.extents, target.dtype, "temporary",
-        "dram", None, around, target.source_name,
+        buffer_name(schedule, name or first_free(schedule, f"{target.name}_rf", "clear_", "merge_")),
+        tile.box.extents, target.dtype, "temporary", "dram", None, around, target.source_name,
     )  # fmt: skip
     clear, merge = _clear(s, partial, tile), _merge(s, partial, tile)
     statements: list[Statement] = []
@@ -132,15 +132,6 @@ def _tile(schedule: Schedule, s: Statement, loop: str, around: tuple[str, ...]) 
     elements = apart([f"e{d}" for d in range(footprint.dim(OUT))], (*variables, *program.parameters))
     box = box_of(footprint, variables, f"{schedule.source.name}: {s.write.tensor} along {loop}")
     return Tile(around, variables, elements, footprint, box)
-
-
-def _free_name(schedule: Schedule, wanted: str) -> str:
-    taken = schedule.program.tensor.keys() | schedule.program.statement.keys()
-    name, k = wanted, 1
-    while {name, f"clear_{name}", f"merge_{name}"} & taken:
-        k += 1
-        name = f"{wanted}{k}"
-    return name
 
 
 def _redirected(s: Statement, nest: Nest, loop: str, partial: Tensor, tile: Tile) -> Statement:
