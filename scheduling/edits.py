@@ -166,7 +166,19 @@ def _permute(schedule: Schedule, order: Sequence[str]) -> Schedule:
         wanted = iter(order)
         return Nest(nest.loops, tuple(next(wanted) if s in present else s for s in nest.path))
 
-    return renest(schedule, schedule.under(order[0]), permuted)
+    result = renest(schedule, schedule.under(order[0]), permuted)
+    for loop in present:
+        if schedule.kind(loop) == "vector" and (inner := _inside(result, loop)) - _inside(schedule, loop):
+            raise ScheduleError(
+                f"the vector loop {loop!r} would have loops {sorted(inner)} inside", where=schedule.source.name,
+                hint="vectorise after the loops are in their order",
+            )  # fmt: skip
+    return result
+
+
+def _inside(schedule: Schedule, loop: str) -> set[str]:
+    """The loops inside of a loop."""
+    return {n for s in schedule.under(loop) for n in schedule.nests[s].names[len(schedule.outer(loop)) :]}
 
 
 def interchange(schedule: Schedule, first: str, second: str) -> Schedule:
@@ -471,8 +483,7 @@ def unroll(schedule: Schedule, loop: str) -> Schedule:
 
 def vectorise(schedule: Schedule, loop: str) -> Schedule:
     """Run an innermost loop's iterations as the lanes of one vector. It must carry nothing."""
-    inner = {n for s in schedule.under(loop) for n in schedule.nests[s].names[len(schedule.outer(loop)) :]}
-    if inner:
+    if inner := _inside(schedule, loop):
         raise ScheduleError(
             f"loop {loop!r} has loops {sorted(inner)} inside",
             where=schedule.source.name,
@@ -522,6 +533,9 @@ def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Sched
             f"loop {loop!r} touches nothing of a whole tensor", where=schedule.source.name,
             hint="mark the loop that reads or writes the tensor, after promotion the one of its copy",
         )  # fmt: skip
+    if (before := schedule.marks[loop].ahead) is not None:
+        what = f"loop {loop!r} asks already for what it touches {before[1]} iterations of {before[0]!r} later"
+        raise ScheduleError(what, where=schedule.source.name, hint="one prefetch for a loop")
     marks = {**schedule.marks, loop: replace(schedule.marks[loop], ahead=(along, ahead))}
     return finish(schedule, replace(schedule, marks=marks), "prefetch", loop=loop, along=along, ahead=ahead)
 

@@ -181,3 +181,32 @@ def test_calls_that_are_wrong_are_refused(name: str, arguments: dict[str, object
 def test_an_existential_without_a_closed_form_gives_no_constraints() -> None:
     text = "{ [i] : exists e, f : e <= 8 and 3e - i < 2f <= i - 3e and 5f <= 7e - i and 11f <= 3i + 4e }"
     assert constraints_of(isl.BasicSet(text), ["i"]) is None
+
+
+def test_no_loop_comes_inside_of_a_vector_loop() -> None:
+    s = Schedule(poly.parse("y[i,j] = x[i,j] + 1", x=(4, 8)))
+    with pytest.raises(ScheduleError, match="loops \\['j'\\] inside"):
+        s.vectorise("i")
+    for swapped in (lambda: s.vectorise("j").interchange("i", "j"), lambda: s.vectorise("j").reorder("j", "i")):
+        with pytest.raises(ScheduleError, match="the vector loop 'j' would have loops \\['i'\\] inside"):
+            swapped()
+    assert s.interchange("i", "j").vectorise("i").nests["y_set"].names == ("j", "i")
+
+
+@pytest.mark.parametrize("name", ["t", "x", "b", "t_set", "ld_c"])
+def test_names_of_new_tensors_are_free(name: str) -> None:
+    """Also those that an edit has removed: what was accessed before is looked up by name."""
+    s = Schedule(poly.parse("t[i,j] = x[i,j]*2\ny[i] += t[i,j]", x=(8, 8)))
+    s = s.promote("t", None, "dram", name="b").promote("x", None, "dram", name="c")
+    assert "t" not in s.program.tensor and "ld_c" in s.program.statement
+    makes = (
+        lambda: s.promote("b", None, "dram", name=name),
+        lambda: s.promote("x", None, "dram", name=name),
+        lambda: s.rfactor("y_update", "y_update.j", name=name),
+        lambda: s.recompute("b", "y_update.i", name=name),
+    )
+    for make in makes:
+        with pytest.raises(ScheduleError, match=f"tensor '{name}': the name is taken"):
+            make()
+    free = s.promote("b", None, "dram").rfactor("y_update", "y_update.j")
+    assert free.program.tensor.keys() > s.program.tensor.keys() - {"b"}

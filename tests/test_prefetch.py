@@ -51,6 +51,11 @@ def test_results_are_the_same(ahead: int) -> None:
     np.testing.assert_array_equal(kernel(a, b), a + 1)
 
 
+def test_a_loop_asks_once() -> None:
+    with pytest.raises(ScheduleError, match="'j.p' asks already for what it touches 1 iterations of 'i' later"):
+        sums(5, 4 * LANES).prefetch("j.p", "i", 1).prefetch("j.p", "i", 2)
+
+
 def test_text_forms() -> None:
     s = sums(5, 4 * LANES).prefetch("j.p", "i", 2)
     assert str(Schedule.parse(str(s))) == str(s)
