@@ -542,11 +542,11 @@ class Ops:
             raise UnsupportedError("f16 on a CPU without conversions of it", hint="convert the model to f32")
         source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
         if is_float(a.dtype) and is_integer(dtype):
-            if a.lanes and size_bytes(dtype) < 4:
-                return self._narrowed(a, dtype)
+            if a.lanes:
+                return self._saturated(a, dtype)
             kind = "fptosi" if dtype[0] == "i" else "fptoui"
-            name = f"llvm.{kind}.sat.{suffix(dtype, a.lanes)}.{suffix(a.dtype, a.lanes)}"
-            return Value(dtype, a.lanes, self.writer.intrinsic(target, name, ((source, a.text),)))
+            name = f"llvm.{kind}.sat.{suffix(dtype, 0)}.{suffix(a.dtype, 0)}"
+            return Value(dtype, 0, self.writer.intrinsic(target, name, ((source, a.text),)))
         if source == target:
             return Value(dtype, a.lanes, a.text)
         wider = size_bytes(dtype) > size_bytes(a.dtype) or a.dtype == "bool"
@@ -560,18 +560,25 @@ class Ops:
                 name = ("sext" if signed else "zext") if wider else "trunc"
         return Value(dtype, a.lanes, self.writer.value(f"{name} {source} {a.text} to {target}"))
 
-    def _narrowed(self, a: Value, dtype: str) -> Value:
-        """Floats in lanes to integers of 8 or 16 bits, saturating: bounded first, since machines convert to 32 bits."""
+    def _saturated(self, a: Value, dtype: str) -> Value:
+        """Floats in lanes to integers: bounded first, as machines convert lanes without saturating, to 32 bits or more.
+        A greatest integer that is no float has the float below it as its bound, and is chosen for what lies above.
+        """
         limits, lanes, kind = np.iinfo(numpy_dtype(dtype).name), a.lanes, value_type(a.dtype, a.lanes)
+        top = float(rounded(a.dtype, limits.max))
+        beyond = self.compare("ge", a, self.const(a.dtype, top, lanes)) if top > limits.max else None
+        most = top if beyond is None else float(np.nextafter(rounded(a.dtype, top), rounded(a.dtype, 0)))
         if limits.min < 0:
             a = self.select(self.op("fcmp ord", a, a, a, dtype="bool"), a, self.const(a.dtype, 0, lanes))
-        for name, limit in (("maxnum", limits.min), ("minnum", limits.max)):  # of a NaN the limit, which is 0 here
-            bound = self.const(a.dtype, float(limit), lanes)
+        for name, limit in (("maxnum", float(limits.min)), ("minnum", most)):  # of a NaN the limit, which is 0 here
+            bound = self.const(a.dtype, limit, lanes)
             intrinsic = f"llvm.{name}.{suffix(a.dtype, lanes)}"
             a = Value(a.dtype, lanes, self.writer.intrinsic(kind, intrinsic, ((kind, a.text), (kind, bound.text))))
-        wide = value_type("i32", lanes)
-        whole = self.writer.value(f"fptosi {kind} {a.text} to {wide}")
-        return Value(dtype, lanes, self.writer.value(f"trunc {wide} {whole} to {value_type(dtype, lanes)}"))
+        wide = dtype if size_bytes(dtype) >= 4 else "i32"
+        convert = "fptoui" if wide[0] == "u" else "fptosi"
+        whole = Value(wide, lanes, self.writer.value(f"{convert} {kind} {a.text} to {value_type(wide, lanes)}"))
+        found = self.cast(whole, dtype)
+        return found if beyond is None else self.select(beyond, self.const(dtype, limits.max, lanes), found)
 
 
 def _fits(literal: float | int | bool, dtype: str) -> bool:

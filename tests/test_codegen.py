@@ -304,8 +304,8 @@ def test_float_to_integer_saturates_on_every_level(source: str, target: str) -> 
         assert callable(stream) and plain(stream(x)).tolist() == want
 
 
-@pytest.mark.parametrize("target", ["i8", "u8", "i16", "u16"])
-def test_lanes_of_floats_become_narrow_integers_together(target: str) -> None:
+@pytest.mark.parametrize("target", ["i8", "u8", "i16", "u16", "i32"])
+def test_lanes_of_floats_become_integers_together(target: str) -> None:
     kernel = kernel_of(elementwise(Cast(target, Read(0)), [tensor("x", 48, dtype="f32", role="input")], target, 8))
     assert "cvttss2si" not in kernel.asm
 
