@@ -336,7 +336,7 @@ class Kernel(NativeCall):
         return assembly(self.module.ir, self.machine)
 
     def __reduce__(self) -> NoReturn:
-        hint = "pickle its program, or its schedule, and compile that again where it is read"
+        hint = "pickle its schedule, kernel.schedule, and compile that again where it is read"
         raise ArgumentTypeError("a kernel is code in this process, which is not pickled or copied",
                                 where=f"kernel {self.loops.name}", hint=hint)  # fmt: skip
 

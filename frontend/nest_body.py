@@ -206,7 +206,10 @@ class Reader:
         start: ast.expr = ast.Constant(0) if len(arguments) == 1 else arguments[0]
         stop = arguments[0] if len(arguments) == 1 else arguments[1]
         step = scope.affine(arguments[2]) if len(arguments) == 3 else Affine((), 1)
-        if not step.is_constant or step.constant == 0:
+        if not step.is_constant:
+            text = f"the step of a range is a number, as the places by {ast.unparse(arguments[2])} are not affine"
+            raise scope.source.error(arguments[2], text, "2 or the like; places that vary are elements: A[T[k]]")
+        if step.constant == 0:
             raise scope.source.error(arguments[-1], "the step of a range is an integer, not zero", "-1 or 2")
         by = step.constant
         stem = name.lstrip("_") or "t"  # `for _ in range(steps)`

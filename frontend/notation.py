@@ -101,7 +101,11 @@ def _list(shape: Extents) -> str:
     return ", ".join(map(str, shape))
 
 
-def _no_tensor(name: str, known: Iterable[str]) -> PolyError:
+def _no_tensor(name: str, known: Iterable[str], rank: int | None = None) -> PolyError:
+    """`rank`: of what was given for a name that the text uses as an index."""
+    if rank is not None:
+        text = f"the text has no tensor {name!r}, but an index: it stands without subscripts"
+        return PolyError(text, hint=f"{name}[{', '.join('ijklmnop'[:rank]) or 'i'}]")
     return PolyError(f"the text has no tensor {name!r}", hint=f"tensors: {', '.join(known)}")
 
 
@@ -153,7 +157,8 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
     names = _names(declared, drafts)
     for name in [*shapes, *dtypes]:
         if name not in names:
-            raise _no_tensor(name, names)
+            index = any(name in d.iterators for d in drafts)
+            raise _no_tensor(name, names, len(shapes.get(name, "i")) if index else None)
     given = frozenset(shapes)
     found = Shapes(shapes, parameters, context)
     found.solve(drafts)

@@ -63,7 +63,7 @@ def _check_written(draft: Draft, read: Access, found: Shapes) -> None:
         shown = access_text(read, draft.reads)
         text = f"the shape of {read.tensor} is not given, and {instance} reads {shown}, which is not written by then"
         turned = _turned(draft, domain)
-        raise draft.line.body.error(text, hint=f"{turned}, the last first; or {hint}" if turned else hint)
+        raise draft.line.body.error(text, hint=f"{turned}, the last first" if turned else hint)
 
 
 def _turned(draft: Draft, domain: isl.Set) -> str:

@@ -17,7 +17,7 @@ from poly.lexical import names_in
 from poly.program import Access, ReadIndex, Statement
 from poly.relations import access_map, box
 from poly.sets import SET, affine_of_pw, header, witness
-from poly.text_body import access_text
+from poly.text_body import access_text, read_text
 from poly.text_sets import read_terms
 from poly.text_syntax import StatementLine
 
@@ -288,7 +288,11 @@ class Shapes:
         if any(isinstance(s, ReadIndex) for w in writers for s in w.write.index):
             message = f"the shape of {tensor} does not follow from what writes it"
             wanted = self._as_written(writers[-1])
-            raise writers[-1].line.place.error(message, hint=str(wanted), wanted=wanted)
+            writer = writers[-1]
+            places = [s for s, e in zip(writer.write.index, wanted.extents, strict=True) if e is None]
+            which = next((f"{read_text(s.position, writer.reads)}" for s in places if isinstance(s, ReadIndex)), "")
+            hint = f"{wanted}, with a number above every {which} for 512" if which else str(wanted)
+            raise writer.line.place.error(message, hint=hint, wanted=wanted)
         domains = [w.statement().domain for w in writers]
         if all(d.intersect_params(self.context).is_empty() for d in domains):
             domains = [self._started(w) for w in writers]

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from re import fullmatch
+from re import MULTILINE, fullmatch, search
 from time import perf_counter
 from typing import TYPE_CHECKING, SupportsIndex, TypeGuard, overload
 
@@ -200,6 +200,8 @@ def _read_text(text: str) -> Program:
         raise PolyError(f"a text is a program, not the name of a file: {text!r}", hint=hint)
     if fullmatch(r"[A-Za-z., ]+(->[A-Za-z. ]*)?", text) and ("->" in text or "," in text):
         raise PolyError(f"{text!r} is a string of einsum, which has no shapes", hint=f"einsum({text!r}, a, b)")
+    if search(r"^script\s*$", text, MULTILINE):
+        raise PolyError("the text is of a schedule, not of a program", hint="compile(Schedule.parse(text))")
     from poly.frontend.notation import parse
 
     return parse(text)

@@ -14,7 +14,7 @@ from typing import Final, Literal
 import numpy as np
 
 from poly.affine import Affine
-from poly.dtypes import converted, is_float, is_integer, numpy_dtype
+from poly.dtypes import converted, is_float, is_integer, numpy_dtype, size_bytes
 from poly.errors import ShapeError
 
 
@@ -335,7 +335,9 @@ def _require_kind(operator: Operator, dtype: str | None) -> None:
     if integer and dtype is None:
         raise ShapeError(f"{name}: of literals only", hint=f"the number itself, or {name}(i64(...), ...)")
     if integer and dtype is not None and not is_integer(dtype) and not (dtype == "bool" and name.startswith("bit_")):
-        raise ShapeError(f"{name}: takes integers, not {dtype}", hint=f"i32(x) or i64(x) inside {name}")
+        more = {"bit_xor": "; a power is x**y", "bit_and": "; (x > 0) & (y > 0)", "bit_or": "; (x > 0) | (y > 0)"}
+        hint = f"i32(x) or i64(x) inside {name}{more.get(name, '')}"
+        raise ShapeError(f"{name}: takes integers, not {dtype}", hint=hint)
     if name in DOTS and dtype != "i32":
         raise ShapeError(f"{name}: takes i32, not {dtype}", hint="each holds two i16, or four integers of 8 bits")
     if dtype is not None and dtype[0] == "c" and name in ("floor_div", "mod"):
@@ -384,7 +386,10 @@ def _conversion(arguments: Sequence[Expr], dtypes: Collection[str]) -> str:
     index = next((n.index for a in arguments for n in walk(a) if isinstance(n, IndexValue)), None)
     if len(floats) == 1 and index is not None and set(dtypes) == {floats[0], "i64"}:
         return f"a cast: {floats[0]}({index}), as indices and sizes are i64"
-    return "convert one with a cast, e.g. f32(x)"
+    if not floats and index is not None and all(map(is_integer, dtypes)):
+        return f"a cast: {next(d for d in dtypes if d != 'i64')}({index}), as indices and sizes are i64"
+    wide = max(dtypes, key=lambda d: (is_float(d), size_bytes(d)))
+    return f"convert one with a cast, e.g. {wide if all(map(is_integer, dtypes)) else 'f32'}(x)"
 
 
 def evaluate(

@@ -199,6 +199,8 @@ def read_machine(path: str | Path) -> Machine:
         table = tomllib.loads(Path(path).read_text())
     except (OSError, ValueError, tomllib.TOMLDecodeError) as error:
         hint = near_file(path) if isinstance(error, FileNotFoundError) else "a TOML file, as those in accel/profiles"
+        if isinstance(error, FileNotFoundError) and Path(path).name == str(path) and not Path(path).suffix:
+            hint = f'{path}.toml, its path; a target that `poly machines` lists is given by name: target="{path}"'
         raise MachineError(f"cannot read {path}: {error}", hint=hint) from error
     return machine_of_table(table, str(path))
 

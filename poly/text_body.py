@@ -25,10 +25,9 @@ from poly.program import Access, ReadIndex, Subscript
 _NOT, _UNARY, _ATOM = 3, 30, 100  # precedences beside those of the table of operators
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
-    ast.FloorDiv: "floor_div", ast.Mod: "mod",
+    ast.FloorDiv: "floor_div", ast.Mod: "mod", ast.BitAnd: "bit_and", ast.BitOr: "bit_or", ast.BitXor: "bit_xor",
 }  # fmt: skip
 _WITHOUT: Final[dict[type[ast.operator], str]] = {
-    ast.BitAnd: "bit_and(a, b)", ast.BitOr: "bit_or(a, b)", ast.BitXor: "a**b, or bit_xor(a, b) of integers",
     ast.MatMult: "C[i, k] += A[i, j]*B[j, k]",
     ast.LShift: "shift_left(a, b)", ast.RShift: "shift_right(a, b)",
 }  # fmt: skip
@@ -298,7 +297,7 @@ class BodyReader:
     def body(self, fragment: Fragment) -> Expr:
         """The body that a fragment is. Raises `ParseError`."""
         try:
-            return self.value(fragment.expression(), fragment)
+            return self.value(_Truths().visit(fragment.expression()), fragment)
         except RecursionError:
             raise fragment.error("nested too deeply") from None
 
@@ -420,6 +419,22 @@ class BodyReader:
             hint = f"y {name}= x[i] over all i" if name in ("max", "min") and len(values) == 1 else hint
             raise fragment.node_error(node, f"{name} takes {OPERATORS[name].arity} arguments, not {len(values)}", hint)
         return Apply(name, tuple(values))
+
+
+class _Truths(ast.NodeTransformer):
+    """`&` and `|` of conditions, as arrays have them, are `and` and `or`."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.BitAnd | ast.BitOr) or not (_is_truth(node.left) and _is_truth(node.right)):
+            return node
+        op = ast.And() if isinstance(node.op, ast.BitAnd) else ast.Or()
+        return ast.copy_location(ast.BoolOp(op, [node.left, node.right]), node)
+
+
+def _is_truth(node: ast.expr) -> bool:
+    denied = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    return denied or isinstance(node, ast.Compare | ast.BoolOp)
 
 
 def _const(node: ast.expr) -> Const | None:

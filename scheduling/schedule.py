@@ -398,6 +398,7 @@ class Schedule:
     ) -> Schedule:
         """Keep what an iteration of loop `at` uses of a tensor in memory `space`. Raises IllegalEdit/ScheduleError.
 
+        `space`: any name; compiling for a target refuses those that it does not have.
         `at`: None for the whole tensor, once. `name`: of the buffer. `users`: the statements that see the buffer
         (default: all under `at` that touch the tensor). `order`: the buffer's axes from slow to fast. `pad`: the buffer
         also holds the padding of guarded reads. `fold`: {axis: n}, every n-th element of the axis lies together, so

@@ -249,7 +249,7 @@ def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint:
     ("y[i] = x[i,j]", "x[i]"), ("y[i] = x[i][0]", "all subscripts in one pair of brackets: T[i, j]"),
     ("y[i] = x[:]", "an index with a name, as in y[i] += A[i, j]"), ("y = x[i] @ x[i]", "C[i, k] += A[i, j]*B[j, k]"),
     ("i,i->", 'poly.einsum("i,i->", ...), or C[i, k] += A[i, j]*B[j, k]'),
-    ("y[i] = x[i]^2", "a**b, or bit_xor(a, b) of integers"),
+    ("y[i] = x[i]^2", "i32(x) or i64(x) inside bit_xor; a power is x**y"),
     ("y[i,j] = x[i] where j < 4", "both ends, such as where 0 <= j < 8"),
     ("y[i] = x[max(i-1, 0)]", "where 0 <= i < 5, or give the shape of the tensor it writes"),
 ])  # fmt: skip
@@ -414,6 +414,20 @@ def test_help_of_promote_explains_every_option() -> None:
     text = inspect.getdoc(poly.Schedule.promote) or ""
     options = [p.name for p in inspect.signature(poly.Schedule.promote).parameters.values() if p.kind == p.KEYWORD_ONLY]
     assert len(options) > 6 and all(f"`{name}`:" in text for name in options)
+
+
+def test_what_is_taken_for_something_else_is_named() -> None:
+    schedule = poly.Schedule(poly.parse("y[i] = 2*x[i]", x=(8,)))
+    kernel: Any = poly.compile(schedule)
+    with pytest.raises(PolyError, match=r"of a schedule, not of a program\n  try: compile\(Schedule.parse\(text\)\)"):
+        poly.compile(str(schedule))
+    assert poly.compile(poly.Schedule.parse(str(schedule)))
+    with pytest.raises(PolyError, match='is given by name: target="s16"'):
+        poly.read_machine("s16")
+    with pytest.raises(PolyError, match="pickle its schedule, kernel.schedule"):
+        pickle.dumps(kernel)
+    again: Any = poly.compile(pickle.loads(pickle.dumps(kernel.schedule)))
+    assert np.asarray(again(np.ones(8, "f4"))).tolist() == [2.0] * 8
 
 
 def test_arguments_of_the_isl_scheduler_are_looked_at() -> None:

@@ -296,7 +296,7 @@ REFUSED = {
     "for j in x: x[i] = 0.0": ("loops run over range", "x: x"),
     "for j in range(y[i]): x[i] = 0.0": ("is not affine", "y[i])"),
     "for i in range(3): x[i] = 0.0": ("the name 'i' is taken", "i in"),
-    "for j in range(0, N, N): x[i] = 0.0": ("the step of a range", "N): x"),
+    "for j in range(0, N, N): x[i] = 0.0": ("the step of a range is a number, as the places by N", "N): x"),
     "if y[i] > 0: t: float = 0.0": ("the condition y[i] > 0 depends on data", "y[i] > 0"),
     "if y[i] > 0:\n            for j in range(3): x[j] = 0.0": ("depends on data", "y[i] >"),
     "assert N > 2": ("before the loops", "assert"),
