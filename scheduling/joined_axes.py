@@ -20,8 +20,8 @@ from poly.expr import IndexValue, walk
 from poly.machine import USUAL_LINE
 from poly.program import Access, Program, Statement, Subscript, Tensor, box_domain, default_path
 from poly.relations import intervals_of
+from poly.scheduling.block_loops import blocks_apart
 from poly.scheduling.groups import bare, domain_box
-from poly.scheduling.summed_blocks import blocks_apart
 
 # Bytes, of lines as nearly all machines have them: a program has the same axes on each.
 SHORT = 8 * USUAL_LINE  # rows that are whole lines, or no shorter than this, fill vectors as they are

@@ -7,8 +7,8 @@ import pytest
 
 import poly
 from poly.interp import run_program
+from poly.scheduling.block_loops import blocks_apart
 from poly.scheduling.joined_axes import join_axes
-from poly.scheduling.summed_blocks import blocks_apart
 
 APART: dict[str, tuple[dict[str, Any], tuple[int, ...] | None]] = {  # the extents of the sum's loops after the edit
     "s[i//2] += A[i,j]": ({"A": (12, 40)}, (6, 2, 40)),
