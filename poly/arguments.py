@@ -39,18 +39,20 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
         parameters = signature(function)
         kinds = {n: (p.annotation, fits(p.annotation, classes)) for n, p in parameters.parameters.items()
                  if isinstance(p.annotation, str)}  # fmt: skip
-        known = parameters.parameters.values()
-        named = {p.name: kinds[p.name][1] if p.name in kinds else _anything for p in known if p.kind not in _MANY}
+        takes = parameters.parameters.values()
+        named = {p.name: kinds[p.name][1] if p.name in kinds else _anything for p in takes if p.kind not in _MANY}
         tests = tuple(named.values())
         more, other = (
-            next((kinds[p.name][1] for p in known if p.kind is many and p.name in kinds), _anything) for many in _MANY
+            next((kinds[p.name][1] for p in takes if p.kind is many and p.name in kinds), _anything) for many in _MANY
         )
 
         def refuse(args: tuple[object, ...], named: Mapping[str, object]) -> None:
-            given = bound(function.__name__, parameters, args, named)
+            given = _bound(function.__name__, parameters, args, named)
             wrong = _first_wrong(given, parameters.parameters, kinds)
             if wrong is not None:
                 raise error(f"{function.__name__}: {wrong[0]}", hint=wrong[1])
+
+        known = knows_arguments()(function)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,10 +65,26 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             for name, value in kwargs.items():
                 if not named.get(name, other)(value):
                     refuse(args, kwargs)
+            return known(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def knows_arguments(name: str = "", hint: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: missing and unknown arguments are an `ArgumentTypeError`, looked for where a call fails.
+
+    `name`: what the function is called there; `hint`: in place of its near name or signature.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 return function(*args, **kwargs)
             except TypeError:
-                bound(function.__name__, parameters, args, kwargs)
+                _bound(name or function.__name__, signature(function), args, kwargs, hint)
                 raise
 
         return call
@@ -74,14 +92,15 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
     return decorate
 
 
-def bound(
-    name: str, parameters: Signature, args: tuple[object, ...], given: Mapping[str, object]
+def _bound(
+    name: str, parameters: Signature, args: tuple[object, ...], given: Mapping[str, object], hint: str = ""
 ) -> Mapping[str, Any]:
     """The arguments by their names. Raises `ArgumentTypeError` for those that a function of this name does not take."""
     try:
         return parameters.bind(*args, **given).arguments
     except TypeError as wrong:
-        raise ArgumentTypeError(str(wrong), where=name, hint=_signature_hint(name, parameters, given)) from None
+        hint = hint or _signature_hint(name, parameters, given)
+        raise ArgumentTypeError(str(wrong), where=name, hint=hint) from None
 
 
 def _signature_hint(name: str, parameters: Signature, given: Mapping[str, object]) -> str:
@@ -204,22 +223,7 @@ def shown(value: object) -> str:
     return f"of type {type(value).__name__}"
 
 
-def by_name(run: Callable[P, R]) -> Callable[P, R]:
-    """A decorator of an engine's `run`: unknown arguments are an `ArgumentTypeError`, looked for where it fails."""
-
-    @wraps(run)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return run(*args, **kwargs)
-        except TypeError:
-            try:
-                signature(run).bind(*args, **kwargs)
-            except TypeError as wrong:
-                hint = "run({name: array}, out=None): all outputs by name; out={name: array} takes them"
-                raise ArgumentTypeError(str(wrong), where="run", hint=hint) from None
-            raise
-
-    return call
+BY_NAME: Final = "run({name: array}, out=None): all outputs by name; out={name: array} takes them"
 
 
 class RunByName:

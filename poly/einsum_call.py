@@ -19,15 +19,14 @@ decides dtype, casting and the memory layout of the result, as in numpy; `poly.e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, update_wrapper
-from inspect import signature as parameters_of
 from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from poly.arguments import bound, shown
+from poly.arguments import knows_arguments, shown
 from poly.codegen.call import NATIVE, NativeCall, Record, attach
 from poly.dlpack import Exporter, from_dlpack
 from poly.dtypes import Array
@@ -44,6 +43,7 @@ Casting = Literal["no", "equiv", "safe", "same_kind", "unsafe"]
 Order = Literal["C", "F", "A", "K"]
 
 
+@knows_arguments("einsum")
 def _einsum(
     *operands: object,
     out: Array | None = None,
@@ -89,14 +89,6 @@ _einsum.__qualname__ = "einsum"  # what Python's own errors call it
 # ---- calls that native code makes by itself
 
 
-def _asked(operands: tuple[object, ...], keywords: Mapping[str, object]) -> object:
-    try:
-        return _einsum(*operands, **keywords)  # type: ignore[arg-type]
-    except TypeError:
-        bound("einsum", parameters_of(_einsum), operands, keywords)
-        raise
-
-
 class _OfSpec(NativeCall):
     """What `einsum` does for one string: records of its last plans, everything else in Python."""
 
@@ -112,7 +104,7 @@ class _OfSpec(NativeCall):
             array = operands[0]
             if type(array) is np.ndarray and (view := self.views.get(array.shape)) is not None:
                 return view((array,), None)
-        return _asked((self.spec, *operands), keywords)
+        return _einsum(self.spec, *operands, **keywords)  # type: ignore[arg-type]
 
     def _failed(self, _at: int, _status: int) -> None:
         raise RunError("no memory for the buffers", where=f"einsum {self.spec!r}")
@@ -128,7 +120,7 @@ class _Einsum(NativeCall):
         attach(self, None, id(self.specs))
 
     def _careful(self, *operands: object, **keywords: object) -> object:
-        return _asked(operands, keywords)
+        return _einsum(*operands, **keywords)  # type: ignore[arg-type]
 
     def __reduce__(self) -> str:
         return "einsum"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poly.arguments import RunByName, by_name
+from poly.arguments import BY_NAME, RunByName, knows_arguments
 from poly.document import counted
 from poly.dtypes import Array, numpy_dtype
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
@@ -140,7 +140,7 @@ class Engine(RunByName):
         """The model's output names."""
         return tuple(self.graph.label(t.name) for t in self.graph.outputs)
 
-    @by_name
+    @knows_arguments(hint=BY_NAME)
     def run(
         self,
         inputs: Mapping[str, Array],

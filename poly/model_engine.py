@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from poly.arguments import RunByName, by_name
+from poly.arguments import BY_NAME, RunByName, knows_arguments
 from poly.document import Document, counted, table
 from poly.dtypes import Array
 from poly.engine import Engine
@@ -106,7 +106,7 @@ class ModelEngine(RunByName):
         inner = [name for engine in self.engines for name in engine.fallbacks]
         return tuple(dict.fromkeys([*(self.share.fallbacks if self.share else ()), *inner]))
 
-    @by_name
+    @knows_arguments(hint=BY_NAME)
     def run(self, inputs: Mapping[str, object], *, out: Mapping[str, Array] | None = None) -> dict[str, object]:
         """The outputs; those in `out` are copied to its arrays, of the same shape and dtype.
 

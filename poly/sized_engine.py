@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, SupportsIndex
 import numpy as np
 
 from poly.affine import var
-from poly.arguments import RunByName, by_name, shown
+from poly.arguments import BY_NAME, RunByName, knows_arguments, shown
 from poly.document import Document, counted, table
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine
@@ -130,7 +130,7 @@ class SizedEngine(RunByName):
         """Nodes that the reference evaluator runs."""
         return tuple(dict.fromkeys(name for engine in self.engines for name in engine.fallbacks))
 
-    @by_name
+    @knows_arguments(hint=BY_NAME)
     def run(
         self,
         inputs: Mapping[str, Array],

@@ -149,6 +149,11 @@ def bytes_apart(program: Program, access: Access, iterator: str) -> int | None:
     return None if step is None else abs(step) * size_bytes(program.tensor[access.tensor].dtype)
 
 
+def moves(access: Access, iterator: str) -> bool:
+    """Whether iterations of a loop touch different elements."""
+    return any(iterator in i.names for i in access.affine_index)
+
+
 def step_along(program: Program, access: Access, iterator: str) -> int | None:
     """`stride` with a program's tensor and sizes, so that an access is asked about by name alone."""
     return stride(access, program.tensor[access.tensor], iterator, program.binding)

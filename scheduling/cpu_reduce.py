@@ -11,7 +11,7 @@ are read along their length, which are asked for ahead where they come from far.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2, prod
 
@@ -29,6 +29,7 @@ from poly.scheduling.cpu_facts import (
     bytes_touched,
     last_capacity,
     most_vectors,
+    moves,
     own_capacity,
     reduction_extents,
     step_along,
@@ -76,6 +77,49 @@ class Reduction:
     block: int = 0
 
 
+@dataclass(frozen=True)
+class _Sum:
+    """A reduction with what its plans are made of. `axes`: its loops along the group's box; `extents`: of all loops;
+    `lanes`: the loop that becomes lanes, of which a vector has `vector`; `others`: the other long ones, those that the
+    streamed operand walks in the longest steps first; `touched`: bytes of all operands.
+    """
+
+    program: Program
+    statement: Statement
+    axes: Sequence[str]
+    extents: Mapping[str, int]
+    others: Sequence[str]
+    lanes: str
+    vector: int
+    touched: int
+    machine: Machine
+    threads: int
+
+    @property
+    def parallel(self) -> list[str]:
+        return [i for i in self.others if i in self.axes]
+
+    @property
+    def reduced(self) -> list[str]:
+        return [i for i in self.others if i not in self.axes]
+
+    @property
+    def widest(self) -> int:
+        """Bytes of an element."""
+        return widest_element(self.program, [self.statement])
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether vectors are lines: by shorter ones the near part of the last cache keeps up, and memory does not."""
+        return self.vector * self.widest >= self.machine.line
+
+    @property
+    def is_far(self) -> bool:
+        """Whether operands come from where they are asked for ahead."""
+        near = last_capacity(self.machine) * NEAR
+        return (own_capacity(self.machine) * self.threads if self.has_lines else near) < self.touched
+
+
 def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Reduction | None:
     """The choices for a group around one reduction that uses its largest operand once, or in one tile; else None."""
     update = [s for s in group.statements if s.combiner is not None]
@@ -87,55 +131,46 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     extents = {i: high - low + 1 for i, (low, high) in zip(axes, group.box, strict=True)}
     extents |= reduction_extents(program, s, axes)
-    long = [i for i in s.iterators if extents[i] > 1]
-    reduced = [i for i in long if i not in axes]
-    large, again = _streamed(program, s, {i: extents[i] for i in long}, axes, machine)
-    if large is None or not reduced or any(len(c.names & set(long)) > 1 for c in large.affine_index):
+    long = {i: extents[i] for i in s.iterators if extents[i] > 1}
+    large, again = _streamed(program, s, long, axes, machine)
+    if large is None or long.keys() <= {*axes} or any(len(c.names & long.keys()) > 1 for c in large.affine_index):
         return None
-    widest = widest_element(program, [s])
-    vector = machine.lanes(widest)
-    near = [i for i in long if step_along(program, large, i) in (1, STEP)]
-    lanes = min(near, key=lambda i: step_along(program, large, i) or 0, default=None)
+    steps = {i: step_along(program, large, i) or 0 for i in long}
+    lanes = min((i for i in long if steps[i] in (1, STEP)), key=lambda i: steps[i], default=None)
+    vector = machine.lanes(widest_element(program, [s]))
     if vector < 2 or lanes is None or extents[lanes] < FEWEST_LANES:
         return None
-    turned = _turned(program, s, large, again, lanes, extents, vector)
-    steps = {step_along(program, a, lanes) for a, _ in s.accesses if a.tensor not in turned}
-    scattered = not steps <= {0, 1, STEP}  # of a sum of everything no other loop has better lanes
-    if (scattered and len(reduced) < len(long)) or (STEP in steps and lanes not in reduced):
+    others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -steps[i])
+    touched = bytes_touched(program, [s])
+    found = _Sum(program, s, axes, extents, others, lanes, vector, touched, machine, threads)
+    turned = _turned(found, large, again)
+    if not _has_lanes(found, turned, everything=not {*axes} & long.keys()):
         return None
-    last, touched = last_capacity(machine), bytes_touched(program, [s])
-    lines = vector * widest >= machine.line  # by shorter vectors the near part of the last cache keeps up
-    far = (own_capacity(machine) * threads if lines else last * NEAR) < touched
-    others = sorted((i for i in long if i not in (lanes, again)), key=lambda i: -(step_along(program, large, i) or 0))
     if again:
-        if lanes not in reduced:
-            return None
-        plan = _plan_again(s, axes, extents, others, lanes, vector, again, machine)
+        plan = None if lanes in axes else _plan_again(found, again)
         return replace(plan, turned=turned) if plan is not None else None
-    if lanes in reduced:
-        most = core_of(machine, widest).in_flight
-        if machine.nearest_cache < touched <= threads * own_capacity(machine) and vector * widest >= machine.line:
-            plan = _plan_in_order(program, s, axes, extents, others, lanes, vector, most, machine, threads)
-            if plan is not None:
-                return plan
-        plan = _plan_folded(s, axes, extents, others, lanes, vector, most)
-        wanted = BYTES_AHEAD_BY_ROW * (2 if touched > last else 1) if plan.rows else BYTES_AHEAD
-        asked = far and (touched <= last or lines)  # by shorter vectors memory is slowed down
-        ahead = -(-wanted // (plan.width * vector * widest)) if asked else 0
-        return replace(plan, ahead=ahead)
-    spread = _plan_spread(program, machine, s, reduced, extents, others, lanes, vector, threads)
-    ahead = -(-BYTES_AHEAD_BY_ROW // (spread.width * vector * widest)) if spread is not None and far else 0
-    return replace(spread, ahead=ahead) if spread is not None else None
+    if lanes in axes:
+        return _plan_spread(found)
+    return _plan_in_order(found) or _plan_folded(found)
+
+
+def _has_lanes(summed: _Sum, turned: Collection[str], everything: bool) -> bool:
+    """Whether what is touched lies side by side along the lanes, but for copies that are turned. `everything`: the sum
+    is of all elements, so no other loop has better lanes.
+    """
+    accesses = [a for a, _ in summed.statement.accesses if a.tensor not in turned]
+    steps = {step_along(summed.program, a, summed.lanes) for a in accesses}
+    return (everything or steps <= {0, 1, STEP}) and (STEP not in steps or summed.lanes not in summed.axes)
 
 
 def _streamed(
-    program: Program, s: Statement, extents: dict[str, int], axes: Sequence[str], machine: Machine
+    program: Program, s: Statement, extents: Mapping[str, int], axes: Sequence[str], machine: Machine
 ) -> tuple[Access | None, str]:
     """The operand that all loops walk through, or all but one with so few iterations that registers hold the sums of
     some of its rows for each: then that one, too. A constant is packed for lanes along the target instead.
     """
     most = (machine.vector_registers - ROWS) // 2
-    still = {r: [i for i in extents if not _moves(r, i)] for r in s.reads}
+    still = {r: [i for i in extents if not moves(r, i)] for r in s.reads}
     large = next((r for r in s.reads if not still[r]), None)
     if large is not None:
         return large, ""
@@ -147,20 +182,19 @@ def _streamed(
     return None, ""
 
 
-def _turned(
-    program: Program, s: Statement, large: Access, again: str, lanes: str, extents: dict[str, int], vector: int
-) -> tuple[str, ...]:
+def _turned(summed: _Sum, large: Access, again: str) -> tuple[str, ...]:
     """The other operand of a few vectors where it is not contiguous along the lanes, and a copy that is pays: lanes
     along the target need a multiplication for each step of a row; these need one for each vector of the row and
     each `again`, and add up a vector's lanes by halves.
     """
-    others = [a for a, _ in s.accesses if _moves(a, lanes) and step_along(program, a, lanes) not in (1, STEP)]
+    program, s, lanes, extents = summed.program, summed.statement, summed.lanes, summed.extents
+    others = [a for a, _ in s.accesses if moves(a, lanes) and step_along(program, a, lanes) not in (1, STEP)]
     if not again or len(others) != 1 or others[0] not in s.reads or _axis(others[0], lanes) is None:
         return ()
     (other,) = others
-    uses = prod(n for i, n in extents.items() if _moves(large, i) and not _moves(other, i))
+    uses = prod(n for i, n in extents.items() if moves(large, i) and not moves(other, i))
     copied = 0 if program.tensor[other.tensor].role == "constant" else _size(other, extents)
-    steps = extents[again] * (2 * log2(vector) + -(-extents[lanes] // vector))
+    steps = extents[again] * (2 * log2(summed.vector) + -(-extents[lanes] // summed.vector))
     own = sum(a.tensor == other.tensor for a, _ in s.accesses) == 1
     return (other.tensor,) if own and uses * steps + copied <= uses * extents[lanes] else ()
 
@@ -171,8 +205,8 @@ def _axis(access: Access, iterator: str) -> int | None:
     return found[0] if len(found) == 1 and access.affine_index[found[0]].names == frozenset((iterator,)) else None
 
 
-def _size(access: Access, extents: dict[str, int]) -> int:
-    return prod(n for i, n in extents.items() if _moves(access, i))
+def _size(access: Access, extents: Mapping[str, int]) -> int:
+    return prod(n for i, n in extents.items() if moves(access, i))
 
 
 def _plain(program: Program, s: Statement) -> bool:
@@ -180,35 +214,35 @@ def _plain(program: Program, s: Statement) -> bool:
     return bool(bound_domain(program, s).is_box()) and not any(a.indirect for a, _ in s.accesses)
 
 
-def _moves(access: Access, iterator: str) -> bool:
-    return any(iterator in c.names for c in access.affine_index)
-
-
-def _plan_folded(
-    s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str, vector: int, most: int
-) -> Reduction:
-    """Rows that share an operand go side by side, others where they are short; `most` vectors in all."""
-    parallel = [i for i in others if i in axes]
-    shared = [i for i in parallel if any(_moves(r, lanes) and not _moves(r, i) for r in s.reads)]
+def _plan_folded(summed: _Sum) -> Reduction:
+    """Rows that share an operand go side by side, others where they are short; asked for ahead where they are far."""
+    s, extents, lanes, vector, parallel = summed.statement, summed.extents, summed.lanes, summed.vector, summed.parallel
+    most = core_of(summed.machine, summed.widest).in_flight
+    shared = [i for i in parallel if any(moves(r, lanes) and not moves(r, i) for r in s.reads)]
     rows = shared[-1] if shared else parallel[-1] if parallel and extents[lanes] < most * vector * 4 else ""
     height = _height(extents[rows], (ROWS, ROWS + 1, ROWS - 1)) if rows else 1
     width = max(1, min(most // height, extents[lanes] // vector, MAX_LANES // vector))
-    outer, inner = (i for i in parallel if i != rows), (i for i in others if i not in axes)
-    return Reduction(s.name, tuple(outer), rows, tuple(inner), lanes, True, vector, height, width, 0, ())
+    outer, inner = tuple(i for i in parallel if i != rows), tuple(summed.reduced)
+    from_memory = summed.touched > last_capacity(summed.machine)
+    wanted = BYTES_AHEAD_BY_ROW * (2 if from_memory else 1) if rows else BYTES_AHEAD
+    asked = summed.is_far and (not from_memory or summed.has_lines)
+    ahead = -(-wanted // (width * vector * summed.widest)) if asked else 0
+    return Reduction(s.name, outer, rows, inner, lanes, True, vector, height, width, 0, (), ahead)
 
 
-def _plan_in_order(
-    program: Program, s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str,
-    vector: int, most: int, machine: Machine, threads: int,
-) -> Reduction | None:  # fmt: skip
+def _plan_in_order(summed: _Sum) -> Reduction | None:
     """Rows one by one, as a core's own caches give them soonest (0068), where these are long and share an operand that
     the first cache keeps beside them. Of a caller's array, which starts anywhere, each vector would lie in two lines.
     """
-    parallel = [i for i in others if i in axes]
-    shared = [r for r in s.reads if _moves(r, lanes) and any(not _moves(r, i) for i in parallel)]
-    if len(shared) != 1 or shared[0].guard or len(parallel) < len(others) or extents[lanes] < most * vector:
+    s, extents, parallel = summed.statement, summed.extents, summed.parallel
+    machine, threads = summed.machine, summed.threads
+    if not machine.nearest_cache < summed.touched <= threads * own_capacity(machine) or not summed.has_lines:
         return None
-    tensor = program.tensor[shared[0].tensor]
+    most = core_of(machine, summed.widest).in_flight
+    shared = [r for r in s.reads if moves(r, summed.lanes) and any(not moves(r, i) for i in parallel)]
+    if len(shared) != 1 or shared[0].guard or summed.reduced or extents[summed.lanes] < most * summed.vector:
+        return None
+    tensor = summed.program.tensor[shared[0].tensor]
     foreign, block = tensor.role in ("input", "inout"), 0
     if foreign and threads > 1:
         block = min(MOST_BLOCK, extents[parallel[-1]] // (BLOCKS * threads))
@@ -217,24 +251,20 @@ def _plan_in_order(
         return None
     if foreign and (tensor.rank > 1 or not alone or (threads > 1 and block < LEAST_BLOCK)):
         return None
-    width = min(most // 2, MAX_LANES // vector)  # two loads for each of them: half of what a core could have in flight
-    plan = Reduction(s.name, tuple(parallel), "", (), lanes, True, vector, 1, width, 0, ())
+    width = min(most // 2, MAX_LANES // summed.vector)  # two loads for each: half of what a core could have in flight
+    plan = Reduction(s.name, tuple(parallel), "", (), summed.lanes, True, summed.vector, 1, width, 0, ())
     return replace(plan, placed=(tensor.name,) if foreign else (), block=block)
 
 
-def _plan_again(
-    s: Statement, axes: Sequence[str], extents: dict[str, int], others: list[str], lanes: str, vector: int, again: str,
-    machine: Machine,
-) -> Reduction | None:  # fmt: skip
+def _plan_again(summed: _Sum, again: str) -> Reduction | None:
     """As many rows side by side as leave registers for what they are multiplied by."""
-    parallel = [i for i in others if i in axes]
-    if not parallel:
+    if not summed.parallel:
         return None
-    *outer, rows = parallel
-    most = min(ROWS, (machine.vector_registers - ROWS) // extents[again])
-    height = _height(extents[rows], range(most, 1, -1))
-    inner = tuple(i for i in others if i not in axes)
-    return Reduction(s.name, tuple(outer), rows, inner, lanes, True, vector, height, 1, 0, (), again=again)
+    *outer, rows = summed.parallel
+    most = min(ROWS, (summed.machine.vector_registers - ROWS) // summed.extents[again])
+    height = _height(summed.extents[rows], range(most, 1, -1))
+    name, inner = summed.statement.name, tuple(summed.reduced)
+    return Reduction(name, tuple(outer), rows, inner, summed.lanes, True, summed.vector, height, 1, 0, (), again=again)
 
 
 def _height(extent: int, wanted: Sequence[int]) -> int:
@@ -242,24 +272,22 @@ def _height(extent: int, wanted: Sequence[int]) -> int:
     return min(extent, next((n for n in wanted if extent % n == 0), wanted[0]))
 
 
-def _plan_spread(
-    program: Program, machine: Machine, s: Statement, reduced: list[str], extents: dict[str, int],
-    others: list[str], lanes: str, vector: int, threads: int,
-) -> Reduction | None:  # fmt: skip
+def _plan_spread(summed: _Sum) -> Reduction | None:
     """Where one tile of registers holds a whole row of the result there is no strip to walk."""
-    rows = next(i for i in reversed(others) if i in reduced)
+    s, extents, lanes, vector, machine = summed.statement, summed.extents, summed.lanes, summed.vector, summed.machine
+    rows = summed.reduced[-1]
     if extents[lanes] <= vector * most_vectors(machine) or extents[rows] < ROWS:
         return None
-    kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not _moves(r, lanes) and _moves(r, rows)))
+    kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not moves(r, lanes) and moves(r, rows)))
     height = _height(extents[rows], range(DEEP_ROWS, DEEP_ROWS // 2, -1))
-    size = size_bytes(program.tensor[s.write.tensor].dtype)
-    strip = own_share(machine.nearest_cache) // size
-    if threads > 1:
-        strip = min(strip, -(-extents[lanes] // threads))
+    strip = own_share(machine.nearest_cache) // size_bytes(summed.program.tensor[s.write.tensor].dtype)
+    if summed.threads > 1:
+        strip = min(strip, -(-extents[lanes] // summed.threads))
     width = 2
     strip = max(1, strip // (width * vector)) * width * vector
-    outer = [i for i in others if i != rows]
-    return Reduction(s.name, tuple(outer), rows, (), lanes, False, vector, height, width, strip, kept)
+    outer = tuple(i for i in summed.others if i != rows)
+    ahead = -(-BYTES_AHEAD_BY_ROW // (width * vector * summed.widest)) if summed.is_far else 0
+    return Reduction(s.name, outer, rows, (), lanes, False, vector, height, width, strip, kept, ahead)
 
 
 def schedule_reduction(schedule: Schedule, group: Group, plan: Reduction, machine: Machine) -> Schedule:

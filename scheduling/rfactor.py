@@ -66,8 +66,8 @@ def rfactor(
     where = around[-1] if around else None
     first, last = span(schedule, where, (statement,))
     nests = dict(schedule.nests)
-    for s, position in ((merge, last + 1), (clear, first)):
-        nests = insert_nest(nests, where, position, nest_of_tile(s.name, tile, tile.box.extents), s.name)
+    for made, position in ((merge.name, last + 1), (clear.name, first)):
+        nests = insert_nest(nests, where, position, nest_of_tile(made, tile, tile.box.extents), made)
     result = replace(schedule, program=program, nests=canonical(nests))
     return finish(
         schedule, result, "rfactor", statement=statement, loop=loop, at=where or "", name=partial.name

@@ -30,7 +30,7 @@ from poly.program import Access, PathStep, Program, Statement, Tensor, box_domai
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import contraction_of
 from poly.scheduling.cpu_core import core_of
-from poly.scheduling.cpu_facts import OPERATIONS, step_along
+from poly.scheduling.cpu_facts import OPERATIONS, moves, step_along
 from poly.scheduling.cpu_shares import FITTED_REMOTE, MEETING_CYCLES
 from poly.scheduling.groups import domain_box
 from poly.scheduling.joined_axes import axes_apart, with_sizes
@@ -135,7 +135,7 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
         return None
     ranges = zip(s.iterators, domain_box(program, s, s.iterators) or (), strict=False)
     long = {i: high - low + 1 for i, (low, high) in ranges if high > low}
-    walked = next((r for r in s.reads if all(_moves(r, i) for i in long)), None)
+    walked = next((r for r in s.reads if all(moves(r, i) for i in long)), None)
     if walked is None:
         return None
     written = {n for i in s.write.affine_index for n in i.names}
@@ -187,15 +187,11 @@ def _common(program: Program, s: Statement, threads: int) -> float:
     written = {n for i in s.write.affine_index for n in i.names}
     ranges = zip(s.iterators, domain_box(program, s, s.iterators) or (), strict=True)
     left = [
-        sum(prod(program.tensor[r.tensor].extents(program.binding)) for r in s.reads if not _moves(r, i))
+        sum(prod(program.tensor[r.tensor].extents(program.binding)) for r in s.reads if not moves(r, i))
         for i, (low, high) in ranges
         if i in written and high - low + 1 >= threads
     ]
     return min(left, default=inf)
-
-
-def _moves(access: Access, iterator: str) -> bool:
-    return any(iterator in i.names for i in access.affine_index)
 
 
 def _is_contraction(program: Program, name: str, machine: Machine, threads: int) -> bool:
