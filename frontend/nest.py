@@ -19,6 +19,8 @@ scalars, and arrays made by `np.empty` or `np.zeros`, are temporaries. `assert N
 sizes are possible; the others are at least 1. A size in no shape (the steps of a time loop) is given by name when a
 kernel is called, `kernel(A, T=10)`, or bound before compiling, `program.bind(T=10)`.
 
+Subscripts are affine, or elements and scalars of integers: `h[b[i]] += 1`. Such a one is checked in each call.
+
 An update (`+=`, `-=`, `*=`, `x = max(x, e)`) is a reduction, whose instances may run in another order as in every
 polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps the order and the roundings.
 """
@@ -30,14 +32,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from types import ModuleType
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import islpy as isl
+import numpy.typing as npt
 
 from poly.affine import Affine
-from poly.dtypes import Array, is_integer
+from poly.dtypes import is_integer
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, Read, rewrite, walk
+from poly.frontend import nest_hints as hints
 from poly.frontend.choice_guards import without_unequal
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_choices import as_extremum, decided
@@ -46,7 +50,7 @@ from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
 from poly.frontend.nest_types import assigned, is_weak, promoted, typed
 from poly.frontend.nest_values import Scope
-from poly.program import Access, Program, Role, Statement, Tensor
+from poly.program import Access, Program, ReadIndex, Role, Statement, Tensor, places_of
 from poly.relations import access_map, box
 from poly.sets import header, within_budget, witness
 from poly.text_sets import print_condition
@@ -75,6 +79,7 @@ __all__ = [
     "u64",
 ]  # fmt: skip
 
+Array = npt.NDArray[Any]
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 _BUDGET = 2_000_000
@@ -138,6 +143,7 @@ def read_nest(function: Callable[..., object], *, exact: bool = False) -> Progra
         tensors = _tensors(arguments, reader)
     except ShapeError as error:
         raise text.source.error(text.definition, error.message, error.hint) from error
+    _check_places(text.source, reader.drafts, tensors)
     statements = _statements(text.source, reader.drafts, tensors, sizes, exact)
     for statement, draft in zip(statements, reader.drafts, strict=True):
         _check_bounds(text.source, statement, draft, tensors, sizes, context)
@@ -350,6 +356,16 @@ def _simplified(s: Statement, tensors: Mapping[str, Tensor], context: isl.Set) -
     return as_extremum(s, tensors)
 
 
+def _check_places(source: Source, drafts: Sequence[Draft], tensors: Mapping[str, Tensor]) -> None:
+    """What stands in a subscript is an integer."""
+    for draft in drafts:
+        for k in sorted(places_of([draft.write, *draft.reads])):
+            name, dtype = draft.reads[k].tensor, tensors[draft.reads[k].tensor].dtype
+            if not is_integer(dtype):
+                text = f"a subscript is an integer, {name} is {dtype}"
+                raise source.error(draft.places[k], text, hints.held(ast.Call(ast.Name("int"), [draft.places[k]], [])))
+
+
 def _check_bounds(
     source: Source, s: Statement, draft: Draft, tensors: Mapping[str, Tensor], sizes: Sequence[str], context: isl.Set
 ) -> None:
@@ -366,7 +382,7 @@ def _check_bounds(
         allowed = outside.params().complement().intersect(context).gist(context)
         inside = " and ".join(_left(outside.range().reset_tuple_id(), access, shape, sizes))
         hint = f"loops in which {inside}"
-        if not any(e.names & {*s.iterators} for e in access.affine_index):
+        if not any(isinstance(e, ReadIndex) or e.names & {*s.iterators} for e in access.index):
             hint = f"a subscript below {' and '.join(map(str, shape))}"
         elif access is not s.write and not access.guard:
             hint += f", or {ast.unparse(place)} if {inside} else 0.0"
@@ -380,7 +396,7 @@ def _left(
 ) -> Iterator[str]:
     """What an access has to satisfy that reaches these elements outside of its tensor."""
     names = ", ".join(f"d{d}" for d in range(len(shape)))
-    for d, (index, extent) in enumerate(zip(access.affine_index, shape, strict=True)):
+    for d, (index, extent) in enumerate(zip(access.index, shape, strict=True)):
         for beyond, inside in ((f"d{d} < 0", f"{index} >= 0"), (f"d{d} >= {extent.isl_text}", f"{index} < {extent}")):
             if not elements.is_disjoint(isl.Set(f"{header(sizes)}{{ [{names}] : {beyond} }}")):
                 yield inside
@@ -393,10 +409,12 @@ def _out_of_bounds(
     if "%" in given and "%" not in ast.unparse(place):
         hint = "what stands before % of a size lies from minus that size to less than twice it"
         return source.error(place, f"{given} may go around more than once: {shown}", hint)
-    index = ", ".join(map(str, access.affine_index))
     extents = ", ".join(map(str, shape))
+    if access.indirect:
+        return source.error(place, f"{ast.unparse(place)} is outside its shape ({extents}): {shown}", hint)
     below = [d for d, e in enumerate(access.affine_index) if e.constant < 0 and all(c < 0 for _, c in e.terms)]
     if below:  # Python counts from the end
         ends = [e + (shape[d] if d in below else 0) for d, e in enumerate(access.affine_index)]
         hint = f"from the end: {access.tensor}[{', '.join(map(str, ends))}]"
+    index = ", ".join(map(str, access.affine_index))
     return source.error(place, f"{access.tensor}[{index}] is outside its shape ({extents}): {shown}", hint)

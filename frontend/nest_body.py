@@ -16,15 +16,16 @@ from typing import Any, Final
 from poly.affine import Affine, var
 from poly.document import counted
 from poly.errors import ParseError
-from poly.expr import Apply, Const, Expr, Read, apply, reads_of, rewrite
+from poly.expr import Apply, Const, Expr, Read, apply, reads_of, with_reads_at
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches
+from poly.frontend.nest_elements import Elements
 from poly.frontend.nest_literals import Number
 from poly.frontend.nest_places import place_of, put_in_place
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_targets import one_target_each
 from poly.frontend.nest_values import Scope, Values, dtype_of_name
-from poly.program import Access, PathStep
+from poly.program import Access, PathStep, places_of
 from poly.sets import identifier
 
 _UPDATES: Final[dict[type[ast.operator], str]] = {
@@ -85,7 +86,9 @@ class Around:
 
 @dataclass
 class Reader:
-    """Collects the statements and the local tensors of a function body. `arguments`: the names of its arguments."""
+    """Collects the statements and the local tensors of a function body. `arguments`: the names of its arguments;
+    `safe`: locals for places that are in bounds.
+    """
 
     arguments: frozenset[str]
     scalars: frozenset[str]
@@ -95,6 +98,7 @@ class Reader:
     context: list[str] = field(default_factory=list)
     uses: Counter[tuple[str, type[ast.expr_context]]] = field(default_factory=Counter)
     live: dict[ast.stmt, frozenset[str]] = field(default_factory=dict)
+    safe: set[str] = field(default_factory=set[str])
 
     def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         """The whole body of a function."""
@@ -134,9 +138,16 @@ class Reader:
                     self.live[node] = self.live[written]
                 position = self._if(node, around, prefix, position, numbered)
                 continue
-            self._single(node, around, (*prefix, position) if numbered else prefix)
-            position += self._count(node)
+            parts = self._elements(around.scope, node).in_bounds(node)
+            numbered = numbered or len(parts) > 1
+            for part in parts:
+                self._single(part, self._with_locals(around), (*prefix, position) if numbered else prefix)
+                position += self._count(part)
         return position
+
+    def _elements(self, scope: Scope, place: ast.stmt) -> Elements:
+        names = (n for n in self._names("at", place) if n not in self.safe)
+        return Elements(scope.is_element, scope.is_condition, names, self.safe)
 
     def _with_locals(self, around: Around) -> Around:
         known = {name: local.shape for name, local in self.locals.items()}
@@ -231,10 +242,12 @@ class Reader:
                 if (outer := _with_loops_outside(node, around.scope)) is not None:
                     self.live[outer.body[0]] = self.live[node]
                     return self._if(outer, around, prefix, position, numbered)
-                branches = Branches(self._names_of_truths(node), around.scope.is_condition, self.exact)
+                scope = around.scope
+                elements = self._elements(scope, node)
+                branches = Branches(self._names("taken", node), scope.is_condition, elements.target, self.exact)
                 chosen = branches.choices(node, self.live[node])
                 if chosen:
-                    return self._sequence(chosen, around, prefix, position, numbered)
+                    return self._sequence(chosen, around, prefix, position, numbered or len(chosen) > 1)
                 raise around.scope.source.error(
                     node.test, f"the condition {ast.unparse(node.test)} depends on data",
                     hints.branch(node),
@@ -245,9 +258,9 @@ class Reader:
             position = self._sequence(branch, inner, prefix, position, numbered)
         return position
 
-    def _names_of_truths(self, node: ast.If) -> Iterator[str]:
-        """Names for what branches on data are taken by."""
-        names = (f"taken{k}" for k in count(node.lineno))
+    def _names(self, stem: str, node: ast.stmt) -> Iterator[str]:
+        """Names for locals that a statement needs."""
+        names = (f"{stem}{k}" for k in count(node.lineno))
         taken = {name for name, _ in self.uses} | self.arguments | {*self.locals}
         return (n for n in names if n not in taken)
 
@@ -300,8 +313,8 @@ class Reader:
             return
         values = Values(around.scope)
         body = values.value(value)
-        write = self._target(target, around, dtype, in_place)
-        symbol, body = _as_update(write, body, values)
+        write = self._target(target, around, dtype, values, in_place)
+        write, symbol, body = _as_update(write, body, values)
         self._add(node, target, around, path, write, body, values, symbol)
 
     def _update(
@@ -317,17 +330,21 @@ class Reader:
         if isinstance(target, ast.Name) and target.id not in around.scope.shapes:
             raise around.scope.source.error(target, f"{target.id!r} has no value here", "assign it first")
         body = values.value(value)
-        write = self._target(target, around, "", in_place=True)
+        write = self._target(target, around, "", values, in_place=True)
         self._add(
             node, target, around, path, write, _negated(body) if isinstance(op, ast.Sub) else body, values, symbol
         )
 
-    def _target(self, target: ast.expr, around: Around, dtype: str, in_place: bool = False) -> Access:
-        """What is written. `in_place`: by `+=` and its like, which change an array of rank 0 and do not rebind it."""
+    def _target(
+        self, target: ast.expr, around: Around, dtype: str, values: Values, in_place: bool = False
+    ) -> Access:
+        """What is written. `in_place`: by `+=` and its like, which change an array of rank 0 and do not rebind it.
+        `values`: takes what its subscripts read.
+        """
         scope = around.scope
         match target:
             case ast.Subscript():
-                return Values(scope).subscripted(target, written=True)
+                return values.subscripted(target)
             case ast.Name(id=name):
                 if name in self.scalars:
                     raise scope.source.error(
@@ -399,31 +416,28 @@ class Reader:
         )
 
 
-def _as_update(write: Access, body: Expr, values: Values) -> tuple[str, Expr]:
+def _as_update(write: Access, body: Expr, values: Values) -> tuple[Access, str, Expr]:
     """`x = max(x, e)`, `x = x + e`: an update of x by e. The read of x goes away where e does not use it."""
     if not isinstance(body, Apply) or write not in values.reads:
-        return "", body
+        return write, "", body
     own = Read(values.reads.index(write))
     symbol = {"add": "+", "sub": "-", "mul": "*", "max": "max", "min": "min"}.get(body.operator, "")
     if not symbol or own not in body.arguments or (body.operator == "sub" and body.arguments[0] != own):
-        return "", body
+        return write, "", body
     k = body.arguments.index(own)
     rest = body.arguments[1 - k]
-    if own.position in reads_of(rest):
-        return "", body
-    rest = _dropped(rest, own.position)
+    if own.position in {*reads_of(rest), *places_of([write, *values.reads])}:
+        return write, "", body
+    places = {j: j - (j > own.position) for j in range(len(values.reads)) if j != own.position}
+    rest = with_reads_at(rest, places)
     values.reads.pop(own.position)
     values.places.pop(own.position)
-    return symbol, _negated(rest) if body.operator == "sub" else rest
+    values.reads[:] = [r.moved(places) for r in values.reads]
+    return write.moved(places), symbol, _negated(rest) if body.operator == "sub" else rest
 
 
 def _negated(body: Expr) -> Expr:
     return Const(-body.value, body.dtype) if isinstance(body, Const) else apply("neg", body)
-
-
-def _dropped(body: Expr, position: int) -> Expr:
-    """The body after the read at a position has gone."""
-    return rewrite(body, lambda e: Read(e.position - 1) if isinstance(e, Read) and e.position > position else None)
 
 
 def _readers(body: Sequence[ast.stmt]) -> dict[str, list[int]]:

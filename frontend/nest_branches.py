@@ -28,12 +28,13 @@ class _Masked:
 
 @dataclass(frozen=True)
 class Branches:
-    """Takes branches on data apart. `names`: of locals for truths; `affine`: whether loops decide a condition; `exact`:
-    targets keep every bit.
+    """Takes branches on data apart. `names`: of locals for truths; `affine`: whether loops decide a condition;
+    `target`: what is written where a test holds, behind what it needs; `exact`: targets keep every bit.
     """
 
     names: Iterator[str]
     affine: Callable[[ast.expr], bool]
+    target: Callable[[ast.Subscript, ast.expr], tuple[list[ast.stmt], ast.Subscript]]
     exact: bool
 
     def choices(self, node: ast.If, after: frozenset[str]) -> list[ast.stmt] | None:
@@ -77,12 +78,25 @@ class Branches:
             elif isinstance(s, ast.If):
                 made = self._taken_apart(s, then, mask)
             else:
-                chosen = _chosen(s, mask, self.exact)
-                made = None if chosen is None else [chosen]
+                made = self._masked(s, mask)
             if made is None:
                 return None
             found += [_like(s, m) for m in made]
         return found
+
+    def _masked(self, s: ast.stmt, mask: _Masked) -> list[ast.stmt] | None:
+        before = list[ast.stmt]()
+        match s:
+            case ast.Assign(targets=[ast.Subscript() as target], value=value):
+                before, target = self.target(target, mask.test)
+                s = _like(s, ast.Assign([target], value))
+            case ast.AugAssign(target=ast.Subscript() as target, op=op, value=value):
+                before, target = self.target(target, mask.test)
+                s = _like(s, ast.AugAssign(target, op, value))
+            case _:
+                pass
+        chosen = _chosen(s, mask, self.exact)
+        return None if chosen is None else [*before, chosen]
 
 
 def live_before(body: Sequence[ast.stmt], after: frozenset[str]) -> frozenset[str]:

@@ -12,7 +12,7 @@ from poly.conditions import SIGNS
 from poly.dtypes import is_integer
 from poly.expr import COMBINERS, Apply, Const, Expr, IndexValue, Read, dtype_of, reads_of, rewrite, with_reads_at
 from poly.frontend.choice_guards import points_where, without
-from poly.program import Access, Statement, Tensor
+from poly.program import Access, Statement, Tensor, places_of
 
 _ORDERS: Final = frozenset(("gt", "ge", "lt", "le"))
 
@@ -34,10 +34,14 @@ def decided(statement: Statement, domain: isl.Set, dtypes: Sequence[str]) -> Sta
                 return None
 
     body = rewrite(statement.body, taken)
-    needed = {k: _needed(statement.reads[k], statement, domain) for k in reads_of(body)}
+    wanted = {*reads_of(body), *places_of([statement.write])}
+    while more := places_of([statement.reads[k] for k in wanted]) - wanted:
+        wanted |= more
+    needed = {k: _needed(statement.reads[k], statement, domain) for k in sorted(wanted)}
     kept = list(dict.fromkeys(needed.values()))
-    body = with_reads_at(body, {k: kept.index(read) for k, read in needed.items()})
-    return replace(statement, body=body, reads=tuple(kept))
+    places = {k: kept.index(read) for k, read in needed.items()}
+    reads, body = tuple(r.moved(places) for r in kept), with_reads_at(body, places)
+    return replace(statement, body=body, reads=reads, write=statement.write.moved(places))
 
 
 def as_extremum(s: Statement, tensors: Mapping[str, Tensor]) -> Statement:
@@ -57,10 +61,12 @@ def as_extremum(s: Statement, tensors: Mapping[str, Tensor]) -> Statement:
     if own not in ends:
         return s
     places = {k: n for n, k in enumerate(k for k in range(len(s.reads)) if k != own.position)}
-    if own.position in reads_of(other) or dtype_of(other, [tensors[r.tensor].dtype for r in s.reads]) != dtype:
+    used = own.position in {*reads_of(other), *places_of([s.write, *s.reads])}
+    if used or dtype_of(other, [tensors[r.tensor].dtype for r in s.reads]) != dtype:
         return s
-    reads = tuple(r for r in s.reads if r is not s.reads[own.position])
-    return replace(s, body=with_reads_at(other, places), reads=reads, combiner=COMBINERS[symbol])
+    reads = tuple(s.reads[k].moved(places) for k in places)
+    body, write = with_reads_at(other, places), s.write.moved(places)
+    return replace(s, body=body, reads=reads, write=write, combiner=COMBINERS[symbol])
 
 
 def _needed(read: Access, statement: Statement, domain: isl.Set) -> Access:

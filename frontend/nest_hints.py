@@ -27,6 +27,7 @@ _STATEMENTS: Final[Mapping[type[ast.stmt], tuple[str, str]]] = {
     ast.Break: ("break has no meaning in a nest: trips are known before", "end the range earlier: for i in range(end)"),
     ast.Continue: ("continue has no meaning in a nest", "put the rest of the body under `if` on loop variables"),
 }
+RANGE: Final = "rows padded to one length: for k in range(K): s += values[i, k] * x[columns[i, k]]"
 
 
 def statement(node: ast.stmt) -> tuple[str, str]:
@@ -124,6 +125,16 @@ def affine(node: ast.expr) -> str:
             return "+ and -, * by an integer, // and % by an integer"
         case _:
             return "loop variables and sizes with + and -, * by an integer, // and % by an integer"
+
+
+def place(node: ast.expr) -> tuple[str, str]:
+    """For a subscript that is computed from elements: what is wrong, and what to write."""
+    return f"{ast.unparse(node)} is not affine, nor an element", held(node)
+
+
+def held(node: ast.expr) -> str:
+    """How a value becomes a subscript."""
+    return f"k = {ast.unparse(node)} before it, and k as the subscript"
 
 
 def value(node: ast.expr) -> str:

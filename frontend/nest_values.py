@@ -22,7 +22,7 @@ from poly.frontend import nest_hints as hints
 from poly.frontend.nest_literals import folded
 from poly.frontend.nest_signature import last_name
 from poly.frontend.nest_source import Source
-from poly.program import Access
+from poly.program import Access, ReadIndex, Subscript
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "bit_and",
@@ -133,6 +133,16 @@ class Scope:
         except ParseError:
             return False
 
+    def is_element(self, node: ast.expr) -> bool:
+        """Whether a subscript is an element or a scalar."""
+        match node:
+            case ast.Name(id=name):
+                return name in self.shapes and not self.shapes[name]
+            case ast.Subscript():
+                return not self.is_affine(node)
+            case _:
+                return False
+
     def bound(self, node: ast.expr) -> str:
         """An end of a range in isl's syntax: affine, or a max or min of such."""
         match node:
@@ -142,6 +152,9 @@ class Scope:
                     text = f"{name}({text}, {self.bound(other)})"
                 return text
             case _:
+                read = next((n for n in ast.walk(node) if isinstance(n, ast.Subscript) and not self.is_affine(n)), None)
+                if read is not None and last_name(read.value) in self.shapes:
+                    raise self.source.error(read, f"{ast.unparse(read)} is data, a range ends at sizes", hints.RANGE)
                 return f"({self.affine(node).isl_text})"
 
     def decided(self, node: ast.expr) -> bool | None:
@@ -207,7 +220,7 @@ class Values:
             case ast.Subscript() if (chosen := self._chosen(node)) is not None:
                 return self._choice(chosen, guard)
             case ast.Subscript():
-                return self._read(node, self.subscripted(node), guard)
+                return self._read(node, self.subscripted(node, guard), guard)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 return self._operation(_ARITHMETIC[type(op)], self.value(left, guard), self.value(right, guard))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -241,8 +254,10 @@ class Values:
             return folded(_folded(name, self._operands(node, guard, self.truth)))
         return self.value(node, guard)
 
-    def subscripted(self, node: ast.Subscript, written: bool = False) -> Access:
-        """The element that `A[i, j]` names; `A[i][j]` is the same, `s[()]` an array of rank 0."""
+    def subscripted(self, node: ast.Subscript, guard: tuple[Constraint, ...] = ()) -> Access:
+        """The element that `A[i, j]` names; `A[i][j]` is the same, `s[()]` an array of rank 0. `guard`: where it is
+        read, and with it what its subscripts read.
+        """
         groups: list[ast.expr] = [node.slice]
         base = node.value
         while isinstance(base, ast.Subscript):
@@ -263,17 +278,19 @@ class Values:
                 span = ", ".join(e for e in (lower, upper) if e)
                 hint = f"a loop over its elements: for k in range({span})"
                 raise self.scope.source.error(node, f"a slice of {base.id}", hint)
-            if isinstance(subscript, ast.Subscript) and not self.scope.is_affine(subscript):
-                text = f"{ast.unparse(subscript)} is not affine in loop variables and sizes"
-                shown = ast.unparse(node)
-                hint = f'notation reads where data say: poly.parse("y[i] = {shown}")'
-                hint = f'notation writes where data say: poly.parse("{shown} += 1")' if written else hint
-                raise self.scope.source.error(subscript, text, hint)
         if len(subscripts) != len(shape):
             text = f"{base.id} has rank {len(shape)}, it is subscripted with {len(subscripts)}"
             wanted = ", ".join("ijklmnop"[: len(shape)]) or "()"
             raise self.scope.source.error(node, text, f"{base.id}[{wanted}]")
-        return Access(base.id, tuple(self.scope.affine(s) for s in subscripts))
+        return Access(base.id, tuple(self._subscript(s, guard) for s in subscripts))
+
+    def _subscript(self, node: ast.expr, guard: tuple[Constraint, ...]) -> Subscript:
+        """An affine subscript, or an element or a scalar of integers whose value it is."""
+        if self.scope.is_element(node) and isinstance(read := self.value(node, guard), Read):
+            return ReadIndex(read.position)
+        if _reads_elements(node, self.scope):
+            raise self.scope.source.error(node, *hints.place(node))
+        return self.scope.affine(node)
 
     def _chosen(self, node: ast.Subscript) -> ast.IfExp | None:
         """The choice that a read with `max`, `min` or `abs` in a subscript is, or with `% N` where N elements are."""
@@ -355,7 +372,7 @@ class Values:
         if then and plain and isinstance(node.orelse, ast.Constant) and isinstance(node.body, ast.Subscript):
             fill = self.value(node.orelse)
             if isinstance(fill, Const):
-                access = self.subscripted(node.body)
+                access = self.subscripted(node.body, (*guard, *then))
                 return Read(self._position(node, Access(access.tensor, access.index, (*guard, *then), fill)))
         test = self.truth(node.test, guard)
         affine = self.scope.affine_or_none
@@ -403,6 +420,12 @@ def _mentions_index(node: ast.expr, scope: Scope) -> bool:
         return True  # len(A), A.shape[0]
     names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
     return any(n in scope.indices or n in scope.sizes for n in names)
+
+
+def _reads_elements(node: ast.expr, scope: Scope) -> bool:
+    """Whether a subscript that is not affine is computed from what arrays hold."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return not names.isdisjoint(scope.shapes) and not scope.is_affine(node)
 
 
 def _folded(name: str, values: Sequence[Expr]) -> Expr:

@@ -169,6 +169,11 @@ class Access:
         return Access(self.tensor, index, tuple([c.substitute(values) for c in self.guard]), self.fill)
 
 
+def places_of(accesses: Iterable[Access]) -> set[int]:
+    """The positions of the reads that accesses are subscripted with."""
+    return {s.position for a in accesses for s in a.index if isinstance(s, ReadIndex)}
+
+
 @dataclass(frozen=True)
 class External:
     """A computation outside the affine world, run by the reference evaluator: opaque payload with may-accesses.

@@ -1,0 +1,116 @@
+"""Elements as subscripts under conditions on data: where the condition fails they are 0, so that all are in bounds.
+
+    y[i] = x[p[i]] if p[i] >= 0 else 0.0       ->        at = p[i] if p[i] >= 0 else 0
+                                                         y[i] = x[at] if p[i] >= 0 else 0.0
+
+A choice on data computes both of its values, and an index that is out of bounds stops a kernel.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Elements:
+    """`is_element`: whether a subscript is data; `is_condition`: whether loops decide a test; `names`: of locals for
+    places, those in `safe` are in bounds.
+    """
+
+    is_element: Callable[[ast.expr], bool]
+    is_condition: Callable[[ast.expr], bool]
+    names: Iterator[str]
+    safe: set[str]
+
+    def in_bounds(self, node: ast.stmt) -> list[ast.stmt]:
+        """An assignment after those that its places need."""
+        if not isinstance(node, ast.Assign | ast.AugAssign) or not self._has_choices(node.value):
+            return [node]
+        places = _Places(self)
+        value = places.visit(deepcopy(node.value))
+        if not places.made:
+            return [node]
+        made = deepcopy(node)
+        made.value = value
+        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in (*places.made, made)]
+
+    def target(self, target: ast.Subscript, test: ast.expr) -> tuple[list[ast.stmt], ast.Subscript]:
+        """What is written where a test holds, after the assignments that its places need."""
+        places = _Places(self, [test])
+        found = places.visit(deepcopy(target))
+        assert isinstance(found, ast.Subscript)
+        return places.made, found
+
+    def _has_choices(self, value: ast.expr) -> bool:
+        parts = [*ast.walk(value)]
+        return any(isinstance(n, ast.IfExp | ast.BoolOp) for n in parts) and any(
+            isinstance(n, ast.Subscript) and any(map(self.is_place, subscripts(n))) for n in parts
+        )
+
+    def is_place(self, node: ast.expr) -> bool:
+        """Whether a subscript is data that may be out of bounds."""
+        return self.is_element(node) and not (isinstance(node, ast.Name) and node.id in self.safe)
+
+
+@dataclass
+class _Places(ast.NodeTransformer):
+    elements: Elements
+    tests: list[ast.expr] = field(default_factory=list)
+    made: list[ast.stmt] = field(default_factory=list)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        test = self.visit(node.test)
+        then = self._under(node.body, [test])
+        return ast.IfExp(test, then, self._under(node.orelse, [ast.UnaryOp(ast.Not(), test)]))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        every, before = isinstance(node.op, ast.And), list[ast.expr]()
+        for value in node.values:
+            tests = before if every else [ast.UnaryOp(ast.Not(), b) for b in before]
+            before.append(self._under(value, tests))
+        return ast.BoolOp(node.op, before)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        node = ast.Subscript(self.visit(node.value), self.visit(node.slice), node.ctx)
+        if all(map(self.elements.is_condition, self.tests)):
+            return node
+        if any(ast.unparse(node) == ast.unparse(n) for t in self.tests for n in _surely_read(t)):
+            return node  # what the test itself reads is in bounds
+        places = [self._place(s) if self.elements.is_place(s) else s for s in subscripts(node)]
+        node.slice = ast.Tuple(places, ast.Load()) if isinstance(node.slice, ast.Tuple) else places[0]
+        return node
+
+    def _under(self, node: ast.expr, tests: Sequence[ast.expr]) -> ast.expr:
+        outer, self.tests = self.tests, [*self.tests, *tests]
+        try:
+            return self.visit(node)
+        finally:
+            self.tests = outer
+
+    def _place(self, place: ast.expr) -> ast.expr:
+        name = next(self.elements.names)
+        self.elements.safe.add(name)
+        test = self.tests[0] if len(self.tests) == 1 else ast.BoolOp(ast.And(), [*self.tests])
+        self.made.append(ast.Assign([ast.Name(name, ast.Store())], ast.IfExp(test, place, ast.Constant(0))))
+        return ast.Name(name, ast.Load())
+
+
+def _surely_read(test: ast.expr) -> Iterator[ast.Subscript]:
+    """The elements that a test reads in any case."""
+    match test:
+        case ast.BoolOp(values=[first, *_]) | ast.IfExp(test=first):
+            yield from _surely_read(first)
+        case _:
+            if isinstance(test, ast.Subscript):
+                yield test
+            for part in ast.iter_child_nodes(test):
+                if isinstance(part, ast.expr):
+                    yield from _surely_read(part)
+
+
+def subscripts(node: ast.Subscript) -> list[ast.expr]:
+    """`i` and `j` of `A[i, j]`."""
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
