@@ -71,18 +71,42 @@ def _sum_kept(schedule: Schedule, name: str, machine: Machine) -> Schedule:
 
 
 def _scalars_kept(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:
-    """Scalars that some statements hand on to one another in a register, below the loops that all of these share."""
+    """Scalars that some statements hand on to one another in a register, below the loops that all of these share, or
+    where they share none around each outermost loop with several of them."""
     for tensor in (t for t in schedule.program.tensors if t.role == "temporary" and not t.shape and not t.scope):
         users = [s.name for s in schedule.program.statements if tensor.name in s.tensors]
-        around = common_prefix(*(schedule.nests[n].path for n in users)) if {*users} <= {*names} else ()
-        band = [step for step in around if isinstance(step, str)]
-        if not band or len(users) < 2:
-            continue
-        try:
-            schedule = settle(in_registers(unchecked(schedule), tensor.name, band[-1], machine))
-        except PolyError:
-            continue
+        loop = _innermost(schedule, users)
+        for nest in [users] if loop else _by_outermost(schedule, users):
+            if not {*nest} <= {*names} or not _is_handed_on(schedule.program, tensor.name, nest):
+                continue
+            try:
+                schedule = settle(in_registers(unchecked(schedule), tensor.name, loop, machine, nest))
+            except PolyError:
+                continue
     return schedule
+
+
+def _is_handed_on(program: Program, tensor: str, names: Sequence[str]) -> bool:
+    """Whether one of some statements reads what one of them writes."""
+    those = [program.statement[n] for n in names]
+    writers = [s for s in those if s.write.tensor == tensor]
+    read = any(r.tensor == tensor for s in those for r in s.reads)
+    return bool(writers) and (read or any(s.combiner is not None for s in writers))
+
+
+def _innermost(schedule: Schedule, names: Sequence[str]) -> str | None:
+    """The innermost of the loops that some statements share."""
+    around = common_prefix(*(schedule.nests[n].path for n in names)) if names else ()
+    return next((step for step in reversed(around) if isinstance(step, str)), None)
+
+
+def _by_outermost(schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
+    """Statements by the outermost loop around them."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        for loop in schedule.nests[name].names[:1]:
+            found.setdefault(loop, []).append(name)
+    return list(found.values())
 
 
 def own_loops(schedule: Schedule, name: str) -> tuple[str, ...]:

@@ -245,3 +245,27 @@ def test_scalars_of_loops_in_order_are_in_registers() -> None:
         assert scopes == {"v": ("i",), "w": ("i",), "t": ("i", "k")}
         found: Any = kernel(a)
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_scalars_that_outlive_their_loop_are_in_registers_around_it() -> None:
+    @nest
+    def averages(N: int, x: f64[Array, "N+8"], y: f64[Array, "N"], z: f64[Array, "N"]) -> None:
+        s = 0.0
+        d = 0.0
+        for k in range(8):
+            s += x[k]
+        for i in range(N):
+            y[i] = s / 8
+            s += x[i + 8] - x[i]
+            d = max(d, s)
+        for i in range(N):
+            z[i] = x[i] * s - d
+
+    x = np.random.default_rng(0).uniform(-1, 1, 100_008)
+    wanted = np.zeros((2, 100_000))
+    averages.python(100_000, x, *wanted)
+    for program, threads in ((averages.program, 1), (averages.program.bind(N=100_000), 2)):
+        kernel = poly.compile(program, threads=threads)
+        assert {"s", "d"} <= {n.tensor.origin for n in walk(kernel.loops.body) if isinstance(n, Alloc)}
+        for one, other in zip(kernel(x, *np.zeros((2, 100_000))), wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
