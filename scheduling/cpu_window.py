@@ -27,7 +27,7 @@ from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import interval_of, intervals_of
 from poly.scheduling.cpu_chain import keep_values
-from poly.scheduling.cpu_core import own_share
+from poly.scheduling.cpu_core import core_of, own_share
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     axis_last,
@@ -71,8 +71,8 @@ class Window:
     `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
     rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
     `shifted`: the columns are taken from a row in registers; `by_columns`: one is done for all rows before the next.
-    `asks_ahead`: what is copied, or read by long tiles, comes from beyond a core's own caches, so that it is asked for
-    a strip, or a tile, ahead.
+    `asks_ahead`: what is copied, or read by long tiles or faster than it comes, is from beyond a core's own caches, so
+    that it is asked for a strip, or a tile, ahead.
     """
 
     statement: str
@@ -163,6 +163,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
     found = _heights(program, shape, way, machine)
     rows = group.axes[update.name][shape.rows]
     long = found.tile * (bytes_apart(program, shape.read, rows) or 0) >= LONG
+    asking = found.copied or long or (shifted and _comes_slowly(program, shape, vector, machine))
     return Window(
         statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
         sideways=shape.sideways, step_down=shape.step_down, step=shape.step, spread=shape.spread,
@@ -171,7 +172,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         copied=found.copied, kept=kept, unrolled=found.small,
         cuts=(found.whole,) if found.whole < shape.height else (), vector_cuts=found.edges,
         lane_cuts=(shape.width // vector * vector,) if found.ragged else (),
-        asks_ahead=(found.copied or long) and bytes_touched(program, group.statements) > own_capacity(machine),
+        asks_ahead=asking and bytes_touched(program, group.statements) > own_capacity(machine),
         shifted=shifted and not found.copied, by_columns=by_columns,
     )  # fmt: skip
 
@@ -239,6 +240,14 @@ def _is_shifted(program: Program, shape: _Shape, vector: int, machine: Machine) 
     rolls = bool(shape.down) and shape.spread == 1
     wide = machine.lanes(1) >= machine.line and shape.step * vector * size >= machine.line
     return wide and rolls and shape.step <= PICKED and 0 < reach <= vector
+
+
+def _comes_slowly(program: Program, shape: _Shape, vector: int, machine: Machine) -> bool:
+    """Whether what a vector of results reads takes longer from behind a core's own caches than its multiply-adds."""
+    size = size_bytes(program.tensor[shape.read.tensor].dtype)
+    core = core_of(machine, size)
+    lines = shape.step_down * shape.step * vector * size / core.caches[:2][-1].rate
+    return lines * core.fma_units > prod(shape.taps.values())
 
 
 def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
