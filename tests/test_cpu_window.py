@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -336,6 +337,18 @@ def test_tiles_whose_columns_are_shuffled(height: int, width: int, step: int, ti
     program = graph_of("Conv", (1, 2, height, width), (2, 1, 3, 3), attrs=attrs)[0].to_program()
     (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
     assert plan.shifted and plan.height == tile
+
+
+@pytest.mark.parametrize(("taps", "strides", "wanted"), [(3, 1, False), (3, 2, True), (5, 2, False)])
+def test_rows_that_come_slower_than_they_are_used_are_asked_for(taps: int, strides: int, wanted: bool) -> None:
+    """Of 56 columns, whose tiles are short: a line takes 2.3 cycles from the last cache."""
+    levels = [Memory("l1", 48 << 10, "cache"), Memory("l2", 1 << 20, "cache")]
+    levels.append(Memory("l3", 32 << 20, "cache", bytes_per_cycle=28))
+    machine = replace(WIDE, memories=(WIDE.memories[0], *levels, WIDE.memories[-1]))
+    attrs = {"pads": [taps // 2] * 4, "group": 96, "strides": [strides, strides]}
+    program = graph_of("Conv", (1, 96, 56, 56), (96, 1, taps, taps), attrs=attrs)[0].to_program()
+    (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, machine)))
+    assert plan.shifted and plan.asks_ahead == wanted
 
 
 def test_a_copied_window_has_tiles_of_its_own_height() -> None:
