@@ -8,32 +8,9 @@ from dataclasses import replace
 import islpy as isl
 
 from poly.affine import Affine, Constraint, unequal_parts
-from poly.expr import with_reads_at
-from poly.frontend.notation_shapes import Draft, Shapes
 from poly.program import Access, Statement
 from poly.relations import access_map, box
 from poly.sets import header
-
-
-def drop_guards(drafts: Sequence[Draft], found: Shapes) -> None:
-    """Do without the guards of choices where what is read is in bounds anyway: one load then serves both branches."""
-    for draft in drafts:
-        statement = draft.statement()
-        domain = statement.domain.intersect_params(found.context)
-        reads: list[Access] = []
-        for k, read in enumerate(draft.reads):
-            bare = without(read, read.guard)
-            if k in draft.chosen and _is_inside(bare, statement, domain, found.shapes[read.tensor]):
-                reads.append(bare)
-            else:
-                reads.append(without_unequal(read, statement, domain, found.shapes[read.tensor]))
-        if reads == list(draft.reads):
-            continue
-        kept = list(dict.fromkeys(reads))
-        places = [kept.index(r) for r in reads]
-        draft.reads = tuple(r.moved(places) for r in kept)
-        draft.write = draft.write.moved(places)
-        draft.body = with_reads_at(draft.body, places)
 
 
 def without_unequal(read: Access, statement: Statement, domain: isl.Set, shape: Sequence[Affine]) -> Access:
@@ -46,7 +23,7 @@ def without_unequal(read: Access, statement: Statement, domain: isl.Set, shape: 
         if difference is None:
             continue
         less = without(read, (constraint,))
-        if _is_inside(less, statement, domain, shape):
+        if is_inside(less, statement, domain, shape):
             read = less
             continue
         rest = [c for c in read.guard if c != constraint]
@@ -64,7 +41,7 @@ def without(read: Access, constraints: Sequence[Constraint]) -> Access:
     return replace(read, guard=guard, fill=read.fill if guard else None)
 
 
-def _is_inside(read: Access, statement: Statement, domain: isl.Set, shape: Sequence[Affine]) -> bool:
+def is_inside(read: Access, statement: Statement, domain: isl.Set, shape: Sequence[Affine]) -> bool:
     """Whether all elements that are read exist; an index that is data may be any where nobody asks for it."""
     if read.indirect:
         return False

@@ -28,8 +28,8 @@ from poly.affine import Affine, var
 from poly.arguments import checks_kinds
 from poly.dtypes import DTYPES, is_integer, numpy_dtype
 from poly.errors import ParseError, PolyError, ShapeError
-from poly.expr import Cast, Const, Expr, rewrite
-from poly.frontend.choice_guards import drop_guards
+from poly.expr import Cast, Const, Expr, rewrite, with_reads_at
+from poly.frontend.choice_guards import is_inside, without, without_unequal
 from poly.frontend.comparisons import comparable
 from poly.frontend.notation_dtypes import DType, check_fills, dtype_of_tensor, filled, named_dtype
 from poly.frontend.notation_order import ordered_statements
@@ -163,7 +163,7 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
     found = Shapes(shapes, parameters, context)
     found.solve(drafts)
     check_scans(drafts, found, given)
-    drop_guards(drafts, found)
+    _drop_guards(drafts, found)
     for draft in drafts:
         _require_one_value(draft, found)
     tensors: dict[str, Tensor] = {}
@@ -290,6 +290,27 @@ def _iterators(line: StatementLine, used: Mapping[str, None], parameters: Sequen
             taken = "it is a size" if name in parameters else "the name is reserved"
             raise line.place.error(f"{name!r} cannot name an index: {taken}", hint="rename it")
     return names
+
+
+def _drop_guards(drafts: Sequence[Draft], found: Shapes) -> None:
+    """Do without the guards of choices where what is read is in bounds anyway: one load then serves both branches."""
+    for draft in drafts:
+        statement = draft.statement()
+        domain = statement.domain.intersect_params(found.context)
+        reads: list[Access] = []
+        for k, read in enumerate(draft.reads):
+            bare = without(read, read.guard)
+            if k in draft.chosen and is_inside(bare, statement, domain, found.shapes[read.tensor]):
+                reads.append(bare)
+            else:
+                reads.append(without_unequal(read, statement, domain, found.shapes[read.tensor]))
+        if reads == list(draft.reads):
+            continue
+        kept = list(dict.fromkeys(reads))
+        places = [kept.index(r) for r in reads]
+        draft.reads = tuple(r.moved(places) for r in kept)
+        draft.write = draft.write.moved(places)
+        draft.body = with_reads_at(draft.body, places)
 
 
 def _require_one_value(draft: Draft, found: Shapes) -> None:

@@ -77,7 +77,7 @@ def run_program(
         check_context(program, bound)
     arrays = bind_arrays(program.tensors, bound, given)
     check_writable(((s.name, name) for s in program.statements for name in _written(s)), program.tensor)
-    domains = {s.name: bound_domain(s, bound) for s in program.statements}
+    domains = {s.name: instances_of(s, bound) for s in program.statements}
     if vectorised is None:
         vectorised = trace is None and order is None and sum(count_bound(d) for d in domains.values()) >= FEW_INSTANCES
     if vectorised:
@@ -93,8 +93,8 @@ def _written(s: Statement) -> tuple[str, ...]:
     return (s.write.tensor,) if s.external is None else s.external.writes
 
 
-def bound_domain(s: Statement, sizes: Mapping[str, int]) -> isl.Set:
-    """The domain without parameters. Raises `RunError` where it is unbounded or has an unknown parameter."""
+def instances_of(s: Statement, sizes: Mapping[str, int]) -> isl.Set:
+    """A statement's domain with all sizes put in. Raises `RunError` where it is unbounded or has an unknown one."""
     domain = s.domain
     count = domain.dim(isl.dim_type.param)
     for position in range(count):

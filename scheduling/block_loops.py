@@ -16,8 +16,8 @@ from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement, box_domain, default_path
 from poly.scheduling.groups import domain_box
 
-SHORTEST = 9  # elements of a block that is only read: shorter ones are shared by lanes
-SUMMED = 4  # of a block along a sum: shorter ones are slower than whole vectors
+LEAST_READ = 9  # elements of a block that is only read: shorter ones are shared by lanes
+LEAST_SUMMED = 4  # of a block along a sum: shorter ones are slower than whole vectors
 
 
 def blocks_apart(program: Program) -> Program:
@@ -26,10 +26,10 @@ def blocks_apart(program: Program) -> Program:
     return program if statements == program.statements else replace(program, statements=statements)
 
 
-def _apart(program: Program, s: Statement, position: int, shortest: int = SHORTEST) -> Statement:
+def _apart(program: Program, s: Statement, position: int, least_read: int = LEAST_READ) -> Statement:
     if any(a.guard or a.indirect for a, _ in s.accesses):
         return s
-    blocks = sorted({*_blocks(s, shortest)}, key=lambda b: (b[1], b[0]))
+    blocks = sorted({*_blocks(s, least_read)}, key=lambda b: (b[1], b[0]))
     box = domain_box(program, s, s.iterators) if blocks else None
     if box is None:
         return s
@@ -52,17 +52,17 @@ def _apart(program: Program, s: Statement, position: int, shortest: int = SHORTE
             reads=tuple(reads), path=default_path(position, iterators),
         )  # fmt: skip
         # In whole vectors now, so blocks of blocks may be short: A[i//40,i%40//20,i%20] is 20, then 2 of these.
-        return _apart(program, apart, position, 2 if c >= SHORTEST else shortest)
+        return _apart(program, apart, position, 2 if c >= LEAST_READ else least_read)
     return s
 
 
-def _blocks(s: Statement, shortest: int) -> Iterator[tuple[str, int]]:
+def _blocks(s: Statement, least_read: int) -> Iterator[tuple[str, int]]:
     """Iterators that stand in floors or remainders, and how many of them are one there, if that is long enough."""
     written = {n for i in s.write.affine_index for n in i.names}
     for access in (s.write, *s.reads):
         atoms = [a for i in access.index if isinstance(i, Affine) for a, _ in i.terms]
         for name in s.iterators:
-            least = 2 if access is s.write else shortest if name in written else min(SUMMED, shortest)
+            least = 2 if access is s.write else least_read if name in written else min(LEAST_SUMMED, least_read)
             for c in {a.divisor for a in atoms if not isinstance(a, Var) and a.argument == var(name)}:
                 if c >= least:
                     yield name, c

@@ -17,9 +17,9 @@ from poly.program import Program
 from poly.relations import extents_of, intervals_of
 
 # Instances that run between two meetings: with fewer, one thread runs the call. Sums keep what they make in registers:
-# `SUMMED` of their instances take as long as one that writes, or less.
+# `SUMS_FOR_A_WRITE` of their instances take as long as one that writes, or less.
 LEAST_CALL_SHARED: Final = 1 << 16
-SUMMED: Final = 2
+SUMS_FOR_A_WRITE: Final = 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class CallWork:
         """Whether it pays that threads share a call and meet so often."""
         counts = self.instances(sizes)
         sums = sum(counts[s.name] for s in self.program.statements if s.combiner is not None)
-        work = sum(counts.values()) - sums + sums // SUMMED
+        work = sum(counts.values()) - sums + sums // SUMS_FOR_A_WRITE
         return work >= LEAST_CALL_SHARED * meetings
 
     def instances(self, sizes: Mapping[str, int]) -> dict[str, int]:

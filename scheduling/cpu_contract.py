@@ -10,19 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import inf, prod
+from math import gcd, inf, prod
 
+from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.cpu_core import core_of
-from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, reduction_extents
-from poly.scheduling.cpu_nontemporal import tiles_past
+from poly.scheduling.cpu_core import SHARE, core_of
+from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, last_capacity, reduction_extents
+from poly.scheduling.cpu_nontemporal import row_bytes, tensors_read_anywhere
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Choice, Rated
 from poly.scheduling.cpu_ways import Way
 from poly.scheduling.groups import Group
 
 MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
+FELT = 1 / 8  # of the time of operations: what results take at least that go past the caches from register tiles
 GOOD = 1.05  # of the least cycles: where the contiguous loop as lanes takes more, others are tried
 
 
@@ -35,7 +37,27 @@ def contraction_of(program: Program, group: Group, machine: Machine, threads: in
     plan = None if lanes is None else contraction_plan(facts, lanes)
     if plan is None or plan.lanes != lanes:
         return plan
-    return replace(plan, past=tiles_past(facts, plan, least_cycles(facts) * threads))
+    return replace(plan, past=results_past_tiles(facts, plan, least_cycles(facts) * threads))
+
+
+def results_past_tiles(facts: Facts, plan: BlockPlan, cycles: float) -> frozenset[str]:
+    """The results that register tiles of a contraction write past the caches, whole lines of a row one after the other:
+    such as fill what its threads count on of the last cache, and take a good part of the time to be fetched and written
+    back, for which a core waits in every tile. `cycles`: of the operations.
+    """
+    program, names, machine = facts.program, facts.group.names, facts.machine
+    others = {s.write.tensor for s in program.statements if s.external is None and s.name not in names}
+    read = tensors_read_anywhere(program)
+    targets = {s.write.tensor for s in facts.group.statements if not s.write.indirect} - others - read
+    found = [t for t in program.tensors if t.name in targets and t.role == "output"]
+    written = sum(t.nbytes(program.binding) for t in found)
+    felt = written / core_of(machine, facts.widest()).caches[-1].rate >= cycles * FELT
+    filled = 0 < last_capacity(machine) * min(1.0, SHARE * facts.threads) <= written
+    if not felt or not filled or plan.depth is not None or not plan.lanes_inside:
+        return frozenset()
+    pieces = {t.name: gcd(*(plan.vector * s.width * size_bytes(t.dtype) for s in plan.strips)) for t in found}
+    whole = {t.name for t in found if gcd(row_bytes(t, program.binding), pieces[t.name]) % machine.line == 0}
+    return frozenset(whole)
 
 
 def contraction_plan(facts: Facts, lanes: int) -> BlockPlan | None:

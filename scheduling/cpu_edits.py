@@ -1,5 +1,5 @@
 """Edits that the policies for a core share: each is a few primitives. What they decide about a group is whether a
-padded copy pays (`_pays`), which is known when its size is.
+padded copy pays (`padded_copy_pays`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from poly.relations import intervals_of
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.tile_footprints import tile_of
 
 FEW_VECTORS = 8  # of a loop that is laid out in full
 MOST_PADDED = 4  # times the elements of a tensor that a padded copy may have, whatever its uses
@@ -210,21 +211,25 @@ def with_padded_reads(
         for tensor in sorted(t for t in padded if (s.name, t) not in packed):
             buffer = f"{tensor}_{s.name}_padded"
             try:
-                padded_copy = schedule.promote(tensor, None, "dram", users=[s.name], name=buffer, pad=True)
+                if not padded_copy_pays(schedule, tensor, s):
+                    continue
+                schedule = schedule.promote(tensor, None, "dram", users=[s.name], name=buffer, pad=True)
             except PolyError:
                 continue
-            if _pays(padded_copy, tensor, buffer, s):
-                schedule = padded_copy
-                made.append((tensor, buffer))
+            made.append((tensor, buffer))
     return schedule, made
 
 
-def _pays(schedule: Schedule, tensor: str, buffer: str, s: Statement) -> bool:
-    """Whether a padded copy is hardly larger than its tensor, or its elements are used often; masks serve elsewhere."""
-    tensors, sizes = schedule.program.tensor, schedule.program.binding
-    if any(not e.names <= sizes.keys() for t in (buffer, tensor) for e in tensors[t].shape):
+def padded_copy_pays(schedule: Schedule, tensor: str, s: Statement) -> bool:
+    """Whether a padded copy is hardly larger than its tensor, or its elements are used often; masks serve elsewhere.
+
+    Raises `ScheduleError` where the copy would have no box.
+    """
+    shape, sizes = schedule.program.tensor[tensor].shape, schedule.program.binding
+    padded = tile_of(schedule, tensor, None, [s.name], pad=True).box.extents
+    if any(not e.names <= sizes.keys() for e in (*padded, *shape)):
         return True
-    copied, own = prod(tensors[buffer].extents(sizes)), prod(tensors[tensor].extents(sizes))
+    copied, own = (prod(int(e.evaluate(sizes)) for e in extents) for extents in (padded, shape))
     ranges = intervals_of(schedule.program, s)
     uses = prod(high - low + 1 for low, high in (r or (0, 0) for r in ranges.values()))
     return copied <= MOST_PADDED * own or copied * FEWEST_USES <= uses

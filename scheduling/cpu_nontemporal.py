@@ -11,24 +11,21 @@ stores wait for that at every page, and ask ahead (docs/decisions/0022).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from math import gcd
 
 from poly.affine import var
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
-from poly.scheduling.cpu_core import SHARE, core_of
+from poly.scheduling.cpu_core import SHARE
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
-    Facts,
     bytes_apart,
     bytes_touched,
     functions_in,
     last_capacity,
     own_capacity,
 )
-from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
@@ -36,7 +33,6 @@ LEAST_RUN = 256  # bytes of whole lines that leave one after the other: shorter 
 MUCH_READ = 0.75  # bytes read for one that is written
 FAR = 3  # times what a core's own caches hold: so much written over and over comes from further away each time
 LITTLE_READ = 0.25  # bytes read for one that is written
-FELT = 1 / 8  # of the time of operations: what results take at least that go past the caches from register tiles
 LEAST_ROW = 1024  # bytes along the lanes: at its ends a row may leave lines in part to others, which costs a read
 
 
@@ -46,15 +42,15 @@ def results_past(program: Program, group: Group, machine: Machine, threads: int)
     """
     if not _beyond(program, group, machine, threads):
         return frozenset()
-    read = _read(program)
+    read = tensors_read_anywhere(program)
     writers = [t for t, _ in {(s.write.tensor, s.source_name) for s in program.statements if s.external is None}]
     once = {s.write.tensor for s in group.statements if s.combiner is None and not s.write.indirect}
     single = {t for t in once - read if writers.count(t) == 1}
     return frozenset(t.name for t in program.tensors if t.name in single and t.role == "output")
 
 
-def _read(program: Program) -> set[str]:
-    """The tensors that somebody reads."""
+def tensors_read_anywhere(program: Program) -> set[str]:
+    """The tensors that somebody reads, sums their own targets aside."""
     read = {r.tensor for s in program.statements for r in s.reads}
     return read | {t for s in program.statements if s.external is not None for t in s.external.reads}
 
@@ -71,7 +67,7 @@ def _beyond(program: Program, group: Group, machine: Machine, threads: int) -> b
     return 0 < last and touched >= enough
 
 
-def _row(tensor: Tensor, sizes: Mapping[str, int]) -> int:
+def row_bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     """Bytes of a tensor's last axis."""
     return tensor.extents(sizes)[-1] * size_bytes(tensor.dtype) if tensor.rank else 0
 
@@ -80,7 +76,7 @@ def written_past(schedule: Schedule, group: Group, machine: Machine, threads: in
     """Mark the vector loops of a scheduled group that store such results, one vector beside the other."""
     program = schedule.program
     past = results_past(program, group, machine, threads)
-    rows = {t: _row(program.tensor[t], program.binding) for t in past}
+    rows = {t: row_bytes(program.tensor[t], program.binding) for t in past}
     results = {t for t, n in rows.items() if n >= LEAST_ROW or (n >= LEAST_RUN and n % machine.line == 0)}
     return _stored_past(schedule, parts_of(schedule, group), results) if results else schedule
 
@@ -97,25 +93,6 @@ def _stored_past(schedule: Schedule, names: Iterable[str], results: Collection[s
         if alone and schedule.program.statement[name].write.tensor in results:
             schedule = schedule.nontemporal(loops[-1])
     return schedule
-
-
-def tiles_past(facts: Facts, plan: BlockPlan, cycles: float) -> frozenset[str]:
-    """The results that register tiles of a contraction write past the caches, whole lines of a row one after the other:
-    such as fill what its threads count on of the last cache, and take a good part of the time to be fetched and written
-    back, for which a core waits in every tile. `cycles`: of the operations.
-    """
-    program, names, machine = facts.program, facts.group.names, facts.machine
-    others = {s.write.tensor for s in program.statements if s.external is None and s.name not in names}
-    targets = {s.write.tensor for s in facts.group.statements if not s.write.indirect} - others - _read(program)
-    found = [t for t in program.tensors if t.name in targets and t.role == "output"]
-    written = sum(t.nbytes(program.binding) for t in found)
-    felt = written / core_of(machine, facts.widest()).caches[-1].rate >= cycles * FELT
-    filled = 0 < last_capacity(machine) * min(1.0, SHARE * facts.threads) <= written
-    if not felt or not filled or plan.depth is not None or not plan.lanes_inside:
-        return frozenset()
-    pieces = {t.name: gcd(*(plan.vector * s.width * size_bytes(t.dtype) for s in plan.strips)) for t in found}
-    whole = {t.name for t in found if gcd(_row(t, program.binding), pieces[t.name]) % machine.line == 0}
-    return frozenset(whole)
 
 
 def written_far(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:

@@ -74,10 +74,10 @@ def scan_of(schedule: Schedule, name: str, machine: Machine) -> Scan | None:
         return None
     rows = next((i for i in reversed(outer) if i is not None and _is_row(program, s, i, along)), None)
     scan = Scan(rows or "", along, max(b or 0 for b in found), (), machine.lanes(widest_element(program, [s])), 0)
-    ahead = s.combiner is not None or any(b is not None and b < 1 for b in found)
+    back_only = s.combiner is None and all(b is None or b >= 1 for b in found)
     if rows is None:
-        return scan if not ahead and scan.reach <= MOST_REACH and runs_alone(program, s, along) else None
-    return scan if ahead or step_along(program, s.write, along) != 1 else _with_lanes(program, s, scan, machine)
+        return scan if back_only and scan.reach <= MOST_REACH and runs_alone(program, s, along) else None
+    return scan if not back_only or step_along(program, s.write, along) != 1 else _with_lanes(program, s, scan, machine)
 
 
 def _with_lanes(program: Program, s: Statement, scan: Scan, machine: Machine) -> Scan:

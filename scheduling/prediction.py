@@ -29,7 +29,7 @@ _OPERATIONS = 400_000
 
 
 @dataclass(frozen=True)
-class Level:
+class CacheLevel:
     """`bytes` that enter a cache; None where they could not be counted. `cycles` that its supply needs."""
 
     name: str
@@ -42,7 +42,7 @@ class Level:
 class Prediction:
     """`operations` as written (a multiply-add is two); `cycles` of the busiest resource, which is `limit`."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[CacheLevel, ...]
     operations: int | None
     compute_cycles: float | None
     cycles: float | None
@@ -57,13 +57,13 @@ def predict(schedule: Schedule, machine: Machine, threads: int = 1) -> Predictio
     """
     work = _Model(schedule, machine)
     caches = [m for m in machine.caches if m.capacity]
-    levels: list[Level] = []
+    levels: list[CacheLevel] = []
     for cache, supply in zip(caches, [*caches[1:], _dram(machine)], strict=True):
         moved = work.entering(cache.capacity or 0, cache.line or 64)
         rate = supply.bytes_per_cycle
         own = threads if cache is not caches[-1] else 1
         cycles = moved / rate / own if moved is not None and rate else None
-        levels.append(Level(cache.name, cache.capacity or 0, moved, cycles))
+        levels.append(CacheLevel(cache.name, cache.capacity or 0, moved, cycles))
     operations, compute = work.operations(), work.compute_cycles()
     resources = {f"bytes into {v.name}": v.cycles for v in levels if v.cycles is not None}
     if compute is not None:

@@ -9,6 +9,7 @@ loops of its own. Contractions, which use their operands again across rows, keep
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from poly.affine import Affine
@@ -31,20 +32,33 @@ MOST_REUSE = 2  # uses of an element across the loops of a reduction from which 
 LEAST_SAVED = 4  # a quarter of what the later group touches must be shared
 
 
+@dataclass(frozen=True)
+class Room:
+    """Bytes that one row may touch: in a core's own cache, and in the last one where there are rows enough to share
+    out, `least_rows`.
+    """
+
+    own: int
+    last: int = 0
+    least_rows: int = 0
+
+    def of_each(self, rows: int) -> int:
+        """Bytes for each of so many rows."""
+        return max(self.own, self.last) if rows >= self.least_rows else self.own
+
+
 def groups_for(program: Program, machine: Machine, threads: int = 1) -> list[Group]:
     """The groups that suit a machine: on cores with caches chains along rows are one, elsewhere each step is one."""
     caches = [m.capacity for m in machine.caches if m.capacity]
     if machine.kind != "cpu" or not caches:
         return groups_of(program)
-    far = (caches[-1] // (4 * machine.cores), threads)
-    return row_blocks(program, row_groups(program, own_share(caches[min(1, len(caches) - 1)]), far), machine)
+    room = Room(own_share(caches[min(1, len(caches) - 1)]), caches[-1] // (4 * machine.cores), threads)
+    return row_blocks(program, row_groups(program, room), machine)
 
 
-def row_groups(program: Program, room: int, far: tuple[int, int] = (0, 0)) -> list[Group]:
-    """The groups of a program, with those that share rows joined. `room`: bytes that one row may touch; `far`: bytes
-    where there are rows enough to share out, and how many rows that are.
-    """
-    facts = _Facts(program, room, far)
+def row_groups(program: Program, room: Room) -> list[Group]:
+    """The groups of a program, with those that share rows joined."""
+    facts = _Facts(program, room)
     groups: list[Group] = []
     maker: dict[str, int] = {}
     for group in groups_of(program):
@@ -65,8 +79,8 @@ def row_groups(program: Program, room: int, far: tuple[int, int] = (0, 0)) -> li
 class _Facts:
     """What is asked of the statements of one program, answered once."""
 
-    def __init__(self, program: Program, room: int, far: tuple[int, int]) -> None:
-        self.program, self.room, self.far = program, room, far
+    def __init__(self, program: Program, room: Room) -> None:
+        self.program, self.room = program, room
         self.updated = {t.name for t in program.tensors if t.role == "inout"}
         self.single = written_once(program) | self.updated
         self.extents: dict[str, Mapping[str, int] | None] = {}
@@ -160,7 +174,7 @@ class _Facts:
         """Whether what a row touches stays in a cache."""
         assert group.box is not None
         rows = prod(high - low + 1 for low, high in group.box)
-        return self.row_bytes(group) <= (max(self.room, self.far[0]) if rows >= self.far[1] else self.room)
+        return self.row_bytes(group) <= self.room.of_each(rows)
 
     def row_bytes(self, group: Group) -> int:
         """Bytes that one iteration of a group's loops touches."""

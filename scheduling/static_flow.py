@@ -17,8 +17,8 @@ from poly.program import PathStep
 from poly.scheduling.dependences import Touch
 from poly.scheduling.schedule import relation_in_time
 
-Access = Callable[[Touch], isl.Map]
-Ahead = Callable[[Touch, "Touch | None", int], "int | None"]
+AccessOf = Callable[[Touch], isl.Map]
+ByDistance = Callable[[Touch, "Touch | None", int], "int | None"]
 Path = tuple[PathStep, ...]
 
 
@@ -28,21 +28,22 @@ def is_may_write(touch: Touch) -> bool:
 
 
 def earlier_writers(
-    reader: Path | None, writers: Sequence[Touch], paths: Sequence[Path], depth: int, access: Access, ahead: Ahead
-) -> list[Touch] | None:
+    reader: Path | None, writers: Sequence[Touch], paths: Sequence[Path], depth: int, access: AccessOf,
+    by_distance: ByDistance,
+) -> list[Touch] | None:  # fmt: skip
     """The writers that run before a reader, the last one first; None where a loop interleaves some of them.
 
     All share `depth` loops, an iteration of which has a tensor of its own. `reader`: its path, None for the end of the
     program. Writers that a loop interleaves are in order where they write different elements, or hide nothing. Further
     loops may be shared by statements that touch an element only in the same iteration of them, so that the sequence
-    inside decides, or always in earlier or later ones: `ahead(writer, other, loops)` says 0, or -1 or 1 of the first,
-    for that many outer loops (None: not plain; other None: the reader).
+    inside decides, or always in earlier or later ones: `by_distance(writer, other, loops)` says 0, or -1 or 1 of the
+    first, for that many outer loops (None: not plain; other None: the reader).
     """
     before = list[tuple[Path, Touch]]()
     for path, writer in zip(paths, writers, strict=True):
         if reader is not None:
             shared, order = relation_in_time(path, reader)
-            step = ahead(writer, None, len(shared)) if len(shared) > depth or order == "same" else 0
+            step = by_distance(writer, None, len(shared)) if len(shared) > depth or order == "same" else 0
             if step is None:
                 return None
             if step > 0 or step == 0 and order != "before":  # an instance reads before it writes
@@ -54,7 +55,7 @@ def earlier_writers(
             if len(shared) <= depth and order != "same" or is_may_write(writer) and is_may_write(second):
                 continue
             against = {"before": 1, "after": -1, "same": None}[order]
-            if against is not None and ahead(writer, second, len(shared)) in (0, -against):
+            if against is not None and by_distance(writer, second, len(shared)) in (0, -against):
                 continue
             if not access(writer).range().is_disjoint(access(second).range()):
                 return None
@@ -62,7 +63,7 @@ def earlier_writers(
 
 
 def last_writers(
-    reads: isl.Map, writers: Sequence[Touch], access: Access, latest: Access
+    reads: isl.Map, writers: Sequence[Touch], access: AccessOf, latest: AccessOf
 ) -> tuple[isl.UnionMap, isl.Map]:
     """{ reader -> writer } for `writers` in the order of `earlier_writers`, and the reads that none surely wrote.
 

@@ -275,10 +275,10 @@ class Flow:
                 self._latest[key] = self._last_of_all(touch, written(touch), depth)
             return self._latest[key]
 
-        def ahead(first: Touch, second: Touch | None, loops: int) -> int | None:
+        def by_distance(first: Touch, second: Touch | None, loops: int) -> int | None:
             touch = second or reader.touch
             assert touch is not None
-            steps = (self.vectors.ahead(first, touch, k) for k in range(depth, loops))
+            steps = (self.vectors.by_distance(first, touch, k) for k in range(depth, loops))
             found = next((step for step in steps if step != 0), 0)
             if found is not None:
                 return found
@@ -288,7 +288,7 @@ class Flow:
 
         path = None if reader.touch is None else nests[reader.name].path
         paths = [nests[w.statement.name].path for w in writers]
-        before = earlier_writers(path, writers, paths, depth, written, ahead)
+        before = earlier_writers(path, writers, paths, depth, written, by_distance)
         if before is None:
             return None
         reads = reader.relation if reader.touch is None else written(reader.touch)

@@ -128,7 +128,7 @@ class Vectors:
         found = self._distance(a, first, b, second, depth)
         return found is not None and found[0] >= 0 >= found[1]
 
-    def ahead(self, a: Touch, b: Touch, depth: int) -> int | None:
+    def by_distance(self, a: Touch, b: Touch, depth: int) -> int | None:
         """Where it is plain from the subscripts when one access touches the elements of another, alike in the loops
         around the loop at `depth`: -1 in earlier iterations of that, 0 in the same one, 1 in later ones.
         """

@@ -18,7 +18,7 @@ from poly.scheduling.cpu_facts import step_along
 from poly.scheduling.groups import bare, domain_box
 from poly.scheduling.joined_axes import with_sizes
 
-SHORTEST = 16  # iterations that are worth vectors whose ends differ from row to row
+LEAST_ITERATIONS = 16  # iterations that are worth vectors whose ends differ from row to row
 
 
 def with_written_places(program: Program) -> Program:
@@ -54,7 +54,7 @@ def _along(program: Program, s: Statement, axis: int, extents: dict[str, int]) -
     others = {n for d, i in enumerate(s.write.affine_index) if d != axis for n in i.names}
     last = axis == len(s.write.index) - 1
     names = [n for n in place.names - others if place.coefficient(n) == 1 and _is_linear(s, n)]
-    names = [n for n in names if extents[n] >= SHORTEST and (not last or _fills_lanes(program, s, n))]
+    names = [n for n in names if extents[n] >= LEAST_ITERATIONS and (not last or _fills_lanes(program, s, n))]
     if not place.is_linear or not names:
         return s
     name = max(names, key=lambda n: (extents[n], n))

@@ -21,7 +21,7 @@ from poly.scheduling.cpu_rows import row_plan
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import unchecked
 from poly.scheduling.groups import groups_of
-from poly.scheduling.row_groups import groups_for, row_groups
+from poly.scheduling.row_groups import Room, groups_for, row_groups
 from poly.scheduling.schedule import Schedule
 from tests.machines import AVX2
 from tests.nest_texts import define
@@ -79,7 +79,7 @@ def test_contractions_keep_a_group_to_themselves() -> None:
 def test_rows_that_do_not_fit_a_cache_are_not_joined() -> None:
     program = poly.parse(SOFTMAX, x=(4, 1 << 20))
     assert len(groups_for(program, AVX2)) == 4
-    assert len(row_groups(program, 1 << 30)) == 1
+    assert len(row_groups(program, Room(1 << 30))) == 1
 
 
 def test_sums_over_the_same_rows_are_one_group() -> None:

@@ -17,9 +17,8 @@ from poly.loops import Compute, For, walk
 from poly.machine import Machine
 from poly.pointers import address
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_contract import contraction_plan
+from poly.scheduling.cpu_contract import contraction_plan, results_past_tiles
 from poly.scheduling.cpu_facts import facts_of
-from poly.scheduling.cpu_nontemporal import tiles_past
 from poly.scheduling.cpu_plan import Strip
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -265,7 +264,7 @@ def product_past(text: str = PRODUCT, **changes: object) -> frozenset[str]:
     facts = facts_of(program, next(g for g in groups_of(program) if any(s.combiner for s in g.statements)), SMALL)
     plan = contraction_plan(facts, 1)
     assert plan is not None and plan.depth is None and plan.lanes_inside
-    return tiles_past(facts, replace(plan, **changes), 0.0)  # pyright: ignore[reportArgumentType]
+    return results_past_tiles(facts, replace(plan, **changes), 0.0)  # pyright: ignore[reportArgumentType]
 
 
 def test_only_whole_lines_of_rows_that_tiles_finish_go_past() -> None:

@@ -139,7 +139,7 @@ def test_accesses_that_are_plainly_apart_are_apart() -> None:
                     pairs = together(pairs, range(depth))
                     assert pairs.is_subset(together(pairs, [depth])), (name, loop, str(vectors.schedule))
                     apart += 1
-                elif step := vectors.ahead(a, b, depth):
+                elif step := vectors.by_distance(a, b, depth):
                     pairs = together(vectors.access(a).apply_range(vectors.access(b).reverse()), range(depth))
                     bad = pairs.order_le(IN, depth, OUT, depth) if step > 0 else pairs.order_ge(IN, depth, OUT, depth)
                     assert bad.is_empty(), (name, loop, str(vectors.schedule))
