@@ -28,7 +28,7 @@ from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, settled
-from poly.program import Program
+from poly.program import Program, program_of
 from poly.scheduling.cpu_program import known_for_cpu, like_another
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
@@ -143,7 +143,7 @@ def compile(
         if schedule is not None or constants:
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
         return _model_engine(what, machine, threads or 1, progress)
-    program, own = _program_of(what)
+    program, own = _program_and_schedule(what)
     schedule = schedule or own
     if schedule is not None and not _is_of(schedule, program, constants or {}):
         raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
@@ -169,12 +169,12 @@ def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:
     return isinstance(what, Path) or type(what).__name__ == "ModelProto"
 
 
-def _program_of(what: object) -> tuple[Program, Schedule | None]:
+def _program_and_schedule(what: object) -> tuple[Program, Schedule | None]:
     """The program of a text, a nest, a schedule or something compiled before; a schedule itself, too."""
     if isinstance(what, Schedule):
         return what.source, what
-    found = _read_text(what) if isinstance(what, str) else getattr(what, "program", what)
-    if not isinstance(found, Program):
+    found = _read_text(what) if isinstance(what, str) else program_of(what)
+    if found is None:
         hint = "a Program, its text, a nest, a Schedule, a Graph or an ONNX model"
         raise PolyError(f"cannot compile {type(what).__name__}", hint=hint)
     return found, None

@@ -32,7 +32,7 @@ from poly.interp_arrays import (
     run_external,
 )
 from poly.interp_vector import run_vectorised
-from poly.program import Access, PathStep, Program, Statement, Tensor, default_path
+from poly.program import Access, PathStep, Program, Statement, Tensor, default_path, program_of
 
 Element = tuple[str, tuple[int, ...]]
 Trace = Callable[[Statement, tuple[int, ...], list[Element], Element], None]
@@ -64,10 +64,7 @@ def run_program(
     for each statement a time vector, affine in its iterators, compared lexicographically. `externals`: evaluators of
     external statements by kind. Raises `RunError` on wrong arguments and on an index out of bounds.
     """
-    if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
-        own = isinstance(getattr(program, "program", None), Program)  # of a nest, a schedule, a kernel
-        hint = "the `program` of what is given" if own else "poly.compile, or graph.to_program()"
-        raise RunError(f"runs a Program, not {shown(program)}", hint=hint)
+    _check_kind(program)
     if vectorised and (trace is not None or order is not None):
         raise RunError("trace and order need the per-instance interpreter", hint="vectorised=False")
     given = {name: np.asarray(array) for name, array in inputs.items()}
@@ -87,6 +84,14 @@ def run_program(
         times = time_vectors(program) if order is None else order
         _run_per_instance(program, bound, domains, times, arrays, externals or {}, trace)
     return results(program.tensors, arrays, keep)
+
+
+def _check_kind(program: object) -> None:
+    """Refuse what is no program; `checks_kinds` does not know what else was meant."""
+    if not isinstance(program, Program):
+        own = program_of(program) is not None
+        hint = "the `program` of what is given" if own else "poly.compile, or graph.to_program()"
+        raise RunError(f"runs a Program, not {shown(program)}", hint=hint)
 
 
 def _written(s: Statement) -> tuple[str, ...]:

@@ -411,6 +411,12 @@ def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: f
         raise ShapeError(f"body is {found}, {s.write.tensor} is {target}", where=where, hint=f"write {target}(...)")
 
 
+def program_of(what: object) -> Program | None:
+    """A program, or that of a nest, a schedule or something compiled; None of anything else."""
+    found = getattr(what, "program", what)
+    return found if isinstance(found, Program) else None
+
+
 def box_domain(
     name: str, ranges: Iterable[tuple[str, Affine | int, Affine | int]], parameters: Sequence[str] = ()
 ) -> isl.Set:

@@ -97,17 +97,11 @@ def row_plan(
     """
     if any(s.combiner is not None and not s.reorder for s in group.statements):
         return None
-    inner: dict[str, tuple[str, ...]] = {}
-    extents: dict[str, tuple[int, ...]] = {}
-    for s in group.statements:
-        known = reduction_extents(program, s, group.axes[s.name])
-        if max(known.values(), default=1) == 1:  # one value a row
-            known = {}
-        lanes = _lanes(program, s, known)
-        if known and lanes is None:
-            return None
-        inner[s.name] = (*(i for i in known if i != lanes), *([lanes] if lanes is not None else []))
-        extents[s.name] = tuple(known[i] for i in inner[s.name])
+    inside = _inside_rows(program, group)
+    if inside is None:
+        return None
+    inner = {name: tuple(loops) for name, loops in inside.items()}
+    extents = {name: tuple(loops.values()) for name, loops in inside.items()}
     moving = [s for s in group.statements if inner[s.name]]
     widest = widest_element(program, moving or group.statements)
     passes = passes_of(group, inner, extents)
@@ -136,6 +130,20 @@ def row_plan(
     block = _block(group, height, 1 if near else threads)
     apart = height * held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
     return plan if apart else _staggered(program, group, replace(plan, block=block), limits)
+
+
+def _inside_rows(program: Program, group: Group) -> dict[str, dict[str, int]] | None:
+    """The loops of each statement inside a row with their extents, the one for lanes last; None where one has none."""
+    found: dict[str, dict[str, int]] = {}
+    for s in group.statements:
+        known = reduction_extents(program, s, group.axes[s.name])
+        if max(known.values(), default=1) == 1:  # one value a row
+            known = {}
+        lanes = _lanes(program, s, known)
+        if known and lanes is None:
+            return None
+        found[s.name] = {i: known[i] for i in sorted(known, key=lambda i: i == lanes)}
+    return found
 
 
 def _block(group: Group, height: int, threads: int) -> int:

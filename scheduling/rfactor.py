@@ -39,13 +39,12 @@ def rfactor(
     a partial result, `ScheduleError` for what is no reduction or has no box with an affine corner.
     """
     s = schedule.statement(statement)
-    nest = schedule.nests[statement]
     if s.combiner is None or s.external is not None or s.write.indirect:
         raise ScheduleError(
             f"{statement} is no reduction into an element known before it runs", where=schedule.source.name,
             hint="name a statement with a combiner (+=) and affine subscripts on its left side",
         )  # fmt: skip
-    if loop not in nest.loops:
+    if loop not in schedule.nests[statement].loops:
         raise ScheduleError(f"{statement} is not under loop {loop!r}", where=schedule.source.name)
     if not s.reorder:
         _refuse_order(schedule, s, loop)
@@ -56,22 +55,28 @@ def rfactor(
         buffer_name(schedule, name or first_free(schedule, f"{target.name}_rf", "clear_", "merge_")),
         tile.box.extents, target.dtype, "temporary", "dram", None, around, target.source_name,
     )  # fmt: skip
-    clear, merge = _clear(s, partial, tile), _merge(s, partial, tile)
-    statements: list[Statement] = []
-    for other in schedule.program.statements:
-        statements += [clear, _redirected(s, nest, loop, partial, tile), merge] if other is s else [other]
-    program = replace(
-        schedule.program, tensors=(*schedule.program.tensors, partial), statements=tuple(statements)
-    )
     where = around[-1] if around else None
-    first, last = span(schedule, where, (statement,))
-    nests = dict(schedule.nests)
-    for made, position in ((merge.name, last + 1), (clear.name, first)):
-        nests = insert_nest(nests, where, position, nest_of_tile(made, tile, tile.box.extents), made)
-    result = replace(schedule, program=program, nests=canonical(nests))
+    result = _with_partial(schedule, s, loop, partial, tile, where)
     return finish(
         schedule, result, "rfactor", statement=statement, loop=loop, at=where or "", name=partial.name
     )
+
+
+def _with_partial(
+    schedule: Schedule, s: Statement, loop: str, partial: Tensor, tile: Tile, where: str | None
+) -> Schedule:
+    """The schedule with a reduction into partial results, between what clears and what merges them in loop `where`."""
+    clear, merge = _clear(s, partial, tile), _merge(s, partial, tile)
+    redirected = _redirected(s, schedule.nests[s.name], loop, partial, tile)
+    statements: list[Statement] = []
+    for other in schedule.program.statements:
+        statements += [clear, redirected, merge] if other is s else [other]
+    program = replace(schedule.program, tensors=(*schedule.program.tensors, partial), statements=tuple(statements))
+    first, last = span(schedule, where, (s.name,))
+    nests = dict(schedule.nests)
+    for made, position in ((merge.name, last + 1), (clear.name, first)):
+        nests = insert_nest(nests, where, position, nest_of_tile(made, tile, tile.box.extents), made)
+    return replace(schedule, program=program, nests=canonical(nests))
 
 
 def _refuse_order(schedule: Schedule, s: Statement, loop: str) -> NoReturn:

@@ -18,7 +18,7 @@ from poly.arguments import checks_kinds, shown
 from poly.errors import NoSuchEdit, ScheduleError
 from poly.locks import cached_property
 from poly.loops import LoopKind
-from poly.program import PathStep, Program, Statement
+from poly.program import PathStep, Program, Statement, program_of
 
 if TYPE_CHECKING:
     import islpy as isl
@@ -128,11 +128,8 @@ class Schedule:
         ) -> None: ...  # fmt: skip
 
     def __post_init__(self) -> None:
-        if not isinstance(self.source, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
-            from poly.frontend.nest import Nest as NestFunction
-
-            if isinstance(self.source, NestFunction):  # pyright: ignore[reportUnnecessaryIsInstance]
-                object.__setattr__(self, "source", self.source.program)
+        if not isinstance(self.source, Schedule):
+            object.__setattr__(self, "source", program_of(self.source) or self.source)
         for program in (self.source, self.source if self.program is None else self.program):  # type: ignore
             if not isinstance(program, Program):  # pyright: ignore[reportUnnecessaryIsInstance]
                 hint = "Schedule(poly.parse(...)), or of a nest"
