@@ -34,7 +34,7 @@ def remainder(ops: Ops, a: Value, b: Value) -> Value:
     While the quotient is a small number, rounding can only have made it the next integer, and `a - quotient*b` is
     exact either way, as both are multiples of the smaller one's last place and the difference is below b.
     """
-    if not ops.fma:
+    if not ops.target.fma:
         return ops.op("frem", a, a, b)
     zero, most = ops.const(a.dtype, 0.0, a.lanes), ops.const(a.dtype, 2.0 ** (51 if a.dtype == "f64" else 22), a.lanes)
     quotient = ops.call("trunc", ops.op("fdiv", a, a, b))

@@ -7,31 +7,26 @@ phases are shared, the others belong to one part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
-from poly.codegen.access import WRITE
 from poly.codegen.addresses import Indices
-from poly.codegen.host import is_arm, is_x86
+from poly.codegen.buffers import ALIGN, Buffers, Placed, bytes_of, memory_map
 from poly.codegen.llvm import Walker
 from poly.codegen.phases import Phase, Step, entry_text, loop_values, meetings, passed, phases_of, steps_of
+from poly.codegen.places import WRITE
 from poly.codegen.predicates import State
 from poly.codegen.registers import Registers
-from poly.codegen.text import Writer, memory_type, symbol
+from poly.codegen.target import target_of
+from poly.codegen.text import Writer, symbol
 from poly.codegen.values import Ops
-from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
 from poly.locks import cached_property
-from poly.loops import Alloc, Compute, For, If, LoopTree, Node, walk
+from poly.loops import Alloc, Compute, For, LoopTree, walk
 from poly.machine import Machine
 from poly.program import Tensor
 
-STACK_LIMIT = 16 * 1024  # bytes of one buffer that may lie on the stack
-STACK_BUDGET = 64 * 1024  # bytes of all buffers of a function on the stack
 STACK_ALIGN = 16  # bytes, by the calling convention
-ALIGN = 64
-MANY_REGISTERS = 32  # vector registers: what LLVM keeps of addresses and of squares costs no spills
 
 
 @dataclass(frozen=True)
@@ -61,8 +56,8 @@ class Module:
     def scratch(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Bytes of shared memory, and of private memory for each part, under values of the free sizes."""
         sizes = dict(self.tree.sizes) | dict(sizes)
-        above = max(sum(_bytes(a.tensor, sizes) for a in p.shared) for p in phases_of(self._steps))
-        own = [sum(_bytes(t, sizes) for t in (*b.around, b.alloc.tensor)) for b in self._buffers]
+        above = max(sum(bytes_of(a.tensor, sizes) for a in p.shared) for p in phases_of(self._steps))
+        own = [sum(bytes_of(t, sizes) for t in (*b.around, b.alloc.tensor)) for b in self._buffers]
         return above, max(own, default=0)
 
     def meetings(self, sizes: Mapping[str, int]) -> int:
@@ -74,10 +69,10 @@ class Module:
         return steps_of(self.tree, self.registers)
 
     @cached_property
-    def _buffers(self) -> tuple[_Placed, ...]:
+    def _buffers(self) -> tuple[Placed, ...]:
         """The private ones of all phases."""
         known = dict(self.tree.sizes)
-        return tuple(b for p in phases_of(self._steps) for b in _placed(p.nodes, _stacked(p.nodes, known)))
+        return tuple(b for p in phases_of(self._steps) for b in memory_map(p.nodes, known).private)
 
 
 @dataclass(frozen=True)
@@ -127,8 +122,9 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     ]
     main, declared = entry_text(entry, names, steps, tree.parameters, len(outside), dict(tree.sizes))
     text = [*header, *globals_, *parts, *functions.values(), main, *sorted(declarations | declared)]
-    if context.x86 and context.vector > STACK_ALIGN:  # a vector that is kept there crosses no line
-        text += ["!llvm.module.flags = !{!1}", f'!1 = !{{i32 1, !"override-stack-alignment", i32 {context.vector}}}']
+    vector = context.target.vector
+    if context.target.x86 and vector > STACK_ALIGN:  # a vector that is kept there crosses no line
+        text += ["!llvm.module.flags = !{!1}", f'!1 = !{{i32 1, !"override-stack-alignment", i32 {vector}}}']
     if any("!nontemporal" in part for part in parts):
         text.append("!0 = !{i32 1}")
     parallel = tuple(p.parallel for p in phases)
@@ -148,12 +144,7 @@ class _Context:
         statements: tuple[str, ...],
     ) -> None:
         self.tree, self.registers, self.outside = tree, registers, outside
-        self.features = (
-            frozenset(machine.engines_of("core")[0].features) if machine.engines_of("core") else frozenset[str]()
-        )
-        self.machine = machine
-        self.x86, self.arm = is_x86(machine.triple), is_arm(machine.triple)
-        self.vector, self.line = machine.lanes(1), machine.line  # bytes
+        self.target = target_of(machine)
         self.statements = {name: i for i, name in enumerate(statements)}
         self.all = {t.name: t for t in tree.tensors} | {
             n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
@@ -167,37 +158,34 @@ class _Context:
         """
         slots, plain, _ = self._body(f"{name}.body", phase, writers[0], 0)
         if len(writers) > 1:
-            _, aligned, streamed = self._body(f"{name}.aligned", phase, writers[1], self.vector)
+            _, aligned, streamed = self._body(f"{name}.aligned", phase, writers[1], self.target.vector)
             if tested := tuple(i for i, t in enumerate(self.outside) if t.name in streamed):
                 return plain + aligned + _wrapper(name, slots, passed(phase), tested, ALIGN)
         return plain + _wrapper(name, slots, passed(phase), ())
 
     def _body(self, name: str, phase: Phase, writer: Writer, aligned: int) -> tuple[list[str], str, set[str]]:
         """One phase as a function: its parameters, its text, the tensors stored to past the caches."""
-        indices = Indices(writer, dict(self.tree.sizes), self.machine.vector_registers >= MANY_REGISTERS)
-        half = "f16c" in self.features or not self.x86
-        table = 16 if "avx512f" in self.features else 8 if "avx2" in self.features else 0
-        scales = {"avx512f", "avx512dq"} <= self.features
-        ops = Ops(writer, "fma" in self.features or self.arm, half, table, scales, self.machine.dots)
+        indices = Indices(writer, dict(self.tree.sizes), self.target.many_registers)
+        ops = Ops(writer, self.target)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
-        registers, masks = Registers(ops), "avx512vl" in self.features
-        state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, masks)
-        state.aligned, state.line = aligned, self.line
+        registers = Registers(ops)
+        state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, self.target)
+        state.aligned = aligned
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
         loop_values(phase, indices)
         for tensor in self.all.values():
             if not tensor.scope or tensor.name in bases:
                 self._strides(indices, tensor)
-        buffers = _Buffers(indices, dict(self.tree.sizes))
+        sizes = dict(self.tree.sizes)
+        buffers = Buffers(indices, sizes, memory_map(phase.nodes, sizes))
         for alloc in phase.shared:
             bases[alloc.tensor.name] = buffers.shared(alloc)
             self._strides(indices, alloc.tensor)
         walker = Walker(state, buffers.allocate, ("%begin", "%end") if phase.parallel else None)
-        buffers.on_stack = _stacked(phase.nodes, dict(self.tree.sizes))
-        buffers.place(phase.nodes)
+        buffers.place()
         walker.nodes(phase.nodes)
-        if state.streamed and self.x86:  # such stores keep no order until then
+        if state.streamed and self.target.x86:  # such stores keep no order until then
             writer.declare("void @llvm.x86.sse.sfence()")
             writer.emit("call void @llvm.x86.sse.sfence()")
         slots = [f"ptr noalias %t{i}" for i in range(len(self.outside))]
@@ -215,103 +203,14 @@ class _Context:
             indices.set_strides(tensor.name, tensor.storage_shape)
 
 
-class _Buffers:
-    """Where allocated buffers lie: small ones on the stack, others one after the other in scratch memory."""
-
-    def __init__(self, indices: Indices, sizes: Mapping[str, int]) -> None:
-        self.indices, self.sizes = indices, sizes
-        self.prologue: list[str] = []
-        self.stack = 0
-        self.offsets: dict[int, str] = {}  # by the allocation's identity
-        self.base = ""
-        self.shared_end = "0"
-        self.stacked: dict[int, str] = {}
-        self.on_stack: frozenset[int] = frozenset()
-
-    def shared(self, alloc: Alloc) -> str:
-        """The pointer of a buffer above the phases."""
-        pointer = self._at("%shared", self.shared_end)
-        self.shared_end = self._sum(self.shared_end, self._size(alloc.tensor))
-        return pointer
-
-    def allocate(self, alloc: Alloc) -> str:
-        """The pointer of a buffer of this part; the walker enters and leaves buffers like a stack."""
-        tensor = alloc.tensor
-        if id(alloc) in self.on_stack:
-            if id(alloc) not in self.stacked:
-                name = self.stacked[id(alloc)] = f"%b{len(self.prologue)}"
-                count = _bytes(tensor, self.sizes) // size_bytes(tensor.dtype)
-                self.prologue.append(f"  {name} = alloca [{count} x {memory_type(tensor.dtype)}], align {ALIGN}")
-            return self.stacked[id(alloc)]
-        if not self.base:
-            writer = self.indices.writer
-            part = writer.pure("mul i64 %part, %stride")
-            self.base = writer.pure(f"getelementptr i8, ptr %private, i64 {part}", part)
-        return self._at(self.base, self.offsets[id(alloc)])
-
-    def _at(self, base: str, offset: str) -> str:
-        return (
-            base
-            if offset == "0"
-            else self.indices.writer.pure(f"getelementptr i8, ptr {base}, i64 {offset}", base, offset)
-        )
-
-    def _size(self, tensor: Tensor) -> str:
-        """Bytes of a buffer, rounded up to the alignment."""
-        total = str(size_bytes(tensor.dtype))
-        for extent in tensor.storage_shape:
-            total = self.indices.multiply(total, self.indices.text(self.indices.linear(extent)))
-        if total.isdigit():
-            return str(-(-int(total) // ALIGN) * ALIGN)
-        writer = self.indices.writer
-        raised = writer.pure(f"add i64 {total}, {ALIGN - 1}", total)
-        return writer.pure(f"and i64 {raised}, -{ALIGN}", raised)
-
-    def _sum(self, a: str, b: str) -> str:
-        if a.isdigit() and b.isdigit():
-            return str(int(a) + int(b))
-        return b if a == "0" else self.indices.writer.pure(f"add i64 {a}, {b}", a, b)
-
-    def place(self, nodes: Sequence[Node]) -> None:
-        """Give every private buffer its offset."""
-        for buffer in _placed(nodes, self.on_stack):
-            self.offsets[id(buffer.alloc)] = reduce(self._sum, map(self._size, buffer.around), "0")
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A buffer in scratch memory, and those alive around it, which lie in front of it one after the other."""
-
-    alloc: Alloc
-    around: tuple[Tensor, ...]
 
 
-def _placed(nodes: Sequence[Node], stacked: frozenset[int], around: tuple[Tensor, ...] = ()) -> Iterator[_Placed]:
-    """Where the buffers below `nodes` lie that are not on the stack."""
-    for node in nodes:
-        match node:
-            case Alloc(tensor, body) if id(node) not in stacked:
-                yield _Placed(node, around)
-                yield from _placed(body, stacked, (*around, tensor))
-            case Alloc(body=body) | For(body=body) | If(body=body):
-                yield from _placed(body, stacked, around)
-            case _:
-                pass
 
 
-def _stacked(nodes: Sequence[Node], sizes: Mapping[str, int]) -> frozenset[int]:
-    """The allocations (by identity) that lie on the stack: small ones of known size, as far as the budget goes."""
-    found: dict[int, int] = {}
-    for node in walk(tuple(nodes)):
-        if isinstance(node, Alloc) and all(e.names <= sizes.keys() for e in node.tensor.storage_shape):
-            need = _bytes(node.tensor, sizes)
-            if need <= STACK_LIMIT and sum(found.values()) + need <= STACK_BUDGET:
-                found[id(node)] = need
-    return frozenset(found)
 
 
-def _bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
-    return -(-tensor.nbytes(sizes) // ALIGN) * ALIGN
 
 
 def _wrapper(name: str, slots: Sequence[str], given: str, tested: Sequence[int], align: int = 1) -> str:

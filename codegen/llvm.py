@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from poly.affine import Affine, Constraint, var
-from poly.codegen.access import WRITE, ask_for, elementwise, load, register_writes, store
 from poly.codegen.addresses import Linear
+from poly.codegen.asks import ask_for
 from poly.codegen.expressions import expression, multiply_accumulate
+from poly.codegen.loads import load
+from poly.codegen.places import WRITE
 from poly.codegen.predicates import Lanes, State, any_lane, both, first_lanes, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
+from poly.codegen.stores import elementwise, register_writes, store
 from poly.codegen.text import Region, value_type
 from poly.codegen.values import Value
 from poly.codegen.written import RegisterWrites

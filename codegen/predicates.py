@@ -9,9 +9,9 @@ from functools import lru_cache
 from poly.affine import Affine, Constraint
 from poly.codegen.addresses import Address, Flat, Indices, LaneError, Linear
 from poly.codegen.registers import Registers
+from poly.codegen.target import Target
 from poly.codegen.text import Writer
 from poly.codegen.values import Ops, Value
-from poly.machine import USUAL_LINE
 from poly.program import Access, Tensor
 
 
@@ -50,13 +50,13 @@ class Plan:
 
 @dataclass
 class State:
-    """What an emitter of one function carries along. `masked_stores`: they are cheap on the target.
+    """What an emitter of one function carries along.
 
     `aligned`: bytes that every tensor's memory is aligned to, at most a vector's, 0 where it is not known; so what
     nontemporal loops store goes past the caches in whole vectors. `past`: inside of such a loop; `streamed`: the
-    tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they touch;
-    `line`: bytes that come at once. `written`: tensors that the loops around write, None outside of loops. `plans`: by
-    the identity of an access; `located`: where the accesses of the current statement are.
+    tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they touch.
+    `written`: tensors that the loops around write, None outside of loops. `plans`: by the identity of an access;
+    `located`: where the accesses of the current statement are.
     """
 
     writer: Writer
@@ -67,10 +67,9 @@ class State:
     bases: dict[str, str]
     register_spaces: frozenset[str]
     statements: dict[str, int]
-    masked_stores: bool = False
+    target: Target
     lanes: Lanes | None = None
     aligned: int = 0
-    line: int = USUAL_LINE
     past: bool = False
     ahead: tuple[str, int] | None = None
     streamed: set[str] = field(default_factory=set[str])
@@ -83,6 +82,12 @@ class State:
 
 
 Bit = bool | Value
+
+
+def as_value(bit: Bit) -> Value:
+    """A bit that is no literal."""
+    assert isinstance(bit, Value)
+    return bit
 
 
 def _pure(s: State, text: str, *operands: str) -> str:

@@ -8,13 +8,14 @@ round after each operation; conversions to them from f64 and wide integers go th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from poly.codegen import division
+from poly.codegen.target import Target
 from poly.codegen.text import Writer, constant_text, rounded, scalar_type, suffix, value_type
 from poly.dtypes import is_float, is_integer, numpy_dtype, size_bytes
 from poly.errors import UnsupportedError
@@ -48,18 +49,10 @@ def _mask(places: tuple[int | None, ...]) -> str:
 
 
 class Ops:
-    """Emits typed instructions through a writer. `fma`, `half`: the target has fused multiply-add, f16 conversions.
-    `table`: 32-bit numbers among which one instruction chooses for every lane (0: it has no such instruction).
-    `scales`: it has instructions for `scaled` and `limited`, on vectors of 64 bytes. `dots`: lanes of its instructions
-    for operators of `poly.expr.DOTS`.
-    """
+    """Emits typed instructions for a target through a writer."""
 
-    def __init__(
-        self, writer: Writer, fma: bool, half: bool, table: int = 0, scales: bool = False,
-        dots: Mapping[str, int] | None = None,
-    ) -> None:  # fmt: skip
-        self.writer, self.fma, self.half, self.table, self.scales = writer, fma, half, table, scales
-        self.dots = dots or {}
+    def __init__(self, writer: Writer, target: Target) -> None:
+        self.writer, self.target = writer, target
         self.uniform: set[str] = set()  # vectors with the same scalar in every lane
         self.sources: dict[str, tuple[Value, tuple[int, ...]]] = {}  # what `arranged` made, and of what
 
@@ -217,15 +210,15 @@ class Ops:
             return self.cast(self.multiply_add(*(self.cast(v, "f32") for v in (a, b, c))), a.dtype)
         if self.sources and (found := self._unarranged((a, b, c))) is not None:
             return self.arranged(self.multiply_add(*found[0]), found[1])
-        if self.fma:
+        if self.target.fma:
             return self.call("fma", a, b, c)
         return self.op("fadd", a, self.op("fmul", a, a, b), c)
 
     def chosen(self, table: Sequence[int], index: Value) -> Value:
         """table[index] for 32-bit integers; of an index only the lowest bits count, as many as the table's length, a
-        power of two and a divisor of `self.table`, needs.
+        power of two and a divisor of `self.target.table`, needs.
         """
-        width = self.table
+        width = self.target.table
         name = "avx512.permvar.si.512" if width == 16 else "avx2.permd"
         numbers = f"<{', '.join(f'i32 {v}' for v in (*table,) * (width // len(table)))}>"
         kind = f"<{width} x i32>"
@@ -258,7 +251,7 @@ class Ops:
     def dot(self, name: str, a: Value, b: Value, total: Value) -> Value:
         """total + an operator of `poly.expr.DOTS` on a and b."""
         a, b, total = self.same(a, b, total)
-        width = self.dots.get(name, 0)
+        width = self.target.dots.get(name, 0)
         if not a.lanes or not width:
             return self.op("add", total, total, self._dot_of_parts(name, a, b))
         kind = f"<{width} x i32>"
@@ -538,7 +531,7 @@ class Ops:
             return self.cast(self.cast(a, "f32"), dtype)
         if "bf16" in (a.dtype, dtype):
             return self._from_bf16(a) if dtype == "f32" else self._to_bf16(a)
-        if "f16" in (a.dtype, dtype) and not self.half:
+        if "f16" in (a.dtype, dtype) and not self.target.half:
             raise UnsupportedError("f16 on a CPU without conversions of it", hint="convert the model to f32")
         source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
         if is_float(a.dtype) and is_integer(dtype):

@@ -134,7 +134,7 @@ def function(ops: Ops, name: str, operands: Sequence[Value]) -> Value:
 
 def exp(f: Floats, x: Value) -> Value:
     """e^x; x may be anything."""
-    if f.ops.scales:
+    if f.ops.target.scales:
         return _exp_scaled(f, x, _SIXTEENTHS, _EXP_SIXTEENTH)
     return _exp_below(f, f.at_most(x, 90.0 if f.dtype == "f32" else 715.0), _EXP_SHORT)
 
@@ -142,7 +142,7 @@ def exp(f: Floats, x: Value) -> Value:
 def _exp_below(f: Floats, x: Value, short: Sequence[float]) -> Value:
     """2^n * e^r with n = round(x / ln 2), for x below that of infinity; `short`: the terms where there is a table."""
     x = f.at_least(x, -105.0 if f.dtype == "f32" else -750.0)
-    if f.dtype == "f32" and f.ops.table:
+    if f.dtype == "f32" and f.ops.target.table:
         return _exp_by_table(f, x, short)
     n, shifted = f.round(x, LOG2E, 2 * BIAS[f.dtype])
     hi, lo = _LN2[f.dtype]
@@ -192,7 +192,7 @@ def _sigmoid(f: Floats, x: Value) -> Value:
     errors of q count little. NaN stays in the denominator.
     """
     t = f.ops.negate(f.abs(x))
-    e = _exp_scaled(f, t, _EIGHTHS, _EXP_CLOSE) if f.ops.scales else _exp_below(f, t, _EXP_CLOSE)
+    e = _exp_scaled(f, t, _EIGHTHS, _EXP_CLOSE) if f.ops.target.scales else _exp_below(f, t, _EXP_CLOSE)
     q = f.div(e, f.add(e, f.c(1.0)))
     n = f.when(f.less(x, f.c(0.0)), e, f.c(1.0))
     return f.fma(f.ops.negate(n), q, n)

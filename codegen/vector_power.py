@@ -129,14 +129,14 @@ def _split(d: Floats, x: Value, normal: bool = False) -> tuple[Value, Value]:
 
 def _exp2(d: Floats, x: Value, rest: Value | None) -> Value:
     """2^(x + rest)."""
-    if not d.ops.scales:
+    if not d.ops.target.scales:
         x = d.at_most(d.at_least(x, -_MOST), _MOST)
     n, shifted = d.round(x, 1.0, 2 * BIAS[d.dtype])
     r = d.sub(x, n)
-    if d.ops.scales:
+    if d.ops.target.scales:
         r = d.ops.limited(r, 0.5)
     p = d.mul(r, d.poly(r, _EXP2 if rest is not None else _EXP2[:10]))
     if rest is not None:
         rest = d.mul(rest, d.c(_EXP2[0]))
         p = d.add(p, d.fma(p, rest, rest))
-    return d.ops.scaled(d.add(p, d.c(1.0)), n) if d.ops.scales else d.scaled(p, shifted)
+    return d.ops.scaled(d.add(p, d.c(1.0)), n) if d.ops.target.scales else d.scaled(p, shifted)

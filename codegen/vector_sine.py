@@ -186,7 +186,7 @@ def _times_half_pi(ops: Ops) -> str:
   %ls0 = fmul double %l, %scale
   %ls = fmul double %ls0, 0x3CA0000000000000
   %t = fmul double %ls, {high}"""
-    if ops.fma:
+    if ops.target.fma:
         ops.writer.declare("double @llvm.fma.f64(double, double, double)")
         return f"""{lines}
   %v = call double @llvm.fma.f64(double %hs, double {low}, double %t)

@@ -17,6 +17,7 @@ from poly.codegen import strided
 from poly.codegen.function import lower
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import Kernel
+from poly.codegen.target import Target
 from poly.codegen.text import Writer
 from poly.codegen.values import Ops, Value
 from poly.interp import run_program
@@ -223,7 +224,7 @@ def test_long_tiles_are_asked_for_ahead() -> None:
 @pytest.mark.parametrize("phase", [0, 1])
 def test_lanes_picked_in_blocks_are_arranged(lanes: int, dtype: str, phase: int) -> None:
     """The shuffles that `strided.second` emits, done on numbers: every second element, in order; and sums of such."""
-    ops = Ops(Writer("@.c"), True, True)
+    ops = Ops(Writer("@.c"), Target(fma=True, half=True))
     known: dict[str, np.ndarray] = {"%a": np.arange(lanes), "%b": np.arange(lanes, 2 * lanes)}
     picked = strided.second(ops, [Value(dtype, lanes, "%a"), Value(dtype, lanes, "%b")], phase)
     twice = ops.apply("add", [picked, ops.splat(Value(dtype, 0, "%s"), lanes)])

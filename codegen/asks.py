@@ -1,0 +1,71 @@
+"""Asking for memory ahead of its use, as marks of loops say (`poly.scheduling.edits.prefetch`, `prefetch_copy`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poly.affine import Affine, var
+from poly.codegen.addresses import Address
+from poly.codegen.places import address_at, pointer_to
+from poly.codegen.predicates import State
+from poly.dtypes import size_bytes
+from poly.program import Access, Tensor
+
+
+def ask_of_load(s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address | None) -> None:
+    """Ask for each vector: where a line is asked for twice, it is less often missed."""
+    stride = None if now is None else now.lane_stride
+    if s.ahead is None or now is None or stride is None or (stride == 0 and tensor.scope):
+        return
+    _ask(s, tensor, subscripts, now, *s.ahead, _side_by_side(s, stride))
+
+
+def ask_of_store(s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address | None) -> None:
+    """Ask once for a line, whatever vectors it has; not where stores go past the caches."""
+    if s.ahead is None or now is None or not now.lane_stride or s.past or tensor.scope:
+        return
+    elements = _side_by_side(s, now.lane_stride)
+    longer = elements * size_bytes(tensor.dtype) > s.target.line
+    _ask(s, tensor, subscripts, now, *s.ahead, elements if longer else 0)
+
+
+def _ask(
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address, loop: str, ahead: int, elements: int
+) -> None:
+    """Ask for what is touched some iterations of a loop later, if that moves with the loop: once for all of a body that
+    lies in so many elements (0: in a line), and each line of them where they are longer than one. The last element
+    counts: where memory starts inside a line, it is in the next.
+    Past the loop's end that is what lies there in memory. An element that all lanes share and that stays in its line
+    for several iterations is no stream: the mark asks for nothing there.
+    """
+    if not any(loop in c.names for c in subscripts):
+        return
+    line, step = s.target.line // size_bytes(tensor.dtype), s.indices.step(now, loop)
+    if step is None:
+        later = [c.substitute({loop: var(loop) + ahead}) for c in subscripts]
+        address = address_at(s, tensor, later, 0)
+    elif not now.lane and abs(step) < line:
+        return
+    else:
+        address = now.at(0)._replace(constant=now.constant + ahead * step)
+    apart = min(elements or line, line)
+    first = address.constant // apart * apart + apart - 1
+    for place in range(first, first + max(elements, 1), line):
+        pointer = pointer_to(s, tensor, address._replace(constant=place))
+        if f"ask {pointer}" not in s.writer.local:
+            s.writer.local[f"ask {pointer}"] = pointer
+            s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+            s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+
+
+def ask_for(s: State, access: Access) -> None:
+    """Ask for the line of an element, into the second cache: the first one is in use, and it is needed later."""
+    tensor = s.tensors[access.tensor]
+    pointer = pointer_to(s, tensor, address_at(s, tensor, access.affine_index))
+    s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+
+
+def _side_by_side(s: State, stride: int) -> int:
+    """How many elements lanes that lie so far apart touch side by side, 0 where they do not."""
+    return s.lanes.width if s.lanes is not None and stride == 1 else 0

@@ -1,0 +1,274 @@
+"""Loads: one element, one vector, or lane by lane, guarded and masked; from memory and registers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import gcd
+
+from poly.affine import Affine
+from poly.codegen import strided
+from poly.codegen.addresses import Address, LaneError
+from poly.codegen.asks import ask_of_load
+from poly.codegen.places import address_at, located, pointer_to, register_place
+from poly.codegen.predicates import (
+    Bit,
+    State,
+    active,
+    any_lane,
+    as_value,
+    both,
+    constant_mask,
+    enabled,
+    guard_parts,
+    lane_bit,
+)
+from poly.codegen.text import constant_text, memory_type, suffix
+from poly.codegen.values import Value
+from poly.dtypes import size_bytes
+from poly.errors import UnsupportedError
+from poly.expr import Const
+from poly.program import Access, Tensor
+
+ZERO = Const(0)
+
+
+def load(s: State, access: Access, values: dict[int, Value], statement: str, position: int) -> Value:
+    """The value of a read: scalar, or a vector where it depends on the lane.
+
+    `values`: the statement's earlier reads, for indirect subscripts; those are checked against the extents, where the
+    guard holds, before anything is touched.
+    """
+    tensor = s.tensors[access.tensor]
+    whole, lanes = guard_parts(s, access.guard)
+    guard = both(s, whole, lanes)
+    fill = access.fill or ZERO
+    if guard is False:
+        return s.ops.const(tensor.dtype, fill.value)
+    if s.in_registers(tensor.name):
+        value = load_registers(s, access, statement)
+        return value if guard is True else s.ops.select(as_value(guard), value, s.ops.const(tensor.dtype, fill.value))
+    subscripts, address = located(s, access, values, guard, statement, position)
+    stride = None if address is None else address.lane_stride
+    ask_of_load(s, tensor, subscripts, address)
+    if address is not None and stride == 0:
+        return _load_uniform(s, tensor, address, guard, fill)
+    if address is not None and stride == 1:
+        return _load_vector(s, tensor, address, whole, lanes, fill)
+    if address is not None and stride is not None:
+        value = _load_strided(s, tensor, subscripts, address, guard, fill)
+        if value is not None:
+            return value
+    whole_lanes = s.lanes is not None and s.lanes.mask is None and guard is True
+    value = _load_repeated(s, tensor, subscripts) if whole_lanes and address is None and not access.indirect else None
+    return _load_lanes(s, tensor, subscripts, guard, fill) if value is None else value
+
+
+def load_registers(s: State, access: Access, statement: str) -> Value:
+    at, stride = register_place(s, access, statement)
+    if s.lanes is None or stride == 0:
+        value = s.registers.scalar(access.tensor, at)
+    elif stride == 1:
+        value = s.registers.vector(access.tensor, at, s.lanes.width, s.lanes.count)
+    else:
+        value = s.registers.strided(access.tensor, at, stride, s.lanes.width, s.lanes.count)
+    if value is None:
+        raise UnsupportedError(
+            f"register element {access.tensor}[{at}] is read before it is written", where=f"statement {statement}"
+        )
+    return value
+
+
+def _safe(s: State, tensor: Tensor, pointer: str, condition: Bit, fill: Const, lanes: int = 0) -> str:
+    """The pointer where the condition holds, else one to the fill value."""
+    if isinstance(condition, bool):
+        return pointer
+    text = constant_text(tensor.dtype, fill.value)
+    if tensor.dtype == "bool":
+        text = str(int(bool(fill.value)))
+    place = s.writer.constant(memory_type(tensor.dtype), lanes, text)
+    return s.writer.value(f"select i1 {condition.text}, ptr {pointer}, ptr {place}")
+
+
+def raw_load(s: State, tensor: Tensor, pointer: str, lanes: int = 0) -> Value:
+    """What is at a pointer; once in a block where nobody writes the tensor, since instruction selection would load it
+    again behind every store.
+    """
+    text = f"load {memory_type(tensor.dtype, lanes)}, ptr {pointer}, align {size_bytes(tensor.dtype)}"
+    found = s.writer.cached(text) if tensor.role in ("input", "constant") else s.writer.value(text)
+    return _from_memory(s, tensor.dtype, found, lanes)
+
+
+def _from_memory(s: State, dtype: str, text: str, lanes: int) -> Value:
+    return s.ops.truth(Value("u8", lanes, text)) if dtype == "bool" else Value(dtype, lanes, text)
+
+
+def _load_uniform(s: State, tensor: Tensor, address: Address, guard: Bit, fill: Const) -> Value:
+    """The same element for every lane; in a vector loop at least one lane is active."""
+    some = guard
+    if isinstance(guard, Value) and guard.lanes:
+        some = any_lane(s, as_value(enabled(s, guard)))
+    value = raw_load(s, tensor, _safe(s, tensor, pointer_to(s, tensor, address), some, fill))
+    if isinstance(guard, Value) and guard.lanes:
+        return s.ops.select(guard, value, s.ops.const(tensor.dtype, fill.value))
+    return value
+
+
+def _load_vector(s: State, tensor: Tensor, address: Address, whole: Bit, lanes: Bit, fill: Const) -> Value:
+    """Neighbouring elements, masked where lanes are inactive or guarded; where all are, the fill value is loaded.
+
+    `whole`, `lanes`: the guard, as `guard_parts` gives it.
+    """
+    assert s.lanes is not None
+    width, mask = s.lanes.width, s.lanes.mask
+    pointer = _safe(s, tensor, pointer_to(s, tensor, address.at(0)), whole, fill, width)
+    if isinstance(lanes, Value):
+        mask = as_value(both(s, lanes, Value("bool", width, mask) if mask else True)).text
+    if mask is None:
+        return raw_load(s, tensor, pointer, width)
+    through = s.ops.const("u8" if tensor.dtype == "bool" else tensor.dtype, fill.value, width).text
+    return masked_load(s, tensor, pointer, mask, through)
+
+
+def masked_load(s: State, tensor: Tensor, pointer: str, mask: str, through: str) -> Value:
+    """Neighbouring elements where the mask is set, else those of `through`; once in a block where nobody writes the
+    tensor, since instruction selection would load them again behind every prefetch.
+    """
+    assert s.lanes is not None
+    width = s.lanes.width
+    kind = memory_type(tensor.dtype, width)
+    name = f"llvm.masked.load.{memory_suffix(tensor.dtype, width)}.p0"
+    arguments = (("ptr", pointer), ("i32", str(size_bytes(tensor.dtype))), (f"<{width} x i1>", mask), (kind, through))
+    still = tensor.role in ("input", "constant") or (s.written is not None and tensor.name not in s.written)
+    return _from_memory(s, tensor.dtype, s.writer.intrinsic(kind, name, arguments, again=still), width)
+
+
+def memory_suffix(dtype: str, lanes: int) -> str:
+    return suffix("u8" if dtype == "bool" else dtype, lanes)
+
+
+def _pair_row(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tuple[int, int] | None:
+    """Of every second element of a tensor's rows: 0 or 1, the place of the first one in a pair of elements, and how
+    many elements the row has from that pair on at least; None where pairs do not lie along a row.
+    """
+    forms = [s.indices.linear(c) for c in subscripts]
+    if tensor.layout is not None or any(f.lane for f in forms[:-1]):
+        return None
+    phase = forms[-1].constant % 2
+    extent, reach = s.indices.linear(tensor.shape[-1]), s.indices.interval(forms[-1])
+    assert s.lanes is not None
+    if extent.terms or reach is None or reach[0] < phase:
+        return phase, 0
+    return phase, extent.constant - (reach[1] - 2 * (s.lanes.count - 1) - phase)
+
+
+def _load_pairs(
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], address: Address, guard: Bit, fill: Const
+) -> Value | None:
+    """Every second element of a row from two whole vectors; what of the second one may lie beyond the row is left out.
+    None where that does not apply.
+    """
+    found = _pair_row(s, tensor, subscripts)
+    assert s.lanes is not None
+    if found is None:
+        return None
+    (phase, room), width = found, s.lanes.width
+    inside = min(width, room - width)
+    cheap = inside == width or size_bytes(tensor.dtype) >= s.target.least_masked_load
+    if phase + 2 * (s.lanes.count - 1) >= width + inside or not cheap:
+        return None
+    places = (address.at(0)._replace(constant=address.constant + n - phase) for n in (0, width))
+    first, last = (_safe(s, tensor, pointer_to(s, tensor, at), guard, fill, width) for at in places)
+    mask = constant_mask(width, inside)
+    rest = masked_load(s, tensor, last, mask, "zeroinitializer") if mask else raw_load(s, tensor, last, width)
+    return strided.second(s.ops, [raw_load(s, tensor, first, width), rest], phase)
+
+
+def _load_strided(
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], address: Address, guard: Bit, fill: Const
+) -> Value | None:
+    """Elements a small stride apart, by whole loads; masked where lanes are; None where that does not apply."""
+    lanes, stride = s.lanes, address.lane_stride or 0
+    offsets = strided.loads(lanes.width, stride, lanes.count) if lanes is not None else None
+    if lanes is None or offsets is None or tensor.dtype == "bool":
+        return None
+    mask = active(s, guard)
+    each = mask if isinstance(mask, Value) and mask.lanes else None
+    if stride == 2 and each is None:
+        found = _load_pairs(s, tensor, subscripts, address, mask, fill)
+        if found is not None:
+            return found
+    pair = _pair_row(s, tensor, subscripts) if stride == 2 and each is not None and _is_zero(fill) else None
+    vectors: list[Value] = []  # what a mask leaves out is zero
+    for offset in offsets if pair is None else (-pair[0], lanes.width - pair[0]):
+        pointer = pointer_to(s, tensor, address.at(0)._replace(constant=address.constant + offset))
+        if each is None:
+            pointer = _safe(s, tensor, pointer, mask, fill, lanes.width)
+            vectors.append(raw_load(s, tensor, pointer, lanes.width))
+        else:
+            bits = strided.spread(s.ops, each, offset, stride, lanes.count)
+            vectors.append(masked_load(s, tensor, pointer, bits, "zeroinitializer"))
+    if pair is not None:
+        return strided.second(s.ops, vectors, pair[0])
+    value = strided.pick(s.ops, tensor.dtype, offsets, [v.text for v in vectors], stride, lanes.count)
+    return value if each is None else s.ops.select(each, value, s.ops.const(tensor.dtype, fill.value))
+
+
+def _is_zero(fill: Const) -> bool:
+    """Whether a value is all bits zero; -0.0 is not."""
+    return str(float(fill.value)) == "0.0"
+
+
+def _load_repeated(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> Value | None:
+    """Elements that several lanes share, by loads of neighbours and one shuffle; None where that does not apply.
+
+    What is shared lies side by side (`l%8`, `l//2`), or in one column of several rows (`l//8` of a matrix): then whole
+    pieces of these rows are loaded, which serve their other columns as well.
+    """
+    assert s.lanes is not None
+    places = [address_at(s, tensor, subscripts, i) for i in range(s.lanes.count)]
+    starts = sorted({a.constant for a in places})
+    size, phase = 1, 0
+    if any(a.terms != places[0].terms for a in places) or 2 * len(starts) > len(places):
+        return None
+    if starts[-1] - starts[0] >= len(starts):
+        size, phase = _row_piece(s, tensor, subscripts, len(places) // len(starts))
+        if size == 1:
+            return None
+    touching = all(b - a == size for a, b in pairwise(starts))
+    pieces = [(starts[0], size * len(starts))] if touching else [(start, size) for start in starts]
+    stored = replace(tensor, dtype="u8") if tensor.dtype == "bool" else tensor
+    loaded: Value | None = None
+    for start, count in pieces:
+        pointer = pointer_to(s, tensor, places[0]._replace(constant=start - phase))
+        piece = raw_load(s, stored, pointer, count)
+        loaded = piece if loaded is None else s.ops.joined(loaded, piece)
+    assert loaded is not None
+    found = s.ops.shuffle(loaded, None, [size * starts.index(a.constant) + phase for a in places])
+    return _from_memory(s, tensor.dtype, found.text, found.lanes)
+
+
+def _row_piece(s: State, tensor: Tensor, subscripts: Sequence[Affine], most: int) -> tuple[int, int]:
+    """How many elements, a power of two and at most so many, are known to lie around the one that all lanes have in
+    their rows, and which of them it is; (1, 0) where rows are no whole pieces, or somebody writes them.
+    """
+    try:
+        form, extent = s.indices.linear(subscripts[-1]), s.indices.linear(tensor.shape[-1])
+    except LaneError:
+        return 1, 0
+    if tensor.layout is not None or form.lane or not extent.is_constant or tensor.role not in ("input", "constant"):
+        return 1, 0
+    size = gcd(extent.constant, 1 << (most.bit_length() - 1), *(c for _, c in form.terms))
+    return size, form.constant % size
+
+
+def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: Bit, fill: Const) -> Value:
+    """Element by element; inactive and guarded lanes touch nothing."""
+    assert s.lanes is not None
+    items: list[Value | None] = []
+    for i in range(s.lanes.count):
+        bit = lane_bit(s, active(s, guard), i)
+        pointer = pointer_to(s, tensor, address_at(s, tensor, subscripts, i))
+        items.append(raw_load(s, tensor, _safe(s, tensor, pointer, bit, fill)))
+    return s.ops.gather(items, s.lanes.width, tensor.dtype)

@@ -1,0 +1,140 @@
+"""Where an access is: its subscripts, checked where they are data, and its address, linear in the lane or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from poly.affine import Affine, var
+from poly.codegen.addresses import Address, LaneError
+from poly.codegen.predicates import Bit, Plan, State, any_lane, as_value, both, enabled
+from poly.codegen.text import LOCAL, memory_type
+from poly.codegen.values import Value
+from poly.errors import UnsupportedError
+from poly.program import Access, Layout, Tensor
+
+WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
+MAX_DIMENSIONS = 255
+
+
+def register_place(s: State, access: Access, statement: str) -> tuple[int, int]:
+    """Storage element at lane 0 and the stride of the lanes. Raises `UnsupportedError` where it is not constant."""
+    address = direct(s, access) if id(access) in s.plans or not access.indirect else None
+    if address is not None and not address.terms and (stride := address.lane_stride) is not None:
+        return address.constant, stride
+    raise UnsupportedError(
+        f"the index of register tensor {access.tensor} is not constant: {', '.join(str(i) for i in access.index)}",
+        where=f"statement {statement}",
+        hint="unroll the loops that occur in it",
+    )
+
+
+def located(
+    s: State, access: Access, values: dict[int, Value], guard: Bit, statement: str, position: int
+) -> tuple[tuple[Affine, ...], Address | None]:
+    """The subscripts of an access, and where it is; None where that is not linear in the lane."""
+    if id(access) in s.plans or not access.indirect:
+        return _plan(s, access).subscripts, direct(s, access)
+    subscripts = _subscripts(s, access, values, guard, statement, position)
+    try:
+        return subscripts, address_at(s, s.tensors[access.tensor], subscripts)
+    except LaneError:
+        return subscripts, None
+
+
+def direct(s: State, access: Access) -> Address | None:
+    """Where an access without indirection is; None where it is not linear in the lane. Found once a statement."""
+    key = id(access)
+    if key not in s.located:
+        plan = _plan(s, access)
+        try:
+            flat = plan.flat
+            s.located[key] = (
+                address_at(s, s.tensors[access.tensor], plan.subscripts) if flat is None else s.indices.offset(flat)
+            )
+        except LaneError:
+            s.located[key] = None
+    return s.located[key]
+
+
+def _plan(s: State, access: Access) -> Plan:
+    found = s.plans.get(id(access))
+    if found is None:
+        tensor, subscripts = s.tensors[access.tensor], access.affine_index
+        coordinates = subscripts if tensor.layout is None else _placed(tensor.layout, subscripts)
+        found = s.plans[id(access)] = Plan(access, subscripts, s.indices.flat(tensor.name, coordinates))
+    return found
+
+
+def address_at(s: State, tensor: Tensor, subscripts: Sequence[Affine], lane: int | None = None) -> Address:
+    coordinates = subscripts if tensor.layout is None else _placed(tensor.layout, tuple(subscripts))
+    return s.indices.address(tensor.name, [s.indices.linear(c, lane) for c in coordinates])
+
+
+@lru_cache(maxsize=1024)
+def _placed(layout: Layout, subscripts: tuple[Affine, ...]) -> tuple[Affine, ...]:
+    """`Layout.place`, once for all unrolled copies of an access."""
+    return layout.place(subscripts)
+
+
+def pointer_to(s: State, tensor: Tensor, address: Address) -> str:
+    return s.indices.pointer(s.bases[tensor.name], memory_type(tensor.dtype), address)
+
+
+def _subscripts(
+    s: State, access: Access, values: dict[int, Value], guard: Bit, statement: str, position: int
+) -> tuple[Affine, ...]:
+    """Affine subscripts, where a loaded index is a variable of its own; indices are checked first."""
+    found: list[Affine] = []
+    for dimension, subscript in enumerate(access.index):
+        if isinstance(subscript, Affine):
+            found.append(subscript)
+            continue
+        name = f"#{subscript.position}"
+        index = s.ops.cast(values[subscript.position], "i64")
+        _check_index(s, access, dimension, index, guard, (statement, position))
+        if index.lanes:
+            assert s.lanes is not None
+            lanes = [s.ops.lane(index, i).text for i in range(s.lanes.count)]
+            s.indices.lane_values[name] = lanes
+            s.writer.depth_of |= {name: LOCAL for name in lanes if name not in s.writer.depth_of}
+        else:
+            s.indices.lane_values.pop(name, None)
+            s.indices.values[name] = s.indices.of_value(index.text, index.literal)
+            s.writer.depth_of.setdefault(index.text, LOCAL)
+        found.append(var(name))
+    return tuple(found)
+
+
+def _check_index(s: State, access: Access, dimension: int, index: Value, guard: Bit, where: tuple[str, int]) -> None:
+    """Leave the function with a status where an index is outside 0 .. extent - 1 in an active lane."""
+    writer = s.writer
+    extent = s.indices.text(s.indices.linear(s.tensors[access.tensor].shape[dimension]))
+    limit = s.ops.splat(Value("i64", 0, extent), index.lanes)
+    bad: Bit = Value("bool", index.lanes, s.ops.op("icmp uge", index, index, limit).text)
+    s.writer.depth_of[bad.text] = LOCAL
+    bad = as_value(both(s, bad, enabled(s, guard) if index.lanes else guard))
+    failed, fine = writer.fresh_label(), writer.fresh_label()
+    test = any_lane(s, bad)
+    writer.emit(f"br i1 {test.text}, label %{failed}, label %{fine}")
+    writer.label(failed)
+    value = index.text
+    if index.lanes:
+        value = "0"
+        for i in range(index.lanes):
+            bit = writer.value(f"extractelement <{index.lanes} x i1> {bad.text}, i64 {i}")
+            value = writer.value(f"select i1 {bit}, i64 {s.ops.lane(index, i).text}, i64 {value}")
+    for test, end in (("slt", -(2**31)), ("sgt", 2**31 - 1)):  # as far as a status can tell
+        beyond = writer.value(f"icmp {test} i64 {value}, {end}")
+        value = writer.value(f"select i1 {beyond}, i64 {end}, i64 {value}")
+    code = encode_status(s.statements[where[0]], where[1], dimension, where[0])
+    high = writer.value(f"shl i64 {value}, 32")
+    writer.emit(f"ret i64 {writer.value(f'or i64 {high}, {code}')}")
+    writer.label(fine)
+
+
+def encode_status(number: int, position: int, dimension: int, statement: str) -> int:
+    """The low 32 bits of a status, see `poly.codegen.function.decode_status`; `position`: of the read, or `WRITE`."""
+    if dimension >= MAX_DIMENSIONS:
+        raise UnsupportedError(f"an indirect access has {dimension + 1} dimensions", where=f"statement {statement}")
+    return number << 16 | (position + 1) << 8 | (dimension + 1)
