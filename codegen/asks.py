@@ -1,4 +1,4 @@
-"""Asking for memory ahead of its use, as marks of loops say (`poly.scheduling.edits.prefetch`, `prefetch_copy`)."""
+"""Asking for memory ahead of its use, as marks of loops say (`poly.scheduling.marks.prefetch`, `prefetch_copy`)."""
 
 from __future__ import annotations
 

@@ -273,8 +273,8 @@ def _parsed(text: str, given: Mapping[str, tuple[int | str, ...]], arrays: Seque
 def _load_nest(path: Path) -> Work:
     """A case of the regression tests: its sections `[program]` and `[script]`."""
     from poly.frontend.notation import parse
-    from poly.scheduling.edits import apply_edit
     from poly.scheduling.schedule_text import parse_edit
+    from poly.scheduling.script import apply_edit
 
     sections: dict[str, list[str]] = {}
     current: list[str] = []

@@ -8,7 +8,8 @@ from poly.affine import Affine
 from poly.errors import ScheduleError
 from poly.program import PathStep
 from poly.scheduling.edits import finish
-from poly.scheduling.schedule import Nest, Schedule
+from poly.scheduling.paths import Nest
+from poly.scheduling.schedule import Schedule
 
 Place = tuple[str, tuple[PathStep, ...], tuple[tuple[str, str], ...]]
 

@@ -9,7 +9,8 @@ from poly.errors import ScheduleError
 from poly.program import Access, Layout, Program, Statement, Tensor
 from poly.relations import range_of
 from poly.scheduling.edits import finish
-from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.scheduling.paths import Nest, canonical
+from poly.scheduling.schedule import Schedule
 
 MOST_SLOTS = 1024  # over a loop whose length is not known
 FEW_SLOTS = 4  # however few iterations there are

@@ -13,7 +13,8 @@ from poly.expr import Const
 from poly.program import Access, Program, Statement
 from poly.relations import access_map, bound_expressions, box
 from poly.scheduling.dependences import Touch
-from poly.scheduling.schedule import Schedule, relation_in_time
+from poly.scheduling.paths import relation_in_time
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.tile_footprints import Tile, accesses_to, tile_access
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import OUT, coalesced, fix_sizes

@@ -17,7 +17,8 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.relations import expressions_map
 from poly.scheduling.groups import Group, tensors_read, tensors_written
-from poly.scheduling.schedule import Schedule, common_prefix, statements_of
+from poly.scheduling.paths import common_prefix, statements_of
+from poly.scheduling.schedule import Schedule
 from poly.sets import fix_sizes
 
 MOST_VECTORS = 4  # that one tensor takes

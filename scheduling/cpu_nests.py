@@ -24,7 +24,8 @@ from poly.scheduling.cpu_edits import cut_at, in_vectors, loops_of_copy, unrolle
 from poly.scheduling.cpu_facts import stride, widest_element
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.edits import settle, unchecked
-from poly.scheduling.schedule import Schedule, common_prefix
+from poly.scheduling.paths import common_prefix
+from poly.scheduling.schedule import Schedule
 
 MOST_VECTORS = 4  # of one loop at a time: enough to hide most of the latency of a multiply-add
 ROW_VECTORS = 2  # of each of several rows

@@ -24,9 +24,10 @@ from poly.scheduling.arrange import places_of
 from poly.scheduling.cpu_edits import loop_of
 from poly.scheduling.cpu_nests import MOST_VECTORS, blocks_of, cut_whole, from_zero, in_registers, step_of_access
 from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.paths import common_prefix
 from poly.scheduling.private_nests import private_tensors
 from poly.scheduling.promotion import free_name
-from poly.scheduling.schedule import Schedule, common_prefix
+from poly.scheduling.schedule import Schedule
 
 
 def schedule_private(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:

@@ -17,7 +17,8 @@ from poly.affine import var
 from poly.locks import cached_property
 from poly.program import Access, PathStep, Program, Statement
 from poly.relations import bound_access
-from poly.scheduling.schedule import Schedule, relation_in_time
+from poly.scheduling.paths import relation_in_time
+from poly.scheduling.schedule import Schedule
 from poly.sets import coalesced, fix_sizes, header
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from poly.errors import ScheduleError
 from poly.program import Program, Statement
 from poly.relations import bound_domain, expressions_map
 from poly.scheduling.dependences import Dependence, SourceFacts
-from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode, statements_of
+from poly.scheduling.paths import Band, Ordered, TreeNode, statements_of
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.tile_footprints import tile_of
 from poly.scheduling.traffic import Traffic, compulsory_bytes, count_points, tensor_bytes, traffic
 from poly.sets import fix_sizes, within_budget

@@ -14,9 +14,10 @@ from poly.relations import access_map
 from poly.scheduling.contraction import Contraction
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.group_plan import Pieces, Plan, by_role, is_empty
+from poly.scheduling.paths import statements_of
 from poly.scheduling.placement import Block, place
 from poly.scheduling.promotion import free_name
-from poly.scheduling.schedule import Schedule, statements_of
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.tiles import Choice, blocks
 from poly.sets import fix_sizes
 

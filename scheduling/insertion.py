@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from poly.affine import Affine, var
 from poly.program import PathStep, Program, Statement
-from poly.scheduling.schedule import Nest, Schedule
+from poly.scheduling.paths import Nest
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.tile_footprints import Tile
 
 

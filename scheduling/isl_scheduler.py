@@ -24,7 +24,8 @@ from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.edits import tile as tile_band
 from poly.scheduling.isl_client import shared_worker
 from poly.scheduling.isl_worker import Request
-from poly.scheduling.schedule import Nest, Schedule
+from poly.scheduling.paths import Nest
+from poly.scheduling.schedule import Schedule
 from poly.sets import affine_of_pw, header, within_budget
 
 if TYPE_CHECKING:

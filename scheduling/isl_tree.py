@@ -8,7 +8,8 @@ import islpy as isl
 
 from poly.affine import Affine
 from poly.program import Statement
-from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, statements_of
+from poly.scheduling.paths import Band, Leaf, Ordered, TreeNode, statements_of
+from poly.scheduling.schedule import Mark, Schedule
 from poly.sets import header
 
 

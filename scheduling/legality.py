@@ -21,7 +21,8 @@ from poly.program import Program, Statement
 from poly.relations import bound_domain
 from poly.scheduling.dependences import Dependence, Touch
 from poly.scheduling.nowait import after, conflicts
-from poly.scheduling.schedule import Schedule, relation_in_time
+from poly.scheduling.paths import relation_in_time
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import IN, OUT, witness
 

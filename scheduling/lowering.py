@@ -21,7 +21,8 @@ from poly.program import Access, Tensor
 from poly.scheduling.asked_copies import asked, copies_into
 from poly.scheduling.bounds import holds_always, loop_bounds, same, with_last
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
-from poly.scheduling.schedule import Band, Leaf, Mark, Ordered, Schedule, TreeNode, common_prefix, statements_of
+from poly.scheduling.paths import Band, Leaf, Ordered, TreeNode, common_prefix, statements_of
+from poly.scheduling.schedule import Mark, Schedule
 from poly.sets import conjunctions_of, fix_sizes
 
 BUDGET = 20_000_000  # operations of isl

@@ -16,7 +16,8 @@ from poly.loops import MOST_NOWAIT
 from poly.program import Access, Statement
 from poly.relations import range_of
 from poly.scheduling.dependences import Touch
-from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode
+from poly.scheduling.paths import Band, Ordered, TreeNode
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.vectors import Vectors, together
 
 

@@ -20,7 +20,8 @@ from poly.machine import Machine, Memory
 from poly.program import Statement, Tensor
 from poly.relations import relation_of
 from poly.scheduling.cpu_core import core_of
-from poly.scheduling.schedule import Band, Ordered, Schedule, TreeNode, statements_of
+from poly.scheduling.paths import Band, Ordered, TreeNode, statements_of
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import count_points
 from poly.scheduling.vectors import Vectors
 from poly.sets import OUT, SET, within_budget

@@ -13,7 +13,7 @@ from poly.affine import Affine, var
 from poly.program import PathStep, Program, Statement
 from poly.scheduling.free_products import free_product
 from poly.scheduling.groups import Group
-from poly.scheduling.schedule import common_prefix
+from poly.scheduling.paths import common_prefix
 
 
 def private_tensors(program: Program, statements: Sequence[Statement]) -> dict[str, tuple[str, ...]]:

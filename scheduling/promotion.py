@@ -19,7 +19,8 @@ from poly.scheduling.copy_needs import copies_needed, padding, written_part
 from poly.scheduling.edits import buffer_name, finish, first_free
 from poly.scheduling.footprint import Box
 from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, nest_of_tile, span
-from poly.scheduling.schedule import Schedule, canonical
+from poly.scheduling.paths import canonical
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.tile_footprints import Tile, accesses_to, named, tile_of
 from poly.sets import coalesced, identifier
 

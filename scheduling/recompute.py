@@ -17,8 +17,9 @@ from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map
 from poly.scheduling.edits import buffer_name, finish
 from poly.scheduling.insertion import drop_unused, insert_nest, span
+from poly.scheduling.paths import Nest, canonical
 from poly.scheduling.promotion import free_name, redirected
-from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.tile_footprints import Tile, apart, named, tile_of
 from poly.sets import coalesced, fix_sizes, identifier
 

@@ -20,7 +20,8 @@ from poly.relations import expressions_map
 from poly.scheduling.edits import buffer_name, finish, first_free
 from poly.scheduling.footprint import box_of
 from poly.scheduling.insertion import insert_nest, nest_of_tile, span
-from poly.scheduling.schedule import Nest, Schedule, canonical
+from poly.scheduling.paths import Nest, canonical
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.tile_footprints import Tile, apart, named
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import OUT, coalesced, fix_sizes, identifier, witness

@@ -25,8 +25,9 @@ from difflib import get_close_matches
 
 from poly.errors import ParseError
 from poly.program import Tensor
-from poly.scheduling.edits import PRIMITIVES, replay
-from poly.scheduling.schedule import Band, Edit, Leaf, Mark, Ordered, Schedule, TreeNode
+from poly.scheduling.paths import Band, Leaf, Ordered, TreeNode
+from poly.scheduling.schedule import Edit, Mark, Schedule
+from poly.scheduling.script import PRIMITIVES, replay
 from poly.text import parse_program, print_program
 from poly.text_body import assignment_text
 from poly.text_syntax import tensor_text

@@ -15,7 +15,7 @@ import islpy as isl
 
 from poly.program import PathStep
 from poly.scheduling.dependences import Touch
-from poly.scheduling.schedule import relation_in_time
+from poly.scheduling.paths import relation_in_time
 
 AccessOf = Callable[[Touch], isl.Map]
 ByDistance = Callable[[Touch, "Touch | None", int], "int | None"]

@@ -25,7 +25,8 @@ from poly.affine import Affine, Var, var
 from poly.program import Access, Statement, Tensor
 from poly.relations import bound_access, range_of
 from poly.scheduling.cover import Cover
-from poly.scheduling.schedule import Schedule, common_prefix, relation_in_time
+from poly.scheduling.paths import common_prefix, relation_in_time
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.vectors import Vectors
 
 Kind = Literal["read", "write"]

@@ -24,7 +24,8 @@ from poly.locks import cached_property
 from poly.program import Program, Statement
 from poly.relations import bound_domain, box
 from poly.scheduling.dependences import Touch
-from poly.scheduling.schedule import Schedule, common_prefix
+from poly.scheduling.paths import common_prefix
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.static_flow import earlier_writers, is_may_write, last_writers
 from poly.scheduling.transparent import without_transparent
 from poly.scheduling.vectors import Vectors

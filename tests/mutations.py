@@ -20,18 +20,8 @@ from poly.affine import Affine, Mod, var
 from poly.errors import ScheduleError, UnsupportedError
 from poly.program import Access, PathStep, Program, Statement
 from poly.scheduling.edits import unchecked
-from poly.scheduling.schedule import (
-    Band,
-    Leaf,
-    Mark,
-    Nest,
-    Ordered,
-    Schedule,
-    TreeNode,
-    canonical,
-    paths_of,
-    statements_of,
-)
+from poly.scheduling.paths import Band, Leaf, Nest, Ordered, TreeNode, canonical, paths_of, statements_of
+from poly.scheduling.schedule import Mark, Schedule
 from tests.mutation_programs import NAMES
 from tests.mutation_programs import program as program_of
 

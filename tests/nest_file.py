@@ -26,10 +26,10 @@ from poly.frontend.notation import parse
 from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.program import Program, ReadIndex
-from poly.scheduling.edits import apply_edit
 from poly.scheduling.instances import check_instances
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.schedule_text import parse_edit, tree_lines
+from poly.scheduling.script import apply_edit
 
 ORDER = ("program", "script", "error", "schedule", "loops", "machine", "stream", "run")
 

@@ -22,7 +22,8 @@ from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
 from poly.scheduling.instances import check_instances
 from poly.scheduling.lowering import lower
-from poly.scheduling.schedule import Mark, Nest, Schedule
+from poly.scheduling.paths import Nest
+from poly.scheduling.schedule import Mark, Schedule
 from poly.scheduling.schedule_text import parse_schedule, print_schedule
 
 Values = dict[str, int]

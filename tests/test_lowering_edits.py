@@ -19,11 +19,11 @@ from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.loops import If
 from poly.program import Program, Statement
-from poly.scheduling.edits import apply_edit
 from poly.scheduling.instances import check_instances
 from poly.scheduling.lowering import lower
 from poly.scheduling.schedule import Edit, Schedule
 from poly.scheduling.schedule_text import parse_schedule, print_schedule
+from poly.scheduling.script import apply_edit
 from poly.sets import constraints_of
 from poly.text import parse_program
 from tests.strategies import inputs_for, programs

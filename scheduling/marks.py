@@ -1,0 +1,139 @@
+"""The primitives that move nothing: each says how a loop runs, then the checker decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from poly.errors import ScheduleError
+from poly.loops import MOST_NOWAIT, LoopKind
+from poly.scheduling.edits import finish, loops_inside
+from poly.scheduling.nowait import is_next, run_through
+from poly.scheduling.schedule import Mark, Schedule
+
+FARTHEST = 1 << 20  # iterations that a loop may ask ahead: addresses stay within 64 bits
+_SHOWN: Mapping[LoopKind, str] = {
+    "vector": "a vector loop", "unroll": "unrolled", "parallel": "parallel", "unit": "a loop of an engine",
+}  # fmt: skip
+
+
+def _marked(schedule: Schedule, name: str, loops: Sequence[str], kind: LoopKind, engine: str | None = None) -> Schedule:
+    for loop in loops:
+        schedule.under(loop)
+        if schedule.kind(loop) != "serial":
+            what = f"loop {loop!r} is {_SHOWN[schedule.kind(loop)]} already"
+            hint = f"tile({{{loop!r}: 8}}) for two loops, with a mark for each"
+            raise ScheduleError(what, where=schedule.source.name, hint=hint)
+    marks = {**schedule.marks, **{loop: Mark(kind, engine) for loop in loops}}
+    arguments = {"loop": loops[0]} if engine is None else {"loops": tuple(loops), "engine": engine}
+    return finish(schedule, replace(schedule, marks=marks), name, **arguments)
+
+
+def unroll(schedule: Schedule, loop: str) -> Schedule:
+    """Run a loop as literal copies of its body."""
+    return _marked(schedule, "unroll", [loop], "unroll")
+
+
+def vectorise(schedule: Schedule, loop: str) -> Schedule:
+    """Run an innermost loop's iterations as the lanes of one vector. It must carry nothing."""
+    if inner := loops_inside(schedule, loop):
+        raise ScheduleError(
+            f"loop {loop!r} has loops {sorted(inner)} inside",
+            where=schedule.source.name,
+            hint="vectorise an innermost loop",
+        )
+    return _marked(schedule, "vectorise", [loop], "vector")
+
+
+def nontemporal(schedule: Schedule, loop: str) -> Schedule:
+    """Let a vector loop store past the caches: whole, aligned vectors of what it writes to memory.
+
+    Every such store replaces what is there: a target that is combined with its old value is read, so cached, anyway.
+    """
+    statements = [schedule.statement(name) for name in schedule.under(loop)]
+    if schedule.kind(loop) != "vector":
+        hint = f"vectorise({loop!r}) first"
+        raise ScheduleError(f"loop {loop!r} is not a vector loop", where=schedule.source.name, hint=hint)
+    stores = [s for s in statements if not schedule.program.tensor[s.write.tensor].scope]
+    if not stores or any(s.combiner is not None for s in stores):
+        raise ScheduleError(
+            f"loop {loop!r} has no store that only replaces elements of a whole tensor", where=schedule.source.name,
+            hint="mark the loop that writes the tensor, after promotion the one of its copy back",
+        )  # fmt: skip
+    marks = {**schedule.marks, loop: replace(schedule.marks[loop], nontemporal=True)}
+    return finish(schedule, replace(schedule, marks=marks), "nontemporal", loop=loop)
+
+
+def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Schedule:
+    """Let a vector loop ask, for every vector that it loads from memory and every line that it stores to of a whole
+    tensor, for what it loads or stores `ahead` iterations of the loop `along` later, a loop around it; so for lines of
+    elements of whole tensors that all lanes share and read, if each iteration of `along` goes on by a line at least:
+    of those that stay in their line for several iterations nothing is asked for.
+
+    Nothing is read or written by that, and no address is too far: it says where the caches will be needed. Where later
+    edits leave no loop of that name, nothing is asked for.
+    """
+    if schedule.kind(loop) != "vector":
+        hint = f"vectorise({loop!r}) first"
+        raise ScheduleError(f"loop {loop!r} is not a vector loop", where=schedule.source.name, hint=hint)
+    if along == loop or along not in schedule.outer(loop) or not 1 <= ahead <= FARTHEST:
+        hint = f"ahead is 1 to {FARTHEST}, along one of {', '.join(schedule.outer(loop))}"
+        what = f"loop {loop!r} cannot ask for what it touches {ahead} iterations of {along!r} later"
+        raise ScheduleError(what, where=schedule.source.name, hint=hint)
+    touched = [a for name in schedule.under(loop) for a, _ in schedule.statement(name).accesses]
+    if all(a.indirect or schedule.program.tensor[a.tensor].scope for a in touched):
+        raise ScheduleError(
+            f"loop {loop!r} touches nothing of a whole tensor", where=schedule.source.name,
+            hint="mark the loop that reads or writes the tensor, after promotion the one of its copy",
+        )  # fmt: skip
+    if (before := schedule.marks[loop].ahead) is not None:
+        what = f"loop {loop!r} asks already for what it touches {before[1]} iterations of {before[0]!r} later"
+        raise ScheduleError(what, where=schedule.source.name, hint="one prefetch for a loop")
+    marks = {**schedule.marks, loop: replace(schedule.marks[loop], ahead=(along, ahead))}
+    return finish(schedule, replace(schedule, marks=marks), "prefetch", loop=loop, along=along, ahead=ahead)
+
+
+def parallelise(schedule: Schedule, loop: str) -> Schedule:
+    """Run a loop's iterations at once, split over threads. It must carry nothing, reductions included."""
+    return _marked(schedule, "parallelise", [loop], "parallel")
+
+
+def nowait(schedule: Schedule, loop: str, following: str) -> Schedule:
+    """Let threads that are done with a parallel loop go on to the parallel loop behind it before the others are done
+    (the clause of this name of OpenMP). In one iteration of the loops around both they touch nothing in common that
+    either writes; nor does any loop before, from which threads came without a meeting, and `following`. So many loops
+    may be in a row as `poly.loops.MOST_NOWAIT` says.
+
+    Where later edits leave another loop behind it, threads meet.
+    """
+    for name in (loop, following):
+        schedule.under(name)
+        if schedule.kind(name) != "parallel":
+            hint = f"parallelise({name!r}) first"
+            raise ScheduleError(f"loop {name!r} is not a parallel loop", where=schedule.source.name, hint=hint)
+    if not is_next(schedule, loop, following):
+        what = f"loop {following!r} is not the one right behind {loop!r}"
+        raise ScheduleError(what, where=schedule.source.name, hint="name the loop that threads reach next")
+    if before := [n for n, m in schedule.marks.items() if m.nowait == following and n != loop]:
+        what = f"{before[0]!r} is already followed by {following!r}"
+        raise ScheduleError(what, where=schedule.source.name, hint="one loop only may name another")
+    marks = {**schedule.marks, loop: replace(schedule.marks[loop], nowait=following)}
+    marked = replace(schedule, marks=marks)
+    if len(run_through(marked, loop)) > MOST_NOWAIT:
+        what = f"more than {MOST_NOWAIT} loops in a row without a meeting, with {loop!r} and {following!r}"
+        raise ScheduleError(what, where=schedule.source.name, hint="let threads meet between two of them")
+    return finish(schedule, marked, "nowait", loop=loop, following=following)
+
+
+def tensorise(schedule: Schedule, loops: Sequence[str], engine: str) -> Schedule:
+    """Give a chain of innermost loops to one command of a machine's engine (its loop nest). One statement is inside."""
+    if not loops:
+        raise ScheduleError("no loops to tensorise")
+    statements = schedule.under(loops[-1])
+    chain = schedule.nests[statements[0]].names
+    if len(statements) != 1 or chain[len(chain) - len(loops) :] != tuple(loops):
+        raise ScheduleError(
+            f"{list(loops)} is not a chain of innermost loops around one statement", where=schedule.source.name,
+            hint="name the loops outermost first, down to the innermost one; distribute to get one statement",
+        )  # fmt: skip
+    return _marked(schedule, "tensorise", loops, "unit", engine)
