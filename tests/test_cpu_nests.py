@@ -139,6 +139,23 @@ def test_local_sums_are_kept_in_registers(body: str) -> None:
     agrees(exact)
 
 
+@pytest.mark.parametrize(("value", "kept"), [("s[] + A[i]", True), ("A[i]", False)])
+def test_scalars_that_statements_hand_on_are_in_registers(value: str, kept: bool) -> None:
+    """Not one that nobody waits for."""
+    program = parse_program(f"""program scalars
+input A: i64[8]
+temporary s: i64[]
+output C: i64[8]
+for i:
+    S[i]: s[] = A[i] where 0 <= i < 8
+    T[i]: C[i] = {value} where 0 <= i < 8
+""")
+    schedule = schedule_for_cpu(program, machine_of("cpu"))
+    assert ("promote(tensor='s'" in schedule.script) == kept
+    found: Any = poly.compile(program)(np.arange(8))
+    np.testing.assert_array_equal(found, np.arange(8) * (2 if kept else 1))
+
+
 def test_sums_of_as_many_steps_as_a_loop_around_says_have_lanes() -> None:
     """The lanes of the last block are counted by a number, though the loops around imply it."""
     loops = str(poly.compile(program_of(FACTORS)).loops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from types import MappingProxyType
 
 import numpy as np
@@ -26,6 +27,7 @@ from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_edits import MOST_PADDED, padded_copy_pays, with_padded_reads
 from poly.scheduling.cpu_window import window_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.instances import check_instances
@@ -271,6 +273,20 @@ def test_padded_strided_reads() -> None:
     x = np.arange(44, dtype=np.float32)
     padded = np.concatenate([np.full(3, 9), x, np.full(8, 9)])
     np.testing.assert_array_equal(compiled(program)(x), padded[:52:2])
+
+
+@pytest.mark.parametrize(("taps", "pays"), [(3, True), (1, False)])
+def test_padded_copies_that_are_large_are_made_where_elements_are_used_often(taps: int, pays: bool) -> None:
+    """A border makes them many times the tensor: read by nine taps it pays, by one it does not."""
+    inside = "4 <= i + k < 8 and 4 <= j + l < 8"
+    text = f"Y[i, j] += W[k, l] * (X[i + k - 4, j + l - 4] if {inside} else 0)"
+    program = poly.parse(text, W=(taps, taps), X=(4, 4), Y=(12, 12))
+    schedule = Schedule(program)
+    (s,) = (s for s in program.statements if s.combiner is not None)
+    assert padded_copy_pays(schedule, "X", s) == pays
+    _, made = with_padded_reads(schedule, [s])
+    assert [tensor for tensor, _ in made] == (["X"] if pays else [])
+    assert prod(program.tensor["X"].extents({})) * MOST_PADDED < 12 * 12
 
 
 WIDE = Machine(
