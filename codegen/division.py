@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from poly.dtypes import is_float
 
 if TYPE_CHECKING:
-    from poly.codegen.values import Ops, Value
+    from poly.codegen.operators import Ops
+    from poly.codegen.values import Value
 
 
 def truncated(ops: Ops, a: Value, b: Value) -> Value:

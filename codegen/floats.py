@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from poly.codegen.values import Ops, Value
+from poly.codegen.operators import Ops
+from poly.codegen.values import Value
 
 MAGIC: Final = {"f32": 12582912.0, "f64": 6755399441055744.0}  # 1.5 * 2^23, 1.5 * 2^52: adding it rounds to an integer
 MANTISSA: Final = {"f32": 23, "f64": 52}

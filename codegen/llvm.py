@@ -15,6 +15,7 @@ from poly.affine import Affine, Constraint, var
 from poly.codegen.addresses import Linear
 from poly.codegen.asks import ask_for
 from poly.codegen.expressions import expression, multiply_accumulate
+from poly.codegen.instructions import dot
 from poly.codegen.loads import load
 from poly.codegen.places import WRITE
 from poly.codegen.predicates import Lanes, State, any_lane, both, first_lanes, predicate, prefix_mask
@@ -121,7 +122,7 @@ class Walker:
         if combiner == "add" and dtype == "i32" and isinstance(body, Apply) and body.operator in DOTS:
             first, second = (expression(s, a, values, dtype, True) for a in body.arguments)
             if elementwise(s, node.write):
-                return first, lambda old, new: s.ops.dot(body.operator, new, second, old)
+                return first, lambda old, new: dot(s.ops, body.operator, new, second, old)
         value = s.ops.cast(expression(s, body, values, dtype, node.contract), dtype)
         if combiner is None:
             return value, None

@@ -8,10 +8,11 @@ from functools import lru_cache
 
 from poly.affine import Affine, Constraint
 from poly.codegen.addresses import Address, Flat, Indices, LaneError, Linear
+from poly.codegen.operators import Ops
 from poly.codegen.registers import Registers
 from poly.codegen.target import Target
 from poly.codegen.text import Writer
-from poly.codegen.values import Ops, Value
+from poly.codegen.values import Value
 from poly.program import Access, Tensor
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from poly.codegen import transpose
+from poly.codegen.operators import Ops
 from poly.codegen.text import value_type
-from poly.codegen.values import Ops, Value
+from poly.codegen.values import Value
 
 Place = tuple[str, int]  # tensor, element of its storage
 

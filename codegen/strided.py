@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poly.codegen.operators import Ops
 from poly.codegen.text import memory_type
-from poly.codegen.values import Ops, Value
+from poly.codegen.values import Value
 from poly.dtypes import size_bytes
 
 MOST_STRIDE = 4

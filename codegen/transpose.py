@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from poly.codegen.values import Ops, Value
+from poly.codegen.operators import Ops
+from poly.codegen.values import Value
 from poly.dtypes import size_bytes
 
 BLOCK = 16  # bytes

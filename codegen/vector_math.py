@@ -25,7 +25,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from poly.codegen.floats import BIAS, LOG2E, MANTISSA, Floats
-from poly.codegen.values import Ops, Value
+from poly.codegen.instructions import chosen, limited, scaled
+from poly.codegen.operators import Ops
+from poly.codegen.values import Value
 from poly.errors import Bug
 
 # (exp(r) - 1 - r) / r^2 for |r| <= ln(2)/2
@@ -165,7 +167,7 @@ def _exp_by_table(f: Floats, x: Value, terms: Sequence[float]) -> Value:
     first, second = f.halves(shifted, 3)
     # the index, still in the mantissa of `first`, is taken off the entries of the table
     table = [bits - (k << mantissa - 3) for k, bits in enumerate(_EIGHTHS)]
-    first = f.floating(f.int_op("add", first, f.ops.chosen(table, shifted)))
+    first = f.floating(f.int_op("add", first, chosen(f.ops, table, shifted)))
     return f.mul(f.fma(p, first, first), f.floating(second))
 
 
@@ -176,15 +178,15 @@ def _exp_scaled(f: Floats, x: Value, table: Sequence[int], terms: Sequence[float
     wide = f.dtype == "f64"
     n, shifted = f.round(x, LOG2E, fraction=0 if wide else len(table).bit_length() - 1)
     hi, lo = _LN2[f.dtype]
-    r = f.ops.limited(f.fma(n, f.c(-lo), f.fma(n, f.c(-hi), x)), 0.5)
+    r = limited(f.ops, f.fma(n, f.c(-lo), f.fma(n, f.c(-hi), x)), 0.5)
     if wide:
         powers = f.powers(r, 9)
         p = f.fma(powers[1], f.poly(powers, _EXP["f64"][:2]), r)
-        return f.ops.scaled(f.add(f.fma(powers[2], f.poly(powers, _EXP["f64"][2:]), p), f.c(1.0)), n)
+        return scaled(f.ops, f.add(f.fma(powers[2], f.poly(powers, _EXP["f64"][2:]), p), f.c(1.0)), n)
     p = f.fma(f.mul(r, r), f.poly(r, terms), r)
     one = BIAS["f32"] << MANTISSA["f32"]
-    root = f.floating(f.ops.chosen([one + bits for bits in table], shifted))
-    return f.ops.scaled(f.fma(p, root, root), n)
+    root = f.floating(chosen(f.ops, [one + bits for bits in table], shifted))
+    return scaled(f.ops, f.fma(p, root, root), n)
 
 
 def _sigmoid(f: Floats, x: Value) -> Value:

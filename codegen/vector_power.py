@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from poly.codegen.floats import BIAS, LOG2E, Floats
+from poly.codegen.instructions import limited, scaled
 from poly.codegen.values import Value
 
 # (2 atanh(s) - 2 s) / s^3 as a function of s^2, |s| <= 0.1716; the first coefficient in two parts
@@ -134,9 +135,9 @@ def _exp2(d: Floats, x: Value, rest: Value | None) -> Value:
     n, shifted = d.round(x, 1.0, 2 * BIAS[d.dtype])
     r = d.sub(x, n)
     if d.ops.target.scales:
-        r = d.ops.limited(r, 0.5)
+        r = limited(d.ops, r, 0.5)
     p = d.mul(r, d.poly(r, _EXP2 if rest is not None else _EXP2[:10]))
     if rest is not None:
         rest = d.mul(rest, d.c(_EXP2[0]))
         p = d.add(p, d.fma(p, rest, rest))
-    return d.ops.scaled(d.add(p, d.c(1.0)), n) if d.ops.target.scales else d.scaled(p, shifted)
+    return scaled(d.ops, d.add(p, d.c(1.0)), n) if d.ops.target.scales else d.scaled(p, shifted)

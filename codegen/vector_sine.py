@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from poly.codegen.floats import Floats
+from poly.codegen.operators import Ops
 from poly.codegen.text import value_type
-from poly.codegen.values import Ops, Value
+from poly.codegen.values import Value
 
 # (sin(r) - r) / r^3 and (cos(r) - 1 + r^2 / 2) / r^4 as functions of r^2, |r| <= pi/4
 _SIN: Final = {

@@ -18,9 +18,10 @@ from poly.codegen import strided
 from poly.codegen.function import lower
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import Kernel
+from poly.codegen.operators import Ops
 from poly.codegen.target import Target
 from poly.codegen.text import Writer
-from poly.codegen.values import Ops, Value
+from poly.codegen.values import Value
 from poly.interp import run_program
 from poly.loops import For
 from poly.machine import Engine, Machine, Memory

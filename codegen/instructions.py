@@ -1,0 +1,108 @@
+"""Instructions that not every target has: choice from a table, scaling by powers of two, sums of products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+from poly.codegen.text import scalar_type, value_type
+from poly.codegen.values import Value, Vectors
+from poly.dtypes import size_bytes
+from poly.expr import DOTS
+
+
+def chosen(ops: Vectors, table: Sequence[int], index: Value) -> Value:
+    """table[index] for 32-bit integers; of an index only the lowest bits count, as many as the table's length, a
+    power of two and a divisor of `ops.target.table`, needs.
+    """
+    width = ops.target.table
+    name = "avx512.permvar.si.512" if width == 16 else "avx2.permd"
+    numbers = f"<{', '.join(f'i32 {v}' for v in (*table,) * (width // len(table)))}>"
+    kind = f"<{width} x i32>"
+
+    def one(part: Value) -> str:
+        return ops.writer.intrinsic(kind, f"llvm.x86.{name}", ((kind, numbers), (kind, part.text)))
+
+    return _by_whole(ops, width, one, index)
+
+
+def scaled(ops: Vectors, a: Value, n: Value) -> Value:
+    """a * 2^floor(n) in one rounding, whatever n is: a finite positive number becomes 0, infinite or NaN."""
+    return _masked(ops, "scalef", a, n)
+
+
+def limited(ops: Vectors, a: Value, limit: float) -> Value:
+    """a where its magnitude is below the limit, else the limit with the sign of a; of NaN, too."""
+    return _masked(ops, "range", a, ops.const(a.dtype, limit, a.lanes), "2")
+
+
+def _masked(ops: Vectors, name: str, a: Value, b: Value, *immediate: str) -> Value:
+    """An instruction of AVX-512 in every lane, in the rounding mode that is set."""
+    width = 64 // size_bytes(a.dtype)
+    kind = value_type(a.dtype, width)
+    full = f"llvm.x86.avx512.mask.{name}.{'ps' if a.dtype == 'f32' else 'pd'}.512"
+    rest = [*(("i32", i) for i in immediate), (kind, "poison"), (f"i{width}", "-1"), ("i32", "4")]
+
+    def one(x: Value, y: Value) -> str:
+        return ops.writer.intrinsic(kind, full, ((kind, x.text), (kind, y.text), *rest))
+
+    return _by_whole(ops, width, one, a, b)
+
+
+def dot(ops: Vectors, name: str, a: Value, b: Value, total: Value) -> Value:
+    """total + an operator of `poly.expr.DOTS` on a and b."""
+    a, b, total = ops.same(a, b, total)
+    width = ops.target.dots.get(name, 0)
+    if not a.lanes or not width:
+        return ops.op("add", total, total, _dot_of_parts(ops, name, a, b))
+    kind = f"<{width} x i32>"
+
+    def four(x: Value, y: Value, z: Value) -> str:
+        full = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
+        return ops.writer.intrinsic(kind, full, ((kind, z.text), (kind, x.text), (kind, y.text)))
+
+    def two(x: Value, y: Value, z: Value) -> str:  # where there is one instruction for both, LLVM takes it
+        halves = f"<{2 * width} x i16>"
+        full = "llvm.x86.avx512.pmaddw.d.512" if width == 16 else "llvm.x86.avx2.pmadd.wd"
+        parts = tuple((halves, ops.writer.value(f"bitcast {kind} {v.text} to {halves}")) for v in (x, y))
+        return ops.writer.value(f"add {kind} {z.text}, {ops.writer.intrinsic(kind, full, parts)}")
+
+    return _by_whole(ops, width, four if name == "dot4" else two, a, b, total)
+
+
+def _dot_of_parts(ops: Vectors, name: str, a: Value, b: Value) -> Value:
+    """The operator by shifts and products."""
+    bits = 32 // DOTS[name]
+    top = ops.const("i32", 32 - bits, a.lanes)
+    products: list[Value] = []
+    for place in range(0, 32, bits):
+        up = ops.const("i32", 32 - bits - place, a.lanes)
+        x, y = (ops.op("shl", v, v, up) for v in (a, b))
+        x = ops.op("lshr" if name == "dot4" else "ashr", x, x, top)
+        products.append(ops.op("mul", x, x, ops.op("ashr", y, y, top)))
+    return reduce(lambda x, y: ops.op("add", x, x, y), products)
+
+
+def _by_whole(ops: Vectors, width: int, one: Callable[..., str], *operands: Value) -> Value:
+    """An instruction for `width` lanes on operands of any number of lanes."""
+    a = operands[0]
+    starts = range(0, max(a.lanes, 1), width)
+    made = [one(*(_whole(ops, o, start, width) for o in operands)) for start in starts]
+    parts = [Value(a.dtype, width, text) for text in made]
+    if not a.lanes:
+        return ops.lane(parts[0], 0)
+    while len(parts) > 1:
+        parts = [ops.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0] if a.lanes >= width else ops.part(parts[0], 0, a.lanes)
+
+
+def _whole(ops: Vectors, a: Value, start: int, width: int) -> Value:
+    """`width` lanes from one on; beyond the end they may be anything."""
+    if a.literal is not None:
+        return ops.const(a.dtype, a.literal, width)
+    if not a.lanes:
+        text = f"insertelement {value_type(a.dtype, width)} poison, {scalar_type(a.dtype)} {a.text}, i64 0"
+        return Value(a.dtype, width, ops.writer.value(text))
+    if a.lanes == width:
+        return a
+    return ops.shuffle(a, None, [i if i < a.lanes else None for i in range(start, start + width)])
