@@ -22,6 +22,7 @@ it is read; every output is written. All checks are exact on bytes; `Rep`s are e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -32,6 +33,7 @@ from poly.accel.footprint import (
     MAX_INSTANCES,
     Flat,
     Footprint,
+    Ints,
     box_of,
     commands_of,
     flatten,
@@ -45,6 +47,7 @@ from poly.accel.tokens import Firing, Stuck, fire
 from poly.machine import Engine, Machine
 
 MAX_FINDINGS = 100
+MAX_WAYS = 10_000  # in which an operand lies to the result of a repeated command
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ class _Check:
             yield "path", f"{self.engine.name} does not copy {path[0]} -> {path[1]}"
         if not injective(command.dst.strides, command.extents):
             yield "overlap", f"dst strides {command.dst.strides} over {command.extents} meet in one element"
-        yield from self.alias(command.dst, command.src, False)
+        yield from self.alias("src", command.dst, command.src, False)
 
     def mm(self, command: Mm) -> Iterator[Problem]:
         engine = self.engine
@@ -244,20 +247,20 @@ class _Check:
         if command.extent("k") > engine.rows or command.extent("n") > engine.cols:
             size = f"k={command.extent('k')} x n={command.extent('n')}"
             yield "size", f"a pass of {size} on an array of {engine.rows} x {engine.cols}"
-        yield from self.alias(command.c, command.a, False)
-        yield from self.alias(command.c, command.b, False)
+        yield from self.alias("a", command.c, command.a, False)
+        yield from self.alias("b", command.c, command.b, False)
 
     def vec(self, command: Vec) -> Iterator[Problem]:
-        for _, load in command.loads:
+        for register, load in command.loads:
             if load.region.memory not in self.engine.reads:
                 yield "path", f"{self.engine.name} does not read {load.region.memory}"
-            yield from self.alias(command.dst, load.region, command.combine is None and not load.gather)
+            yield from self.alias(f"%{register}", command.dst, load.region, command.combine is None and not load.gather)
         if command.dst.memory not in self.engine.writes:
             yield "path", f"{self.engine.name} does not write {command.dst.memory}"
         if command.combine is None and not injective(command.dst.strides, command.trips):
             yield "overlap", f"dst strides {command.dst.strides} over {command.trips} meet in one element"
 
-    def alias(self, dst: Region, src: Region, same_allowed: bool) -> Iterator[Problem]:
+    def alias(self, operand: str, dst: Region, src: Region, same_allowed: bool) -> Iterator[Problem]:
         if dst.key != src.key:
             return
         mapping = (dst.offset, dst.steps, dst.unit), (src.offset, src.steps, src.unit)
@@ -265,26 +268,40 @@ class _Check:
         strides = [tuple(s for s, m in zip(r.strides, moving, strict=True) if m) for r in (dst, src)]
         if same_allowed and mapping[0] == mapping[1] and strides[0] == strides[1]:
             return
-        if _meet(dst, box_of(self.command, dst), src, box_of(self.command, src), self.counts):
+        if self.meets(operand):
             yield "alias", f"{dst.key} is both read and written, and not element by element"
 
+    def meets(self, operand: str) -> bool:
+        """Whether in some repetition an operand shares a byte with the result; where these lie to each other in more
+        ways than are tried, in the first or in the last one.
+        """
+        pair = self.with_result(operand, (0,) * len(self.counts))
+        (low, high), (first, last) = (self.range(f) for f in pair)
+        if high <= first or last <= low:
+            return False
+        steps = [(*f.region.steps, *(0 for _ in self.counts)) for f in pair]
+        moving = any(f.moving for f in pair)
+        ways = [n if moving or a != b else 1 for a, b, n in zip(*steps, self.counts, strict=False)]
+        tried = np.ndindex(*ways) if math.prod(ways) <= MAX_WAYS else ((0,) * len(ways), tuple(n - 1 for n in ways))
+        return any(_share(*self.with_result(operand, counters), counters) for counters in tried)
 
-def _meet(a: Region, trips_a: Sequence[int], b: Region, trips_b: Sequence[int], counts: Sequence[int]) -> bool:
-    """Whether two operands of one instance share a byte, in the first or in the last repetition."""
+    def with_result(self, operand: str, counters: tuple[int, ...]) -> tuple[Footprint, Footprint]:
+        """What a command writes, and what it reads of an operand."""
+        found = {f.operand if f.kind == "read" else "": f for f in footprints(self.command, counters)}
+        return found[""], found[operand]
 
-    def touched(region: Region, trips: Sequence[int], counters: tuple[int, ...]) -> np.ndarray:
-        base = region.start(counters) // region.unit
-        return np.unique(grid(base, region.strides, trips))[:, None] * region.unit + np.arange(region.unit)
 
-    for counters in {tuple(0 for _ in counts), tuple(n - 1 for n in counts)}:
-        low_a, high_a = reach(a, trips_a, ())
-        low_b, high_b = reach(b, trips_b, ())
-        shift_a, shift_b = a.start(counters) - a.offset, b.start(counters) - b.offset
-        if low_a + shift_a >= high_b + shift_b or low_b + shift_b >= high_a + shift_a:
-            continue
-        if np.intersect1d(touched(a, trips_a, counters), touched(b, trips_b, counters)).size:
-            return True
-    return False
+def _share(a: Footprint, b: Footprint, counters: tuple[int, ...]) -> bool:
+    """Whether two footprints under some counters have a byte in common."""
+    apart = b.region.start(counters) - a.region.start(counters)
+    if a.high <= apart + b.low or apart + b.high <= a.low:
+        return False
+    return bool(np.intersect1d(_places(a), _places(b) + apart).size)
+
+
+def _places(f: Footprint) -> Ints:
+    """Every offset of a footprint, from its region's start."""
+    return grid(f.low, [s for _, s in f.dims], [n for n, _ in f.dims]).ravel() if f.points is None else f.points
 
 
 def _token_findings(stream: CommandStream, flats: Sequence[Flat], firing: Firing) -> Iterator[Finding]:

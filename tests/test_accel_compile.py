@@ -195,6 +195,15 @@ def test_indirect_reads_and_writes() -> None:
 # ---- bytes and tiles
 
 
+@pytest.mark.parametrize("bound", ["i % 9 < 3", "i < 3"])
+def test_operands_whose_guards_keep_them_in_their_buffer(bound: str) -> None:
+    """Without their conditions these reads would reach into the result's buffer."""
+    read = bound.split(" <")[0].replace(" ", "")
+    text = f"p[i] += A[i//3,i] + (A[{read},k] if {bound} else 0) - A[k//9%4,k] where 0 <= i < 9 and 0 <= k < 2"
+    program = parse(text, A=(3, 9), p=(9,))
+    agrees(program, compile_stream(program, S16))
+
+
 def test_linear_relu_moves_everything_once() -> None:
     program = parse(LINEAR, x=(1, 3072), w=(200, 3072), b=(200,))
     kernel = compile_stream(program, S16)

@@ -118,7 +118,7 @@ def test_every_code(old: str, new: str, code: str) -> None:
     assert code in codes(GOOD.replace(old, new))
 
 
-def one(command: Command, engine: str, *symbols: Symbol) -> CommandStream:
+def one(command: Item, engine: str, *symbols: Symbol) -> CommandStream:
     return CommandStream("s", "s16", symbols, (), (Queue(engine, (command,)),))
 
 
@@ -135,6 +135,10 @@ def test_codes_of_single_commands() -> None:
     assert "engine" in codes(one(load, "ve", x))
     move = Dma(chip("ifmap", 8, "i8", (1,)), chip("ifmap", 0, "i8", (1,)), (64,))
     assert "alias" in codes(one(move, "st"))
+    crossing = Dma(chip("ifmap", 0, "i8", (1,), (64,)), chip("ifmap", 128, "i8", (1,), (-64,)), (64,))
+    assert "alias" in codes(one(Rep(3, (crossing,)), "st"))  # in the second of three only
+    between = replace(crossing, src=chip("ifmap", 192, "i8", (1,), (-64,)))
+    assert "alias" not in codes(one(Rep(4, (between,)), "st"))
     deep = Rep(2, (Rep(2, (Rep(2, (Rep(2, (Rep(2, (load,)),)),)),)),))
     assert "rank" in codes(CommandStream("s", "s16", (x,), (), (Queue("ld", (deep,)),)))
 
