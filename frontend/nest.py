@@ -38,7 +38,7 @@ import islpy as isl
 import numpy.typing as npt
 
 from poly.affine import Affine
-from poly.dtypes import is_integer
+from poly.dtypes import is_float, is_integer
 from poly.errors import ParseError, PolyError, ShapeError
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, Read, rewrite, walk
 from poly.frontend import nest_hints as hints
@@ -214,7 +214,9 @@ def _local_dtypes(locals: Mapping[str, Local], drafts: Sequence[Draft], known: M
         floats = [name for name in left if _has_float(name, drafts)]
         given = next((n for n in left if any(d.write.tensor == n and not d.reads for d in drafts)), left[0])
         begun = {name: 0.5 if name in floats else 0 for name in left}
-        dtypes |= {n: _dtype(n, drafts, dtypes, begun) or "f64" for n in floats} if floats else {given: "i64"}
+        met = {n: d for n in left if (d := _dtype(n, drafts, dtypes, begun)) and is_float(d)}
+        whole = "bool" if _is_truth(given, drafts, dtypes) else "i64"
+        dtypes |= met or (dict.fromkeys(floats, "f64") if floats else {given: whole})
 
 
 def _settled_dtypes(names: Sequence[str], drafts: Sequence[Draft], known: Mapping[str, str]) -> dict[str, str]:
@@ -252,6 +254,16 @@ def _dtype(
         return None
     common = promoted([*strong, *weak])
     return "f64" if fraction and _is_whole(common) else common
+
+
+def _is_truth(name: str, drafts: Sequence[Draft], dtypes: Mapping[str, str]) -> bool:
+    """Whether all that is assigned to a local are truths, if it is one itself: `stop = x[i] > 0 or stop`."""
+    bodies = [(d.body, [r.tensor for r in d.reads]) for d in drafts if d.write.tensor == name]
+    if any(n != name and n not in dtypes for _, names in bodies for n in names):
+        return False
+    known = {**dtypes, name: "bool"}
+    made = (typed(body, [known[n] for n in names])[1] if names else body for body, names in bodies)
+    return all(m == "bool" or isinstance(m, Const) and isinstance(m.value, bool) for m in made)
 
 
 def _is_whole(dtype: str) -> bool:

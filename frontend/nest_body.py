@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final
@@ -18,8 +18,8 @@ from poly.document import counted
 from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, with_reads_at
 from poly.frontend import nest_hints as hints
-from poly.frontend.nest_branches import Branches, live_after_branches
-from poly.frontend.nest_elements import Elements
+from poly.frontend.nest_branches import Branches, live_after_branches, with_loops_outside
+from poly.frontend.nest_elements import Elements, names_of_data
 from poly.frontend.nest_literals import Number
 from poly.frontend.nest_places import place_of, put_in_place
 from poly.frontend.nest_signature import last_name, read_annotation
@@ -147,7 +147,8 @@ class Reader:
 
     def _elements(self, scope: Scope, place: ast.stmt) -> Elements:
         names = (n for n in self._names("at", place) if n not in self.safe)
-        return Elements(scope.is_element, scope.is_condition, names, self.safe)
+        inside = names_of_data(place, scope.is_element)
+        return Elements(lambda n: scope.is_element(n) or _is_name_in(n, inside), scope.is_condition, names, self.safe)
 
     def _with_locals(self, around: Around) -> Around:
         known = {name: local.shape for name, local in self.locals.items()}
@@ -239,12 +240,13 @@ class Reader:
             condition = around.scope.condition(node.test)
         except ParseError:
             if _reads_data(node.test, around.scope):
-                if (outer := _with_loops_outside(node, around.scope)) is not None:
+                if (outer := with_loops_outside(node, around.scope.is_condition)) is not None:
                     self.live[outer.body[0]] = self.live[node]
                     return self._if(outer, around, prefix, position, numbered)
                 scope = around.scope
                 elements = self._elements(scope, node)
-                branches = Branches(self._names("taken", node), scope.is_condition, elements.target, self.exact)
+                truths = self._names("taken", node)
+                branches = Branches(truths, scope.is_condition, elements.under, self.exact, self.live)
                 chosen = branches.choices(node, self.live[node])
                 if chosen:
                     return self._sequence(chosen, around, prefix, position, numbered or len(chosen) > 1)
@@ -440,6 +442,10 @@ def _negated(body: Expr) -> Expr:
     return Const(-body.value, body.dtype) if isinstance(body, Const) else apply("neg", body)
 
 
+def _is_name_in(node: ast.expr, names: Collection[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
 def _readers(body: Sequence[ast.stmt]) -> dict[str, list[int]]:
     """For every plain name the numbers of the statements that read it, one for each time."""
     found: dict[str, list[int]] = {}
@@ -462,20 +468,6 @@ def _literal(value: ast.expr, scope: Scope) -> Number | None:
 def _reads_data(node: ast.expr, scope: Scope) -> bool:
     """Whether a condition reads arrays or scalars, of which literals such as `t = 2.5` are some."""
     return any(isinstance(n, ast.Name) and (n.id in scope.shapes or n.id in scope.literals) for n in ast.walk(node))
-
-
-def _with_loops_outside(node: ast.If, scope: Scope) -> ast.If | None:
-    """`if i > 0 and x[i] > 0` as `if i > 0` around `if x[i] > 0`: what is written there need not exist elsewhere."""
-    if node.orelse or not isinstance(node.test, ast.BoolOp) or not isinstance(node.test.op, ast.And):
-        return None
-    loops = [v for v in node.test.values if scope.is_condition(v)]
-    data = [v for v in node.test.values if v not in loops]
-    if not loops:
-        return None
-    tests = (v[0] if len(v) == 1 else ast.BoolOp(ast.And(), v) for v in (loops, data))
-    outer, inner = (ast.fix_missing_locations(ast.copy_location(t, node.test)) for t in tests)
-    branch = ast.copy_location(ast.If(inner, node.body, []), node)
-    return ast.copy_location(ast.If(outer, [branch], []), node)
 
 
 def _without_docstring(body: Sequence[ast.stmt]) -> Sequence[ast.stmt]:

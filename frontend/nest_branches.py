@@ -29,23 +29,27 @@ class _Masked:
 @dataclass(frozen=True)
 class Branches:
     """Takes branches on data apart. `names`: of locals for truths; `affine`: whether loops decide a condition;
-    `target`: what is written where a test holds, behind what it needs; `exact`: targets keep every bit.
+    `under`: what is read or written where a test holds, behind what it needs; `exact`: targets keep every bit;
+    `live`: the names that are read after a branch.
     """
 
     names: Iterator[str]
     affine: Callable[[ast.expr], bool]
-    target: Callable[[ast.Subscript, ast.expr], tuple[list[ast.stmt], ast.Subscript]]
+    under: Callable[[ast.expr, ast.expr], tuple[list[ast.stmt], ast.expr]]
     exact: bool
+    live: dict[ast.stmt, frozenset[str]]
 
     def choices(self, node: ast.If, after: frozenset[str]) -> list[ast.stmt] | None:
-        """The statements of an `if` without it; None where its branches hold more than assignments and such `if`s.
+        """The statements of an `if` without it; None where its branches hold more than assignments, loops and such
+        `if`s.
 
         `after`: the locals that are read afterwards.
         """
         return self._taken_apart(node, after, None)
 
     def _taken_apart(self, node: ast.If, after: frozenset[str], around: _Masked | None) -> list[ast.stmt] | None:
-        several = sum(1 for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign)) > 1
+        inside = [s for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign | ast.For)]
+        several = len(inside) > 1
         if any(isinstance(n, ast.In | ast.NotIn | ast.Is | ast.IsNot) for n in ast.walk(node.test)):
             return None
         found, test = list[ast.stmt](), node.test
@@ -75,8 +79,12 @@ class Branches:
             if isinstance(s, ast.If) and self.affine(s.test):
                 inner = [self._branch(side, then, mask) for side in (s.body, s.orelse)]
                 made = None if inner[0] is None or inner[1] is None else [ast.If(s.test, inner[0], inner[1])]
+            elif isinstance(s, ast.If) and (outer := with_loops_outside(s, self.affine)) is not None:
+                made = self._branch([outer], then, mask)
             elif isinstance(s, ast.If):
                 made = self._taken_apart(s, then, mask)
+            elif isinstance(s, ast.For):
+                made = [self._loop(s, then, mask)]
             else:
                 made = self._masked(s, mask)
             if made is None:
@@ -84,19 +92,43 @@ class Branches:
             found += [_like(s, m) for m in made]
         return found
 
+    def _loop(self, s: ast.For, after: frozenset[str], mask: _Masked) -> ast.stmt:
+        """A loop that always runs around a branch, which is taken apart where the loop's variable is known."""
+        branch = _like(s, ast.If(mask.test, s.body, []))
+        self.live[branch] = after | live_before(s.body, after) | mask.kept
+        return ast.For(s.target, s.iter, [branch], s.orelse)
+
     def _masked(self, s: ast.stmt, mask: _Masked) -> list[ast.stmt] | None:
         before = list[ast.stmt]()
         match s:
             case ast.Assign(targets=[ast.Subscript() as target], value=value):
-                before, target = self.target(target, mask.test)
-                s = _like(s, ast.Assign([target], value))
+                before, found = self.under(mask.test, target)
+                s = _like(s, ast.Assign([found], value))
             case ast.AugAssign(target=ast.Subscript() as target, op=op, value=value):
-                before, target = self.target(target, mask.test)
-                s = _like(s, ast.AugAssign(target, op, value))
+                before, found = self.under(mask.test, target)
+                assert isinstance(found, ast.Subscript)
+                s = _like(s, ast.AugAssign(found, op, value))
+            case ast.Assign(targets=[ast.Name(id=name)] as targets, value=value) if name not in mask.kept:
+                before, found = self.under(mask.test, value)
+                s = _like(s, ast.Assign(targets, found))
             case _:
                 pass
         chosen = _chosen(s, mask, self.exact)
         return None if chosen is None else [*before, chosen]
+
+
+def with_loops_outside(node: ast.If, is_condition: Callable[[ast.expr], bool]) -> ast.If | None:
+    """`if i > 0 and x[i] > 0` as `if i > 0` around `if x[i] > 0`: what is written there need not exist elsewhere."""
+    if node.orelse or not isinstance(node.test, ast.BoolOp) or not isinstance(node.test.op, ast.And):
+        return None
+    loops = [v for v in node.test.values if is_condition(v)]
+    data = [v for v in node.test.values if v not in loops]
+    if not loops:
+        return None
+    tests = (v[0] if len(v) == 1 else ast.BoolOp(ast.And(), v) for v in (loops, data))
+    outer, inner = (ast.fix_missing_locations(ast.copy_location(t, node.test)) for t in tests)
+    branch = ast.copy_location(ast.If(inner, node.body, []), node)
+    return ast.copy_location(ast.If(outer, [branch], []), node)
 
 
 def live_before(body: Sequence[ast.stmt], after: frozenset[str]) -> frozenset[str]:

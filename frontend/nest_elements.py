@@ -37,12 +37,11 @@ class Elements:
         made.value = value
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in (*places.made, made)]
 
-    def target(self, target: ast.Subscript, test: ast.expr) -> tuple[list[ast.stmt], ast.Subscript]:
-        """What is written where a test holds, after the assignments that its places need."""
+    def under(self, test: ast.expr, node: ast.expr) -> tuple[list[ast.stmt], ast.expr]:
+        """A target or a value that counts where a test holds, after the assignments that its places need."""
         places = _Places(self, [test])
-        found = places.visit(deepcopy(target))
-        assert isinstance(found, ast.Subscript)
-        return places.made, found
+        found = places.visit(deepcopy(node))
+        return (places.made, found) if places.made else ([], node)
 
     def _has_choices(self, value: ast.expr) -> bool:
         parts = [*ast.walk(value)]
@@ -96,6 +95,21 @@ class _Places(ast.NodeTransformer):
         test = self.tests[0] if len(self.tests) == 1 else ast.BoolOp(ast.And(), [*self.tests])
         self.made.append(ast.Assign([ast.Name(name, ast.Store())], ast.IfExp(test, place, ast.Constant(0))))
         return ast.Name(name, ast.Load())
+
+
+def names_of_data(node: ast.stmt, is_element: Callable[[ast.expr], bool]) -> set[str]:
+    """The locals that a branch sets to what data say, as `k = b[i]`."""
+    found, before = set[str](), -1
+    assigned = [s for s in ast.walk(node) if isinstance(s, ast.Assign | ast.AugAssign)]
+    while len(found) > before:
+        before = len(found)
+        for s in assigned:
+            target = s.target if isinstance(s, ast.AugAssign) else s.targets[0]
+            parts = [n for n in ast.walk(s.value) if isinstance(n, ast.expr)]
+            data = any(is_element(n) or isinstance(n, ast.Name) and n.id in found for n in parts)
+            if isinstance(target, ast.Name) and (data or isinstance(s, ast.AugAssign)):
+                found.add(target.id)
+    return found
 
 
 def _surely_read(test: ast.expr) -> Iterator[ast.Subscript]:

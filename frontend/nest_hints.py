@@ -72,14 +72,11 @@ def leaving(node: ast.If, others: Sequence[ast.stmt], affine: bool) -> tuple[ast
 def branch(node: ast.If) -> str:
     """For an `if` on data whose branches hold more than assignments."""
     test, inside = ast.unparse(node.test), (*node.body, *node.orelse)
-    loop = next((s for s in inside if isinstance(s, ast.For)), None)
-    if loop is not None:
-        return f"for {ast.unparse(loop.target)} in {ast.unparse(loop.iter)}: with if {test}: inside of it"
     assigned = next((s for s in inside if isinstance(s, ast.Assign)), None)
     if assigned is not None:
         target, value = ast.unparse(assigned.targets[0]), ast.unparse(assigned.value)
         return f"choose between values: {target} = {value} if {test} else {target}"
-    return f"assignments alone under if {test}:"
+    return f"assignments and loops alone under if {test}:"
 
 
 def targets(node: ast.Assign) -> tuple[str, str]:

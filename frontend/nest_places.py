@@ -34,7 +34,14 @@ def place_of(value: ast.expr, scope: Scope) -> ast.expr | None:
     if not (names and plain and chooses and all(_is_whole(n, scope) for n in names)):
         return None
     found = _Places(scope.places, inside=True).visit(deepcopy(value))
-    return found if sum(1 for _ in ast.walk(found)) <= _MOST else None
+    return found if sum(1 for _ in ast.walk(found)) <= _MOST and not _goes_around_twice(found, scope) else None
+
+
+def _goes_around_twice(value: ast.expr, scope: Scope) -> bool:
+    """`((i + 1) % N + 1) % N`, of which no subscript is made."""
+    around = [n for n in ast.walk(value) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod)]
+    far = [n for n in around if not scope.is_affine(n)]
+    return any(inner in far for outer in far for inner in ast.walk(outer.left))
 
 
 def _is_whole(name: str, scope: Scope) -> bool:

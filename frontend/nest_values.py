@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil, floor, isfinite
 from typing import Final
 
 from poly.affine import Affine, Constraint
@@ -19,6 +20,7 @@ from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
 from poly.frontend import nest_hints as hints
+from poly.frontend.comparisons import MIRRORED
 from poly.frontend.nest_literals import folded
 from poly.frontend.nest_signature import last_name
 from poly.frontend.nest_source import Source
@@ -144,13 +146,15 @@ class Scope:
                 return False
 
     def bound(self, node: ast.expr) -> str:
-        """An end of a range in isl's syntax: affine, or a max or min of such."""
+        """An end of a range in isl's syntax: affine, or a max or min of such, and sums of these."""
         match node:
             case ast.Call(func=ast.Name(id="min" | "max" as name), args=[first, *others], keywords=[]) if others:
                 text = self.bound(first)
                 for other in others:
                     text = f"{name}({text}, {self.bound(other)})"
                 return text
+            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right) if not self.is_affine(node):
+                return f"({self.bound(left)} {'+' if isinstance(op, ast.Add) else '-'} {self.bound(right)})"
             case _:
                 read = next((n for n in ast.walk(node) if isinstance(n, ast.Subscript) and not self.is_affine(n)), None)
                 if read is not None and last_name(read.value) in self.shapes:
@@ -180,19 +184,47 @@ class Scope:
                 return f"({word.join(self.condition(v) for v in values)})"
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return f"(not {self.condition(operand)})"
+            case ast.Compare(
+                left=left, ops=[ast.In() | ast.NotIn() as op], comparators=[ast.Tuple(elts=[_, *_] as parts)]
+            ):
+                found = " or ".join(self._compared(left, "eq", part) for part in parts)
+                return f"({found})" if isinstance(op, ast.In) else f"(not ({found}))"
             case ast.Compare(left=left, ops=ops, comparators=comparators):
-                sides = [self.affine(e) for e in (left, *comparators)]
-                parts: list[str] = []
+                sides, parts = [left, *comparators], list[str]()
                 for a, op, b in zip(sides, ops, sides[1:], strict=False):
                     if type(op) not in COMPARE:
                         raise self.source.error(node, "conditions compare with == != < <= > >=", "== in place of is")
-                    parts.append(f"{a.isl_text} {SIGNS[COMPARE[type(op)]]} {b.isl_text}")
+                    parts.append(self._compared(a, COMPARE[type(op)], b))
                 return f"({' and '.join(parts)})"
             case _:
                 raise self.source.error(
                     node, f"{ast.unparse(node)} is not a condition on loop variables and sizes",
                     hint="compare affine expressions, combine them with and, or, not",
                 )  # fmt: skip
+
+    def _compared(self, a: ast.expr, name: str, b: ast.expr) -> str:
+        """A comparison in isl's syntax, of a float with what is affine by the integer next to it."""
+        if self._fraction(a) is not None:
+            a, name, b = b, MIRRORED[name], a
+        value = self._fraction(b)
+        if value is None:
+            return f"{self.bound(a)} {SIGNS[name]} {self.bound(b)}"
+        side = self.bound(a)
+        if not isfinite(value) or (name in ("eq", "ne") and value != int(value)):
+            return "true" if OPERATORS[name].evaluate(0.0, value) else "false"
+        return f"{side} {SIGNS[name]} {floor(value) if name in ('gt', 'le') else ceil(value)}"
+
+    def _fraction(self, node: ast.expr) -> float | None:
+        match node:
+            case ast.UnaryOp(op=ast.USub(), operand=inner) if (value := self._fraction(inner)) is not None:
+                return -value
+            case ast.Constant(value=float(value)):
+                return value
+            case ast.Name() | ast.Attribute():
+                value = self.literals.get(ast.unparse(node))
+                return value if isinstance(value, float) else None
+            case _:
+                return None
 
 
 @dataclass

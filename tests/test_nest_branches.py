@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import poly
-from poly.errors import ParseError
 from poly.frontend.nest import Array, Nest, f64, i64, nest
 from tests.nest_texts import define
 
@@ -95,6 +94,15 @@ BODIES = [  # of a loop over i
     "if x[i] > 0:\n    if i > 0:\n        y[i-1] = 3\n    else:\n        y[i] = -2",  # loops decide what is written
     "if x[i] > 2:\n    y[i] = 1\nelif i > 2:\n    y[i-2] = 1.5\nelse:\n    y[i] = 8",
     "if i > 0 and x[i] > 0 and i < N - 1:\n    y[i-1] = 2.0\n    y[i+1] = x[i]",
+    "if x[i] > 0:\n    for k in range(i):\n        y[i] += x[k]",  # loops in a branch
+    "s = 0.0\nif x[i] > 0:\n    for k in range(N):\n        s += x[k]\n        x[i] -= 1\n"
+    "else:\n    y[i] = 3\ny[i] += s",
+    "if x[i] > 0:\n    t = 1.0\n    for k in range(N):\n        if k > 0 and y[k] > 1:\n"
+    "            y[k-1] = t\n            t = x[k-1]\n        if k < 2:\n            t += 1\n    y[i] = t",
+    "for k in range(3):\n    if x[i] > k:\n        for l in range(k, N):\n            if l > i:\n"
+    "                y[l] += x[i]\n            else:\n                y[l] = max(y[l], 2*k)\n    else:\n"
+    "        for l in range(2):\n            y[i] -= l",
+    "t = 2.0\nif x[i] > 0:\n    for k in range(2):\n        t = x[i] + k\nelse:\n    y[i] = t\ny[i] += t",
 ]
 
 
@@ -113,15 +121,3 @@ def test_branches_in_branches_and_locals_of_branches(body: str, exact: bool) -> 
         results = found if isinstance(found, tuple) else (found,)
         for tensor, result in zip(program.outputs, results, strict=True):
             np.testing.assert_array_equal(result, wanted[tensor.name])
-
-
-def test_a_loop_under_a_branch_on_data_is_refused_in_the_words_of_the_text() -> None:
-    function = define("""
-        def f(N: int, K: int, price: 'f64[N]', total: 'f64[N, K]'):
-            for i in range(N):
-                if price[i] > 0:
-                    for k in range(K):
-                        total[i, k] = price[i]
-    """)
-    with pytest.raises(ParseError, match=r"try: for k in range\(K\): with if price\[i\] > 0: inside of it"):
-        poly.nest(function)

@@ -149,6 +149,18 @@ def steps(N: int, p: i64[Array, "N"], x: f64[Array, "N"], y: f64[Array, "N"]) ->
         )  # fmt: skip
 
 
+@nest
+def in_branches(N: int, M: int, b: i64[Array, "N"], x: f64[Array, "M"], y: f64[Array, "N"]) -> None:
+    for i in range(N):
+        if 0 <= b[i] < M:
+            k = b[i]
+            v = x[k]
+            y[i] = v
+            for j in range(3):
+                x[k] += v / 64
+                y[i] -= x[b[i]] if j > 0 else 0.0
+
+
 PLACES, FLOATS, NUMBERS = RNG.integers(0, M, N), RNG.random(N), RNG.integers(0, 100, N)
 EVERYWHERE, ORDER = RNG.integers(0, N, N), RNG.permutation(N)
 CASES: list[tuple[Nest[..., Any], tuple[int, ...], tuple[np.ndarray[Any, Any], ...]]] = [
@@ -169,6 +181,7 @@ CASES: list[tuple[Nest[..., Any], tuple[int, ...], tuple[np.ndarray[Any, Any], .
     (inside, (N, M), (FLOATS, np.zeros(M))),
     (by_two_tests, (N, M), (np.where(PLACES % 7 == 0, -5, PLACES), FLOATS, RNG.random(M), np.zeros(N))),
     (steps, (N,), (np.maximum(RNG.integers(-40, N, N), -1), FLOATS, np.zeros(N))),
+    (in_branches, (N, M), (PLACES - 3, RNG.random(M), np.zeros(N))),
     (bins, (40, M, K), (RNG.integers(0, M, (40, K)), np.zeros((M, K)), np.zeros(K))),
 ]
 

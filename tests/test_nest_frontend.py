@@ -296,12 +296,11 @@ REFUSED = {
     "for i in range(3): x[i] = 0.0": ("the name 'i' is taken", "i in"),
     "for j in range(0, N, N): x[i] = 0.0": ("the step of a range is a number, as the places by N", "N): x"),
     "if y[i] > 0: t: float = 0.0": ("the condition y[i] > 0 depends on data", "y[i] > 0"),
-    "if y[i] > 0:\n            for j in range(3): x[j] = 0.0": ("depends on data", "y[i] >"),
     "assert N > 2": ("before the loops", "assert"),
     "t = np.empty(i)": ("changes with a loop", "i)"),
     "x[j] = 0.0": ("'j' is not a loop variable or a size here", "j]"),
     "if N in x: x[i] = 0.0": ("depends on data", "N in x"),
-    "if i in (1, 2): x[i] = 0.0": ("is not affine", "(1, 2)"),
+    "if i in range(2): x[i] = 0.0": ("conditions compare with", "i in"),
 }
 
 

@@ -77,6 +77,12 @@ LITERALS = [  # statements before a loop, and its body
     ("t = False", "if t:\n    y[i] = x[i + 1]\ny[i] += 1"),
     ("t = False", "if not t and x[i] > 0:\n    y[i] = x[i]"),
     ("t = False; u = 0.5", "if x[i] > u:\n    if t:\n        y[i] = 1\n    elif u:\n        y[i] = 7\ny[i] += 1"),
+    ("t = 2.5", "if i > t:\n    for k in range(i):\n        y[i] += x[k]"),
+    ("t = -2.5", "if -i <= t or i == 1.0 or i == 0.5:\n    for k in range(i):\n        y[i] += x[k]"),
+    ("t = float('inf')", "if 1.5 < i < t:\n    for k in range(i):\n        y[i] += x[k]"),
+    ("", "if i in (1, N - 2):\n    for k in range(N):\n        y[i] += x[k]\nelse:\n    y[i] = 3"),
+    ("", "if i not in (0, max(i, 2)) and x[i] < 9:\n    y[i] = x[i - 1]"),
+    ("", "if i > max(2, N - 3):\n    y[i] = x[i - 3]"),
     ("t = True", "s = 0.0\nif t:\n    s = x[i]\ny[i] = s"),
 ]
 
@@ -92,8 +98,43 @@ PLACES = [  # statements before a loop, and its body
     ("", "a = max(i - 1, 0)\nb = min(a + 2, N - 1)\nc = abs(b - 3)\nif N > 3:\n    y[i] = x[b] - x[a] + x[c]"),
     ("", "a = max(i - 1, 0)\nb = min(i + 2, N)\nfor k in range(a, b):\n    y[i] += x[k]"),
     ("", "a = max(i - 1, 0)\nif x[a] > 0:\n    b = min(a + 1, N - 1)\n    y[i] = x[b] + a"),
+    ("", "r = (i + 1) % N\ns = (r + 1) % N\ny[i] = x[s] - x[r]"),
+    ("", "for k in range(min(max(i - 1, 0) + 3, N)):\n    y[i] += x[k]"),
+    ("", "for k in range(max(i - 4, 0) - 0, N - max(1, i)):\n    y[i] += x[k]"),
     ("one = 1.0", "a = max(i - one, 0)\ny[i] = a"),
 ]
+
+
+def test_truths_stay_truths() -> None:
+    @nest
+    def first(N: int, x: f32[Array, "N"], y: f32[Array, "N"]) -> None:
+        stop = False
+        count = False
+        for i in range(N):
+            stop = x[i] > 0.9 or stop
+            count = count + 1
+            y[i] = 1.0 if stop else count * 0.25
+
+    dtypes = {t.name: t.dtype for t in first.program.with_role("temporary")}
+    assert dtypes == {"stop": "bool", "count": "i64"}
+    x, wanted = np.random.default_rng(0).random(30, np.float32), np.zeros(30, np.float32)
+    first(30, x, wanted)
+    np.testing.assert_array_equal(poly.compile(first)(x, 0 * x), wanted)
+
+
+def test_literals_that_are_swapped_stay_weak() -> None:
+    @nest(exact=True)
+    def swapped(N: int, x: f32[Array, "N"], y: f32[Array, "N"]) -> None:
+        a = 0.0
+        b = 1.0
+        for i in range(N):
+            a, b = a + x[i], b * 0.5
+            y[i] = a + b
+
+    assert {t.name: t.dtype for t in swapped.program.with_role("temporary")} == {"a": "f32", "b": "f64"}
+    x, wanted = np.random.default_rng(0).random(50, np.float32), np.zeros(50, np.float32)
+    swapped(50, x, wanted)
+    np.testing.assert_array_equal(poly.compile(swapped)(x, 0 * x), wanted)
 
 
 @pytest.mark.parametrize(("before", "body"), PLACES)
