@@ -16,7 +16,7 @@ import numpy as np
 from poly.dtypes import Array, numpy_dtype
 from poly.errors import OnnxError, PolyError, RunError
 from poly.frontend.onnx_control import body_model
-from poly.frontend.onnx_import import Importer, Interrupted
+from poly.frontend.onnx_importer import Importer, Interrupted
 from poly.frontend.onnx_model import input_shapes, tensor_array
 from poly.frontend.onnx_operators import OPERATORS
 from poly.frontend.onnx_reference import captured_names
@@ -140,33 +140,33 @@ class StagedModel:
         foreign: set[str] = set()
         for name in sorted(self.needed_from(first)):
             if name in constants:
-                importer.constant(name, constants[name])
+                importer.values.constant(name, constants[name])
             elif name in values:
                 try:
                     array = np.asarray(values[name]) if isinstance(values[name], (np.ndarray, np.generic)) else None
                     if array is None:
                         foreign.add(name)
                     else:
-                        importer.input(name, array.shape, logical_dtype(array.dtype))
+                        importer.values.own_input(name, array.shape, logical_dtype(array.dtype))
                 except PolyError:
                     foreign.add(name)
             elif name in self.defaults:
                 try:
-                    importer.constant(name, tensor_array(self.defaults[name], f"initialiser {name!r}"))
+                    importer.values.constant(name, tensor_array(self.defaults[name], f"initialiser {name!r}"))
                 except OnnxError:
                     foreign.add(name)
         return foreign
 
     def _deciding(self, importer: Importer, value: Value, values: Mapping[str, object]) -> frozenset[str]:
         """The inputs to specialise on for the content of a value; none where they are too large, or floats."""
-        names = importer.origins(value)
+        names = importer.values.origins(value)
         arrays = [np.asarray(values[name]) for name in names]
         return names if all(a.size <= _MAX_DECIDING.get(a.dtype.kind, 0) for a in arrays) else frozenset()
 
     def _finished(self, importer: Importer, first: int, end: int, reason: str, alone: bool) -> Stage:
         made = dict.fromkeys(name for node in self.nodes[first:end] for name in node.output if name)
         needed = [name for name in made if name in self.needed_from(end)]
-        known = {name: array for name in needed if (array := importer.known(name)) is not None}
+        known = {name: array for name in needed if (array := importer.values[name].array) is not None}
         outputs = [name for name in needed if name not in known]
         graph = importer.graph(outputs=outputs) if outputs else None
         return Stage(first, end, graph, known, reason, alone)

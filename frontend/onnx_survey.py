@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.frontend.onnx_control import CONTROL
-from poly.frontend.onnx_import import Fate, Importer, Interrupted
+from poly.frontend.onnx_importer import Fate, Importer, Interrupted
 from poly.frontend.onnx_model import foreign_inputs
 from poly.frontend.onnx_reference import captured_names
 from poly.graph import Graph
@@ -84,7 +84,7 @@ def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto], foreign: Iterabl
             fate = importer.node(proto)
             note(proto, fate, *(importer.reason if fate == "fallback" else ()))
         except Interrupted as later:
-            names = "" if later.value is None else ", ".join(sorted(importer.origins(later.value)))
+            names = "" if later.value is None else ", ".join(sorted(importer.values.origins(later.value)))
             hint = f"fix it: constants={{...}} of {names}, or --constant NAME=VALUE" if names else ""
             waits = later.value is not None or proto.op_type in CONTROL
             note(proto, "at first run" if waits else "fallback", later.reason, hint)

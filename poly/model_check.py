@@ -19,7 +19,7 @@ from poly.document import Document, Table, bytes_text, count_text, counted
 from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.expr import Apply, walk
-from poly.frontend.onnx_import import Fate
+from poly.frontend.onnx_importer import Fate
 from poly.frontend.onnx_model import dynamic_dimensions, load_model
 from poly.frontend.onnx_survey import NodeFate, survey_onnx
 from poly.graph import Graph

@@ -84,11 +84,11 @@ def test_most_sites_are_reached() -> None:
 
 def test_a_fault_of_the_import_is_not_blamed_on_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     from poly.errors import Bug
-    from poly.frontend import onnx_import
+    from poly.frontend import onnx_importer
 
     def broken(_: object) -> None:
         raise Bug("two names for one thing")
 
-    monkeypatch.setattr(onnx_import, "OPERATORS", {**onnx_import.OPERATORS, "Relu": broken})
+    monkeypatch.setattr(onnx_importer, "OPERATORS", {**onnx_importer.OPERATORS, "Relu": broken})
     with pytest.raises(OnnxError, match="does not hold: two names.*\n.*the fault is Polyloom's"):
         from_onnx(node_model("Relu", [np.ones(3, np.float32)])[0])

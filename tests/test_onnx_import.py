@@ -395,7 +395,7 @@ def test_random_chains_mean_the_same_after_simplification(data: st.DataObject) -
 
 
 def test_what_a_refused_function_body_left_behind_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    import poly.frontend.onnx_import as module
+    import poly.frontend.onnx_importer as module
 
     def body(call: Call, *_: object) -> object:
         inner = [helper.make_node("Mul", ["x", "x"], ["a"]), helper.make_node("NonZero", ["a"], ["d"])]
