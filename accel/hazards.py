@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from poly.accel.findings import Finding
 from poly.accel.footprint import Flat, Footprint, footprints, view
 from poly.accel.isa import Command, CommandStream, Mm, Vec
 from poly.accel.tokens import Firing
-from poly.accel.verify import Finding
 from poly.machine import Machine
 
 Shadow = npt.NDArray[np.int32]

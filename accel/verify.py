@@ -25,10 +25,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from poly.accel.findings import Finding
 from poly.accel.footprint import (
     MAX_INSTANCES,
     Flat,
@@ -42,6 +42,7 @@ from poly.accel.footprint import (
     injective,
     reach,
 )
+from poly.accel.hazards import memory_findings
 from poly.accel.isa import MAX_REP_DEPTH, Command, CommandStream, Dma, Mm, Region, StreamError, Vec
 from poly.accel.tokens import Firing, Stuck, fire
 from poly.machine import Engine, Machine
@@ -50,24 +51,8 @@ MAX_FINDINGS = 100
 MAX_WAYS = 10_000  # in which an operand lies to the result of a repeated command
 
 
-@dataclass(frozen=True)
-class Finding:
-    """`commands`: labels of the instances that show it (engine#position tag)."""
-
-    code: str
-    message: str
-    commands: tuple[str, ...] = ()
-    severity: Literal["error", "warning"] = "error"
-
-    def __str__(self) -> str:
-        place = " / ".join(self.commands)
-        return f"{self.severity} [{self.code}] {self.message}" + (f"  ({place})" if place else "")
-
-
 def verify(stream: CommandStream, machine: Machine) -> list[Finding]:
     """All findings, most basic first; at most 100. Memory contents are checked only where the accesses are in order."""
-    from poly.accel.hazards import memory_findings
-
     found = list(_check_static(stream, machine))
     if any(f.severity == "error" for f in found):
         return found[:MAX_FINDINGS]

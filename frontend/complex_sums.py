@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from poly.affine import Affine, var
 from poly.expr import COMBINERS, Const, Expr, IndexValue, Read, apply
-from poly.frontend.contraction import HALVES, PART, Contractions, Form, cast, kept_alone
+from poly.frontend.contraction import HALVES, PART, Contractions, cast, kept_alone
+from poly.frontend.contraction_forms import Form
 from poly.program import Access, Tensor
 
 P, Q = "p", "q"  # the result's last index with its parts; the last summed one with its parts, or the parts alone

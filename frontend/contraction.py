@@ -1,7 +1,6 @@
 """Products of tensors, summed over indices, as statements: what einsum strings become.
 
-`Contractions` collects tensors and statements while terms are contracted step by step. `Form` is a whole contraction by
-the shape of its operands in memory alone: one program for all extents and strides, which are its parameters.
+`Contractions` collects tensors and statements while terms are contracted step by step.
 
 Sums of 16-bit floats are kept in f32 and rounded once. Complex numbers can be pairs of floats: an operand has a last
 dimension of extent 2, an intermediate a first one; (a+bi)(c+di) is (ac-bd) + (ad+bc)i with four products, not
@@ -295,100 +294,3 @@ def contract_in_lanes(
     total = build.contract([sums], result, name)
     if lanes.rest:
         build.write(f"{name}_rest", total, at(size * lanes.blocks + width * lanes.rounds, (1, "r")))
-
-
-# ---- forms
-
-
-@dataclass(frozen=True)
-class View:
-    """How an operand lies in memory: the index of each of its dimensions, the one of the widest stride first.
-
-    `dense[k]`: the next dimension (for the last: one element) follows without a gap. An index may occur twice.
-    """
-
-    indices: tuple[str, ...]
-    dense: tuple[bool, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class Form:
-    """A contraction without its extents and strides. `result`: indices of the dense result, outermost first.
-
-    `planar`: complex operands are taken apart into planes first, and put together last. `real`: the numbers of two
-    operands, the second of which is made a matrix of real numbers instead, or (`apart`) products of whose parts are
-    summed each by itself (`poly.frontend.complex_sums`). `lanes`: how a long sum is cut, for one extent of its index.
-    """
-
-    operands: tuple[View, ...]
-    result: tuple[str, ...]
-    steps: Steps
-    dtype: str
-    planar: bool = False
-    lanes: Lanes | None = None
-    real: tuple[int, int] | None = None
-    apart: bool = False
-
-    @property
-    def indices(self) -> tuple[str, ...]:
-        """Every index once, in a fixed order."""
-        return tuple(dict.fromkeys([*(i for v in self.operands for i in v.indices), *self.result]))
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Extents of the indices, then for each gap the extent that memory has there."""
-        gaps = [f"P{n}_{k}" for n, v in enumerate(self.operands) for k, dense in enumerate(v.dense) if not dense]
-        return (*(f"N{i}" for i in self.indices), *gaps)
-
-    def program(self, values: Sequence[int] | None = None) -> Program:
-        """The program on tensors `x0`, `x1`, ... and `out`; `values` bind the parameters, None leaves all free.
-
-        A complex tensor has a last dimension of extent 2.
-        """
-        if self.real is not None:
-            from poly.frontend.complex_sums import apart_sums, real_sums
-
-            return self.finished((apart_sums if self.apart else real_sums)(self, *self.real), values)
-        extents = {i: var(f"N{i}") for i in self.indices}
-        summed = any(i not in self.result for i in self.indices)
-        interleaved = values is not None and bool(self.result) and self.lanes is None and (self.planar or not summed)
-        build = Contractions(extents, self.parameters, self.dtype, True, self.planar, interleaved)
-        terms = [self._operand(n, v, build) for n, v in enumerate(self.operands)]
-        if self.planar:
-            terms = [build.planes(t) for t in terms]
-        if self.lanes is None:
-            contract_steps(build, terms, self.result, self.steps, "out", turn=values is not None)
-        else:
-            contract_in_lanes(build, terms, self.result, self.lanes, "out")
-        return self.finished(build, values)
-
-    def finished(self, build: Contractions, values: Sequence[int] | None) -> Program:
-        """The program of what was collected, for parameters with these values."""
-        conditions = [f"N{i} >= 1" for i in self.indices]
-        for n, v in enumerate(self.operands):
-            inner = [*(f"N{i}" for i in v.indices[1:]), "1"]
-            conditions += [f"P{n}_{k} >= {inner[k]}" for k, dense in enumerate(v.dense) if not dense]
-        if (cut := self.lanes) is not None:
-            extent = (cut.block * cut.blocks + cut.rounds) * cut.lanes + cut.rest
-            conditions.append(f"N{cut.index} = {extent}")
-        sizes = {} if values is None else dict(zip(self.parameters, values, strict=True))
-        return build.program("einsum", conditions, sizes)
-
-    def _operand(self, n: int, view: View, build: Contractions) -> Term:
-        return build.operand(f"x{n}", *self.place(n, view, build.extents), view.dtype)
-
-    def place(self, n: int, view: View, sizes: Mapping[str, Affine]) -> tuple[list[Affine], list[Affine]]:
-        """The extents of an operand's tensor and the subscripts that it is read at."""
-        extents = [sizes[i] for i in view.indices]
-        subscripts = [var(i) for i in view.indices]
-        for k, dense in enumerate(view.dense):
-            if dense:
-                continue
-            pitch = var(f"P{n}_{k}")
-            if k + 1 < len(view.indices):
-                extents[k + 1] = pitch
-            else:
-                extents.append(pitch)
-                subscripts.append(Affine())
-        return extents, subscripts

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Final
 
-from poly.frontend.contraction import HALVES, Form, Lanes, Steps, View, kept_alone
+from poly.frontend.contraction import HALVES, Lanes, Steps, kept_alone
+from poly.frontend.contraction_forms import Form, View
 
 MOST_RESULTS: Final = 64  # results up to which a sum is worth lanes of its own
 LEAST_ROUNDS: Final = 16  # additions a lane

@@ -35,8 +35,10 @@ from poly.einsum_rules import (
 )
 from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError, warn_caller
 from poly.frontend.complex_sums import apart_operands, real_operands
-from poly.frontend.contraction import HALVES, Form, Steps, kept_alone
+from poly.frontend.contraction import HALVES, Steps, kept_alone
+from poly.frontend.contraction_forms import Form
 from poly.frontend.einsum import Equation, equation_of, work_of
+from poly.frontend.form_programs import form_program
 from poly.frontend.strides import (
     Dimensions,
     Memory,
@@ -321,12 +323,13 @@ def _of_real_numbers(form: Form, sizes: Mapping[str, int]) -> Form:
 
 @lru_cache(maxsize=4096)
 def _free_kernel(form: Form, plain: bool) -> Kernel:
-    return _compiled_form(form.program(), 1, plain) if plain else compile_small(form.program(), machine_of("cpu"))
+    program = form_program(form)
+    return _compiled_form(program, 1, plain) if plain else compile_small(program, machine_of("cpu"))
 
 
 @lru_cache(maxsize=1024)
 def _bound_kernel(form: Form, values: tuple[int, ...], threads: int) -> Kernel:
-    return _compiled_form(form.program(values), threads, plain=False)
+    return _compiled_form(form_program(form, values), threads, plain=False)
 
 
 def _compiled_form(program: Program, threads: int, plain: bool) -> Kernel:

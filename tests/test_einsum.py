@@ -28,7 +28,8 @@ from poly.errors import (
     PolyError,
     ShapeError,
 )
-from poly.frontend.contraction import Form, View
+from poly.frontend.contraction_forms import Form, View
+from poly.frontend.form_programs import form_program
 from poly.frontend.strides import dense_strides, dimensions_of, strides_like
 from poly.pointers import address
 from tests.test_einsum_frontend import MODELS, operands, random_of
@@ -765,6 +766,6 @@ def test_batches_that_lie_innermost_in_the_result_alone_are_put_there_last(spec:
     terms, result = spec.split("->")
     views = tuple(View(tuple(t), (True,) * len(t), "f32") for t in terms.split(","))
     form = Form(views, tuple(result), ((0, 1),), "f32")
-    found = form.program([sizes[p[1:]] for p in form.parameters])
+    found = form_program(form, [sizes[p[1:]] for p in form.parameters])
     assert any(t.role == "temporary" for t in found.tensors) == turned
-    assert not any(t.role == "temporary" for t in form.program().tensors)
+    assert not any(t.role == "temporary" for t in form_program(form).tensors)

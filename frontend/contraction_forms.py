@@ -1,0 +1,81 @@
+"""Whole contractions by the shape of their operands in memory alone: one program for all extents and strides, which are
+its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine, var
+from poly.frontend.contraction import Contractions, Lanes, Steps
+from poly.program import Program
+
+
+@dataclass(frozen=True)
+class View:
+    """How an operand lies in memory: the index of each of its dimensions, the one of the widest stride first.
+
+    `dense[k]`: the next dimension (for the last: one element) follows without a gap. An index may occur twice.
+    """
+
+    indices: tuple[str, ...]
+    dense: tuple[bool, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """A contraction without its extents and strides. `result`: indices of the dense result, outermost first.
+
+    `planar`: complex operands are taken apart into planes first, and put together last. `real`: the numbers of two
+    operands, the second of which is made a matrix of real numbers instead, or (`apart`) products of whose parts are
+    summed each by itself (`poly.frontend.complex_sums`). `lanes`: how a long sum is cut, for one extent of its index.
+    """
+
+    operands: tuple[View, ...]
+    result: tuple[str, ...]
+    steps: Steps
+    dtype: str
+    planar: bool = False
+    lanes: Lanes | None = None
+    real: tuple[int, int] | None = None
+    apart: bool = False
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """Every index once, in a fixed order."""
+        return tuple(dict.fromkeys([*(i for v in self.operands for i in v.indices), *self.result]))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Extents of the indices, then for each gap the extent that memory has there."""
+        gaps = [f"P{n}_{k}" for n, v in enumerate(self.operands) for k, dense in enumerate(v.dense) if not dense]
+        return (*(f"N{i}" for i in self.indices), *gaps)
+
+    def finished(self, build: Contractions, values: Sequence[int] | None) -> Program:
+        """The program of what was collected, for parameters with these values."""
+        conditions = [f"N{i} >= 1" for i in self.indices]
+        for n, v in enumerate(self.operands):
+            inner = [*(f"N{i}" for i in v.indices[1:]), "1"]
+            conditions += [f"P{n}_{k} >= {inner[k]}" for k, dense in enumerate(v.dense) if not dense]
+        if (cut := self.lanes) is not None:
+            extent = (cut.block * cut.blocks + cut.rounds) * cut.lanes + cut.rest
+            conditions.append(f"N{cut.index} = {extent}")
+        sizes = {} if values is None else dict(zip(self.parameters, values, strict=True))
+        return build.program("einsum", conditions, sizes)
+
+    def place(self, n: int, view: View, sizes: Mapping[str, Affine]) -> tuple[list[Affine], list[Affine]]:
+        """The extents of an operand's tensor and the subscripts that it is read at."""
+        extents = [sizes[i] for i in view.indices]
+        subscripts = [var(i) for i in view.indices]
+        for k, dense in enumerate(view.dense):
+            if dense:
+                continue
+            pitch = var(f"P{n}_{k}")
+            if k + 1 < len(view.indices):
+                extents[k + 1] = pitch
+            else:
+                extents.append(pitch)
+                subscripts.append(Affine())
+        return extents, subscripts
