@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from poly.affine import Affine, Constraint, var
+from poly.affine import Constraint, var
 from poly.codegen.addresses import Linear
 from poly.codegen.asks import ask_for
 from poly.codegen.expressions import expression, multiply_accumulate
 from poly.codegen.instructions import dot
 from poly.codegen.loads import load
+from poly.codegen.loop_ends import Ends, ends_of
 from poly.codegen.places import WRITE
 from poly.codegen.predicates import Lanes, State, any_lane, both, first_lanes, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
@@ -34,9 +35,6 @@ MAX_STATEMENTS = 50_000  # statements after unrolling: beyond, the code would ne
 MAX_LENGTH = 16_000  # instructions of an unrolled loop, for which LLVM needs some seconds
 
 
-_Bounds = tuple[list[Linear], list[Linear], int | None]
-
-
 class Walker:
     """Emits nodes at the current place of `state.writer`.
 
@@ -50,7 +48,7 @@ class Walker:
         self.lane_parallel: dict[int, bool] = {}
         self.guarded: dict[int, For] = {}  # unrolled loops with ragged ends, as they are printed
         self.needed: dict[int, list[int]] = {}
-        self.fixed: dict[int, _Bounds] = {}  # of loops whose bounds are numbers
+        self.fixed: dict[int, Ends] = {}  # of loops whose bounds are numbers
         self.writes = RegisterWrites(state.in_registers)
         self.probed: dict[object, frozenset[Place]] = {}
 
@@ -133,35 +131,33 @@ class Walker:
     def loop(self, node: For) -> None:
         if node.kind == "parallel" and any(isinstance(n, Sync) for n in walk(node.body)):
             raise UnsupportedError(f"threads meet inside parallel loop {node.variable}", hint="move the sync out of it")
-        lower, upper, trips = self.fixed.get(id(node)) or self._bounds(node)
-        if trips == 0:
+        ends = self.fixed.get(id(node)) or self._ends(node)
+        if ends.trips == 0:
             return
-        if node.kind == "vector" and (trips is None or trips > 1) and self._across_lanes(node):
-            return self._vector(node, lower, upper, trips)
-        if node.kind == "unroll" and trips is None:
-            return self._ragged(node, lower, upper)
+        if node.kind == "vector" and (ends.trips is None or ends.trips > 1) and self._across_lanes(node):
+            return self._vector(node, ends)
+        if node.kind == "unroll" and ends.trips is None:
+            return self._ragged(node, ends)
         splitting = node.kind == "parallel" and self.part is not None
-        if node.kind == "unroll" or (trips == 1 and not splitting):
-            return self._copies(node, lower[0], trips or 0)
-        self._counted(node, lower, upper, trips)
+        if node.kind == "unroll" or (ends.trips == 1 and not splitting):
+            return self._copies(node, ends.lower[0], ends.trips or 0)
+        self._counted(node, ends)
 
-    def _bounds(self, node: For) -> _Bounds:
-        """Where a loop begins and ends, and how many iterations it has, where that is known."""
-        lower = self._extreme(node.lower, node.variable, largest=True)
-        upper = self._extreme(node.upper, node.variable, largest=False)
-        found = lower, upper, self._trips(lower, upper, node.step)
+    def _ends(self, node: For) -> Ends:
+        found = ends_of(self.s.indices, node)
         if all(len(b) == 1 and not b[0].terms for b in (node.lower, node.upper)):
             self.fixed[id(node)] = found
         return found
 
-    def _ragged(self, node: For, lower: list[Linear], upper: list[Linear]) -> None:
+    def _ragged(self, node: For, ends: Ends) -> None:
         """Copies for all values that an unrolled loop takes anywhere, each under the bounds that hold here."""
-        intervals = [[r for f in forms if (r := self.s.indices.interval(f)) is not None] for forms in (lower, upper)]
+        known = self.s.indices.interval
+        intervals = [[r for f in forms if (r := known(f)) is not None] for forms in (ends.lower, ends.upper)]
         least, most = (max((r[0] for r in intervals[0]), default=None), min((r[1] for r in intervals[1]), default=None))
-        if least is None or most is None or (node.step > 1 and [f.is_constant for f in lower] != [True]):
+        if least is None or most is None or (node.step > 1 and [f.is_constant for f in ends.lower] != [True]):
             low, high = (
-                f"{name}({', '.join(ends)})" if len(ends) > 1 else "".join(ends)
-                for name, ends in (("max", [str(e) for e in node.lower]), ("min", [str(e) for e in node.upper]))
+                f"{name}({', '.join(texts)})" if len(texts) > 1 else "".join(texts)
+                for name, texts in (("max", [str(e) for e in node.lower]), ("min", [str(e) for e in node.upper]))
             )
             raise UnsupportedError(
                 f"the bounds of unrolled loop {node.variable} are not constant: from {low} to {high}",
@@ -191,60 +187,14 @@ class Walker:
                     hint=hint,
                 )
 
-    def _extreme(self, bounds: Sequence[Affine], variable: str, largest: bool) -> list[Linear]:
-        """The bounds at the current place, without those that another one makes superfluous."""
-        if len(bounds) == 1 and not bounds[0].terms:
-            return [Linear((), bounds[0].constant)]
-        kept: list[Linear] = []
-        for bound in bounds:
-            form = self.s.indices.linear(bound)
-            if form.lane:
-                raise UnsupportedError(f"the bounds of loop {variable} depend on the lane of a vector loop")
-            if len(bounds) == 1:
-                return [form]
-            sign = 1 if largest else -1
-            if any(self._at_most(form, other, sign) for other in kept):
-                continue
-            kept = [other for other in kept if not self._at_most(other, form, sign)] + [form]
-        return kept
-
-    def _at_most(self, a: Linear, b: Linear, sign: int) -> bool:
-        """Whether sign * a <= sign * b always."""
-        bounds = self.s.indices.interval(b.plus(a, -1))
-        return bounds is not None and (bounds[0] >= 0 if sign > 0 else bounds[1] <= 0)
-
-    def _trips(self, lower: list[Linear], upper: list[Linear], step: int) -> int | None:
-        """The number of iterations, where it is known."""
-        if len(lower) > 1 or len(upper) > 1:
-            return None
-        if lower[0].is_constant and upper[0].is_constant:
-            return max(0, -((lower[0].constant - upper[0].constant) // step))
-        extent = upper[0].plus(lower[0], -1)
-        return max(0, -(-extent.constant // step)) if extent.is_constant else None
-
-    def _bound(self, forms: list[Linear], name: str) -> str:
-        """The largest (smax) or smallest (smin) of the forms as an i64."""
-        writer = self.s.writer
-        texts = [self.s.indices.text(f) for f in forms]
-        total = texts[0]
-        for text in texts[1:]:
-            total = writer.intrinsic("i64", f"llvm.{name}.i64", (("i64", total), ("i64", text)), pure=True)
-        return total
-
-    def _range(self, lower: list[Linear], upper: list[Linear]) -> tuple[int, int] | None:
-        """Values that the variable can take."""
-        lows = [b[0] for b in map(self.s.indices.interval, lower) if b is not None]
-        highs = [b[1] - 1 for b in map(self.s.indices.interval, upper) if b is not None]
-        return (max(lows), max(max(lows), min(highs))) if lows and highs else None
-
-    def _counted(self, node: For, lower: list[Linear], upper: list[Linear], trips: int | None) -> None:
+    def _counted(self, node: For, ends: Ends) -> None:
         """A loop that stays a loop: header with phis, body, latch; guarded where it may not run at all."""
         s, writer = self.s, self.s.writer
-        values = self._range(lower, upper)
+        values = ends.values(s.indices)
         if writer.probing:
             return self._probe_body(node, values)
         written = self._written(node)
-        first, last, certain = self._bound(lower, "smax"), self._bound(upper, "smin"), trips is not None
+        first, last, certain = ends.first(s.indices), ends.last(s.indices), ends.trips is not None
         if node.kind == "parallel" and self.part is not None:
             first, last = self._partition(first, node.step)
             certain, self.part = False, None
@@ -266,15 +216,10 @@ class Walker:
         if values is not None:
             s.indices.ranges[counter] = values
         s.indices.values[node.variable] = Linear(((counter, 1),))
-        around = s.written
-        s.written = _targets(node) if around is None else around
         with writer.region(region) as lines:
-            for element in node.asks:
-                ask_for(s, element)
-            self.nodes(node.body)
+            self._iteration(node)
             for place, entry in carried:
                 s.registers.same_form(place, entry)
-        s.written = around
         writer.label(label)
         writer.emit(f"{counter} = phi i64 [{first}, %{label}p], [{following}, %{label}l]")
         for place, entry in carried:
@@ -284,6 +229,15 @@ class Walker:
         writer.latch(label, counter, following, node.step, last)
         if not certain:
             self._join(before[0], f"{label}p", f"{label}l")
+
+    def _iteration(self, node: For) -> None:
+        """The body of a loop, with what it asks for."""
+        around = self.s.written
+        self.s.written = _targets(node) if around is None else around
+        for element in node.asks:
+            ask_for(self.s, element)
+        self.nodes(node.body)
+        self.s.written = around
 
     def _partition(self, first: str, step: int) -> tuple[str, str]:
         """The bounds of the iterations that are run."""
@@ -345,17 +299,17 @@ class Walker:
             found = self.lane_parallel[id(node)] = _lane_parallel(node)
         return found
 
-    def _vector(self, node: For, lower: list[Linear], upper: list[Linear], trips: int | None) -> None:
-        s = self.s
+    def _vector(self, node: For, ends: Ends) -> None:
+        s, trips = self.s, ends.trips
         if s.lanes is not None:
             raise UnsupportedError(f"vector loop {node.variable} lies inside another vector loop")
-        bound = trips if trips is not None else self._lane_bound(node, lower, upper)
+        bound = trips if trips is not None else ends.most_lanes(s.indices, node.variable)
         if bound > MAX_LANES:
             raise UnsupportedError(
                 f"vector loop {node.variable} has {bound} iterations", hint=f"split it: at most {MAX_LANES} lanes"
             )
         width = max(2, 1 << (bound - 1).bit_length())
-        start = lower[0] if len(lower) == 1 else Linear(((self._bound(lower, "smax"), 1),))
+        start = ends.lower[0] if len(ends.lower) == 1 else Linear(((ends.first(s.indices), 1),))
         s.indices.values[node.variable] = start._replace(lane=node.step)
         s.indices.lane_range = (0, bound - 1)
         s.past, s.ahead = node.nontemporal, node.ahead
@@ -363,32 +317,12 @@ class Walker:
             s.lanes = first_lanes(width, trips)
             self.nodes(node.body)
         else:
-            extent = self._extent(lower, upper, node.step)
+            extent = ends.extent(s.indices)
             s.lanes = Lanes(width, bound, prefix_mask(s, extent, width), False)
             some = Value("bool", 0, s.writer.pure(f"icmp sgt i64 {extent}, 0", extent))
             self._guarded(some, node.body)
         s.lanes, s.past, s.ahead = None, False, None
         s.indices.lane_range = (0, 0)
-
-    def _lane_bound(self, node: For, lower: list[Linear], upper: list[Linear]) -> int:
-        """The most lanes there can be."""
-        extents = [self.s.indices.interval(u.plus(low, -1)) for u in upper for low in lower]
-        known = [e[1] for e in extents if e is not None]
-        if not known:
-            raise UnsupportedError(
-                f"the extent of vector loop {node.variable} has no constant bound",
-                hint="tile the loop and vectorise the inner one",
-            )
-        return max(1, -(-min(known) // node.step))
-
-    def _extent(self, lower: list[Linear], upper: list[Linear], step: int) -> str:
-        writer = self.s.writer
-        first, last = self._bound(lower, "smax"), self._bound(upper, "smin")
-        extent = writer.pure(f"sub i64 {last}, {first}", last, first)
-        if step == 1:
-            return extent
-        extent = writer.pure(f"add i64 {extent}, {step - 1}", extent)
-        return writer.pure(f"sdiv i64 {extent}, {step}", extent)
 
     # -- conditions and buffers
 
