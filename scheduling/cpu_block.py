@@ -37,6 +37,7 @@ from poly.scheduling.cpu_edits import (
     with_padding,
 )
 from poly.scheduling.cpu_facts import BYTES_AHEAD, axis_of, bytes_apart, own_capacity, reduction_extents
+from poly.scheduling.cpu_first_use import with_first_use
 from poly.scheduling.cpu_nontemporal import stored_past
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Pack, Piece, Site, Strip, square_side, window_stays
 from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
@@ -180,12 +181,13 @@ class Blocking(Tiling[BlockPlan]):
         schedule, lane = self._blocks_first(schedule, copy, lane, pack, extents)
         if pack.lane != len(pack.order) - 1 or not lane:
             return schedule
-        width, extent = min(self.plan.vector, pack.block & -pack.block), min(extents[pack.lane], pack.block)
+        vector, extent = self.plan.vector, min(extents[pack.lane], pack.block)
+        width = vector if pack.block <= vector else min(vector, pack.block & -pack.block)
         if extents[pack.lane] > pack.block and extents[pack.lane] % pack.block or width < 2:
             return schedule
         schedule = in_vectors(schedule, lane, extent, width)
         rows, vector = loops_of_copy(schedule, copy)[0], schedule.nests[copy].names[-1]
-        if rows == vector or not self._is_far(schedule, pack.tensor):
+        if rows == vector or pack.on_way or not self._is_far(schedule, pack.tensor):
             return schedule
         return schedule.prefetch(vector, at) if at and pack.ahead else schedule.prefetch(vector, rows, ROWS_AHEAD)
 
@@ -200,9 +202,22 @@ class Blocking(Tiling[BlockPlan]):
         if extents[pack.lane] > pack.block:
             schedule = schedule.tile({lane: pack.block})
             order, lane = [*first, f"{lane}.o", f"{lane}.p"], f"{lane}.p"
+            steps = self._line_steps(schedule, pack)
+            if first and steps > 1 and not extents[int(first[-1].rpartition(".")[2])] % steps:
+                schedule = schedule.tile({first[-1]: steps}).unroll(f"{first[-1]}.p")
+                order = [*first[:-1], f"{first[-1]}.o", order[-2], f"{first[-1]}.p", lane]
         else:
             order = [*first, lane]
         return ordered(schedule, copy, order), lane
+
+    def _line_steps(self, schedule: Schedule, pack: Pack) -> int:
+        """Steps that a copy makes of one block before it turns to the next: their short pieces fill whole cache lines,
+        which may be gone when the copy comes back, as blocks lie where they meet in few sets.
+        """
+        if pack.lane != len(pack.order) - 1 or pack.on_way:
+            return 1
+        size, line = pack.block * size_bytes(schedule.program.tensor[pack.tensor].dtype), self.machine.line
+        return line // gcd(size, line)
 
     def _copied_across(self, schedule: Schedule, pack: Pack, buffer: str, extents: Sequence[int]) -> Schedule:
         """Squares of a source that is contiguous along another axis: into registers as they lie, out across."""
@@ -336,6 +351,16 @@ class Blocking(Tiling[BlockPlan]):
         schedule, parts = cut(schedule, self.group, names, plan.rows, [p.low for p in pieces[1:]])
         for piece, part in zip(pieces, parts, strict=True):
             schedule = self._rows(schedule, strip, piece, part, depth + len(plan.middle))
+        return self._on_way(schedule, parts[0], pieces[0])
+
+    def _on_way(self, schedule: Schedule, names: Sequence[str], piece: Piece) -> Schedule:
+        """What is packed while the first tile of rows uses it."""
+        for name in (n for n in names if self._is_update(schedule, n)):
+            for pack in (p for p in self.plan.packs if p.on_way and p.site == "lanes"):
+                buffer = schedule.program.statement[name].reads[pack.read].tensor
+                first = {self._iterator(schedule, name, self.plan.rows): piece.low}
+                if len(copies_into(schedule, buffer)) == 1:
+                    schedule = with_first_use(schedule, name, f"ld_{buffer}", first)
         return schedule
 
     def _rows(self, schedule: Schedule, strip: Strip, piece: Piece, names: Sequence[str], depth: int) -> Schedule:
@@ -503,21 +528,29 @@ class Blocking(Tiling[BlockPlan]):
         return schedule
 
     def _copies_ahead(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
-        """What is copied from memory for the next block of lanes is asked for all through the tiles of this one. Not
-        where every tile of rows meets all of the block, or sums are kept from block to block: it would push these out.
+        """What is copied for the next block of lanes is asked for all through the tiles of this one: as planned where
+        the first tile makes the copy; else from memory, where no tile meets all of a block and no sums are kept from
+        block to block, which would be pushed out.
         """
         plan = self.plan
-        for name in names if not plan.lanes_inside and not plan.lanes_outside else ():
+        for name in names:
             s = schedule.program.statement[name]
             for pack in plan.packs if self._is_update(schedule, name) else ():
                 buffer = s.reads[pack.read].tensor
-                plain = pack.site == "lanes" and pack.lane == len(pack.order) - 1 and not pack.ahead
-                if not plain or not copies_into(schedule, buffer) or not self._takes_long(schedule, s, pack.tensor):
+                if not copies_into(schedule, buffer) or not self._is_asked(schedule, s, pack):
                     continue
                 loop = [n for n in schedule.nests[name].names if schedule.kind(n) == "serial"][-1]
                 line = self.machine.line // size_bytes(schedule.program.tensor[pack.tensor].dtype)
                 schedule = schedule.prefetch_copy(loop, buffer, line)
         return schedule
+
+    def _is_asked(self, schedule: Schedule, s: Statement, pack: Pack) -> bool:
+        """Whether the next block of a copy is asked for."""
+        if pack.on_way and pack.asked:
+            return True
+        plain = pack.site == "lanes" and pack.lane == len(pack.order) - 1 and not pack.ahead
+        streams = not self.plan.lanes_inside and not self.plan.lanes_outside
+        return plain and streams and self._takes_long(schedule, s, pack.tensor)
 
     def _takes_long(self, schedule: Schedule, s: Statement, tensor: str) -> bool:
         """Whether a tensor comes from memory, and takes a share of the time of operations on the way."""

@@ -146,9 +146,11 @@ def _reach(axis: Mapping[str, int], extent: int, sizes: Mapping[str, Numbers]) -
     return np.ones(()) if total is None else np.minimum(1.0 + total, float(extent))
 
 
-def next_stays(core: Core, operands: Sequence[Operand], k: int, sizes: Mapping[str, Numbers]) -> npt.NDArray[np.bool_]:
-    """Whether the nearest cache holds, besides all that is used of a box, as much of one operand once more: what is
-    copied for the next box can be asked for while this one is used.
+def next_stays(
+    core: Core, operands: Sequence[Operand], k: int, sizes: Mapping[str, Numbers], level: int = 0
+) -> npt.NDArray[np.bool_]:
+    """Whether a cache holds, besides all that is used of a box, as much of one operand once more: what is copied for
+    the next box can be asked for while this one is used.
     """
     used = sum((o.elements(sizes) * o.element for o in (*operands, operands[k])), np.zeros(()))
-    return used <= core.caches[0].capacity
+    return used <= core.caches[level].capacity

@@ -47,7 +47,8 @@ class Pack:
     where it is made: once, outside of the blocks, per block of lanes or per block of rows. `across`: the axis that is
     contiguous in the source where that is another one: copied through squares in registers. `ahead`: while one block of
     lanes is used, the next one is asked for. `deep`: an axis along blocks of the reduction, and the elements of one:
-    what a block meets lies together.
+    what a block meets lies together. `on_way`: the first tile of rows makes the copy, step by step,
+    and where `asked` all the others ask for the next one.
     """
 
     statement: str
@@ -62,6 +63,8 @@ class Pack:
     across: int | None = None
     ahead: bool = False
     deep: tuple[int, int] | None = None
+    on_way: bool = False
+    asked: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,14 @@ def ends_apart(pieces: Sequence[Piece], low: int, high: int) -> tuple[Piece, ...
         found += [Piece(first, last, p.tile)] if first < last else []
         found += [Piece(t, t + p.tile, p.tile) for t in range(last, p.high, p.tile)]
     return tuple(found)
+
+
+def first_apart(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Pieces with the first tile in one of its own."""
+    first, *others = pieces
+    cut = first.low + first.tile
+    rest = (Piece(cut, first.high, first.tile),) if cut < first.high else ()
+    return (Piece(first.low, cut, first.tile), *rest, *others)
 
 
 def balanced(low: int, extent: int, tile: int) -> tuple[Piece, ...]:

@@ -18,14 +18,28 @@ from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_core import PAGE, Core, core_of
-from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents, step_of
+from poly.scheduling.cpu_facts import OWN, Facts, axis_of, own_capacity, reduction_extents, step_of
 from poly.scheduling.cpu_operand import Operand, next_stays
-from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip, balanced, ends_apart, square_side
+from poly.scheduling.cpu_plan import (
+    BlockPlan,
+    Pack,
+    Piece,
+    Site,
+    Strip,
+    balanced,
+    ends_apart,
+    first_apart,
+    square_side,
+)
 from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.uneven import LONGEST
 
 DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
 FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as long as some of them
+# Cycles of a copied vector, which the first tile of rows hides where it makes the copy; the share of the time of
+# operations that these take at least.
+COPIED, COPY_SHARE = 4.0, 1 / 128
+LEAST_LINES = 2  # of a piece that such a copy reads from afar where nobody has asked for it
 MOST_CHOOSING = 3  # operands that may be packed or not, a choice for each
 
 
@@ -252,11 +266,13 @@ class Ways:
         ends = self.facts.uneven.get(way.rows)
         if ends is not None:
             rows = [ends_apart(pieces, ends.low, ends.high) for pieces in rows]
-        strips = self._strips(width, panels, rows[0], rows[1])
         packs = tuple(
-            replace(self._pack(k, site, way, height, width, depth), ahead=self._ahead(way, k, width * panels, depth))
+            self._in_time(self._pack(k, site, way, height, width, depth), way, width * panels, depth)
             for k, site in way.packs
         )
+        if any(p.on_way for p in packs):
+            rows = [first_apart(pieces) for pieces in rows]
+        strips = self._strips(width, panels, rows[0], rows[1])
         return BlockPlan(
             outer=outer, middle=middle, rows=way.rows, lanes=self.lanes, vector=self.vector, strips=strips, packs=packs,
             depth=(self.deep, depth) if depth else None, row_block=blocks, lanes_inside=way.lanes_inside,
@@ -274,15 +290,42 @@ class Ways:
         several = (vectors < self.vectors) | (way.lanes_outside & (depth > 0))
         return np.where(read and far and contiguous and dict(way.packs)[k] == "lanes", several, False)
 
-    def _ahead(self, way: Way, k: int, vectors: int, depth: int) -> bool:
-        """Whether the next block of lanes is asked for, of blocks of so many vectors."""
-        sizes = {n: np.full((), float(e)) for n, e in self.extents.items()}
-        sizes |= {self.names[a]: np.ones(()) for a in self.around(way)[0]}
-        sizes[self.names[self.lanes]] = np.full((), float(min(self.facts.extents[self.lanes], vectors * self.vector)))
+    def _in_time(self, pack: Pack, way: Way, vectors: int, depth: int) -> Pack:
+        """A copy for blocks of so many vectors, with when the next one is asked for, or its first use makes it."""
+        k, own = pack.read, min(OWN, len(self.core.caches)) - 1
+        box = {n: np.full((), float(e)) for n, e in self.extents.items()}
+        box |= {self.names[a]: np.ones(()) for a in self.around(way)[0]}
+        box[self.names[self.lanes]] = np.full((), float(min(self.facts.extents[self.lanes], vectors * self.vector)))
         if depth:
-            sizes[self.deep] = np.full((), float(depth))
-        asks = self.asks(way, k, np.full((), float(vectors)), np.full((), float(depth)))
-        return bool(asks) and bool(next_stays(self.core, self.operands, k, sizes))
+            box[self.deep] = np.full((), float(depth))
+        asks = bool(self.asks(way, k, np.full((), float(vectors)), np.full((), float(depth))))
+        if asks and next_stays(self.core, self.operands, k, box):
+            return replace(pack, ahead=True)
+        operand = self.operands[k]
+        one = vectors >= self.vectors and not (way.lanes_outside and depth)
+        large = operand.elements(box) * operand.element > self.core.caches[own].capacity
+        # of results each tile comes and goes once, whatever else is in a cache
+        asked = asks and bool(next_stays(self.core, self.operands[:-1], k, box, own))
+        far = operand.size > own_capacity(self.facts.machine)
+        short = far and not asked and pack.block * operand.element < LEAST_LINES * self.core.line
+        if one and large or short or not self._on_way(pack, way):
+            return pack
+        return replace(pack, on_way=True, asked=asked)
+
+    def _on_way(self, pack: Pack, way: Way) -> bool:
+        """Whether the first tile of rows makes the copy of what is packed, step by step: it lies along the lanes, every
+        step reads some of it, in the order in which it lies, and the copy takes a share of the time of operations. (All
+        in one block that a core's own caches do not hold is a walk along memory, which prefetchers follow.)
+        """
+        operand, access = self.operands[pack.read], self.update.accesses[pack.read][0]
+        plain = not access.guard and operand.stride(self.names[self.lanes]) == operand.element and pack.site == "lanes"
+        if not plain or self.facts.threads > 1 or self.around(way)[1] or way.rows in self.facts.uneven:
+            return False
+        if any(len(axis) != 1 or {*axis.values()} != {1} for axis in operand.axes):
+            return False
+        steps = [d for d in pack.order if operand.axes[d].keys() <= self.ranges.keys()]
+        used = self.extents[self.names[way.rows]] / self.core.fma_units  # cycles of a vector's multiply-adds
+        return len(steps) == len(self.ranges) and steps == sorted(steps) and COPIED >= COPY_SHARE * used
 
     def _strips(self, width: int, panels: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
         """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""

@@ -575,9 +575,74 @@ def test_the_next_block_of_a_large_operand_is_asked_for(rows: int, columns: int,
     assert not any(p.ahead for p in choice.plan(way, 6, 2, 8, 0, 128).packs)
     schedule = block_group(unchecked(Schedule(program)), group, plan, AVX2)
     marks = {mark.ahead for mark in schedule.marks.values() if mark.ahead is not None}
-    assert marks == ({("C_update.j.o", 1)} if ahead else {("ld_B_C_update_p.0", 4)} if columns > 64 else set())
+    assert marks == ({("C_update.j.o", 1)} if ahead else set())  # else the first tile of rows makes the copy
     if ahead:
         run(program, plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes", "inside", "outside", "depth"),
+    [
+        (GEMM, ((21, 40), (40, 100)), False, False, 0),
+        (GEMM, ((21, 40), (40, 100)), True, False, 16),
+        (GEMM, ((9, 256), (256, 128)), True, True, 128),
+        (TRANSPOSED, ((33, 20), (50, 33)), False, False, 0),  # both are packed
+        ("C[n,i,j] += A[n,i,k] * B[n,k,j]", ((3, 9, 17), (3, 17, 70)), True, False, 0),
+        ("C[i,j] += A[i,k,l] * B[k,l,j]", ((9, 12, 7), (12, 7, 64)), False, False, 0),
+    ],
+)
+def test_the_first_tile_of_rows_makes_the_copy(
+    text: str, shapes: tuple[tuple[int, ...], ...], inside: bool, outside: bool, depth: int
+) -> None:
+    program = poly.parse(text, A=shapes[0], B=shapes[1])
+    facts = facts_on(program)
+    lanes = 0 if text == TRANSPOSED else len(shapes[0]) - 1 if "n" in text else 1
+    choice = choice_of(facts, lanes)
+    ways = [w for w in choice.ways() if (w.lanes_inside, w.lanes_outside) == (inside, outside)]
+    plans = [choice.plan(way, 3, 2, 2, 0, depth) for way in ways]
+    plan = next(p for p in plans if any(pack.on_way for pack in p.packs))
+    assert all(s.rows[0].high == s.rows[0].low + 3 for s in plan.strips)
+    run(program, plan)
+    schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
+    (pack,) = [p for p in plan.packs if p.on_way]
+    copies = [n for n in schedule.nests if n.startswith(f"ld_{pack.tensor}") and n.endswith("_p")]
+    steps = [n for nest in schedule.nests.values() for n in nest.names if n in ("k", "l") or n[:2] in ("k.", "l.")]
+    assert copies and all(set(schedule.nests[c].names) & {*steps} - {"k.o"} for c in copies)
+
+
+@pytest.mark.parametrize(
+    ("machine", "rows", "columns", "panels", "depth", "on_way", "asked"),
+    [
+        (AVX512, 128, 3072, 1, 0, True, True),
+        (AVX512, 128, 3072, 8, 0, True, False),  # two blocks do not fit the second cache
+        (AVX512, 128, 3072, 64, 0, False, False),  # all in one block
+        (AVX512, 2048, 3072, 1, 0, False, False),  # hardly any of the time
+        (AVX2, 128, 3072, 8, 512, False, False),  # short pieces that nobody asks for
+        (AVX2, 32, 3072, 1, 0, True, True),
+    ],
+)
+def test_which_copies_the_first_tile_makes(
+    machine: Machine, rows: int, columns: int, panels: int, depth: int, on_way: bool, asked: bool
+) -> None:
+    facts = facts_on(poly.parse(GEMM, A=(rows, 768), B=(768, columns)), machine)
+    choice = choice_of(facts, 1)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+    (pack,) = choice.plan(way, 6, 4 if machine is AVX512 else 2, panels, 0, depth).packs
+    assert (pack.on_way, pack.asked) == (on_way, asked)
+
+
+def test_short_pieces_of_a_copy_fill_whole_lines() -> None:
+    program = poly.parse("C[i,j] += A[k,i] * B[k,j]", A=(16, 24), B=(16, 32))
+    facts = facts_on(program)
+    choice = choice_of(facts, 1)
+    way = next(w for w in choice.ways() if (0, "rows") in w.packs and len(w.packs) == 1 and not w.lanes_inside)
+    plan = choice.plan(way, 6, 1, 1, 4, 0)
+    run(program, plan)
+    schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
+    copy = next(n for n in schedule.nests if n.startswith("ld_A"))
+    around = [n.removeprefix(copy) for n in schedule.nests[copy].names if n.startswith(copy)]
+    assert around == [".0.o", ".1.o", ".0.p", ".1.p"] and schedule.kind(f"{copy}.0.p") == "unroll"
+    assert schedule.kind(f"{copy}.1.p") == "vector"
 
 
 def test_a_single_block_has_no_next_one() -> None:

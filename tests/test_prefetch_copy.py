@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,21 +129,25 @@ def test_where_it_means_nothing_nothing_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "steps", "inside", "asks"),
+    ("rows", "columns", "steps", "inside", "on_way", "asks"),
     [
-        (48, 4096, 512, False, True),
-        (48, 4096, 512, True, False),  # every tile of rows meets all of a block
-        (48, 2048, 512, False, False),  # from the last cache
-        (480, 4096, 512, False, False),  # a small part of the time
+        (48, 4096, 512, False, False, True),
+        (48, 4096, 512, True, False, False),  # every tile of rows meets all of a block
+        (48, 2048, 512, False, False, False),  # from the last cache
+        (480, 4096, 512, False, False, False),  # a small part of the time
+        (48, 4096, 256, True, True, True),
+        (48, 2048, 512, True, True, False),  # two blocks of 512 KB, and the rows, do not fit
+        (48, 256, 512, True, True, False),  # near
     ],
 )
-def test_operands_from_memory_that_few_rows_use_are_asked_for(
-    rows: int, columns: int, steps: int, inside: bool, asks: bool
+def test_operands_from_afar_that_few_rows_use_are_asked_for(
+    rows: int, columns: int, steps: int, inside: bool, on_way: bool, asks: bool
 ) -> None:
     facts = facts_on(poly.parse(GEMM, A=(rows, steps), B=(steps, columns)), AVX512)
     choice = choice_of(facts, 1)
     ways = [w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside]
     plan = choice.plan(next(w for w in ways if w.lanes_inside == inside), 6, 4, 4, 0, 0)
+    plan = replace(plan, packs=tuple(replace(p, on_way=on_way) for p in plan.packs))
     schedule = block_group(unchecked(Schedule(facts.program)), facts.group, plan, AVX512)
     found = {mark.asks for mark in schedule.marks.values() if mark.asks}
     assert found == ({("B_C_update_p", 16)} if asks else set())
