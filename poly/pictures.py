@@ -328,6 +328,9 @@ class Svg:
 
     text: str
 
+    def __repr__(self) -> str:
+        return f"<Svg, {len(self.text):,} characters: save(path), or a notebook shows it>"
+
     def _repr_svg_(self) -> str:
         return self.text
 
