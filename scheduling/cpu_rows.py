@@ -90,10 +90,10 @@ class RowPlan:
 
 
 def row_plan(
-    program: Program, group: Group, machine: Machine, threads: int = 1, near: bool = False
+    program: Program, group: Group, machine: Machine, threads: int = 1, in_cache: bool = False
 ) -> RowPlan | None:
     """The choices for a group of rows; None where some statement has no contiguous loop inside the row or a reduction
-    keeps its order, or where the machine has no vectors. `near`: the rows are a block in a cache.
+    keeps its order, or where the machine has no vectors. `in_cache`: the rows are a block in one.
     """
     if any(s.combiner is not None and not s.reorder for s in group.statements):
         return None
@@ -112,13 +112,13 @@ def row_plan(
         return None
     single = sum(not extents[n] for n in extents)
     registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
-    touched = 0 if near else bytes_touched(program, group.statements)
+    touched = 0 if in_cache else bytes_touched(program, group.statements)
     far, beyond = touched > last_capacity(machine) * NEAR, touched > own_capacity(machine)
     one_stream = touched > last_capacity(machine)
     rows = _row_bytes(program, group, inner, extents)
     held = sum(rows.values()) * sum(bool(p.extents) for p in passes)
     fitting = (machine.nearest_cache - 1) // max(1, held)
-    limits = _Limits(vector, vector * widest, registers, in_flight, fitting, near, beyond, far, one_stream)
+    limits = _Limits(vector, vector * widest, registers, in_flight, fitting, in_cache, beyond, far, one_stream)
     height = _height(program, group, passes, limits)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
     again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
@@ -127,7 +127,7 @@ def row_plan(
     fits = height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
     sized = tuple(_sized(program, p, limits, height) for p in passes)
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
-    block = _block(group, height, 1 if near else threads)
+    block = _block(group, height, 1 if in_cache else threads)
     apart = height * held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
     return plan if apart else _staggered(program, group, replace(plan, block=block), limits)
 
@@ -178,7 +178,7 @@ def _staggered(program: Program, group: Group, plan: RowPlan, limits: _Limits) -
     whole = Pass(moving[0].extents, names, limits.vector, width, not uneven)
     passes = tuple(p for p in (Pass((), first), whole, Pass((), rest)) if p.statements)
     found = replace(plan, passes=passes, behind=behind)
-    return found if limits.near or _handed_rows(group, found) <= in_results(program, group, found).keys() else plan
+    return found if limits.in_cache or _handed_rows(group, found) <= in_results(program, group, found).keys() else plan
 
 
 def _behind(group: Group, moving: Sequence[Pass]) -> dict[str, int]:
@@ -277,9 +277,9 @@ def _row_bytes(
 @dataclass(frozen=True)
 class _Limits:
     """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
-    latency of one; `fitting`: rows of which the nearest cache holds what all passes touch, with something left; `near`:
-    rows come from a block in a cache, `beyond`: from beyond a core's own, side by side no more than a stream is asked
-    for ahead, `far`: at the last one's own pace, `one_stream`: from memory, side by side only as short ones.
+    latency of one; `fitting`: rows of which the nearest cache holds what all passes touch, with something left.
+    `in_cache`: rows come from a block in one, `beyond`: from beyond a core's own, side by side no more than a stream is
+    asked for ahead, `far`: at the last one's own pace, `one_stream`: from memory, side by side only as short ones.
     """
 
     vector: int
@@ -287,7 +287,7 @@ class _Limits:
     registers: int
     in_flight: int
     fitting: int
-    near: bool
+    in_cache: bool
     beyond: bool
     far: bool
     one_stream: bool

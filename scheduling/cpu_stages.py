@@ -48,7 +48,8 @@ def stages_of(program: Program, group: Group, machine: Machine, threads: int = 1
     for part in group.parts:
         axes = {s.name: group.axes[s.name] for s in part.statements}
         rows = Group(part.statements, axes, {}, box, part.why, part.parts)
-        plan = _product(program, part, group, machine, threads) or row_plan(program, rows, machine, threads, near=True)
+        plan = _product(program, part, group, machine, threads)
+        plan = plan or row_plan(program, rows, machine, threads, in_cache=True)
         if plan is None:
             return None
         stages.append(Stage(part if isinstance(plan, BlockPlan) else rows, plan))
