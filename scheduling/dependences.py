@@ -22,7 +22,7 @@ from poly.scheduling.schedule import Schedule
 from poly.sets import coalesced, fix_sizes, header
 
 if TYPE_CHECKING:
-    from poly.scheduling.values import Flow
+    from poly.scheduling.flow import Flow
 
 DependenceKind = Literal["flow", "anti", "output", "reduction"]
 
@@ -54,7 +54,7 @@ class SourceFacts:
     @cached_property
     def flow(self) -> Flow:
         """The dataflow of the program in its own order."""
-        from poly.scheduling.values import Flow
+        from poly.scheduling.flow import Flow
 
         return Flow(Schedule(self.program, facts=self))
 

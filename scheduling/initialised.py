@@ -13,7 +13,7 @@ import islpy as isl
 from poly.errors import PolyError
 from poly.program import Program, Statement
 from poly.scheduling.dependences import SourceFacts, Touch, touches
-from poly.scheduling.values import maps_of
+from poly.scheduling.flow import maps_of
 from poly.sets import OUT, within_budget, witness
 
 _OPERATIONS = 2_000_000

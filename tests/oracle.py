@@ -30,9 +30,9 @@ import numpy.typing as npt
 
 from poly.affine import Affine, Constraint, FloorDiv, Mod, Var
 from poly.program import Access, Program, Statement, Tensor
+from poly.scheduling.flow import END
+from poly.scheduling.flow import NEUTRAL as NEUTRAL_NAME
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.values import END
-from poly.scheduling.values import NEUTRAL as NEUTRAL_NAME
 from poly.sets import conjunctions_of
 
 Ints = npt.NDArray[np.int64]

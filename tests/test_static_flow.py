@@ -16,10 +16,10 @@ from poly.errors import PolyError
 from poly.program import Program
 from poly.relations import _values_in_box, box_bounds
 from poly.scheduling.edits import unchecked
+from poly.scheduling.flow import Flow, _same_reduction
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
 from poly.scheduling.legality import _in_sequence, parts_of, violation
 from poly.scheduling.schedule import Schedule
-from poly.scheduling.values import Flow, _same_reduction
 from poly.scheduling.vectors import Vectors, together
 from poly.sets import IN, OUT
 from tests.mutation_programs import NAMES, program
