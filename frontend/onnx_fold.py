@@ -12,8 +12,8 @@ import numpy as np
 from poly.affine import Affine
 from poly.dtypes import Array, dtype_name, numpy_dtype
 from poly.errors import OnnxError, PolyError
+from poly.frontend.onnx_normalisations import affine_of_statistics
 from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm, Notation
-from poly.frontend.onnx_reductions import affine_of_statistics
 from poly.frontend.onnx_reference import reference_outputs
 from poly.frontend.onnx_terms import Names, Value, is_format
 from poly.graph import Graph, Node

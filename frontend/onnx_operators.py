@@ -12,6 +12,8 @@ from poly.frontend import (
     onnx_formats,
     onnx_indexing,
     onnx_logarithms,
+    onnx_normalisations,
+    onnx_products,
     onnx_quantized,
     onnx_recurrent,
     onnx_reductions,
@@ -31,7 +33,9 @@ OPERATORS: Final[Mapping[str, Row]] = MappingProxyType(
     | onnx_shapes.ROWS
     | onnx_indexing.ROWS
     | onnx_windows.ROWS
+    | onnx_products.ROWS
     | onnx_reductions.ROWS
+    | onnx_normalisations.ROWS
     | onnx_quantized.ROWS
     | onnx_recurrent.ROWS
     | onnx_resize.ROWS

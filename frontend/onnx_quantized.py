@@ -9,7 +9,7 @@ import numpy as np
 
 from poly.affine import var
 from poly.frontend.onnx_notation import Notation, Row
-from poly.frontend.onnx_reductions import product
+from poly.frontend.onnx_products import product
 from poly.frontend.onnx_terms import Index, Term, Value, fn, python_scalar
 from poly.frontend.onnx_windows import ConvNest, conv_nest
 

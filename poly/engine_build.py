@@ -18,8 +18,9 @@ from poly.machine import Machine
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
 from poly.scheduling.cpu_program import for_cpu, model_for_cpu
+from poly.scheduling.group_programs import canonical_names
 from poly.scheduling.grouping import Grouping, group_program
-from poly.scheduling.groups import Group, canonical_names
+from poly.scheduling.groups import Group
 from poly.scheduling.uneven import finite_factors
 
 CompileUnit = Callable[[Program], Unit]

@@ -32,7 +32,8 @@ from poly.interp_arrays import bind_sizes
 from poly.locks import Lock, cached_property
 from poly.machine import Machine
 from poly.program import Program, Tensor
-from poly.scheduling.groups import canonical_names, extract, groups_of
+from poly.scheduling.group_programs import canonical_names, extract
+from poly.scheduling.groups import groups_of
 from poly.scheduling.placement import blocks_of, place
 from poly.sets import fix_sizes
 

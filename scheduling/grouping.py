@@ -12,7 +12,8 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.aliases import Alias, aliases_of, place_of
 from poly.scheduling.axis_orders import reordered
-from poly.scheduling.groups import Group, extract, users_by_tensor
+from poly.scheduling.group_programs import extract, users_by_tensor
+from poly.scheduling.groups import Group
 from poly.scheduling.in_place import in_place
 from poly.scheduling.known import split_known
 from poly.scheduling.placement import Placement, blocks_of, place

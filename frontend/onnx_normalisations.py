@@ -1,0 +1,144 @@
+"""Rows of the operator table that normalise: by means and variances, given or computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.affine import var
+from poly.dtypes import Array, is_float, numpy_dtype
+from poly.frontend.onnx_notation import Notation, Row
+from poly.frontend.onnx_reductions import axes_from, outer_and_inner
+from poly.frontend.onnx_shapes import positions
+from poly.frontend.onnx_terms import Index, Value, fn
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def batch_normalization(b: Notation) -> None:
+    """Inference: x * factor[c] + offset[c]; both are constants where the statistics are."""
+    x = b.input(0)
+    scale, shift, mean, variance = (b.input(k) for k in range(1, 5))
+    if b.opset >= 14 and b.int_attribute("training_mode", 0) == 1:
+        _batch_statistics(b, x, scale, shift, mean, variance)
+        return
+    b.require(b.opset >= 7 or b.int_attribute("is_test", 0) == 1, "training mode (is_test = 0) updates its statistics")
+    b.supported(b.int_attribute("spatial", 1) == 1, "statistics for each position have no compiled form")
+    channels = x.shape[1] if x.rank > 1 else 1
+    statistics = (scale, shift, mean, variance)
+    b.require(all(v.shape == (channels,) for v in statistics), f"statistics are not [{channels}]")
+    epsilon = b.float_attribute("epsilon", 1e-5)
+    arrays = [v.array for v in statistics]
+    y = b.output(x.shape, x.dtype)
+    ranges, point = positions(x.shape)
+    c: Index = point[1] if x.rank > 1 else 0
+    known = [a for a in arrays if a is not None]
+    dtype = numpy_dtype(x.dtype)
+    if len(known) == 4 and (affine := affine_of_statistics(known, epsilon, dtype)) is not None:
+        factor, offset = affine
+        f, o = b.new_constant("factor", factor.astype(dtype)), b.new_constant("offset", offset.astype(dtype))
+        b.assign(y, ranges, x[tuple(point)] * f[c] + o[c])
+        return
+    factor_value = b.temporary("factor", (channels,), x.dtype)
+    i = var("c")
+    b.assign(factor_value, {"c": channels}, scale[i] / fn("sqrt", variance[i] + epsilon), suffix="_factor")
+    b.assign(y, ranges, (x[tuple(point)] - mean[c]) * factor_value[c] + shift[c])
+
+
+def _batch_statistics(b: Notation, x: Value, scale: Value, shift: Value, mean: Value, variance: Value) -> None:
+    """Training: by the batch's own statistics; outputs 1 and 2 are the running ones, moved a little towards them."""
+    b.require(x.rank >= 2 and is_float(x.dtype) and x.size > 0, f"{x.dtype}{list(x.shape)} has no channels")
+    b.require(all(v.shape == x.shape[1:2] for v in (scale, shift, mean, variance)), f"statistics are not {x.shape[1]}")
+    y = b.output(x.shape, x.dtype)
+    axes = [k for k in range(x.rank) if k != 1]
+    ranges, over, point = outer_and_inner(x, axes)
+    c, everywhere = point[1], dict(zip(map(str, point), x.shape, strict=True))
+    count = float(np.prod(list(over.values()), dtype=np.int64))
+    total, own = b.temporary("sum", x.shape[1:2], x.dtype), b.temporary("mean", x.shape[1:2], x.dtype)
+    b.reduce(total, ranges, over, x[tuple(point)], suffix="_sum")
+    b.assign(own, ranges, total[c] / count, suffix="_mean")
+    squares = b.temporary("squares", x.shape[1:2], x.dtype)
+    away = x[tuple(point)] - own[c]
+    b.reduce(squares, ranges, over, away * away, suffix="_squares")
+    factor = b.temporary("factor", x.shape[1:2], x.dtype)
+    epsilon, momentum = b.float_attribute("epsilon", 1e-5), b.float_attribute("momentum", 0.9)
+    b.assign(factor, ranges, scale[c] / fn("sqrt", squares[c] / count + epsilon), suffix="_factor")
+    b.assign(y, everywhere, (x[tuple(point)] - own[c]) * factor[c] + shift[c])
+    for position, before, now in ((1, mean, own[c]), (2, variance, squares[c] / count)):
+        if b.wants(position):
+            kept = b.output(x.shape[1:2], before.dtype, position)
+            value = before[c] * momentum + now * (1 - momentum)
+            b.assign(kept, ranges, value, suffix=f"_{position}")
+
+
+def affine_of_statistics(
+    statistics: Sequence[Array], epsilon: float, dtype: np.dtype[np.generic]
+) -> tuple[FloatArray, FloatArray] | None:
+    """Batch normalisation by (scale, shift, mean, variance) as factor and offset, both f64.
+
+    None where one is not finite in `dtype`: (x - mean) * factor + shift then gives other values (epsilon + variance 0).
+    """
+    scale, shift, mean, variance = (a.astype(np.float64) for a in statistics)
+    with np.errstate(all="ignore"):
+        factor = scale / np.sqrt(variance + epsilon)
+        offset = shift - mean * factor
+        finite = all(np.isfinite(a.astype(dtype).astype(np.float64)).all() for a in (factor, offset))
+    return (factor, offset) if finite else None
+
+
+def layer_normalization(b: Notation) -> None:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on."""
+    x, scale, bias = b.input(0), b.input(1), b.optional(2)
+    axes = axes_from(x.rank, b.axis(b.int_attribute("axis", -1), x.rank))
+    y = b.output(x.shape, x.dtype)
+    mean, inverse = _moments(b, x, axes, b.float_attribute("epsilon", 1e-5))
+    ranges, _, point = outer_and_inner(x, axes)
+    outer = tuple(map(var, ranges))
+    value = (x[tuple(point)] - mean[outer]) * inverse[outer] * scale.aligned(point, x.shape)
+    everywhere = dict(zip(map(str, point), x.shape, strict=True))
+    b.assign(y, everywhere, value if bias is None else value + bias.aligned(point, x.shape))
+    for position, source in ((1, mean), (2, inverse)):
+        if b.wants(position):
+            kept = b.output([1 if k in axes else e for k, e in enumerate(x.shape)], x.dtype, position)
+            b.assign(
+                kept, ranges, source[outer], [0 if k in axes else p for k, p in enumerate(point)], suffix=f"_{position}"
+            )
+
+
+def instance_normalization(b: Notation) -> None:
+    """Each channel of each sample by its own mean and variance."""
+    x, scale, bias = b.input(0), b.input(1), b.input(2)
+    b.require(x.rank >= 3 and scale.shape == bias.shape == x.shape[1:2], f"needs [N, C, ...], not {list(x.shape)}")
+    y = b.output(x.shape, x.dtype)
+    axes = axes_from(x.rank, 2)
+    mean, inverse = _moments(b, x, axes, b.float_attribute("epsilon", 1e-5))
+    ranges, _, point = outer_and_inner(x, axes)
+    outer = tuple(map(var, ranges))
+    value = (x[tuple(point)] - mean[outer]) * inverse[outer] * scale[point[1]] + bias[point[1]]
+    b.assign(y, dict(zip(map(str, point), x.shape, strict=True)), value)
+
+
+def _moments(b: Notation, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
+    """The mean, and 1 / sqrt(variance + epsilon), along the axes; in two passes, as the variance is about the mean."""
+    ranges, over, point = outer_and_inner(x, axes)
+    outer, shape = tuple(map(var, ranges)), list(ranges.values())
+    count = float(np.prod(list(over.values()), dtype=np.int64))
+    b.require(is_float(x.dtype) and count > 0, f"{x.dtype}{list(x.shape)} has no mean along {list(axes)}")
+    total, mean = b.temporary("sum", shape, x.dtype), b.temporary("mean", shape, x.dtype)
+    b.reduce(total, ranges, over, x[tuple(point)], suffix="_sum")
+    b.assign(mean, ranges, total[outer] / count, suffix="_mean")
+    squares, inverse = b.temporary("squares", shape, x.dtype), b.temporary("inverse", shape, x.dtype)
+    away = x[tuple(point)] - mean[outer]
+    b.reduce(squares, ranges, over, away * away, suffix="_squares")
+    b.assign(inverse, ranges, 1.0 / fn("sqrt", squares[outer] / count + epsilon), suffix="_inverse")
+    return mean, inverse
+
+
+ROWS: Final[dict[str, Row]] = {
+    "BatchNormalization": batch_normalization,
+    "InstanceNormalization": instance_normalization,
+    "LayerNormalization": layer_normalization,
+}
