@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from poly.codegen.addresses import Indices
 from poly.codegen.buffers import ALIGN, Buffers, Placed, bytes_of, memory_map
-from poly.codegen.llvm import Walker
 from poly.codegen.operators import Ops
 from poly.codegen.phases import Phase, Step, entry_text, loop_values, meetings, passed, phases_of, steps_of
 from poly.codegen.places import WRITE
@@ -20,6 +19,7 @@ from poly.codegen.predicates import State
 from poly.codegen.registers import Registers
 from poly.codegen.target import target_of
 from poly.codegen.text import Writer, symbol
+from poly.codegen.walker import Walker
 from poly.errors import UnsupportedError
 from poly.locks import cached_property
 from poly.loops import Alloc, Compute, For, LoopTree, walk

@@ -33,9 +33,10 @@ def test_contributing_names_files_that_exist_and_its_python_runs(capsys: pytest.
     assert all(part in printed for part in ("C_update[i, k, j]", "script", "define ", "queue ", "why legal"))
 
 
-def test_contributing_has_every_module_of_scheduling() -> None:
-    named = set(re.findall(r"`(?:scheduling/)?(\w+)(?:\.py)?`", (ROOT / "CONTRIBUTING.md").read_text()))
-    modules = {path.stem for path in (ROOT / "scheduling").glob("*.py")} - {"__init__"}
+@pytest.mark.parametrize("folder", ["scheduling", "codegen"])
+def test_contributing_has_every_module(folder: str) -> None:
+    named = set(re.findall(rf"`(?:{folder}/)?(\w+)(?:\.py)?`", (ROOT / "CONTRIBUTING.md").read_text()))
+    modules = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
     assert modules <= named
 
 

@@ -1,4 +1,4 @@
-"""Walks a loop tree and prints it: loops, lanes, unrolled copies, guards, buffers, statements.
+"""Prints the nodes of a loop tree: loops, lanes, unrolled copies, guards, buffers, statements.
 
 A loop is what its kind says, a register tensor is SSA values, everything else is memory. Two exceptions: a vector loop
 with a buffer inside, or with a loop inside whose bounds depend on the lane, has no form across lanes and runs one
