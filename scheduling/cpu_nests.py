@@ -124,7 +124,7 @@ def lanes_of(schedule: Schedule, name: str, machine: Machine) -> list[Lanes]:
     nest, tensors, sizes = schedule.nests[name], schedule.program.tensor, schedule.program.binding
     apart = [machine.line // size_bytes(tensors[a.tensor].dtype) for a, _ in s.accesses]
 
-    def near(steps: Sequence[int | None]) -> bool:
+    def in_lines(steps: Sequence[int | None]) -> bool:
         return all(step is not None and abs(step) < most for step, most in zip(steps, apart, strict=True))
 
     found: list[tuple[bool, bool, int, int, Lanes]] = []
@@ -135,7 +135,7 @@ def lanes_of(schedule: Schedule, name: str, machine: Machine) -> list[Lanes]:
         steps = [step_of_access(s, a, tensors, iterator, sizes) for a, _ in s.accesses]
         summed = steps[-1] == 0  # of what is written
         scattered = any(step not in (0, 1) for step in steps)
-        if any(step is None for step in steps) or (s.combiner is None if summed else scattered and not near(steps)):
+        if any(step is None for step in steps) or (s.combiner is None if summed else scattered and not in_lines(steps)):
             continue
         lanes = Lanes(iterator, summed, scattered)
         found.append((not scattered, not summed, sum(step == 1 for step in steps), depth, lanes))
