@@ -142,7 +142,8 @@ def _shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The sign (0 or -1) where the count is not below the width."""
     a, b = _integers(a, b)
     inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
-    return np.where(inside, np.right_shift(a, np.where(inside, b, 0)), np.where(a < 0, -1, 0)).astype(a.dtype)
+    sign = np.where(a < 0, -1, 0).astype(a.dtype)  # of its own dtype: u64 beside i64 would be f64, which rounds
+    return np.where(inside, np.right_shift(a, np.where(inside, b, 0)), sign)
 
 
 def _bits(x: np.ndarray) -> np.ndarray:

@@ -509,3 +509,19 @@ def test_pow(vectorised: bool) -> None:
     found = run_program(whole, {"x": x, "z": z}, vectorised=vectorised)["y"]
     np.testing.assert_array_equal(found, np.array([0, 1, 0, -1, 1, 27], np.int32))
     np.testing.assert_array_equal(poly.compile(whole)(x, z), found)
+
+
+@pytest.mark.parametrize("vectorised", WAYS)
+@pytest.mark.parametrize("dtype", ["u64", "i64", "u8", "i8"])
+def test_shifts_keep_every_bit(dtype: str, vectorised: bool) -> None:
+    """Of numbers that no float holds; the sign fills from the left."""
+    info = np.iinfo(str(numpy_dtype(dtype)))
+    values = [int(info.max), int(info.max) - 1, 5, int(info.min)]
+    a, by = np.array(values, numpy_dtype(dtype)), info.bits - 3
+    program = poly.parse(
+        f"r[i] = shift_right(a[i], {dtype}(2)); l[i] = shift_left(a[i], {dtype}({by}))", dtypes=dtype, a=(4,)
+    )
+    found = run_program(program, {"a": a}, vectorised=vectorised)
+    assert found["r"].tolist() == [v >> 2 for v in values]
+    wanted = np.array([(v << by) % (1 << info.bits) for v in values], np.uint64).astype(a.dtype)
+    assert found["l"].tolist() == wanted.tolist() == poly.compile(program)(a)[1].tolist()
