@@ -236,8 +236,8 @@ def _rows_kept(schedule: Schedule, names: Sequence[str], machine: Machine) -> Sc
         loop, tensor = schedule.nests[name].names[0], schedule.program.statement[name].write.tensor
         users = {s.name for s in schedule.program.statements if tensor in {a.tensor for a, _ in s.accesses}}
         inside = {*schedule.under(loop)}
-        rank = schedule.program.tensor[tensor].rank
-        if schedule.program.tensor[tensor].role != "temporary" or not users <= inside or len(users) < 2 or rank < 2:
+        made = schedule.program.tensor[tensor]
+        if made.role != "temporary" or made.scope or not users <= inside or len(users) < 2 or made.rank < 2:
             continue
         try:
             schedule = settle(unchecked(schedule).promote(tensor, loop, machine.cache_space(1)))

@@ -4,8 +4,9 @@
 Rows are independent, so that lanes are rows: a block of rows and columns of what is read goes into registers, is turned
 there, and what a block writes is turned back on its way out. Only the first columns of a block come from memory, the
 others stay in registers. Every sum is added up in the order of the program. Rows too few for lanes, and reads of other
-forms, run a few rows at a time: their chains of operations wait for one another no longer. Where there is one row,
-what a block of its columns hands on stays in registers, so that the chain does not go through memory.
+forms, run a few rows at a time: their chains of operations wait for one another no longer. Where there is one row, or
+one after another (tables of dynamic programming, Gauss-Seidel), what a block of its columns hands on stays in
+registers, so that the chain does not go through memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from poly.affine import Affine, var
+from poly.dtypes import is_float
 from poly.errors import PolyError
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
@@ -70,14 +72,31 @@ def scan_of(schedule: Schedule, name: str, machine: Machine) -> Scan | None:
     if along is None or len(axes) != 1:
         return None
     found = [back(s.write, r, axes[0]) for r in s.reads if r.tensor == s.write.tensor]
-    if None in found or not any(found):
+    if None in found:
+        return _beside_others(program, s, along, axes[0], machine)
+    if not any(found):
         return None
     rows = next((i for i in reversed(outer) if i is not None and _is_row(program, s, i, along)), None)
     scan = Scan(rows or "", along, max(b or 0 for b in found), (), machine.lanes(widest_element(program, [s])), 0)
     back_only = s.combiner is None and all(b is None or b >= 1 for b in found)
+    if rows is None and not back_only:
+        return _beside_others(program, s, along, axes[0], machine)
     if rows is None:
-        return scan if back_only and scan.reach <= MOST_REACH and runs_alone(program, s, along) else None
+        return scan if scan.reach <= MOST_REACH and runs_alone(program, s, along) else None
     return scan if not back_only or step_along(program, s.write, along) != 1 else _with_lanes(program, s, scan, machine)
+
+
+def _beside_others(program: Program, s: Statement, along: str, axis: int, machine: Machine) -> Scan | None:
+    """One row after another, where the target is read elsewhere, too, as in the row above. (For integers of all these
+    rows there are few registers, and a store that is read again takes no longer than their spilling.)
+    """
+    found = [back(s.write, r, axis) for r in s.reads if r.tensor == s.write.tensor]
+    reach = max((b for b in found if b is not None), default=0)
+    apart = s.combiner is not None or step_along(program, s.write, along) != 1
+    apart |= not is_float(program.tensor[s.write.tensor].dtype)
+    if apart or not 0 < reach <= MOST_REACH or not runs_alone(program, s, along):
+        return None
+    return Scan("", along, reach, (), machine.lanes(widest_element(program, [s])), 0)
 
 
 def _with_lanes(program: Program, s: Statement, scan: Scan, machine: Machine) -> Scan:

@@ -110,6 +110,26 @@ def test_one_row_is_handed_on_in_registers(text: str, extent: int) -> None:
     assert (" in reg" in str(kernel.loops)) == (extent > 3)
 
 
+@pytest.mark.parametrize("columns", [9, 20, 35])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "output Y: f32[7, W]; X[i,j] + (Y[i-1,j] if i > 0 else 0) + (Y[i,j-1] if j > 0 else 0)"
+        " - (Y[i-1,j-1] if i > 0 and j > 0 else 0)",
+        "inout Y: f32[8, W + 1]; X[i,j]*0.25 + min(Y[i,j+1], min(Y[i+1,j], Y[i,j]))",
+        "inout Y: f32[9, W + 2]; X[i,j] + 0.25*(Y[i,j+1] + Y[i+2,j+1] + Y[i+1,j] + Y[i+1,j+2])",
+    ],
+)
+def test_rows_after_one_another_hand_on_in_registers(text: str, columns: int) -> None:
+    """Summed areas, tables of least distances, Gauss-Seidel: the row above is read, too, or what comes next."""
+    declared, body = text.split("; ")
+    target = "Y[i,j]" if declared.startswith("output") else "Y[i+1,j+1]"
+    program = poly.parse(
+        f"program p(W); input X: f32[7, W]; {declared}\nS[i, j]: {target} = {body} where 0 <= i < 7 and 0 <= j < W\n"
+    ).bind(W=columns)
+    assert (" in reg" in str(same(program).loops)) == (columns > 16)
+
+
 def test_what_is_no_scan() -> None:
     """Along other axes, within an element, or with rows that depend on one another."""
     texts = [
