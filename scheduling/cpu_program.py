@@ -14,6 +14,7 @@ from poly.scheduling.cpu_padding import filled_like, padding_like, whole_windows
 from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.joined_parts import with_parts_joined
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors
 from poly.scheduling.widened import sums_of_widened
@@ -59,7 +60,7 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
 
 def _edited(program: Program, padding: _Edit, columns: _Edit) -> Program:
     """The order of the edits; `padding` and `columns` as they are chosen."""
-    return columns(with_steps_in_order(with_written_places(join_axes(padding(program)))))
+    return columns(with_steps_in_order(with_written_places(with_parts_joined(join_axes(padding(program))))))
 
 
 def _narrow_sums(program: Program, dots: Collection[str]) -> Program:
