@@ -48,7 +48,7 @@ from poly.frontend.nest_choices import as_extremum, decided
 from poly.frontend.nest_scalars import expand_scalars
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
-from poly.frontend.nest_types import assigned, is_weak, promoted, typed
+from poly.frontend.nest_types import assigned, is_weak, literals_of, promoted, typed
 from poly.frontend.nest_values import Scope
 from poly.program import Access, Program, ReadIndex, Role, Statement, Tensor, places_of
 from poly.relations import access_map, box
@@ -349,7 +349,7 @@ def _by_one_value(body: Expr, dtype: str | None, target: str) -> bool:
     if target != "bool" and not is_integer(target) or dtype == target:
         return True
     allowed = bool if target == "bool" else int
-    return dtype is None and not any(isinstance(e, Const) and not isinstance(e.value, allowed) for e in walk(body))
+    return dtype is None and all(isinstance(value, allowed) for value in literals_of(body))
 
 
 def _filled(reads: Sequence[Access], tensors: Mapping[str, Tensor]) -> tuple[Access, ...]:

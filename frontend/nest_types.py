@@ -8,7 +8,7 @@ y`, `or`) has one dtype, the common one of what it may give: Python's depends on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Final
 
@@ -176,8 +176,22 @@ def is_weak(body: Expr) -> bool:
 
 
 def _has_fraction(body: Expr) -> bool:
-    return any(isinstance(e, Const) and isinstance(e.value, float) for e in walk(body))
+    return any(isinstance(v, float) for v in literals_of(body))
 
 
 def _has_integer(body: Expr) -> bool:
-    return any(isinstance(e, Const) and not isinstance(e.value, bool | float) for e in walk(body))
+    return any(not isinstance(v, bool | float) for v in literals_of(body))
+
+
+def literals_of(body: Expr) -> Iterator[float | int | bool]:
+    """The literals that a value is made of: not those that a choice or a truth only compares."""
+    match body:
+        case Const(value):
+            yield value
+        case Apply(name, arguments) if OPERATORS[name].result != "bool":
+            for argument in arguments[name == "select" :]:
+                yield from literals_of(argument)
+        case Cast(_, argument):
+            yield from literals_of(argument)
+        case _:
+            pass

@@ -72,6 +72,29 @@ def positive(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
             y[i] += x[i]
 
 
+def test_counts_are_integers_whatever_is_compared() -> None:
+    """A literal that a condition compares is none of the sum's: 2**53 + 1 is no f64."""
+
+    @nest
+    def counts(N: int, M: int, x: f64[Array, "N, M"], n: i64[Array, "N"], total: i64[Array, "1"]) -> None:
+        for i in range(N):
+            most = 0
+            for j in range(M):
+                if x[i, j] > 0.5:
+                    most += 1
+                total[0] += 1 if x[i, j] < 0.25 else 0
+            n[i] = most
+
+    x = np.random.default_rng(0).uniform(0, 1, (33, 70))
+    n, total = np.zeros(33, np.int64), np.full(1, 2**53 + 1)
+    for program in (counts.program, counts.program.bind(N=33, M=70)):
+        assert all(s.combiner is not None for s in program.statements if len(s.iterators) == 2)
+        kernel: Any = poly.compile(program, threads=1)
+        found = kernel(x, n, total)
+        np.testing.assert_array_equal(found[0], (x > 0.5).sum(1))
+        np.testing.assert_array_equal(found[1], total + (x < 0.25).sum())
+
+
 def test_exact_targets_keep_the_sign_of_zero() -> None:
     kernel = poly.compile(nest(positive, exact=True))
     found = kernel(np.array([-1.0, 2.0, 0.0]), np.array([-0.0, 1.0, -0.0]))
