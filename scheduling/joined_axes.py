@@ -22,6 +22,7 @@ from poly.program import Access, Program, Statement, Subscript, Tensor, box_doma
 from poly.relations import intervals_of
 from poly.scheduling.block_loops import blocks_apart
 from poly.scheduling.groups import bare, domain_box
+from poly.scheduling.wraps import wraps_apart
 
 # Bytes, of lines as nearly all machines have them: a program has the same axes on each.
 SHORT = 8 * USUAL_LINE  # rows that are whole lines, or no shorter than this, fill vectors as they are
@@ -46,7 +47,7 @@ def join_axes(program: Program) -> Program:
     literal = with_sizes(program) if _is_plain(program) else None
     if literal is None:
         return program
-    joined = blocks_apart(literal)
+    joined = blocks_apart(wraps_apart(literal))
     if joined is not literal or any(s.combiner is not None for s in literal.statements):
         joined = axes_apart(joined)
     while (joins := _joins(joined)) is not None:

@@ -63,7 +63,8 @@ def test_parts_are_one_statement_where_nothing_is_between(body: str, statements:
     assert len(joined.statements) == statements
     rng = np.random.default_rng(0)
     values = {t.name: rng.standard_normal(t.extents(program.binding)).astype("f4") for t in program.inputs}
-    wanted, found = run_program(program, values), run_program(joined, values)
+    wanted: Any = run_program(program, values)
+    found = run_program(joined, values)
     kernel: Any = poly.compile(program, threads=1)
     made = kernel(**values)
     results = made if isinstance(made, tuple) else (made,)
