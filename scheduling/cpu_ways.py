@@ -39,6 +39,7 @@ FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as 
 # Cycles of a copied vector, which the first tile of rows hides where it makes the copy; the share of the time of
 # operations that these take at least.
 COPIED, COPY_SHARE = 4.0, 1 / 128
+EVEN_SHARES = 16  # iterations for each thread where one more for some of them is little
 LEAST_LINES = 2  # of a piece that such a copy reads from afar where nobody has asked for it
 MOST_CHOOSING = 3  # operands that may be packed or not, a choice for each
 
@@ -307,10 +308,18 @@ class Ways:
         # of results each tile comes and goes once, whatever else is in a cache
         asked = asks and bool(next_stays(self.core, self.operands[:-1], k, box, own))
         far = operand.size > own_capacity(self.facts.machine)
-        short = far and not asked and pack.block * operand.element < LEAST_LINES * self.core.line
-        if one and large or short or not self._on_way(pack, way):
+        short = self.facts.threads > 1 or pack.block * operand.element < LEAST_LINES * self.core.line
+        waits = one and large or far and not asked and short
+        if waits or not self._evenly(way, vectors) or not self._on_way(pack, way):
             return pack
         return replace(pack, on_way=True, asked=asked)
+
+    def _evenly(self, way: Way, vectors: int) -> bool:
+        """Whether threads share the loops around the blocks of so many vectors, or these: a first tile is one thread's.
+        """
+        threads = self.facts.threads
+        around = prod(self.facts.extents[a] for a in self.around(way)[0]) * -(-self.vectors // vectors)
+        return around % threads == 0 or around >= EVEN_SHARES * threads
 
     def _on_way(self, pack: Pack, way: Way) -> bool:
         """Whether the first tile of rows makes the copy of what is packed, step by step: it lies along the lanes, every
@@ -319,7 +328,7 @@ class Ways:
         """
         operand, access = self.operands[pack.read], self.update.accesses[pack.read][0]
         plain = not access.guard and operand.stride(self.names[self.lanes]) == operand.element and pack.site == "lanes"
-        if not plain or self.facts.threads > 1 or self.around(way)[1] or way.rows in self.facts.uneven:
+        if not plain or self.around(way)[1] or way.rows in self.facts.uneven:
             return False
         if any(len(axis) != 1 or {*axis.values()} != {1} for axis in operand.axes):
             return False

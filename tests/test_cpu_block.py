@@ -631,6 +631,17 @@ def test_which_copies_the_first_tile_makes(
     assert (pack.on_way, pack.asked) == (on_way, asked)
 
 
+@pytest.mark.parametrize(("columns", "on_way"), [(512, True), (192, False), (64 * 33, True), (64, False)])
+def test_threads_share_blocks_whose_first_tile_makes_the_copy(columns: int, on_way: bool) -> None:
+    """Blocks of 64 columns: as many for each of two threads, or so many that one more is little."""
+    program = poly.parse(GEMM, A=(64, 64), B=(64, columns))
+    (group,) = groups_of(program)
+    choice = choice_of(facts_of(program, group, AVX512, 2), 1)
+    way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
+    assert [p.on_way for p in choice.plan(way, 6, 4, 1, 0, 0).packs] == [on_way]
+    run(program, choice.plan(way, 6, 2, 1, 0, 0))
+
+
 def test_short_pieces_of_a_copy_fill_whole_lines() -> None:
     program = poly.parse("C[i,j] += A[k,i] * B[k,j]", A=(16, 24), B=(16, 32))
     facts = facts_on(program)
