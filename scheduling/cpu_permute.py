@@ -39,13 +39,19 @@ WIDE = 2  # lines of a row read that are turned before the next row's, where who
 TILES_AHEAD = 2  # such pieces of rows that are asked for before they are turned
 BUFFER = 0.67  # of the nearest cache: the tile of a target whose own lines meet in few sets of it
 MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds
+STRIPS = 3  # of the target's lanes, at the least
+PART = 1024  # bytes of rows read that all strips of the target are made from before the next
+SHARES = 8  # such parts for each thread, at the least
+KEPT = 0.75  # of the nearest cache's lines: rows read whose lines stay until the next block takes the rest of them
+MEETING = 0.125  # of its sets: those that the lines of a strip's target are to be in at least, so that many may come
 
 
 @dataclass(frozen=True)
 class Blocks:
     """A block is `rows` iterations of the target's lanes times `columns` of the read's, a tile (of both) whole blocks
-    (None: no tiles, and lanes inside). `past`: the target is written past the caches; `buffered`: tile by tile from a
-    buffer, else straight from registers; `beside`: iterations of the innermost of the other loops in a tile.
+    (None: no tiles, and lanes inside; `inside`: in and of tiles, too). `past`: the target is written past the caches;
+    `buffered`: tile by tile from a buffer, else straight from registers; `beside`: iterations of the innermost of the
+    other loops in a tile.
     """
 
     rows: int
@@ -54,6 +60,7 @@ class Blocks:
     past: bool = False
     buffered: bool = False
     beside: tuple[int, ...] = ()
+    inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,7 +196,41 @@ def _blocks_of(
         run = facts.extents[lanes] if beside else _run(facts.extents[lanes], size, line)
         fit = min(MOST_RUN // size, int(BUFFER * machine.nearest_cache) // (run * prod(beside) * size))
         return Blocks(vector, columns, (run, max(1, fit // columns) * columns), buffered=True, beside=beside)
-    return Blocks(vector * max(1, min(line // (vector * size), room // wide)), columns, tile)
+    rows = vector * max(1, min(line // (vector * size), room // wide))
+    strip = _strips(facts, core, lanes, read_lanes, strides[turned[0]], strides[-1], size) if tile is None else None
+    return Blocks(rows, columns, strip or tile, inside=strip is not None)
+
+
+def _strips(
+    facts: Facts,
+    core: Core,
+    lanes: int,
+    read_lanes: int,
+    read: Mapping[int, int | None],
+    written: Mapping[int, int | None],
+    size: int,
+) -> tuple[int, int] | None:
+    """Iterations of the target's lanes, and of the read's that these go through together, where rows do not stay near
+    for all of the target's; on several threads, which share the latter, where their lines meet in few sets.
+    """
+    extent, apart = facts.extents[lanes], (read[lanes] or 0) * size
+    strip = _strip(core, apart, (written[read_lanes] or 0) * size, size)
+    if STRIPS * (strip if facts.threads == 1 else core.lines_kept(apart)) >= extent:
+        return None
+    shares = SHARES * facts.threads if facts.threads > 1 else 1
+    return strip, min(PART // size, facts.extents[read_lanes] // shares)
+
+
+def _strip(core: Core, read: int, written: int, size: int) -> int:
+    """Iterations of the target's lanes whose rows of the read stay near until the next columns are turned: as many as
+    the nearest cache has lines for, and pages; yet not so few that lines written meet in few sets. `read`, `written`:
+    bytes from a row to the next.
+    """
+    lines = KEPT * core.lines_kept(read)
+    pages = MOST_PAGES * max(1.0, PAGE / max(1, read))
+    sets = core.lines_kept(written) / core.caches[0].ways
+    least = MEETING * core.sets / sets * core.line / size
+    return max(1, int(max(min(lines, pages, MOST_RUN // size), least)))
 
 
 def _kept(core: Core, step: int, line: int) -> float:
@@ -317,7 +358,10 @@ def _blocks(
         tiles = [f"{lanes}.o", f"{read_lanes}.o"]
         lanes, read_lanes = f"{lanes}.p", f"{read_lanes}.p"
     schedule = schedule.tile({lanes: rows, read_lanes: columns})
-    blocks = [f"{lanes}.o", f"{read_lanes}.o"] if tiles else [f"{read_lanes}.o", f"{lanes}.o"]
+    blocks = [f"{lanes}.o", f"{read_lanes}.o"]
+    if not tiles or plan.blocks.inside:
+        tiles.reverse()
+        blocks.reverse()
     schedule = schedule.reorder(*tiles, *blocks, f"{read_lanes}.p", f"{lanes}.p")
     schedule = schedule.unroll(f"{read_lanes}.p")
     schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)

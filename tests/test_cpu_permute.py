@@ -53,8 +53,23 @@ def test_blocks_fill_registers_and_lines(dtype: str, features: tuple[str, ...], 
 
 def test_short_rows_of_the_target_are_written_one_after_the_other() -> None:
     avx2 = machine(AVX2)
-    long, short = plan_of(permuted("ij->ji", 2048, 2048), avx2), plan_of(permuted("ij->ji", 256, 3136), avx2)
+    long, short = plan_of(permuted("ij->ji", 2048, 2048), avx2), plan_of(permuted("ij->ji", 128, 3136), avx2)
     assert long is not None and long.blocks.tile and short is not None and short.blocks.tile is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "strip"), [(256, 3136, 64), (200, 1024, 6), (256, 1024, 32), (150, 1037, 0)]
+)
+def test_strips_of_rows_stay_near(rows: int, columns: int, strip: int) -> None:
+    """Those that have a page each, or whose lines meet in few sets."""
+    avx512 = machine(AVX512)
+    program = poly.parse("Y[j, i] = X[i, j]", X=(rows, columns))
+    plan = plan_of(program, avx512)
+    assert plan is not None and plan.blocks.inside == bool(strip) and not plan.blocks.buffered
+    if strip:
+        assert plan.blocks.tile == (strip, 256)
+    for threads in (1, 2):
+        assert_transposes(schedule_for_cpu(program, avx512, threads), (rows, columns))
 
 
 @pytest.mark.parametrize(("columns", "width"), [(100, 48), (128, 64), (150, 48), (200, 64)])
