@@ -61,9 +61,26 @@ def evaluate_node(node: onnx.NodeProto, model: onnx.ModelProto, values: Mapping[
         with np.errstate(all="ignore"):
             found = ReferenceEvaluator(alone).run(None, {name: values[name] for name in names})
     except Exception as error:  # the evaluator has no error type of its own
-        raise RunError(f"the reference evaluator failed: {error}", where=f"{node.op_type} ({node.name})") from error
+        raise _failed(node, error) from error
     results = iter(found if isinstance(found, (list, tuple)) else [found])
     return [next(results) if name else None for name in node.output]
+
+
+def _failed(node: onnx.NodeProto, error: Exception) -> RunError:
+    """Where the evaluator failed, and which operator may be meant where none has the name."""
+    from difflib import get_close_matches
+
+    from onnx import defs
+
+    where = f"node {node.name or next(filter(None, node.output), '')!r} ({node.op_type})"
+    if defs.has(node.op_type, node.domain):
+        text = str(error).partition(" You may either")[0]  # it goes on with all that it has
+        return RunError(f"the reference evaluator failed: {text}", where=where)
+    known = {s.name for s in defs.get_all_schemas() if s.domain == node.domain}
+    near = get_close_matches(node.op_type, known, 1)
+    domain = node.domain or "ai.onnx"
+    hint = near[0] if near else "export it without operators of other domains, or as a function of the model"
+    return RunError(f"no operator {node.op_type} in the domain {domain}", where=where, hint=hint)
 
 
 def make_external(node: onnx.NodeProto, opset: int, inputs: Sequence[str], outputs: Sequence[str]) -> External:
@@ -89,5 +106,5 @@ def run_external(external: External, arrays: Mapping[str, Array]) -> dict[str, A
     try:
         found = reference_outputs(node, opset, {name: arrays[name] for name in external.reads})
     except Exception as error:  # the evaluator has no error type of its own
-        raise RunError(f"the reference evaluator failed: {error}", where=f"{node.op_type} ({node.name})") from error
+        raise _failed(node, error) from error
     return {name: np.asarray(array) for name, array in zip(node.output, found, strict=False) if name}

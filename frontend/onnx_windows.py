@@ -15,7 +15,7 @@ from poly.affine import Affine, Constraint, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.expr import COMBINERS
 from poly.frontend.onnx_notation import Notation, Row
-from poly.frontend.onnx_terms import Index, Shape, Value, fn, index_value, literal
+from poly.frontend.onnx_terms import Index, Shape, Term, Value, fn, index_value, literal
 
 _MOST_COUNTS: Final = 1 << 22
 _MOST_PHASES: Final = 32  # convolutions that one transposed convolution becomes
@@ -376,11 +376,27 @@ def lp_pool(b: Notation) -> None:
     over = _over(axes)
     v = b.padded(x, place, 0, {**ranges, **over})
     total = b.temporary("sum", y.shape, y.dtype) if p > 1 else y
-    term = fn("abs", v) if p == 1 else v * v if p == 2 else fn("pow", fn("abs", v), float(p))
-    b.reduce(total, ranges, over, term, suffix="_sum")
+    b.reduce(total, ranges, over, _power(v, p), suffix="_sum")
     if p > 1:
-        found = total[tuple(map(var, ranges))]
-        b.assign(y, ranges, fn("sqrt", found) if p == 2 else fn("pow", found, 1 / p))
+        b.assign(y, ranges, _root(total[tuple(map(var, ranges))], p))
+
+
+def global_lp_pool(b: Notation) -> None:
+    x, p = b.input(0), b.int_attribute("p", 2)
+    b.require(p > 0, f"p = {p} is not positive")
+    ranges, over, point, place = _global(b, x)
+    y = b.output((*x.shape[:2], *[1] * len(over)), x.dtype)
+    total = b.temporary("sum", x.shape[:2], x.dtype)
+    b.reduce(total, ranges, over, _power(x[point], p), suffix="_sum")
+    b.assign(y, ranges, _root(total[var("n"), var("c")], p), place)
+
+
+def _power(v: Term, p: int) -> Term:
+    return fn("abs", v) if p == 1 else v * v if p == 2 else fn("pow", fn("abs", v), float(p))
+
+
+def _root(total: Term, p: int) -> Term:
+    return total if p == 1 else fn("sqrt", total) if p == 2 else fn("pow", total, 1 / p)
 
 
 def _global(b: Notation, x: Value) -> tuple[dict[str, int], dict[str, int], tuple[Affine, ...], tuple[Index, ...]]:
@@ -438,6 +454,7 @@ ROWS: Final[dict[str, Row]] = {
     "Conv": conv,
     "ConvTranspose": conv_transpose,
     "GlobalAveragePool": global_average_pool,
+    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_max_pool,
     "LRN": local_response,
     "LpPool": lp_pool,

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from re import MULTILINE, fullmatch, search
 from time import perf_counter
+from types import FunctionType
 from typing import TYPE_CHECKING, SupportsIndex, TypeGuard, overload
 
 import numpy as np
@@ -176,8 +177,13 @@ def _program_and_schedule(what: object) -> tuple[Program, Schedule | None]:
     found = _read_text(what) if isinstance(what, str) else program_of(what)
     if found is None:
         hint = "a Program, its text, a nest, a Schedule, a Graph or an ONNX model"
+        hint = f"poly.nest({what.__name__}), of a function of loops" if _is_named(what) else hint
         raise PolyError(f"cannot compile {type(what).__name__}", hint=hint)
     return found, None
+
+
+def _is_named(what: object) -> TypeGuard[FunctionType]:
+    return isinstance(what, FunctionType) and what.__name__.isidentifier()
 
 
 def _graph_engine(graph: Graph, machine: Machine, threads: int, progress: Progress | None) -> Engine | SizedEngine:

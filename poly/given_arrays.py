@@ -43,9 +43,13 @@ def array_of(
             found = from_dlpack(cast("Exporter", array))
         except (TypeError, ValueError, OverflowError, BufferError, RuntimeError) as error:
             text = f"{what} {name}: {type(array).__name__} is no array of {expected.name}: {error}"
-            raise RunError(text, hint=f"an array of {expected.name} for {spelled}") from error
+            tracked = getattr(array, "requires_grad", False) is True  # a tensor of torch
+            hint = f"{spelled}.detach()" if tracked else f"an array of {expected.name} for {spelled}"
+            raise RunError(text, hint=hint) from error
     if found.dtype != expected:
         hint = f"{spelled}.astype({expected.name!r})"
+        if type(array).__module__.partition(".")[0] == "torch":
+            hint = f"{spelled}.to(torch.{expected.name})"
         raise RunError(f"{what} {name} is {found.dtype}, expected {expected.name}", hint=hint)
     return found
 
@@ -90,7 +94,9 @@ def results_of(
         chosen = tuple(out)
     else:
         hint = f"a tuple of {len(outputs)} numpy arrays"
-        if len(outputs) == 1:
+        if hasattr(out, "__dlpack__"):
+            hint = "numpy.from_dlpack(out)"
+        elif len(outputs) == 1:
             hint = _empty(shapes[outputs[0].name], numpy_dtype(outputs[0].dtype))
         raise RunError(f"out is {type(out).__name__}", where=where, hint=hint)
     if len(chosen) != len(outputs):
@@ -117,7 +123,8 @@ def target_of(
     """An array of the caller's to write to, which he can give turned where `turned` says how. Raises `RunError`."""
     if not isinstance(array, np.ndarray):
         text = f"out for {label} is {type(array).__name__}, expected {dtype.name}"
-        raise RunError(text, where=where, hint=_empty(shape, dtype))
+        hint = "numpy.from_dlpack of it" if hasattr(array, "__dlpack__") else _empty(shape, dtype)
+        raise RunError(text, where=where, hint=hint)
     if array.dtype != dtype:
         both = array.shape != shape
         found, wanted = (list(array.shape), list(shape)) if both else ("", "")

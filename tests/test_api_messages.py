@@ -447,3 +447,28 @@ def test_run_of_an_engine_says_what_it_takes(ranges: Any) -> None:
         with pytest.raises(PolyError, match=r"run: .*\n  try: run\({name: array}, out=None\)") as found:
             engine.run(**arguments)
         assert isinstance(found.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("operator", "domain", "message"),
+    [
+        ("Rellu", "", r"node 'y' \(Rellu\): no operator Rellu in the domain ai.onnx\n  try: Relu"),
+        ("Gelu", "far", r"node 'y' \(Gelu\): no operator Gelu in the domain far\n  try: export it without operators"),
+    ],
+)
+def test_operators_that_nobody_has(operator: str, domain: str, message: str) -> None:
+    model = relu_model()
+    model.graph.node[0].op_type, model.graph.node[0].domain = operator, domain
+    model.opset_import.extend([helper.make_opsetid(domain, 1)] if domain else [])
+    with pytest.raises(PolyError, match=message):
+        poly.compile(model).run({"x": X})
+
+
+def test_a_function_that_is_no_nest() -> None:
+    def product(n: int) -> None: ...
+
+    compiled: Any = poly.compile
+    with pytest.raises(PolyError, match=r"cannot compile function\n  try: poly.nest\(product\)"):
+        compiled(product)
+    with pytest.raises(PolyError, match=r"cannot compile function\n  try: a Program"):
+        compiled(lambda: None)

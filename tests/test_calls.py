@@ -384,8 +384,16 @@ def test_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
     kernel, (a, b, _) = plus(), operands()
     np.testing.assert_array_equal(kernel(torch.from_numpy(a), torch.from_numpy(b).T.contiguous().T), a + b)
-    with pytest.raises(RunError, match="is no array"):
+    with pytest.raises(RunError, match=r"is no array(.|\n)*try: A.detach\(\)"):
         kernel(torch.from_numpy(a).requires_grad_(), b)
+    with pytest.raises(RunError, match=r"try: A.to\(torch.float32\)"):
+        kernel(torch.from_numpy(a).double(), b)
+    out = torch.zeros(a.shape)
+    for given in (out, (out,)):
+        with pytest.raises(RunError, match=r"try: numpy.from_dlpack"):
+            kernel(a, b, out=given)
+    kernel(a, b, out=np.from_dlpack(out))
+    np.testing.assert_array_equal(out, a + b)
 
 
 @pytest.mark.parametrize(
