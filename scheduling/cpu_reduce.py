@@ -298,7 +298,7 @@ def schedule_reduction(schedule: Schedule, group: Group, plan: Reduction, machin
 class _Reduced:
     def __init__(self, group: Group, plan: Reduction, machine: Machine) -> None:
         self.group, self.plan, self.space = group, plan, machine.register_space
-        self.space = machine.cache_space(1)
+        self.cache = machine.cache_space(1)
         self.vector = plan.vector
 
     def run(self, schedule: Schedule) -> Schedule:
@@ -364,7 +364,7 @@ class _Reduced:
             axis = _axis(read, self.plan.lanes)
             assert axis is not None
             order = axis_last(schedule, tensor, axis)
-            schedule = schedule.promote(tensor, None, self.space, name=f"{tensor}_{name}_t", users=[name], order=order)
+            schedule = schedule.promote(tensor, None, self.cache, name=f"{tensor}_{name}_t", users=[name], order=order)
         return schedule
 
     def _placed(self, schedule: Schedule, name: str) -> Schedule:
@@ -374,7 +374,7 @@ class _Reduced:
             schedule, site = schedule.tile({rows: self.plan.block}), f"{rows}.o"
         for tensor in self.plan.placed:
             buffer = f"{tensor}_{name}_p"
-            schedule = schedule.promote(tensor, site, self.space, name=buffer, users=[name])
+            schedule = schedule.promote(tensor, site, self.cache, name=buffer, users=[name])
             (loop,) = loops_of_copy(schedule, f"ld_{buffer}")
             schedule = in_vectors(schedule, loop, self._extent(schedule, name, self.plan.lanes), self.vector, most=ROWS)
         return schedule
