@@ -39,6 +39,7 @@ FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as 
 # Cycles of a copied vector, which the first tile of rows hides where it makes the copy; the share of the time of
 # operations that these take at least.
 COPIED, COPY_SHARE = 4.0, 1 / 128
+SPREAD = 8  # tiles of rows at least for which blocks are made smaller so that the next one is asked for, little by each
 EVEN_SHARES = 16  # iterations for each thread where one more for some of them is little
 LEAST_LINES = 2  # of a piece that such a copy reads from afar where nobody has asked for it
 MOST_CHOOSING = 3  # operands that may be packed or not, a choice for each
@@ -267,10 +268,12 @@ class Ways:
         ends = self.facts.uneven.get(way.rows)
         if ends is not None:
             rows = [ends_apart(pieces, ends.low, ends.high) for pieces in rows]
-        packs = tuple(
-            self._in_time(self._pack(k, site, way, height, width, depth), way, width * panels, depth)
-            for k, site in way.packs
-        )
+        sizes = [panels]
+        if not blocks and not way.lanes_inside and extent >= SPREAD * height:
+            # smaller blocks, in which the same tiles follow one another
+            sizes = [panels >> n for n in range(panels.bit_length())]
+        made = [(n, self._packs(way, height, width, n, depth)) for n in sizes]
+        panels, packs = next((m for m in made if any(p.asked for p in m[1])), made[0])
         if any(p.on_way for p in packs):
             rows = [first_apart(pieces) for pieces in rows]
         strips = self._strips(width, panels, rows[0], rows[1])
@@ -279,6 +282,11 @@ class Ways:
             depth=(self.deep, depth) if depth else None, row_block=blocks, lanes_inside=way.lanes_inside,
             lanes_outside=way.lanes_outside and depth > 0,
         )  # fmt: skip
+
+    def _packs(self, way: Way, height: int, width: int, panels: int, depth: int) -> tuple[Pack, ...]:
+        """What is packed, for blocks of so many tiles of lanes."""
+        packs = (self._pack(k, site, way, height, width, depth) for k, site in way.packs)
+        return tuple(self._in_time(pack, way, width * panels, depth) for pack in packs)
 
     def asks(self, way: Way, k: int, vectors: Numbers, depth: Numbers) -> Numbers:
         """Where the next one of several blocks of so many vectors can be asked for: it comes as it lies from beyond a

@@ -614,10 +614,11 @@ def test_the_first_tile_of_rows_makes_the_copy(
     ("machine", "rows", "columns", "panels", "depth", "on_way", "asked"),
     [
         (AVX512, 128, 3072, 1, 0, True, True),
-        (AVX512, 128, 3072, 8, 0, True, False),  # two blocks do not fit the second cache
-        (AVX512, 128, 3072, 64, 0, False, False),  # all in one block
+        (AVX512, 128, 3072, 8, 0, True, True),  # two blocks do not fit the second cache, but smaller ones do
+        (AVX512, 36, 3072, 8, 0, True, False),  # few tiles of rows
+        (AVX512, 36, 3072, 64, 0, False, False),  # all in one block
         (AVX512, 2048, 3072, 1, 0, False, False),  # hardly any of the time
-        (AVX2, 128, 3072, 8, 512, False, False),  # short pieces that nobody asks for
+        (AVX2, 36, 3072, 8, 512, False, False),  # short pieces that nobody asks for
         (AVX2, 32, 3072, 1, 0, True, True),
     ],
 )
