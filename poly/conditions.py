@@ -66,8 +66,35 @@ def necessary(node: ast.expr, affine: AffineValue, negated: bool = False) -> tup
         ):
             a, b = affine(left), affine(right)
             return () if a is None or b is None else (unequal(a, b),)
+        case ast.Compare(ops=[_]) if (each := _of_each(node, negated)) is not None:
+            return tuple(c for e in each for c in necessary(e, affine, negated))
         case _:
             return conjunction(node, affine, negated) or ()
+
+
+def _of_each(node: ast.Compare, negated: bool) -> list[ast.Compare] | None:
+    """Comparisons that all hold where one of a largest or smallest value does: `max(a, b) < c` is `a < c` and `b < c`.
+    None where neither side is such a value.
+    """
+    left, op, right = node.left, node.ops[0], node.comparators[0]
+    if not isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+        return None
+    below = isinstance(op, ast.Lt | ast.LtE) != negated
+    smaller, larger = _values(left, below), _values(right, not below)
+    if len(smaller) * len(larger) == 1:
+        return None
+    return [ast.copy_location(ast.Compare(a, [op], [b]), node) for a in smaller for b in larger]
+
+
+def _values(side: ast.expr, smaller: bool) -> list[ast.expr]:
+    """What must be the smaller (else the larger) side of a comparison for this one to be."""
+    match side:
+        case ast.Call(func=ast.Name(id="max" | "min" as name), args=[_, _, *_] as each, keywords=[]):
+            return each if (name == "max") == smaller else [side]
+        case ast.Call(func=ast.Name(id="abs"), args=[value], keywords=[]) if smaller:
+            return [value, ast.copy_location(ast.UnaryOp(ast.USub(), value), value)]
+        case _:
+            return [side]
 
 
 def _compared(sides: Sequence[ast.expr], names: Sequence[str], affine: AffineValue) -> tuple[Constraint, ...] | None:

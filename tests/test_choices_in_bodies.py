@@ -35,6 +35,9 @@ TRUTHS = X % 3 == 1
         ("y[i] = (x[i] if x[i] > 3 else 2.0*3.0 + x[i])", np.where(X > 3, X, X + 6)),
         ("y[i] = (2*x[at[i-1]] if i >= 1 else 0) where 0 <= i < 7", np.r_[0, 2 * X[AT[:-1]]]),
         ("y[i] = (m[i-1] and m[i] if i >= 1 else True)", np.r_[True, TRUTHS[:-1] & TRUTHS[1:]]),
+        ("y[i] = (x[max(i-2, 0)] if max(i-2, 0) < 7 else 5) where 0 <= i < 12", np.r_[X[:1], X[:1], X, 5, 5, 5]),
+        ("y[i] = (x[i] if min(i, 9-i) >= 3 else 1) where 0 <= i < 10", np.r_[1, 1, 1, X[3:], 1, 1, 1]),
+        ("y[i] = (1 if abs(i-3) > 3 else x[i]) where 0 <= i < 9", np.r_[X, 1, 1]),
         ("y[i] = x[max(i-1, 0)] + x[min(i+1, 6)] + 0*x[i]", np.pad(X, 1, "edge")[:-2] + np.pad(X, 1, "edge")[2:]),
         ("y[i] = x[abs(i-1)]*x[6 - abs(5-i)] + 0*x[i]", np.pad(X, 1, "reflect")[:-2] * np.pad(X, 1, "reflect")[2:]),
         ("y[i] = x[i-1 if i >= 1 else 6]*x[0 if z[i] > 2 else i] + 0*x[i]", np.roll(X, 1)*np.where(X > 2, X[0], X)),
@@ -97,7 +100,13 @@ def inner(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
         y[i] = x[max(i - 1, 0)] + x[(i + 1) % N] if i > 0 else 7.0
 
 
-@pytest.mark.parametrize("function", [edges, before, clipped, around, inner])
+@nest
+def within(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+    for i in range(N):
+        y[i] = x[i + 1] if max(i, 2) < N - 1 else x[i - 2] if not min(i - 1, 5) < 1 else 3.0
+
+
+@pytest.mark.parametrize("function", [edges, before, clipped, around, inner, within])
 def test_choices_in_nests(function: Nest[..., None]) -> None:
     for count in (1, 2, 9):
         x, y = np.arange(float(count)), np.zeros(count)
