@@ -117,7 +117,10 @@ def affine(node: ast.expr) -> str:
         case ast.Constant(value=float(value)):
             return f"an integer: {int(value)}"
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=right):
-            return f"an integer in place of {ast.unparse(right)}; reads may go around: x[(i + 1) % N] of N elements"
+            shown = f"reads may go around: x[(i + 1) % N] of N elements, writes by a local k = {ast.unparse(node)}"
+            return f"an integer in place of {ast.unparse(right)}; {shown}"
+        case ast.Call(func=ast.Name(id="max" | "min" | "abs")):
+            return f"k = {ast.unparse(node)} on a line before, and k as the subscript"
         case ast.BinOp():
             return "+ and -, * by an integer, // and % by an integer"
         case _:

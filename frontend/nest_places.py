@@ -76,6 +76,8 @@ class _Places(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         node.value = self.visit(node.value)
+        if isinstance(node.ctx, ast.Store):  # what is written has no choice of places: the local itself says which
+            return node
         node.slice = _Places(self.places, inside=True).visit(node.slice)
         return node
 

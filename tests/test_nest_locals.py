@@ -101,6 +101,7 @@ PLACES = [  # statements before a loop, and its body
     ("", "r = (i + 1) % N\ns = (r + 1) % N\ny[i] = x[s] - x[r]"),
     ("", "for k in range(min(max(i - 1, 0) + 3, N)):\n    y[i] += x[k]"),
     ("", "for k in range(max(i - 4, 0) - 0, N - max(1, i)):\n    y[i] += x[k]"),
+    ("", "k = max(i - 1, 0)\ny[k] += x[i]\nr = (i + 2) % N\ny[r] = x[k]"),
     ("one = 1.0", "a = max(i - one, 0)\ny[i] = a"),
 ]
 
