@@ -289,6 +289,16 @@ def test_nan_comes_through(combiner: str, dtype: str) -> None:
         np.testing.assert_array_equal(poly.compile(program)(x), expected)
 
 
+@pytest.mark.parametrize(
+    ("spec", "shapes"), [("ij->i", [(64, 512)]), ("ij->j", [(512, 64)]), ("ij,j->i", [(64, 512), (512,)])]
+)
+def test_partial_results_are_in_registers(spec: str, shapes: list[tuple[int, ...]]) -> None:
+    machine = host_machine()
+    program = schedule_for_cpu(einsum(spec, *shapes), machine).program
+    written = {s.write.tensor for s in program.statements if s.combiner is not None}
+    assert machine.register_space in {program.tensor[t].space for t in written}
+
+
 def test_ordered_sums_keep_their_order() -> None:
     program = parse_program(
         "program p\ninput A: f32[3, 500]\noutput B: f32[3]\nI[i]: B[i] = 0 where 0 <= i < 3\n"
