@@ -19,12 +19,12 @@ from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, with_reads_at
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches, with_loops_outside
-from poly.frontend.nest_elements import Elements, names_of_data
 from poly.frontend.nest_literals import Number
 from poly.frontend.nest_places import place_of, put_in_place
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_targets import one_target_each
 from poly.frontend.nest_values import Scope, Values, dtype_of_name
+from poly.frontend.places_in_bounds import Elements, names_of_data
 from poly.program import Access, PathStep, places_of
 from poly.sets import identifier
 

@@ -22,16 +22,17 @@ from itertools import accumulate
 from operator import index
 
 import islpy as isl
-import numpy as np
 
 from poly.affine import Affine, var
 from poly.arguments import checks_kinds
-from poly.dtypes import DTYPES, is_integer, numpy_dtype
+from poly.dtypes import DTYPES
 from poly.errors import ParseError, PolyError, ShapeError
-from poly.expr import Cast, Const, Expr, rewrite, with_reads_at
+from poly.expr import rewrite, with_reads_at
 from poly.frontend.choice_guards import is_inside, without, without_unequal
 from poly.frontend.comparisons import comparable
-from poly.frontend.notation_dtypes import DType, check_fills, dtype_of_tensor, filled, named_dtype
+from poly.frontend.nest_scalars import expand_scalars
+from poly.frontend.notation_dtypes import DType, check_fills, converted, dtype_of_tensor, filled, named_dtype
+from poly.frontend.notation_elements import elements_in_bounds
 from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_products import in_pairs
 from poly.frontend.notation_scans import check_scans, starts_itself
@@ -163,7 +164,6 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
     found = Shapes(shapes, parameters, context)
     found.solve(drafts)
     check_scans(drafts, found, given)
-    _drop_guards(drafts, found)
     for draft in drafts:
         _require_one_value(draft, found)
     tensors: dict[str, Tensor] = {}
@@ -173,6 +173,8 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
             tensors[name] = replace(declared[name].tensor, role=declared[name].role or role)
         else:
             tensors[name] = Tensor(name, found.shapes[name], dtype_of_tensor(name, drafts, dtypes, usual), role)
+    alone, drafts = len(drafts), elements_in_bounds(drafts, tensors, found)
+    _drop_guards(drafts, found)
     for draft in drafts:
         draft.reads = tuple(filled(r, tensors[r.tensor].dtype) for r in draft.reads)
         draft.body = comparable(draft.body, [tensors[r.tensor].dtype for r in draft.reads])
@@ -183,6 +185,7 @@ def _program(lines: ProgramLines, shapes: dict[str, Extents], dtypes: dict[str, 
     name = lines.header.name if lines.header else "program"
     program = Program(name, tuple(tensors.values()), statements, parameters, found.context)
     program = in_pairs(program, [d.line.label for d in drafts])
+    program = program if len(drafts) == alone else expand_scalars(program)
     return program.bind(**dict(lines.sizes)) if lines.sizes else program
 
 
@@ -217,19 +220,6 @@ def _sizes(lines: ProgramLines, shapes: Mapping[str, Extents]) -> tuple[tuple[st
     return parameters, context.intersect(read_condition(condition, (), parameters, None))
 
 
-def _converted(e: Expr) -> Expr | None:
-    """A literal that is no value of its dtype, as `u8(-1.5)` or `i32(2.7)`, by a cast like any other value."""
-    match e:
-        case Const(value, "bool") if value not in (0, 1):
-            return Cast("bool", Const(value))
-        case Const(value, str(dtype)) if is_integer(dtype):
-            limits = np.iinfo(numpy_dtype(dtype).name)
-            fits = limits.min <= value <= limits.max and value == int(value)
-            return None if fits else Cast(dtype, Const(value))
-        case _:
-            return None
-
-
 def _drafts(
     lines: ProgramLines, shapes: Mapping[str, Extents], parameters: tuple[str, ...], context: isl.Set
 ) -> list[Draft]:
@@ -241,7 +231,7 @@ def _drafts(
         reader = BodyReader(scalars, bare_indices=True)
         write, body, reads = read_assignment(line, reader)
         _refuse_typed(line, write, shapes)
-        body = rewrite(body, _converted)
+        body = rewrite(body, converted)
         used = dict.fromkeys(
             n for e in affine_parts(write, reads, body) for n in ordered_names(e) if n not in parameters
         )
@@ -254,7 +244,8 @@ def _drafts(
         condition = read_condition(where, iterators, parameters, "S")
         if where is not None and condition.intersect_params(context).is_empty():
             raise where.error("nothing satisfies this condition")
-        drafts.append(Draft(line, write, body, reads, iterators, condition, frozenset(reader.chosen)))
+        chosen = frozenset(reader.chosen)
+        drafts.append(Draft(line, write, body, reads, iterators, condition, chosen, scalars=frozenset(scalars)))
     if not drafts:
         raise lines.whole.error("there is no statement", hint="C[i, k] += A[i, j]*B[j, k]")
     return drafts

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from poly.arguments import shown
-from poly.dtypes import DTYPES, NUMPYS_NAMES, dtype_name, hint_for
+from poly.dtypes import DTYPES, NUMPYS_NAMES, dtype_name, hint_for, is_integer, numpy_dtype
 from poly.errors import PolyError, ShapeError
-from poly.expr import Apply, Cast, Const, Read, dtype_of, walk
+from poly.expr import Apply, Cast, Const, Expr, Read, dtype_of, walk
 from poly.frontend.comparisons import comparable
 from poly.frontend.notation_shapes import Draft
 from poly.program import Access, ReadIndex, Tensor
@@ -90,3 +90,16 @@ def check_fills(draft: Draft, tensors: Mapping[str, Tensor]) -> None:
             dtype_of(Apply("select", (Const(True), Read(0), read.fill)), [tensors[read.tensor].dtype])
         except ShapeError as error:
             raise ShapeError(error.message, where=draft.shown, hint=error.hint) from None
+
+
+def converted(e: Expr) -> Expr | None:
+    """A literal that is no value of its dtype, as `u8(-1.5)` or `i32(2.7)`, by a cast like any other value."""
+    match e:
+        case Const(value, "bool") if value not in (0, 1):
+            return Cast("bool", Const(value))
+        case Const(value, str(dtype)) if is_integer(dtype):
+            limits = np.iinfo(numpy_dtype(dtype).name)
+            fits = limits.min <= value <= limits.max and value == int(value)
+            return None if fits else Cast(dtype, Const(value))
+        case _:
+            return None

@@ -40,6 +40,7 @@ def ordered_statements(
         name = draft.line.label or _fresh(f"{stem}_{'update' if draft.line.combiner else 'set'}", names)
         s = draft.statement(name)
         path = _path(draft.line.prefix, draft.iterators, 1)
+        path = path if draft.step is None else (*path, draft.step)
         result.append(make_statement(draft.line, name, s.iterators, s.domain, (s.write, s.body, s.reads), path))
     return tuple(_renumber(result))
 

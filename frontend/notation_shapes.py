@@ -26,7 +26,8 @@ from poly.text_syntax import StatementLine
 class Draft:
     """A statement on its way: `condition` is its `where`, `ranges` has the indices that the `where` does not bound.
 
-    `chosen`: positions of reads that have a guard since they stand in a choice.
+    `chosen`: positions of reads that have a guard since they stand in a choice. `scalars`: names that are no index.
+    `step`: its position in its own loops, where others share them.
     """
 
     line: StatementLine
@@ -38,6 +39,8 @@ class Draft:
     chosen: frozenset[int] = frozenset()
     ranges: dict[str, Range] = field(default_factory=dict[str, Range])
     domain: isl.Set | None = None
+    scalars: frozenset[str] = frozenset()
+    step: int | None = None
 
     @property
     def tensor(self) -> str:

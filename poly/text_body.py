@@ -213,7 +213,7 @@ class BodyReader:
             return "i, 2*i + 1, i // 2 and the like, or an element of integers: T[i]"
         other = {n.value for n in ast.walk(node) if isinstance(n, ast.Subscript)}
         other |= {n.func for n in ast.walk(node) if isinstance(n, ast.Call)}
-        names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n not in other and not self._is_access(n)]
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n not in other and not self.is_access(n)]
         places = {decode(n.id): (n.lineno, n.col_offset) for n in reversed(names)}
         free = next((n for n in ("g", "h", "at") if n not in names_in(fragment.source.encoded)), "place")
         element = f"{free}[{', '.join(sorted(places, key=lambda n: places[n]))}]"
@@ -263,9 +263,9 @@ class BodyReader:
 
     def guarded(self, node: ast.IfExp, fragment: Fragment) -> Access | None:
         """`A[i - 1] if affine condition else literal`, or the other way round; None for any other conditional."""
-        negated = not self._is_access(node.body)
+        negated = not self.is_access(node.body)
         read, other = (node.orelse, node.body) if negated else (node.body, node.orelse)
-        if not self._is_access(read):
+        if not self.is_access(read):
             return None
         fill = _const(other)
         guard = None if fill is None else conjunction(node.test, affine_or_none, negated, not self.bare_indices)
@@ -283,7 +283,8 @@ class BodyReader:
             raise fragment.error("a read is expected here", hint="A[i, k], or (A[i - 1] if i >= 1 else 0)")
         return access
 
-    def _is_access(self, node: ast.expr) -> bool:
+    def is_access(self, node: ast.expr) -> bool:
+        """Whether a node is an element or a scalar."""
         if isinstance(node, ast.Name):
             return is_scalar(node.id) or decode(node.id) in self.scalars
         return isinstance(node, ast.Subscript) and self._chosen(node) is None
@@ -297,14 +298,19 @@ class BodyReader:
     def body(self, fragment: Fragment) -> Expr:
         """The body that a fragment is. Raises `ParseError`."""
         try:
-            return self.value(_Truths().visit(fragment.expression()), fragment)
+            return self.value(self.tree(fragment), fragment)
         except RecursionError:
             raise fragment.error("nested too deeply") from None
+
+    def tree(self, fragment: Fragment) -> ast.expr:
+        """What a fragment says in Python's syntax, one form for one meaning. Raises `ParseError`."""
+        found = _Truths().visit(fragment.expression())
+        return _Choices().visit(found) if self.bare_indices else found
 
     def value(self, node: ast.expr, fragment: Fragment) -> Expr:
         """The value that a node is. Raises `ParseError` at the node."""
         const = _const(node)
-        if const is not None and not (isinstance(node, ast.Name) and self._is_access(node)):
+        if const is not None and not (isinstance(node, ast.Name) and self.is_access(node)):
             return const
         if (chosen := self._chosen(node)) is not None:
             return self._choice(chosen, fragment)
@@ -334,8 +340,6 @@ class BodyReader:
                 return self._truths(node, fragment)
             case ast.Compare():
                 return self._compare(node, fragment)
-            case ast.Call(func=ast.Name(id="select"), args=[test, then, otherwise], keywords=[]) if self.bare_indices:
-                return self.value(ast.copy_location(ast.IfExp(test, then, otherwise), node), fragment)
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
                 return self._call(decode(name), arguments, node, fragment)
             case _:
@@ -352,7 +356,7 @@ class BodyReader:
     def _of_indices(self, node: ast.expr) -> bool:
         """Whether the value of a node is affine in indices and sizes."""
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-        if not self.bare_indices or any(map(self._is_access, names)):
+        if not self.bare_indices or any(map(self.is_access, names)):
             return False
         try:
             affine_of_ast(node)
@@ -430,6 +434,18 @@ class _Truths(ast.NodeTransformer):
             return node
         op = ast.And() if isinstance(node.op, ast.BitAnd) else ast.Or()
         return ast.copy_location(ast.BoolOp(op, [node.left, node.right]), node)
+
+
+class _Choices(ast.NodeTransformer):
+    """`select(c, a, b)` is `a if c else b`."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(func=ast.Name(id="select"), args=[test, then, otherwise], keywords=[]):
+                return ast.copy_location(ast.IfExp(test, then, otherwise), node)
+            case _:
+                return node
 
 
 def _is_truth(node: ast.expr) -> bool:
