@@ -28,7 +28,7 @@ polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps t
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
 from types import ModuleType
@@ -46,10 +46,11 @@ from poly.frontend.choice_guards import without_unequal
 from poly.frontend.nest_body import Draft, Local, Reader
 from poly.frontend.nest_choices import as_extremum, decided
 from poly.frontend.nest_scalars import expand_scalars
+from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import Argument, read_signature
 from poly.frontend.nest_source import Source, Written, written
 from poly.frontend.nest_types import assigned, is_weak, literals_of, promoted, typed
-from poly.frontend.nest_values import Scope
+from poly.frontend.places_in_bounds import subscripts
 from poly.program import Access, Program, ReadIndex, Role, Statement, Tensor, places_of
 from poly.relations import access_map, box
 from poly.sets import header, within_budget, witness
@@ -392,7 +393,8 @@ def _check_bounds(
             continue
         instance, element = witness(outside, (s.iterators, [f"dimension {d}" for d in range(len(shape))]))
         allowed = outside.params().complement().intersect(context).gist(context)
-        inside = " and ".join(_left(outside.range().reset_tuple_id(), access, shape, sizes))
+        left = [*_left(outside.range().reset_tuple_id(), access, shape, sizes)]
+        inside = " and ".join(text for _, text in left)
         hint = f"loops in which {inside}"
         if not any(isinstance(e, ReadIndex) or e.names & {*s.iterators} for e in access.index):
             hint = f"a subscript below {' and '.join(map(str, shape))}"
@@ -400,27 +402,39 @@ def _check_bounds(
             hint += f", or {ast.unparse(place)} if {inside} else 0.0"
         if not allowed.is_empty() and (condition := print_condition(allowed)):
             hint += f", or state what sizes are possible: assert {condition}"
+        if _goes_around(source, place, {d for d, _ in left}):
+            hint = "what stands before % of a size lies from minus that size to less than twice it"
+            text = f"{ast.get_source_segment(source.text, place)} may go around more than once: {instance} -> {element}"
+            raise source.error(place, text, hint)
         raise _out_of_bounds(source, place, access, shape, f"{instance} -> {element}", hint)
 
 
 def _left(
     elements: isl.Set, access: Access, shape: Sequence[Affine], sizes: Sequence[str]
-) -> Iterator[str]:
-    """What an access has to satisfy that reaches these elements outside of its tensor."""
+) -> Iterator[tuple[int, str]]:
+    """What an access has to satisfy that reaches these elements outside of its tensor, by dimensions."""
     names = ", ".join(f"d{d}" for d in range(len(shape)))
     for d, (index, extent) in enumerate(zip(access.index, shape, strict=True)):
         for beyond, inside in ((f"d{d} < 0", f"{index} >= 0"), (f"d{d} >= {extent.isl_text}", f"{index} < {extent}")):
             if not elements.is_disjoint(isl.Set(f"{header(sizes)}{{ [{names}] : {beyond} }}")):
-                yield inside
+                yield d, inside
+
+
+def _goes_around(source: Source, place: ast.expr, dimensions: Collection[int]) -> bool:
+    """Whether a subscript of these has a `%` in the text, and none where a choice of elements came from it."""
+    try:
+        text = ast.parse(f"({ast.get_source_segment(source.text, place)})", mode="eval").body
+    except SyntaxError:
+        return False
+    if not isinstance(text, ast.Subscript) or not isinstance(place, ast.Subscript):
+        return False
+    pairs = enumerate(zip(subscripts(text), subscripts(place), strict=False))
+    return any(d in dimensions and "%" in ast.unparse(a) and "%" not in ast.unparse(b) for d, (a, b) in pairs)
 
 
 def _out_of_bounds(
     source: Source, place: ast.expr, access: Access, shape: Sequence[Affine], shown: str, hint: str
 ) -> ParseError:
-    given = ast.get_source_segment(source.text, place) or ""
-    if "%" in given and "%" not in ast.unparse(place):
-        hint = "what stands before % of a size lies from minus that size to less than twice it"
-        return source.error(place, f"{given} may go around more than once: {shown}", hint)
     extents = ", ".join(map(str, shape))
     if access.indirect:
         return source.error(place, f"{ast.unparse(place)} is outside its shape ({extents}): {shown}", hint)

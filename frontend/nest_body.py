@@ -10,6 +10,7 @@ import ast
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -19,11 +20,13 @@ from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, with_reads_at
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches, with_loops_outside
+from poly.frontend.nest_conditions import is_condition, isl_condition
 from poly.frontend.nest_literals import Number
 from poly.frontend.nest_places import place_of, put_in_place
+from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_targets import one_target_each
-from poly.frontend.nest_values import Scope, Values, dtype_of_name
+from poly.frontend.nest_values import Values, dtype_of_name
 from poly.frontend.places_in_bounds import Elements, names_of_data
 from poly.program import Access, PathStep, places_of
 from poly.sets import identifier
@@ -148,7 +151,8 @@ class Reader:
     def _elements(self, scope: Scope, place: ast.stmt) -> Elements:
         names = (n for n in self._names("at", place) if n not in self.safe)
         inside = names_of_data(place, scope.is_element)
-        return Elements(lambda n: scope.is_element(n) or _is_name_in(n, inside), scope.is_condition, names, self.safe)
+        loops = partial(is_condition, scope)
+        return Elements(lambda n: scope.is_element(n) or _is_name_in(n, inside), loops, names, self.safe)
 
     def _with_locals(self, around: Around) -> Around:
         known = {name: local.shape for name, local in self.locals.items()}
@@ -237,16 +241,16 @@ class Reader:
 
     def _if(self, node: ast.If, around: Around, prefix: tuple[PathStep, ...], position: int, numbered: bool) -> int:
         try:
-            condition = around.scope.condition(node.test)
+            condition = isl_condition(around.scope, node.test)
         except ParseError:
-            if _reads_data(node.test, around.scope):
-                if (outer := with_loops_outside(node, around.scope.is_condition)) is not None:
+            scope, loops = around.scope, partial(is_condition, around.scope)
+            if _reads_data(node.test, scope):
+                if (outer := with_loops_outside(node, loops)) is not None:
                     self.live[outer.body[0]] = self.live[node]
                     return self._if(outer, around, prefix, position, numbered)
-                scope = around.scope
                 elements = self._elements(scope, node)
                 truths = self._names("taken", node)
-                branches = Branches(truths, scope.is_condition, elements.under, self.exact, self.live)
+                branches = Branches(truths, loops, elements.under, self.exact, self.live)
                 chosen = branches.choices(node, self.live[node])
                 if chosen:
                     return self._sequence(chosen, around, prefix, position, numbered or len(chosen) > 1)
@@ -269,7 +273,7 @@ class Reader:
     def _assert(self, node: ast.Assert, test: ast.expr, around: Around) -> None:
         if around.iterators or around.conditions:
             raise around.scope.source.error(node, "assertions on sizes stand before the loops", "move it up")
-        self.context.append(around.scope.condition(test))
+        self.context.append(isl_condition(around.scope, test))
 
     # ---- assignments
 

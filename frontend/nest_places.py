@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Final
 
-from poly.frontend.nest_values import Scope
+from poly.frontend.nest_scope import Scope
 
 _CHOOSING: Final = frozenset(("max", "min", "abs"))
 _MOST: Final = 64  # syntax nodes: each max doubles what is read

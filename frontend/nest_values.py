@@ -1,4 +1,4 @@
-"""Python expressions of a nest: affine ones, conditions on iterators and sizes, and values.
+"""Python expressions of a nest as values.
 
 What a value means is Python's on numpy arrays: `/` is true division, an integer variable of a loop takes the dtype of
 what it is combined with. Bodies come out without conversions; `poly.frontend.nest_types` puts those in.
@@ -7,23 +7,21 @@ what it is combined with. Bodies come out without conversions; `poly.frontend.ne
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil, floor, isfinite
 from typing import Final
 
-from poly.affine import Affine, Constraint
+from poly.affine import Constraint
 from poly.chosen_elements import choice, chosen_element
-from poly.conditions import COMPARE, SIGNS, conjunction, necessary
+from poly.conditions import COMPARE, conjunction, necessary
 from poly.document import counted
 from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
 from poly.frontend import nest_hints as hints
-from poly.frontend.comparisons import MIRRORED
 from poly.frontend.nest_literals import folded
+from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import last_name
-from poly.frontend.nest_source import Source
 from poly.program import Access, ReadIndex, Subscript
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
@@ -39,192 +37,6 @@ _SAME: Final = {
 _NUMBERS: Final = {"fmax": "gt", "fmin": "lt"}  # of two numbers as max and min, else the one that is none NaN
 _TRUTHS: Final = frozenset(("and", "or", "not", *COMPARE.values()))
 _CASTS: Final = {"float": "f64", "int": "i64", "bool": "bool"}
-
-
-@dataclass(frozen=True)
-class Scope:
-    """What the names mean at one place of the function.
-
-    `indices`: loop variables and integer names as affine expressions of iterators and sizes; `literals`: names of
-    numbers, from outside the function or of locals that are set once; `shapes`: of the arrays, scalars included;
-    `places`: what stands for locals in subscripts and ranges.
-    """
-
-    source: Source
-    sizes: tuple[str, ...]
-    indices: Mapping[str, Affine]
-    literals: Mapping[str, int | float | bool]
-    shapes: Mapping[str, tuple[Affine, ...]]
-    places: Mapping[str, ast.expr] = field(default_factory=dict)
-
-    def affine(self, node: ast.expr) -> Affine:
-        """The expression as an affine one. Raises `ParseError` that says which part is not."""
-        match node:
-            case ast.Constant(value=int(value)) if not isinstance(node.value, bool):
-                return Affine((), value)
-            case ast.Name(id=name):
-                return self._index(node, name)
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd() as op, operand=operand):
-                inner = self.affine(operand)
-                return -inner if isinstance(op, ast.USub) else inner
-            case ast.BinOp(left=left, op=op, right=right):
-                if isinstance(op, ast.Div):
-                    text = f"{ast.unparse(node)} is not affine: / makes a float"
-                    raise self.source.error(node, text, hints.affine(node))
-                return self._affine_operation(node, self.affine(left), op, self.affine(right))
-            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=ast.Constant(value=d)):
-                return self._extent(node, name, d)
-            case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]):
-                return self._extent(node, name, 0)
-            case _:
-                text = f"{ast.unparse(node)} is not affine in loop variables and sizes"
-                raise self.source.error(node, text, hints.affine(node))
-
-    def _index(self, node: ast.Name, name: str) -> Affine:
-        if name in self.indices:
-            return self.indices[name]
-        if name in self.sizes:
-            return Affine.of(name)
-        value = self.literals.get(name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return Affine((), value)
-        if name in self.shapes:
-            raise self.source.error(
-                node, f"{name} is data, not affine in loop variables and sizes",
-                hint="subscripts, ranges and conditions are made of loop variables and sizes",
-            )  # fmt: skip
-        hint = f"inside of the loop over {name}, or {name}: int among the arguments"
-        raise self.source.error(node, f"{name!r} is not a loop variable or a size here", hint)
-
-    def _extent(self, node: ast.expr, name: str, dimension: object) -> Affine:
-        shape = self.shapes.get(name, ())
-        if not isinstance(dimension, int) or not -len(shape) <= dimension < len(shape):
-            raise self.source.error(node, f"{name} has no dimension {dimension}", f"0 to {len(shape) - 1}")
-        return shape[dimension]
-
-    def _affine_operation(self, node: ast.BinOp, a: Affine, op: ast.operator, b: Affine) -> Affine:
-        match op:
-            case ast.Add():
-                return a + b
-            case ast.Sub():
-                return a - b
-            case ast.Mult() if a.is_constant or b.is_constant:
-                return b * a.constant if a.is_constant else a * b.constant
-            case ast.FloorDiv() if b.is_constant and b.constant:
-                return a // b.constant if b.constant > 0 else (-a) // -b.constant
-            case ast.Mod() if b.is_constant and b.constant:
-                return a % b.constant if b.constant > 0 else -((-a) % -b.constant)
-            case _:
-                raise self.source.error(node, f"{ast.unparse(node)} is not affine", hints.affine(node))
-
-    def affine_or_none(self, node: ast.expr) -> Affine | None:
-        """`affine`, None where it raises."""
-        try:
-            return self.affine(node)
-        except ParseError:
-            return None
-
-    def is_affine(self, node: ast.expr) -> bool:
-        """True where `affine` does not raise."""
-        return self.affine_or_none(node) is not None
-
-    def is_condition(self, node: ast.expr) -> bool:
-        """True where `condition` does not raise."""
-        try:
-            return bool(self.condition(node))
-        except ParseError:
-            return False
-
-    def is_element(self, node: ast.expr) -> bool:
-        """Whether a subscript is an element or a scalar."""
-        match node:
-            case ast.Name(id=name):
-                return name in self.shapes and not self.shapes[name]
-            case ast.Subscript():
-                return not self.is_affine(node)
-            case _:
-                return False
-
-    def bound(self, node: ast.expr) -> str:
-        """An end of a range in isl's syntax: affine, or a max or min of such, and sums of these."""
-        match node:
-            case ast.Call(func=ast.Name(id="min" | "max" as name), args=[first, *others], keywords=[]) if others:
-                text = self.bound(first)
-                for other in others:
-                    text = f"{name}({text}, {self.bound(other)})"
-                return text
-            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() as op, right=right) if not self.is_affine(node):
-                return f"({self.bound(left)} {'+' if isinstance(op, ast.Add) else '-'} {self.bound(right)})"
-            case _:
-                read = next((n for n in ast.walk(node) if isinstance(n, ast.Subscript) and not self.is_affine(n)), None)
-                if read is not None and last_name(read.value) in self.shapes:
-                    raise self.source.error(read, f"{ast.unparse(read)} is data, a range ends at sizes", hints.RANGE)
-                return f"({self.affine(node).isl_text})"
-
-    def decided(self, node: ast.expr) -> bool | None:
-        """Whether a condition on names of literals holds; None for any other."""
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-        if not any(n in self.literals for n in names) or any(n in self.indices or n in self.shapes for n in names):
-            return None
-        try:
-            value = Values(self).truth(node)
-        except ParseError:
-            return None
-        return bool(value.value) if isinstance(value, Const) else None
-
-    def condition(self, node: ast.expr) -> str:
-        """A condition on loop variables, sizes and literals in isl's syntax. Raises `ParseError`."""
-        if (known := self.decided(node)) is not None:
-            return "true" if known else "false"
-        match node:
-            case ast.Constant(value=bool(value)):
-                return "true" if value else "false"
-            case ast.BoolOp(op=op, values=values):
-                word = " and " if isinstance(op, ast.And) else " or "
-                return f"({word.join(self.condition(v) for v in values)})"
-            case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return f"(not {self.condition(operand)})"
-            case ast.Compare(
-                left=left, ops=[ast.In() | ast.NotIn() as op], comparators=[ast.Tuple(elts=[_, *_] as parts)]
-            ):
-                found = " or ".join(self._compared(left, "eq", part) for part in parts)
-                return f"({found})" if isinstance(op, ast.In) else f"(not ({found}))"
-            case ast.Compare(left=left, ops=ops, comparators=comparators):
-                sides, parts = [left, *comparators], list[str]()
-                for a, op, b in zip(sides, ops, sides[1:], strict=False):
-                    if type(op) not in COMPARE:
-                        raise self.source.error(node, "conditions compare with == != < <= > >=", "== in place of is")
-                    parts.append(self._compared(a, COMPARE[type(op)], b))
-                return f"({' and '.join(parts)})"
-            case _:
-                raise self.source.error(
-                    node, f"{ast.unparse(node)} is not a condition on loop variables and sizes",
-                    hint="compare affine expressions, combine them with and, or, not",
-                )  # fmt: skip
-
-    def _compared(self, a: ast.expr, name: str, b: ast.expr) -> str:
-        """A comparison in isl's syntax, of a float with what is affine by the integer next to it."""
-        if self._fraction(a) is not None:
-            a, name, b = b, MIRRORED[name], a
-        value = self._fraction(b)
-        if value is None:
-            return f"{self.bound(a)} {SIGNS[name]} {self.bound(b)}"
-        side = self.bound(a)
-        if not isfinite(value) or (name in ("eq", "ne") and value != int(value)):
-            return "true" if OPERATORS[name].evaluate(0.0, value) else "false"
-        return f"{side} {SIGNS[name]} {floor(value) if name in ('gt', 'le') else ceil(value)}"
-
-    def _fraction(self, node: ast.expr) -> float | None:
-        match node:
-            case ast.UnaryOp(op=ast.USub(), operand=inner) if (value := self._fraction(inner)) is not None:
-                return -value
-            case ast.Constant(value=float(value)):
-                return value
-            case ast.Name() | ast.Attribute():
-                value = self.literals.get(ast.unparse(node))
-                return value if isinstance(value, float) else None
-            case _:
-                return None
 
 
 @dataclass
@@ -397,7 +209,7 @@ class Values:
 
     def _choice(self, node: ast.IfExp, guard: tuple[Constraint, ...]) -> Expr:
         """A conditional: where its condition is affine, each branch reads only where it is taken."""
-        if (known := self.scope.decided(node.test)) is not None:
+        if (known := decided(self.scope, node.test)) is not None:
             return self.value(node.body if known else node.orelse, guard)
         then = conjunction(node.test, self.scope.affine_or_none)
         plain = isinstance(node.body, ast.Subscript) and self._chosen(node.body) is None
@@ -505,3 +317,15 @@ def dtype_of_name(name: str) -> str | None:
         return dtype_name(name) if name.rstrip("0123456789") in ("float", "int", "uint", "bool", "bool_") else None
     except (TypeError, PolyError):
         return None
+
+
+def decided(scope: Scope, node: ast.expr) -> bool | None:
+    """Whether a condition on literals, and names of such, holds; None for any other."""
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    if names and names.isdisjoint(scope.literals) or any(n in scope.indices or n in scope.shapes for n in names):
+        return None
+    try:
+        value = Values(scope).truth(node)
+    except ParseError:
+        return None
+    return bool(value.value) if isinstance(value, Const) else None

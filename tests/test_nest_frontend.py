@@ -270,6 +270,7 @@ REFUSED = {
     "x[i + 1] = 0.0": ("x[i + 1] is outside its shape (N): S0[i=0] with N=1", "x[i + 1]"),
     "y[i - 1] = x[i - 1]": ("is outside its shape", "x[i - 1]"),
     "y[i] = x[(3 * i) % N]": ("x[(3 * i) % N] may go around more than once: ", "x[(3 * i) % N]"),
+    "y[i] = A[(i + 1) % N, abs(i - 1)]": ("A[-N + i + 1, -i + 1] is outside its shape (N, N): ", "A["),
     "y[i] = x[(i + 2 * N) % N]": ("x[(i + 2 * N) % N] may go around more than once: ", "x["),
     "x[i, i] = 0.0": ("x has rank 1, it is subscripted with 2", "x[i, i]"),
     "x[1:] = 0.0": ("a slice", "x[1:]"),
@@ -307,7 +308,7 @@ REFUSED = {
 @pytest.mark.parametrize("line", REFUSED)
 def test_refused_with_its_place(line: str) -> None:
     message, at = REFUSED[line]
-    head = "# a comment\ndef f(N: int, alpha: float, x: 'f64[N]', y: 'f64[N]'):\n"
+    head = "# a comment\ndef f(N: int, alpha: float, x: 'f64[N]', y: 'f64[N]', A: 'f64[N, N]'):\n"
     function = define(f"{head}    for i in range(N):\n        {line}\n")
     with pytest.raises(ParseError) as caught:
         nest(function)

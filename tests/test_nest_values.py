@@ -93,6 +93,16 @@ def literals_by_themselves(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: f6
         z[i] += (y[i] < 3 < 3.5) + (not np.sqrt(2) - 1) + 4.0 * (y[i] == np.bool_(2)) + np.bool_(0.5) * 8.0
 
 
+def literals_in_conditions(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: f64[Array, "N"]) -> None:
+    for i in range(N):
+        if -1 >= 0.5:
+            z[i] = 3.0
+        if 0.5 < 1.5 and i > 0:
+            z[i] += x[i]
+        elif not 0.5 + 0.5 > 2.5:
+            z[i] = y[i]
+
+
 def fractions_among_integers(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "6, N"]) -> None:
     for i in range(N):
         z[0, i] = 0.25 * 0.5 if i > 3 else -1.5
@@ -167,6 +177,7 @@ def whole_parts_of_floats(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64
     (fractions_among_integers, (*INTEGERS[:2], np.full((6, 7), 9))),
     (literals_beyond_a_byte, (*(a.astype("u1") for a in INTEGERS[:2]), np.full((2, 7), 9, "u1"))),
     (literals_by_themselves, (*INTEGERS[:2], FLOATS[2])),
+    (literals_in_conditions, (*INTEGERS[:2], FLOATS[2])),
     (sums_of_truths, TRUTHS), (truths_that_change, BITS),
     *((f, FLOATS) for f in (operand_of_and, operand_of_or, truth_of_both, numbers_before_nan, nan_before_numbers)),
     *((f, INTEGERS) for f in (bits_of_both, bits_that_come_in, operand_and_truth)),

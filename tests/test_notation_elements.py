@@ -85,11 +85,11 @@ def test_places_under_conditions_on_data(
     program = poly.parse(text, dtypes=dtypes, **{n: a.shape for n, a in arrays.items()})
     assert poly.parse(str(program)) == program
     wanted = expected(arrays)
-    np.testing.assert_allclose(run_program(program, arrays)["y"], wanted, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(run_program(program, arrays)["y"], float), wanted, rtol=1e-12, atol=1e-12)
     for threads in (1, 2):
         kernel = poly.compile(program, threads=threads)
         found = kernel(*(arrays[t.name].copy() for t in program.tensors if t.is_input))
-        np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(np.asarray(found, float), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_sizes_stay_free() -> None:
