@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from poly.affine import Affine, var
+from poly.affine import Affine, FloorDiv, Var, var
 from poly.scheduling.schedule import Schedule
 
 
@@ -27,6 +27,7 @@ def with_first_use(schedule: Schedule, user: str, copy: str, fixed: Mapping[str,
             return schedule
         values |= {n: element for n in names}
     scope, shared = schedule.program.tensor[buffer].scope, dict[str, str]()
+    blocks = {nest.loops[n]: own.loops[n] for n in scope}
     for loop in nest.names:
         value = nest.loops[loop]
         tile = schedule.kind(loop) == "unroll" and value.names <= fixed.keys()
@@ -35,7 +36,7 @@ def with_first_use(schedule: Schedule, user: str, copy: str, fixed: Mapping[str,
         elif tile or schedule.kind(loop) == "vector" or not value.names <= values.keys():
             break
         else:
-            shared[loop] = str(value.substitute(values))
+            shared[loop] = str(_in_block(value, values, blocks))
     inner = [n for n in own.names if schedule.kind(n) in ("unroll", "vector")]
     vectors = all(own.loops[n].names >= own.loops[own.names[-1]].names for n in inner)
     if not {*scope} < {*shared} or schedule.kind(own.names[-1]) != "vector" or not vectors:
@@ -45,3 +46,21 @@ def with_first_use(schedule: Schedule, user: str, copy: str, fixed: Mapping[str,
     loops = (*shared.items(), *((n, str(own.loops[n])) for n in inner))
     there = tuple((n, str(nest.loops[n])) for n in nest.names)
     return schedule.arrange([(copy, (*around, 0, *inner), loops), (user, (*around, 1, *behind), there)])
+
+
+def _in_block(expression: Affine, values: Mapping[str, Affine], blocks: Mapping[Affine, Affine]) -> Affine:
+    """An expression with `values` put in, and remainders of them as differences from where a block begins, which checks
+    follow without asking what the block holds. `blocks`: numbers of blocks, before and after.
+    """
+    found = Affine((), expression.constant)
+    for atom, c in expression.terms:
+        if isinstance(atom, Var):
+            found += values.get(atom.name, var(atom.name)) * c
+            continue
+        argument = _in_block(atom.argument, values, blocks)
+        number = blocks.get(atom.argument // atom.divisor)
+        if isinstance(atom, FloorDiv):
+            found += argument // atom.divisor * c
+        else:
+            found += (argument % atom.divisor if number is None else argument - number * atom.divisor) * c
+    return found

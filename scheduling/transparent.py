@@ -5,8 +5,8 @@ does. So the copies are taken out, and the accesses are to the tensor again, bef
 (`poly.scheduling.values`).
 What is asked of a tile, in one iteration of the loops of the buffer's scope:
 
-- copies in come before all users, copies out after them, and nobody else is there who touches the tensor (who writes
-  it, where the buffer is only read);
+- copies in come before all users (where the buffer is only read, each element before its uses), copies out after them,
+  and nobody else is there who touches the tensor (who writes it, where the buffer is only read);
 - every element that is read was copied in, or surely written before;
 - every element that is copied out was copied in or surely written, and every written one is copied out.
 
@@ -211,7 +211,14 @@ class _Elision:
         if tuple(shared[: len(scope)]) != scope:
             return False
         pairs = [(a, b) for k, group in enumerate(groups) for a in group for later in groups[k + 1 :] for b in later]
-        return all(self._before(a, b) == scope for a, b in pairs)
+        return all(self._before(a, b) == scope or self._on_way(tile, a, b) for a, b in pairs)
+
+    def _on_way(self, tile: _Tile, fill: Statement, user: Statement) -> bool:
+        """Whether a user in loops of the tile that it shares with a copy in gets each element after that is copied."""
+        if tile.is_written or tile.drains:
+            return False
+        depth, read = len(tile.buffer.scope), [a for a, _ in user.accesses if a.tensor == tile.buffer.name]
+        return all(self._is_earlier(depth, fill, fill.write, user, a) for a in read)
 
     def _before(self, first: Statement, second: Statement) -> tuple[str, ...] | None:
         """The loops that two statements share, if the first comes first in one iteration of them."""

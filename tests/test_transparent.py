@@ -12,6 +12,8 @@ import poly
 from poly.errors import IllegalEdit, UnsupportedError
 from poly.expr import Const
 from poly.program import Access
+from poly.scheduling.arrange import places_of
+from poly.scheduling.cpu_first_use import with_first_use
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.transparent import without_transparent
 from poly.scheduling.values import _follow, check_values, concerned_tensors
@@ -123,6 +125,33 @@ def test_a_buffer_that_is_stale_stays() -> None:
     early = s.promote("B", s.nests[reader].names[0], "reg", name="Br", users=[reader])
     assert taken(early) is None, "its writer stands in the same loop"
     assert followed(early)
+
+
+def on_way(step: str = "e0", after: bool = False) -> Schedule:
+    """The first row of a product makes the copy that all rows read, at a step of its own or after its use."""
+    p = poly.parse("C[i, j] += A[i, k] * B[k, j]", A=(7, 10), B=(10, 16))
+    s = Schedule(p).tile({"C_update.j": 8}).reorder("C_update.j.o", "C_update.i", "k", "C_update.j.p")
+    s = s.promote("B", "C_update.j.o", "l2", name="Bp").split("C_update.i", at=1)
+    s = s.vectorise("ld_Bp.1").vectorise("C_update.j.p.lo")
+    made = with_first_use(s, "C_update_lo", "ld_Bp", {"i": 0})
+    (copy, user) = (x for x in places_of(made) if x[0] in ("ld_Bp", "C_update_lo"))
+    depth = copy[1].index("k.lo") + 1
+    assert copy[1][:depth] == user[1][:depth]
+    loops = tuple((n, step if n == "k.lo" else e) for n, e in copy[2])
+    order = [(*x[1][:depth], k, *x[1][depth + 1 :]) for k, x in ((int(after), copy), (int(not after), user))]
+    return made.arrange([(copy[0], order[0], loops), (user[0], order[1], user[2])])
+
+
+def test_a_copy_on_the_way_of_its_first_use_goes() -> None:
+    left = taken(on_way())
+    assert left is not None and not concerned_tensors(left)
+    assert followed(on_way())
+
+
+@pytest.mark.parametrize(("step", "after"), [("e0", True), ("9 - e0", False)])
+def test_a_copy_that_comes_late_is_refused(step: str, after: bool) -> None:
+    with pytest.raises(IllegalEdit, match="reads Bp and does not get the value"):
+        check_values(on_way(step, after))
 
 
 def test_padding_goes_with_its_guard_and_another_fill_does_not() -> None:
