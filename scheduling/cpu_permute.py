@@ -22,9 +22,9 @@ from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_core import PAGE, Core, core_of
+from poly.scheduling.cpu_core import PAGE, Core, core_of, own_share
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, only_read, ordered, turned_square, whole_blocks
-from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
+from poly.scheduling.cpu_facts import Facts, axis_of, bytes_touched, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
 from poly.scheduling.groups import Group, assignment_of
 from poly.scheduling.promotion import free_name
@@ -42,7 +42,9 @@ MOST_PAGES = 64  # of either side in a tile: what the first level of a translati
 STRIPS = 3  # of the target's lanes, at the least
 PART = 1024  # bytes of rows read that all strips of the target are made from before the next
 SHARES = 8  # such parts for each thread, at the least
-KEPT = 0.75  # of the nearest cache's lines: rows read whose lines stay until the next block takes the rest of them
+# Of the nearest cache's lines: rows read whose lines stay until the next block takes the rest of them; of what is
+# counted on of the last cache: tensors that stay there.
+KEPT = 0.75
 MEETING = 0.125  # of its sets: those that the lines of a strip's target are to be in at least, so that many may come
 
 
@@ -211,11 +213,14 @@ def _strips(
     size: int,
 ) -> tuple[int, int] | None:
     """Iterations of the target's lanes, and of the read's that these go through together, where rows do not stay near
-    for all of the target's; on several threads, which share the latter, where their lines meet in few sets.
+    for all of the target's; where their lines meet in few sets only, on several threads, which share the latter, and
+    where what comes from memory comes sooner in long runs.
     """
     extent, apart = facts.extents[lanes], (read[lanes] or 0) * size
     strip = _strip(core, apart, (written[read_lanes] or 0) * size, size)
-    if STRIPS * (strip if facts.threads == 1 else core.lines_kept(apart)) >= extent:
+    touched = bytes_touched(facts.program, facts.group.statements)
+    stays = touched <= KEPT * own_share(core.caches[-1].capacity)
+    if STRIPS * (strip if facts.threads == 1 and stays else core.lines_kept(apart)) >= extent:
         return None
     shares = SHARES * facts.threads if facts.threads > 1 else 1
     return strip, min(PART // size, facts.extents[read_lanes] // shares)

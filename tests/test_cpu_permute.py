@@ -58,10 +58,11 @@ def test_short_rows_of_the_target_are_written_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "strip"), [(256, 3136, 64), (200, 1024, 6), (256, 1024, 32), (150, 1037, 0)]
+    ("rows", "columns", "strip"),
+    [(256, 3136, 64), (200, 1024, 6), (256, 1024, 32), (150, 1037, 0), (200, 7800, 64), (200, 8000, 0), (200, 8192, 6)],
 )
 def test_strips_of_rows_stay_near(rows: int, columns: int, strip: int) -> None:
-    """Those that have a page each, or whose lines meet in few sets."""
+    """Those that have a page each, of what the last cache keeps; or whose lines meet in few sets."""
     avx512 = machine(AVX512)
     program = poly.parse("Y[j, i] = X[i, j]", X=(rows, columns))
     plan = plan_of(program, avx512)
