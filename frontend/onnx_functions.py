@@ -43,7 +43,7 @@ def function_body(
     for name, formal in schema.attributes.items():
         if name not in attributes and formal.default_value.name:
             attributes[name] = formal.default_value
-    return _renamed(function.node, names, prefix, attributes), list(function.opset_import)
+    return _renamed(_nodes(function, call), names, prefix, attributes), list(function.opset_import)
 
 
 def has_function_body(schema: onnx.defs.OpSchema) -> bool:
@@ -69,6 +69,40 @@ def _function(call: Call, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> o
         max(versions), node.SerializeToString(), [t.SerializeToString() for t in types]
     )
     return onnx.FunctionProto.FromString(text) if text else None
+
+
+def _nodes(function: onnx.FunctionProto, call: Call) -> list[onnx.NodeProto]:
+    """The nodes of a body. One with constants in f32 computes 16-bit floats in f32, and doubles as such."""
+    import onnx
+
+    nodes = [onnx.NodeProto.FromString(n.SerializeToString()) for n in function.node]
+    single = onnx.TensorProto.FLOAT
+    constants = [n for n in nodes if n.op_type == "Constant" and any(a.t.data_type == single for a in n.attribute)]
+    value = call.inputs[0] if len(function.input) == len(function.output) == 1 else None
+    if not constants or value is None or value.dtype not in ("f16", "bf16", "f64"):
+        return nodes
+    dtype = tensor_type(value).tensor_type.elem_type
+    if value.dtype != "f64":
+        ends = {name: f"{name}_f32" for name in (*function.input, *function.output)}
+        _with_names(nodes, ends)
+        x, y = ends
+        return [_cast(x, ends[x], single), *nodes, _cast(ends[y], y, dtype)]
+    ends = {name: f"{name}_f32" for n in constants for name in n.output}
+    _with_names(constants, ends)
+    casts = [_cast(narrow, name, dtype) for name, narrow in ends.items()]
+    return [*constants, *casts, *(n for n in nodes if n not in constants)]
+
+
+def _with_names(nodes: Iterable[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    for node in nodes:
+        for used in (node.input, node.output):
+            used[:] = [names.get(name, name) for name in used]
+
+
+def _cast(source: str, name: str, dtype: int) -> onnx.NodeProto:
+    import onnx
+
+    return onnx.helper.make_node("Cast", [source], [name], f"{name}_cast", to=dtype)
 
 
 def _renamed(

@@ -305,6 +305,13 @@ def _partial_sums(schedule: Schedule, name: str, loop: str, target: str, machine
     for copy in (f"clear_{buffer}", f"merge_{buffer}"):
         own = loops_of_copy(schedule, copy)
         schedule = schedule.vectorise(own[-1]) if own else schedule
+    inside = _names(schedule, name, [n for n in own_loops(schedule, name) if n not in scope])
+    if any(p.names & inside for p in schedule.program.statement[name].write.affine_index[:-1]):
+        extents = [e.substitute(schedule.program.binding) for e in schedule.program.tensor[buffer].shape]
+        size = size_bytes(schedule.program.tensor[buffer].dtype)
+        if not all(e.is_constant for e in extents) or prod(e.constant for e in extents) * size > machine.nearest_cache:
+            raise ScheduleError(f"{buffer} does not fit the first cache", where=schedule.source.name)
+        return schedule  # a loop says which of them is added to, and registers have no index
     return in_registers(schedule, buffer, scope[-1] if scope else None, machine, name=f"{buffer}_r")
 
 

@@ -162,6 +162,16 @@ def test_sums_of_as_many_steps_as_a_loop_around_says_have_lanes() -> None:
     assert re.search(r"for \S+ in range\(0, min\(\d, .*\) vector:\n +S0_hi", loops), loops
 
 
+def test_partial_sums_of_places_that_a_sum_walks_stay_in_memory() -> None:
+    text = "S[k,j]: r[k//8] += D[j,j]*F[j,8-j]*(G[j] if j < 7 else -2) where 0 <= k < 16 and 0 <= j < 9"
+    program = poly.parse(text, D=(9, 9), F=(9, 9), G=(7,))
+    kernel = poly.compile(program)
+    assert "vectorise(loop='j.p')" in str(kernel.schedule) and "in reg" not in str(kernel.schedule)
+    arrays = [np.random.default_rng(0).integers(-3, 4, s).astype("f4") for s in ((9, 9), (9, 9), (7,))]
+    wanted = run_program(program, dict(zip("DFG", arrays, strict=True)))["r"]
+    np.testing.assert_array_equal(np.asarray(kernel(*arrays)), np.asarray(wanted, "f4"))
+
+
 def test_threads_inside_of_a_loop_in_time() -> None:
     schedule = schedule_for_cpu(program_of(STENCIL, 400), machine_of("cpu"), 2)
     assert sum(mark.kind == "parallel" for mark in schedule.marks.values()) == 2

@@ -51,6 +51,17 @@ def test_a_reduction_over_no_axes_is_the_rest_of_its_operator(
         np.testing.assert_allclose(found, np.array(want, np.float32), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "near"), [("f2", 2e-3), ("f4", 1e-5), ("f8", 1e-12)])
+def test_normalisation_by_mean_and_variance_whose_function_is_in_f32(dtype: str, near: float) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 3, 4, 5)).astype(dtype)
+    x[:, 1] = 2  # no variance, and 1e-9 for it, which f16 has not
+    wide = x.astype("f8")
+    want = (wide - wide.mean((0, 2, 3), keepdims=True)) / (wide.std((0, 2, 3), keepdims=True) + 1e-9)
+    for found in results("MeanVarianceNormalization", [x], opset=13, axes=[0, 2, 3]):
+        assert found.dtype == x.dtype
+        np.testing.assert_allclose(found, want, rtol=near, atol=near)
+
+
 # -- log softmax ---------------------------------------------------------------------------------------------------
 
 
