@@ -12,6 +12,7 @@ from poly.codegen import transpose
 from poly.codegen.operators import Ops
 from poly.codegen.text import value_type
 from poly.codegen.values import Value
+from poly.errors import UnsupportedError
 
 Place = tuple[str, int]  # tensor, element of its storage
 
@@ -23,17 +24,69 @@ class Entry:
     value: Value
     count: int
 
+    @property
+    def type(self) -> str:
+        return value_type(self.value.dtype, self.value.lanes)
+
+    def named(self, text: str) -> Entry:
+        """The entry with another value of the same form."""
+        return Entry(Value(self.value.dtype, self.value.lanes, text), self.count)
+
 
 class Registers:
-    """The environment of register elements."""
+    """The environment of register elements.
+
+    `left`: for each loop around, what an iteration of it leaves to the next at places that had no value before the
+    loop, asked for by `left_at`: the value that enters the loop, and the name of the phi.
+    """
 
     def __init__(self, ops: Ops) -> None:
         self.ops = ops
         self.entries: dict[Place, Entry] = {}
         self.owner: dict[Place, int] = {}
+        self.left: list[dict[Place, tuple[str, Entry]]] = []
+        self.outside: dict[str, int] = {}  # the loops around where a tensor's life begins
 
     def snapshot(self) -> tuple[dict[Place, Entry], dict[Place, int]]:
         return dict(self.entries), dict(self.owner)
+
+    def begin(self, tensor: str) -> None:
+        """A tensor's life begins here: no element of it has a value."""
+        self.forget(tensor)
+        self.outside[tensor] = len(self.left)
+
+    def left_before(self, place: Place, like: Entry) -> Value | None:
+        """What earlier iterations left at a place where nothing has been written in this one, in the form of an entry;
+        None where no iteration is earlier. Raises `UnsupportedError` where vectors of another form lie there.
+        """
+        text = None
+        for loop in self.left[self.outside.get(place[0], 0) :]:
+            if place not in loop:
+                loop[place] = text or "poison", like.named(self.ops.writer.name("c"))
+            kept = loop[place][1]
+            if kept.type != like.type or kept.count != like.count:
+                raise UnsupportedError(
+                    f"register element {place[0]}[{place[1]}] is written in vectors of several widths under conditions"
+                )
+            text = kept.value.text
+        return None if text is None else like.named(text).value
+
+    def end_of_iteration(self) -> list[tuple[str, Entry, str]]:
+        """The innermost loop ends: the entering value, phi and last value of all that its iterations leave."""
+        found = list[tuple[str, Entry, str]]()
+        for place, (start, kept) in self.left.pop().items():
+            self.same_form(place, kept)
+            end = self.entries.get(place)
+            if end is None or end.type != kept.type or end.count != kept.count:
+                raise UnsupportedError(f"register element {place[0]}[{place[1]}] is not written in one form")
+            found.append((start, kept, end.value.text))
+        return found
+
+    def in_other_forms(self, place: Place, like: Entry) -> bool:
+        """Whether a part of an entry's elements has values, but not all of them as one vector."""
+        tensor, at = place
+        some = any((tensor, at + i) in self.owner for i in range(like.count))
+        return some and self.read(place, like) is None
 
     def forget(self, tensor: str) -> None:
         """Drop a tensor whose life ends."""

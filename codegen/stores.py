@@ -11,6 +11,7 @@ from poly.codegen.asks import ask_of_store
 from poly.codegen.loads import load_registers, masked_load, memory_suffix, raw_load
 from poly.codegen.places import WRITE, address_at, direct, located, pointer_to, register_place
 from poly.codegen.predicates import State, active, lane_bit
+from poly.codegen.registers import Entry
 from poly.codegen.text import memory_type, value_type
 from poly.codegen.values import Value
 from poly.dtypes import size_bytes
@@ -189,17 +190,18 @@ def _store_registers(
     value = s.ops.splat(value, lanes.width)
     if combine is not None and old is not None:
         value = combine(old, value)
-    if lanes.runtime_mask is not None and stride == 1:
-        before = s.registers.vector(tensor, at, lanes.width, lanes.count)
-        if before is not None:
-            value = s.ops.select(Value("bool", lanes.width, lanes.runtime_mask), value, before)
-    if stride == 1:
+    whole = Entry(value, lanes.count)
+    if stride == 1 and (lanes.runtime_mask is None or not s.registers.in_other_forms((tensor, at), whole)):
+        if lanes.runtime_mask is not None:
+            before = s.registers.read((tensor, at), whole) or s.registers.left_before((tensor, at), whole)
+            if before is not None:
+                value = s.ops.select(Value("bool", lanes.width, lanes.runtime_mask), value, before)
         s.registers.set_vector(tensor, at, value, lanes.count)
         return
     for i in range(lanes.count):
         item = s.ops.lane(value, i)
-        before = s.registers.scalar(tensor, at + stride * i)
-        bit = lane_bit(s, active(s, True), i)
+        place, bit = (tensor, at + stride * i), lane_bit(s, active(s, True), i)
+        before = s.registers.scalar(*place) or s.registers.left_before(place, Entry(item, 1))
         if isinstance(bit, Value) and before is not None:
             item = s.ops.select(bit, item, before)
         s.registers.set_scalar(tensor, at + stride * i, item)

@@ -22,7 +22,7 @@ from poly.codegen.places import WRITE
 from poly.codegen.predicates import Lanes, State, any_lane, both, first_lanes, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
 from poly.codegen.stores import elementwise, register_writes, store
-from poly.codegen.text import Region, value_type
+from poly.codegen.text import Region
 from poly.codegen.values import Value
 from poly.codegen.written import RegisterWrites
 from poly.dtypes import is_float
@@ -210,7 +210,8 @@ class Walker:
         counter, following = writer.name("i"), writer.name("i")
         phis = {place: writer.name("c") for place, _ in carried}
         for place, entry in carried:
-            s.registers.entries[place] = _named(entry, phis[place])
+            s.registers.entries[place] = entry.named(phis[place])
+        s.registers.left.append({})
         region = Region()
         writer.depth_of[counter] = writer.depth + 1
         if values is not None:
@@ -220,11 +221,14 @@ class Walker:
             self._iteration(node)
             for place, entry in carried:
                 s.registers.same_form(place, entry)
+            left = s.registers.end_of_iteration()
         writer.label(label)
         writer.emit(f"{counter} = phi i64 [{first}, %{label}p], [{following}, %{label}l]")
         for place, entry in carried:
-            kind, end = _type(entry), s.registers.entries[place].value.text
-            writer.emit(f"{phis[place]} = phi {kind} [{entry.value.text}, %{label}p], [{end}, %{label}l]")
+            end = s.registers.entries[place].value.text
+            writer.emit(f"{phis[place]} = phi {entry.type} [{entry.value.text}, %{label}p], [{end}, %{label}l]")
+        for start, kept, end in left:
+            writer.emit(f"{kept.value.text} = phi {kept.type} [{start}, %{label}p], [{end}, %{label}l]")
         writer.lines += [*region.head, *lines]
         writer.latch(label, counter, following, node.step, last)
         if not certain:
@@ -253,10 +257,12 @@ class Walker:
             old = before.get(place)
             if old is not None and old.value.text == entry.value.text:
                 continue
-            usable = old is not None and old.value.lanes == entry.value.lanes
-            start = old.value.text if usable and old is not None else "poison"
-            text = s.writer.value(f"phi {_type(entry)} [{start}, %{skipped}], [{entry.value.text}, %{done}]")
-            s.registers.entries[place] = _named(entry, text)
+            skip = old.value if old is not None and old.value.lanes == entry.value.lanes else None
+            if old is None:
+                skip = s.registers.left_before(place, entry)
+            start = "poison" if skip is None else skip.text
+            text = s.writer.value(f"phi {entry.type} [{start}, %{skipped}], [{entry.value.text}, %{done}]")
+            s.registers.entries[place] = entry.named(text)
 
     # -- registers written in a body, found by a walk without output
 
@@ -368,7 +374,7 @@ class Walker:
         s, tensor = self.s, node.tensor
         if s.in_registers(tensor.name):
             s.indices.set_strides(tensor.name, tensor.storage_shape)
-            s.registers.forget(tensor.name)
+            s.registers.begin(tensor.name)
             self.nodes(node.body)
             s.registers.forget(tensor.name)
             return
@@ -426,15 +432,6 @@ def _needed(node: Compute) -> list[int]:
         )  # fmt: skip
     accesses = [*node.reads, node.write]
     return sorted({*reads_of(node.body), *(i.position for a in accesses for i in a.index if isinstance(i, ReadIndex))})
-
-
-def _named(entry: Entry, text: str) -> Entry:
-    """The entry with another value of the same form."""
-    return Entry(Value(entry.value.dtype, entry.value.lanes, text), entry.count)
-
-
-def _type(entry: Entry) -> str:
-    return value_type(entry.value.dtype, entry.value.lanes)
 
 
 def _targets(loop: For) -> frozenset[str] | None:
