@@ -55,7 +55,8 @@ class Branches:
         found, test = list[ast.stmt](), node.test
         if several:
             name = next(self.names)
-            found.append(_like(node, ast.Assign([ast.Name(name, ast.Store())], test)))
+            before, test = self.under(around.test, test) if around else ([], test)
+            found += [_like(node, s) for s in (*before, ast.Assign([ast.Name(name, ast.Store())], test))]
             test = ast.Name(name, ast.Load())
         outside = around.kept if around else frozenset[str]()
         sides = (

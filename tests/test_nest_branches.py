@@ -144,3 +144,22 @@ def test_branches_in_branches_and_locals_of_branches(body: str, exact: bool) -> 
         results = found if isinstance(found, tuple) else (found,)
         for tensor, result in zip(program.outputs, results, strict=True):
             np.testing.assert_array_equal(result, wanted[tensor.name])
+
+
+GUARDED = [  # of a loop over i; b holds places and negative numbers
+    "if b[i] >= 0:\n    if c[b[i]] > 1:\n        y[i] = 2.0\n        y[i] += 1.0",
+    "if b[i] < 0:\n    y[i] = 1.0\nelif c[b[i]] > 1:\n    y[i] = 2.0\n    y[i] += 1.0\nelse:\n    y[i] -= c[b[i]]",
+    "if b[i] >= 0:\n    k = b[i]\n    if c[k] > 1:\n        k = c[k]\n        y[i] = c[k]\n    else:\n        y[i] = k",
+    "lo = 0\nhi = N\nfor s in range(8):\n    if lo < hi:\n        mid = (lo + hi) // 2\n        if c[mid] < 3 * b[i]:\n"
+    "            lo = mid + 1\n        else:\n            hi = mid\ny[i] = lo",
+]
+
+
+@pytest.mark.parametrize("body", GUARDED)
+def test_conditions_read_only_where_those_around_them_hold(body: str) -> None:
+    head = "def f(N: int, b: 'i64[N]', c: 'i64[N]', y: 'f64[N]'):\n    for i in range(N):\n"
+    function = define(head + indent(body, "        "))
+    kernel: Any = poly.compile(poly.nest(function))
+    b, c, wanted = np.array([-2, 0, 3, -9, 4, 1, 5]), np.arange(7), np.ones(7)
+    function(7, b, c, wanted)
+    np.testing.assert_array_equal(kernel(b, c, np.ones(7)), wanted)
