@@ -24,6 +24,7 @@ from poly.scheduling.group_tiles import build, copy_engine, overflow, whole
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.tiles import best_tiles
+from poly.scheduling.unreached import without_unreached
 
 MAX_TRIES = 4
 
@@ -42,6 +43,7 @@ def schedule_for_accelerator(program: Program, machine: Machine) -> Schedule:
         raise UnsupportedError(f"sizes {', '.join(free)} are free", where=program.name, hint=hint)
     if not machine.engines_of("vector"):
         raise UnsupportedError(f"{machine.name} has no vector engine", where=program.name)
+    program = without_unreached(program)
     schedule = Schedule(program)
     for group in groups_of(program):
         schedule = _scheduled(schedule, group, machine)

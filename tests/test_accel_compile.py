@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import poly
 from poly.accel.compiled import StreamKernel, compile_stream
 from poly.accel.emit import emit_stream
 from poly.accel.isa import Dma, Mm, Vec
@@ -463,3 +464,18 @@ def test_reshapes_have_linear_addresses() -> None:
 
 def test_errors_are_users_errors() -> None:
     assert issubclass(UnsupportedError, PolyError) and issubclass(CapacityError, PolyError)
+
+
+@pytest.mark.parametrize("target", ["s16", "g16", "m32", "cpu"])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("p[i] += (B[k] if i == 2 and i == k else 0) + A[i] where 0 <= i < 5 and 0 <= k < 2", [0, 2, 4, 6, 8]),
+        ("p[i] = A[i] * (B[i] if i > 7 else 1.5) where 0 <= i < 5", [0, 1.5, 3, 4.5, 6]),
+        ("p[i] = 0 * A[i] + (B[i] if 2 <= i < 4 and i != 3 else 7) where 0 <= i < 5", [7, 7, 12, 7, 7]),
+    ],
+)
+def test_reads_whose_conditions_hold_nowhere_together(text: str, wanted: list[float], target: str) -> None:
+    kernel = poly.compile(poly.parse(text, A=(5,), B=(5,)), target=target)
+    found = kernel(A=np.arange(5, dtype="f4"), B=np.arange(10, 15, dtype="f4"))
+    assert np.array_equal(found, np.array(wanted, "f4"))
