@@ -11,6 +11,7 @@ it is read; every output is written. All checks are exact on bytes; `Rep`s are e
 | size | an array pass larger than the array |
 | overlap | one command writes an element twice (without a combiner) |
 | alias | a command's operand overlaps its result, other than element by element |
+| untried | an operand may overlap the result, which lie to each other in more ways than are tried (warning) |
 | read-only | an input or a constant is written |
 | consumer, semaphore | a wait by another engine than the consumer; a semaphore that is not declared |
 | deadlock, starved | engines wait in a cycle; a wait that no later post serves |
@@ -94,7 +95,7 @@ def _check_static(stream: CommandStream, machine: Machine) -> Iterator[Finding]:
             check = _Check(stream, machine, engine, command, counts)
             label = f"{queue.engine} command {position}" + (f" {command.tag}" if command.tag else "")
             for code, message in check.problems():
-                yield Finding(code, message, (label,))
+                yield Finding(code, message, (label,), "warning" if code == "untried" else "error")
 
 
 Problem = tuple[str, str]
@@ -253,12 +254,15 @@ class _Check:
         strides = [tuple(s for s, m in zip(r.strides, moving, strict=True) if m) for r in (dst, src)]
         if same_allowed and mapping[0] == mapping[1] and strides[0] == strides[1]:
             return
-        if self.meets(operand):
+        meets = self.meets(operand)
+        if meets:
             yield "alias", f"{dst.key} is both read and written, and not element by element"
+        elif meets is None:
+            yield "untried", f"{dst.key} is both read and written, in more than {MAX_WAYS} ways: two are tried"
 
-    def meets(self, operand: str) -> bool:
-        """Whether in some repetition an operand shares a byte with the result; where these lie to each other in more
-        ways than are tried, in the first or in the last one.
+    def meets(self, operand: str) -> bool | None:
+        """Whether in some repetition an operand shares a byte with the result; None where these lie to each other in
+        more ways than are tried, and share none in the first and the last one.
         """
         pair = self.with_result(operand, (0,) * len(self.counts))
         (low, high), (first, last) = (self.range(f) for f in pair)
@@ -267,8 +271,10 @@ class _Check:
         steps = [(*f.region.steps, *(0 for _ in self.counts)) for f in pair]
         moving = any(f.moving for f in pair)
         ways = [n if moving or a != b else 1 for a, b, n in zip(*steps, self.counts, strict=False)]
-        tried = np.ndindex(*ways) if math.prod(ways) <= MAX_WAYS else ((0,) * len(ways), tuple(n - 1 for n in ways))
-        return any(_share(*self.with_result(operand, counters), counters) for counters in tried)
+        few = math.prod(ways) <= MAX_WAYS
+        tried = np.ndindex(*ways) if few else ((0,) * len(ways), tuple(n - 1 for n in ways))
+        found = any(_share(*self.with_result(operand, counters), counters) for counters in tried)
+        return True if found else False if few else None
 
     def with_result(self, operand: str, counters: tuple[int, ...]) -> tuple[Footprint, Footprint]:
         """What a command writes, and what it reads of an operand."""

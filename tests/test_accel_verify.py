@@ -143,6 +143,16 @@ def test_codes_of_single_commands() -> None:
     assert "rank" in codes(CommandStream("s", "s16", (x,), (), (Queue("ld", (deep,)),)))
 
 
+def test_what_is_beyond_the_budget_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of three repetitions meets, where all are tried; else nobody says that none does."""
+    crossing = Dma(chip("ifmap", 0, "i8", (1,), (64,)), chip("ifmap", 128, "i8", (1,), (-64,)), (64,))
+    stream = one(Rep(3, (crossing,)), "st")
+    assert "alias" in codes(stream)
+    monkeypatch.setattr("poly.accel.verify.MAX_WAYS", 2)
+    (finding,) = (f for f in verify(stream, MACHINE) if f.code in ("alias", "untried"))
+    assert (finding.code, finding.severity) == ("untried", "warning")
+
+
 def test_findings_tell_where_and_why() -> None:
     early = parse_stream(GOOD.replace("semaphore free: ld = 2", "semaphore free: ld = 3"))
     finding = next(f for f in verify(early, MACHINE) if f.code == "raw")
