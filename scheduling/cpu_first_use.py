@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from poly.affine import Affine, FloorDiv, Var, var
+from poly.errors import ScheduleError
 from poly.scheduling.schedule import Schedule
 
 
 def with_first_use(schedule: Schedule, user: str, copy: str, fixed: Mapping[str, int]) -> Schedule:
     """The copy into a packed buffer inside of the loops of the first statement that reads it, down to the loops of the
-    user's register tile. Where these loops do not say what is copied, the copy stays where it is.
+    user's register tile. Raises `ScheduleError` where these loops do not say what is copied: who plans it there counts
+    on it.
 
     `fixed`: the user's iterators that do not choose what it reads, with the first value of each.
     """
@@ -24,7 +26,7 @@ def with_first_use(schedule: Schedule, user: str, copy: str, fixed: Mapping[str,
     for place, element in zip(origin.reads[read].index, statement[copy].reads[0].index, strict=True):
         names = place.names if isinstance(place, Affine) else frozenset[str]()
         if len(names) != 1 or place != var(*names) or not isinstance(element, Affine):
-            return schedule
+            raise ScheduleError(f"{user} reads {buffer} by other than iterators", where=schedule.source.name)
         values |= {n: element for n in names}
     scope, shared = schedule.program.tensor[buffer].scope, dict[str, str]()
     blocks = {nest.loops[n]: own.loops[n] for n in scope}
@@ -40,7 +42,7 @@ def with_first_use(schedule: Schedule, user: str, copy: str, fixed: Mapping[str,
     inner = [n for n in own.names if schedule.kind(n) in ("unroll", "vector")]
     vectors = all(own.loops[n].names >= own.loops[own.names[-1]].names for n in inner)
     if not {*scope} < {*shared} or schedule.kind(own.names[-1]) != "vector" or not vectors:
-        return schedule
+        raise ScheduleError(f"the loops of {user} do not say what {copy} copies", where=schedule.source.name)
     depth = nest.path.index([*shared][-1]) + 1
     around, behind = nest.path[:depth], nest.path[depth:]
     loops = (*shared.items(), *((n, str(own.loops[n])) for n in inner))

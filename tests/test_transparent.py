@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 import poly
-from poly.errors import IllegalEdit, UnsupportedError
+from poly.errors import IllegalEdit, ScheduleError, UnsupportedError
 from poly.expr import Const
 from poly.program import Access
 from poly.scheduling.arrange import places_of
@@ -146,6 +146,20 @@ def test_a_copy_on_the_way_of_its_first_use_goes() -> None:
     left = taken(on_way())
     assert left is not None and not concerned_tensors(left)
     assert followed(on_way())
+
+
+def test_loops_that_do_not_say_what_is_copied_have_no_copy_on_their_way() -> None:
+    """A subscript of two iterators, and a copy that has no vectors."""
+    window = poly.parse("C[i, j] += A[i, k] * B[k + j]", A=(7, 10), B=(25,), C=(7, 16))
+    s = Schedule(window).tile({"C_update.j": 8}).reorder("C_update.j.o", "C_update.i", "k", "C_update.j.p")
+    s = s.promote("B", "C_update.j.o", "l2", name="Bp").split("C_update.i", at=1)
+    with pytest.raises(ScheduleError, match="C_update_lo reads Bp by other than iterators"):
+        with_first_use(s, "C_update_lo", "ld_Bp", {"i": 0})
+    product = poly.parse("C[i, j] += A[i, k] * B[k, j]", A=(7, 10), B=(10, 16))
+    s = Schedule(product).tile({"C_update.j": 8}).reorder("C_update.j.o", "C_update.i", "k", "C_update.j.p")
+    s = s.promote("B", "C_update.j.o", "l2", name="Bp").split("C_update.i", at=1)
+    with pytest.raises(ScheduleError, match="the loops of C_update_lo do not say what ld_Bp copies"):
+        with_first_use(s, "C_update_lo", "ld_Bp", {"i": 0})
 
 
 @pytest.mark.parametrize(("step", "after"), [("e0", True), ("9 - e0", False)])
