@@ -113,3 +113,19 @@ def test_no_place_is_made_where_none_is_needed(text: str) -> None:
     given = {n: (20,) for n in "xbz" if f"{n}[" in text}
     program = poly.parse(text, dtypes={"b": "i64", "z": "i64"} if "z" in given else {"b": "i64"}, **given)
     assert len(program.statements) == 1 or "z[b[i]]" in text
+
+
+@pytest.mark.parametrize(("text", "shape", "lanes"), [
+    ("y[i] += v[i,j]*x[c[i,j]]", (300, 20), False), ("y[i] += x[c[i,j]]", (300, 7), False),
+    ("y[j] += v[i,j]*x[c[i,j]]", (20, 300), True),
+])  # fmt: skip
+def test_sums_of_elements_that_lie_apart_have_no_lanes(text: str, shape: tuple[int, int], lanes: bool) -> None:
+    v, c = RNG.standard_normal(shape), RNG.integers(0, 10, shape)
+    arrays = {"v": v, "x": X, "c": c} if "v[" in text else {"x": X, "c": c}
+    program = poly.parse(text, dtypes={"v": "f64", "x": "f64", "c": "i64"} if "v[" in text else {"x": "f64"},
+                         **{n: a.shape for n, a in arrays.items()})  # fmt: skip
+    kernel = poly.compile(program)
+    assert ("vectorise" in str(kernel.schedule)) == lanes
+    found = kernel(*(arrays[t.name] for t in program.inputs))
+    wanted = np.where("v[" in text, v, 1.0) * X[c]
+    np.testing.assert_allclose(np.asarray(found, float), wanted.sum(0 if "y[j]" in text else 1), rtol=1e-10, atol=1e-10)
