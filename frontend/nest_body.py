@@ -20,6 +20,7 @@ from poly.errors import ParseError
 from poly.expr import Apply, Const, Expr, Read, apply, reads_of, with_reads_at
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches, with_loops_outside
+from poly.frontend.nest_comparisons import of_two_values
 from poly.frontend.nest_conditions import is_condition, isl_condition
 from poly.frontend.nest_literals import Number
 from poly.frontend.nest_places import place_of, put_in_place
@@ -105,7 +106,8 @@ class Reader:
 
     def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         """The whole body of a function."""
-        body = one_target_each(_without_docstring(body), self.arguments | {*scope.sizes, *scope.literals})
+        body = of_two_values(_without_docstring(body))
+        body = one_target_each(body, self.arguments | {*scope.sizes, *scope.literals})
         self.uses = Counter((n.id, type(n.ctx)) for s in body for n in ast.walk(s) if isinstance(n, ast.Name))
         self.live = dict(live_after_branches(body, frozenset()))
         self._block(body, Around(scope), ())

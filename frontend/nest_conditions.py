@@ -33,11 +33,6 @@ def isl_condition(scope: Scope, node: ast.expr) -> str:
             return f"({word.join(isl_condition(scope, v) for v in values)})"
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return f"(not {isl_condition(scope, operand)})"
-        case ast.Compare(
-            left=left, ops=[ast.In() | ast.NotIn() as op], comparators=[ast.Tuple(elts=[_, *_] as parts)]
-        ):
-            found = " or ".join(_compared(scope, left, "eq", part) for part in parts)
-            return f"({found})" if isinstance(op, ast.In) else f"(not ({found}))"
         case ast.Compare(left=left, ops=ops, comparators=comparators):
             sides, parts = [left, *comparators], list[str]()
             for a, op, b in zip(sides, ops, sides[1:], strict=False):

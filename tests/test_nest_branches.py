@@ -152,6 +152,13 @@ GUARDED = [  # of a loop over i; b holds places and negative numbers
     "if b[i] >= 0:\n    k = b[i]\n    if c[k] > 1:\n        k = c[k]\n        y[i] = c[k]\n    else:\n        y[i] = k",
     "lo = 0\nhi = N\nfor s in range(8):\n    if lo < hi:\n        mid = (lo + hi) // 2\n        if c[mid] < 3 * b[i]:\n"
     "            lo = mid + 1\n        else:\n            hi = mid\ny[i] = lo",
+    "if 0 <= b[i] < c[b[i]] + 1:\n    y[i] = 2.0",  # comparisons stop where Python stops
+    "y[i] = 2.0 if 0 <= b[i] < 5 < c[b[i]] + 4 else 0.0",
+    "y[i] = c[i-1] if 0 < i < b[i] + 3 else 0.5",
+    "y[i] = 2.0 if i in (0, N - 2) else c[i]",
+    "if i in (2, 9) or c[i] > 5:\n    y[i] = 5.0",
+    "if i not in [2, 0] and b[i] not in {3, 5}:\n    y[i] = 5.0\n    y[i] += i",
+    "if b[i] in (4,) or 0.5 > 1.0:\n    y[i] = 5.0",
 ]
 
 
