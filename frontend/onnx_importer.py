@@ -341,6 +341,9 @@ class Importer:
         if any(a.HasField("g") or a.graphs for a in proto.attribute):
             if self._staged:
                 raise Interrupted("an operator with a subgraph")
+            if call.operator in CONTROL and not call.domain:
+                text, hint = "the turns are only known at run time", "poly.compile(model) compiles at the first run"
+                raise OnnxError(text, where=call.where, hint=hint)
             raise OnnxError(
                 "operators with subgraphs have no compiled form", where=call.where, hint="unroll it in the exporter"
             )

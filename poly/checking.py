@@ -93,7 +93,11 @@ def onnx_reference(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[
         with np.errstate(all="ignore"):
             found = evaluator.run(None, dict(inputs))
     except Exception as error:  # whatever operators raise; where the evaluator lacks a version of one, RuntimeError
-        raise UnsupportedError(f"nothing to compare with: onnx.reference cannot run the model: {error}") from error
+        text, hint = f"nothing to compare with: onnx.reference cannot run the model: {error}", None
+        if "need at least one array" in str(error):  # numpy's words for no rows
+            text = "nothing to compare with: onnx.reference has no rows to stack where a Loop makes no turn"
+            hint = "a trip count of 1 or more, and a condition (it takes an absent one for False); or no check"
+        raise UnsupportedError(text, hint=hint) from error
     assert isinstance(found, list)
     return {o.name: np.asarray(a) for o, a in zip(model.graph.output, found, strict=True)}
 

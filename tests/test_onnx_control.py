@@ -11,6 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import poly
+from poly.checking import onnx_reference
+from poly.errors import OnnxError, UnsupportedError
 from tests.onnx_helpers import reference
 
 F, INT, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -167,3 +169,16 @@ def test_a_scan_in_any_direction_along_any_axis(flips: tuple[int, ...], axes: tu
         have = np.asarray(found[key])
         assert have.shape == array.shape
         np.testing.assert_allclose(have, array, rtol=1e-5)
+
+
+def test_a_loop_without_a_static_graph_says_what_compiles_it() -> None:
+    turn = graph([node("Add", "a a", "a1"), node("Identity", "on", "on1"), node("Identity", "a1", "row")],
+                 [*TURN, info("a", F, [3])], "on1 a1 row")  # fmt: skip
+    loop = model(graph([node("Loop", "n go x", "y rows", body=turn)], [info("x", F, [3]), info("n", INT, [])], "y rows",
+                       go=GO))  # fmt: skip
+    with pytest.raises(OnnxError, match=r"Loop.*the turns are only known(?s:.*)poly.compile\(model\) compiles at the"):
+        poly.from_onnx(loop)
+    none = {"x": np.ones(3, np.float32), "n": np.array(0)}
+    assert poly.compile(loop).run(none)["rows"].shape[0] == 0
+    with pytest.raises(UnsupportedError, match=r"where a Loop makes no turn\n  try: a trip count of 1"):
+        onnx_reference(loop, none)
