@@ -199,7 +199,7 @@ class EngineExplanation(Explanation):
         ]
         if cycles:
             micro = sum(cycles) / max(1, e.machine.clock_mhz)
-            facts.insert(2, ("cycles", f"{count_text(sum(cycles))} ({micro:.0f} us)"))
+            facts.insert(2, ("cycles", f"{count_text(sum(cycles))} ({micro:.1f} us)"))
         rows = [
             (g.name, " ".join(g.statements), "; ".join(g.tiles), bytes_text(g.moved), _times(g.moved, g.compulsory),
              *(("-" if g.cycles is None else count_text(g.cycles),) if cycles else ()),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import poly
-from poly.document import Document, Table, Text, bytes_text, table
+from poly.document import Document, Table, Text, bytes_text, seconds_text, table
 from poly.errors import PolyError, ScheduleError, ShapeError, UnsupportedError
 from poly.figures import iteration_domain, tile_footprint
 from poly.model_check import check_model
@@ -351,3 +351,10 @@ def test_checks_are_counted_in_words() -> None:
     assert "1 dependence points" in one.lines[0] and "1 parallel, vector or unit loop carries" in one.lines[2]
     assert "the statement runs" in one.lines[1] and "1 buffer and 1 copy get" in one.lines[3]
     assert "2 parallel, vector and unit loops carry" in two.lines[2] and "2 buffers and 2 copies get" in two.lines[3]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (4e-7, "0.4 us"), (9.94e-6, "9.9 us"), (9.96e-6, "10 us"), (8.5e-4, "850 us"), (0.0123, "12.3 ms"), (1.2, "1.20 s"),
+])  # fmt: skip
+def test_times_under_ten_microseconds_have_a_digit_after_the_point(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text
