@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 
 from poly.dtypes import Array
-from poly.errors import ArgumentTypeError, PathError, ShapeError
+from poly.errors import ArgumentTypeError, NoSuchPath, PathError, ShapeError
 from poly.frontend.contraction import Steps
 from poly.frontend.einsum import Equation, choose_steps
 from poly.frontend.strides import strides_like
@@ -73,7 +73,7 @@ def _path_by_name(spec: str, samples: Sequence[Array], name: str) -> Sequence[tu
     try:
         return contract_path(spec, *(s.shape for s in samples), shapes=True, optimize=name)[0]  # pyright: ignore
     except KeyError as error:
-        raise PathError(f"no optimizer {name!r}", hint="greedy, optimal, or a name that opt_einsum knows") from error
+        raise NoSuchPath(f"no optimizer {name!r}", hint="greedy, optimal, or a name that opt_einsum knows") from error
 
 
 def _numpy_path(spec: str, samples: Sequence[Array], optimize: object) -> Sequence[tuple[int, ...]]:

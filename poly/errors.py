@@ -166,6 +166,12 @@ class PathError(RunError, RuntimeError):
     """A contraction path that does not lead from the operands to the result."""
 
 
+class NoSuchPath(PathError, KeyError):
+    """A name that no optimizer of contraction paths has."""
+
+    __str__ = PathError.__str__  # KeyError's quotes the message
+
+
 class FallbackWarning(UserWarning):
     """Something was computed by the reference instead of by compiled code."""
 

@@ -482,6 +482,8 @@ def test_optimize() -> None:
     for optimize in ([(0, 1)], ["einsum_path", (0, 1), (0, 9), (0, 1)], "no such", [(0, 1), (0, 1), (0,)]):
         with pytest.raises((PathError, ArgumentTypeError)):
             poly.einsum("ab,bc,cd,da->ac", *arrays, optimize=optimize)
+    with pytest.raises(KeyError, match="^no optimizer 'no such'\n"):  # numpy's kind, and no quotes around all of it
+        poly.einsum("ab,bc,cd,da->ac", *arrays, optimize="no such")
 
 
 def test_plans_and_kernels_are_kept() -> None:
