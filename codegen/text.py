@@ -29,9 +29,10 @@ _IR_TYPES: Final[dict[str, str]] = {
 def scalar_type(dtype: str) -> str:
     """The IR type of a value; bool is i1, bf16 its bits. Raises `UnsupportedError` where there is no compiled form."""
     if dtype not in _IR_TYPES:
-        raise UnsupportedError(
-            f"no compiled form for values of dtype {dtype}", hint="run it by the reference evaluator"
-        )
+        hint = "poly.run_program(program, {name: array}) interprets it"
+        if dtype.startswith("c"):
+            hint += "; poly.einsum compiles sums of products of complex arrays"
+        raise UnsupportedError(f"no compiled form for values of dtype {dtype}", hint=hint)
     return _IR_TYPES[dtype]
 
 
