@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from poly.arguments import shown
 from poly.dtypes import DTYPES, NUMPYS_NAMES, dtype_name, hint_for, is_integer, numpy_dtype
-from poly.errors import PolyError, ShapeError
+from poly.errors import ArgumentError, ArgumentTypeError, PolyError, ShapeError
 from poly.expr import Apply, Cast, Const, Expr, Read, dtype_of, walk
 from poly.frontend.comparisons import comparable
 from poly.frontend.notation_shapes import Draft
 from poly.program import Access, ReadIndex, Tensor
 
+_SHORT: Final = re.compile(r"=?f[248]|=?c8|=?c16|[<=>](f[248]|c8|c16|[iu][1248])")  # of numpy, and none of ours
+
 DType = str | type[Any] | np.dtype[Any]  # by our name, or as numpy has it
 
 
 def named_dtype(dtype: DType, where: str) -> str:
-    """Our name of a dtype. `i8` is ours, of one byte; numpy's short names, by which it has eight, are none."""
+    """Our name of a dtype. Of numpy's short names only those are taken that cannot mean one of ours: `i8` has 8 bits,
+    and to numpy 8 bytes, which are `<i8` here, too; `i4` is none, lest `i8` be taken for twice as much.
+    """
     if isinstance(dtype, str):
         name = NUMPYS_NAMES.get(dtype, dtype)
+        if name not in DTYPES and _SHORT.fullmatch(name) and np.dtype(name).isnative:
+            name = dtype_name(np.dtype(name))
         if name not in DTYPES:
-            raise ShapeError(f"unknown dtype {dtype!r}", where=where, hint=hint_for(dtype))
+            raise ArgumentError(f"unknown dtype {dtype!r}", where=where, hint=_meant(dtype))
         return name
     try:
         known = isinstance(dtype, type | np.dtype)  # pyright: ignore[reportUnnecessaryIsInstance]
         return dtype_name(dtype if known else object)  # to numpy None is f64
     except (TypeError, PolyError):
-        raise ShapeError(f"no dtype: {shown(dtype)}", where=where, hint=hint_for("")) from None
+        raise ArgumentTypeError(f"no dtype: {shown(dtype)}", where=where, hint=hint_for("")) from None
+
+
+def _meant(name: str) -> str:
+    """What to write for a name that is numpy's alone, with bytes (`i4`) or letters (`d`)."""
+    try:
+        return repr(dtype_name(np.dtype(name).newbyteorder("=")))
+    except (TypeError, PolyError):
+        return hint_for(name)
 
 
 def dtype_of_tensor(name: str, drafts: Sequence[Draft], dtypes: dict[str, str], usual: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from poly.compiler import compile as compile_for
-from poly.errors import ParseError, PolyError, RunError, ShapeError
+from poly.errors import ArgumentError, ParseError, PolyError, RunError, ShapeError
 from poly.frontend.notation import parse
 from poly.interp import run_program
 from poly.program import Program
@@ -371,17 +371,30 @@ def test_a_guarded_read_does_not_narrow_a_known_range() -> None:
     assert program.tensor["Y"].extents({}) == (6,)
 
 
-@pytest.mark.parametrize("dtype", ["f64", "float64", np.float64, np.dtype("f8"), float])
+@pytest.mark.parametrize("dtype", ["f64", "float64", "f8", "<f8", "=f8", np.float64, np.dtype("f8"), float])
 def test_dtypes_by_our_names_and_numpys(dtype: Any) -> None:
     assert parse("y[i] = x[i]", x=(3,), dtypes={"x": dtype}).tensor["y"].dtype == "f64"
     for_all = parse("y[i] = x[at[i]] + z[i]; z: f64[3]; u[i] = 0 + w[i]", x=(5,), at=(3,), w=(2,), dtypes=dtype)
     assert [for_all.tensor[name].dtype for name in ("x", "at", "u")] == ["f64", "i64", "f64"]
 
 
-@pytest.mark.parametrize("dtype", ["f31", "f8", object, 3.5, None])
+@pytest.mark.parametrize("dtype", ["f31", "", object, 3.5, None])
 def test_dtypes_that_are_none(dtype: Any) -> None:
-    with pytest.raises(PolyError, match="tensor x: .*\n  try: one of bf16, bool"):  # "f8" has one byte or eight
+    with pytest.raises(PolyError, match="tensor x: .*\n  try: one of bf16, bool"):
         parse("y[i] = x[i]", x=(3,), dtypes={"x": dtype})
+
+
+@pytest.mark.parametrize(("dtype", "ours"), [
+    ("f4", "f32"), ("<f4", "f32"), ("f2", "f16"), ("i8", "i8"), ("<i8", "i64"), ("u8", "u8"), ("<u2", "u16"),
+])  # fmt: skip
+def test_numpys_dtypes_with_bytes(dtype: str, ours: str) -> None:
+    assert parse("y[i] = x[i]", x=(3,), dtypes=dtype).tensor["y"].dtype == ours
+
+
+@pytest.mark.parametrize(("dtype", "ours"), [("i4", "i32"), (">f4", "f32"), ("d", "f64"), ("int", "i64")])
+def test_dtypes_that_numpy_alone_has_are_named_in_the_hint(dtype: str, ours: str) -> None:
+    with pytest.raises(ArgumentError, match=f"unknown dtype '{dtype}'\n  try: '{ours}'$"):
+        parse("y[i] = x[i]", x=(3,), dtypes=dtype)
 
 
 @pytest.mark.parametrize(("text", "expected"), [
