@@ -57,7 +57,7 @@ STEPS = (4, 5, 6, 7, 8, 3, 2)
 STEPS_FROM_AFAR = (8, *(n for n in STEPS if n != 8))
 # Of the operations' time, what a copy from memory takes at least where it is asked for while tiles are at work.
 COPY_SHARE = 1 / 16
-# Of the work: pieces below it are not laid out; of a quarter, that costs up to a twentieth of the time.
+# Of the work: pieces up to it are not laid out; of a quarter, that costs up to a twentieth of the time.
 EDGE_SHARE = 1 / 16
 
 
@@ -411,7 +411,7 @@ class Blocking(Tiling[BlockPlan]):
         """Whether a piece is so little of the work that the length of its code counts more than its loops do."""
         strips, rows = self.plan.strips, strip.rows
         lanes = (strip.high - strip.low) / (strips[-1].high - strips[0].low)
-        return lanes * (piece.high - piece.low) / (rows[-1].high - rows[0].low) < EDGE_SHARE
+        return lanes * (piece.high - piece.low) / (rows[-1].high - rows[0].low) <= EDGE_SHARE
 
     def _steps(
         self, schedule: Schedule, name: str, loops: Sequence[str], points: Sequence[str], tile: tuple[int, int]
