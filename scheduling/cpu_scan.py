@@ -94,9 +94,15 @@ def _beside_others(program: Program, s: Statement, along: str, axis: int, machin
     reach = max((b for b in found if b is not None), default=0)
     apart = s.combiner is not None or step_along(program, s.write, along) != 1
     apart |= not is_float(program.tensor[s.write.tensor].dtype)
+    apart |= not all(_is_near(s.write, r) for r in s.reads if r.tensor == s.write.tensor)
     if apart or not 0 < reach <= MOST_REACH or not runs_alone(program, s, along):
         return None
     return Scan("", along, reach, (), machine.lanes(widest_element(program, [s])), 0)
+
+
+def _is_near(write: Access, read: Access) -> bool:
+    """Whether a read is as far from what is written everywhere: so it has a place among registers, or is in none."""
+    return all((w - r).is_constant for w, r in zip(write.affine_index, read.affine_index, strict=True))
 
 
 def _with_lanes(program: Program, s: Statement, scan: Scan, machine: Machine) -> Scan:

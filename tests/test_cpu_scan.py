@@ -130,6 +130,14 @@ def test_rows_after_one_another_hand_on_in_registers(text: str, columns: int) ->
     assert (" in reg" in str(same(program).loops)) == (columns > 16)
 
 
+def test_rows_whose_reads_move_through_them_stay_in_memory() -> None:
+    """What Y[i] reads has no place of its own among registers: no plan that fits would come of it."""
+    text = "inout Y: f32[33]\nfor i, j:\n    S[i, j]: Y[j + 1] = 0.25 * (Y[i] + Y[j]) where 0 <= i < 32 and 0 <= j < 32"
+    program = poly.parse(text)
+    assert scan_of(Schedule(program), "S", machine_of("cpu")) is None
+    assert same(program).refused == ""
+
+
 def test_what_is_no_scan() -> None:
     """Along other axes, within an element, or with rows that depend on one another."""
     texts = [
