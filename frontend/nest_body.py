@@ -90,9 +90,7 @@ class Around:
 
 @dataclass
 class Reader:
-    """Collects the statements and the local tensors of a function body. `arguments`: the names of its arguments;
-    `safe`: locals for places that are in bounds.
-    """
+    """Collects the statements and the local tensors of a function body. `arguments`: the names of its arguments."""
 
     arguments: frozenset[str]
     scalars: frozenset[str]
@@ -102,7 +100,6 @@ class Reader:
     context: list[str] = field(default_factory=list)
     uses: Counter[tuple[str, type[ast.expr_context]]] = field(default_factory=Counter)
     live: dict[ast.stmt, frozenset[str]] = field(default_factory=dict)
-    safe: set[str] = field(default_factory=set[str])
 
     def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         """The whole body of a function."""
@@ -151,10 +148,10 @@ class Reader:
         return position
 
     def _elements(self, scope: Scope, place: ast.stmt) -> Elements:
-        names = (n for n in self._names("at", place) if n not in self.safe)
+        names = (n for n in self._names("at", place) if n not in scope.source.made)
         inside = names_of_data(place, scope.is_element)
         loops = partial(is_condition, scope)
-        return Elements(lambda n: scope.is_element(n) or _is_name_in(n, inside), loops, names, self.safe)
+        return Elements(lambda n: scope.is_element(n) or _is_name_in(n, inside), loops, names, scope.source.made)
 
     def _with_locals(self, around: Around) -> Around:
         known = {name: local.shape for name, local in self.locals.items()}
@@ -252,7 +249,7 @@ class Reader:
                     return self._if(outer, around, prefix, position, numbered)
                 elements = self._elements(scope, node)
                 truths = self._names("taken", node)
-                branches = Branches(truths, loops, elements.under, self.exact, self.live)
+                branches = Branches(truths, loops, elements.under, self.exact, self.live, scope.source.made)
                 chosen = branches.choices(node, self.live[node])
                 if chosen:
                     return self._sequence(chosen, around, prefix, position, numbered or len(chosen) > 1)

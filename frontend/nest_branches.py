@@ -30,7 +30,7 @@ class _Masked:
 class Branches:
     """Takes branches on data apart. `names`: of locals for truths; `affine`: whether loops decide a condition;
     `under`: what is read or written where a test holds, behind what it needs; `exact`: targets keep every bit;
-    `live`: the names that are read after a branch.
+    `live`: the names that are read after a branch; `made`: what the new locals stand for.
     """
 
     names: Iterator[str]
@@ -38,6 +38,7 @@ class Branches:
     under: Callable[[ast.expr, ast.expr], tuple[list[ast.stmt], ast.expr]]
     exact: bool
     live: dict[ast.stmt, frozenset[str]]
+    made: dict[str, str]
 
     def choices(self, node: ast.If, after: frozenset[str]) -> list[ast.stmt] | None:
         """The statements of an `if` without it; None where its branches hold more than assignments, loops and such
@@ -56,6 +57,7 @@ class Branches:
         if several:
             name = next(self.names)
             before, test = self.under(around.test, test) if around else ([], test)
+            self.made[name] = f"({ast.unparse(test)})"
             found += [_like(node, s) for s in (*before, ast.Assign([ast.Name(name, ast.Store())], test))]
             test = ast.Name(name, ast.Load())
         outside = around.kept if around else frozenset[str]()

@@ -8,18 +8,20 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poly.errors import ParseError
 
 
 @dataclass(frozen=True)
 class Source:
-    """The text of a file, and the name to show for it."""
+    """The text of a file, and the name to show for it. `made`: for locals that reading adds, what they stand for."""
 
     file: str
     text: str
+    made: dict[str, str] = field(default_factory=dict[str, str], compare=False)
 
     def error(self, node: ast.AST, message: str, hint: str | None = None) -> ParseError:
         """A `ParseError` at a node of the file's syntax tree."""
@@ -29,7 +31,15 @@ class Source:
     def error_at(self, line: int, column: int, message: str, hint: str | None = None) -> ParseError:
         """The same at a line (from 1) and a column (from 0) in characters."""
         place = f"{self.file}:{line}:{column + 1}"
+        hint = None if hint is None else self._as_written(hint)
+        message = self._as_written(message)
         return ParseError(f"{place}: {message}", text=self.text, line=line, column=column, hint=hint)
+
+    def _as_written(self, text: str) -> str:
+        """A text without names that reading made; later ones stand for texts with earlier ones."""
+        for name, meaning in reversed(self.made.items()):
+            text = re.sub(rf"(?<![\w.]){name}\b", lambda _, m=meaning: m, text)
+        return text
 
     def column(self, line: int, offset: int) -> int:
         """Characters before a byte offset, which is what Python's parser counts."""

@@ -36,7 +36,7 @@ def _in_bounds(draft: Draft, names: Iterator[str], tensors: dict[str, Tensor], f
     if "reads" in draft.line.clauses or not any(r.indirect for r in draft.reads):
         return [draft]
     reader = BodyReader(draft.scalars, bare_indices=True)
-    safe = set[str]()
+    safe = dict[str, str]()
     elements = Elements(lambda n: _is_element(reader, n), lambda n: _is_guard(reader, n), names, safe)
     target, value = ast.Name("y", ast.Store()), reader.tree(draft.line.body)
     *places, last = elements.in_bounds(ast.copy_location(ast.Assign([target], value), value))

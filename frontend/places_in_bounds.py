@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 @dataclass
 class Elements:
     """`is_element`: whether a subscript is data; `is_condition`: whether loops decide a test; `names`: of locals for
-    places, those in `safe` are in bounds.
+    places, those in `safe` are in bounds, with what they stand for.
     """
 
     is_element: Callable[[ast.expr], bool]
     is_condition: Callable[[ast.expr], bool]
     names: Iterator[str]
-    safe: set[str]
+    safe: dict[str, str]
 
     def in_bounds(self, node: ast.stmt) -> list[ast.stmt]:
         """An assignment after those that its places need."""
@@ -91,7 +91,7 @@ class _Places(ast.NodeTransformer):
 
     def _place(self, place: ast.expr) -> ast.expr:
         name = next(self.elements.names)
-        self.elements.safe.add(name)
+        self.elements.safe[name] = ast.unparse(place)
         test = self.tests[0] if len(self.tests) == 1 else ast.BoolOp(ast.And(), [*self.tests])
         self.made.append(ast.Assign([ast.Name(name, ast.Store())], ast.IfExp(test, place, ast.Constant(0))))
         return ast.Name(name, ast.Load())

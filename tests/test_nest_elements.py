@@ -234,7 +234,20 @@ def test_subscripts_that_are_no_elements() -> None:
             for k in range(p[i], p[i + 1]):
                 y[i] += v[k]
 
+    def in_a_branch(N: int, b: i64[Array, "N"], c: i64[Array, "N"], y: i64[Array, "N"]) -> None:
+        for i in range(N):
+            if b[i] >= 0:
+                if c[b[i]] > 1:
+                    y[i] = c[c[b[i]] - 5]
+                    y[i] += 1
+
+    def in_a_choice(N: int, b: i64[Array, "N"], h: f64[Array, "N, N"], y: f64[Array, "N"]) -> None:
+        for i in range(N):
+            y[i] = h[b[i], i + 1] if b[i] >= 0 else 0.0
+
     wrong: list[tuple[Callable[..., None], str]] = [
+        (in_a_branch, r"c\[b\[i\]\] - 5 is not affine(.|\n)*try: k = c\[b\[i\]\] - 5 before it"),  # no names of ours
+        (in_a_choice, r"h\[b\[i\], i \+ 1\] is outside(.|\n)*, or h\[b\[i\], i \+ 1\] if i \+ 1 < N else 0.0"),
         (computed, r"b\[i\] \+ 1 is not affine, nor an element(.|\n)*try: k = b\[i\] \+ 1 before it, and k as"),
         (of_float, r"a subscript is an integer, x is f64(.|\n)*try: k = int\(x\[i\]\) before it, and k as"),
         (beyond, r"h\[b\[i\], i \+ 1\] is outside its shape \(N, N\)(.|\n)*try: loops in which i \+ 1 < N"),
