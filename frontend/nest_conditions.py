@@ -38,7 +38,8 @@ def isl_condition(scope: Scope, node: ast.expr) -> str:
             for a, op, b in zip(sides, ops, sides[1:], strict=False):
                 if type(op) not in COMPARE:
                     raise scope.source.error(node, "conditions compare with == != < <= > >=", "== in place of is")
-                parts.append(_compared(scope, a, COMPARE[type(op)], b))
+                known = decided(scope, ast.Compare(a, [op], [b]))
+                parts.append(_compared(scope, a, COMPARE[type(op)], b) if known is None else str(known).lower())
             return f"({' and '.join(parts)})"
         case _:
             raise scope.source.error(

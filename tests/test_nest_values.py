@@ -101,6 +101,8 @@ def literals_in_conditions(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: f6
             z[i] += x[i]
         elif not 0.5 + 0.5 > 2.5:
             z[i] = y[i]
+        if 0.5 < 1.5 < i:
+            z[i] -= 0.5
 
 
 def fractions_among_integers(N: int, x: i64[Array, "N"], y: i64[Array, "N"], z: i64[Array, "6, N"]) -> None:
