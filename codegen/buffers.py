@@ -13,11 +13,11 @@ from poly.codegen.addresses import Indices
 from poly.codegen.text import memory_type
 from poly.dtypes import size_bytes
 from poly.loops import Alloc, For, If, Node, walk
+from poly.pointers import ALIGN
 from poly.program import Tensor
 
 STACK_LIMIT = 16 * 1024  # bytes of one buffer that may lie on the stack
 STACK_BUDGET = 64 * 1024  # bytes of all buffers of a function on the stack
-ALIGN = 64
 
 
 def bytes_of(tensor: Tensor, sizes: Mapping[str, int]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.codegen.addresses import Indices
-from poly.codegen.buffers import ALIGN, Buffers, Placed, bytes_of, memory_map
+from poly.codegen.buffers import Buffers, Placed, bytes_of, memory_map
 from poly.codegen.operators import Ops
 from poly.codegen.phases import Phase, Step, entry_text, loop_values, meetings, passed, phases_of, steps_of
 from poly.codegen.places import WRITE
@@ -24,6 +24,7 @@ from poly.errors import UnsupportedError
 from poly.locks import cached_property
 from poly.loops import Alloc, Compute, For, LoopTree, walk
 from poly.machine import Machine
+from poly.pointers import ALIGN
 from poly.program import Tensor
 
 STACK_ALIGN = 16  # bytes, by the calling convention
@@ -201,16 +202,6 @@ class _Context:
         known = set(indices.values)
         if all(e.names <= known for e in tensor.storage_shape):
             indices.set_strides(tensor.name, tensor.storage_shape)
-
-
-
-
-
-
-
-
-
-
 
 
 def _wrapper(name: str, slots: Sequence[str], given: str, tested: Sequence[int], align: int = 1) -> str:

@@ -20,7 +20,7 @@ from poly.codegen.arguments import (
 )
 from poly.codegen.call import Entry, Expected, NativeCall, Record, attach
 from poly.codegen.call_ir import MAX_GIVEN, NO_MEMORY
-from poly.codegen.function import ALIGN, Module, decode_status, lower
+from poly.codegen.function import Module, decode_status, lower
 from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
@@ -33,7 +33,7 @@ from poly.interp_arrays import check_context, extents, lacks_elements, pack, unp
 from poly.locks import cached_property
 from poly.loops import Compute, LoopTree
 from poly.machine import Machine
-from poly.pointers import address
+from poly.pointers import ALIGN, address
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_calls import CallWork
 from poly.scheduling.schedule import Schedule

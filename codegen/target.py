@@ -40,7 +40,8 @@ def target_of(machine: Machine) -> Target:
     x86, arm = is_x86(machine.triple), is_arm(machine.triple)
     any_size = "avx512vl" in has  # masks of bits, for elements of any size
     return Target(
-        x86, "fma" in has or arm, "f16c" in has or not x86, 16 if "avx512f" in has else 8 if "avx2" in has else 0,
-        {"avx512f", "avx512dq"} <= has, machine.dots, machine.lanes(1), machine.line, any_size, 1 if any_size else 4,
-        machine.vector_registers >= MANY_REGISTERS,
+        x86=x86, fma="fma" in has or arm, half="f16c" in has or not x86,
+        table=16 if "avx512f" in has else 8 if "avx2" in has else 0, scales={"avx512f", "avx512dq"} <= has,
+        dots=machine.dots, vector=machine.lanes(1), line=machine.line, masked_stores=any_size,
+        least_masked_load=1 if any_size else 4, many_registers=machine.vector_registers >= MANY_REGISTERS,
     )  # fmt: skip

@@ -433,12 +433,12 @@ def _as_update(write: Access, body: Expr, values: Values) -> tuple[Access, str, 
     rest = body.arguments[1 - k]
     if own.position in {*reads_of(rest), *places_of([write, *values.reads])}:
         return write, "", body
-    places = {j: j - (j > own.position) for j in range(len(values.reads)) if j != own.position}
-    rest = with_reads_at(rest, places)
+    renumbered = {j: j - (j > own.position) for j in range(len(values.reads)) if j != own.position}
+    rest = with_reads_at(rest, renumbered)
     values.reads.pop(own.position)
     values.places.pop(own.position)
-    values.reads[:] = [r.moved(places) for r in values.reads]
-    return write.moved(places), symbol, _negated(rest) if body.operator == "sub" else rest
+    values.reads[:] = [r.moved(renumbered) for r in values.reads]
+    return write.moved(renumbered), symbol, _negated(rest) if body.operator == "sub" else rest
 
 
 def _negated(body: Expr) -> Expr:

@@ -46,8 +46,8 @@ def checks_kinds(error: type[PolyError], *classes: str) -> Callable[[Callable[P,
             next((kinds[p.name][1] for p in takes if p.kind is many and p.name in kinds), _anything) for many in _MANY
         )
 
-        def refuse(args: tuple[object, ...], named: Mapping[str, object]) -> None:
-            given = _bound(function.__name__, parameters, args, named)
+        def refuse(args: tuple[object, ...], keywords: Mapping[str, object]) -> None:
+            given = _bound(function.__name__, parameters, args, keywords)
             wrong = _first_wrong(given, parameters.parameters, kinds)
             if wrong is not None:
                 raise error(f"{function.__name__}: {wrong[0]}", hint=wrong[1])

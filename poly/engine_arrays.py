@@ -10,8 +10,7 @@ import numpy as np
 from poly.dtypes import Array
 from poly.errors import RunError
 from poly.given_arrays import array_of, overlap, target_of
-
-ALIGN = 64  # bytes
+from poly.pointers import ALIGN
 
 
 @dataclass(frozen=True)

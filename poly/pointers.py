@@ -11,6 +11,7 @@ import numpy as np
 
 from poly.dtypes import Array
 
+ALIGN: Final = 64  # bytes: arrays that are made here, and buffers, begin at a multiple of it
 LARGE: Final = 1 << 20  # bytes from which on an array's start is chosen; numpy's own is 16 bytes after a line
 _FIELD: Final = object.__basicsize__  # numpy's ABI: the data pointer is the first field after the object's head
 
@@ -37,7 +38,7 @@ address: Final = _choose()
 """The address of an array's first element. The array must stay alive for as long as the address is used."""
 
 
-def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic], align: int = 64) -> Array:
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic], align: int = ALIGN) -> Array:
     """A C-contiguous array of zeros whose memory starts at a multiple of `align` bytes."""
     return _aligned(np.zeros, shape, dtype, align)
 
@@ -53,8 +54,9 @@ def fresh_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
 
 
 def _aligned(
-    make: Callable[[int, type[np.uint8]], Array], shape: tuple[int, ...], dtype: np.dtype[np.generic], align: int = 64
-) -> Array:
+    make: Callable[[int, type[np.uint8]], Array], shape: tuple[int, ...], dtype: np.dtype[np.generic],
+    align: int = ALIGN,
+) -> Array:  # fmt: skip
     size = _size(shape, dtype)
     raw = make(size + align, np.uint8)
     start = -address(raw) % align

@@ -56,7 +56,7 @@ ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no pr
 STEPS = (4, 5, 6, 7, 8, 3, 2)
 STEPS_FROM_AFAR = (8, *(n for n in STEPS if n != 8))
 # Of the operations' time, what a copy from memory takes at least where it is asked for while tiles are at work.
-COPY_SHARE = 1 / 16
+ASKED_SHARE = 1 / 16
 # Of the work: pieces up to it are not laid out; of a quarter, that costs up to a twentieth of the time.
 EDGE_SHARE = 1 / 16
 
@@ -561,7 +561,7 @@ class Blocking(Tiling[BlockPlan]):
         work = prod(high - low + 1 for low, high in self.group.box or ()) * prod(steps)
         cycles, last = work / (core.lanes * core.fma_units), len(core.caches) - 1
         far = size > core.counted_on(last) and self._is_far(schedule, tensor)
-        return far and size / core.caches[last].rate >= COPY_SHARE * cycles
+        return far and size / core.caches[last].rate >= ASKED_SHARE * cycles
 
     def _constants_ahead(self, schedule: Schedule, name: str) -> Schedule:
         """A packed constant that a core's own caches do not hold is asked for on its way: between two uses comes the

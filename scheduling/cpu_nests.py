@@ -105,8 +105,8 @@ def _by_outermost(schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
     """Statements by the outermost loop around them."""
     found: dict[str, list[str]] = {}
     for name in names:
-        for loop in schedule.nests[name].names[:1]:
-            found.setdefault(loop, []).append(name)
+        if loops := schedule.nests[name].names:
+            found.setdefault(loops[0], []).append(name)
     return list(found.values())
 
 

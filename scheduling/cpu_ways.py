@@ -38,7 +38,7 @@ DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
 FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as long as some of them
 # Cycles of a copied vector, which the first tile of rows hides where it makes the copy; the share of the time of
 # operations that these take at least.
-COPIED, COPY_SHARE = 4.0, 1 / 128
+COPIED, WAY_SHARE = 4.0, 1 / 128
 SPREAD = 8  # tiles of rows at least for which blocks are made smaller so that the next one is asked for, little by each
 EVEN_SHARES = 16  # iterations for each thread where one more for some of them is little
 LEAST_LINES = 2  # of a piece that such a copy reads from afar where nobody has asked for it
@@ -342,7 +342,7 @@ class Ways:
             return False
         steps = [d for d in pack.order if operand.axes[d].keys() <= self.ranges.keys()]
         used = self.extents[self.names[way.rows]] / self.core.fma_units  # cycles of a vector's multiply-adds
-        return len(steps) == len(self.ranges) and steps == sorted(steps) and COPIED >= COPY_SHARE * used
+        return len(steps) == len(self.ranges) and steps == sorted(steps) and COPIED >= WAY_SHARE * used
 
     def _strips(self, width: int, panels: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
         """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""

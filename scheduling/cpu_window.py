@@ -246,8 +246,8 @@ def _comes_slowly(program: Program, shape: _Shape, vector: int, machine: Machine
     """Whether what a vector of results reads takes longer from behind a core's own caches than its multiply-adds."""
     size = size_bytes(program.tensor[shape.read.tensor].dtype)
     core = core_of(machine, size)
-    lines = shape.step_down * shape.step * vector * size / core.caches[:2][-1].rate
-    return lines * core.fma_units > prod(shape.taps.values())
+    cycles = shape.step_down * shape.step * vector * size / core.caches[:2][-1].rate
+    return cycles * core.fma_units > prod(shape.taps.values())
 
 
 def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
