@@ -55,8 +55,8 @@ def _joined(program: Program, run: Sequence[Statement]) -> Statement | None:
     box = domain_box(program, first, first.iterators)
     parts = _parts(program, first)
     dtypes = {n: t.dtype for n, t in program.tensor.items()}
-    kinds = {dtype_of(s.body, [dtypes[r.tensor] for r in s.reads]) for s in run} - {None}  # that of literals
-    if box is None or len(run) < parts or kinds != {dtypes[first.write.tensor]}:
+    typed = any(dtype_of(s.body, [dtypes[r.tensor] for r in s.reads]) for s in run)  # a choice of literals has no dtype
+    if box is None or len(run) < parts or not typed:
         return None
     low, high = box[first.iterators.index(lanes)]
     near = all(step_along(program, r, lanes) in range(parts + 1) for s in run for r in s.reads)
@@ -95,7 +95,7 @@ def _in_one_nest(program: Program, run: Sequence[Statement]) -> bool:
         apart = [d for d, (a, b) in enumerate(zip(first, s.path, strict=False)) if a != b]
         if len(s.path) != len(first) or len(apart) != 1 or isinstance(first[apart[0]], str):
             return False
-        heads = {first[: apart[0] + 1], s.path[: apart[0] + 1]}
+        heads = {first[: apart[0] + 1], s.path[: apart[0] + 1]}  # where others were left out, paths have gaps
         if any(t not in run and t.path[: apart[0] + 1] in heads for t in program.statements):
             return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,14 @@ ONE_NEST_EACH = (
 SHIFTED = "for i:\n    S[i]: y[2*i] = a[i] where 0 <= i < N\n    T[i]: y[2*i + 1] = b[i] where 0 <= i < N - 1\n"
 READ = PAIRS + "U[i]: z[i] = y[i] where 0 <= i < N\n"
 OVERLAP = "for i:\n    S[i]: y[i] = a[i] where 0 <= i < N\n    T[i]: y[i + 1] = b[i] where 0 <= i < N\n"
+LITERALS = "for i:\n    S[i]: y[2*i] = 1 where 0 <= i < N\n    T[i]: y[2*i + 1] = 2 where 0 <= i < N\n"
+TWO_OF_THREE = (
+    "for i:\n    S[i]: y[3*i] = a[i] where 0 <= i < N\n    T[i]: y[3*i + 1] = b[i] where 0 <= i < N\n"
+)
+HOLES = (
+    "for i:\n    S[i]: y[2*i] = a[i] where 0 <= i < N and i % 3 < 2\n"
+    "    T[i]: y[2*i + 1] = b[i] where 0 <= i < N and i % 3 < 2\n"
+)
 TURNED = "for i:\n    S[i]: y[2*i + 1] = a[i] where 0 <= i < N\n    T[i]: y[2*i] = b[i] where 0 <= i < N\n"
 
 
@@ -55,6 +64,7 @@ def parsed(body: str, n: int, dtype: str = "f32") -> Program:
     [
         (PAIRS, 1), (APART, 1), (THREE, 1), (PRODUCTS, 1), (BESIDE, 2),
         (BETWEEN, 3), (ONE_NEST_EACH, 3), (SHIFTED, 2), (READ, 3), (OVERLAP, 2), (TURNED, 2),
+        (LITERALS, 2), (TWO_OF_THREE, 2), (HOLES, 2),
     ],
 )  # fmt: skip
 def test_parts_are_one_statement_where_nothing_is_between(body: str, statements: int, n: int) -> None:
@@ -71,6 +81,22 @@ def test_parts_are_one_statement_where_nothing_is_between(body: str, statements:
     for tensor, result in zip(program.outputs, results, strict=True):
         np.testing.assert_array_equal(found[tensor.name], wanted[tensor.name])
         np.testing.assert_allclose(result, wanted[tensor.name], rtol=1e-6, atol=1e-6)
+
+
+def test_a_size_that_has_the_name_of_the_loop_over_parts() -> None:
+    head = "program p(N, part); inout y: f32[2*N]; input a: f32[N]; input b: f32[N]; input c: f32[part]\n"
+    program = poly.parse(head + PAIRS).bind(N=16, part=3)
+    assert with_parts_joined(program) is program
+
+
+def test_parts_whose_nests_have_others_in_them_stay() -> None:
+    """Statements side by side whose paths differ in one position, as where something was left out of a nest."""
+    body = "for i:\n    U[i]: z[i] = a[i] where 0 <= i < N\n    S[i]: y[2*i] = a[i] where 0 <= i < N\n"
+    program = parsed(body + "T[i]: y[2*i + 1] = z[i] where 0 <= i < N\n", 16)
+    u, s, t = program.statements
+    assert (s.path, t.path) == ((0, "i", 1), (1, "i"))
+    apart = replace(program, statements=(u, s, replace(t, path=(1, "i", 1))))
+    assert with_parts_joined(apart) is apart
 
 
 @pytest.mark.parametrize("dtype", ["f32", "i32", "f64"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -220,8 +221,11 @@ def test_no_process_starts_where_it_does_not_pay(
 def test_a_process_that_cannot_start_is_no_error(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYLOOM_JOBS", "2")
     monkeypatch.setattr("sys.executable", str(own_cache / "nothing"))
+    tried, start = list[object](), subprocess.Popen[bytes]
+    monkeypatch.setattr("subprocess.Popen", lambda *args, **more: (tried.append(args[0][0]), start(*args, **more))[1])
     with prepared_ahead(programs(FEWEST), MACHINE, 1):
-        pass
+        assert tried == [str(own_cache / "nothing")]
+    assert not any(path.is_file() for path in own_cache.rglob("*"))
 
 
 def test_entry_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
