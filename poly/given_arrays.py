@@ -32,6 +32,8 @@ def array_of(
     name: str, expected: np.dtype[np.generic], array: object, spelled: str, what: str = "input"
 ) -> Array:
     """`typed` for an input `name`, which the caller writes as `spelled`. Messages name dtypes as numpy does."""
+    if isinstance(array, np.generic) and array.dtype != expected:
+        array = array.item()  # as a number of Python's: `np.float64(2.5)` is one
     if isinstance(array, np.ndarray | np.generic):
         found = np.asarray(array)
     else:

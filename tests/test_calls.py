@@ -19,7 +19,7 @@ from poly.affine import var
 from poly.codegen.call import NATIVE
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import MAX_RECORDS, Kernel
-from poly.errors import RunError
+from poly.errors import PolyError, RunError
 from poly.expr import Const, IndexValue, Read, apply
 from poly.given_arrays import overlap
 from poly.loops import LoopTree
@@ -481,3 +481,17 @@ def test_a_target_whose_elements_share_memory_is_refused() -> None:
     shared = np.lib.stride_tricks.as_strided(np.zeros(10), (10,), (0,))
     with pytest.raises(RunError, match=r"elements of out for y share memory\n  try: numpy.empty\(\(10,\), 'float64'\)"):
         kernel(np.arange(10.0), out=shared)
+
+
+@pytest.mark.parametrize("value", [np.float64(2.5), np.float32(2.5), np.float16(2.5), np.int64(2), np.uint8(2)])
+def test_scalars_of_numpy_are_taken_as_those_of_python(value: Any) -> None:
+    x = np.arange(3, dtype=np.float32)
+    for dtype in ("f32", "f64", "bf16"):
+        kernel = poly.compile(poly.parse("y[i] = x[i] * f32(a)", x=(3,), a=(), dtypes={"a": dtype}))
+        np.testing.assert_array_equal(kernel(x, value), kernel(x, value.item()))
+    kernel = poly.compile(poly.parse("y[i] = x[i] + f32(a)", x=(3,), a=(), dtypes={"a": "i32"}))
+    if isinstance(value, np.integer):
+        np.testing.assert_array_equal(kernel(x, value), x + 2)
+    for lost in (np.float64(2), np.int64(2**40), np.complex64(1), np.str_("1"), np.datetime64("2020")):
+        with pytest.raises(PolyError, match="input a"):
+            kernel(x, lost)
