@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from numbers import Integral
 from operator import index
 
 import islpy as isl
@@ -52,13 +53,15 @@ MOST_ELEMENTS = 2**48
 
 
 @checks_kinds(ParseError)
-def parse(text: str, *, dtypes: Mapping[str, DType] | DType | None = None, **shapes: Extent) -> Program:
+def parse(text: str, *, dtypes: Mapping[str, DType] | DType | None = None, **shapes: Extent | int) -> Program:
     """The program of a text in Einstein notation (see the module's text).
 
-    `shapes`: for tensors that the text does not declare, a tuple of ints and size names or expressions ("N", "N + 2");
+    `shapes`: for tensors that the text does not declare, a tuple of ints and size names or expressions ("N", "N + 2"),
+    or an int for a vector;
     `dtypes`: dtypes of such tensors by name, or one for all inputs that no read takes for a subscript, by our names
-    ("f64") or numpy's ("float64", np.float64). Raises `ParseError` with line and caret for text that is not in the
-    grammar and for an index without a range, `ShapeError` for shapes and dtypes that do not fit together.
+    ("f64") or numpy's ("float64", "f8", np.float64); "i8" is ours, of 8 bits. Raises `ParseError` with line and caret
+    for text that is not in the grammar and for an index without a range, `ShapeError` for shapes and dtypes that do not
+    fit together, `ArgumentError` and `ArgumentTypeError` for a dtype that is none.
     """
     lines = read_program_lines(text)
     given = {name: _shape(name, shape) for name, shape in shapes.items()}
@@ -77,10 +80,14 @@ def parse(text: str, *, dtypes: Mapping[str, DType] | DType | None = None, **sha
     return program
 
 
-def _shape(name: str, shape: tuple[int | str, ...]) -> Extents:
+def _shape(name: str, shape: tuple[int | str, ...] | int) -> Extents:
+    """A shape as it is given, of a vector as one int, too."""
     where = f"tensor {name}"
+    if isinstance(shape, Integral) and shape is not True and shape is not False:
+        shape = (int(shape),)
     if not isinstance(shape, tuple | list):  # pyright: ignore[reportUnnecessaryIsInstance]
-        shown = repr(shape) if isinstance(shape, str | int | float) else type(shape).__name__
+        plain = isinstance(shape, str | int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+        shown = repr(shape) if plain else type(shape).__name__
         hint = 'A=(64, "N"); a dtype goes into dtypes={"A": "f64"} or the text: A: f64[64, N]'
         raise ShapeError(f"the shape is a tuple of ints and size names, not {shown}", where=where, hint=hint)
     extents: list[Affine] = []
@@ -125,7 +132,7 @@ def _is_complete(lines: ProgramLines) -> bool:
     return lines.header is not None and all(map(complete, lines.statements))
 
 
-def inputs_of(text: str, **shapes: Extent) -> dict[str, str | None]:
+def inputs_of(text: str, **shapes: Extent | int) -> dict[str, str | None]:
     """The inputs of a text in their order, each with the dtype that the text declares, with only some of their shapes
     known. Raises `ParseError`.
     """
@@ -277,6 +284,11 @@ def _iterators(line: StatementLine, used: Mapping[str, None], parameters: Sequen
             raise line.place.error(f"{left[0]!r} is not among the iterators of {line.label}")
         names = line.iterators
     for name in names:
+        if "@" in name or "." in name:  # names of loops have them
+            text, hint = f"{name!r} is no name here", f"{identifier(name)}, or * for a product"
+            if "@" in name:
+                text, hint = "@ has no meaning in a body", "C[i, k] += A[i, j]*B[j, k]"
+            raise line.place.error(text, max(line.place.shown.find(name), 0), hint)
         if identifier(name) != name or name in parameters or names.count(name) > 1:
             taken = "it is a size" if name in parameters else "the name is reserved"
             raise line.place.error(f"{name!r} cannot name an index: {taken}", hint="rename it")

@@ -10,6 +10,7 @@ sizes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,7 @@ from poly.errors import ParseError, ShapeError, WantedShape
 from poly.sets import SET, affine_of_pw, header
 
 UNKNOWN: Final = "8"  # in hints, for an extent that nothing says
+_CONSTANTS: Final = {"pi": math.pi, "tau": math.tau}
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,9 @@ def _underconstrained(
         return ParseError(f"the range of index {half[0]!r} is not determined: {why}", hint=hint)
     why = f"it occurs only in {together[0].tensor}[{together[0].expression}]" if together else "no subscript bounds it"
     hint = f"where 0 <= {index} < {end_of(index, ((s.expression, s.extent) for s in together))}, or "
+    if not together and index in _CONSTANTS:
+        text = f"{index!r} is no constant here, but an index, and no subscript bounds it"
+        return ParseError(text, hint=f"{_CONSTANTS[index]!r}, or {index}=() if it is a scalar tensor")
     scalar = None if together else WantedShape(index, ())  # most likely an index, yet
     hint += "give the shape of the tensor it writes" if scalar is None else f"{scalar} if it is a scalar tensor"
     return ParseError(f"the range of index {index!r} is not determined: {why}", hint=hint, wanted=scalar)

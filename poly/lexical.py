@@ -29,6 +29,7 @@ _TOKEN: Final = re.compile(
     re.VERBOSE,
 )
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*(?:[.@]\w+)*", re.ASCII)
+_TAKEN: Final = frozenset(keyword.kwlist) - frozenset("if else and or not in is for None True False".split())
 _WORD: Final = re.compile(r"[^\W\d]\w*")
 
 
@@ -153,6 +154,10 @@ class Fragment:
             lines = f"({self.text}".split("\n")
             line, offset = error.lineno or 1, (error.offset or 1) - 1
             column = len(lines[line - 1][:offset].encode()) if line <= len(lines) else 0
+            if (word := next((m[0] for m in _WORD.finditer(self.text) if m[0] in _TAKEN), None)) is not None:
+                at = re.search(rf"\b{word}\b", self.text)
+                text = f"{word!r} is a keyword of Python, and no name"
+                raise self.error(text, at.start() if at else 0, f"{word}_") from None
             hint = _other_syntax(self.shown)
             raise self.error_at(line, max(column, 1), f"not an expression: {error.msg}", hint) from None
         except (ValueError, RecursionError, MemoryError):

@@ -26,10 +26,7 @@ _NOT, _UNARY, _ATOM = 3, 30, 100  # precedences beside those of the table of ope
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
     ast.FloorDiv: "floor_div", ast.Mod: "mod", ast.BitAnd: "bit_and", ast.BitOr: "bit_or", ast.BitXor: "bit_xor",
-}  # fmt: skip
-_WITHOUT: Final[dict[type[ast.operator], str]] = {
-    ast.MatMult: "C[i, k] += A[i, j]*B[j, k]",
-    ast.LShift: "shift_left(a, b)", ast.RShift: "shift_right(a, b)",
+    ast.LShift: "shift_left", ast.RShift: "shift_right",
 }  # fmt: skip
 _LITERALS: Final = {"inf": float("inf"), "nan": float("nan")}
 
@@ -334,8 +331,8 @@ class BodyReader:
                 return IndexValue(affine(node, fragment))
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 return Apply(_ARITHMETIC[type(op)], (self.value(left, fragment), self.value(right, fragment)))
-            case ast.BinOp(op=op) if type(op) in _WITHOUT:
-                raise fragment.node_error(node, "this has no meaning in a body", _WITHOUT[type(op)])
+            case ast.BinOp(op=ast.MatMult()):
+                raise fragment.node_error(node, "@ has no meaning in a body", "C[i, k] += A[i, j]*B[j, k]")
             case ast.BoolOp():
                 return self._truths(node, fragment)
             case ast.Compare():

@@ -13,7 +13,7 @@ from typing import Final, cast, get_args
 
 from poly.affine import Affine
 from poly.dtypes import DTYPES
-from poly.expr import COMBINERS, Combiner, Expr
+from poly.expr import COMBINERS, Apply, Combiner, Const, Expr
 from poly.lexical import Fragment, Line, Source, decode, is_scalar, quote, read_lines
 from poly.program import Access, Layout, PathStep, Role, Tensor
 from poly.text_body import BodyReader, affine
@@ -46,7 +46,8 @@ class Declaration:
 
 @dataclass(frozen=True)
 class StatementLine:
-    """`label[iterators]: target symbol= body clauses`. `prefix`: the path down to its own position."""
+    """`label[iterators]: target symbol= body clauses`. `prefix`: the path down to its own position; `negated`: it was
+    written `-=`, which adds the negative body."""
 
     place: Fragment
     label: str | None
@@ -56,6 +57,7 @@ class StatementLine:
     body: Fragment
     clauses: Mapping[str, Fragment]
     prefix: tuple[PathStep, ...] = ()
+    negated: bool = False
 
     @property
     def iterators(self) -> tuple[str, ...] | None:
@@ -265,8 +267,9 @@ def read_statement_line(line: Fragment, prefix: tuple[PathStep, ...]) -> Stateme
     colon = next((at for at in line.find(":") if at < equals), None)
     left = line.part(0 if colon is None else colon + 1, equals)
     match = re.search(r"(\+|\*|\bmax|\bmin|\band|\bor|[-/%&|^@<>!~]+)$", left.text)
-    if match is not None and match[1] not in COMBINERS:
-        other = {"-": "+= -(...)", "/": "*= 1 / (...)"}.get(match[1])
+    negated = match is not None and match[1] == "-"
+    if match is not None and not negated and match[1] not in COMBINERS:
+        other = {"/": "*= 1 / (...)"}.get(match[1])
         hint = other or f"one of {', '.join(f'{c}=' for c in COMBINERS)}"
         raise left.error(f"no combiner {match[1]}=", match.start(), hint)
     target = left.part(0, match.start() if match else None)
@@ -279,7 +282,8 @@ def read_statement_line(line: Fragment, prefix: tuple[PathStep, ...]) -> Stateme
     for flag in ("ordered", "exact"):
         if flag in clauses and clauses[flag].text:
             raise clauses[flag].error(f"{flag} stands alone")
-    return StatementLine(line, label, subscripts, target, COMBINERS[match[1]] if match else None, body, clauses, prefix)
+    combiner = COMBINERS["+" if negated else match[1]] if match else None
+    return StatementLine(line, label, subscripts, target, combiner, body, clauses, prefix, negated)
 
 
 def _label(label: Fragment) -> tuple[str, tuple[Fragment, ...] | None]:
@@ -301,4 +305,6 @@ def read_assignment(line: StatementLine, reader: BodyReader) -> tuple[Access, Ex
     if write is None:
         raise line.target.error("a statement writes one element of a tensor", hint="C[i, k], or s[] of rank 0")
     body = reader.body(line.body)
+    if line.negated:
+        body = Const(-body.value) if isinstance(body, Const) and body.dtype is None else Apply("neg", (body,))
     return write, body, tuple(reader.reads)

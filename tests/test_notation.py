@@ -326,11 +326,11 @@ def test_complete_text_is_read_as_it_stands(p: Program) -> None:
         ("C[i] = A[i]", {"A": (3,), "Q": (3,)}, PolyError, "'Q'"),
         ("C[i] = A[i]", {"A": (-3,)}, ShapeError, "negative"),
         ("C[i] = A[i]", {"A": ("mod",)}, ParseError, "mod"),
-        ("C[i] = A[i]", {"A": 3}, ShapeError, "tuple"),
+        ("C[i] = A[i]", {"A": 3.0}, ShapeError, "tuple"),
         ("C[mod] = A[mod]", {"A": (3,)}, ParseError, "'mod'"),
         ("C[i] = A[i*i]", {"A": (3,)}, ParseError, "affine"),
         ("C[i] = A[i] where i < q", {"A": (3,)}, ParseError, "'q'"),
-        ("C[i] -= A[i]", {"A": (3,)}, ParseError, "combiner"),
+        ("C[i] /= A[i]", {"A": (3,)}, ParseError, "combiner"),
         ("C[i] = fxp(A[i])", {"A": (3,)}, ParseError, "exp"),
         ("C[i] = A[i] + i", {"A": (3,)}, ShapeError, "cast"),
         ("C[i] = A[i]", {}, ParseError, "shape of A"),
@@ -548,7 +548,8 @@ def test_division_and_bits_of_integers(body: str, value: Any, target: str) -> No
     ("y[i] = exp(1)*x[i]", "exp of literals is no i32"), ("y[i] = x[i] // 2.5", "floor_div: the literal 2.5 is no i32"),
     ("y[i] = (x[i] > 1) % 2", "mod: takes numbers, not bool"), ("y[i] = f32(x[i]) ^ 2", r"a power is x\*\*y"),
     ("y[i] = f32(x[i]) & 1 > 0", r"try: .*\(x > 0\) & \(y > 0\)"),
-    ("y[i] = x[i] << 1", "try: shift_left"), ("y[i] = trunc_div(f32(x[i]), 2)", "trunc_div: takes integers, not f32"),
+    ("y[i] = f32(x[i]) << 1", "shift_left: takes integers, not f32"),
+    ("y[i] = trunc_div(f32(x[i]), 2)", "trunc_div: takes integers, not f32"),
     ("y[i] = shift_right(1, 2) + x[i]", "shift_right: of literals only"), ("y and= x[i]", "and= combines truths"),
     ("y[i] = -(x[i] > 0)", "neg: takes numbers, not bool"), ("y += x[i] > 0", r"try: i64\(...\) around the right side"),
 ])  # fmt: skip
@@ -647,7 +648,7 @@ def test_a_call_without_an_inout_says_why_it_takes_it(target: str) -> None:
 
 def test_hints_for_what_notation_writes_otherwise() -> None:
     for text, hint in (
-        ("C[i] = np.exp(A[i])", r"try: exp\(\.\.\.\)"), ("C[i] -= A[i]", r"try: \+= -"),
+        ("C[i] = np.exp(A[i])", r"try: exp\(\.\.\.\)"), ("C[i] /= A[i]", r"try: \*= 1"),
         ("C[i] = " + "-" * 4000 + "A[i]", "deeply"),
     ):  # fmt: skip
         with pytest.raises(ParseError, match=hint) as error:
@@ -695,3 +696,34 @@ def test_a_missing_shape_is_in_its_error(
     assert wanted is not None and (wanted.tensor, wanted.extents) == (tensor, extents)
     assert str(wanted) in (found.value.hint or "")
     assert pickle.loads(pickle.dumps(found.value)).wanted == wanted
+
+
+def test_differences_and_shifts_as_python_writes_them() -> None:
+    program = parse("y[i] -= x[i,j]; z[i] = (x[i,0] << 2) + (x[i,1] >> 1); c -= 2", x=(3, 4), dtypes="i32")
+    assert str(program) == str(parse(str(program))) and "y[i] += -x[i, j]" in str(program)
+    x = np.arange(12, dtype="i4").reshape(3, 4) - 5
+    y, z, c = compile_for(program)(x)
+    np.testing.assert_array_equal(y, -x.sum(1))
+    np.testing.assert_array_equal(z, (x[:, 0] << 2) + (x[:, 1] >> 1))
+    assert c == -2
+
+
+@pytest.mark.parametrize(("text", "column", "message", "hint"), [
+    ("C = A@B", 4, "@ has no meaning in a body", "C[i, k] += A[i, j]*B[j, k]"),
+    ("C = A @ B", 4, "@ has no meaning in a body", "C[i, k] += A[i, j]*B[j, k]"),
+    ("C[i] = A[i,0]*B.c", 14, "'B.c' is no name here", "B_c, or * for a product"),
+    ("lambda[i] = A[i,0]", 0, "'lambda' is a keyword of Python, and no name", "lambda_"),
+    ("C[i] = A[i,0]*class[i]", 14, "'class' is a keyword of Python, and no name", "class_"),
+    ("C[i] = A[i,0]*pi", 0, "'pi' is no constant here", "3.141592653589793, or pi=() if it is a scalar tensor"),
+])  # fmt: skip
+def test_names_that_are_none(text: str, column: int, message: str, hint: str) -> None:
+    shapes: dict[str, Any] = {name: (4, 4) for name in "AB" if f"{name}[" in text or "@" in text}
+    with pytest.raises(ParseError) as found:
+        parse(text, **shapes)
+    assert message in str(found.value) and found.value.column == column and found.value.hint == hint
+
+
+def test_the_shape_of_a_vector_may_be_an_int() -> None:
+    assert parse("y[i] = x[i]", x=3) == parse("y[i] = x[i]", x=(3,)) == parse("y[i] = x[i]", x=np.int64(3))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ShapeError, match="not True"):
+        parse("y[i] = x[i]", x=True)

@@ -252,7 +252,7 @@ def test_lines_may_be_wrapped_in_brackets() -> None:
         ("output C: f32[3]\nS[i]: C[i] = é[2] + foo(3)", 2, 20),
         ("output C: f32[N]", 1, 0),
         ("C: f32[3]", 1, 0),
-        ("S[i]: C[i] -= 3", 1, 11),
+        ("S[i]: C[i] /= 3", 1, 11),
         ("for i:\nS[i]: C[i] = 3", 1, 0),
         ("x = 3\n   y = 4\nz = 3", 2, 3),
         ("C[i] = 3", 1, 0),
