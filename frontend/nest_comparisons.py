@@ -12,16 +12,21 @@ from copy import deepcopy
 
 
 def of_two_values(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """A body in which `in` of some values is == and or, and chains that read elements are joined by and."""
-    comparisons = _Comparisons()
+    """A body in which `in` of some values is == and or, and chains that read elements or locals are joined by and."""
+    assigned = [t for s in body for n in ast.walk(s) if isinstance(n, ast.Assign) for t in n.targets]
+    comparisons = _Comparisons(frozenset(t.id for t in assigned if isinstance(t, ast.Name)))
     return [comparisons.visit(deepcopy(s)) for s in body]
 
 
 class _Comparisons(ast.NodeTransformer):
+    def __init__(self, locals: frozenset[str]) -> None:
+        self.locals = locals
+
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         self.generic_visit(node)
         late = [n for c in node.comparators[1:] for n in ast.walk(c)]  # what Python may leave unread
-        if not any(isinstance(n, ast.Subscript) for n in late) and not any(map(_is_among, node.ops)):
+        data = any(isinstance(n, ast.Subscript) or isinstance(n, ast.Name) and n.id in self.locals for n in late)
+        if not data and not any(map(_is_among, node.ops)):
             return node
         sides = [node.left, *node.comparators]
         return _joined(node, ast.And(), [

@@ -155,6 +155,7 @@ GUARDED = [  # of a loop over i; b holds places and negative numbers
     "if 0 <= b[i] < c[b[i]] + 1:\n    y[i] = 2.0",  # comparisons stop where Python stops
     "y[i] = 2.0 if 0 <= b[i] < 5 < c[b[i]] + 4 else 0.0",
     "y[i] = c[i-1] if 0 < i < b[i] + 3 else 0.5",
+    "k = b[i] + 3\ny[i] = c[i-1] if 0 < i < k else 0.5\nif 0 < i < k:\n    y[i-1] += c[i-1]",
     "y[i] = 2.0 if i in (0, N - 2) else c[i]",
     "if i in (2, 9) or c[i] > 5:\n    y[i] = 5.0",
     "if i not in [2, 0] and b[i] not in {3, 5}:\n    y[i] = 5.0\n    y[i] += i",
