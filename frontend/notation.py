@@ -4,7 +4,8 @@
 
 What is left out is filled in. An index without bounds in a `where` gets its range from the shapes it subscripts
 (`poly.frontend.ranges`). An update (`+=`, `*=`, `max=`, `min=`, `and=`, `or=`) starts from the combiner's identity, by
-a statement of its own, unless its target is declared `inout`. A tensor that is never written is an input, one that is
+a statement of its own, unless its target is declared `inout`; `-=` is `+=` of the negative.
+A tensor that is never written is an input, one that is
 read first and written later an inout (a scan with a shape given is, without one it reads only what it wrote), one that
 no other statement reads an output; the rest are temporary. A tensor that is written has one more than the greatest
 subscripts as its shape, and the dtype of what is written; every other undeclared dtype is f32, or i64 for subscripts.
