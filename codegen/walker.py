@@ -224,11 +224,9 @@ class Walker:
             left = s.registers.end_of_iteration()
         writer.label(label)
         writer.emit(f"{counter} = phi i64 [{first}, %{label}p], [{following}, %{label}l]")
-        for place, entry in carried:
-            end = s.registers.entries[place].value.text
-            writer.emit(f"{phis[place]} = phi {entry.type} [{entry.value.text}, %{label}p], [{end}, %{label}l]")
-        for start, kept, end in left:
-            writer.emit(f"{kept.value.text} = phi {kept.type} [{start}, %{label}p], [{end}, %{label}l]")
+        carries = [(entry.value.text, entry.named(phis[p]), s.registers.entries[p].value.text) for p, entry in carried]
+        for start, phi, end in [*carries, *left]:
+            writer.emit(f"{phi.value.text} = phi {phi.type} [{start}, %{label}p], [{end}, %{label}l]")
         writer.lines += [*region.head, *lines]
         writer.latch(label, counter, following, node.step, last)
         if not certain:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from poly.affine import Affine
+from poly.affine import Affine, affine_operation
 from poly.errors import ParseError
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_signature import last_name
@@ -75,19 +75,10 @@ class Scope:
         return shape[dimension]
 
     def _affine_operation(self, node: ast.BinOp, a: Affine, op: ast.operator, b: Affine) -> Affine:
-        match op:
-            case ast.Add():
-                return a + b
-            case ast.Sub():
-                return a - b
-            case ast.Mult() if a.is_constant or b.is_constant:
-                return b * a.constant if a.is_constant else a * b.constant
-            case ast.FloorDiv() if b.is_constant and b.constant:
-                return a // b.constant if b.constant > 0 else (-a) // -b.constant
-            case ast.Mod() if b.is_constant and b.constant:
-                return a % b.constant if b.constant > 0 else -((-a) % -b.constant)
-            case _:
-                raise self.source.error(node, f"{ast.unparse(node)} is not affine", hints.affine(node))
+        found = affine_operation(a, op, b)
+        if found is None:
+            raise self.source.error(node, f"{ast.unparse(node)} is not affine", hints.affine(node))
+        return found
 
     def affine_or_none(self, node: ast.expr) -> Affine | None:
         """`affine`, None where it raises."""

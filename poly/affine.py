@@ -296,6 +296,23 @@ def parse_affine(text: str) -> Affine:
     return affine_of_ast(tree, text)
 
 
+def affine_operation(a: Affine, operator: ast.operator, b: Affine) -> Affine | None:
+    """Two expressions under an operator of Python; None where that is not affine."""
+    match operator:
+        case ast.Add():
+            return a + b
+        case ast.Sub():
+            return a - b
+        case ast.Mult() if a.is_constant or b.is_constant:
+            return b * a.constant if a.is_constant else a * b.constant
+        case ast.FloorDiv() if b.is_constant and b.constant:
+            return a // b.constant if b.constant > 0 else (-a) // -b.constant
+        case ast.Mod() if b.is_constant and b.constant:
+            return a % b.constant if b.constant > 0 else -((-a) % -b.constant)
+        case _:
+            return None
+
+
 def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
     """An `Affine` from a Python syntax tree. Raises `ParseError` with the column where it is not quasi-affine."""
 
@@ -316,18 +333,11 @@ def affine_of_ast(node: ast.expr, text: str = "") -> Affine:
             return affine_of_ast(operand, text)
         case ast.BinOp(left=left, op=op, right=right):
             a, b = affine_of_ast(left, text), affine_of_ast(right, text)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult() if a.is_constant or b.is_constant:
-                    return b * a.constant if a.is_constant else a * b.constant
-                case ast.FloorDiv() | ast.Mod() if b.is_constant and b.constant > 0:
-                    return a // b.constant if isinstance(op, ast.FloorDiv) else a % b.constant
-                case _:
-                    hint = "// for whole numbers" if isinstance(op, ast.Div) else ""
-                    raise fail("subscripts are affine: + and -, * by a literal, // and % by a positive literal", hint)
+            positive = not isinstance(op, ast.FloorDiv | ast.Mod) or (b.is_constant and b.constant > 0)
+            if positive and (found := affine_operation(a, op, b)) is not None:
+                return found
+            hint = "// for whole numbers" if isinstance(op, ast.Div) else ""
+            raise fail("subscripts are affine: + and -, * by a literal, // and % by a positive literal", hint)
         case ast.Call(func=ast.Name(id="max" | "min" as name)):
             raise fail(f"a subscript has no {name}", "a choice of elements: x[i-1] if i >= 1 else x[0]")
         case ast.Slice():

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, update_wrapper
-from typing import TYPE_CHECKING, Final, Literal, SupportsIndex, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, SupportsIndex, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -99,12 +99,12 @@ class _OfSpec(NativeCall):
         self.last: Record | None = None
         attach(self, None)
 
-    def _careful(self, *operands: object, **keywords: object) -> object:
+    def _careful(self, *operands: Any, **keywords: Any) -> object:
         if self.views and len(operands) == 1 and not keywords:
             array = operands[0]
             if type(array) is np.ndarray and (view := self.views.get(array.shape)) is not None:
                 return view((array,), None)
-        return _einsum(self.spec, *operands, **keywords)  # type: ignore[arg-type]
+        return _einsum(self.spec, *operands, **keywords)
 
     def _failed(self, _at: int, _status: int) -> None:
         raise RunError("no memory for the buffers", where=f"einsum {self.spec!r}")
@@ -119,8 +119,8 @@ class _Einsum(NativeCall):
         self.specs: dict[str, _OfSpec] = {}
         attach(self, None, id(self.specs))
 
-    def _careful(self, *operands: object, **keywords: object) -> object:
-        return _einsum(*operands, **keywords)  # type: ignore[arg-type]
+    def _careful(self, *operands: Any, **keywords: Any) -> object:
+        return _einsum(*operands, **keywords)
 
     def __reduce__(self) -> str:
         return "einsum"

@@ -107,8 +107,9 @@ def _node(members: list[tuple[str, tuple[PathStep, ...]]]) -> TreeNode:
         return Leaf(members[0][0])
     if None in heads:
         raise ScheduleError(f"statements {[name for name, _ in members]} end at one place without an order")
-    if all(isinstance(h, int) for h in heads):
-        groups = [[(n, p[1:]) for n, p in members if p[0] == h] for h in sorted(heads)]  # type: ignore[type-var]
+    positions = sorted(h for h in heads if isinstance(h, int))
+    if len(positions) == len(heads):
+        groups = [[(n, p[1:]) for n, p in members if p[0] == h] for h in positions]
         return _node(groups[0]) if len(groups) == 1 else Ordered(tuple(_node(g) for g in groups))
     if len(heads) > 1:
         raise ScheduleError(f"loops and positions {sorted(map(str, heads))} stand at one place of the tree")
