@@ -40,7 +40,8 @@ from poly.scheduling.cpu_stages import schedule_stages, stages_of
 from poly.scheduling.cpu_threads import is_short, share, share_outermost
 from poly.scheduling.cpu_tile import schedule_tiles
 from poly.scheduling.cpu_turned import schedule_turned, turned_of
-from poly.scheduling.cpu_window import schedule_window, window_of
+from poly.scheduling.cpu_window import window_of
+from poly.scheduling.cpu_window_nest import schedule_window
 from poly.scheduling.distribution import distributed
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.groups import Group

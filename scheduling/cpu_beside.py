@@ -19,7 +19,9 @@ from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import own_share
 from poly.scheduling.cpu_edits import axis_last, cut, fused, outermost
 from poly.scheduling.cpu_facts import axis_of, bytes_touched, own_capacity, reduction_extents, widest_element
-from poly.scheduling.cpu_window import MOST_ROWS, MOST_TAPS, Window, Windows, beside, inside_of, row_axis, suits
+from poly.scheduling.cpu_window import MOST_ROWS, Window
+from poly.scheduling.cpu_window_nest import Windows
+from poly.scheduling.cpu_window_shape import MOST_TAPS, beside, inside_of, row_axis, suits
 from poly.scheduling.groups import Group, domain_box
 from poly.scheduling.schedule import Schedule
 
