@@ -168,7 +168,7 @@ class _Product(Blocking):
             subscript = access.index[pack.lane]
             if isinstance(subscript, Affine) and lanes in subscript.names:
                 moves = names_of(access) & {n for a in around for n in schedule.nests[update.name].loops[a].names}
-                schedule = self._pack(schedule, [update.name], pack, around[-1] if moves else None)
+                schedule = self.packing.packed(schedule, [update.name], pack, around[-1] if moves else None)
         return schedule
 
     def run(self, schedule: Schedule) -> Schedule:

@@ -68,6 +68,9 @@ class Tiling(Generic[P]):
 
     # ---- loops that are iterators
 
+    def _is_update(self, schedule: Schedule, name: str) -> bool:
+        return schedule.program.statement[name].combiner is not None
+
     def _iterator(self, schedule: Schedule, name: str, axis: int) -> str:
         s = schedule.program.statement[name]
         return self.group.axes[s.source_name][axis]

@@ -1,0 +1,125 @@
+"""What a blocked contraction asks for before it reads or copies it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from poly.affine import Affine, Mod
+from poly.dtypes import size_bytes
+from poly.program import Statement
+from poly.scheduling.asked_copies import copies_into
+from poly.scheduling.cpu_block_steps import Steps
+from poly.scheduling.cpu_core import core_of
+from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, from_afar, own_capacity, reduction_extents
+from poly.scheduling.cpu_plan import BlockPlan, Pack
+from poly.scheduling.cpu_tile import Tiling
+from poly.scheduling.schedule import Schedule
+
+# The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
+# of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
+FEW_USES, AHEAD_SHARE = 2, 4
+# Of the operations' time, what a copy from memory takes at least where it is asked for while tiles are at work.
+ASKED_SHARE = 1 / 16
+
+
+class Ahead(Tiling[BlockPlan]):
+    """What is asked for ahead in one contraction."""
+
+    def rows(self, schedule: Schedule, name: str, tile: str, height: int) -> Schedule:
+        """Rows of an operand that comes as it lies from beyond a core's own caches, which few tiles of lanes use, are
+        asked for a register tile ahead: short pieces, of which prefetchers lose one after the other. Not where the rows
+        of two tiles would meet in one set of the first cache.
+        """
+        s, plan, vector = schedule.program.statement[name], self.plan, schedule.nests[name].names[-1]
+        rows, lanes = (self._iterator(schedule, name, axis) for axis in (plan.rows, plan.lanes))
+        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
+        once = prod(plan.depth[1] if plan.depth and n == plan.depth[0] else e for n, e in steps.items())
+        uses = sum(-(-(p.high - p.low) // (plan.vector * p.width)) for p in plan.strips)
+        if uses > FEW_USES or schedule.kind(vector) != "vector":
+            return schedule
+        for r in s.reads:
+            moving = {n for i in r.index if isinstance(i, Affine) for n in i.names}
+            along = any(r.index[-1:] == (Affine.of(n),) for n in steps)  # a row is contiguous
+            if r.guard or not along or rows not in moving or lanes in moving:
+                continue
+            if not from_afar(schedule.program, r.tensor, self.machine):
+                continue
+            element = size_bytes(schedule.program.tensor[r.tensor].dtype)
+            kept = core_of(self.machine, element).lines_kept(bytes_apart(schedule.program, r, rows) or 0)
+            if AHEAD_SHARE * element * height * once <= self.machine.nearest_cache and 2 * height <= kept:
+                return schedule.prefetch(vector, tile)
+        return schedule
+
+    def copies(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
+        """What is copied for the next block of lanes is asked for all through the tiles of this one: as planned where
+        the first tile makes the copy; else from memory, where no tile meets all of a block and no sums are kept from
+        block to block, which would be pushed out.
+        """
+        plan = self.plan
+        for name in names:
+            s = schedule.program.statement[name]
+            for pack in plan.packs if self._is_update(schedule, name) else ():
+                buffer = s.reads[pack.read].tensor
+                if not copies_into(schedule, buffer) or not self._is_asked(schedule, s, pack):
+                    continue
+                loop = [n for n in schedule.nests[name].names if schedule.kind(n) == "serial"][-1]
+                line = self.machine.line // size_bytes(schedule.program.tensor[pack.tensor].dtype)
+                schedule = schedule.prefetch_copy(loop, buffer, line)
+        return schedule
+
+    def _is_asked(self, schedule: Schedule, s: Statement, pack: Pack) -> bool:
+        """Whether the next block of a copy is asked for."""
+        if pack.on_way and pack.asked:
+            return True
+        plain = pack.site == "lanes" and pack.lane == len(pack.order) - 1 and not pack.ahead
+        streams = not self.plan.lanes_inside and not self.plan.lanes_outside
+        return plain and streams and self._takes_long(schedule, s, pack.tensor)
+
+    def _takes_long(self, schedule: Schedule, s: Statement, tensor: str) -> bool:
+        """Whether a tensor comes from memory, and takes a share of the time of operations on the way."""
+        found = schedule.program.tensor[tensor]
+        core = core_of(self.machine, size_bytes(found.dtype))
+        size = found.nbytes(schedule.program.binding)
+        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name]).values()
+        work = prod(high - low + 1 for low, high in self.group.box or ()) * prod(steps)
+        cycles, last = work / (core.lanes * core.fma_units), len(core.caches) - 1
+        far = size > core.counted_on(last) and from_afar(schedule.program, tensor, self.machine)
+        return far and size / core.caches[last].rate >= ASKED_SHARE * cycles
+
+    def constants(self, schedule: Schedule, name: str) -> Schedule:
+        """A packed constant that a core's own caches do not hold is asked for on its way: between two uses comes the
+        rest of it, and every tile, block and step of a window is a new stream for a prefetcher.
+        """
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        vector = nest.names[-1]
+        if schedule.kind(vector) != "vector" or schedule.marks[vector].ahead:
+            return schedule
+        inner = [n for n in nest.names if nest.loops[n].names - set(self.group.axes[s.source_name])]
+        laid = [n for n in inner if schedule.kind(n) == "unroll"]
+        rolled = [n for n in inner if n not in laid]
+        for pack in self.plan.packs if rolled else ():
+            tensor = schedule.source.tensor[pack.tensor]
+            size = size_bytes(tensor.dtype)
+            far = size * prod(tensor.extents(schedule.program.binding)) > own_capacity(self.machine)
+            if pack.site == "whole" and pack.block and tensor.role == "constant" and far:
+                after = [n for n in laid if nest.names.index(n) > nest.names.index(rolled[-1])]
+                step = size * pack.block * prod(self._laid_trips(schedule, name, n) for n in after)
+                return schedule.prefetch(vector, rolled[-1], -(-BYTES_AHEAD // step))
+        return schedule
+
+    def _laid_trips(self, schedule: Schedule, name: str, loop: str) -> int:
+        """Copies of a loop that is laid out: of a whole one, or of a tile."""
+        atom = schedule.nests[name].loops[loop].terms[0][0]
+        if isinstance(atom, Mod):
+            return atom.divisor
+        return Steps(self.group, self.plan, self.machine).trips(schedule, name, loop)
+
+    def beside(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:
+        """What is read beside the reduction from beyond a core's own caches is asked for a register tile ahead."""
+        for name in names:
+            s, vector = schedule.program.statement[name], schedule.nests[name].names[-1]
+            far = any(from_afar(schedule.program, r.tensor, self.machine) for r in s.reads if not r.indirect)
+            if s.combiner is None and far and schedule.kind(vector) == "vector":
+                schedule = schedule.prefetch(vector, tile)
+        return schedule
