@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log2, prod
+from math import isqrt, log2, prod
 
 from poly.dtypes import size_bytes
 from poly.loops import MAX_LANES
@@ -45,6 +45,7 @@ DEEP_ROWS = 8  # of the operand, on one strip of the result
 BLOCKS = 4
 LEAST_BLOCK = 8
 MOST_BLOCK = 32
+LEAST_CHAIN = 512  # additions to a partial sum, in a long row's blocks: to add its lanes up takes as long as a few
 STEP = 2  # between lanes that are picked from two vectors
 BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
 
@@ -350,13 +351,29 @@ class _Reduced:
     # ---- lanes that are reduced
 
     def _fold(self, schedule: Schedule, name: str) -> Schedule:
-        schedule = self._placed(self._turned(schedule, name), name)
-        if not self.plan.rows:
-            return self._folded(schedule, name, 1)
-        schedule, parts = self._cut(schedule, name, self.plan.rows, self.plan.height)
-        for part, height in parts:
-            schedule = self._folded(schedule, part, height)
+        schedule, blocks = self._blocks(self._placed(self._turned(schedule, name), name), name)
+        for block, extent in blocks:
+            parts = [(block, 1)]
+            if self.plan.rows:
+                schedule, parts = self._cut(schedule, block, self.plan.rows, self.plan.height)
+            for part, height in parts:
+                schedule = self._folded(schedule, part, height, extent)
         return schedule
+
+    def _blocks(self, schedule: Schedule, name: str) -> tuple[Schedule, list[tuple[str, int]]]:
+        """A long row in blocks and what is left over, with their sizes: rounding errors grow with the additions to one
+        partial sum, and with the blocks.
+        """
+        extent, step = self._extent(schedule, name, self.plan.lanes), self.vector * self.plan.width
+        size = max(LEAST_CHAIN, isqrt(extent // step)) * step
+        if extent < 2 * size:
+            return schedule, [(name, extent)]
+        *outer, lanes = schedule.nests[name].names
+        schedule, blocks = self._cut(ordered(schedule, name, [lanes, *outer]), name, self.plan.lanes, size)
+        for block, _ in blocks:
+            lanes, *outer = schedule.nests[block].names
+            schedule = ordered(schedule, block, [*outer, lanes])
+        return schedule, blocks
 
     def _turned(self, schedule: Schedule, name: str) -> Schedule:
         for tensor in self.plan.turned:
@@ -379,18 +396,22 @@ class _Reduced:
             schedule = in_vectors(schedule, loop, self._extent(schedule, name, self.plan.lanes), self.vector, most=ROWS)
         return schedule
 
-    def _folded(self, schedule: Schedule, name: str, height: int) -> Schedule:
+    def _folded(self, schedule: Schedule, name: str, height: int, extent: int) -> Schedule:
+        """Rows, or blocks of an extent of rows, each with partial sums of its own."""
         plan, step = self.plan, self.vector * self.plan.width
-        lanes, extent = loop_of(schedule, name, plan.lanes), self._extent(schedule, name, plan.lanes)
+        lanes, block = loop_of(schedule, name, plan.lanes), None
+        if extent < self._extent(schedule, name, plan.lanes):
+            schedule, block, lanes = schedule.tile({lanes: extent}), f"{lanes}.o", f"{lanes}.p"
         schedule = schedule.tile({lanes: step})
         if plan.rows:
             rows = loop_of(schedule, name, plan.rows)
             inside = [n for n in schedule.nests[name].names if n in [loop_of(schedule, name, i) for i in plan.inner]]
             again = [loop_of(schedule, name, plan.again)] if plan.again else []
             schedule = schedule.tile({rows: height})
-            schedule = schedule.reorder(f"{rows}.o", *inside, f"{lanes}.o", *again, f"{rows}.p", f"{lanes}.p")
+            order = [*inside, *filter(None, [block]), f"{lanes}.o", *again]
+            schedule = schedule.reorder(f"{rows}.o", *order, f"{rows}.p", f"{lanes}.p")
         buffer = f"{schedule.program.statement[name].write.tensor}_{name}_part"
-        schedule = schedule.rfactor(name, f"{lanes}.p", name=buffer)
+        schedule = schedule.rfactor(name, f"{lanes}.p", at=block, name=buffer)
         scope = schedule.program.tensor[buffer].scope
         pieces = [name]
         if extent % step and extent > step:

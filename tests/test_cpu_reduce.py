@@ -346,3 +346,25 @@ def test_sums_of_everything_have_lanes_where_memory_lies_apart(
     np.testing.assert_array_equal(kernel(*arrays), np.einsum(spec, *arrays))
     lines = str(kernel.loops).splitlines()
     assert any("*" in line and before.endswith(" vector:") for before, line in zip(lines, lines[1:], strict=False))
+
+
+LONG_ROWS = [
+    ("i->", (300_007,)), ("ij->i", (5, 300_007)), ("ij,j->i", (5, 70_001), (70_001,)),
+    ("ij,kj->ik", (9, 70_001), (3, 70_001)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "shapes"), [(spec, shapes) for spec, *shapes in LONG_ROWS])
+def test_long_rows_are_summed_in_blocks(spec: str, shapes: list[tuple[int, ...]]) -> None:
+    """Sums of integers up to 2^24 are exact in any order; of equal fractions each addition may err the same way."""
+    rng = np.random.default_rng(5)
+    arrays = [rng.integers(-3, 4, s).astype(np.float32) for s in shapes]
+    kernel = poly.compile(einsum(spec, *shapes))
+    np.testing.assert_array_equal(kernel(*arrays), np.einsum(spec, *arrays, dtype=np.float64))
+
+
+def test_errors_of_a_long_sum_grow_with_its_blocks() -> None:
+    """In one block they are 1e-4: 2^15 additions to each partial sum."""
+    x = np.full(1 << 22, 0.1, np.float32)
+    found = poly.compile(einsum("i->", x.shape))(x)
+    assert abs(found / x.sum(dtype=np.float64) - 1) < 2e-5
