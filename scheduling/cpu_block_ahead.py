@@ -7,20 +7,17 @@ from math import prod
 
 from poly.affine import Affine, Mod
 from poly.dtypes import size_bytes
-from poly.program import Statement
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, from_afar, own_capacity, reduction_extents
-from poly.scheduling.cpu_plan import BlockPlan, Pack
+from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_tile import Tiling
 from poly.scheduling.schedule import Schedule
 
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
 # of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
 FEW_USES, AHEAD_SHARE = 2, 4
-# Of the operations' time, what a copy from memory takes at least where it is asked for while tiles are at work.
-ASKED_SHARE = 1 / 16
 
 
 class Ahead(Tiling[BlockPlan]):
@@ -52,40 +49,16 @@ class Ahead(Tiling[BlockPlan]):
         return schedule
 
     def copies(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
-        """What is copied for the next block of lanes is asked for all through the tiles of this one: as planned where
-        the first tile makes the copy; else from memory, where no tile meets all of a block and no sums are kept from
-        block to block, which would be pushed out.
-        """
-        plan = self.plan
+        """What is copied for the next block of lanes is asked for all through the tiles of this one, as planned."""
         for name in names:
             s = schedule.program.statement[name]
-            for pack in plan.packs if self._is_update(schedule, name) else ():
+            for pack in self.plan.packs if self._is_update(schedule, name) else ():
                 buffer = s.reads[pack.read].tensor
-                if not copies_into(schedule, buffer) or not self._is_asked(schedule, s, pack):
-                    continue
-                loop = [n for n in schedule.nests[name].names if schedule.kind(n) == "serial"][-1]
-                line = self.machine.line // size_bytes(schedule.program.tensor[pack.tensor].dtype)
-                schedule = schedule.prefetch_copy(loop, buffer, line)
+                if pack.asked and copies_into(schedule, buffer):
+                    loop = [n for n in schedule.nests[name].names if schedule.kind(n) == "serial"][-1]
+                    line = self.machine.line // size_bytes(schedule.program.tensor[pack.tensor].dtype)
+                    schedule = schedule.prefetch_copy(loop, buffer, line)
         return schedule
-
-    def _is_asked(self, schedule: Schedule, s: Statement, pack: Pack) -> bool:
-        """Whether the next block of a copy is asked for."""
-        if pack.on_way and pack.asked:
-            return True
-        plain = pack.site == "lanes" and pack.lane == len(pack.order) - 1 and not pack.ahead
-        streams = not self.plan.lanes_inside and not self.plan.lanes_outside
-        return plain and streams and self._takes_long(schedule, s, pack.tensor)
-
-    def _takes_long(self, schedule: Schedule, s: Statement, tensor: str) -> bool:
-        """Whether a tensor comes from memory, and takes a share of the time of operations on the way."""
-        found = schedule.program.tensor[tensor]
-        core = core_of(self.machine, size_bytes(found.dtype))
-        size = found.nbytes(schedule.program.binding)
-        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name]).values()
-        work = prod(high - low + 1 for low, high in self.group.box or ()) * prod(steps)
-        cycles, last = work / (core.lanes * core.fma_units), len(core.caches) - 1
-        far = size > core.counted_on(last) and from_afar(schedule.program, tensor, self.machine)
-        return far and size / core.caches[last].rate >= ASKED_SHARE * cycles
 
     def constants(self, schedule: Schedule, name: str) -> Schedule:
         """A packed constant that a core's own caches do not hold is asked for on its way: between two uses comes the

@@ -47,8 +47,8 @@ class Pack:
     where it is made: once, outside of the blocks, per block of lanes or per block of rows. `across`: the axis that is
     contiguous in the source where that is another one: copied through squares in registers. `ahead`: while one block of
     lanes is used, the next one is asked for. `deep`: an axis along blocks of the reduction, and the elements of one:
-    what a block meets lies together. `on_way`: the first tile of rows makes the copy, step by step,
-    and where `asked` all the others ask for the next one.
+    what a block meets lies together. `on_way`: the first tile of rows makes the copy, step by step.
+    `asked`: tiles of rows ask for the next one, little by each; where it is made on the way, all but the first.
     """
 
     statement: str

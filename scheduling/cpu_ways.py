@@ -18,7 +18,7 @@ from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_core import PAGE, Core, core_of
-from poly.scheduling.cpu_facts import OWN, Facts, axis_of, own_capacity, reduction_extents, step_of
+from poly.scheduling.cpu_facts import OWN, Facts, axis_of, from_afar, own_capacity, reduction_extents, step_of
 from poly.scheduling.cpu_operand import Operand, next_stays
 from poly.scheduling.cpu_plan import (
     BlockPlan,
@@ -41,6 +41,8 @@ FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as 
 COPIED, WAY_SHARE = 4.0, 1 / 128
 SPREAD = 8  # tiles of rows at least for which blocks are made smaller so that the next one is asked for, little by each
 EVEN_SHARES = 16  # iterations for each thread where one more for some of them is little
+# Of the operations' time, what a copy from memory takes at least where it is asked for while tiles are at work.
+ASKED_SHARE = 1 / 16
 LEAST_LINES = 2  # of a piece that such a copy reads from afar where nobody has asked for it
 MOST_CHOOSING = 3  # operands that may be packed or not, a choice for each
 
@@ -96,6 +98,11 @@ class Ways:
         return core_of(self.facts.machine, self.facts.widest())
 
     @cached_property
+    def operation_cycles(self) -> float:
+        """Cycles of the operations alone."""
+        return prod(self.extents.values()) / self.core.lanes / self.core.fma_units
+
+    @cached_property
     def operands(self) -> tuple[Operand, ...]:
         """The reads, then what is written."""
         reads = tuple(self._operand(a, False) for a in self.update.reads)
@@ -139,11 +146,10 @@ class Ways:
         than all operations: blocks of few steps are as many streams, which prefetchers follow, and hide the sums that
         come and go.
         """
-        work = prod(self.extents.values()) / self.core.lanes / self.core.fma_units
         own, *behind = self.core.caches
         rate = behind[0].rate if behind else own.rate
         return any(
-            prod(o.shape) * o.element > max(own_capacity(self.facts.machine), rate * work)
+            o.size > max(own_capacity(self.facts.machine), rate * self.operation_cycles)
             for o in self.operands[:-1]
             if o.stride(self.names[self.lanes]) == o.element and o.stride(self.deep) >= PAGE
         )
@@ -274,6 +280,7 @@ class Ways:
             sizes = [panels >> n for n in range(panels.bit_length())]
         made = [(n, self._packs(way, height, width, n, depth)) for n in sizes]
         panels, packs = next((m for m in made if any(p.asked for p in m[1])), made[0])
+        packs = tuple(replace(p, asked=p.asked or self._is_asked(p, way, width * panels, depth)) for p in packs)
         if any(p.on_way for p in packs):
             rows = [first_apart(pieces) for pieces in rows]
         strips = self._strips(width, panels, rows[0], rows[1])
@@ -293,11 +300,10 @@ class Ways:
         core's own caches.
         """
         operand, access = self.operands[k], self.update.accesses[k][0]
-        read = self.facts.program.tensor[access.tensor].role in ("input", "inout")
-        far = prod(operand.shape) * operand.element > own_capacity(self.facts.machine)
+        far = from_afar(self.facts.program, access.tensor, self.facts.machine)
         contiguous = not access.guard and operand.stride(self.names[self.lanes]) == operand.element
         several = (vectors < self.vectors) | (way.lanes_outside & (depth > 0))
-        return np.where(read and far and contiguous and dict(way.packs)[k] == "lanes", several, False)
+        return np.where(far and contiguous and dict(way.packs)[k] == "lanes", several, False)
 
     def _in_time(self, pack: Pack, way: Way, vectors: int, depth: int) -> Pack:
         """A copy for blocks of so many vectors, with when the next one is asked for, or its first use makes it."""
@@ -321,6 +327,18 @@ class Ways:
         if waits or not self._evenly(way, vectors) or not self._on_way(pack, way):
             return pack
         return replace(pack, on_way=True, asked=asked)
+
+    def _is_asked(self, pack: Pack, way: Way, vectors: int, depth: int) -> bool:
+        """Whether the next block of so many vectors is asked for by tiles, whoever copies it: it comes from memory, for
+        a share of the time of operations, no tile meets all of a block, and no sums are kept from block to block, which
+        would be pushed out.
+        """
+        plain = pack.site == "lanes" and pack.lane == len(pack.order) - 1 and not pack.ahead
+        if not plain or vectors >= self.vectors or way.lanes_inside or (way.lanes_outside and depth):
+            return False
+        size, last = self.operands[pack.read].size, len(self.core.caches) - 1
+        far = size > self.core.counted_on(last) and from_afar(self.facts.program, pack.tensor, self.facts.machine)
+        return far and size / self.core.caches[last].rate >= ASKED_SHARE * self.operation_cycles
 
     def _evenly(self, way: Way, vectors: int) -> bool:
         """Whether threads share the loops around the blocks of so many vectors, or these: a first tile is one thread's.

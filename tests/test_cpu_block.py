@@ -616,10 +616,12 @@ def test_the_first_tile_of_rows_makes_the_copy(
     [
         (AVX512, 128, 3072, 1, 0, True, True),
         (AVX512, 128, 3072, 8, 0, True, True),  # two blocks do not fit the second cache, but smaller ones do
-        (AVX512, 36, 3072, 8, 0, True, False),  # few tiles of rows
+        (AVX512, 36, 3072, 8, 0, True, True),  # few tiles of rows, but from memory
+        (AVX512, 36, 1024, 8, 0, True, False),  # few tiles of rows
         (AVX512, 36, 3072, 64, 0, False, False),  # all in one block
         (AVX512, 2048, 3072, 1, 0, False, False),  # hardly any of the time
-        (AVX2, 36, 3072, 8, 512, False, False),  # short pieces that nobody asks for
+        (AVX2, 36, 3072, 8, 512, False, True),  # short pieces
+        (AVX2, 480, 3072, 8, 512, False, False),  # a small part of the time
         (AVX2, 32, 3072, 1, 0, True, True),
     ],
 )

@@ -129,25 +129,26 @@ def test_where_it_means_nothing_nothing_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "steps", "inside", "on_way", "asks"),
+    ("rows", "columns", "steps", "inside", "threads", "on_way", "asks"),
     [
-        (48, 4096, 512, False, False, True),
-        (48, 4096, 512, True, False, False),  # every tile of rows meets all of a block
-        (48, 2048, 512, False, False, False),  # from the last cache
-        (480, 4096, 512, False, False, False),  # a small part of the time
-        (48, 4096, 256, True, True, True),
-        (48, 2048, 512, True, True, False),  # two blocks of 512 KB, and the rows, do not fit
-        (48, 256, 512, True, True, False),  # near
+        (48, 832, 4096, False, 2, False, True),  # 13 blocks
+        (48, 832, 4096, True, 2, False, False),  # every tile of rows meets all of a block
+        (48, 832, 1024, False, 2, False, False),  # from the last cache
+        (480, 832, 4096, False, 2, False, False),  # a small part of the time
+        (48, 4096, 256, True, 1, True, True),
+        (48, 2048, 512, True, 1, True, False),  # two blocks of 512 KB, and the rows, do not fit
+        (48, 256, 512, True, 1, True, False),  # near
     ],
 )
 def test_operands_from_afar_that_few_rows_use_are_asked_for(
-    rows: int, columns: int, steps: int, inside: bool, on_way: bool, asks: bool
+    rows: int, columns: int, steps: int, inside: bool, threads: int, on_way: bool, asks: bool
 ) -> None:
-    facts = facts_on(poly.parse(GEMM, A=(rows, steps), B=(steps, columns)), AVX512)
+    program = poly.parse(GEMM, A=(rows, steps), B=(steps, columns))
+    facts = replace(facts_on(program, AVX512), threads=threads)
     choice = choice_of(facts, 1)
     ways = [w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside]
-    plan = choice.plan(next(w for w in ways if w.lanes_inside == inside), 6, 4, 4, 0, 0)
-    plan = replace(plan, packs=tuple(replace(p, on_way=on_way) for p in plan.packs))
+    plan = choice.plan(next(w for w in ways if w.lanes_inside == inside), 6, 4, 1 if threads > 1 else 4, 0, 0)
+    assert [(p.on_way, p.asked) for p in plan.packs] == [(on_way, asks)]
     schedule = block_group(unchecked(Schedule(facts.program)), facts.group, plan, AVX512)
     found = {mark.asks for mark in schedule.marks.values() if mark.asks}
     assert found == ({("B_C_update_p", 16)} if asks else set())
