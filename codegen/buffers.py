@@ -112,12 +112,17 @@ class Buffers:
         """Bytes of a buffer, rounded up to the alignment."""
         total = str(size_bytes(tensor.dtype))
         for extent in tensor.storage_shape:
-            total = self.indices.multiply(total, self.indices.text(self.indices.linear(extent)))
+            total = self.indices.multiply(total, self._not_negative(self.indices.text(self.indices.linear(extent))))
         if total.isdigit():
             return str(-(-int(total) // ALIGN) * ALIGN)
         writer = self.indices.writer
         raised = writer.pure(f"add i64 {total}, {ALIGN - 1}", total)
         return writer.pure(f"and i64 {raised}, -{ALIGN}", raised)
+
+    def _not_negative(self, extent: str) -> str:
+        if extent.isdigit():
+            return extent
+        return self.indices.writer.intrinsic("i64", "llvm.smax.i64", (("i64", extent), ("i64", "0")), pure=True)
 
     def _sum(self, a: str, b: str) -> str:
         if a.isdigit() and b.isdigit():

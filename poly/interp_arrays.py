@@ -137,15 +137,18 @@ def solved_extent(extent: Affine, length: int) -> tuple[str, int] | None:
 
 
 def extents(tensor: Tensor, shape: Sequence[Affine], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """A shape of a tensor as ints. Raises `RunError` where it depends on anything but the sizes, or is negative."""
+    """A shape of a tensor as ints; of a temporary that has no elements, 0 for what would be negative.
+
+    Raises `RunError` where it depends on anything but the sizes, or a caller's array had a negative extent.
+    """
     unknown = sorted({name for e in shape for name in e.names} - set(sizes))
     where = f"tensor {tensor.name}"
     if unknown:
         raise RunError(f"the shape depends on {', '.join(unknown)}, which is not a size", where=where)
     found = tuple(int(e.evaluate(sizes)) for e in shape)
-    if any(extent < 0 for extent in found):
+    if any(extent < 0 for extent in found) and tensor.role != "temporary":
         raise RunError(f"shape {found} has a negative extent", where=where)
-    return found
+    return tuple(max(0, extent) for extent in found)
 
 
 def bind_arrays(tensors: Iterable[Tensor], sizes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -112,10 +112,10 @@ class Tensor:
         return tuple(int(e.evaluate(sizes)) for e in self.shape)
 
     def nbytes(self, sizes: Mapping[str, int]) -> int:
-        """Bytes allocated under a binding of the sizes."""
+        """Bytes allocated under a binding of the sizes. Where nothing is in a buffer its extents may be negative."""
         count = 1
         for extent in self.storage_shape:
-            count *= int(extent.evaluate(sizes))
+            count *= max(0, int(extent.evaluate(sizes)))
         return count * size_bytes(self.dtype)
 
 

@@ -110,6 +110,19 @@ def test_a_promoted_buffer_is_allocated_around_its_users(size: int) -> None:
     assert text.index("b[") > text.index("a["), "the buffer does not reach into the next nest"
 
 
+@pytest.mark.parametrize("size", [2, 4000, 4001, 4500])
+def test_a_buffer_of_nothing_takes_no_room(size: int) -> None:
+    """Its extent, N - 4000, is negative where none of it is used: the next buffer lies behind it all the same."""
+    text = "y[i] = x[i]*2 where 0 <= i < N; z[i] = w[i] + 1 where 4000 <= i < N"
+    s = Schedule(poly.parse(text, x=("N",), w=("N",), z=("N",))).promote("w", None, "l2").promote("x", None, "l2")
+    kernel, x = poly.compile(s), np.arange(size, dtype="f4")
+    assert sum(kernel.module.scratch({"N": size})) >= 4 * size
+    y, z = kernel(x, x)
+    np.testing.assert_array_equal(y, 2 * x)
+    np.testing.assert_array_equal(z[4000:], x[4000:] + 1)
+    np.testing.assert_array_equal(run_loops(kernel.loops, {"x": x, "w": x})["y"], y)
+
+
 def test_a_schedule_that_was_not_checked_is_checked_when_it_is_compiled() -> None:
     from poly.compiler import compile_program, machine_of
     from poly.errors import IllegalEdit
