@@ -24,13 +24,14 @@ SCHEMA = 1
 USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64
 # Sustained bytes a cycle out of each cache level, and out of memory (0).
 USUAL_BYTES_PER_CYCLE: Final[Mapping[int, int]] = {0: 6, 1: 64, 2: 28, 3: 14}
+OWN_CACHES = 2  # levels that a core has for itself; those behind are of all cores
 # Of a core: vector operations a cycle of each kind and of all kinds together, the cycles of a multiply-add, and to
 # reduce the lanes of a vector and hand the value to all of another; bytes that a piece costs more than its lines where
 # it has a page of its own, and near the core, the norm of what overlaps (decision 0041); bytes a cycle of what another
-# core wrote (0021, 0056).
+# core wrote (0021, 0056); pages whose addresses it knows without waiting (of Zen 5: 96).
 USUAL_CORE: Final[Mapping[str, int]] = {
     "fma": 2, "load": 2, "store": 1, "issue": 3, "latency": 4, "reduce": 5, "page": 192, "near": 0, "overlap": 4,
-    "remote": 2,
+    "remote": 2, "pages": 64,
 }  # fmt: skip
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, USUAL_LINE, Machine
+from poly.machine import OWN_CACHES, USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, USUAL_LINE, Machine
 
 TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
@@ -29,7 +29,7 @@ class Core:
     it has a page of its own, and in the second cache; `overlap`: norm of what hides behind what takes longest; `part`:
     of the last cache, what one operand may fill; `line`: bytes; `issue`: operations of
     all kinds together; `reduce`: cycles until all lanes of a vector have what its own give together; `remote`: bytes of
-    what another core wrote.
+    what another core wrote; `pages`: those whose addresses are at hand.
     """
 
     lanes: int
@@ -47,6 +47,12 @@ class Core:
     issue: int = USUAL_CORE["issue"]
     reduce: int = USUAL_CORE["reduce"]
     remote: int = USUAL_CORE["remote"]
+    pages: int = USUAL_CORE["pages"]
+
+    @property
+    def own(self) -> tuple[Cache, ...]:
+        """The caches that a core has for itself."""
+        return self.caches[:OWN_CACHES]
 
     @property
     def in_flight(self) -> int:
@@ -70,7 +76,7 @@ class Core:
 
     def counted_on(self, level: int) -> float:
         """Bytes of a cache that stay with the tiles."""
-        return self.caches[level].capacity * (SHARE if level < 2 else SHARED)
+        return self.caches[level].capacity * (SHARE if level < OWN_CACHES else SHARED)
 
 
 def own_share(capacity: int) -> int:
@@ -91,7 +97,7 @@ def core_of(machine: Machine, element: int) -> Core:
         (first._replace(ways=max(1, first.capacity // PAGE)), *others),
         float(cost["page"]), float(cost["near"]), float(cost["overlap"]),
         max(SHARED, min(SHARE, 1 / machine.cores)), machine.line, cost["issue"], cost["reduce"],
-        cost["remote"],
+        cost["remote"], cost["pages"],
     )  # fmt: skip
 
 

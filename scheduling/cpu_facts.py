@@ -14,7 +14,7 @@ from poly.dtypes import size_bytes
 from poly.expr import OPERATORS, Apply, Cost, walk
 from poly.locks import cached_property
 from poly.loops import MAX_LANES
-from poly.machine import Machine
+from poly.machine import OWN_CACHES, Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_domain
 from poly.scheduling.groups import Group, bare
@@ -22,7 +22,6 @@ from poly.scheduling.uneven import Ends, shorter_ends
 from poly.sets import interval
 
 Strides = dict[int, int | None]
-OWN = 2  # levels of cache that a core has for itself
 OPERATIONS: Mapping[Cost, int] = {"instruction": 1, "slow": 1, "exponential": 10, "function": 20}  # of a vector
 QUICK = frozenset(o.name for o in OPERATORS.values() if o.cost == "instruction")
 LIGHT = QUICK.union(o.name for o in OPERATORS.values() if o.cost == "slow")  # all others are functions
@@ -40,7 +39,7 @@ def last_capacity(machine: Machine) -> int:
 
 def own_capacity(machine: Machine) -> int:
     """Bytes of the caches that a core has for itself."""
-    return sum(m.capacity or 0 for m in machine.caches[:OWN])
+    return sum(m.capacity or 0 for m in machine.caches[:OWN_CACHES])
 
 
 def from_afar(program: Program, tensor: str, machine: Machine) -> bool:

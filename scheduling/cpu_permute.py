@@ -38,7 +38,6 @@ NARROW = 16  # bytes of a row read that are turned in few registers: as many as 
 WIDE = 2  # lines of a row read that are turned before the next row's, where whole lines of the target leave at once
 TILES_AHEAD = 2  # such pieces of rows that are asked for before they are turned
 BUFFER = 0.67  # of the nearest cache: the tile of a target whose own lines meet in few sets of it
-MOST_PAGES = 64  # of either side in a tile: what the first level of a translation buffer holds at least (Zen 5: 96)
 STRIPS = 3  # of the target's lanes, at the least
 PART = 1024  # bytes of rows read that all strips of the target are made from before the next
 SHARES = 8  # such parts for each thread, at the least
@@ -190,7 +189,7 @@ def _blocks_of(
             columns = vector * wide
             return Blocks(vector, columns, (run, columns), past=True, buffered=True)
     columns = vector * wide
-    tile = _tile(facts.extents[lanes], strides[turned[0]][lanes], size, columns)
+    tile = _tile(core, facts.extents[lanes], strides[turned[0]][lanes], size, columns)
     crowded = core.lines_kept((strides[-1][read_lanes] or 0) * size) < columns
     if crowded and facts.extents[lanes] * size >= line:
         others = {a: step for a, step in strides[-1].items() if a not in (lanes, read_lanes)}
@@ -232,7 +231,7 @@ def _strip(core: Core, read: int, written: int, size: int) -> int:
     bytes from a row to the next.
     """
     lines = KEPT * core.lines_kept(read)
-    pages = MOST_PAGES * max(1.0, PAGE / max(1, read))
+    pages = core.pages * max(1.0, PAGE / max(1, read))
     sets = core.lines_kept(written) / core.caches[0].ways
     least = MEETING * core.sets / sets * core.line / size
     return max(1, int(max(min(lines, pages, MOST_RUN // size), least)))
@@ -288,11 +287,11 @@ def _step(read: Access, axis: int | None, iterator: str) -> int:
     return subscript.coefficient(iterator) if isinstance(subscript, Affine) else 0
 
 
-def _tile(extent: int, step: int | None, size: int, columns: int) -> tuple[int, int] | None:
-    """Where the rows of the target are short, blocks along them write one run after the other: no tiles."""
+def _tile(core: Core, extent: int, step: int | None, size: int, columns: int) -> tuple[int, int] | None:
+    """Sides of a tile that is in few pages; where the target's rows are short blocks of them are one run: no tiles."""
     pages = extent * min(1.0, (step or PAGE) * size / PAGE)
-    most = max(MOST_PAGES, columns)
-    return None if extent * size <= PAGE and pages <= 8 * MOST_PAGES else (most, most)
+    most = max(core.pages, columns)
+    return None if extent * size <= PAGE and pages <= 8 * core.pages else (most, most)
 
 
 def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, machine: Machine) -> Schedule:

@@ -277,5 +277,5 @@ def _source(core: Core, operand: Operand) -> float:
 
 def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
     """Cycles an element of a packed buffer that leaves the core's own caches, on its way out and back."""
-    own = core.caches[: max(1, len(core.caches) - 1)]
-    return np.where(size > SHARE * own[-1].capacity, 2 * element / own[-1].rate, 0.0)
+    capacity, rate, _ = core.own[-1]
+    return np.where(size > SHARE * capacity, 2 * element / rate, 0.0)

@@ -18,7 +18,7 @@ from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_core import PAGE, Core, core_of
-from poly.scheduling.cpu_facts import OWN, Facts, axis_of, from_afar, own_capacity, reduction_extents, step_of
+from poly.scheduling.cpu_facts import Facts, axis_of, from_afar, own_capacity, reduction_extents, step_of
 from poly.scheduling.cpu_operand import Operand, next_stays
 from poly.scheduling.cpu_plan import (
     BlockPlan,
@@ -307,7 +307,7 @@ class Ways:
 
     def _in_time(self, pack: Pack, way: Way, vectors: int, depth: int) -> Pack:
         """A copy for blocks of so many vectors, with when the next one is asked for, or its first use makes it."""
-        k, own = pack.read, min(OWN, len(self.core.caches)) - 1
+        k, own = pack.read, self.core.own
         box = {n: np.full((), float(e)) for n, e in self.extents.items()}
         box |= {self.names[a]: np.ones(()) for a in self.around(way)[0]}
         box[self.names[self.lanes]] = np.full((), float(min(self.facts.extents[self.lanes], vectors * self.vector)))
@@ -318,9 +318,9 @@ class Ways:
             return replace(pack, ahead=True)
         operand = self.operands[k]
         one = vectors >= self.vectors and not (way.lanes_outside and depth)
-        large = operand.elements(box) * operand.element > self.core.caches[own].capacity
+        large = operand.elements(box) * operand.element > own[-1].capacity
         # of results each tile comes and goes once, whatever else is in a cache
-        asked = asks and bool(next_stays(self.core, self.operands[:-1], k, box, own))
+        asked = asks and bool(next_stays(self.core, self.operands[:-1], k, box, len(own) - 1))
         far = operand.size > own_capacity(self.facts.machine)
         short = self.facts.threads > 1 or pack.block * operand.element < LEAST_LINES * self.core.line
         waits = one and large or far and not asked and short

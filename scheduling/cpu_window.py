@@ -203,7 +203,7 @@ def _comes_slowly(program: Program, shape: Shape, vector: int, machine: Machine)
     """Whether what a vector of results reads takes longer from behind a core's own caches than its multiply-adds."""
     size = size_bytes(program.tensor[shape.read.tensor].dtype)
     core = core_of(machine, size)
-    cycles = shape.step_down * shape.step * vector * size / core.caches[:2][-1].rate
+    cycles = shape.step_down * shape.step * vector * size / core.own[-1].rate
     return cycles * core.fma_units > prod(shape.taps.values())
 
 

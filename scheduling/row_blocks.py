@@ -131,7 +131,7 @@ class _Blocks:
     ) -> Group | None:
         """The group with the most rows whose block stays in a cache, where it pays."""
         core = core_of(self.machine, widest_element(self.program, statements))
-        near = core.caches[min(1, len(core.caches) - 1)].capacity * KEPT
+        near = core.own[-1].capacity * KEPT
         extent, batches = box[-1][1] + 1, prod(high + 1 for _, high in box[:-1])
         row, resident, handed = self._bytes(statements, axes, parts)
         saved = 2 * sum(self._cycles(core, size) for size in handed) - self._idle(core, statements)

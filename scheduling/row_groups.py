@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from poly.affine import Affine
-from poly.machine import Machine
+from poly.machine import OWN_CACHES, Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_core import own_share
@@ -52,7 +52,7 @@ def groups_for(program: Program, machine: Machine, threads: int = 1) -> list[Gro
     caches = [m.capacity for m in machine.caches if m.capacity]
     if machine.kind != "cpu" or not caches:
         return groups_of(program)
-    room = Room(own_share(caches[min(1, len(caches) - 1)]), caches[-1] // (4 * machine.cores), threads)
+    room = Room(own_share(caches[:OWN_CACHES][-1]), caches[-1] // (4 * machine.cores), threads)
     return row_blocks(program, row_groups(program, room), machine)
 
 
