@@ -5,7 +5,7 @@ its parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poly.affine import Affine, var
 from poly.frontend.contraction import Contractions, Lanes, Steps
@@ -17,11 +17,26 @@ class View:
     """How an operand lies in memory: the index of each of its dimensions, the one of the widest stride first.
 
     `dense[k]`: the next dimension (for the last: one element) follows without a gap. An index may occur twice.
+    `steps[k]`: 0, or how far dimension k, one of overlapping windows, moves along the axis of the next.
     """
 
     indices: tuple[str, ...]
     dense: tuple[bool, ...]
     dtype: str
+    steps: tuple[int, ...] = ()
+
+    @property
+    def overlaps(self) -> bool:
+        return any(self.steps)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """An axis of an operand's tensor, and where it is read. `pitch`: the parameter that is its extent in memory."""
+
+    extent: Affine
+    subscript: Affine
+    pitch: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,26 +71,31 @@ class Form:
     def finished(self, build: Contractions, values: Sequence[int] | None) -> Program:
         """The program of what was collected, for parameters with these values."""
         conditions = [f"N{i} >= 1" for i in self.indices]
-        for n, v in enumerate(self.operands):
-            inner = [*(f"N{i}" for i in v.indices[1:]), "1"]
-            conditions += [f"P{n}_{k} >= {inner[k]}" for k, dense in enumerate(v.dense) if not dense]
+        sizes = {i: var(f"N{i}") for i in self.indices}
+        axes = [axis for n, v in enumerate(self.operands) for axis in _axes(n, v, sizes)]
+        conditions += [f"{axis.pitch} >= {axis.extent.isl_text}" for axis in axes if axis.pitch]
         if (cut := self.lanes) is not None:
             extent = (cut.block * cut.blocks + cut.rounds) * cut.lanes + cut.rest
             conditions.append(f"N{cut.index} = {extent}")
-        sizes = {} if values is None else dict(zip(self.parameters, values, strict=True))
-        return build.program("einsum", conditions, sizes)
+        bound = {} if values is None else dict(zip(self.parameters, values, strict=True))
+        return build.program("einsum", conditions, bound)
 
     def place(self, n: int, view: View, sizes: Mapping[str, Affine]) -> tuple[list[Affine], list[Affine]]:
         """The extents of an operand's tensor and the subscripts that it is read at."""
-        extents = [sizes[i] for i in view.indices]
-        subscripts = [var(i) for i in view.indices]
-        for k, dense in enumerate(view.dense):
-            if dense:
-                continue
-            pitch = var(f"P{n}_{k}")
-            if k + 1 < len(view.indices):
-                extents[k + 1] = pitch
-            else:
-                extents.append(pitch)
-                subscripts.append(Affine())
-        return extents, subscripts
+        axes = _axes(n, view, sizes)
+        return [var(a.pitch) if a.pitch else a.extent for a in axes], [a.subscript for a in axes]
+
+
+def _axes(n: int, view: View, sizes: Mapping[str, Affine]) -> list[_Axis]:
+    """The axes of operand `n`, outermost first."""
+    axes: list[_Axis] = []
+    for k, i in reversed([*enumerate(view.indices)]):
+        if view.overlaps and (step := view.steps[k]):
+            own = axes[-1]
+            axes[-1] = replace(own, extent=own.extent + (sizes[i] - 1) * step, subscript=own.subscript + var(i) * step)
+            continue
+        if not view.dense[k]:
+            behind = axes.pop() if axes else _Axis(Affine.of(1), Affine())
+            axes.append(replace(behind, pitch=f"P{n}_{k}"))
+        axes.append(_Axis(sizes[i], var(i)))
+    return axes[::-1]

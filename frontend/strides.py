@@ -2,7 +2,8 @@
 
 Dimensions go by falling stride, whatever the order of the axes; a gap between two becomes an extent that memory has and
 the loops do not use. Extents of 1 and repeated elements (stride 0) are left out, and indices that follow each other
-without a gap in every operand and in the result become one, so that many calls share a form.
+without a gap in every operand and in the result become one, so that many calls share a form. Windows that overlap, as
+numpy's `sliding_window_view` gives them, walk along one axis.
 """
 
 from __future__ import annotations
@@ -40,17 +41,39 @@ def strides_like(shape: Sequence[int], like: Sequence[int], itemsize: int) -> tu
 
 
 def dimensions_of(
-    shape: Sequence[int], strides: Sequence[int], itemsize: int, indices: Sequence[str]
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, indices: Sequence[str], overlap: bool = False
 ) -> Dimensions | None:
-    """The dimensions that step through memory, if they nest: each stride a multiple of the next and wide enough."""
+    """The dimensions that step through memory, if they nest: each stride a multiple of the next and wide enough, or
+    (`overlap`) narrower, of windows over one axis.
+    """
     found = [(i, n, s) for i, n, s in zip(indices, shape, strides, strict=True) if n != 1 and s != 0]
     if any(s < 0 or s % itemsize for _, _, s in found):
         return None
     found.sort(key=lambda d: -d[2])
-    for (_, _, outer), (_, extent, inner) in zip(found, found[1:], strict=False):
-        if outer % inner or outer < extent * inner:
-            return None
+    axes = _axes([(n, s // itemsize) for _, n, s in found])
+    if axes is None or (not overlap and any(step for _, step in axes)):
+        return None
     return [(i, s // itemsize) for i, _, s in found]
+
+
+def _axes(dimensions: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
+    """For dimensions (extent and stride, by falling stride): what the axis behind is wide in memory, 0 where the
+    dimension follows without a gap; and how far it moves along that axis, 0 where it has one of its own. None where
+    they do not nest.
+    """
+    found: list[tuple[int, int]] = []
+    unit, width = 1, 1
+    for extent, stride in reversed(dimensions):
+        pitch, rest = divmod(stride, unit)
+        if rest:
+            return None
+        if pitch < width:
+            found.append((0, pitch))
+            width += pitch * (extent - 1)
+        else:
+            found.append((pitch if pitch > width else 0, 0))
+            unit, width = stride, extent
+    return found[::-1]
 
 
 def is_dense(dimensions: Dimensions, sizes: Mapping[str, int]) -> bool:
@@ -106,13 +129,11 @@ def form_of(
     views: list[View] = []
     gaps: list[int] = []
     for dimensions, name in zip(operands, memory.dtypes, strict=True):
-        inner = [*((extents[i], s) for i, s in dimensions[1:]), (1, 1)]
-        dense: list[bool] = []
-        for (_, stride), (extent, step) in zip(dimensions, inner, strict=False):
-            dense.append(stride == extent * step)
-            if not dense[-1]:
-                gaps.append(stride // step)
-        views.append(View(tuple(rename[i] for i, _ in dimensions), tuple(dense), name))
+        axes = _axes([(extents[i], stride) for i, stride in dimensions])
+        assert axes is not None  # `dimensions_of`
+        gaps += [pitch for pitch, _ in axes if pitch]
+        dense, along = tuple(not pitch for pitch, _ in axes), tuple(step for _, step in axes)
+        views.append(View(tuple(rename[i] for i, _ in dimensions), dense, name, along if any(along) else ()))
     values = {rename[i]: extents[i] for i in rename}
     form = Form(tuple(views), tuple(rename[i] for i in result), steps, dtype, planar)
     long = _long_sum(form, values, lanes) if lanes > 1 else None
@@ -129,7 +150,7 @@ def _long_sum(form: Form, sizes: Mapping[str, int], lanes: int) -> str | None:
         return None
     found = [i for i in form.indices if i not in form.result and sizes[i] >= LEAST_ROUNDS * lanes]
     for view in form.operands:
-        last = view.indices[-1:] if view.dense and view.dense[-1] else ()
+        last = view.indices[-1:] if view.dense and view.dense[-1] and not view.overlaps else ()
         found = [i for i in found if i not in view.indices or (last == (i,) and view.indices.count(i) == 1)]
     return max(found, key=lambda i: sizes[i], default=None)
 

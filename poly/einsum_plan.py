@@ -268,7 +268,8 @@ def _read(operand: Signature, indices: Sequence[str], dtype: Dtype, free: bool) 
     """
     shape, strides, own = operand
     as_it_is = own == dtype or (not free and _name(own) in _COMPILED and np.can_cast(own, dtype, "safe"))
-    found = dimensions_of(shape, strides, own.itemsize, indices) if as_it_is else None
+    overlap = not free and own.kind != "c"
+    found = dimensions_of(shape, strides, own.itemsize, indices, overlap) if as_it_is else None
     if found is not None:
         return None, found
     cast = own if as_it_is else dtype

@@ -252,6 +252,7 @@ def test_random_calls_as_numpy(data: st.DataObject) -> None:
 def test_windows_and_other_overlaps() -> None:
     a = random_of((20,), "f4", 1)
     check("ij,j->i", sliding_window_view(a, 5), random_of((5,), "f4", 2))
+    check("ij,j->i", sliding_window_view(random_of((600,), "c8", 3), 20), random_of((20,), "c8", 4))
     check("iji->j", random_of((3, 4, 3), "f4", 3))
     check("ij,ij->", as_strided(a, (3, 4), (8, 12)), as_strided(a, (3, 4), (0, 4)))
 
@@ -267,6 +268,29 @@ def test_views_are_numpys() -> None:
     assert poly.einsum("ij->ji", np.array([["a"]], object)).dtype == object
 
 
+_LINE, _PLANE = np.arange(9000, dtype="f4") % 7, np.arange(7000, dtype="f4").reshape(70, 100) % 7
+_WINDOWS, _SQUARES = sliding_window_view(_LINE, 16), sliding_window_view(_PLANE, (5, 5))
+SLIDING = [
+    ("ij,j->i", _WINDOWS), ("ij,j->i", _WINDOWS[::3]), ("ij,j->i", _WINDOWS[:, ::3]), ("ij,j->i", _WINDOWS[::4, ::2]),
+    ("ij->i", _WINDOWS), ("ij->j", _WINDOWS), ("ij->", _WINDOWS), ("ii->", sliding_window_view(_LINE, 4000)[:4000]),
+    ("ij,ik->jk", _WINDOWS, _WINDOWS), ("ijk,j,k->i", sliding_window_view(_WINDOWS, 5, axis=1)),
+    ("ijkl,kl->ij", _SQUARES), ("ijkl,kl->ij", _SQUARES[::2, ::3]), ("ijkl,kl->ij", _SQUARES[:, :, ::2, ::2]),
+    ("ijk,k->ij", sliding_window_view(_PLANE[:, ::2], 5, axis=1)),
+    ("ijk,k->ij", sliding_window_view(_PLANE, 5, axis=0)), ("ij,j->i", as_strided(_LINE, (1700, 24), (20, 8))),
+    ("ij,j->i", as_strided(_LINE, (2900, 24), (12, 8))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "given"), [(spec, given) for spec, *given in SLIDING])
+def test_windows_that_overlap(spec: str, given: list[Any]) -> None:
+    """Of whole numbers, so that sums are exact."""
+    sizes = dict(zip(spec, given[0].shape, strict=False))
+    others = spec.partition("->")[0].split(",")[len(given) :]
+    arrays = [*given, *(np.arange(np.prod([sizes[i] for i in t])).reshape([sizes[i] for i in t]) % 5 for t in others)]
+    arrays = [a.astype("f4", copy=False) for a in arrays]
+    np.testing.assert_array_equal(poly.einsum(spec, *arrays), np.einsum(spec, *arrays))
+
+
 def test_strides_to_dimensions() -> None:
     assert dimensions_of((2, 3), (12, 4), 4, "ij") == [("i", 3), ("j", 1)]
     assert dimensions_of((2, 3), (4, 8), 4, "ij") == [("j", 2), ("i", 1)]
@@ -274,6 +298,8 @@ def test_strides_to_dimensions() -> None:
     assert dimensions_of((2, 3), (0, 4), 4, "ij") == [("j", 1)]
     for shape, strides in (((2, 3), (-12, 4)), ((2, 3), (8, 4)), ((2, 3), (20, 8)), ((2,), (6,))):
         assert dimensions_of(shape, strides, 4, "ij"[: len(shape)]) is None
+    assert dimensions_of((2, 3), (8, 4), 4, "ij", overlap=True) == [("i", 2), ("j", 1)]
+    assert dimensions_of((2, 3), (20, 8), 4, "ij", overlap=True) is None
     assert strides_like((2, 3, 4), (4, 100, 20), 8) == (8, 64, 16)
     assert strides_like((2, 3), (), 8) == dense_strides((2, 3), 8) == (24, 8)
 
