@@ -10,7 +10,7 @@ temporary can lie in an input, which nobody writes, and a whole output in place 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from poly.affine import Affine
@@ -51,9 +51,9 @@ def aliases_of(
     for k, group in enumerate(groups):
         wanted: dict[str, Alias] = {}
         for s in group.statements:
-            alias = _alias(program, users, position[s.name], s, boxes)
-            known = found | wanted
-            if alias is None or not _is_new(program, alias, known):
+            ways = _aliases(program, users, position[s.name], s, boxes)
+            alias = next((a for a in ways if _is_new(program, a, found | wanted)), None)
+            if alias is None:
                 break
             wanted[alias.tensor] = alias
         else:
@@ -85,40 +85,41 @@ def place_of(tensor: str, aliases: Mapping[str, Alias]) -> tuple[str, int]:
     return tensor, shift
 
 
-def _alias(program: Program, users: _Users, position: int, s: Statement, boxes: bool) -> Alias | None:
-    """How the tensors of a plain copy can share memory, if they can."""
+def _aliases(
+    program: Program, users: _Users, position: int, s: Statement, boxes: bool
+) -> Iterator[Alias]:
+    """How the tensors of a plain copy can share memory: the source in the target, or the target in the source."""
     if s.external is not None or s.combiner is not None or s.body != Read(0) or len(s.reads) != 1:
-        return None
+        return
     (read,) = s.reads
     source, target = program.tensor[read.tensor], program.tensor[s.write.tensor]
     if read.guard or read.indirect or s.write.indirect or not _can_share(source, target):
-        return None
+        return
     distance = _distance(program, s, _linear(program, s.write) - _linear(program, read))
     if not _alone(program, users, position, s, read.tensor):
-        return None
+        return
     between = source.role == target.role == "temporary"
     if distance is None:
-        return _box(program, s, read) if boxes and between else None
+        yield from _boxes(program, s, read) if boxes and between else ()
+        return
     shift = distance * size_bytes(source.dtype)
     whole = _covers(program, s, s.write, target)
     if source.role == "temporary" and (between or whole) and _covers(program, s, read, source):
-        return Alias(source.name, target.name, shift)
+        yield Alias(source.name, target.name, shift)
     if target.role == "temporary" and whole:
-        return Alias(target.name, source.name, -shift)
-    return None
+        yield Alias(target.name, source.name, -shift)
 
 
-def _box(program: Program, s: Statement, read: Access) -> Alias | None:
+def _boxes(program: Program, s: Statement, read: Access) -> Iterator[Alias]:
     """A copy of a whole tensor to the same subscripts of a larger one, up to distances."""
     source, target = program.tensor[read.tensor], program.tensor[s.write.tensor]
     apart = [w - r for w, r in zip(s.write.affine_index, read.affine_index, strict=False)]
     same = source.rank == target.rank and all(d.is_constant and d.constant >= 0 for d in apart)
-    if not same or not _covers(program, s, read, source):
-        return None
-    shift = 0
-    for d, extent in zip(apart, target.extents(program.binding), strict=True):
-        shift = shift * extent + d.constant
-    return Alias(source.name, target.name, shift * size_bytes(source.dtype), target.shape)
+    if same and _covers(program, s, read, source):
+        shift = 0
+        for d, extent in zip(apart, target.extents(program.binding), strict=True):
+            shift = shift * extent + d.constant
+        yield Alias(source.name, target.name, shift * size_bytes(source.dtype), target.shape)
 
 
 def _can_share(source: Tensor, target: Tensor) -> bool:

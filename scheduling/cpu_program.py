@@ -15,6 +15,7 @@ from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_parts import with_parts_joined
+from poly.scheduling.joined_turns import with_turns_joined
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors
 from poly.scheduling.widened import sums_of_widened
@@ -24,10 +25,12 @@ _Edit = Callable[[Program], Program]
 
 
 def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Machine) -> Program:
-    """The program of a whole model with sums of narrow numbers as a machine multiplies them; others than CPUs take it
-    as it is.
+    """The program of a whole model with sums of narrow numbers as a machine multiplies them, and what several groups
+    would walk in one statement; others than CPUs take it as it is.
     """
-    return sums_in_f32(_narrow_sums(program, machine.dots), constants) if machine.kind == "cpu" else program
+    if machine.kind != "cpu":
+        return program
+    return with_turns_joined(sums_in_f32(_narrow_sums(program, machine.dots), constants))
 
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
@@ -60,7 +63,8 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
 
 def _edited(program: Program, padding: _Edit, columns: _Edit) -> Program:
     """The order of the edits; `padding` and `columns` as they are chosen."""
-    return columns(with_steps_in_order(with_written_places(with_parts_joined(join_axes(padding(program))))))
+    program = join_axes(with_turns_joined(padding(program)))
+    return columns(with_steps_in_order(with_written_places(with_parts_joined(program))))
 
 
 def _narrow_sums(program: Program, dots: Collection[str]) -> Program:

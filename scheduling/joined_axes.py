@@ -224,11 +224,23 @@ def _axes(program: Program, s: Statement, pair: Pair) -> set[Axis] | None:
             return None
         if held and access is not s.write and _repeats(program, s, access, pair):
             continue
+        if len(held) == 1 and _is_joined(program, s, access, held[0], pair):
+            continue
         if held and (len(held) != 2 or _walked(access, held[0]) != pair):
             return None
         if held:
             found.add((access.tensor, held[0]))
     return found
+
+
+def _is_joined(program: Program, s: Statement, access: Access, axis: int, pair: Pair) -> bool:
+    """Whether a pair walks an axis as one loop would, as a change of shape does."""
+    slow, fast = pair
+    box, subscript = domain_box(program, s, s.iterators), access.index[axis]
+    if box is None or not isinstance(subscript, Affine) or not subscript.is_linear or fast not in subscript.names:
+        return False
+    low, high = box[s.iterators.index(fast)]
+    return subscript.coefficient(slow) == (high - low + 1) * subscript.coefficient(fast)
 
 
 def _repeats(program: Program, s: Statement, read: Access, pair: Pair) -> bool:
@@ -291,8 +303,8 @@ def _rewritten(program: Program, s: Statement, joins: _Joins, position: int) -> 
 
     def moved(access: Access) -> Access:
         kept = [i for i in access.index if not (isinstance(i, Affine) and i == var(fast))]
-        if len(kept) == len(access.index):  # what the fast loop repeats
-            kept = [i.substitute({slow: var(slow) // extent}) if isinstance(i, Affine) else i for i in kept]
+        if len(kept) == len(access.index):
+            kept = [_of_one(i, slow, fast, extent) if isinstance(i, Affine) else i for i in kept]
         return replace(access, index=tuple(kept))
 
     domain = box_domain(s.name, [(i, low, high + 1) for i, (low, high) in ranges.items()])
@@ -300,3 +312,10 @@ def _rewritten(program: Program, s: Statement, joins: _Joins, position: int) -> 
         s, iterators=iterators, domain=domain, write=moved(s.write),
         reads=tuple(moved(r) for r in s.reads), path=default_path(position, iterators),
     )  # fmt: skip
+
+
+def _of_one(i: Affine, slow: str, fast: str, extent: int) -> Affine:
+    """A subscript that the pair walks as one loop would, or one that the fast loop repeats."""
+    if fast not in i.names:
+        return i.substitute({slow: var(slow) // extent})
+    return i + (var(slow) - var(fast)) * i.coefficient(fast) - var(slow) * i.coefficient(slow)

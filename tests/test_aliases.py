@@ -42,6 +42,11 @@ def test_parts_that_do_not_lie_together_are_copied() -> None:
     assert found(JOIN.format(n=2), X=(2, 3, 4)) == ({}, 0)
 
 
+def test_a_copy_of_a_copy_of_an_input_lies_in_it_too() -> None:
+    text = "A[i,j] = X[i,j] where 0 <= i < 4 and 0 <= j < 6; B[6*i + j] = A[i,j]; C[k] = B[k]*2"
+    assert found(text, X=(4, 6)) == ({"A": ("X", 0), "B": ("A", 0)}, 1)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_results_do_not_change(n: int) -> None:
     program = poly.parse(JOIN.format(n=n), X=(n, 3, 4))

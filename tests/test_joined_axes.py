@@ -94,6 +94,18 @@ def test_an_axis_of_three_loops_is_three_axes() -> None:
     assert axes_apart(wider).tensor["Y"].extents({}) == (2, 144)
 
 
+def test_axes_that_another_shape_has_as_one_are_joined() -> None:
+    """As of a norm over groups of channels: a change of shape, then sums over all of a group."""
+    text = "r[n, g, 28*c + 7*h + w] = X[n, g, c, h, w]; S[n, g] += r[n, g, i]"
+    program = poly.parse(text, X=(2, 3, 5, 4, 7))
+    joined = join_axes(program)
+    assert joined.tensor["X"].extents({}) == joined.tensor["r"].extents({}) == (6, 140)
+    x = np.random.default_rng(0).integers(-3, 4, (2, 3, 5, 4, 7)).astype("f4")
+    assert np.array_equal(np.asarray(poly.compile(program)(x)), x.sum((2, 3, 4)))
+    wider = parse_program(str(program).replace("28*c", "30*c").replace("3, 140", "3, 148").replace("<= 139", "<= 147"))
+    assert join_axes(wider).tensor["X"].extents({}) == (6, 5, 28)
+
+
 def test_loops_that_start_elsewhere_are_axes_too() -> None:
     text = "program p\ninput X: f32[9, 7]\noutput Y: f32[28]\ns[y, x]: Y[7*y + x] = X[y + 1, x] where "
     program = parse_program(f"{text}1 <= y <= 3 and 0 <= x <= 6\n")

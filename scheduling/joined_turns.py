@@ -1,0 +1,117 @@
+"""Statements around one that turns a tensor as one with it: `t[p, c] = f(x[p, c])` and `y[c, p] = t[p, c]` are
+`y[c, p] = f(x[p, c])`.
+
+Apart, what is turned goes through memory once more, with lanes along rows that may be a few elements. Each element of
+the tensor between is computed once and used once, from what nobody writes later, so values do not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+
+from poly.affine import Affine
+from poly.expr import OPERATORS, Apply, Cast, Expr, IndexValue, Read, dtype_of, rewrite, walk, with_reads_at
+from poly.program import Access, Program, Statement, default_path
+from poly.scheduling.groups import bare, domain_box, tensors_read, tensors_written
+
+
+def with_turns_joined(program: Program) -> Program:
+    """The program with one statement for those that walk a tensor in two orders one after the other; itself where there
+    are none.
+    """
+    if any(s.path[1:] != s.iterators for s in program.statements) or not _in_order(program):
+        return program
+    while (joined := _joined_once(program)) is not None:
+        program = joined
+    return program
+
+
+def _in_order(program: Program) -> bool:
+    """Whether each statement is a nest of its own, after those before it."""
+    places = [s.path[0] for s in program.statements]
+    return all(isinstance(a, int) and isinstance(b, int) and a < b for a, b in pairwise(places))
+
+
+def _joined_once(program: Program) -> Program | None:
+    for t in program.tensors:
+        writers = [s for s in program.statements if t.name in tensors_written(s)]
+        readers = [s for s in program.statements if t.name in tensors_read(s)]
+        if t.role != "temporary" or t.layout is not None or len(writers) != 1 or len(readers) != 1:
+            continue
+        (first,), (second,) = writers, readers
+        if not _can_join(program, first, second) or (one := _one(program, first, second)) is None:
+            continue
+        statements = [one if s is second else s for s in program.statements if s is not first]
+        return replace(
+            program,
+            tensors=tuple(other for other in program.tensors if other is not t),
+            statements=tuple(replace(s, path=default_path(k, s.iterators)) for k, s in enumerate(statements)),
+        )
+    return None
+
+
+def _can_join(program: Program, first: Statement, second: Statement) -> bool:
+    """Whether one of two statements turns what it reads, the other goes along, and what the first reads is left."""
+    order = [s.name for s in program.statements]
+    at = order.index(first.name)
+    if at > order.index(second.name) or {_turns(program, first), _turns(program, second)} != {True, False}:
+        return False
+    later = {name for s in program.statements[at:] for name in tensors_written(s)}
+    return later.isdisjoint(tensors_read(first))
+
+
+def _turns(program: Program, s: Statement) -> bool | None:
+    """Whether the last axis of the one large operand is another one of the target; None where a statement is not
+    element by element, has more operands of several long axes, or calls functions.
+    """
+    if s.external is not None or s.combiner is not None or any(a.indirect or a.guard for a, _ in s.accesses):
+        return None
+    calls = any(OPERATORS[e.operator].cost in ("exponential", "function") for e in walk(s.body) if isinstance(e, Apply))
+    box = domain_box(program, s, s.iterators)
+    if box is None or calls or any(isinstance(e, IndexValue) for e in walk(s.body)):
+        return None
+    extents = {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
+    long = [[n for n in map(bare, a.affine_index) if n is not None and extents[n] > 1] for a in (s.write, *s.reads)]
+    target, *reads = long
+    large = [names for names in reads if len(names) > 1]
+    whole = len({*target}) == len(target) == sum(n > 1 for n in extents.values())
+    if not whole or not target or len(large) != 1 or {*large[0]} != {*target} or len(large[0]) != len(target):
+        return None
+    return large[0][-1] != target[-1]
+
+
+def _one(program: Program, first: Statement, second: Statement) -> Statement | None:
+    """The second statement with the first one's body in place of what it reads; None where it reads parts."""
+    tensor = program.tensor[first.write.tensor]
+    places = [k for k, r in enumerate(second.reads) if r.tensor == tensor.name]
+    box = domain_box(program, first, first.iterators)
+    if box is None or len(places) != 1:
+        return None
+    if prod(high - low + 1 for low, high in box) != prod(tensor.extents(program.binding)):
+        return None
+    (place,) = places
+    values = {n: Affine.of(low) for n, (low, _) in zip(first.iterators, box, strict=True)}  # where there is one
+    for subscript, index in zip(first.write.affine_index, second.reads[place].affine_index, strict=True):
+        if (name := bare(subscript)) is not None:
+            values[name] = index
+    dtype = dtype_of(first.body, [program.tensor[r.tensor].dtype for r in first.reads])
+    kept = [r for k, r in enumerate(second.reads) if k != place]
+    reads = list(dict.fromkeys((*kept, *(r.substitute(values) for r in first.reads))))
+    value = with_reads_at(first.body, [reads.index(r.substitute(values)) for r in first.reads])
+    value = value if dtype == tensor.dtype else Cast(tensor.dtype, value)
+    return replace(
+        second, reads=tuple(reads), body=_put(second, place, value, reads), contract=first.contract and second.contract
+    )
+
+
+def _put(s: Statement, place: int, value: Expr, reads: list[Access]) -> Expr:
+    """A body with a value in place of one of its reads."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Read):
+            return None
+        return value if node.position == place else Read(reads.index(s.reads[node.position]))
+
+    return rewrite(s.body, rule)

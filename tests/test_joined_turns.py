@@ -1,0 +1,87 @@
+"""Statements around one that turns a tensor as one with it: which, with which results, and in models too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import poly
+from poly.dtypes import numpy_dtype
+from poly.graph import Graph, Node
+from poly.interp import run_program
+from poly.program import Program
+from poly.scheduling.joined_turns import with_turns_joined
+from poly.text import parse_program
+
+BEFORE = "f[p,c] = f32(x[p,c]); g[p,c] = f[p,c]*0.5 + b[c]; y[c,p] = g[p,c]"
+AFTER = "f[c,p] = x[p,c]; g[c,p] = f[c,p]*0.5 + b[c]; y[c,p] = max(g[c,p], 0)"
+
+
+def parsed(text: str, x: tuple[int, ...] = (40, 5), dtype: str = "f32") -> Program:
+    shapes = {"x": x, **({"b": x[-1:]} if "b[" in text else {})}
+    return poly.parse(text, dtypes={"x": dtype}, **shapes)
+
+
+@pytest.mark.parametrize("dtype", ["u8", "f16", "f32"])
+@pytest.mark.parametrize("shape", [(40, 5), (3, 50), (33, 47)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        BEFORE,
+        AFTER.replace("= x[p,c]", "= f32(x[p,c])"),
+        "f[p,c] = f16(f32(x[p,c])/3); y[c,p] = f32(f[p,c])",  # what is between rounds
+        "f[p,c] = f32(x[p,c]); y[c,p] = f[p,c] - f[p,c]*f[p,c]",
+    ],
+)
+def test_one_statement_has_the_same_results(text: str, shape: tuple[int, int], dtype: str) -> None:
+    program = parsed(text, shape, dtype)
+    joined = with_turns_joined(program)
+    assert len(joined.statements) == 1 and not [t for t in joined.tensors if t.role == "temporary"]
+    random = np.random.default_rng(0)
+    given = {n: random.integers(0, 9, program.tensor[n].extents({})) for n in program.tensor if n in "xb"}
+    arrays = {n: a.astype(numpy_dtype(program.tensor[n].dtype)) for n, a in given.items()}
+    expected = run_program(program, arrays)["y"]
+    assert np.array_equal(run_program(joined, arrays)["y"], expected)
+    assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
+
+
+def test_axes_of_one_element_and_images() -> None:
+    program = parsed("f[n,h,w,c] = x[n,h,w,c]*2; y[n,c,h,w] = f[n,h,w,c] - 1", (1, 6, 7, 3))
+    assert "y[n, c, h, w] = x[n, h, w, c]*2 - 1 where" in str(with_turns_joined(program))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f[p,c] = x[p,c]*2; y[p,c] = f[p,c] + 1",  # nothing is turned
+        "f[c,p] = x[p,c]; y[p,c] = f[c,p]*2",  # turned back
+        "f[p,c] = x[p,c]*2; y[c,p] = f[p,c]; z[p,c] = f[p,c]",  # somebody else reads it
+        "f[p,c] = x[p,c]*2; y[c,p] = f[p,c] + x[p,c]",  # two operands
+        "f[p,c] = exp(x[p,c]); y[c,p] = f[p,c]",  # a function
+        "f[p,c] = x[p,c]*f32(p); y[c,p] = f[p,c]",
+        "f[p,c] = x[p,c]*2 where 1 <= p < 40 and 0 <= c < 5; y[c,p] = f[p,c] where 1 <= p < 40 and 0 <= c < 5",
+        "f[c,p] = x[p,c]; y[c] += f[c,p]",  # a sum
+    ],
+)
+def test_others_stay(text: str) -> None:
+    program = parsed(text)
+    assert with_turns_joined(program) is program
+
+
+def test_what_is_overwritten_before_it_is_turned_stays() -> None:
+    box = "where 0 <= p <= 39 and 0 <= c <= 4"
+    program = parse_program(
+        "program p\ninput x: f32[40, 5]\ntemporary a: f32[40, 5]\ntemporary f: f32[40, 5]\noutput y: f32[5, 40]\n"
+        f"r[p, c]: a[p, c] = x[p, c] {box}\ns[p, c]: f[p, c] = a[p, c] + 1 {box}\n"
+        f"t[p, c]: a[p, c] = 0 {box}\nu[p, c]: y[c, p] = f[p, c] + a[0, 0] {box}\n"
+    )
+    assert with_turns_joined(program) is program
+
+
+def test_models_have_them_across_groups() -> None:
+    program = parsed(AFTER.replace("= x[p,c]", "= f32(x[p,c])"), (300, 3), "u8")
+    nodes = tuple(Node(s.name, "Op", (), (), (s,)) for s in program.statements)
+    engine = poly.compile(Graph("g", program.tensors, nodes), threads=1)
+    assert len(engine.steps) == 1
+    x, b = np.arange(900, dtype=np.uint8).reshape(300, 3), np.ones(3, np.float32)
+    assert np.array_equal(engine.run({"x": x, "b": b})["y"], np.maximum(x.T * np.float32(0.5) + b[:, None], 0))
