@@ -19,7 +19,7 @@ scalars, and arrays made by `np.empty` or `np.zeros`, are temporaries. `assert N
 sizes are possible; the others are at least 1. A size in no shape (the steps of a time loop) is given by name when a
 kernel is called, `kernel(A, T=10)`, or bound before compiling, `program.bind(T=10)`.
 
-Subscripts are affine, or elements and scalars of integers: `h[b[i]] += 1`. Such a one is checked in each call.
+Subscripts are affine, or elements or computed from such: `h[b[i] + 1] += 1`. Such a one is checked in each call.
 
 An update (`+=`, `-=`, `*=`, `x = max(x, e)`) is a reduction, whose instances may run in another order as in every
 polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps the order and the roundings.

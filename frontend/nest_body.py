@@ -22,8 +22,9 @@ from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches, with_loops_outside
 from poly.frontend.nest_comparisons import of_two_values
 from poly.frontend.nest_conditions import is_condition, isl_condition
+from poly.frontend.nest_leaving import without_leaving
 from poly.frontend.nest_literals import Number
-from poly.frontend.nest_places import place_of, put_in_place
+from poly.frontend.nest_places import is_whole, place_of, put_in_place
 from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import last_name, read_annotation
 from poly.frontend.nest_targets import one_target_each
@@ -104,7 +105,8 @@ class Reader:
     def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         """The whole body of a function."""
         body = of_two_values(_without_docstring(body))
-        body = one_target_each(body, self.arguments | {*scope.sizes, *scope.literals})
+        taken = self.arguments | {*scope.sizes, *scope.literals}
+        body = without_leaving(one_target_each(body, taken), taken, scope.sizes)
         self.uses = Counter((n.id, type(n.ctx)) for s in body for n in ast.walk(s) if isinstance(n, ast.Name))
         self.live = dict(live_after_branches(body, frozenset()))
         self._block(body, Around(scope), ())
@@ -133,9 +135,6 @@ class Reader:
                 around = around.with_names(places={once[0]: place})  # and a value, left out where nobody reads it
             node = put_in_place(written, around.scope.places)
             if isinstance(node, ast.If):
-                leaving = hints.leaving(node, (*body[k + 1 :], *body[:k]), not _reads_data(node.test, around.scope))
-                if leaving is not None:
-                    raise around.scope.source.error(*leaving)
                 if node is not written:
                     self.live[node] = self.live[written]
                 position = self._if(node, around, prefix, position, numbered)
@@ -150,8 +149,18 @@ class Reader:
     def _elements(self, scope: Scope, place: ast.stmt) -> Elements:
         names = (n for n in self._names("at", place) if n not in scope.source.made)
         inside = names_of_data(place, scope.is_element)
-        loops = partial(is_condition, scope)
-        return Elements(lambda n: scope.is_element(n) or _is_name_in(n, inside), loops, names, scope.source.made)
+        data = inside.union(scope.shapes)
+
+        def is_element(node: ast.expr) -> bool:
+            return scope.is_element(node) or _is_name_in(node, inside)
+
+        def is_computed(node: ast.Subscript, place: ast.expr) -> bool:
+            if isinstance(place, ast.Slice) or is_element(place) or scope.is_affine(place):
+                return False
+            chosen = isinstance(node.ctx, ast.Load) and Values(scope).chosen(node) is not None
+            return any(_is_name_in(n, data) for n in ast.walk(place)) or is_whole(place, scope) and not chosen
+
+        return Elements(is_element, is_computed, partial(is_condition, scope), names, scope.source.made)
 
     def _with_locals(self, around: Around) -> Around:
         known = {name: local.shape for name, local in self.locals.items()}
@@ -445,7 +454,7 @@ def _negated(body: Expr) -> Expr:
     return Const(-body.value, body.dtype) if isinstance(body, Const) else apply("neg", body)
 
 
-def _is_name_in(node: ast.expr, names: Collection[str]) -> bool:
+def _is_name_in(node: ast.AST, names: Collection[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in names
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from poly.expr import OPERATORS
@@ -13,7 +13,6 @@ _SIGNS: Final = frozenset("select bit_and bit_or bit_xor shift_left shift_right"
 FUNCTIONS: Final = tuple(sorted(n for n, o in OPERATORS.items() if o.infix is None and n not in INTERNAL | _SIGNS))
 _SUMS: Final = {"sum": "+=", "prod": "*=", "dot": "+=", "matmul": "+=", "einsum": "+=", "mean": "+=", "inner": "+="}
 _STATEMENTS: Final[Mapping[type[ast.stmt], tuple[str, str]]] = {
-    ast.While: ("a while loop: its trips depend on data", "for i in range(first, end): with bounds of sizes"),
     ast.Return: ("a nest returns nothing", "write the result into an argument, and remove the line"),
     ast.Import: ("an import in a nest", "import outside of the function"),
     ast.ImportFrom: ("an import in a nest", "import outside of the function"),
@@ -24,8 +23,8 @@ _STATEMENTS: Final[Mapping[type[ast.stmt], tuple[str, str]]] = {
     ast.Try: ("try has no meaning in a nest", "remove it: nothing in a nest raises"),
     ast.With: ("with has no meaning in a nest", "open it around the call of the nest"),
     ast.Raise: ("raise has no meaning in a nest", "assert before the loops what holds for sizes"),
-    ast.Break: ("break has no meaning in a nest: trips are known before", "end the range earlier: for i in range(end)"),
-    ast.Continue: ("continue has no meaning in a nest", "put the rest of the body under `if` on loop variables"),
+    ast.Break: ("a break that data do not decide", "end the range earlier: for i in range(end)"),
+    ast.Continue: ("a continue without a condition", "remove what follows it, and the line"),
 }
 RANGE: Final = "rows padded to one length: for k in range(K): s += values[i, k] * x[columns[i, k]]"
 
@@ -36,6 +35,11 @@ def statement(node: ast.stmt) -> tuple[str, str]:
         if isinstance(node, kind):
             return found
     match node:
+        case ast.While(test=test):
+            shown = ast.unparse(ast.UnaryOp(ast.Not(), test))
+            return "a while loop: its trips depend on data", (
+                f"as many trips as it may take: for trip in range(100): with if {shown}: break as its first line"
+            )
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
             return f"{ast.unparse(node)} changes {name} as a whole", f"a loop that assigns the elements of {name}"
         case ast.Expr(value=ast.Call(func=function)):
@@ -48,25 +52,6 @@ def statement(node: ast.stmt) -> tuple[str, str]:
             return f"{type(node).__name__.lower()} has no meaning in a nest", (
                 "for loops over range, if on loop variables and sizes, assignments"
             )
-
-
-def leaving(node: ast.If, others: Sequence[ast.stmt], affine: bool) -> tuple[ast.stmt, str, str] | None:
-    """For `if test: break` and `if test: continue`: the statement, what is wrong, what to write. `others`: near it."""
-    found = next((s for s in (*node.body, *node.orelse) if isinstance(s, ast.Break | ast.Continue)), None)
-    if found is None:
-        return None
-    message, hint = statement(found)
-    shown = ast.unparse(node.test) if found in node.body else f"not ({ast.unparse(node.test)})"
-    if isinstance(found, ast.Continue):
-        hint = f"if not ({shown}): with the rest of the loop's body in it"
-    elif not affine:
-        after = next((s for s in others if isinstance(s, ast.Assign) and len(s.targets) == 1), None)
-        target, value = ("A[i]", "x") if after is None else map(ast.unparse, (after.targets[0], after.value))
-        hint = (
-            "let every trip run and choose values: stop = False before the loop, "
-            f"stop = {shown} or stop in place of the if, {target} = {target} if stop else {value}"
-        )
-    return found, message, hint
 
 
 def branch(node: ast.If) -> str:
@@ -127,11 +112,6 @@ def affine(node: ast.expr) -> str:
             return "loop variables and sizes with + and -, * by an integer, // and % by an integer"
 
 
-def place(node: ast.expr) -> tuple[str, str]:
-    """For a subscript that is computed from elements: what is wrong, and what to write."""
-    return f"{ast.unparse(node)} is not affine, nor an element", held(node)
-
-
 def held(node: ast.expr) -> str:
     """How a value becomes a subscript."""
     return f"k = {ast.unparse(node)} before it, and k as the subscript"
@@ -144,10 +124,6 @@ def value(node: ast.expr) -> str:
             return f"-1 - {_grouped(a)} of integers, not {_grouped(a)} of truths"
         case ast.BinOp(op=ast.MatMult()):
             return "a product of matrices is loops: C[i, j] += A[i, k] * B[k, j]"
-        case ast.BinOp(left=a, op=ast.LShift(), right=b):
-            return f"shift_left({ast.unparse(a)}, {ast.unparse(b)})"
-        case ast.BinOp(left=a, op=ast.RShift(), right=b):
-            return f"shift_right({ast.unparse(a)}, {ast.unparse(b)})"
         case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
             return "a loop that adds to a local: s = 0.0; for k in range(N): s += B[k]"
         case ast.NamedExpr(target=target):

@@ -13,7 +13,8 @@ _PYTHON: Final[Mapping[str, Callable[..., object]]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow,
     "floor_div": operator.floordiv, "mod": operator.mod,
     "neg": operator.neg, "abs": abs, "max": max, "min": min, "bit_and": operator.and_, "bit_or": operator.or_,
-    "bit_xor": operator.xor, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "bit_xor": operator.xor, "shift_left": operator.lshift, "shift_right": operator.rshift,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge, "not": operator.not_, "and": lambda a, b: bool(a and b),
     "or": lambda a, b: bool(a or b), "select": lambda c, a, b: a if c else b,
 }  # fmt: skip

@@ -26,12 +26,7 @@ def place_of(value: ast.expr, scope: Scope) -> ast.expr | None:
     """A value as subscripts have it, if it is made of whole numbers that stay the same: loop variables, sizes, names of
     literals, and of other places, which stand as what they are.
     """
-    nodes = [*ast.walk(value)]
-    functions = {n.func for n in nodes if isinstance(n, ast.Call)}
-    names = {n.id for n in nodes if isinstance(n, ast.Name) and n not in functions}
-    plain = all(isinstance(n, _PARTS) for n in nodes)
-    chooses = all(isinstance(f, ast.Name) and f.id in _CHOOSING for f in functions)
-    if not (names and plain and chooses and all(_is_whole(n, scope) for n in names)):
+    if not is_whole(value, scope):
         return None
     found = _Places(scope.places, inside=True).visit(deepcopy(value))
     return found if sum(1 for _ in ast.walk(found)) <= _MOST and not _goes_around_twice(found, scope) else None
@@ -44,7 +39,17 @@ def _goes_around_twice(value: ast.expr, scope: Scope) -> bool:
     return any(inner in far for outer in far for inner in ast.walk(outer.left))
 
 
-def _is_whole(name: str, scope: Scope) -> bool:
+def is_whole(value: ast.expr, scope: Scope) -> bool:
+    """Whether a value is made of loop variables, sizes, names of integers, and of places, by functions that choose."""
+    nodes = [*ast.walk(value)]
+    functions = {n.func for n in nodes if isinstance(n, ast.Call)}
+    names = {n.id for n in nodes if isinstance(n, ast.Name) and n not in functions}
+    plain = all(isinstance(n, _PARTS) and not isinstance(n, ast.Div) for n in nodes)
+    chooses = all(isinstance(f, ast.Name) and f.id in _CHOOSING for f in functions)
+    return bool(names) and plain and chooses and all(_names_whole(n, scope) for n in names)
+
+
+def _names_whole(name: str, scope: Scope) -> bool:
     return name in scope.indices or name in scope.sizes or name in scope.places or type(scope.literals.get(name)) is int
 
 

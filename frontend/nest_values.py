@@ -27,12 +27,14 @@ from poly.program import Access, ReadIndex, Subscript
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "bit_and",
     ast.BitOr: "bit_or", ast.BitXor: "bit_xor", ast.FloorDiv: "floor_div", ast.Mod: "mod",
+    ast.LShift: "shift_left", ast.RShift: "shift_right",
 }  # fmt: skip
 _SAME: Final = {
     "fabs": "abs", "absolute": "abs", "maximum": "max", "minimum": "min",
     "floor_divide": "floor_div", "remainder": "mod",
     "where": "select", "power": "pow", "rint": "round", "logical_and": "and", "logical_or": "or", "logical_not": "not",
     "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
+    "left_shift": "shift_left", "right_shift": "shift_right",
 }  # fmt: skip
 _NUMBERS: Final = {"fmax": "gt", "fmin": "lt"}  # of two numbers as max and min, else the one that is none NaN
 _TRUTHS: Final = frozenset(("and", "or", "not", *COMPARE.values()))
@@ -61,7 +63,7 @@ class Values:
                 return self._named(node, name, guard)
             case ast.Attribute() if ast.unparse(node) in self.scope.literals:
                 return Const(self.scope.literals[ast.unparse(node)])
-            case ast.Subscript() if (chosen := self._chosen(node)) is not None:
+            case ast.Subscript() if (chosen := self.chosen(node)) is not None:
                 return self._choice(chosen, guard)
             case ast.Subscript():
                 return self._read(node, self.subscripted(node, guard), guard)
@@ -132,11 +134,9 @@ class Values:
         """An affine subscript, or an element or a scalar of integers whose value it is."""
         if self.scope.is_element(node) and isinstance(read := self.value(node, guard), Read):
             return ReadIndex(read.position)
-        if _reads_elements(node, self.scope):
-            raise self.scope.source.error(node, *hints.place(node))
         return self.scope.affine(node)
 
-    def _chosen(self, node: ast.Subscript) -> ast.IfExp | None:
+    def chosen(self, node: ast.Subscript) -> ast.IfExp | None:
         """The choice that a read with `max`, `min` or `abs` in a subscript is, or with `% N` where N elements are."""
         found = chosen_element(node, self.scope.is_affine)
         if found is not None or not isinstance(node.value, ast.Name):
@@ -212,7 +212,7 @@ class Values:
         if (known := decided(self.scope, node.test)) is not None:
             return self.value(node.body if known else node.orelse, guard)
         then = conjunction(node.test, self.scope.affine_or_none)
-        plain = isinstance(node.body, ast.Subscript) and self._chosen(node.body) is None
+        plain = isinstance(node.body, ast.Subscript) and self.chosen(node.body) is None
         if then and plain and isinstance(node.orelse, ast.Constant) and isinstance(node.body, ast.Subscript):
             fill = self.value(node.orelse)
             if isinstance(fill, Const):
@@ -264,12 +264,6 @@ def _mentions_index(node: ast.expr, scope: Scope) -> bool:
         return True  # len(A), A.shape[0]
     names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
     return any(n in scope.indices or n in scope.sizes for n in names)
-
-
-def _reads_elements(node: ast.expr, scope: Scope) -> bool:
-    """Whether a subscript that is not affine is computed from what arrays hold."""
-    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    return not names.isdisjoint(scope.shapes) and not scope.is_affine(node)
 
 
 def _folded(name: str, values: Sequence[Expr]) -> Expr:

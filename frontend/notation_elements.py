@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from poly.affine import FloorDiv, Var, unequal_parts
@@ -37,7 +38,9 @@ def _in_bounds(draft: Draft, names: Iterator[str], tensors: dict[str, Tensor], f
         return [draft]
     reader = BodyReader(draft.scalars, bare_indices=True)
     safe = dict[str, str]()
-    elements = Elements(lambda n: _is_element(reader, n), lambda n: _is_guard(reader, n), names, safe)
+    elements = Elements(
+        partial(_is_element, reader), lambda _node, _place: False, partial(_is_guard, reader), names, safe
+    )
     target, value = ast.Name("y", ast.Store()), reader.tree(draft.line.body)
     *places, last = elements.in_bounds(ast.copy_location(ast.Assign([target], value), value))
     made = list[Draft]()

@@ -1,5 +1,8 @@
-"""Elements as subscripts under conditions on data: where the condition fails they are 0, so that all are in bounds.
+"""Subscripts that are data get locals: what is computed from elements, and elements under conditions on data, which are
+0 where the condition fails, so that all are in bounds.
 
+    h[int(x[i] * 16)] += 1                     ->        at = int(x[i] * 16)
+                                                         h[at] += 1
     y[i] = x[p[i]] if p[i] >= 0 else 0.0       ->        at = p[i] if p[i] >= 0 else 0
                                                          y[i] = x[at] if p[i] >= 0 else 0.0
 
@@ -16,25 +19,25 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Elements:
-    """`is_element`: whether a subscript is data; `is_condition`: whether loops decide a test; `names`: of locals for
-    places, those in `safe` are in bounds, with what they stand for.
+    """`is_element`: whether a subscript is data, `is_computed`: whether one of a node is neither that nor affine, and
+    can be computed; `is_condition`: whether loops decide a test; `names`: of locals for places, those in `safe` are in
+    bounds, with what they stand for.
     """
 
     is_element: Callable[[ast.expr], bool]
+    is_computed: Callable[[ast.Subscript, ast.expr], bool]
     is_condition: Callable[[ast.expr], bool]
     names: Iterator[str]
     safe: dict[str, str]
 
     def in_bounds(self, node: ast.stmt) -> list[ast.stmt]:
         """An assignment after those that its places need."""
-        if not isinstance(node, ast.Assign | ast.AugAssign) or not self._has_choices(node.value):
+        if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             return [node]
-        places = _Places(self)
-        value = places.visit(deepcopy(node.value))
+        places, made = _Places(self), deepcopy(node)
+        places.generic_visit(made)
         if not places.made:
             return [node]
-        made = deepcopy(node)
-        made.value = value
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in (*places.made, made)]
 
     def under(self, test: ast.expr, node: ast.expr) -> tuple[list[ast.stmt], ast.expr]:
@@ -42,12 +45,6 @@ class Elements:
         places = _Places(self, [test])
         found = places.visit(deepcopy(node))
         return (places.made, found) if places.made else ([], node)
-
-    def _has_choices(self, value: ast.expr) -> bool:
-        parts = [*ast.walk(value)]
-        return any(isinstance(n, ast.IfExp | ast.BoolOp) for n in parts) and any(
-            isinstance(n, ast.Subscript) and any(map(self.is_place, subscripts(n))) for n in parts
-        )
 
     def is_place(self, node: ast.expr) -> bool:
         """Whether a subscript is data that may be out of bounds."""
@@ -58,7 +55,8 @@ class Elements:
 class _Places(ast.NodeTransformer):
     elements: Elements
     tests: list[ast.expr] = field(default_factory=list)
-    made: list[ast.stmt] = field(default_factory=list)
+    made: list[ast.stmt] = field(default_factory=list[ast.stmt])
+    named: dict[str, str] = field(default_factory=dict[str, str])
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         test = self.visit(node.test)
@@ -74,11 +72,12 @@ class _Places(ast.NodeTransformer):
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         node = ast.Subscript(self.visit(node.value), self.visit(node.slice), node.ctx)
-        if all(map(self.elements.is_condition, self.tests)):
-            return node
-        if any(ast.unparse(node) == ast.unparse(n) for t in self.tests for n in _surely_read(t)):
-            return node  # what the test itself reads is in bounds
-        places = [self._place(s) if self.elements.is_place(s) else s for s in subscripts(node)]
+        read = any(ast.unparse(node) == ast.unparse(n) for t in self.tests for n in _surely_read(t))
+        inside = read or all(map(self.elements.is_condition, self.tests))  # what a test itself reads is in bounds
+        places = list[ast.expr]()
+        for s in subscripts(node):
+            held = self.elements.is_computed(node, s) or not inside and self.elements.is_place(s)
+            places.append(self._place(s) if held else s)
         node.slice = ast.Tuple(places, ast.Load()) if isinstance(node.slice, ast.Tuple) else places[0]
         return node
 
@@ -90,11 +89,16 @@ class _Places(ast.NodeTransformer):
             self.tests = outer
 
     def _place(self, place: ast.expr) -> ast.expr:
-        name = next(self.elements.names)
-        self.elements.safe[name] = ast.unparse(place)
-        test = self.tests[0] if len(self.tests) == 1 else ast.BoolOp(ast.And(), [*self.tests])
-        self.made.append(ast.Assign([ast.Name(name, ast.Store())], ast.IfExp(test, place, ast.Constant(0))))
-        return ast.Name(name, ast.Load())
+        value = place
+        if self.tests:
+            test = self.tests[0] if len(self.tests) == 1 else ast.BoolOp(ast.And(), [*self.tests])
+            value = ast.IfExp(test, place, ast.Constant(0))
+        text = ast.unparse(value)
+        if text not in self.named:
+            name = self.named[text] = next(self.elements.names)
+            self.elements.safe[name] = ast.unparse(place)
+            self.made.append(ast.Assign([ast.Name(name, ast.Store())], value))
+        return ast.copy_location(ast.Name(self.named[text], ast.Load()), place)
 
 
 def names_of_data(node: ast.stmt, is_element: Callable[[ast.expr], bool]) -> set[str]:

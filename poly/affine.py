@@ -309,6 +309,10 @@ def affine_operation(a: Affine, operator: ast.operator, b: Affine) -> Affine | N
             return a // b.constant if b.constant > 0 else (-a) // -b.constant
         case ast.Mod() if b.is_constant and b.constant:
             return a % b.constant if b.constant > 0 else -((-a) % -b.constant)
+        case ast.LShift() if b.is_constant and b.constant in range(32):
+            return a * 2**b.constant
+        case ast.RShift() if b.is_constant and b.constant in range(32):
+            return a // 2**b.constant
         case _:
             return None
 
