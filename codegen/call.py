@@ -22,7 +22,6 @@ from poly.codegen.host import host_machine
 from poly.codegen.jit import compile_object, link
 from poly.codegen.layout import ALIGNED, PLAIN, WRITABLE, facts_hold, numpy_functions
 from poly.dtypes import Array
-from poly.pointers import ALIGN, address
 
 Dtype = np.dtype[np.generic]
 _EXPORTS: Final = ("polyloom.facts", "polyloom.enter", "polyloom.call", "polyloom.dispatch")
@@ -260,9 +259,3 @@ def attach(target: NativeCall, record: Record | None, dispatch: int = 0) -> None
     if NATIVE:
         target.native_record = dispatch or (record.address if record is not None else 0)
         target.native_code = found.dispatch if dispatch else found.call
-
-
-def aligned(size: int, align: int = ALIGN) -> tuple[Array, int]:
-    """Memory of `size` bytes and the address in it where it is aligned."""
-    memory = np.empty(size + align, np.uint8)
-    return memory, -(-address(memory) // align) * align

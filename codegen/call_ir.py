@@ -12,6 +12,7 @@ from typing import Final
 
 from poly.codegen.call_arrays_ir import APART_TEXT, FRESH_TEXT
 from poly.codegen.ir_text import expanded, numbers_of
+from poly.pointers import ALIGN
 
 NO_MEMORY: Final = -2  # a status
 MAX_GIVEN: Final = 64
@@ -37,7 +38,8 @@ NDARRAY, NONE, OUT, NEW_ARRAY, CAREFUL, SCALAR_OF = range(6)
 
 def call_ir() -> str:
     """The module."""
-    return expanded(_ENTER + _FITS + APART_TEXT + FRESH_TEXT + _CALL, numbers_of(globals()))
+    numbers = numbers_of({**globals(), "ALIGN": ALIGN})
+    return expanded(_ENTER + _FITS + APART_TEXT + FRESH_TEXT + _CALL, numbers)
 
 
 _ENTER = """\
@@ -79,14 +81,14 @@ filled:
   %plain = icmp eq i64 %scratch, 0
   br i1 %plain, label %run, label %buffers
 buffers:
-  %bytes = add i64 %scratch, 64
+  %bytes = add i64 %scratch, $ALIGN
   %memory = call ptr @malloc(i64 %bytes)
   %full = icmp eq ptr %memory, null
   br i1 %full, label %nomemory, label %align
 align:
   %number = ptrtoint ptr %memory to i64
   %minus = sub i64 0, %number
-  %pad = and i64 %minus, 63
+  %pad = urem i64 %minus, $ALIGN
   %base = getelementptr i8, ptr %memory, i64 %pad
   %moves = call i64 @word(ptr %rec, i64 $MOVES)
   %moved = call ptr @link(ptr %rec, i64 $MOVED)
@@ -133,7 +135,7 @@ nomemory:
 """
 
 _FITS = """
-@polyloom.facts = global [8 x ptr] zeroinitializer, align 64
+@polyloom.facts = global [8 x ptr] zeroinitializer, align $ALIGN
 @fail.name = internal constant [8 x i8] c"_failed\\00"
 @fail.kinds = internal constant [3 x i8] c"KL\\00"
 @PyTuple_Type = external global i8

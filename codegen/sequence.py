@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 
-from poly.codegen.call import Record, aligned
+from poly.codegen.call import Record
 from poly.codegen.kernel import Kernel
 from poly.codegen.pool import pool
 from poly.codegen.team_ir import SEQUENCE
 from poly.errors import IndexRangeError
+from poly.pointers import address, aligned_bytes
 
 Pointer = int | str
 """An address that stays, or the name of one that each call gives."""
@@ -25,7 +26,8 @@ class KernelSequence:
     def __init__(self, calls: Sequence[tuple[Kernel, Sequence[Pointer]]]) -> None:
         self.kernels = [kernel for kernel, _ in calls]
         records = [Record(k.entry([t.name for t in (*k.inputs, *k.outputs)])) for k in self.kernels]
-        self._memory, scratch = aligned(max((r.entry.scratch for r in records), default=0))
+        self._memory = aligned_bytes(max((r.entry.scratch for r in records), default=0))
+        scratch = address(self._memory)
         words: list[int] = [len(calls), -1]
         blocks: list[list[int]] = []
         self._named: list[tuple[int, str]] = []

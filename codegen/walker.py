@@ -300,7 +300,7 @@ class Walker:
     def _across_lanes(self, node: For) -> bool:
         found = self.lane_parallel.get(id(node))
         if found is None:
-            found = self.lane_parallel[id(node)] = _lane_parallel(node)
+            found = self.lane_parallel[id(node)] = node.runs_in_lanes
         return found
 
     def _vector(self, node: For, ends: Ends) -> None:
@@ -438,14 +438,3 @@ def _targets(loop: For) -> frozenset[str] | None:
     return None if any(isinstance(n, External) for n in nodes) else frozenset(
         n.write.tensor for n in nodes if isinstance(n, Compute)
     )
-
-
-def _lane_parallel(node: For) -> bool:
-    """Whether the body can run on all lanes at once: no loop below depends on the lane, no buffer is per lane."""
-    names = {node.variable}
-    for inner in walk(node.body):
-        if isinstance(inner, For) and any(b.names & names for b in (*inner.lower, *inner.upper)):
-            return False
-        if isinstance(inner, Alloc):
-            return False
-    return True

@@ -10,7 +10,6 @@ import numpy as np
 from poly.dtypes import Array
 from poly.errors import RunError
 from poly.given_arrays import array_of, overlap, target_of
-from poly.pointers import ALIGN
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,3 @@ def require_mapping(out: object, where: str) -> None:
     """Raise `RunError` for an `out` that has no names."""
     if not isinstance(out, Mapping):
         raise RunError(f"out is {type(out).__name__}", where=where, hint="out={name: array}")
-
-
-def aligned_bytes(size: int) -> np.ndarray:
-    """Memory that starts at a multiple of `ALIGN`."""
-    raw = np.empty(size + ALIGN, np.uint8)
-    start = -raw.ctypes.data % ALIGN
-    return raw[start : start + size]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from poly.disk_cache import cache_entry, write_entry
 from poly.dtypes import Array
 from poly.engine import Engine, Step, Unit
-from poly.engine_arrays import aligned_bytes
 from poly.errors import CapacityError, UnsupportedError
 from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
+from poly.pointers import aligned_bytes
 from poly.prepared import package_hash, pickled, read_pickle
 from poly.program import Program
 from poly.scheduling.cpu_program import for_cpu, model_for_cpu

@@ -45,7 +45,7 @@ class KernelExplanation(Explanation):
     `bounds`: for every level of `prediction` the bytes that any order of the instances moves into it, at the least.
     `computed`: constants that were made of the program's when compiling, with their bytes (packed weights, say).
     `threads` were asked for; they share the loops `shared`, in the order in which they come to them. `refused`: why the
-    schedule is a plainer one than the policy's first.
+    schedule is a plainer one than the policy's first. `one_by_one`: vector loops that have no form across lanes.
     """
 
     schedule: ScheduleExplanation
@@ -59,6 +59,7 @@ class KernelExplanation(Explanation):
     computed: Mapping[str, int | None]
     shared: tuple[str, ...] = ()
     refused: str = ""
+    one_by_one: tuple[str, ...] = ()
 
     @property
     def document(self) -> Document:
@@ -77,6 +78,7 @@ class KernelExplanation(Explanation):
             *((("threads", self._threads),) if self.threads > 1 else ()),
             *((("plainer", f"the policy's first schedule had no code: {self.refused}"),) if self.refused else ()),
             ("vectors", f"{self.vector_bits} bits, {self.machine.lanes(4)} lanes of 4 bytes"),
+            *((("one by one", self._one_by_one),) if self.one_by_one else ()),
             ("code", f"{self.instructions} instructions, emitted and compiled in {seconds_text(self.seconds)}"),
             ("operations", count_text(p.operations)),
             ("predicted", f"{least} (caches empty at first)"),
@@ -85,6 +87,9 @@ class KernelExplanation(Explanation):
         name = self.schedule.schedule.source.name
         return Document(f"kernel {name}", facts, (table("predicted traffic", heads, rows), self.schedule.document))
 
+    @property
+    def _one_by_one(self) -> str:
+        return f"{', '.join(self.one_by_one)}: a buffer, or a loop as long as the lane says, is inside of a vector loop"
 
     @property
     def _threads(self) -> str:
@@ -314,7 +319,7 @@ class SizedExplanation(Explanation):
 def explain_compiled(
     what: Kernel | StreamKernel | Engine | ModelEngine | SizedEngine,
 ) -> KernelExplanation | StreamExplanation | EngineExplanation | ModelExplanation | SizedExplanation:
-    """See `poly.explain.explain`. Raises `PolyError` for what is not compiled."""
+    """See `poly.explainer.explain`. Raises `PolyError` for what is not compiled."""
     if isinstance(what, SizedEngine):
         return SizedExplanation(what, tuple(explain_engine(engine) for engine in what.engines))
     if isinstance(what, Engine):
@@ -338,7 +343,9 @@ def explain_kernel(kernel: Kernel) -> KernelExplanation:
     assert kernel.schedule is not None
     code = [line for line in kernel.asm.splitlines() if line.startswith("\t") and line.lstrip()[:1] not in (".", "#")]
     prediction = predict(kernel.schedule, kernel.machine, kernel.threads if kernel.parallel else 1)
-    shared = tuple(n.variable for n in kernel.loops.nodes() if isinstance(n, For) and n.kind == "parallel")
+    loops = [n for n in kernel.loops.nodes() if isinstance(n, For)]
+    shared = tuple(n.variable for n in loops if n.kind == "parallel")
+    one_by_one = tuple(n.variable for n in loops if n.kind == "vector" and not n.runs_in_lanes)
     program = kernel.schedule.source
     made = [t for t in kernel.loops.tensors if t.role == "constant" and t not in program.tensors]
     return KernelExplanation(
@@ -346,7 +353,7 @@ def explain_kernel(kernel: Kernel) -> KernelExplanation:
         kernel.machine.lanes(4) * 32, len(code), prediction,
         tuple(io_lower_bound(kernel.schedule.source, level.capacity) for level in prediction.levels),
         {t.name: tensor_bytes(program, t) for t in made}, shared if kernel.parallel else (),
-        kernel.refused,
+        kernel.refused, one_by_one,
     )  # fmt: skip
 
 

@@ -72,6 +72,13 @@ class For:
     asks: tuple[Access, ...] = ()
     nowait: str | None = None
 
+    @property
+    def runs_in_lanes(self) -> bool:
+        """Whether a vector loop runs as lanes, or one by one."""
+        inside = [*walk(self.body)]
+        bounds = (b for n in inside if isinstance(n, For) for b in (*n.lower, *n.upper))
+        return not any(self.variable in b.names for b in bounds) and not any(isinstance(n, Alloc) for n in inside)
+
 
 @dataclass(frozen=True)
 class If:

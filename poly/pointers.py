@@ -38,6 +38,11 @@ address: Final = _choose()
 """The address of an array's first element. The array must stay alive for as long as the address is used."""
 
 
+def aligned_bytes(size: int) -> Array:
+    """Memory of so many bytes that starts at a multiple of `ALIGN`, with any content."""
+    return _aligned(np.empty, (size,), np.dtype(np.uint8))
+
+
 def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[np.generic], align: int = ALIGN) -> Array:
     """A C-contiguous array of zeros whose memory starts at a multiple of `align` bytes."""
     return _aligned(np.zeros, shape, dtype, align)

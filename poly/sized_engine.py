@@ -24,14 +24,14 @@ from poly.arguments import BY_NAME, RunByName, knows_arguments, shown
 from poly.document import Document, counted, table
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine
-from poly.engine_arrays import ExpectedInput, aligned_bytes, inputs_of, targets_of
+from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
 from poly.engine_errors import named_as_in_file
 from poly.errors import CapacityError, IndexRangeError, RunError, UnsupportedError
 from poly.graph import Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
 from poly.locks import Lock, cached_property
 from poly.machine import Machine
-from poly.pointers import ALIGN
+from poly.pointers import ALIGN, aligned_bytes
 from poly.program import Program, Tensor
 from poly.scheduling.group_programs import canonical_names, extract
 from poly.scheduling.groups import groups_of

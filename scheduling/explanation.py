@@ -1,6 +1,6 @@
 """Explanations of programs and schedules: what they do, what they move, and why a schedule is legal, as data.
 
-Figures are fields of frozen dataclasses; `str` gives plain text, a notebook gets tables. See `poly.explain`.
+Figures are fields of frozen dataclasses; `str` gives plain text, a notebook gets tables. See `poly.explainer`.
 """
 
 from __future__ import annotations

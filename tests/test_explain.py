@@ -12,11 +12,13 @@ import pytest
 import poly
 from poly.document import Document, Table, Text, bytes_text, seconds_text, table
 from poly.errors import PolyError, ScheduleError, ShapeError, UnsupportedError
+from poly.explainer import KernelExplanation
 from poly.figures import iteration_domain, tile_footprint
 from poly.model_check import check_model
 from poly.pictures import schedule_svg, text_html
 from poly.program import Program
 from poly.scheduling.explanation import Checks, ProgramExplanation, ScheduleExplanation
+from poly.scheduling.schedule import Schedule
 from poly.scheduling.traffic import count_points, traffic
 from poly.text import parse_program
 from tests.onnx_helpers import node_model
@@ -344,6 +346,15 @@ def test_a_kernel_says_why_its_schedule_is_a_plainer_one(monkeypatch: pytest.Mon
     assert "plainer" not in str(poly.explain(poly.compile(matmul())))
     monkeypatch.setattr("poly.scheduling.cpu.schedule_for_cpu", full)
     assert "17 vectors for 16 registers" in str(poly.explain(poly.compile(matmul())))
+
+
+def test_a_kernel_says_which_vector_loops_run_one_by_one() -> None:
+    rows = Schedule(poly.parse("Y[i] = X[i] * X[i]", X=(64,))).tile(i=8).vectorise("i.p")
+    apart = rows.promote("X", "i.p", "l1", name="P")
+    for schedule, names in ((rows, ()), (apart, ("i.p",))):
+        found = poly.explain(poly.compile(schedule.source, schedule=schedule))
+        assert isinstance(found, KernelExplanation)
+        assert found.one_by_one == names and ("one by one" in str(found)) == bool(names)
 
 
 def test_checks_are_counted_in_words() -> None:
