@@ -94,14 +94,18 @@ def _copies(program: Program, machine: Machine, threads: int) -> float:
 
 
 def _copied(program: Program, s: Statement, machine: Machine, threads: int) -> float:
-    """Cycles of a copy by squares or short runs, and of its traffic."""
+    """Cycles of a copy by squares or short runs, and of its traffic. A short axis next to the one that the other side
+    is contiguous along makes long runs with it.
+    """
     box = domain_box(program, s, s.iterators)
     assert box is not None
     extents = {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
     fast = [min(i.names, key=i.coefficient) for i in (a.affine_index[-1] for a in (s.reads[0], s.write))]
     across, along = (extents[n] for n in fast)
     elements, element = prod(extents.values()), size_bytes(program.tensor[s.write.tensor].dtype)
-    each = max(1 / SQUARES, SHORT_VECTOR / min(across, along))
+    short = s.reads[0] if across < along else s.write
+    woven = {n for i in short.affine_index[-2:] for n in i.names} == {*fast}
+    each = 1 / SQUARES if woven else max(1 / SQUARES, SHORT_VECTOR / min(across, along))
     if fast[0] == fast[1]:
         each = SHORT_VECTOR * -(-along // machine.lanes(element)) / along
     size = 2 * elements * element

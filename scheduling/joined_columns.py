@@ -167,8 +167,8 @@ def _is_plain(program: Program, update: Statement, ranges: Mapping[str, int]) ->
     return all(
         s.combiner is None and not s.reads and s.external is None and s.write.tensor == update.write.tensor
         and not any(isinstance(e, IndexValue) for e in walk(s.body))
-        and domain_box(program, s, s.iterators) == tuple((0, ranges[str(i)] - 1) for i in update.write.affine_index)
-        and s.write.index == tuple(map(var, s.iterators))
+        and sorted(s.iterators) == sorted(names := [str(i) for i in s.write.affine_index])
+        and domain_box(program, s, names) == tuple((0, ranges[str(i)] - 1) for i in update.write.affine_index)
         for s in program.statements[:-1]
     )  # fmt: skip
 

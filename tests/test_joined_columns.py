@@ -9,6 +9,7 @@ import poly
 from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.cpu_columns import with_columns
+from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_columns import columns_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
@@ -66,6 +67,21 @@ def test_every_operand_with_several_columns_can_have_them_as_one_axis(
 
 def chosen(text: str, given: Given, cpu: str = "avx512") -> Program:
     return with_columns(poly.parse(text, **given), CPUS[cpu], 1)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("size", [28, 20])
+def test_windows_side_by_side_are_one_product_whose_result_is_interleaved(size: int) -> None:
+    """As of a transposed convolution whose step is its size; what clears the result runs in another order."""
+    text = "y[m, 2*h + i, 2*w + j] += x[c, h, w] * k[c, m, i, j]"
+    apart = join_axes(poly.parse(text, x=(64, size, size), k=(64, 8, 2, 2)))
+    product = with_columns(apart, CPUS["avx512"], 1)
+    assert apart.statements[0].iterators != tuple(map(str, apart.statements[0].write.affine_index))
+    assert copies(product) == ["y[m, h, i, w, j]"] and product.tensor["x"].extents({}) == (64, size * size)
+    given = arrays(apart)
+    (expected,) = run_program(apart, given).values()
+    moved = {t.name: given[t.name].reshape(t.extents({})) for t in product.inputs}
+    (result,) = run_program(product, moved).values()
+    assert np.array_equal(result, expected)
 
 
 def test_only_loops_that_waste_lanes_are_joined() -> None:
