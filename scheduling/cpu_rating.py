@@ -23,6 +23,7 @@ from poly.scheduling.cpu_ways import Way, Ways
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
 TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
+LOST = 16.0  # cycles for every line that a turned tile stores a piece of, if the first cache has lost it by then
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many others that suit what they read
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
@@ -188,13 +189,23 @@ class Choice(Ways):
         wide = np.maximum((width, rest), 1)  # of tiles of a full width, and of what is left over
         number = np.array((np.floor(self.vectors / width), np.minimum(rest, 1)))
         one, other = tile_cycles(self.core, high * wide, _loads(step, high, wide), again)
-        turning = high * wide * TURNING if step.turning else 0.0
+        turning = self._turning(high, wide) if step.turning else 0.0
         each = count * number * ((one + self._missed(step, high)) * steps + (other + turning) * blocks)
         kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
         if step.rows in self.facts.uneven:  # tiles at the ends
             kinds = kinds + np.minimum(count - 1, 2)
         around = float(prod(e for k, e in enumerate(self.facts.extents) if k not in (step.rows, self.lanes)))
         return (each[0] + each[1]) * (1 + PIECE_COST * (kinds - 1)) * around, count
+
+    def _turning(self, height: Numbers, width: Numbers) -> Numbers:
+        """Cycles to turn a register tile and to store it: a piece of a row for each lane, in lines that may meet in few
+        sets of the first cache.
+        """
+        target, line, lanes = self.operands[-1], self.core.line, width * self.vector
+        piece = np.ceil(height) * target.element
+        lines = lanes * (piece + line - np.gcd(piece.astype(int), line)) / line
+        kept = self.core.lines_kept(target.stride(self.names[self.lanes]))
+        return height * width * TURNING + lines * LOST * np.maximum(1 - kept / lanes, 0.0)
 
     def _step(self, way: Way) -> Step:
         lanes, rows, packed = self.names[self.lanes], self.names[way.rows], {k for k, _ in way.packs}
