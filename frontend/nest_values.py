@@ -22,6 +22,7 @@ from poly.frontend import nest_hints as hints
 from poly.frontend.nest_literals import folded
 from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import last_name
+from poly.function_hints import same
 from poly.program import Access, ReadIndex, Subscript
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
@@ -34,7 +35,7 @@ _SAME: Final = {
     "floor_divide": "floor_div", "remainder": "mod",
     "where": "select", "power": "pow", "rint": "round", "logical_and": "and", "logical_or": "or", "logical_not": "not",
     "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
-    "left_shift": "shift_left", "right_shift": "shift_right",
+    "left_shift": "shift_left", "right_shift": "shift_right", "arctan2": "atan2",
 }  # fmt: skip
 _NUMBERS: Final = {"fmax": "gt", "fmin": "lt"}  # of two numbers as max and min, else the one that is none NaN
 _TRUTHS: Final = frozenset(("and", "or", "not", *COMPARE.values()))
@@ -237,6 +238,8 @@ class Values:
         spelled = _SAME.get(name, name)
         if name in _NUMBERS and len(nodes) == 2:
             return _of_numbers(_NUMBERS[name], self.value(nodes[0], guard), self.value(nodes[1], guard))
+        if (form := same(name, nodes)) is not None:
+            return self.value(ast.copy_location(form, node), guard)
         if not (cast or spelled in OPERATORS or spelled in ("max", "min", "pow")):
             raise self.scope.source.error(node, f"unknown function {name!r}", hints.function(name))
         arguments = [self.value(a, guard) for a in nodes]

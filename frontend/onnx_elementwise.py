@@ -291,42 +291,18 @@ def is_inf(b: Notation) -> None:
     b.map(body, b.input(0), dtype="bool")
 
 
-def inverse_tangent(argument: Callable[[Term], Term], factor: float = 1.0, offset: float = 0.0) -> Row:
-    """offset + factor * atan(argument): three half angles bring it below tan(pi / 16), then the series; in f64."""
-
-    def half(v: Term) -> Term:
-        return v / (fn("sqrt", v * v + 1.0) + 1.0)
-
-    def row(b: Notation) -> None:
-        x = b.input(0)
-        b.supported(is_float(x.dtype), f"on {x.dtype} has no compiled form")
-        ranges = {f"i{k}": e for k, e in enumerate(x.shape)}
-        last = 12 if x.dtype == "f64" else 7  # 0.2^(2 * last) is below an ulp
-        point = tuple(map(var, ranges))
-        small = b.temporary("eighth", x.shape, "f64")
-        bounded = fn("max", fn("min", argument(x[point].cast("f64")), 1e18), -1e18)
-        b.assign(small, ranges, half(half(half(bounded))), suffix="_eighth")
-        u = small[point]
-        series = literal((-1) ** last / (2 * last + 1))
-        for k in range(last - 1, -1, -1):
-            series = series * (u * u) + (-1) ** k / (2 * k + 1)
-        y = b.output(x.shape, x.dtype)
-        b.assign(y, ranges, (u * series * (8 * factor) + offset).cast(x.dtype))
-
-    return row
-
-
-def _sine_to_tangent(v: Term) -> Term:
-    return v / (fn("sqrt", 1.0 - v * v) + 1.0)
+def _cathetus(v: Term) -> Term:
+    """sqrt(1 - v^2), of which close numbers lose nothing."""
+    return fn("sqrt", (1.0 - v) * (v + 1.0))
 
 
 ROWS: Final[dict[str, Row]] = {
     "Abs": unary(lambda v: fn("abs", v)),
-    "Acos": inverse_tangent(_sine_to_tangent, -2.0, float(np.pi / 2)),
+    "Acos": unary(lambda v: fn("atan2", _cathetus(v), v)),
     "Add": binary("add"),
     "And": binary("and", "bool"),
-    "Asin": inverse_tangent(_sine_to_tangent, 2.0),
-    "Atan": inverse_tangent(lambda v: v),
+    "Asin": unary(lambda v: fn("atan2", v, _cathetus(v))),
+    "Atan": unary(lambda v: fn("atan2", v, 1.0)),
     "BitShift": bit_shift,
     "BitwiseAnd": bits("bit_and"),
     "BitwiseNot": bitwise_not,

@@ -200,6 +200,7 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("erf", 1, _erf, "function", "float"),
     Operator("sin", 1, _quiet(np.sin), "function", "float"),
     Operator("cos", 1, _quiet(np.cos), "function", "float"),
+    Operator("atan2", 2, np.arctan2, "function", "float"),
     Operator("pow", 2, _quiet(_power), "function", "same"),
     Operator("fmod", 2, _quiet(np.fmod), "function", "float"),  # the exact remainder, with the sign of the dividend
     Operator("bit_and", 2, np.bitwise_and, "instruction", "integer"),

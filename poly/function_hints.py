@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final
 
@@ -22,7 +23,11 @@ ELSEWHERE: Final = {
     "log1p": "log(1 + x)", "expm1": "exp(x) - 1", "erfc": "1 - erf(x)",
     "exp2": "exp(x * 0.6931471805599453)", "log2": "log(x) * 1.4426950408889634",
     "log10": "log(x) * 0.4342944819032518", "tan": "sin(x) / cos(x)", "sinh": "(exp(x) - exp(-x)) / 2",
-    "cosh": "(exp(x) + exp(-x)) / 2", "trunc": "ceil(x) if x < 0 else floor(x)", "rint": "round(x)",
+    "cosh": "(exp(x) + exp(-x)) / 2", "arctan2": "atan2(y, x)",
+    "atan": "atan2(x, 1)", "asin": "atan2(x, sqrt((1 - x) * (1 + x)))", "acos": "atan2(sqrt((1 - x) * (1 + x)), x)",
+    "arctan": "atan2(x, 1)", "arcsin": "atan2(x, sqrt((1 - x) * (1 + x)))",
+    "arccos": "atan2(sqrt((1 - x) * (1 + x)), x)",
+    "trunc": "ceil(x) if x < 0 else floor(x)", "rint": "round(x)",
     "argmin": "m min= x[i]; k min= select(x[i] == m, i, 1000000)",
     "argmax": "m max= x[i]; k min= select(x[i] == m, i, 1000000)",
     "mean": "S[i] += A[i,j]; M[i] = S[i] / 3", "dot": "s += x[i] * x[i]",
@@ -31,6 +36,29 @@ ELSEWHERE: Final = {
     "isnan": "x != x", "isinf": "abs(x) == inf", "isfinite": "abs(x) < inf",
     "sum": "C[i] += A[i,j]", "prod": "C[i] *= A[i,j]", "matmul": "C[i,k] += A[i,j] * B[j,k]",
 }  # fmt: skip
+
+# Those whose expression is as good: no digits are lost, nothing overflows before the result does.
+_SAME: Final = frozenset("tan atan asin acos arctan arcsin arccos square isnan isinf isfinite clip trunc".split())
+
+
+def same(name: str, arguments: Sequence[ast.expr]) -> ast.expr | None:
+    """The expression that a function of another library is, of its arguments; None for one that has none as good."""
+    if name not in _SAME:
+        return None
+    body = ast.parse(ELSEWHERE[name], mode="eval").body
+    used = {n.id for n in ast.walk(body) if isinstance(n, ast.Name)}
+    names = [n for n in ("x", "low", "high") if n in used]
+    if len(names) != len(arguments):
+        return None
+    return _Put({**dict(zip(names, arguments, strict=True)), "inf": ast.Constant(math.inf)}).visit(body)
+
+
+class _Put(ast.NodeTransformer):
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.values.get(node.id, node)
 
 
 def suggestion(name: str, known: Collection[str]) -> str | None:

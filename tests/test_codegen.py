@@ -233,7 +233,7 @@ def test_operators(dtype: str) -> None:
             )
 
 
-TRANSCENDENTAL = {"exp", "log", "tanh", "sigmoid", "erf", "sin", "cos", "pow"}
+TRANSCENDENTAL = {"exp", "log", "tanh", "sigmoid", "erf", "sin", "cos", "atan2", "pow"}
 
 
 @pytest.mark.parametrize("source", PLAIN)

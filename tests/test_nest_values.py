@@ -196,6 +196,30 @@ def test_compiled_and_interpreted_as_in_python(
     np.testing.assert_array_equal(run_program(bound, dict(zip(names, arrays, strict=True)))["z"], expected)
 
 
+@nest
+def other_functions(N: int, x: f64[Array, "N"], y: f64[Array, "N"], z: f64[Array, "9, N"]) -> None:
+    for i in range(N):
+        z[0, i] = math.atan2(y[i], x[i])
+        z[1, i] = np.arctan2(-x[i], y[i])
+        z[2, i] = np.arctan(x[i]) + math.atan(0.5)
+        z[3, i] = np.arcsin(y[i])
+        z[4, i] = np.arccos(y[i] * 0.875)
+        z[5, i] = np.tan(x[i]) + np.square(y[i])
+        z[6, i] = np.clip(x[i], -1.5, y[i])
+        z[7, i] = np.trunc(3 * x[i])
+        z[8, i] = np.isnan(y[i]) or np.isinf(x[i] / 0.5) or np.isfinite(x[i] * y[i]) and x[i] > 0
+
+
+def test_functions_of_math_and_numpy() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=50), rng.uniform(-1, 1, 50)
+    wanted = np.zeros((9, 50))
+    other_functions(50, x, y, wanted)
+    kernel: Any = poly.compile(other_functions)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(kernel(x, y, np.zeros((9, 50))), wanted, rtol=1e-14, atol=1e-15)
+
+
 def far_literal(N: int, z: u8[Array, "N"]) -> None:
     for i in range(N):
         z[i] = 300

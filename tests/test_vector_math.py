@@ -280,6 +280,24 @@ def test_pow_f64() -> None:
     np.testing.assert_array_equal(np.signbit(found[numbers]), np.signbit(expected[numbers]))
 
 
+@pytest.mark.parametrize("vector", [True, False])
+@pytest.mark.parametrize(("dtype", "wide", "bound"), [("f4", "f8", 2.3), ("f8", "g", 2.4)])
+def test_atan2(dtype: str, wide: str, bound: float, vector: bool) -> None:
+    rng, n, limits = np.random.default_rng(5), 20000, np.finfo(np.dtype(dtype))
+    signs, few = rng.choice([-1, 1], n), [float(a) for a in (limits.max, limits.tiny, limits.smallest_subnormal, 1)]
+    x = [rng.normal(size=n), np.exp2(rng.uniform(limits.minexp - 20, limits.maxexp, n)), rng.choice(few, n)]
+    y = [x[0] * rng.uniform(-3, 3, n), np.exp2(rng.uniform(limits.minexp - 20, limits.maxexp, n)), rng.choice(few, n)]
+    special = [a.ravel() for a in np.meshgrid(np.array(SPECIALS, dtype), np.array(SPECIALS, dtype))]
+    for a, b in (*((p.astype(dtype), (q * signs).astype(dtype)) for p, q in zip(y, x, strict=True)), tuple(special)):
+        found, exact = run("atan2", a, b, vector=vector), np.arctan2(a.astype(wide), b.astype(wide))
+        rounded = exact.astype(dtype)
+        number = ~np.isnan(rounded)
+        np.testing.assert_array_equal(np.isnan(found), ~number)
+        np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(rounded[number]))
+        error = np.abs(found.astype(wide) - exact) / np.spacing(np.abs(rounded)).astype(wide)
+        assert error[number].max() <= bound, (a[number][error[number].argmax()], b[number][error[number].argmax()])
+
+
 def test_hard_arguments() -> None:
     """The f64 and f32 numbers that lie closest to a multiple of pi/2 (Muller, "Elementary Functions", table 11.1)."""
     x = np.array([6381956970095103 * 2.0**797, 16367173 * 2.0**72, 1e22, 2.0**1023, 2.0**31])
