@@ -132,12 +132,13 @@ def onnx_dtype(number: int) -> str:
 
 
 def clip(b: Notation) -> None:
-    """Bounds are attributes before opset 11, optional inputs after."""
+    """Bounds are attributes before opset 11, which bring infinities down to f32 without being given; optional inputs
+    after."""
     x = b.input(0)
     if b.opset < 11:
-        low, high = b.float_attribute("min", -np.inf), b.float_attribute("max", np.inf)
-        bounds = [_legacy_bound(low, -3.4028234663852886e38), _legacy_bound(high, 3.4028234663852886e38)]
-        b.map(lambda v: _clipped(v, bounds[0], bounds[1]), x)
+        largest = float(np.finfo(np.float32).max)
+        low, high = b.float_attribute("min", -largest), b.float_attribute("max", largest)
+        b.map(lambda v: _clipped(v, literal(low), literal(high)), x)
         return
     given = {k: v for k in (1, 2) if (v := b.optional(k)) is not None}
     if not given:
@@ -149,10 +150,6 @@ def clip(b: Notation) -> None:
         return _clipped(v, by_position.get(1), by_position.get(2))
 
     b.map(body, x, *given.values())
-
-
-def _legacy_bound(value: float, none: float) -> Term | None:
-    return None if np.isinf(value) or value == none else literal(value)
 
 
 def _clipped(v: Term, low: Term | None, high: Term | None) -> Term:

@@ -89,6 +89,7 @@ CASES: dict[str, tuple[str, Sequence[Operand], dict[str, Any]]] = {
     "clip by inputs": ("Clip", [f32(4, 4), np.float32(-1).reshape(()), np.float32(0.5).reshape(())], {}),
     "clip above only": ("Clip", [f32(4, 4), None, np.float32(0.5).reshape(())], {}),
     "clip by attributes": ("Clip", [f32(4, 4)], {"min": -0.5, "max": 0.25, "opset": 6}),
+    "clip by defaults": ("Clip", [np.array([-np.inf, 1, np.inf, np.nan], np.float32)], {"opset": 6}),
     "power": ("Pow", [positive(3, 4), f32(4)], {}),
     "square": ("Pow", [f32(3, 4), np.float32(2).reshape(())], {"constant": [1]}),
     "power of another type": ("Pow", [positive(3, 4), i64(1, 2, 3, 4)], {}),
