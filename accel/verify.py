@@ -252,6 +252,8 @@ class _Check:
         mapping = (dst.offset, dst.steps, dst.unit), (src.offset, src.steps, src.unit)
         moving = [t > 1 for t in box_of(self.command, dst)]
         strides = [tuple(s for s, m in zip(r.strides, moving, strict=True) if m) for r in (dst, src)]
+        if not any(moving):  # of one element, what is read comes before what is written
+            return
         if same_allowed and mapping[0] == mapping[1] and strides[0] == strides[1]:
             return
         meets = self.meets(operand)

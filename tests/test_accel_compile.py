@@ -358,6 +358,13 @@ def test_a_recurrence_runs_step_by_step() -> None:
     np.testing.assert_array_equal(compile_stream(program, S16)(np.zeros(20, np.float32)), np.arange(20))
 
 
+def test_an_element_may_be_read_and_written_at_once() -> None:
+    """One after the other, so that A[k] and A[i+1] may be the same in some steps only."""
+    text = "inout A: f32[9]\nfor k:\n  for i:\n    S[k, i]: A[i+1] = A[k] + A[i] where 0 <= k and 0 <= i < 7 - k"
+    program = parse(text)
+    agrees(program, compile_stream(program, S16))
+
+
 @pytest.mark.parametrize("moved", ["A[j, i]", "A[15 - i, j]"])
 def test_elements_that_move_inside_of_one_tensor(moved: str) -> None:
     """A triangle in place: both ends are in one memory, so no DMA engine has a path between them."""

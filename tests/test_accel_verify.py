@@ -139,6 +139,8 @@ def test_codes_of_single_commands() -> None:
     assert "alias" in codes(one(Rep(3, (crossing,)), "st"))  # in the second of three only
     between = replace(crossing, src=chip("ifmap", 192, "i8", (1,), (-64,)))
     assert "alias" not in codes(one(Rep(4, (between,)), "st"))
+    single = Dma(chip("ifmap", 0, "i8", (1,), (2,)), chip("ifmap", 4, "i8", (1,), (1,)), (1,))
+    assert "alias" not in codes(one(Rep(9, (single,)), "st"))  # onto itself in the fifth
     deep = Rep(2, (Rep(2, (Rep(2, (Rep(2, (Rep(2, (load,)),)),)),)),))
     assert "rank" in codes(CommandStream("s", "s16", (x,), (), (Queue("ld", (deep,)),)))
 
