@@ -209,7 +209,7 @@ def _comes_slowly(program: Program, shape: Shape, vector: int, machine: Machine)
 
 def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:
     """Rows of a register tile, and of all whole ones: of a small window the last tile may be lower."""
-    tile = -(-height // -(-height // most)) if small else _divisor(height, most)
+    tile = -(-height // -(-height // most)) if small else _even(height, most)
     return tile, height if small else height // tile * tile
 
 
@@ -251,7 +251,9 @@ def _edges(program: Program, shape: Shape, vector: int) -> tuple[int, ...]:
     return tuple(sorted(c for c in {-(-low // vector), high // vector} if c > 0))
 
 
-def _divisor(extent: int, most: int) -> int:
-    """The largest tile that divides an extent, or the most rows where none does."""
+def _even(extent: int, most: int) -> int:
+    """The largest tile that divides an extent; where that is low, so that its sums would wait for one another, the one
+    of as few tiles as there can be, the last one lower.
+    """
     best = max(t for t in range(1, most + 1) if extent % t == 0)
-    return best if best > 1 else most
+    return best if 2 * best > most else -(-extent // -(-extent // most))
