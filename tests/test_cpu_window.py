@@ -357,6 +357,14 @@ def test_tiles_whose_columns_are_shuffled(height: int, width: int, step: int, ti
     assert plan.shifted and plan.height == tile
 
 
+@pytest.mark.parametrize(("taps", "height", "tile"), [(7, 40, 8), (7, 33, 7), (7, 38, 8), (5, 26, 7), (3, 34, 5)])
+def test_heights_without_a_good_divisor_have_no_low_tiles(taps: int, height: int, tile: int) -> None:
+    attrs = {"pads": [taps // 2] * 4, "group": 2}
+    program = graph_of("Conv", (1, 2, height, height), (2, 1, taps, taps), attrs=attrs)[0].to_program()
+    (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
+    assert plan.height == tile
+
+
 @pytest.mark.parametrize(("taps", "strides", "wanted"), [(3, 1, False), (3, 2, True), (5, 2, False)])
 def test_rows_that_come_slower_than_they_are_used_are_asked_for(taps: int, strides: int, wanted: bool) -> None:
     """Of 56 columns, whose tiles are short: a line takes 2.3 cycles from the last cache."""
