@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -17,10 +18,10 @@ from poly.frontend.onnx_terms import Index, Term, Value, fn
 def reduction(
     combiner: str,
     before: Callable[[Term], Term] = lambda v: v,
-    after: Callable[[Term], Term] | None = None,
+    after: str | None = None,
     alone: Callable[[Term], Term] | None = None,
 ) -> Row:
-    """A row for Reduce*: `before` on each element, `after` on each result.
+    """A row for Reduce*: `before` on each element, the function `after` on each result.
 
     Both together are `alone`, where no axis is reduced; without one the input is left as it is.
     """
@@ -33,9 +34,14 @@ def reduction(
         elif axes is None:
             b.alias(x)
         else:
-            _reduce(b, x, axes, combiner, before, after)
+            _reduce(b, x, axes, combiner, before, None if after is None else partial(_of_floats, after, x.dtype))
 
     return row
+
+
+def _of_floats(function: str, dtype: str, v: Term) -> Term:
+    """A function of floats; of an integer the whole part of what it gives."""
+    return fn(function, v) if is_float(dtype) else fn(function, v.cast("f64")).cast(dtype)
 
 
 def reduced_axes(b: Notation, x: Value, since: int) -> tuple[int, ...] | None:
@@ -94,11 +100,16 @@ def reduce_log_sum_exp(b: Notation) -> None:
         return
     keep = b.int_attribute("keepdims", 1) == 1
     y = b.output([1 if k in axes else e for k, e in enumerate(x.shape) if keep or k not in axes], x.dtype)
-    ranges, _, point = outer_and_inner(x, axes)
+    ranges, inner, point = outer_and_inner(x, axes)
     outer = tuple(map(var, ranges))
+    if not is_float(x.dtype):
+        wide = b.temporary("wide", x.shape, "f64")
+        b.assign(wide, ranges | inner, x[tuple(point)].cast("f64"), tuple(point), suffix="_wide")
+        x = wide
     largest, total = _max_and_sum(b, x, axes, finite=True)
     place: list[Index] = [0 if k in axes else point[k] for k in range(x.rank) if keep or k not in axes]
-    b.assign(y, ranges, fn("log", total[outer]) + largest[outer], place)
+    found = fn("log", total[outer]) + largest[outer]
+    b.assign(y, ranges, found if x.dtype == y.dtype else found.cast(y.dtype), place)
 
 
 def outer_and_inner(x: Value, axes: Sequence[int]) -> tuple[dict[str, int], dict[str, int], list[Affine]]:
@@ -187,8 +198,8 @@ def axes_from(rank: int, first: int) -> tuple[int, ...]:
 ROWS: Final[dict[str, Row]] = {
     "LogSoftmax": log_softmax,
     "ReduceL1": reduction("+", lambda v: fn("abs", v), alone=lambda v: fn("abs", v)),
-    "ReduceL2": reduction("+", lambda v: v * v, lambda s: fn("sqrt", s), lambda v: fn("abs", v)),
-    "ReduceLogSum": reduction("+", after=lambda s: fn("log", s), alone=lambda v: fn("log", v)),
+    "ReduceL2": reduction("+", lambda v: v * v, "sqrt", lambda v: fn("abs", v)),
+    "ReduceLogSum": reduction("+", after="log", alone=lambda v: fn("log", v)),
     "ReduceLogSumExp": reduce_log_sum_exp,
     "ReduceMax": reduction("max"),
     "ReduceMean": reduce_mean,
