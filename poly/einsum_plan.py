@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -194,6 +194,27 @@ def _name(dtype: Dtype) -> str:
         return ""
 
 
+class _How(NamedTuple):
+    """What a call is worth. `free`: no more than a kernel for any sizes, made once for all calls of a form; `plain`: no
+    policy is asked, the program's own loops are the schedule; `planar`: complex operands are taken apart into planes.
+    """
+
+    free: bool
+    plain: bool
+    planar: bool
+
+
+def _how(equation: Equation, steps: Steps, operands: Sequence[Signature], result: Signature) -> _How:
+    shape, _, dtype = result
+    work = work_of(equation.operands, equation.result, equation.sizes, steps)
+    tiled = dtype.char in "fd" and len(steps) == 1 and not kept_alone(equation.operands, equation.result)
+    tiled = tiled and not _short_sums(equation, operands, result)
+    products = work * (4 if dtype.kind == "c" else 1)
+    free = products <= min(FREE_WORK if tiled else PLAIN_WORK, LONGEST * prod(shape))
+    elements = sum(prod(s) for s in (shape, *(o.shape for o in operands)))
+    return _How(free, work <= PLAIN_WORK, dtype.kind == "c" and work >= WORTH_PLANES * elements)
+
+
 def _compiled(
     equation: Equation,
     steps: Steps,
@@ -203,13 +224,8 @@ def _compiled(
     threads: int,
 ) -> Compiled:
     shape, strides, dtype = result
-    work = work_of(equation.operands, equation.result, equation.sizes, steps)
-    tiled = dtype.char in "fd" and len(steps) == 1 and not kept_alone(equation.operands, equation.result)
-    tiled = tiled and not _short_sums(equation, operands, result)
-    products = work * (4 if dtype.kind == "c" else 1)
-    free = products <= min(FREE_WORK if tiled else PLAIN_WORK, LONGEST * prod(shape))
-    planar = dtype.kind == "c" and work >= WORTH_PLANES * sum(prod(s) for s in (shape, *(o.shape for o in operands)))
-    read = [_read(o, indices, dtype, free) for o, indices in zip(operands, equation.operands, strict=True)]
+    how = _how(equation, steps, operands, result)
+    read = [_read(o, indices, dtype, how.free) for o, indices in zip(operands, equation.operands, strict=True)]
     casts = tuple(cast for cast, _ in read)
     names = [_name(cast or o.dtype) for cast, o in zip(casts, operands, strict=True)]
     written = dimensions_of(shape, strides, dtype.itemsize, equation.result)
@@ -220,19 +236,19 @@ def _compiled(
         assert written is not None
     memory = Memory([m for _, m in read], names, [i for i, _ in written], equation.sizes)
     computed = _name(dtype)
-    if not free and len(names) == 1 and names[0] in HALVES and computed in HALVES and pairs_stay(memory):
-        memory, computed, planar = memory_of_pairs(memory), HALVES[computed], False
+    if not how.free and len(names) == 1 and names[0] in HALVES and computed in HALVES and pairs_stay(memory):
+        memory, computed, how = memory_of_pairs(memory), HALVES[computed], how._replace(planar=False)
     run = record = None
     changed = None if strides == dense_strides(shape, dtype.itemsize) else strides
     as_they_are = all(cast is None for cast in casts)
     factor = _factor(equation, memory, dtype)
     if 0 not in equation.sizes.values():
-        kernel, values = _kernel(memory, computed, steps, None if free else (planar, threads), work <= PLAIN_WORK)
+        kernel, values = _kernel(memory, computed, steps, how, threads)
         order = [*(f"x{n}" for n in range(len(operands))), "out"]
         run = kernel.runner(order, values)
         if as_they_are and factor is None and len(operands) < MAX_GIVEN:
             expected = [*(_expected(*o) for o in operands), replace(_expected(shape, changed, dtype), writable=True)]
-            record = partial(kernel.record, order, expected, sizes=values, release=not free, scalar=not shape)
+            record = partial(kernel.record, order, expected, sizes=values, release=not how.free, scalar=not shape)
     return Compiled(
         run, record, shape, dtype, changed, None if as_they_are else casts, direct, factor,
         max(numpy_dtype(n).alignment for n in names) - 1,
@@ -293,17 +309,14 @@ def _factor(equation: Equation, memory: Memory, dtype: Dtype) -> Array | None:
 
 
 def _kernel(
-    memory: Memory, dtype: str, steps: Steps, tuned: tuple[bool, int] | None, plain: bool
+    memory: Memory, dtype: str, steps: Steps, how: _How, threads: int
 ) -> tuple[Kernel, Mapping[str, int]]:
-    """A kernel with free sizes and their values (`plain`: loops of the source), or (`tuned`: planar, threads) one for
-    them.
-    """
-    if tuned is None:
+    """A kernel with free sizes and their values, or one for these sizes alone."""
+    if how.free:
         form, values = form_of(memory, dtype, steps)
-        return _free_kernel(form, plain), dict(zip(form.parameters, values, strict=True))
-    planar, threads = tuned
+        return _free_kernel(form, how.plain), dict(zip(form.parameters, values, strict=True))
     lanes = 4 * machine_of("cpu").lanes(max(map(size_bytes, [dtype, *memory.dtypes])))
-    form, values = form_of(memory, dtype, steps, planar, lanes)
+    form, values = form_of(memory, dtype, steps, how.planar, lanes)
     return _bound_kernel(_of_real_numbers(form, dict(zip(form.parameters, values, strict=True))), values, threads), {}
 
 

@@ -33,7 +33,8 @@ from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
 from poly.scheduling.cpu_private import schedule_private
 from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
-from poly.scheduling.cpu_rows import row_plan, schedule_rows
+from poly.scheduling.cpu_rows import row_plan
+from poly.scheduling.cpu_rows_nest import schedule_rows
 from poly.scheduling.cpu_scan import schedule_scans
 from poly.scheduling.cpu_siblings import schedule_siblings, siblings_of
 from poly.scheduling.cpu_stages import schedule_stages, stages_of

@@ -20,7 +20,8 @@ from poly.scheduling.cpu_edits import cut, cut_loops, fused, loop_of, ordered
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.cpu_plan import BlockPlan, balanced
 from poly.scheduling.cpu_rating import Rated
-from poly.scheduling.cpu_rows import RowPlan, Rows, row_plan
+from poly.scheduling.cpu_rows import RowPlan, row_plan
+from poly.scheduling.cpu_rows_nest import Rows
 from poly.scheduling.cpu_ways import Way
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule

@@ -480,9 +480,9 @@ def test_which_kernels_have_free_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loops of the source where there is little work and no long sum; tiled ones for products of floats."""
     made: list[tuple[bool, bool]] = []
 
-    def kernel(memory: Any, dtype: str, steps: Any, tuned: Any, plain: bool) -> Any:
-        made.append((tuned is None, plain))
-        return wanted(memory, dtype, steps, tuned, plain)
+    def kernel(memory: Any, dtype: str, steps: Any, how: Any, threads: int) -> Any:
+        made.append((how.free, how.plain))
+        return wanted(memory, dtype, steps, how, threads)
 
     wanted = vars(einsum_plan)["_kernel"]
     monkeypatch.setattr(einsum_plan, "_kernel", kernel)
