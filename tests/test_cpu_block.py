@@ -284,6 +284,15 @@ def test_rows_that_meet_in_few_sets_of_the_cache_are_few(machine: Machine, lanes
     assert tallest(2048) < ways - 1 and ways <= tallest(2064)
 
 
+def test_turned_tiles_are_narrow_where_rows_of_the_result_meet_in_few_sets() -> None:
+    def lanes(columns: int) -> int:
+        plan = contraction_plan(facts_on(poly.parse(TRANSPOSED, A=(512, 512), B=(columns, 512)), AVX512), 1)
+        assert plan is not None and plan.lanes == 0  # along the rows of the result
+        return plan.strips[0].width
+
+    assert lanes(512) < lanes(528)
+
+
 def test_pieces_that_start_anywhere_touch_more_lines_and_meet_in_few_sets() -> None:
     sizes = {"k": np.array(64.0), "j": np.array(16.0)}
 
