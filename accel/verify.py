@@ -237,13 +237,14 @@ class _Check:
         yield from self.alias("b", command.c, command.b, False)
 
     def vec(self, command: Vec) -> Iterator[Problem]:
+        apart = injective(command.dst.strides, command.trips)  # each point has an element of its own
         for register, load in command.loads:
             if load.region.memory not in self.engine.reads:
                 yield "path", f"{self.engine.name} does not read {load.region.memory}"
-            yield from self.alias(f"%{register}", command.dst, load.region, command.combine is None and not load.gather)
+            yield from self.alias(f"%{register}", command.dst, load.region, apart and not load.gather)
         if command.dst.memory not in self.engine.writes:
             yield "path", f"{self.engine.name} does not write {command.dst.memory}"
-        if command.combine is None and not injective(command.dst.strides, command.trips):
+        if command.combine is None and not apart:
             yield "overlap", f"dst strides {command.dst.strides} over {command.trips} meet in one element"
 
     def alias(self, operand: str, dst: Region, src: Region, same_allowed: bool) -> Iterator[Problem]:
@@ -256,15 +257,15 @@ class _Check:
             return
         if same_allowed and mapping[0] == mapping[1] and strides[0] == strides[1]:
             return
-        meets = self.meets(operand)
+        meets = self.meets(operand, same_allowed)
         if meets:
             yield "alias", f"{dst.key} is both read and written, and not element by element"
         elif meets is None:
             yield "untried", f"{dst.key} is both read and written, in more than {MAX_WAYS} ways: two are tried"
 
-    def meets(self, operand: str) -> bool | None:
-        """Whether in some repetition an operand shares a byte with the result; None where these lie to each other in
-        more ways than are tried, and share none in the first and the last one.
+    def meets(self, operand: str, same_allowed: bool) -> bool | None:
+        """Whether in some repetition an operand shares a byte with the result, of another point if `same_allowed`;
+        None where these lie to each other in more ways than are tried, and share none in the first and the last one.
         """
         pair = self.with_result(operand, (0,) * len(self.counts))
         (low, high), (first, last) = (self.range(f) for f in pair)
@@ -275,7 +276,9 @@ class _Check:
         ways = [n if moving or a != b else 1 for a, b, n in zip(*steps, self.counts, strict=False)]
         few = math.prod(ways) <= MAX_WAYS
         tried = np.ndindex(*ways) if few else ((0,) * len(ways), tuple(n - 1 for n in ways))
-        found = any(_share(*self.with_result(operand, counters), counters) for counters in tried)
+        box = box_of(self.command, pair[0].region)
+        pairs = ((*self.with_result(operand, counters), counters) for counters in tried)
+        found = any(_share(*p) and not (same_allowed and _within_points(*p, box)) for p in pairs)
         return True if found else False if few else None
 
     def with_result(self, operand: str, counters: tuple[int, ...]) -> tuple[Footprint, Footprint]:
@@ -290,6 +293,18 @@ def _share(a: Footprint, b: Footprint, counters: tuple[int, ...]) -> bool:
     if a.high <= apart + b.low or apart + b.high <= a.low:
         return False
     return bool(np.intersect1d(_places(a), _places(b) + apart).size)
+
+
+def _within_points(a: Footprint, b: Footprint, counters: tuple[int, ...], trips: Sequence[int]) -> bool:
+    """Whether every byte that a command both writes and reads is of one and the same point; guards not counted."""
+    written, read = (
+        grid(f.region.start(counters), [s * f.region.unit for s in f.region.strides], trips) for f in (a, b)
+    )
+    written, read = (np.broadcast_to(places, tuple(trips)).ravel() for places in (written, read))
+    order = np.argsort(written)
+    first = np.searchsorted(written[order], read - a.region.unit, "right")
+    end = np.searchsorted(written[order], read + b.region.unit, "left")
+    return bool(np.all((end == first) | (end == first + 1) & (first == np.argsort(order))))
 
 
 def _places(f: Footprint) -> Ints:

@@ -358,9 +358,16 @@ def test_a_recurrence_runs_step_by_step() -> None:
     np.testing.assert_array_equal(compile_stream(program, S16)(np.zeros(20, np.float32)), np.arange(20))
 
 
-def test_an_element_may_be_read_and_written_at_once() -> None:
-    """One after the other, so that A[k] and A[i+1] may be the same in some steps only."""
-    text = "inout A: f32[9]\nfor k:\n  for i:\n    S[k, i]: A[i+1] = A[k] + A[i] where 0 <= k and 0 <= i < 7 - k"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "inout A: f32[9]\nfor k:\n  for i:\n    S[k, i]: A[i+1] = A[k] + A[i] where 0 <= k and 0 <= i < 7 - k",
+        "inout A: f32[9, 9]\nfor i:\n  S[i, k]: A[k, i] = 2*A[i, k] + 1",
+        "inout A: f32[9, 9]\nS[i]: A[i, i] += A[i, 1]",
+    ],
+)
+def test_an_element_may_be_read_and_written_at_once(text: str) -> None:
+    """What a command reads and writes is of one of its points, in some steps only."""
     program = parse(text)
     agrees(program, compile_stream(program, S16))
 

@@ -139,6 +139,9 @@ def test_codes_of_single_commands() -> None:
     assert "alias" in codes(one(Rep(3, (crossing,)), "st"))  # in the second of three only
     between = replace(crossing, src=chip("ifmap", 192, "i8", (1,), (-64,)))
     assert "alias" not in codes(one(Rep(4, (between,)), "st"))
+    spread = Vec(chip("ifmap", 4, "f32", (1,)), (Load(chip("ifmap", 0, "f32", (2,))),), (3,))
+    assert "alias" not in codes(one(spread, "ve"))  # the second point is read and written by itself
+    assert "alias" in codes(one(replace(spread, trips=(4,)), "ve"))  # what the third reads the fourth writes
     single = Dma(chip("ifmap", 0, "i8", (1,), (2,)), chip("ifmap", 4, "i8", (1,), (1,)), (1,))
     assert "alias" not in codes(one(Rep(9, (single,)), "st"))  # onto itself in the fifth
     deep = Rep(2, (Rep(2, (Rep(2, (Rep(2, (Rep(2, (load,)),)),)),)),))
