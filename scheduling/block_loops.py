@@ -16,7 +16,7 @@ from poly.expr import IndexValue, walk
 from poly.program import Access, Program, Statement, box_domain, default_path
 from poly.scheduling.groups import domain_box
 
-# Elements of a block that is only read: of c up to 8, half a vector, `y[i] = x[i]*w[i%c]` takes 1.4 to 4.5 times as long
+# Elements of a block that is only read: of c up to 8, half a vector, `y[i] = x[i]*w[i%c]` takes 1.4 to 4.5 times longer
 # by blocks; from 9 on 0.3 to 0.7 where vectors are no whole blocks (1.0 to 1.2 where they are), `w[i//c]` 0.2 to 1.
 LEAST_READ = 9
 LEAST_SUMMED = 4  # of a block along a sum: shorter ones are slower than whole vectors
