@@ -26,7 +26,10 @@ _STATEMENTS: Final[Mapping[type[ast.stmt], tuple[str, str]]] = {
     ast.Break: ("a break that data do not decide", "end the range earlier: for i in range(end)"),
     ast.Continue: ("a continue without a condition", "remove what follows it, and the line"),
 }
-RANGE: Final = "rows padded to one length: for k in range(K): s += values[i, k] * x[columns[i, k]]"
+RANGE: Final = (
+    "all elements with the row of each, of starts p: row = np.repeat(np.arange(N), np.diff(p)) before the call, "
+    "y[row[k]] += values[k] * x[columns[k]] for k in range(len(values))"
+)
 
 
 def statement(node: ast.stmt) -> tuple[str, str]:

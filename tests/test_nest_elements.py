@@ -275,7 +275,7 @@ def test_subscripts_that_are_no_elements() -> None:
         (in_a_choice, r"h\[b\[i\], i \+ 1\] is outside(.|\n)*, or h\[b\[i\], i \+ 1\] if i \+ 1 < N else 0.0"),
         (of_float, r"a subscript is an integer, x is f64(.|\n)*try: k = int\(x\[i\]\) before it, and k as"),
         (beyond, r"h\[b\[i\], i \+ 1\] is outside its shape \(N, N\)(.|\n)*try: loops in which i \+ 1 < N"),
-        (sparse, r"p\[i\] is data(.|\n)*try: rows padded to one length"),
+        (sparse, r"p\[i\] is data(.|\n)*try: all elements with the row of each"),
     ]
     for function, hint in wrong:
         with pytest.raises(ParseError, match=hint):
