@@ -148,9 +148,11 @@ class _Walk:
             _Chain(self, engine, tile).run(chain, scope, ())
             return
         if node.kind != "unit" and (alone := untensorised(node)) is not None:
+            engines = ", ".join(self.machine.engine)
             raise UnsupportedError(
                 f"loop {node.variable} around it alone is {node.kind}: no engine is named",
-                where=f"statement {alone}", hint="tensorise its loops",
+                where=f"statement {alone}",
+                hint=f'tensorise its loops: tensorise(("{node.variable}",), engine), of {engines}',
             )  # fmt: skip
         low = max(number(b, scope) for b in node.lower)
         high = min(number(b, scope) for b in node.upper)
@@ -164,7 +166,7 @@ class _Walk:
         self.out.append((engine, made))
 
     def too_many(self) -> UnsupportedError:
-        hint = "larger tiles, or loops that one command can take (boxes with linear addresses)"
+        hint = "larger tiles, and loops that one command takes: tensorise((...), engine), linear in their addresses"
         return UnsupportedError(f"more than {MAX_COMMANDS} commands", where=self.tree.name, hint=hint)
 
 
