@@ -14,8 +14,8 @@ from poly.scheduling.cpu_padding import filled_like, padding_like, whole_windows
 from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.joined_axes import join_axes
+from poly.scheduling.joined_maps import with_maps_joined
 from poly.scheduling.joined_parts import with_parts_joined
-from poly.scheduling.joined_turns import with_turns_joined
 from poly.scheduling.step_order import with_steps_in_order
 from poly.scheduling.uneven import finite_factors
 from poly.scheduling.widened import sums_of_widened
@@ -30,7 +30,7 @@ def model_for_cpu(program: Program, constants: Mapping[str, Array], machine: Mac
     """
     if machine.kind != "cpu":
         return program
-    return with_turns_joined(sums_in_f32(_narrow_sums(program, machine.dots), constants))
+    return with_maps_joined(sums_in_f32(_narrow_sums(program, machine.dots), constants))
 
 
 def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads: int) -> Program:
@@ -63,7 +63,7 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
 
 def _edited(program: Program, padding: _Edit, columns: _Edit) -> Program:
     """The order of the edits; `padding` and `columns` as they are chosen."""
-    program = join_axes(with_turns_joined(padding(program)))
+    program = join_axes(with_maps_joined(padding(program)))
     return columns(with_steps_in_order(with_written_places(with_parts_joined(program))))
 
 

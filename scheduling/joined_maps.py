@@ -1,8 +1,10 @@
-"""Statements around one that turns a tensor as one with it: `t[p, c] = f(x[p, c])` and `y[c, p] = t[p, c]` are
-`y[c, p] = f(x[p, c])`.
+"""Statements that compute each element by itself as one with the only one that reads them, where that turns a tensor or
+adds it up: `t[p, c] = f(x[p, c])` and `y[c, p] = t[p, c]` are `y[c, p] = f(x[p, c])`, and so it is the other way round;
+`q[i, j] = x[i, j]*x[i, j]` and `s[j] += q[i, j]` are `s[j] += x[i, j]*x[i, j]`.
 
-Apart, what is turned goes through memory once more, with lanes along rows that may be a few elements. Each element of
-the tensor between is computed once and used once, from what nobody writes later, so values do not change.
+Apart, all elements go through memory once more, and what is turned has lanes along rows that may be a few elements.
+Each element of the tensor between is computed once and used once, from what nobody writes later, so values do not
+change.
 """
 
 from __future__ import annotations
@@ -17,10 +19,8 @@ from poly.program import Access, Program, Statement, default_path
 from poly.scheduling.groups import bare, domain_box, tensors_read, tensors_written
 
 
-def with_turns_joined(program: Program) -> Program:
-    """The program with one statement for those that walk a tensor in two orders one after the other; itself where there
-    are none.
-    """
+def with_maps_joined(program: Program) -> Program:
+    """The program with one statement for such as are made one after the other; itself where there are none."""
     if any(s.path[1:] != s.iterators for s in program.statements) or not _in_order(program):
         return program
     while (joined := _joined_once(program)) is not None:
@@ -53,24 +53,41 @@ def _joined_once(program: Program) -> Program | None:
 
 
 def _can_join(program: Program, first: Statement, second: Statement) -> bool:
-    """Whether one of two statements turns what it reads, the other goes along, and what the first reads is left."""
+    """Whether the second statement adds up, or one of two turns what it reads; and what the first reads is left."""
     order = [s.name for s in program.statements]
     at = order.index(first.name)
-    if at > order.index(second.name) or {_turns(program, first), _turns(program, second)} != {True, False}:
+    turns = {_turns(program, first), _turns(program, second)} == {True, False}
+    if at > order.index(second.name) or not (turns or (_is_map(first) and _adds_up(program, second))):
         return False
     later = {name for s in program.statements[at:] for name in tensors_written(s)}
     return later.isdisjoint(tensors_read(first))
+
+
+def _is_map(s: Statement) -> bool:
+    """Whether a statement is an assignment of values alone."""
+    plain = s.external is None and s.combiner is None and not any(a.indirect or a.guard for a, _ in s.accesses)
+    return plain and not any(isinstance(e, IndexValue) for e in walk(s.body))
+
+
+def _adds_up(program: Program, s: Statement) -> bool:
+    """Whether each iteration adds a value of one element of a tensor, another one."""
+    box = domain_box(program, s, s.iterators)
+    if s.combiner is None or len(s.reads) != 1 or box is None:
+        return False
+    (read,) = s.reads
+    if any(a.indirect or a.guard for a, _ in s.accesses):
+        return False
+    long = {i for i, (low, high) in zip(s.iterators, box, strict=True) if low < high}
+    return long <= {bare(i) for i in read.affine_index}
 
 
 def _turns(program: Program, s: Statement) -> bool | None:
     """Whether the last axis of the one large operand is another one of the target; None where a statement is not
     element by element, has more operands of several long axes, or calls functions.
     """
-    if s.external is not None or s.combiner is not None or any(a.indirect or a.guard for a, _ in s.accesses):
-        return None
     calls = any(OPERATORS[e.operator].cost in ("exponential", "function") for e in walk(s.body) if isinstance(e, Apply))
     box = domain_box(program, s, s.iterators)
-    if box is None or calls or any(isinstance(e, IndexValue) for e in walk(s.body)):
+    if calls or box is None or not _is_map(s):
         return None
     extents = {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
     long = [[n for n in map(bare, a.affine_index) if n is not None and extents[n] > 1] for a in (s.write, *s.reads)]

@@ -1,4 +1,4 @@
-"""Statements around one that turns a tensor as one with it: which, with which results, and in models too."""
+"""Statements that compute elements one by one as one with their only reader: which, with which results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from poly.dtypes import numpy_dtype
 from poly.graph import Graph, Node
 from poly.interp import run_program
 from poly.program import Program
-from poly.scheduling.joined_turns import with_turns_joined
+from poly.scheduling.joined_maps import with_maps_joined
 from poly.text import parse_program
 
 BEFORE = "f[p,c] = f32(x[p,c]); g[p,c] = f[p,c]*0.5 + b[c]; y[c,p] = g[p,c]"
@@ -35,7 +35,7 @@ def parsed(text: str, x: tuple[int, ...] = (40, 5), dtype: str = "f32") -> Progr
 )
 def test_one_statement_has_the_same_results(text: str, shape: tuple[int, int], dtype: str) -> None:
     program = parsed(text, shape, dtype)
-    joined = with_turns_joined(program)
+    joined = with_maps_joined(program)
     assert len(joined.statements) == 1 and not [t for t in joined.tensors if t.role == "temporary"]
     random = np.random.default_rng(0)
     given = {n: random.integers(0, 9, program.tensor[n].extents({})) for n in program.tensor if n in "xb"}
@@ -45,9 +45,31 @@ def test_one_statement_has_the_same_results(text: str, shape: tuple[int, int], d
     assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(40, 5), (3, 50), (33, 47)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f[p,c] = x[p,c] - b[c]; g[p,c] = f[p,c]*f[p,c]; y[c] += g[p,c]",
+        "f[p,c] = abs(x[p,c] - b[c]); y[p] max= f[p,c]",
+        "f[c,p] = x[p,c]*b[c]; y += f[c,p]",
+        "f[p,c] = x[p,c]*x[p,c]; g[c] += f[p,c]; y[c] = g[c]/40",
+    ],
+)
+def test_sums_of_one_statement_have_the_same_results(text: str, shape: tuple[int, int]) -> None:
+    program = parsed(text, shape)
+    joined = with_maps_joined(program)
+    assert "f" not in joined.tensor and len(joined.statements) < len(program.statements)
+    random = np.random.default_rng(0)
+    given = {n: random.integers(-4, 5, program.tensor[n].extents({})) for n in program.tensor if n in "xb"}
+    arrays = {n: a.astype("f4") for n, a in given.items()}
+    expected = run_program(program, arrays)["y"]
+    assert np.array_equal(run_program(joined, arrays)["y"], expected)
+    assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
+
+
 def test_axes_of_one_element_and_images() -> None:
     program = parsed("f[n,h,w,c] = x[n,h,w,c]*2; y[n,c,h,w] = f[n,h,w,c] - 1", (1, 6, 7, 3))
-    assert "y[n, c, h, w] = x[n, h, w, c]*2 - 1 where" in str(with_turns_joined(program))
+    assert "y[n, c, h, w] = x[n, h, w, c]*2 - 1 where" in str(with_maps_joined(program))
 
 
 @pytest.mark.parametrize(
@@ -60,12 +82,14 @@ def test_axes_of_one_element_and_images() -> None:
         "f[p,c] = exp(x[p,c]); y[c,p] = f[p,c]",  # a function
         "f[p,c] = x[p,c]*f32(p); y[c,p] = f[p,c]",
         "f[p,c] = x[p,c]*2 where 1 <= p < 40 and 0 <= c < 5; y[c,p] = f[p,c] where 1 <= p < 40 and 0 <= c < 5",
-        "f[c,p] = x[p,c]; y[c] += f[c,p]",  # a sum
+        "f[p,c] = x[p,c]*2; y[c] += f[p,c]*x[p,c]",  # two operands of a sum
+        "f[p] = x[p,0]*2 where 0 <= p < 40; y[p,c] += f[p] where 0 <= p < 40 and 0 <= c < 3",  # elements used again
+        "f[p,c] = x[p,c]*f32(c); y[p] += f[p,c]",
     ],
 )
 def test_others_stay(text: str) -> None:
     program = parsed(text)
-    assert with_turns_joined(program) is program
+    assert with_maps_joined(program) is program
 
 
 def test_what_is_overwritten_before_it_is_turned_stays() -> None:
@@ -75,7 +99,7 @@ def test_what_is_overwritten_before_it_is_turned_stays() -> None:
         f"r[p, c]: a[p, c] = x[p, c] {box}\ns[p, c]: f[p, c] = a[p, c] + 1 {box}\n"
         f"t[p, c]: a[p, c] = 0 {box}\nu[p, c]: y[c, p] = f[p, c] + a[0, 0] {box}\n"
     )
-    assert with_turns_joined(program) is program
+    assert with_maps_joined(program) is program
 
 
 def test_models_have_them_across_groups() -> None:
