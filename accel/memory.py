@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
 from poly.loops import Alloc, Compute, For, If, LoopTree, Node
 from poly.loops import walk as walk_nodes
@@ -67,7 +69,8 @@ def plan_memory(tree: LoopTree, machine: Machine) -> MemoryPlan:
             raise UnsupportedError(f"{machine.name} has no memory {name!r} for {users}", where=tree.name, hint=hint)
         if memory.kind == "dram":
             continue
-        placements[name] = place(needed, memory.align, memory.capacity, f"{tree.name}: memory {name}")
+        align = math.lcm(memory.align, *(size_bytes(buffers[b.name].dtype) for b in needed))
+        placements[name] = place(needed, align, memory.capacity, f"{tree.name}: memory {name}")
     return MemoryPlan(buffers, placements)
 
 

@@ -353,6 +353,12 @@ def all_padding() -> LoopTree:
     return LoopTree("f", (x, b), (Alloc(b, (loop,)),))
 
 
+def test_elements_wider_than_what_a_memory_aligns_to() -> None:
+    narrow = replace(S16, memories=tuple(replace(m, align=4) for m in S16.memories))
+    program = parse("y[i] = f64(x[3*i]) + z[i] where 0 <= i < 5", dtypes={"z": "f64"}, x=(15,), z=(5,))
+    agrees(program, compile_stream(program, narrow))
+
+
 def test_a_recurrence_runs_step_by_step() -> None:
     program = parse("for t:\n  S[t]: A[t] = A[t-1] + 1 where 1 <= t < 20\ninout A: f32[20]")
     np.testing.assert_array_equal(compile_stream(program, S16)(np.zeros(20, np.float32)), np.arange(20))
