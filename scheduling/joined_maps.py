@@ -104,8 +104,11 @@ def _one(program: Program, first: Statement, second: Statement) -> Statement | N
     tensor = program.tensor[first.write.tensor]
     places = [k for k, r in enumerate(second.reads) if r.tensor == tensor.name]
     box = domain_box(program, first, first.iterators)
+    written = {bare(i) for i in first.write.affine_index}
     if box is None or len(places) != 1:
         return None
+    if any(low < high and n not in written for n, (low, high) in zip(first.iterators, box, strict=True)):
+        return None  # several iterations walk one axis
     if prod(high - low + 1 for low, high in box) != prod(tensor.extents(program.binding)):
         return None
     (place,) = places

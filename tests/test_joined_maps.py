@@ -85,6 +85,7 @@ def test_axes_of_one_element_and_images() -> None:
         "f[p,c] = x[p,c]*2; y[c] += f[p,c]*x[p,c]",  # two operands of a sum
         "f[p] = x[p,0]*2 where 0 <= p < 40; y[p,c] += f[p] where 0 <= p < 40 and 0 <= c < 3",  # elements used again
         "f[p,c] = x[p,c]*f32(c); y[p] += f[p,c]",
+        "f[5*p + c] = x[p,c]*2; y += f[i]",  # in another shape
     ],
 )
 def test_others_stay(text: str) -> None:
