@@ -37,6 +37,11 @@ def body_model(node: onnx.NodeProto, model: onnx.ModelProto, name: str) -> onnx.
     return found
 
 
+def graph_of(node: onnx.NodeProto) -> onnx.GraphProto:
+    """The body of a Loop or Scan."""
+    return _attribute(node, "body").g
+
+
 def run_control(node: onnx.NodeProto, values: Mapping[str, object], name: str, body: Body) -> list[object]:
     """The node's outputs; `values`: what it reads, by name, outer values of its graphs included."""
     outer = {read: values[read] for read in captured_names(node)}
@@ -97,12 +102,13 @@ def _stacked(rows: Sequence[object], info: onnx.ValueInfoProto) -> Array:
 
 
 def _scan(inner: Inner, inputs: Sequence[object], node: onnx.NodeProto) -> list[object]:
-    scanned = _attribute(node, "num_scan_inputs").i
+    scanned = int_attribute(node, "num_scan_inputs")
     count = len(inputs) - scanned
     states, arrays = list(inputs[:count]), [np.asarray(cast(Array, v)) for v in inputs[count:]]
-    axes = _ints(node, "scan_input_axes", scanned)
+    axes = ints_attribute(node, "scan_input_axes", scanned)
     arrays = [np.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True)]
-    arrays = [a[::-1] if d else a for a, d in zip(arrays, _ints(node, "scan_input_directions", scanned), strict=True)]
+    turned = ints_attribute(node, "scan_input_directions", scanned)
+    arrays = [a[::-1] if d else a for a, d in zip(arrays, turned, strict=True)]
     lengths = {len(a) for a in arrays}
     if len(lengths) != 1:
         raise RunError(f"the scanned axes have the lengths {sorted(lengths)}", where=f"Scan ({node.name})")
@@ -114,8 +120,8 @@ def _scan(inner: Inner, inputs: Sequence[object], node: onnx.NodeProto) -> list[
             row.append(np.asarray(cast(Array, value)))
     if not all(rows):
         raise RunError("it scans nothing, and its outputs' shapes are not known", where=f"Scan ({node.name})")
-    backwards = _ints(node, "scan_output_directions", len(rows))
-    places = _ints(node, "scan_output_axes", len(rows))
+    backwards = ints_attribute(node, "scan_output_directions", len(rows))
+    places = ints_attribute(node, "scan_output_axes", len(rows))
     stacks = [np.stack(row[::-1] if d else row) for row, d in zip(rows, backwards, strict=True)]
     return [*states, *(np.moveaxis(s, 0, axis) for s, axis in zip(stacks, places, strict=True))]
 
@@ -123,10 +129,10 @@ def _scan(inner: Inner, inputs: Sequence[object], node: onnx.NodeProto) -> list[
 def _batched_scan(inner: Inner, inputs: Sequence[object], node: onnx.NodeProto) -> list[object]:
     """The Scan of opset 8: sequences along axis 1 of a batch, perhaps of their own lengths."""
     lengths, *given = inputs
-    count = len(given) - _attribute(node, "num_scan_inputs").i
+    count = len(given) - int_attribute(node, "num_scan_inputs")
     arrays = [np.asarray(cast(Array, v)) for v in given]
     steps = [arrays[-1].shape[1]] * len(arrays[0]) if lengths is None else np.asarray(lengths).reshape(-1).tolist()
-    if any(s != arrays[-1].shape[1] for s in steps) or any(_ints(node, "directions", len(arrays) - count)):
+    if any(s != arrays[-1].shape[1] for s in steps) or any(ints_attribute(node, "directions", len(arrays) - count)):
         raise RunError("a Scan of opset 8 with lengths or directions is not supported", where=f"Scan ({node.name})")
     each = [_scan(inner, [a[k] for a in arrays], node) for k in range(len(arrays[0]))]
     return [np.stack([np.asarray(cast(Array, row[k])) for row in each]) for k in range(len(each[0]))]
@@ -139,6 +145,11 @@ def _attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto:
     raise RunError(f"has no attribute {name}", where=f"{node.op_type} ({node.name})")
 
 
-def _ints(node: onnx.NodeProto, name: str, count: int) -> list[int]:
+def int_attribute(node: onnx.NodeProto, name: str) -> int:
+    return _attribute(node, name).i
+
+
+def ints_attribute(node: onnx.NodeProto, name: str, count: int) -> list[int]:
+    """As many integers as are wanted, 0 where the node has not that many."""
     found = next((list(a.ints) for a in node.attribute if a.name == name), [])
     return found if len(found) == count else [0] * count

@@ -6,6 +6,7 @@ external statement. Shapes are literal from the inputs on, so shape subgraphs fo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal
@@ -16,13 +17,13 @@ from poly.affine import Affine
 from poly.dtypes import Array, dtype_name, numpy_dtype
 from poly.errors import OnnxError
 from poly.expr import Const
-from poly.frontend.onnx_control import CONTROL
+from poly.frontend.onnx_control import CONTROL, graph_of
 from poly.frontend.onnx_fold import WITHOUT_CONTENT, Imported, fold, fold_batch_norm, live
 from poly.frontend.onnx_functions import function_body, has_function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, tensor_array
 from poly.frontend.onnx_notation import Call, NeedsValue, NoCompiledForm, Notation
 from poly.frontend.onnx_operators import MOVES, OPERATORS
-from poly.frontend.onnx_reference import make_external
+from poly.frontend.onnx_reference import captured_names, make_external
 from poly.frontend.onnx_terms import (
     Names,
     Shape,
@@ -31,6 +32,7 @@ from poly.frontend.onnx_terms import (
     is_format,
     storage,
 )
+from poly.frontend.onnx_turns import MOST_ELEMENTS, Border, border_of, nodes_of_turns, turns_of
 from poly.frontend.onnx_values import Values, literal_shape
 from poly.graph import Graph, Node
 from poly.program import Access, Statement, Tensor, box_domain
@@ -174,6 +176,8 @@ class Importer:
         if call.operator == "If" and not call.domain:
             self._inline_if(call, proto)
             return "inlined"
+        if call.operator in ("Loop", "Scan") and not call.domain and self._compile_turns(call, proto):
+            return "compiled"
         folded = fold(call, proto, sized=self._sized)
         if folded is not None:
             for name, array in zip(call.outputs, folded, strict=False):
@@ -238,6 +242,76 @@ class Importer:
         for name, result in zip(proto.output, branch.output, strict=True):
             self.values.bind(name, self.values[result.name])
 
+    def _compile_turns(self, call: Call, proto: onnx.NodeProto) -> bool:
+        """Whether a Loop or Scan has become one loop over its turns."""
+        seen, names = self._seen.copy(), self.values.by_name.copy()
+        try:
+            with self._all_or_none():
+                results = self._turns(call, proto)
+        except (OnnxError, NoCompiledForm):
+            return False
+        except Interrupted as found:
+            if not self._staged or found.value is None or found.value is not call.inputs[0]:
+                return False
+            raise
+        self._seen, self.values.by_name = seen, names
+        for name, value in zip(call.outputs, results, strict=False):
+            if name:
+                self.values.define(name, value)
+        self.values.trace([*call.inputs, *(names[n] for n in captured_names(proto))], call.outputs)
+        return True
+
+    def _turns(self, call: Call, proto: onnx.NodeProto) -> list[Value]:
+        """Add the nodes of a Loop or Scan; its outputs."""
+        graph, before = graph_of(proto), {id(n) for n in self._nodes}
+        border = border_of(call, proto, graph)
+        inner = self._begin_turn(call, graph, border)
+        for node in graph.node:
+            self._node(node)
+        outputs = [self.values[o.name] for o in graph.output]
+        if border.numbered:
+            if (further := outputs.pop(0).array) is None or not further.all():
+                raise NoCompiledForm("a turn may be the last")
+            if border.count is None:
+                raise Interrupted("the number of turns is only known at run time", call.inputs[0])
+        if not 0 < (count := border.count or 0) <= MOST_ELEMENTS:
+            raise NoCompiledForm("there is no turn, or very many")
+        within = [n for n in self._nodes if id(n) not in before]
+        own = Counter(v.name for n in within for v in n.results)
+        taken = Counter(v.name for v in outputs)
+        alone = [own[v.name] == taken[v.name] == 1 for v in outputs]
+        copied = [v if alone[k] else self._copy(v, f"{v.name}/{k}") for k, v in enumerate(outputs)]
+        within = [n for n in self._nodes if id(n) not in before]
+        turns = turns_of(call, border, count, inner, copied, self._numbers(count) if border.numbered else None)
+        nodes, found = nodes_of_turns(turns, within, self.values.names)
+        self._nodes = [*(n for n in self._nodes if id(n) in before), *nodes]
+        return [found[v.name] for v in copied]
+
+    def _begin_turn(self, call: Call, graph: onnx.GraphProto, border: Border) -> list[Value]:
+        """Declare what a body reads: values of one turn, the first of which may be its number."""
+        names = [i.name for i in graph.input]
+        if border.numbered:
+            self.values.constant(names.pop(1), np.array(True))
+        inner: list[Value] = []
+        for name, (shape, dtype) in zip(names, border.inner, strict=True):
+            inner.append(Value(self.values.names.fresh(name, len(shape)), shape, dtype))
+            self.values.bind(name, inner[-1])
+        for initialiser in graph.initializer:
+            self.values.constant(initialiser.name, tensor_array(initialiser, call.where))
+        return inner
+
+    def _numbers(self, count: int) -> Value:
+        return self.values.unnamed_constant("turns", np.arange(count))
+
+    def _copy(self, value: Value, name: str) -> Value:
+        """A value of its own, of this name, that has the same elements."""
+        call = Call(name, "Identity", "", 1, {}, (value,), (name,), self._serial)
+        self._serial += 1
+        notation = Notation(call, self.values.names)
+        copy = notation.map(lambda v: v, value)
+        self._add(call, notation)
+        return copy
+
     @contextmanager
     def _all_or_none(self) -> Generator[None]:
         """Several nodes in the place of one: where this raises, none of them was there.
@@ -248,7 +322,7 @@ class Importer:
         values = self.values.moment()
         try:
             yield
-        except (OnnxError, Interrupted):
+        except (OnnxError, Interrupted, NoCompiledForm):
             self._nodes, self._seen, self._merged_away = nodes, seen, away
             self.values.back_to(values)
             raise
@@ -421,12 +495,7 @@ class Importer:
         if inner and (labels[value.name] == name or labels[value.name] not in self._outputs):
             labels[value.name] = name
             return value
-        call = Call(name, "Identity", "", 1, {}, (value,), (name,), self._serial)
-        self._serial += 1
-        notation = Notation(call, self.values.names)
-        copy = notation.map(lambda v: v, value)
-        self._add(call, notation)
-        return copy
+        return self._copy(value, name)
 
 
 def _checked(name: str, array: Array, shape: Shape, dtype: str) -> Array:

@@ -193,7 +193,7 @@ class Notation:
         if any(extent < 0 for extent in shape):
             raise self.fail(f"output {position} would have the shape {list(shape)}")
         name = self.call.outputs[position] if self.wants(position) else f"{self._label}_out{position}"
-        self.results[position] = self._declare(Value(self._names.fresh(name, len(shape)), tuple(shape), dtype))
+        self.results[position] = self.declare(Value(self._names.fresh(name, len(shape)), tuple(shape), dtype))
         return self.results[position]
 
     def alias(self, value: Value, position: int = 0) -> None:
@@ -202,7 +202,7 @@ class Notation:
 
     def temporary(self, suffix: str, shape: Sequence[int], dtype: str) -> Value:
         """A tensor that only this node uses."""
-        value = self._declare(Value(self._names.fresh(f"{suffix}_of_{self._label}"), tuple(shape), dtype))
+        value = self.declare(Value(self._names.fresh(f"{suffix}_of_{self._label}"), tuple(shape), dtype))
         self.temporaries.append(Tensor(value.name, tuple(Affine.of(e) for e in shape), storage(dtype)))
         return value
 
@@ -210,9 +210,10 @@ class Notation:
         """A constant that is computed while importing."""
         name = self._names.fresh(f"{suffix}_of_{self._label}")
         self.constants[name] = stored(array)
-        return self._declare(Value(name, array.shape, logical_dtype(array.dtype), array))
+        return self.declare(Value(name, array.shape, logical_dtype(array.dtype), array))
 
-    def _declare(self, value: Value) -> Value:
+    def declare(self, value: Value) -> Value:
+        """A value that statements may touch."""
         self._known[value.name] = value
         return value
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import poly
 from poly.checking import onnx_reference
 from poly.errors import OnnxError, UnsupportedError
-from tests.onnx_helpers import reference
+from tests.onnx_helpers import assert_close, reference, run_model
 
 F, INT, B = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -119,6 +119,51 @@ def cases() -> dict[str, tuple[onnx.ModelProto, Feeds]]:
               node("GatherND", "x i", "v"), node("ReduceSum", "v", "s", keepdims=0), node("Size", "v", "c")]
     whole = graph(places, [info("x", F, [4, 3])], "v s c", zero=np.float32(0))
     found["as many elements as are positive"] = model(whole), [{"x": v} for v in (X, np.abs(X), -np.abs(X))]
+    return {**found, **known_turns()}
+
+
+def known_turns() -> dict[str, tuple[onnx.ModelProto, Feeds]]:
+    """Loops and scans that are compiled as one loop."""
+    found: dict[str, tuple[onnx.ModelProto, Feeds]] = {}
+    x, four = [info("x", F, [4, 3])], {"n": np.array(4), "go": GO}
+    a, b = info("a", F, [3]), info("b", F, [3])
+    first = helper.make_tensor("r", INT, [], [1])
+
+    def add(name: str, nodes: Sequence[onnx.NodeProto], outputs: str, **constants: np.ndarray | np.generic) -> None:
+        found[name] = model(graph(nodes, x, outputs, **four, **constants)), [{"x": X}]
+
+    row = node("Constant", "", "r", value=first), node("Gather", "x r", "u")
+    double = graph([node("Add", "a a", "a1"), node("Identity", "on", "on1")], [*TURN, a], "on1 a1")
+    add("two loops with the same names", [*row, node("Loop", "n go u", "y", body=double),
+                                          node("Loop", "n go y", "z", body=double)], "y z")  # fmt: skip
+
+    swap = graph([node("Identity", "on", "on1")], [*TURN, a, b, info("c", F, [3])], "on1 b a c a u")
+    add("states that are swapped and kept", [*row, node("Neg", "u", "v"), node("Loop", "n go u v u", "p q r1 s xs",
+                                                                               body=swap)], "p q r1 s xs")  # fmt: skip
+
+    mixed = graph(
+        [node("Gather", "x turn", "xt"), node("Exp", "xt", "e"), node("Sin", "x", "w"),
+         node("ReduceSum", "w", "k", keepdims=0), node("Mul", "a k", "m"), node("Add", "m e", "a1"),
+         node("Tanh", "a1", "o"), node("Sqrt", "e", "f"), node("Identity", "on", "on1")],
+        [*TURN, a], "on1 a1 o f",
+    )  # fmt: skip
+    add("nodes before, between and after states", [*row, node("Loop", "n go u", "y os fs", body=mixed)], "y os fs")
+
+    inner = graph([node("MatMul", "s w", "p"), node("Add", "p v", "q")], [info("s", F, [3]), info("v", F, [3])], "q p")
+    outer = graph(
+        [node("Scan", "a x", "a1 ps", body=inner, num_scan_inputs=1),
+         node("ReduceMax", "ps zero", "top", keepdims=0), node("Identity", "on", "on1")], [*TURN, a], "on1 a1 top",
+    )  # fmt: skip
+    add("a scan in a loop, with products", [*row, node("Loop", "n go u", "y tops ws", body=outer)], "y tops",
+        w=np.eye(3, dtype=np.float32)[::-1] / 2, zero=np.array([0]))  # fmt: skip
+
+    average = graph([node("AveragePool", "a", "p", kernel_shape=[3], pads=[1, 1]), node("CumSum", "p axis", "c"),
+                     node("Softmax", "c", "a1", axis=-1), node("Reshape", "c flat", "d"),
+                     node("Identity", "on", "on1")],
+                    [*TURN, info("a", F, [1, 4, 3])], "on1 a1 d", axis=np.array(1), flat=np.array([-1]))  # fmt: skip
+    add("operators of several statements", [node("Unsqueeze", "x zero", "u"), node("Loop", "n go u", "y cs",
+                                                                                    body=average)], "y cs",
+        zero=np.array([0]))  # fmt: skip
     return found
 
 
@@ -136,6 +181,21 @@ def test_as_the_reference_evaluator(name: str) -> None:
             have = np.asarray(found[key])
             assert (have.shape, have.dtype) == (array.shape, array.dtype)
             np.testing.assert_allclose(have, array, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", known_turns())
+def test_known_turns_are_one_graph(name: str) -> None:
+    proto, (feed,) = CASES[name]
+    assert_close(run_model(proto, feed), reference(proto, feed))
+
+
+def test_turns_with_many_values_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto, (feed,) = CASES["nodes before, between and after states"]
+    monkeypatch.setattr("poly.frontend.onnx_turns.MOST_ELEMENTS", 50)
+    engine = poly.compile(proto)
+    for key, array in reference(proto, feed).items():
+        np.testing.assert_allclose(np.asarray(engine.run(dict(feed))[key]), array, rtol=1e-5, atol=1e-6)
+    assert "its body compiled" in str(engine)
 
 
 def test_a_loop_without_a_count_stacks_numbers() -> None:

@@ -119,28 +119,31 @@ def test_a_branch_is_chosen_at_run_time_and_compiled(sign: int) -> None:
     assert engine.fallbacks == ()
 
 
-def looping() -> onnx.ModelProto:
+def looping(further: str = "Identity") -> onnx.ModelProto:
+    """`further`: of what it is told, whether a turn goes on, so that the compiler knows, or of its number."""
+    told = ["go"] if further == "Identity" else ["i", "count"]
     body = helper.make_graph(
-        [helper.make_node("Add", ["v", "step"], ["w"]), helper.make_node("Identity", ["go"], ["on"])], "body",
+        [helper.make_node("Add", ["v", "step"], ["w"]), helper.make_node(further, told, ["on"])], "body",
         [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("go", 9, []),
          helper.make_tensor_value_info("v", 1, [3])],
         [helper.make_tensor_value_info("on", 9, []), helper.make_tensor_value_info("w", 1, [3])],
     )  # fmt: skip
     nodes = [
         helper.make_node("Relu", ["x"], ["v0"]),
-        helper.make_node("Loop", ["count", "", "v0"], ["last"], name="turns", body=body),
+        helper.make_node("Loop", ["count", "true", "v0"], ["last"], name="turns", body=body),
         helper.make_node("Neg", ["last"], ["y"]),
     ]
-    constants = {"count": np.array(4), "step": np.ones(3, np.float32)}
+    constants = {"count": np.array(4), "true": np.array(True), "step": np.ones(3, np.float32)}
     return chain_model(nodes, {"x": f32(3)}, ["y"], constants=constants)[0]
 
 
-def test_the_body_of_a_loop_is_compiled() -> None:
+@pytest.mark.parametrize(("further", "how"), [("Identity", "1 stage,"), ("Less", "its body compiled")])
+def test_a_loop_of_known_turns_is_compiled_and_of_others_its_body(further: str, how: str) -> None:
     x = f32(3)
-    engine = engine_of(looping())
+    engine = engine_of(looping(further))
     for _ in range(2):
         assert_close(engine.run({"x": x}), {"y": -(np.maximum(x, 0) + 4)})  # type: ignore[arg-type]
-    assert engine.fallbacks == () and "its body compiled" in str(engine)
+    assert engine.fallbacks == () and how in str(engine)
 
 
 def test_what_a_loop_makes_in_its_turns_is_stacked() -> None:
