@@ -226,13 +226,15 @@ def test_what_is_written_for_a_function_computes_it(name: str) -> None:
         "where": np.where(x > y, x, y), "clip": np.clip(x, 0.25, 0.5), "clamp": np.clip(x, 0.25, 0.5), "relu": x,
         "silu": x / (1 + np.exp(-x)), "softplus": np.log1p(np.exp(x)), "rsqrt": x**-0.5,
         "gelu": [0.5 * v * (1 + math.erf(v / 2**0.5)) for v in x], "erfc": [math.erfc(v) for v in x],
+        "arctan2": np.arctan2(y, x),
     }  # fmt: skip
     want = own[name] if name in own else getattr(np, name)(*(x, y)[:arity])
     np.testing.assert_allclose(found, want, rtol=3e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(("name", "hint"), [
-    ("sgimoid", "sigmoid(...)"), ("Max", "max(...)"), ("float32", "f32(...)"), ("arctan", "one of"), ("foo", "one of"),
+    ("sgimoid", "sigmoid(...)"), ("Max", "max(...)"), ("float32", "f32(...)"), ("arctan", "atan2(x, 1)"),
+    ("foo", "one of"),
 ])  # fmt: skip
 def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint: str) -> None:
     with pytest.raises(ParseError, match=re.escape(f"try: {hint}")):
