@@ -3,8 +3,9 @@ adds it up: `t[p, c] = f(x[p, c])` and `y[c, p] = t[p, c]` are `y[c, p] = f(x[p,
 `q[i, j] = x[i, j]*x[i, j]` and `s[j] += q[i, j]` are `s[j] += x[i, j]*x[i, j]`.
 
 Apart, all elements go through memory once more, and what is turned has lanes along rows that may be a few elements.
-Each element of the tensor between is computed once and used once, from what nobody writes later, so values do not
-change.
+Each element of the tensor between is used by one iteration, and computed from what nobody writes later, so values do
+not change. A body that reads it in several places has the value as often, which a compiler of bodies finds and computes
+once, while it is short: `t*t` of squares of squares would double each time.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
+from typing import Literal
 
 from poly.affine import Affine
 from poly.expr import OPERATORS, Apply, Cast, Expr, IndexValue, Read, dtype_of, rewrite, walk, with_reads_at
 from poly.program import Access, Program, Statement, default_path
 from poly.scheduling.groups import bare, domain_box, tensors_read, tensors_written
+
+MOST = 48  # expressions in a body with a value in several places
+Way = Literal["turns", "along", ""]
 
 
 def with_maps_joined(program: Program) -> Program:
@@ -56,8 +61,9 @@ def _can_join(program: Program, first: Statement, second: Statement) -> bool:
     """Whether the second statement adds up, or one of two turns what it reads; and what the first reads is left."""
     order = [s.name for s in program.statements]
     at = order.index(first.name)
-    turns = {_turns(program, first), _turns(program, second)} == {True, False}
-    if at > order.index(second.name) or not (turns or (_is_map(first) and _adds_up(program, second))):
+    ways = _way(program, first), _way(program, second)
+    fit = ways in (("turns", "along"), ("along", "turns")) or (_is_map(first) and _adds_up(program, second))
+    if at > order.index(second.name) or not fit:
         return False
     later = {name for s in program.statements[at:] for name in tensors_written(s)}
     return later.isdisjoint(tensors_read(first))
@@ -81,22 +87,22 @@ def _adds_up(program: Program, s: Statement) -> bool:
     return long <= {bare(i) for i in read.affine_index}
 
 
-def _turns(program: Program, s: Statement) -> bool | None:
-    """Whether the last axis of the one large operand is another one of the target; None where a statement is not
-    element by element, has more operands of several long axes, or calls functions.
+def _way(program: Program, s: Statement) -> Way:
+    """Whether the last axis of the one large operand is another one of the target, or the same; "" where a statement is
+    not element by element, has more operands of several long axes, or calls functions.
     """
     calls = any(OPERATORS[e.operator].cost in ("exponential", "function") for e in walk(s.body) if isinstance(e, Apply))
     box = domain_box(program, s, s.iterators)
     if calls or box is None or not _is_map(s):
-        return None
+        return ""
     extents = {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
     long = [[n for n in map(bare, a.affine_index) if n is not None and extents[n] > 1] for a in (s.write, *s.reads)]
     target, *reads = long
     large = [names for names in reads if len(names) > 1]
     whole = len({*target}) == len(target) == sum(n > 1 for n in extents.values())
     if not whole or not target or len(large) != 1 or {*large[0]} != {*target} or len(large[0]) != len(target):
-        return None
-    return large[0][-1] != target[-1]
+        return ""
+    return "turns" if large[0][-1] != target[-1] else "along"
 
 
 def _one(program: Program, first: Statement, second: Statement) -> Statement | None:
@@ -105,7 +111,7 @@ def _one(program: Program, first: Statement, second: Statement) -> Statement | N
     places = [k for k, r in enumerate(second.reads) if r.tensor == tensor.name]
     box = domain_box(program, first, first.iterators)
     written = {bare(i) for i in first.write.affine_index}
-    if box is None or len(places) != 1:
+    if box is None or len(places) != 1 or not _fits(first.body, second.body, places[0]):
         return None
     if any(low < high and n not in written for n, (low, high) in zip(first.iterators, box, strict=True)):
         return None  # several iterations walk one axis
@@ -124,6 +130,12 @@ def _one(program: Program, first: Statement, second: Statement) -> Statement | N
     return replace(
         second, reads=tuple(reads), body=_put(second, place, value, reads), contract=first.contract and second.contract
     )
+
+
+def _fits(value: Expr, body: Expr, place: int) -> bool:
+    """Whether a body is short with a value in place of a read, or has it once."""
+    uses = sum(isinstance(e, Read) and e.position == place for e in walk(body))
+    return uses == 1 or uses * sum(1 for _ in walk(value)) + sum(1 for _ in walk(body)) <= MOST
 
 
 def _put(s: Statement, place: int, value: Expr, reads: list[Access]) -> Expr:

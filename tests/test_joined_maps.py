@@ -7,10 +7,11 @@ import pytest
 
 import poly
 from poly.dtypes import numpy_dtype
+from poly.expr import walk
 from poly.graph import Graph, Node
 from poly.interp import run_program
 from poly.program import Program
-from poly.scheduling.joined_maps import with_maps_joined
+from poly.scheduling.joined_maps import MOST, with_maps_joined
 from poly.text import parse_program
 
 BEFORE = "f[p,c] = f32(x[p,c]); g[p,c] = f[p,c]*0.5 + b[c]; y[c,p] = g[p,c]"
@@ -65,6 +66,17 @@ def test_sums_of_one_statement_have_the_same_results(text: str, shape: tuple[int
     expected = run_program(program, arrays)["y"]
     assert np.array_equal(run_program(joined, arrays)["y"], expected)
     assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("last", ["y[c,p] = t10[c,p]", "y[c] += t10[c,p]*t10[c,p]"])
+def test_squares_of_squares_stay_short(last: str) -> None:
+    squares = [f"t{k + 1}[c,p] = t{k}[c,p]*t{k}[c,p] - 0.5" for k in range(10)]
+    program = parsed("; ".join(["t0[c,p] = x[p,c]*0.25", *squares, last]))
+    joined = with_maps_joined(program)
+    assert len(joined.statements) < len(program.statements)
+    assert max(len([*walk(s.body)]) for s in joined.statements) <= MOST
+    x = np.random.default_rng(0).integers(-4, 5, (40, 5)).astype("f4")
+    assert np.allclose(run_program(joined, {"x": x})["y"], run_program(program, {"x": x})["y"])
 
 
 def test_axes_of_one_element_and_images() -> None:
