@@ -57,7 +57,8 @@ class Reduction:
     strip. `kept`: operands that the lanes do not move. `ahead`: iterations of the loop over tiles that loads are asked
     for ahead, 0 for not at all. `again`: an iterator in all of whose iterations a tile uses what it has loaded, "" for
     none. `turned`: operands that are copied with the lanes' axis last first. `placed`: those that all rows share and
-    that are copied to where vectors are lines first, by every thread for `block` rows (0: once for all).
+    that are copied to where vectors are lines first, by every thread for `block` rows (0: once for all). `chain`: lanes
+    of the blocks that a long row is summed in, 0 for none.
     """
 
     statement: str
@@ -76,6 +77,7 @@ class Reduction:
     turned: tuple[str, ...] = ()
     placed: tuple[str, ...] = ()
     block: int = 0
+    chain: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,18 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         return None
     if again:
         plan = None if lanes in axes else _plan_again(found, again)
-        return replace(plan, turned=turned) if plan is not None else None
-    if lanes in axes:
-        return _plan_spread(found)
-    return _plan_in_order(found) or _plan_folded(found)
+    elif lanes in axes:
+        plan = _plan_spread(found)
+    else:
+        plan = _plan_in_order(found) or _plan_folded(found)
+    return replace(plan, turned=turned, chain=_chain(found, plan)) if plan is not None else None
+
+
+def _chain(summed: _Sum, plan: Reduction) -> int:
+    """Lanes of a block of a long row: errors grow with the additions to one partial sum, and with the blocks."""
+    extent, step = summed.extents[summed.lanes], plan.vector * plan.width
+    size = max(LEAST_CHAIN, isqrt(extent // step)) * step
+    return size if plan.folded and extent >= 2 * size else 0
 
 
 def _has_lanes(summed: _Sum, turned: Collection[str], everything: bool) -> bool:
@@ -361,15 +371,11 @@ class _Reduced:
         return schedule
 
     def _blocks(self, schedule: Schedule, name: str) -> tuple[Schedule, list[tuple[str, int]]]:
-        """A long row in blocks and what is left over, with their sizes: rounding errors grow with the additions to one
-        partial sum, and with the blocks.
-        """
-        extent, step = self._extent(schedule, name, self.plan.lanes), self.vector * self.plan.width
-        size = max(LEAST_CHAIN, isqrt(extent // step)) * step
-        if extent < 2 * size:
-            return schedule, [(name, extent)]
+        """A long row in blocks and what is left over, with their sizes."""
+        if not self.plan.chain:
+            return schedule, [(name, self._extent(schedule, name, self.plan.lanes))]
         *outer, lanes = schedule.nests[name].names
-        schedule, blocks = self._cut(ordered(schedule, name, [lanes, *outer]), name, self.plan.lanes, size)
+        schedule, blocks = self._cut(ordered(schedule, name, [lanes, *outer]), name, self.plan.lanes, self.plan.chain)
         for block, _ in blocks:
             lanes, *outer = schedule.nests[block].names
             schedule = ordered(schedule, block, [*outer, lanes])
@@ -397,10 +403,10 @@ class _Reduced:
         return schedule
 
     def _folded(self, schedule: Schedule, name: str, height: int, extent: int) -> Schedule:
-        """Rows, or blocks of an extent of rows, each with partial sums of its own."""
+        """Rows, or their blocks, each with partial sums of its own."""
         plan, step = self.plan, self.vector * self.plan.width
         lanes, block = loop_of(schedule, name, plan.lanes), None
-        if extent < self._extent(schedule, name, plan.lanes):
+        if extent == plan.chain:
             schedule, block, lanes = schedule.tile({lanes: extent}), f"{lanes}.o", f"{lanes}.p"
         schedule = schedule.tile({lanes: step})
         if plan.rows:
