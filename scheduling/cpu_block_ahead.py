@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from poly.affine import Affine, Mod
 from poly.dtypes import size_bytes
+from poly.machine import Machine
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, from_afar, own_capacity, reduction_extents
 from poly.scheduling.cpu_plan import BlockPlan
-from poly.scheduling.cpu_tile import Tiling
+from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
@@ -20,8 +22,13 @@ from poly.scheduling.schedule import Schedule
 FEW_USES, AHEAD_SHARE = 2, 4
 
 
-class Ahead(Tiling[BlockPlan]):
+@dataclass(frozen=True)
+class Ahead:
     """What is asked for ahead in one contraction."""
+
+    group: Group
+    plan: BlockPlan
+    machine: Machine
 
     def rows(self, schedule: Schedule, name: str, tile: str, height: int) -> Schedule:
         """Rows of an operand that comes as it lies from beyond a core's own caches, which few tiles of lanes use, are
@@ -29,8 +36,8 @@ class Ahead(Tiling[BlockPlan]):
         of two tiles would meet in one set of the first cache.
         """
         s, plan, vector = schedule.program.statement[name], self.plan, schedule.nests[name].names[-1]
-        rows, lanes = (self._iterator(schedule, name, axis) for axis in (plan.rows, plan.lanes))
-        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
+        axes = self.group.axes[s.source_name]
+        rows, lanes, steps = axes[plan.rows], axes[plan.lanes], reduction_extents(schedule.program, s, axes)
         once = prod(plan.depth[1] if plan.depth and n == plan.depth[0] else e for n, e in steps.items())
         uses = sum(-(-(p.high - p.low) // (plan.vector * p.width)) for p in plan.strips)
         if uses > FEW_USES or schedule.kind(vector) != "vector":
@@ -52,7 +59,7 @@ class Ahead(Tiling[BlockPlan]):
         """What is copied for the next block of lanes is asked for all through the tiles of this one, as planned."""
         for name in names:
             s = schedule.program.statement[name]
-            for pack in self.plan.packs if self._is_update(schedule, name) else ():
+            for pack in self.plan.packs if s.combiner is not None else ():
                 buffer = s.reads[pack.read].tensor
                 if pack.asked and copies_into(schedule, buffer):
                     loop = [n for n in schedule.nests[name].names if schedule.kind(n) == "serial"][-1]

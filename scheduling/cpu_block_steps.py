@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from poly.affine import Affine
+from poly.machine import Machine
 from poly.scheduling.cpu_edits import ordered
 from poly.scheduling.cpu_facts import from_afar, reduction_extents
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, window_stays
-from poly.scheduling.cpu_tile import MOST_SHORT, Tiling
+from poly.scheduling.cpu_tile import MOST_SHORT, with_short_unrolled
+from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.uneven import uneven_axes
 
@@ -19,8 +22,13 @@ STEPS = (4, 5, 6, 7, 8, 3, 2)
 STEPS_FROM_AFAR = (8, *(n for n in STEPS if n != 8))
 
 
-class Steps(Tiling[BlockPlan]):
+@dataclass(frozen=True)
+class Steps:
     """The reduction loops of one register tile."""
+
+    group: Group
+    plan: BlockPlan
+    machine: Machine
 
     def in_body(
         self, schedule: Schedule, name: str, loops: Sequence[str], points: Sequence[str], tile: tuple[int, int]
@@ -30,7 +38,7 @@ class Steps(Tiling[BlockPlan]):
         (docs/decisions/0041). All steps of a window where what they share stays in registers, else steps along the
         innermost loop that share nothing.
         """
-        if not loops or not self._is_update(schedule, name) or schedule.kind(loops[-1]) == "unroll":
+        if not loops or schedule.program.statement[name].combiner is None or schedule.kind(loops[-1]) == "unroll":
             return schedule
         fixed = [n for n in loops if schedule.kind(n) == "unroll" or self._is_uneven(schedule, name, n)]
         free = [n for n in loops if n not in fixed and not self._slides(schedule, name, n)]
@@ -39,7 +47,7 @@ class Steps(Tiling[BlockPlan]):
         if loops[-1] not in free and window_stays(*tile, self.trips(schedule, name, loops[-1]), registers):
             return schedule.unroll(loops[-1])
         if loops[-1] in free and max(self._lengths(schedule, name, loops[-1])) <= MOST_SHORT:
-            return self._short(schedule, name, free, body)
+            return with_short_unrolled(schedule, self.group, name, free, body)
         most = UNROLLED // body
         program = schedule.program
         far = any(from_afar(program, r.tensor, self.machine) for r in program.statement[name].reads)
@@ -54,7 +62,7 @@ class Steps(Tiling[BlockPlan]):
                 schedule, inner = schedule.tile({loop: steps}), f"{loop}.p"
                 rest = [f"{n}.o" if n == loop else n for n in loops]
             return ordered(schedule, name, [*rest, inner, *points]).unroll(inner)
-        return self._short(schedule, name, free, body)
+        return with_short_unrolled(schedule, self.group, name, free, body)
 
     def trips(self, schedule: Schedule, name: str, loop: str) -> int:
         """Iterations of a reduction loop; 1 where they differ."""
@@ -87,5 +95,5 @@ class Steps(Tiling[BlockPlan]):
         kept in registers that are needed for the tile.
         """
         s = schedule.program.statement[name]
-        rows, own = self._iterator(schedule, name, self.plan.rows), schedule.nests[name].loops[loop].names
+        rows, own = self.group.axes[s.source_name][self.plan.rows], schedule.nests[name].loops[loop].names
         return any(isinstance(i, Affine) and rows in i.names and own & i.names for r in s.reads for i in r.index)

@@ -98,22 +98,6 @@ class Tiling(Generic[P]):
             schedule = schedule.shift(name, loop, -low)
         return schedule.tile({loop: tile})
 
-    def _short(self, schedule: Schedule, name: str, reductions: Sequence[str], body: int) -> Schedule:
-        """Unroll the innermost reduction loops while the body stays small."""
-        s = schedule.program.statement[name]
-        if s.combiner is None:
-            return schedule
-        extents = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
-        for loop in reversed(reductions):
-            if schedule.kind(loop) == "unroll":
-                return schedule
-            iterator = next((i for i in s.iterators if schedule.nests[name].loops[loop] == var(i)), "")
-            body *= extents.get(iterator, UNROLLED)
-            if body > UNROLLED or extents.get(iterator, UNROLLED) > MOST_SHORT:
-                break
-            schedule = schedule.unroll(loop)
-        return schedule
-
     def _target(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
         """Keep a reduction's target in registers while its tile is computed; the copies get rows and lanes too."""
         buffer = f"{s.write.tensor}_{s.name}_r"
@@ -141,6 +125,25 @@ class Tiling(Generic[P]):
                 else:
                     schedule = schedule.unroll(loop)
         return schedule
+
+
+def with_short_unrolled(
+    schedule: Schedule, group: Group, name: str, reductions: Sequence[str], body: int
+) -> Schedule:
+    """Unroll the innermost reduction loops while the body stays small."""
+    s = schedule.program.statement[name]
+    if s.combiner is None:
+        return schedule
+    extents = reduction_extents(schedule.program, s, group.axes[s.source_name])
+    for loop in reversed(reductions):
+        if schedule.kind(loop) == "unroll":
+            return schedule
+        iterator = next((i for i in s.iterators if schedule.nests[name].loops[loop] == var(i)), "")
+        body *= extents.get(iterator, UNROLLED)
+        if body > UNROLLED or extents.get(iterator, UNROLLED) > MOST_SHORT:
+            break
+        schedule = schedule.unroll(loop)
+    return schedule
 
 
 def _fastest(tensor: Tensor) -> int:
@@ -280,7 +283,8 @@ class _Tiles(Tiling[TilePlan]):
         between = [n for n in band if n not in tiles and n not in points]
         schedule = ordered(schedule, name, [*tiles, *between, *points])
         schedule, between = self._squares(schedule, name, between)
-        schedule = self._short(schedule, name, between, strip.width * (piece.tile if piece is not None else 1))
+        body = strip.width * (piece.tile if piece is not None else 1)
+        schedule = with_short_unrolled(schedule, self.group, name, between, body)
         return schedule if piece is not None else schedule.vectorise(points[-1])
 
     def _squares(self, schedule: Schedule, name: str, reductions: Sequence[str]) -> tuple[Schedule, list[str]]:
