@@ -237,7 +237,7 @@ class Kernel(NativeCall):
             check_context(source, {p: sizes[p] for p in source.parameters if p in sizes})
             tensors |= source.tensor
         for t in tensors.values():
-            extents(t, t.shape, sizes)
+            extents(t, sizes)
 
     def _prepare(self, sizes: Mapping[str, int]) -> Record:
         """The record of calls under values of the free sizes; from now on native calls know it."""
@@ -359,8 +359,3 @@ class Kernel(NativeCall):
 
 
 Kernel._careful.__qualname__ = "Kernel.__call__"  # pyright: ignore[reportPrivateUsage]  # in Python's own errors
-
-
-def memory_shape(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of the memory behind a tensor, which is packed where the tensor has a layout."""
-    return tuple(int(e.evaluate(sizes)) for e in tensor.storage_shape)

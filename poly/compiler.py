@@ -285,7 +285,7 @@ def _kernel(
 
 def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, Array]], dict[str, Array]] | None:
     """The function from constants to those computed of them, in memory as their layouts say; zero where none lies."""
-    from poly.codegen.kernel import Kernel, memory_shape
+    from poly.codegen.kernel import Kernel
 
     split = made.split
     if split.before is None:
@@ -296,7 +296,7 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
     sizes = dict(split.before.sizes)
 
     def compute(constants: Mapping[str, Array]) -> dict[str, Array]:
-        results = {t.name: aligned_zeros(memory_shape(t, sizes), numpy_dtype(t.dtype)) for t in outputs}
+        results = {t.name: aligned_zeros(t.storage_extents(sizes), numpy_dtype(t.dtype)) for t in outputs}
         given = [np.require(constants[t.name], numpy_dtype(t.dtype), ["C", "A"]) for t in inputs]
         kernel.run_into(given, [*results.values()])
         return results

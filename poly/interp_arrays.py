@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from poly.affine import Affine, Var
 from poly.document import counted
-from poly.dtypes import Array, dtype_name, is_float, numpy_dtype
+from poly.dtypes import Array, is_float, numpy_dtype
 from poly.errors import PolyError, RunError
 from poly.program import External, Program, Tensor
 from poly.sets import fix_sizes
@@ -31,14 +31,6 @@ def poisoned(shape: tuple[int, ...], dtype: str) -> Array:
     if dtype == "bool":
         return np.ones(shape, target)
     return np.full((*shape, target.itemsize), POISON_BYTE, np.uint8).view(target).reshape(shape)
-
-
-def is_poison(array: Array) -> npt.NDArray[np.bool_]:
-    """Where an array still holds (or was computed from, for floats) poison; all False for bool."""
-    name = dtype_name(array.dtype)
-    if is_float(name) or name[0] == "c":
-        return np.isnan(array)
-    return np.zeros(array.shape, np.bool_) if name == "bool" else array == poisoned((1,), name)[0]
 
 
 def check_given(tensors: Iterable[Tensor], inputs: Mapping[str, Array]) -> None:
@@ -136,19 +128,20 @@ def solved_extent(extent: Affine, length: int) -> tuple[str, int] | None:
             return None
 
 
-def extents(tensor: Tensor, shape: Sequence[Affine], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """A shape of a tensor as ints; of a temporary that has no elements, 0 for what would be negative.
+def extents(tensor: Tensor, sizes: Mapping[str, int], *, storage: bool = False) -> tuple[int, ...]:
+    """`Tensor.extents`, or `storage_extents`.
 
-    Raises `RunError` where it depends on anything but the sizes, or a caller's array had a negative extent.
+    Raises `RunError` where they depend on anything but the sizes, or a caller's array had a negative extent.
     """
+    shape = tensor.storage_shape if storage else tensor.shape
     unknown = sorted({name for e in shape for name in e.names} - set(sizes))
     where = f"tensor {tensor.name}"
     if unknown:
         raise RunError(f"the shape depends on {', '.join(unknown)}, which is not a size", where=where)
-    found = tuple(int(e.evaluate(sizes)) for e in shape)
-    if any(extent < 0 for extent in found) and tensor.role != "temporary":
+    found = tensor.storage_extents(sizes) if storage else tensor.extents(sizes)
+    if any(extent < 0 for extent in found):
         raise RunError(f"shape {found} has a negative extent", where=where)
-    return tuple(max(0, extent) for extent in found)
+    return found
 
 
 def bind_arrays(tensors: Iterable[Tensor], sizes: Mapping[str, int], inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -161,7 +154,7 @@ def bind_arrays(tensors: Iterable[Tensor], sizes: Mapping[str, int], inputs: Map
 
 def _bind_array(tensor: Tensor, sizes: Mapping[str, int], given: Array | None) -> Array:
     where = f"tensor {tensor.name}"
-    shape = extents(tensor, tensor.shape, sizes)
+    shape = extents(tensor, sizes)
     if given is None:
         return poisoned(shape, tensor.dtype)
     array = np.asarray(given)
@@ -225,7 +218,7 @@ def pack(tensor: Tensor, sizes: Mapping[str, int], logical: Array) -> Array:
     """
     if tensor.layout is None:
         return logical
-    storage = poisoned(extents(tensor, tensor.storage_shape, sizes), tensor.dtype)
+    storage = poisoned(extents(tensor, sizes, storage=True), tensor.dtype)
     place = _placement(tensor, sizes)
     count = np.zeros(storage.shape, np.int64)
     np.add.at(count, place, 1)
@@ -246,7 +239,7 @@ def _placement(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[npt.NDArray[np
     shape = tensor.extents(sizes)
     mesh = np.meshgrid(*(np.arange(extent) for extent in shape), indexing="ij", sparse=True)
     values = {**sizes, **dict(zip(tensor.layout.index, mesh, strict=True))}
-    physical = extents(tensor, tensor.storage_shape, sizes)
+    physical = extents(tensor, sizes, storage=True)
     place = tuple(np.broadcast_to(c.evaluate(values), shape) for c in tensor.layout.coordinates)
     for coordinate, extent in zip(place, physical, strict=True):
         if coordinate.size and not (0 <= coordinate.min() and coordinate.max() < extent):

@@ -195,7 +195,7 @@ class _Writer:
     def alloc(self, node: Alloc, scope: _Scope) -> None:
         tensor, name = node.tensor, self.fresh("t")
         self.tensors[tensor.name] = tensor
-        shape = extents(tensor, tensor.storage_shape, self.sizes)
+        shape = extents(tensor, self.sizes, storage=True)
         fresh = f"poisoned({shape}, {tensor.dtype!r})"
         self.line(f"{name} = {{{scope.key}: {fresh} {scope.each}}}" if scope.lanes else f"{name} = {fresh}")
         place = f"{name}[{scope.key}]" if scope.lanes else name
@@ -266,14 +266,14 @@ class _Writer:
         index = [f"{prefix}{k}" for k in range(tensor.rank)]
         for name, e in zip(index, access.index, strict=True):
             self.line(f"{name} = {scope.affine(e) if isinstance(e, Affine) else f'int(r{e.position})'}")
-        self.check(node, tensor.name, index, extents(tensor, tensor.shape, self.sizes), instance)
+        self.check(node, tensor.name, index, extents(tensor, self.sizes), instance)
         if tensor.layout is not None:
             names = dict(zip(tensor.layout.index, (var(n) for n in index), strict=True))
             inside = replace(scope, variables={**self.sizes, **names})
             index = [f"{prefix}p{k}" for k in range(len(tensor.layout.shape))]
             for name, e in zip(index, tensor.layout.coordinates, strict=True):
                 self.line(f"{name} = {inside.affine(e)}")
-            shape = extents(tensor, tensor.layout.shape, self.sizes)
+            shape = extents(tensor, self.sizes, storage=True)
             self.check(node, f"storage of {tensor.name}", index, shape, instance)
         return f"({''.join(name + ', ' for name in index)})"
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from math import prod
 from numbers import Integral
 from typing import Literal, SupportsIndex, get_args
 
@@ -108,15 +109,22 @@ class Tensor:
         return self.shape if self.layout is None else self.layout.shape
 
     def extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape as ints under a binding of the sizes."""
-        return tuple(int(e.evaluate(sizes)) for e in self.shape)
+        """The shape as ints under a binding of the sizes; of a temporary 0 for what would be negative, as where nothing
+        is in a buffer.
+        """
+        return self._ints(self.shape, sizes)
+
+    def storage_extents(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """`extents` of what is allocated."""
+        return self._ints(self.storage_shape, sizes)
 
     def nbytes(self, sizes: Mapping[str, int]) -> int:
-        """Bytes allocated under a binding of the sizes. Where nothing is in a buffer its extents may be negative."""
-        count = 1
-        for extent in self.storage_shape:
-            count *= max(0, int(extent.evaluate(sizes)))
-        return count * size_bytes(self.dtype)
+        """Bytes allocated under a binding of the sizes."""
+        return prod(self.storage_extents(sizes)) * size_bytes(self.dtype)
+
+    def _ints(self, shape: tuple[Affine, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+        found = [int(e.evaluate(sizes)) for e in shape]
+        return tuple(found) if self.role != "temporary" else tuple([max(0, extent) for extent in found])
 
 
 @dataclass(frozen=True)

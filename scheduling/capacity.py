@@ -7,6 +7,7 @@ Registers hold values, not addresses: they are in use from the first to the last
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from poly.dtypes import size_bytes
 from poly.errors import CapacityError, ScheduleError
@@ -42,12 +43,11 @@ def check_capacity(tree: LoopTree, machine: Machine) -> None:
 
 def footprint(tensor: Tensor, memory: Memory, machine: Machine, sizes: Mapping[str, int]) -> int:
     """Bytes of a buffer, aligned; whole vectors in a register memory."""
-    count = 1
     for extent in tensor.storage_shape:
         if free := sorted(extent.names - sizes.keys()):
             text = f"how much of memory {memory.name} {tensor.name} takes depends on size {free[0]}, which is free"
             raise CapacityError(text, kind="capacity", hint="bind it, or promote less")
-        count *= int(extent.evaluate(sizes))
+    count = prod(tensor.storage_extents(sizes))
     if memory.kind == "register":
         return -(-count // machine.lanes(size_bytes(tensor.dtype)))
     return -(-count * size_bytes(tensor.dtype) // memory.align) * memory.align

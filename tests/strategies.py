@@ -1,7 +1,7 @@
 """Random small programs and inputs for property tests: small integer values, so that levels agree exactly.
 
 `programs()` draws from all kinds; `programs(kinds=("stencil",))` from some. Sizes are parameters and bound to 1 .. 6.
-`inputs_for(program)` makes arrays for the inputs, inouts, states and constants.
+`inputs_for(program)` makes arrays for the inputs, inouts, states and constants; `is_poison(array)`: what no run wrote.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from poly.dtypes import numpy_dtype
+from poly.dtypes import dtype_name, is_float, numpy_dtype
+from poly.interp_arrays import poisoned
 from poly.program import Program, ReadIndex
 from poly.text import parse_program
 
@@ -222,3 +223,11 @@ def inputs_for(program: Program, seed: int = 0, largest: int = 3) -> dict[str, A
         values = random.integers(low, high, tensor.extents(program.binding))
         arrays[tensor.name] = values.astype(numpy_dtype(tensor.dtype))
     return arrays
+
+
+def is_poison(array: Array) -> npt.NDArray[np.bool_]:
+    """Where an array still holds (or was computed from, for floats) poison; all False for bool."""
+    name = dtype_name(array.dtype)
+    if is_float(name) or name[0] == "c":
+        return np.isnan(array)
+    return np.zeros(array.shape, np.bool_) if name == "bool" else array == poisoned((1,), name)[0]

@@ -17,8 +17,8 @@ from poly.dtypes import numpy_dtype
 from poly.errors import RunError
 from poly.expr import COMBINERS, Cast, Const, Expr, IndexValue, Read, apply
 from poly.interp import run_program
-from poly.interp_arrays import is_poison
 from poly.program import Access, External, Program, ReadIndex, Statement, Tensor, box_domain
+from tests.strategies import is_poison
 
 WAYS = [False, True]
 

@@ -22,7 +22,6 @@ from poly.compiler import compile_program, machine_of
 from poly.dtypes import Array
 from poly.errors import CapacityError, UnsupportedError
 from poly.interp import run_program
-from poly.interp_arrays import is_poison
 from poly.interp_loops import run_loops
 from poly.program import Program
 from poly.scheduling.accelerate import schedule_for_accelerator
@@ -33,7 +32,7 @@ from poly.scheduling.schedule_text import parse_schedule, print_schedule
 from poly.text import parse_loops, print_loops
 from tests.mutation_programs import NAMES, program
 from tests.mutations import PRIMITIVES, random_legal
-from tests.strategies import inputs_for, programs
+from tests.strategies import inputs_for, is_poison, programs
 
 EDITS = (*(name for name in PRIMITIVES if name != "tensorise"), "tile", "tile", "fuse", "promote")
 Outputs = Mapping[str, Array]

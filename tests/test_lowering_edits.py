@@ -18,7 +18,7 @@ from poly.errors import IllegalEdit, PolyError, ScheduleError
 from poly.frontend.einsum import einsum_program
 from poly.interp import run_program
 from poly.interp_loops import run_loops
-from poly.loops import If
+from poly.loops import Alloc, If
 from poly.program import Program, Statement
 from poly.scheduling.instances import check_instances
 from poly.scheduling.lowering import lower
@@ -118,6 +118,8 @@ def test_a_buffer_of_nothing_takes_no_room(size: int) -> None:
     s = Schedule(poly.parse(text, x=("N",), w=("N",), z=("N",))).promote("w", None, "l2").promote("x", None, "l2")
     kernel, x = poly.compile(s), np.arange(size, dtype="f4")
     assert isinstance(kernel, Kernel) and sum(kernel.module.scratch({"N": size})) >= 4 * size
+    buffers = [n.tensor for n in kernel.loops.nodes() if isinstance(n, Alloc)]
+    assert {t.source_name: t.extents({"N": size}) for t in buffers} == {"x": (size,), "w": (max(0, size - 4000),)}
     y, z = kernel(x, x)
     np.testing.assert_array_equal(y, 2 * x)
     np.testing.assert_array_equal(z[4000:], x[4000:] + 1)

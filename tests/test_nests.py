@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poly.interp_arrays import is_poison
 from tests.nest_file import ORDER, actual, read_nest, run_levels
+from tests.strategies import is_poison
 
 FILES = sorted((Path(__file__).parent / "nests").glob("*.nest"))
 EXPECTED = ("error", "schedule", "loops", "stream")
