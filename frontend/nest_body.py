@@ -260,8 +260,10 @@ class Reader:
                 truths = self._names("taken", node)
                 branches = Branches(truths, loops, elements.under, self.exact, self.live, scope.source.made)
                 chosen = branches.choices(node, self.live[node])
-                if chosen:
+                if chosen is not None:
                     return self._sequence(chosen, around, prefix, position, numbered or len(chosen) > 1)
+                for leaving in (n for n in ast.walk(node) if isinstance(n, ast.Break | ast.Continue)):
+                    raise scope.source.error(leaving, *hints.statement(leaving)) from None
                 raise around.scope.source.error(
                     node.test, f"the condition {ast.unparse(node.test)} depends on data",
                     hints.branch(node),

@@ -54,11 +54,14 @@ class _Leaving:
             case _:
                 return [s]
 
-    def _breaks(self, body: Sequence[ast.stmt]) -> bool:
-        """Whether data decide on a `break` that ends a branch of the body."""
-        sides = [(s.test, side) for s in body if isinstance(s, ast.If) for side in (s.body, s.orelse) if side]
-        ends = (isinstance(side[-1], ast.Break) and not self._is_fixed(test) for test, side in sides)
-        return any(ends) or any(self._breaks(side) for _, side in sides)
+    def _breaks(self, body: Sequence[ast.stmt], data: bool = False) -> bool:
+        """Whether data decide on a `break` that ends a branch of the body. `data`: whether they decide on the body."""
+        for s in (s for s in body if isinstance(s, ast.If)):
+            decide = data or not self._is_fixed(s.test)
+            for side in (side for side in (s.body, s.orelse) if side):
+                if decide and isinstance(side[-1], ast.Break) or self._breaks(side, decide):
+                    return True
+        return False
 
     def _is_fixed(self, test: ast.expr) -> bool:
         return all(n.id in self.fixed for n in ast.walk(test) if isinstance(n, ast.Name))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.errors import ParseError
 from poly.frontend.nest import Array, Nest, f64, i32, i64, nest
 
 RNG = np.random.default_rng(0)
@@ -78,6 +79,20 @@ def two_loops(N: int, M: int, x: i64[Array, "N, M"], c: i64[Array, "N"], s: i64[
 
 
 @nest
+def to_the_end(N: int, M: int, x: i64[Array, "N, M"], c: i64[Array, "N"]) -> None:
+    for i in range(N):
+        for j in range(M):
+            c[i] += x[i, j]
+            if x[i, j] > 4:
+                if j >= 9:
+                    break
+                else:
+                    pass
+            if c[i] > 20:
+                continue
+
+
+@nest
 def sorted_in(N: int, x: f64[Array, "N"]) -> None:
     for i in range(1, N):
         for j in range(i, 0, -1):
@@ -108,6 +123,7 @@ CASES: list[tuple[Nest[..., Any], tuple[int, ...], tuple[np.ndarray[Any, Any], .
     (found, (N, M), (DIGITS, COUNTS, COUNTS)),
     (deep, (N, M), (DIGITS, COUNTS, np.ones(N))),
     (two_loops, (N, M), (DIGITS, COUNTS, COUNTS)),
+    (to_the_end, (N, M), (DIGITS, COUNTS)),
     (sorted_in, (N,), (RNG.random(N),)),
     (bisected, (N, M), (np.sort(RNG.random(N)), RNG.random(M), np.zeros(M, "i8"))),
 ]
@@ -124,3 +140,16 @@ def test_loops_that_are_left(
     results = made if isinstance(made, tuple) else (made,)
     for tensor, found in zip(function.program.outputs, results, strict=True):
         np.testing.assert_allclose(found, expected[inputs.index(tensor.name)], err_msg=tensor.name)
+
+
+def test_a_break_that_loops_decide_is_a_shorter_range() -> None:
+    def triangle(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+        for i in range(N):
+            if x[i] > 0:
+                for j in range(N):
+                    if j > i:
+                        break
+                    y[i] += x[j]
+
+    with pytest.raises(ParseError, match=r"a break that data do not decide(.|\n)*try: end the range earlier"):
+        nest(triangle)
