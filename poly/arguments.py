@@ -167,7 +167,7 @@ def in_order(
 
 def _of_inout(updated: Sequence[str]) -> str:
     each = ", ".join(updated)
-    return f"pass {each}, too: inout, as it is read before all of it is written" if updated else ""
+    return f"pass {each}, too: inout, an input as well as an output" if updated else ""
 
 
 def named_sizes(

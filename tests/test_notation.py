@@ -641,7 +641,7 @@ def test_a_call_without_an_inout_says_why_it_takes_it(target: str) -> None:
     kernel: Any = compile_for(parse("y: f32[4]; y[i] = select(i > 0, y[i-1], 0) + x[i]", x=(4,)), target)
     x = np.arange(4, dtype="f4")
     for call in (lambda: kernel(x), lambda: kernel(x=x)):
-        with pytest.raises(PolyError, match="try: pass y, too: inout, as it is read before"):
+        with pytest.raises(PolyError, match="try: pass y, too: inout, an input as well as an output"):
             call()
     np.testing.assert_array_equal(kernel(x, x), np.cumsum(x))
 
