@@ -1,8 +1,9 @@
-"""Several short loops of columns as one long loop of lanes, where that is sooner done, copies included; or few columns
-and few rows.
+"""Several short loops of columns as one long loop of lanes, or a result as its operands lie, where that is sooner done,
+copies included; or few columns and few rows.
 
 A loop of 20 fills 20 of 32 lanes; all columns of an operand together (`poly.scheduling.joined_columns`) fill vectors.
-Copies and the product are groups with policies of their own; what the model gives them is compared.
+A result in another order than its operands' is stored element by element (`poly.scheduling.laid_results`). Copies and
+the product are groups with policies of their own; what the model gives them is compared.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from poly.scheduling.groups import domain_box, groups_of
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_columns import columns_of
 from poly.scheduling.joined_rows import Rows, rows_of
+from poly.scheduling.laid_results import laid_results
 
 FILLED = 0.9  # of the lanes, by the loop along which the result is contiguous: good enough
 FEWEST = 4  # columns of which several rows are one vector: of two, shuffles are most of the work
@@ -29,17 +31,19 @@ GAIN = 0.95  # of the cycles without copies, at most: closer to them, the model 
 
 
 def with_columns(program: Program, machine: Machine, threads: int) -> Program:
-    """The program with the columns of its contraction as one loop, where that pays."""
+    """The program with its contraction's columns as one loop, or its result as operands lie, where that pays."""
     if machine.kind != "cpu" or not 0 < len(program.statements) < 3 or program.statements[-1].combiner is None:
         return program
     rows = rows_of(program)
     if rows is not None and _fill(rows, machine):
         return rows.joined()
-    joined = [join_axes(way.joined()) for way in columns_of(program)]
-    facts = _facts(program, machine, threads) if joined else None
+    joined = [way.joined() for way in columns_of(program)]
+    laid = [*laid_results(program)]
+    facts = _facts(program, machine, threads) if joined or laid else None
     lanes = facts.lanes() if facts is not None else None
-    if facts is None or lanes is None or _filled(facts, lanes) > FILLED:
+    if facts is None or lanes is None:
         return program
+    joined = [join_axes(p) for p in (*laid, *(() if _filled(facts, lanes) > FILLED else joined))]
     best, limit, least = program, GAIN * _cycles(facts), least_cycles(facts)
     for copies, k in sorted((_copies(p, machine, threads), k) for k, p in enumerate(joined)):
         product = _facts(joined[k], machine, threads) if copies + least < limit else None
@@ -54,8 +58,8 @@ def columns_like(program: Program, other: Program) -> Program:
     if str(program) == str(other):
         return program
     rows = rows_of(program)
-    joined = chain((rows.joined(),) if rows else (), (join_axes(way.joined()) for way in columns_of(program)))
-    return next((p for p in joined if p == other), program)
+    columns = (join_axes(p) for p in chain(laid_results(program), (way.joined() for way in columns_of(program))))
+    return next((p for p in chain((rows.joined(),) if rows else (), columns) if p == other), program)
 
 
 def _fill(rows: Rows, machine: Machine) -> bool:

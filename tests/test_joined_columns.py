@@ -76,7 +76,8 @@ def test_windows_side_by_side_are_one_product_whose_result_is_interleaved(size: 
     apart = join_axes(poly.parse(text, x=(64, size, size), k=(64, 8, 2, 2)))
     product = with_columns(apart, CPUS["avx512"], 1)
     assert apart.statements[0].iterators != tuple(map(str, apart.statements[0].write.affine_index))
-    assert copies(product) == ["y[m, h, i, w, j]"] and product.tensor["x"].extents({}) == (64, size * size)
+    assert copies(product) == ["y[m, h, i, w, j]"]  # with h and w as one loop where 20 fill vectors badly
+    assert product.tensor["x"].extents({}) == ((64, 28, 28) if size == 28 else (64, 400))
     given = arrays(apart)
     (expected,) = run_program(apart, given).values()
     moved = {t.name: given[t.name].reshape(t.extents({})) for t in product.inputs}
