@@ -71,5 +71,5 @@ def test_a_copy_of_the_result_is_made_where_it_pays(spec: str, shapes: tuple[Sha
     chosen = with_columns(program, CPUS["avx512"], 1)
     assert ("out_laid" in chosen.tensor) == pays
     inputs = [np.random.default_rng(3).random(s, np.float32) for s in shapes]
-    result = np.asarray(poly.compile(program)(*inputs))
+    result = np.asarray(poly.compile(program)(*inputs), "f4")
     np.testing.assert_allclose(result, np.einsum(spec, *inputs, optimize=True), rtol=2e-5)
