@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from poly.frontend.nest_source import placed_as
+
 # What leaves a target as it is, but for the sign of 0.
 _NOTHING: Final[Mapping[type[ast.operator], int]] = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1}
 
@@ -58,7 +60,7 @@ class Branches:
             name = next(self.names)
             before, test = self.under(around.test, test) if around else ([], test)
             self.made[name] = f"({ast.unparse(test)})"
-            found += [like(node, s) for s in (*before, ast.Assign([ast.Name(name, ast.Store())], test))]
+            found += [placed_as(node, s) for s in (*before, ast.Assign([ast.Name(name, ast.Store())], test))]
             test = ast.Name(name, ast.Load())
         outside = around.kept if around else frozenset[str]()
         sides = (
@@ -92,12 +94,12 @@ class Branches:
                 made = self._masked(s, mask)
             if made is None:
                 return None
-            found += [like(s, m) for m in made]
+            found += [placed_as(s, m) for m in made]
         return found
 
     def _loop(self, s: ast.For, after: frozenset[str], mask: _Masked) -> ast.stmt:
         """A loop that always runs around a branch, which is taken apart where the loop's variable is known."""
-        branch = like(s, ast.If(mask.test, s.body, []))
+        branch = placed_as(s, ast.If(mask.test, s.body, []))
         self.live[branch] = after | live_before(s.body, after) | mask.kept
         return ast.For(s.target, s.iter, [branch], s.orelse)
 
@@ -106,14 +108,14 @@ class Branches:
         match s:
             case ast.Assign(targets=[ast.Subscript() as target], value=value):
                 before, found = self.under(mask.test, target)
-                s = like(s, ast.Assign([found], value))
+                s = placed_as(s, ast.Assign([found], value))
             case ast.AugAssign(target=ast.Subscript() as target, op=op, value=value):
                 before, found = self.under(mask.test, target)
                 assert isinstance(found, ast.Subscript)
-                s = like(s, ast.AugAssign(found, op, value))
+                s = placed_as(s, ast.AugAssign(found, op, value))
             case ast.Assign(targets=[ast.Name(id=name)] as targets, value=value) if name not in mask.kept:
                 before, found = self.under(mask.test, value)
-                s = like(s, ast.Assign(targets, found))
+                s = placed_as(s, ast.Assign(targets, found))
             case _:
                 pass
         chosen = _chosen(s, mask, self.exact)
@@ -191,8 +193,3 @@ def _read(target: ast.Name | ast.Subscript) -> ast.expr:
     if isinstance(target, ast.Name):
         return ast.Name(target.id, ast.Load())
     return ast.Subscript(target.value, target.slice, ast.Load())
-
-
-def like(place: ast.stmt, made: ast.stmt) -> ast.stmt:
-    """A statement with positions in the text, those of the one it stands for where it has none."""
-    return ast.fix_missing_locations(ast.copy_location(made, place))

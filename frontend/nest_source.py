@@ -82,6 +82,11 @@ def written(function: Callable[..., object]) -> Written:
     )
 
 
+def placed_as(place: ast.stmt, made: ast.stmt) -> ast.stmt:
+    """A statement with positions in the text, those of the one it stands for where it has none."""
+    return ast.fix_missing_locations(ast.copy_location(made, place))
+
+
 def _annotations(definition: ast.FunctionDef, names: Mapping[str, object]) -> dict[str, str]:
     """`Matrix = Annotated[Array, "f64[N, M]"]` of the module, as far as annotations are such names."""
     found: dict[str, str] = {}

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import poly
 from poly.errors import ParseError
 from poly.frontend.nest import Array, Nest, f64, i32, i64, nest
+from poly.frontend.nest_leaving import without_leaving
 
 RNG = np.random.default_rng(0)
 N, M = 20, 30
@@ -117,11 +120,31 @@ def bisected(N: int, M: int, x: f64[Array, "N"], q: f64[Array, "M"], at: i64[Arr
         at[k] = low
 
 
+@nest
+def three_in_a_row(N: int, M: int, x: i64[Array, "N, M"], c: i64[Array, "N"], s: f64[Array, "N"]) -> None:
+    for i in range(N):
+        for j in range(M):
+            if x[i, j] > 2:
+                if x[i, j] < 4:
+                    continue
+                c[i] += 1
+            if i > j:
+                if i < 5:
+                    continue
+            s[i] += x[i, j]
+            if x[i, j] > 7:
+                if s[i] > 40.0:
+                    break
+                c[i] += j
+            s[i] *= 1.25
+
+
 DIGITS, COUNTS = RNG.integers(0, 10, (N, M)), np.zeros(N, "i8")
 CASES: list[tuple[Nest[..., Any], tuple[int, ...], tuple[np.ndarray[Any, Any], ...]]] = [
     (mandelbrot, (N, M), (np.zeros((N, M), "i4"),)),
     (found, (N, M), (DIGITS, COUNTS, COUNTS)),
     (deep, (N, M), (DIGITS, COUNTS, np.ones(N))),
+    (three_in_a_row, (N, M), (DIGITS, COUNTS, np.ones(N))),
     (two_loops, (N, M), (DIGITS, COUNTS, COUNTS)),
     (to_the_end, (N, M), (DIGITS, COUNTS)),
     (sorted_in, (N,), (RNG.random(N),)),
@@ -153,3 +176,57 @@ def test_a_break_that_loops_decide_is_a_shorter_range() -> None:
 
     with pytest.raises(ParseError, match=r"a break that data do not decide(.|\n)*try: end the range earlier"):
         nest(triangle)
+
+
+TESTS = ("x[i, j] > 5", "x[i, j] == 3", "i > j", "x[i, j] + c[i] > 9", "j == 4", "i + j > 9 or i < 3", "x[j, i] < 2")
+STEPS = ("s[i] += x[i, j]", "c[i] += 1", "s[i] *= 0.5", "c[i] += x[i, j] * j")
+
+
+def _block(random: Random, depth: int, indent: str) -> list[str]:
+    found = list[str]()
+    for _ in range(random.randint(1, 3)):
+        if not depth or random.random() < 0.45:
+            found.append(indent + random.choice(STEPS))
+            continue
+        found += [f"{indent}if {random.choice(TESTS)}:", *_side(random, depth - 1, f"{indent}    ")]
+        if random.random() < 0.4:
+            found += [f"{indent}else:", *_side(random, depth - 1, f"{indent}    ")]
+    return found
+
+
+def _side(random: Random, depth: int, indent: str) -> list[str]:
+    chance = random.random()
+    inner = _block(random, depth, indent) if chance < 0.8 else []
+    return [*inner, indent + random.choice(("continue", "continue", "break"))] if chance > 0.5 else inner
+
+
+def _left(text: str) -> tuple[str, int]:
+    """A body that is left by conditions, and how many nodes it has."""
+    made = without_leaving(ast.parse(text).body, (), ("N",))
+    return "\n".join(map(ast.unparse, made)), sum(1 for s in made for _ in ast.walk(s))
+
+
+def _values(text: str, x: np.ndarray[Any, Any]) -> list[float]:
+    names: dict[str, Any] = {"N": len(x), "x": x, "c": np.zeros(len(x), "i8"), "s": np.ones(len(x))}
+    exec(text, names)
+    return [*names["c"], *names["s"]]
+
+
+def test_bodies_that_are_left_by_conditions_do_the_same_in_python() -> None:
+    x = RNG.integers(0, 10, (7, 7))
+    for seed in range(300):
+        lines = ["for i in range(N):", "    for j in range(N):", *_block(Random(seed), 3, " " * 8)]
+        text = "\n".join(lines)
+        assert _values(_left(text)[0], x) == _values(text, x), text
+
+
+@pytest.mark.parametrize("test", ["i > {k}", "x[i, j] > {k}"])
+def test_twice_the_branches_are_no_more_than_three_times_the_nodes(test: str) -> None:
+    def nodes(count: int) -> int:
+        branch = (
+            f"        if {test}:\n            if x[j, i] < {{k}}:\n                continue\n        s[i] += x[i, j]"
+        )
+        lines = (branch.format(k=k) for k in range(count))
+        return _left("\n".join(["for i in range(N):", "    for j in range(N):", *lines]))[1]
+
+    assert nodes(12) < 3 * nodes(6)
