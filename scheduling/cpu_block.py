@@ -70,7 +70,7 @@ class Blocking(Tiling[BlockPlan]):
         plan, names = self.plan, list(self.group.names)
         for name in names:
             self.extra = self._others(schedule.program.statement[name])
-            schedule = self._ordered(schedule, name, [*plan.outer, plan.lanes, *plan.middle, plan.rows])
+            schedule = self._ordered(schedule, [name], [*plan.outer, plan.lanes, *plan.middle, plan.rows])
         update = next(n for n in names if schedule.program.statement[n].combiner is not None)
         schedule = self._shared(schedule, names, plan.outer)
         for pack in (p for p in plan.packs if p.site == "whole"):

@@ -108,10 +108,12 @@ def _copied(program: Program, s: Statement, machine: Machine, threads: int) -> f
     across, along = (extents[n] for n in fast)
     elements, element = prod(extents.values()), size_bytes(program.tensor[s.write.tensor].dtype)
     short = s.reads[0] if across < along else s.write
-    woven = {n for i in short.affine_index[-2:] for n in i.names} == {*fast}
-    each = 1 / SQUARES if woven else max(1 / SQUARES, SHORT_VECTOR / min(across, along))
     if fast[0] == fast[1]:
         each = SHORT_VECTOR * -(-along // machine.lanes(element)) / along
+    elif {n for i in short.affine_index[-2:] for n in i.names} == {*fast}:
+        each = 1 / SQUARES
+    else:
+        each = max(1 / SQUARES, SHORT_VECTOR / min(across, along))
     size = 2 * elements * element
     rate = min((c.rate for c in core_of(machine, element).caches if c.capacity < size), default=inf)
     meetings = float(threads > 1)  # the product waits for the last thread

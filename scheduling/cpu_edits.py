@@ -9,6 +9,7 @@ from math import prod
 
 from poly.affine import Affine, var
 from poly.errors import PolyError, ScheduleError
+from poly.machine import Machine
 from poly.program import Statement
 from poly.relations import intervals_of
 from poly.scheduling.edits import piece_name
@@ -99,6 +100,24 @@ def outermost(schedule: Schedule, name: str, first: Sequence[str]) -> Schedule:
     order = [*first, *(n for n in now if n not in first)]
     same = next((k for k, (a, b) in enumerate(zip(order, now, strict=True)) if a != b), len(now))
     return schedule.reorder(*order[same:]) if same < len(now) else schedule
+
+
+class Composition:
+    """What compositions of a group have in common. `extra`: iterators besides its loops that say what is written."""
+
+    def __init__(self, group: Group, machine: Machine) -> None:
+        self.group, self.machine = group, machine
+        self.extra: tuple[str, ...] = ()
+
+    def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
+        return loop_of_axis(schedule, self.group, name, axis)
+
+    def _ordered(self, schedule: Schedule, names: Sequence[str], axes: Sequence[int]) -> Schedule:
+        """Parallel loops of some statements in an order, then the others."""
+        for name in names:
+            first = [loop_of(schedule, name, i) for i in self.extra] + [self._loop(schedule, name, a) for a in axes]
+            schedule = outermost(schedule, name, first)
+        return schedule
 
 
 def cut(

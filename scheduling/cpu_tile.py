@@ -19,16 +19,15 @@ from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import PAGE
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
+    Composition,
     cut,
     extent_of,
     fused,
     in_vectors,
     loop_of,
-    loop_of_axis,
     loops_of_copy,
     only_read,
     ordered,
-    outermost,
     unrolled,
     with_padding,
 )
@@ -51,12 +50,12 @@ def schedule_tiles(schedule: Schedule, group: Group, plan: TilePlan, machine: Ma
     return written_far(tiled, group, machine, plan.threads) if plan.lanes is not None else tiled
 
 
-class Tiling(Generic[P]):
+class Tiling(Composition, Generic[P]):
     """What the compositions of one group have in common."""
 
     def __init__(self, group: Group, plan: P, machine: Machine) -> None:
-        self.group, self.plan, self.machine = group, plan, machine
-        self.extra: tuple[str, ...] = ()
+        super().__init__(group, machine)
+        self.plan = plan
 
     def _others(self, s: Statement) -> tuple[str, ...]:
         """Iterators that say which element is written, but are not the group's loops by themselves (`3*g + q`)."""
@@ -74,14 +73,6 @@ class Tiling(Generic[P]):
     def _iterator(self, schedule: Schedule, name: str, axis: int) -> str:
         s = schedule.program.statement[name]
         return self.group.axes[s.source_name][axis]
-
-    def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
-        return loop_of_axis(schedule, self.group, name, axis)
-
-    def _ordered(self, schedule: Schedule, name: str, axes: Sequence[int]) -> Schedule:
-        """Parallel loops in an order, then the others."""
-        first = [loop_of(schedule, name, i) for i in self.extra] + [self._loop(schedule, name, a) for a in axes]
-        return outermost(schedule, name, first)
 
     def _shared(self, schedule: Schedule, names: Sequence[str], axes: Sequence[int]) -> Schedule:
         """Share the loops of some axes between statements, from the outside in."""
@@ -161,7 +152,7 @@ class _Tiles(Tiling[TilePlan]):
         tail = [a for a in (plan.lanes, plan.rows) if a is not None]
         for name in names:
             self.extra = self._others(schedule.program.statement[name])
-            schedule = self._ordered(schedule, name, [*plan.outer, *tail])
+            schedule = self._ordered(schedule, [name], [*plan.outer, *tail])
         schedule = self._shared(schedule, names, plan.outer)
         if not plan.strips:
             return schedule

@@ -21,9 +21,7 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_core import core_of, own_share
-from poly.scheduling.cpu_edits import (
-    FEW_VECTORS,
-)
+from poly.scheduling.cpu_edits import FEW_VECTORS
 from poly.scheduling.cpu_facts import bytes_apart, bytes_touched, own_capacity, widest_element
 from poly.scheduling.cpu_window_shape import Shape, inside_of, shape_of, suits
 from poly.scheduling.groups import Group

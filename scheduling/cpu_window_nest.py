@@ -14,15 +14,14 @@ from poly.program import Statement
 from poly.relations import interval_of
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import (
+    Composition,
     axis_last,
     cut,
     extent_of,
     fused,
     in_vectors,
     loop_of,
-    loop_of_axis,
     loops_of_copy,
-    outermost,
     unrolled,
 )
 from poly.scheduling.cpu_window import Window
@@ -39,14 +38,15 @@ def schedule_window(schedule: Schedule, group: Group, window: Window, machine: M
     return keep_values(Windows(group, window, machine).run(schedule), group, machine)
 
 
-class Windows:
+class Windows(Composition):
     """The composition for one group."""
 
     def __init__(
         self, group: Group, window: Window, machine: Machine, blocks: int = 0, along: int | None = None
     ) -> None:
         """`blocks`: loops over blocks of lanes; `along`: the target's axis along the lanes (None: its last)."""
-        self.group, self.window, self.machine, self.along = group, window, machine, along
+        super().__init__(group, machine)
+        self.window, self.along = window, along
         axes = group.axes[window.statement]
         self.outer = [a for a in range(len(axes)) if a not in (window.rows, window.lanes)]
         self.depth = len(self.outer) + blocks  # of loops around those of a piece
@@ -62,15 +62,6 @@ class Windows:
             for piece in pieces:
                 schedule = self._piece(schedule, piece)
         return schedule
-
-    def _ordered(self, schedule: Schedule, names: Sequence[str], axes: Sequence[int]) -> Schedule:
-        """Parallel loops in an order, then the others."""
-        for name in names:
-            schedule = outermost(schedule, name, [self._loop(schedule, name, a) for a in axes])
-        return schedule
-
-    def _loop(self, schedule: Schedule, name: str, axis: int) -> str:
-        return loop_of_axis(schedule, self.group, name, axis)
 
     def _range(self, schedule: Schedule, name: str, axis: int) -> tuple[int, int]:
         """First and last value of a parallel loop's iterator in one piece of a statement."""
