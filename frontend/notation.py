@@ -4,8 +4,8 @@
 
 What is left out is filled in. An index without bounds in a `where` gets its range from the shapes it subscripts
 (`poly.frontend.ranges`). An update (`+=`, `*=`, `max=`, `min=`, `and=`, `or=`) starts from the combiner's identity, by
-a statement of its own, unless its target is declared `inout`; `-=` is `+=` of the negative.
-A tensor that is never written is an input, one that is
+a statement of its own, unless its target is declared `inout`; `-=` is `+=` of the negative. It is done for each index
+that only its `where` has, too, if bounded at both ends there. A tensor that is never written is an input, one that is
 read first and written later an inout (a scan with a shape given is, without one it reads only what it wrote), one that
 no other statement reads an output; the rest are temporary. A tensor that is written has one more than the greatest
 subscripts as its shape, and the dtype of what is written; every other undeclared dtype is f32, or i64 for subscripts.
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from keyword import iskeyword
 from numbers import Integral
 from operator import index
 
@@ -39,7 +40,8 @@ from poly.frontend.notation_order import ordered_statements
 from poly.frontend.notation_products import in_pairs
 from poly.frontend.notation_scans import check_scans, starts_itself
 from poly.frontend.notation_shapes import Draft, Shapes, affine_parts, ordered_names
-from poly.lexical import decode, names_in
+from poly.frontend.ranges import ranges_of_set
+from poly.lexical import Fragment, decode, names_in
 from poly.program import Access, Program, Role, Tensor
 from poly.relations import access_map
 from poly.sets import header, identifier
@@ -247,8 +249,11 @@ def _drafts(
         if both:
             hint = f"another name for the size, such as {both[0].upper() if both[0].islower() else both[0] + '_'}"
             raise line.place.error(f"{both[0]!r} is both a size and an index", hint=hint)
-        iterators = _iterators(line, used, parameters)
         where = line.clauses.get("where")
+        if line.combiner is not None and line.iterators is None and where is not None:
+            known = [*used, *(step for step in line.prefix if isinstance(step, str)), *parameters, *scalars]
+            used |= dict.fromkeys(_bounded_names(where, known, parameters, context))
+        iterators = _iterators(line, used, parameters)
         condition = read_condition(where, iterators, parameters, "S")
         if where is not None and condition.intersect_params(context).is_empty():
             raise where.error("nothing satisfies this condition")
@@ -257,6 +262,16 @@ def _drafts(
     if not drafts:
         raise lines.whole.error("there is no statement", hint="C[i, k] += A[i, j]*B[j, k]")
     return drafts
+
+
+def _bounded_names(where: Fragment, known: Sequence[str], parameters: Sequence[str], context: isl.Set) -> list[str]:
+    """The names that stand in a `where` only, and that it bounds at both ends: an update is done for all of them."""
+    own = [n for n in names_in(where.text) if n not in known and not iskeyword(n)]
+    if not own:
+        return []
+    names = tuple(dict.fromkeys(n for n in (*known, *own) if n not in parameters))
+    ranges = ranges_of_set(read_condition(where, names, parameters, "S").intersect_params(context), names)
+    return [n for n in own if n in ranges]
 
 
 def _refuse_typed(line: StatementLine, write: Access, known: Mapping[str, Extents]) -> None:

@@ -61,9 +61,10 @@ def _check_written(draft: Draft, read: Access, found: Shapes) -> None:
     if not missing.is_empty():
         instance, _ = witness(missing, (names, [f"d{d}" for d in range(len(shape))]))
         shown = access_text(read, draft.reads)
-        text = f"the shape of {read.tensor} is not given, and {instance} reads {shown}, which is not written by then"
-        turned = _turned(draft, domain)
-        raise draft.line.body.error(text, hint=f"{turned}, the last first" if turned else hint)
+        text = f"{instance} reads {shown}, which is not written by then"
+        if turned := _turned(draft, domain):
+            raise draft.line.body.error(f"{text}: indices run upwards", hint=f"{turned}, the last first")
+        raise draft.line.body.error(f"the shape of {read.tensor} is not given, and {text}", hint=hint)
 
 
 def _turned(draft: Draft, domain: isl.Set) -> str:

@@ -12,7 +12,16 @@ from poly.document import counted
 from poly.dtypes import DTYPES
 from poly.errors import ParseError, ShapeError, WantedShape
 from poly.expr import Expr, IndexValue, walk
-from poly.frontend.ranges import Range, Subscripted, bounded, end_of, extreme, infer_ranges, ranges_of_set
+from poly.frontend.ranges import (
+    Range,
+    Subscripted,
+    bounded,
+    end_of,
+    extreme,
+    infer_ranges,
+    likely_ends,
+    ranges_of_set,
+)
 from poly.lexical import names_in
 from poly.program import Access, ReadIndex, Statement
 from poly.relations import access_map, box
@@ -268,11 +277,14 @@ class Shapes:
             inside = range_box("S", draft.iterators, ranges, self.parameters)
             return ranges_of_set(condition.intersect(inside), draft.iterators)
 
+        def ends(name: str) -> tuple[str, str]:
+            return likely_ends(condition, draft.iterators.index(name))
+
         where = draft.line.clauses.get("where")
         loose = names_in(where.text) if where else ()
         try:
             subscripts = list(self._subscripts(draft, asked))
-            found = infer_ranges(draft.iterators, subscripts, known, self.context, loose, beside)
+            found = infer_ranges(draft.iterators, subscripts, known, self.context, loose, beside, ends)
         except ShapeError as error:
             raise ShapeError(error.message, where=draft.shown, hint=error.hint, wanted=error.wanted) from None
         except ParseError as error:

@@ -64,9 +64,11 @@ def infer_ranges(
     context: isl.Set,
     loose: Collection[str] = (),
     beside: Callable[[Mapping[str, Range]], Mapping[str, Range]] = dict,
+    ends: Callable[[str], tuple[str, str]] = lambda _: ("0", UNKNOWN),
 ) -> dict[str, Range]:
     """A range for every index; `known` are given. `loose`: indices that a condition names, which may differ in extents.
     `beside`: what a condition makes of the ranges found so far, asked where no subscript says more: `p == i // 10`.
+    `ends`: for messages, of an index that a condition bounds at one end, both.
 
     Raises `ShapeError` for an index that is the whole subscript of two different extents, and `ParseError` that names
     an index without a range.
@@ -77,7 +79,7 @@ def infer_ranges(
         found = found or {i: r for i in missing if (r := _round(i, subscripts)) is not None}
         found = found or {i: r for i, r in beside(ranges).items() if i in missing}
         if not found:
-            raise _underconstrained(missing, subscripts, loose)
+            raise _underconstrained(missing, subscripts, loose, ends)
         ranges.update(found)
     return ranges
 
@@ -146,14 +148,18 @@ def end_of(index: str, subscripts: Iterable[tuple[object, Affine]]) -> str:
 
 
 def _underconstrained(
-    missing: Sequence[str], subscripts: Iterable[Subscripted], loose: Collection[str]
+    missing: Sequence[str],
+    subscripts: Iterable[Subscripted],
+    loose: Collection[str],
+    ends: Callable[[str], tuple[str, str]],
 ) -> ParseError:
     index = missing[0]
     together = [s for s in subscripts if index in s.expression.names]
     beside = together[0].expression.names if together else ()
     if half := [i for i in missing if i in loose and (i in beside or not together)]:  # a condition leaves an end open
         why = "the condition does not bound it at both ends"
-        hint = f"both ends, such as where 0 <= {half[0]} < {UNKNOWN}"
+        low, high = ends(half[0])
+        hint = f"both ends, such as where {low} <= {half[0]} < {high}"
         return ParseError(f"the range of index {half[0]!r} is not determined: {why}", hint=hint)
     why = f"it occurs only in {together[0].tensor}[{together[0].expression}]" if together else "no subscript bounds it"
     hint = f"where 0 <= {index} < {end_of(index, ((s.expression, s.extent) for s in together))}, or "
@@ -250,6 +256,21 @@ def ranges_of_set(domain: isl.Set, iterators: Sequence[str]) -> dict[str, Range]
         least, most = affine_of_pw(domain.dim_min(d), ()), affine_of_pw(domain.dim_max(d), ())
         found[name] = Range(() if least is None else (least,), () if most is None else (most + 1,))
     return found
+
+
+def likely_ends(domain: isl.Set, d: int) -> tuple[str, str]:
+    """For hints: the first value of a dimension and one after the last, an end that a set leaves open as an example."""
+    rank = domain.dim(SET)
+    alone = domain.project_out(SET, d + 1, rank - d - 1).project_out(SET, 0, d)
+
+    def end(found: Callable[[int], isl.PwAff]) -> Affine | None:
+        try:
+            return affine_of_pw(found(0), ())
+        except isl.Error:  # there is none
+            return None
+
+    least, most = end(alone.dim_min), end(alone.dim_max)
+    return str(least or 0), str((least or 0) + int(UNKNOWN) if most is None else most + 1)
 
 
 def bounded(domain: isl.Set, d: int) -> bool:

@@ -322,8 +322,9 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
             dtype = next(iter(known), None)
             if operator.result == "bits":
                 return _bits_dtype(dtype)
+            other = next((str(a.index) for a in arguments if isinstance(a, IndexValue)), "x")
             for argument in arguments if dtype is not None else ():
-                require_literals(argument, dtype or "", name)
+                require_literals(argument, dtype or "", name, other)
             if operator.result == "float" and dtype is not None and not is_float(dtype) and dtype[0] != "c":
                 hint = f"f32(x) or f64(x) inside {name}"
                 hint = "f64(x) / f64(y), or trunc_div(x, y), which drops the fraction" if name == "div" else hint
@@ -363,19 +364,22 @@ def _values(body: Expr) -> Iterator[Expr]:
         yield from _values(child)
 
 
-def require_literals(body: Expr, dtype: str, where: str) -> None:
-    """Raise `ShapeError` where free literals of a body are no numbers of the integers `dtype` (NEP 50 refuses them)."""
+def require_literals(body: Expr, dtype: str, where: str, other: str = "") -> None:
+    """Raise `ShapeError` where free literals of a body are no numbers of the integers `dtype` (NEP 50 refuses them).
+
+    `other`: what they are combined with, if anything.
+    """
     if not is_integer(dtype) or not is_free(body):
         return
     limits = np.iinfo(numpy_dtype(dtype).name)
+    convert = f"convert the other operand: f32({other})" if other else "a whole number, or f32 for the target"
     for node in _values(body):
         if isinstance(node, Apply) and OPERATORS[node.operator].result == "float":
             shown = OPERATORS[node.operator].infix or node.operator
-            raise ShapeError(f"{where}: {shown} of literals is no {dtype}", hint="convert the other operand: f32(x)")
+            raise ShapeError(f"{where}: {shown} of literals is no {dtype}", hint=convert)
         if isinstance(node, Const):
             if not isfinite(node.value) or node.value != int(node.value):
-                hint = f"convert the other operand: f32(x), or write {dtype}({node.value})"
-                raise ShapeError(f"{where}: the literal {node.value} is no {dtype}", hint=hint)
+                raise ShapeError(f"{where}: the literal {node.value} is no {dtype}", hint=convert)
             if not limits.min <= int(node.value) <= limits.max:
                 hint = "convert the other operand to a wider dtype, e.g. i64(x)"
                 values = f"{limits.min} .. {limits.max}"

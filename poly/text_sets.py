@@ -148,7 +148,8 @@ def _raw(condition: Fragment, names: Mapping[str, str]) -> str:
 
 
 def _known(names: Mapping[str, str]) -> str:
-    return f"one of {', '.join(names)}" if names else "declare the sizes: program name(M, N)"
+    declared = "an index with both ends, where 0 <= i < 8, or sizes declared first: program name(M, N)"
+    return f"one of {', '.join(names)}" if names else declared
 
 
 def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) -> str:

@@ -431,7 +431,7 @@ def test_scans_of_what_is_not_written_yet(text: str) -> None:
     ("s[i,j] = (s[i,j+1] if j < 4 else 0) + x[i,j]", "s[i,4-j] = (s[i,4-j+1] if 4-j < 4 else 0) + x[i,4-j]", (3, 5)),
 ])  # fmt: skip
 def test_scans_from_the_end_are_turned_around(text: str, turned: str, x: tuple[int, ...]) -> None:
-    with pytest.raises(ParseError, match=f"try: {re.escape(turned)}, the last first"):
+    with pytest.raises(ParseError, match=f": indices run upwards(.*\n)*  try: {re.escape(turned)}, the last first"):
         parse(text, x=x)
     a: Array = np.arange(1, 1 + int(np.prod(x)), dtype="f4").reshape(x)
     padded = np.concatenate([np.zeros_like(a), np.full_like(a, "2*(" in text)], -1)
@@ -467,6 +467,27 @@ def test_an_extent_that_no_size_gives() -> None:
 def test_a_name_that_is_no_index_is_told_where_sizes_stand() -> None:
     with pytest.raises(ParseError, match=r'one of i; a size b stands in a shape: x=\("b",\)'):
         parse("s[i] += x[i] where b < 10", x=(20,))
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("c += 1 where 0 <= i < 10", 10), ("c += 1 where 0 <= i < 8 and 0 <= j <= i", 36),
+    ("c[j] += 1 where 0 <= i < 10 and 0 <= j < 2", [10, 10]), ("c[j] += 1 where 0 <= i <= j < 3", [1, 2, 3]),
+    ("c += x[i] where 0 <= r < 3", 30), ("for j:\n  c[j] += x[i] where 0 <= r <= j < 2", [10, 20]),
+    ("c *= 2 where 0 <= i < 9 and i % 3 == 0", 8), ("c -= 1 where exists (e: 0 <= i < 10 and i = 2e)", -5),
+])  # fmt: skip
+def test_updates_are_done_for_indices_that_only_the_condition_has(text: str, value: int | list[int]) -> None:
+    reads = "x[" in text
+    program = parse(text, **({"x": (4,)} if reads else {}))
+    found = run_program(program, {"x": np.array([1, 2, 3, 4], "f4")} if reads else {})["c"]
+    np.testing.assert_array_equal(found, value)
+
+
+@pytest.mark.parametrize(
+    "text", ["c += 1 where 0 <= i < 5 and i < r", "c += 1 where 0 <= i < r", "c = 1 where 0 <= r < 5"]
+)
+def test_a_name_that_a_condition_leaves_open_is_no_index(text: str) -> None:
+    with pytest.raises(ParseError, match="unknown name '[ir]'"):
+        parse(text)
 
 
 @pytest.mark.parametrize(("literal", "value"), [
