@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from poly.affine import Constraint
@@ -17,12 +18,12 @@ from poly.conditions import COMPARE, conjunction, necessary
 from poly.document import counted
 from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply, rewrite, walk
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_literals import folded
 from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import last_name
-from poly.function_hints import same
+from poly.function_forms import FORMS, Form
 from poly.program import Access, ReadIndex, Subscript
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
@@ -39,6 +40,7 @@ _SAME: Final = {
 }  # fmt: skip
 _NUMBERS: Final = {"fmax": "gt", "fmin": "lt"}  # of two numbers as max and min, else the one that is none NaN
 _TRUTHS: Final = frozenset(("and", "or", "not", *COMPARE.values()))
+_MOST: Final = 2048  # expressions in one value
 _CASTS: Final = {"float": "f64", "int": "i64", "bool": "bool"}
 
 
@@ -69,7 +71,7 @@ class Values:
             case ast.Subscript():
                 return self._read(node, self.subscripted(node, guard), guard)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return self._operation(_ARITHMETIC[type(op)], self.value(left, guard), self.value(right, guard))
+                return self._operation(node, _ARITHMETIC[type(op)], self.value(left, guard), self.value(right, guard))
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return apply("not", self.truth(operand, guard))
             case ast.UnaryOp(op=op, operand=operand):
@@ -184,9 +186,9 @@ class Values:
             self.places.append(node)
         return self.reads.index(access)
 
-    def _operation(self, name: str, a: Expr, b: Expr) -> Expr:
+    def _operation(self, node: ast.expr, name: str, a: Expr, b: Expr) -> Expr:
         if name == "pow" and isinstance(b, Const) and b.value == 2 and not isinstance(b.value, bool):
-            return apply("mul", a, a)
+            return self._bounded(node, apply("mul", a, a))
         return apply(name, a, b)
 
     def _unary(self, node: ast.UnaryOp, op: ast.unaryop, operand: Expr) -> Expr:
@@ -238,8 +240,8 @@ class Values:
         spelled = _SAME.get(name, name)
         if name in _NUMBERS and len(nodes) == 2:
             return _of_numbers(_NUMBERS[name], self.value(nodes[0], guard), self.value(nodes[1], guard))
-        if (form := same(name, nodes)) is not None:
-            return self.value(ast.copy_location(form, node), guard)
+        if (form := FORMS.get(name)) is not None and len(form.parameters) == len(nodes):
+            return self._written_out(node, form, [self.value(a, guard) for a in nodes])
         if not (cast or spelled in OPERATORS or spelled in ("max", "min", "pow")):
             raise self.scope.source.error(node, f"unknown function {name!r}", hints.function(name))
         arguments = [self.value(a, guard) for a in nodes]
@@ -249,13 +251,30 @@ class Values:
         if name in ("max", "min") and len(arguments) >= 2:
             return _folded(name, arguments)
         if name == "pow" and len(arguments) == 2:
-            return self._operation(name, *arguments)
+            return self._operation(node, name, *arguments)
         arity = 1 if cast else OPERATORS[name].arity
         if arity != len(arguments):
             written = last_name(node.func)
             text = f"{written} takes {counted(arity, 'argument')}, not {len(arguments)}"
             raise self.scope.source.error(node, text, f"{written}({', '.join('xyz'[:arity])})")
         return Apply(name, tuple(arguments))
+
+    def _written_out(self, node: ast.Call, form: Form, arguments: Sequence[Expr]) -> Expr:
+        """The expression that a call is, of its arguments, each of which is read once."""
+        shapes = dict.fromkeys(form.parameters, ())
+        inside = Values(replace(self.scope, indices={}, literals={"inf": inf}, shapes=shapes, places={}))
+        body = inside.value(ast.parse(form.text, mode="eval").body)
+        given = [arguments[form.parameters.index(access.tensor)] for access in inside.reads]
+        found = rewrite(body, lambda e: given[e.position] if isinstance(e, Read) else folded(e))
+        more = sum(isinstance(e, Read) for e in walk(body)) > len(arguments)
+        return self._bounded(node, found) if more else found
+
+    def _bounded(self, node: ast.expr, body: Expr) -> Expr:
+        """A body that has an argument several times, which doubles with each such call in another."""
+        if sum(1 for _ in walk(body)) > _MOST:
+            text = f"{ast.unparse(node)[:40]}... is more than {_MOST} operations written out"
+            raise self.scope.source.error(node, text, "a local for what it is of: t = ..., and t in its place")
+        return body
 
     def _unknown(self, node: ast.expr) -> ParseError:
         return self.scope.source.error(node, f"{ast.unparse(node)} has no meaning in a nest", hints.value(node))

@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Final
 
 import numpy as np
 
 from poly.dtypes import NUMPYS_NAMES
+from poly.function_forms import FORMS
 
 _CLOSE: Final = 0.75
 INTERNAL: Final = frozenset("not neg trunc_div bits dot2 dot4".split())  # no names that one writes
 ELSEWHERE: Final = {
-    "absolute": "abs(x)", "fabs": "abs(x)", "negative": "-x", "square": "x * x", "reciprocal": "1 / x",
-    "maximum": "max(x, y)", "minimum": "min(x, y)", "clip": "min(max(x, low), high)", "clamp": "min(max(x, low), high)",
+    **{name: form.text for name, form in FORMS.items()},
+    "absolute": "abs(x)", "fabs": "abs(x)", "negative": "-x", "reciprocal": "1 / x",
+    "maximum": "max(x, y)", "minimum": "min(x, y)", "clamp": "min(max(x, low), high)",
     "where": "x if condition else y", "relu": "max(x, 0)", "silu": "x * sigmoid(x)", "softplus": "log(1 + exp(x))",
     "gelu": "0.5 * x * (1 + erf(x * 0.7071067811865476))", "rsqrt": "1 / sqrt(x)", "hypot": "sqrt(x * x + y * y)",
     "power": "pow(x, y)", "remainder": "x % y", "floor_divide": "x // y",
     "log1p": "log(1 + x)", "expm1": "exp(x) - 1", "erfc": "1 - erf(x)",
     "exp2": "exp(x * 0.6931471805599453)", "log2": "log(x) * 1.4426950408889634",
-    "log10": "log(x) * 0.4342944819032518", "tan": "sin(x) / cos(x)", "sinh": "(exp(x) - exp(-x)) / 2",
+    "log10": "log(x) * 0.4342944819032518", "sinh": "(exp(x) - exp(-x)) / 2",
     "cosh": "(exp(x) + exp(-x)) / 2", "arctan2": "atan2(y, x)",
-    "atan": "atan2(x, 1)", "asin": "atan2(x, sqrt((1 - x) * (1 + x)))", "acos": "atan2(sqrt((1 - x) * (1 + x)), x)",
-    "arctan": "atan2(x, 1)", "arcsin": "atan2(x, sqrt((1 - x) * (1 + x)))",
-    "arccos": "atan2(sqrt((1 - x) * (1 + x)), x)",
-    "trunc": "ceil(x) if x < 0 else floor(x)", "rint": "round(x)",
+    "rint": "round(x)",
     "argmin": "m min= x[i]; k min= select(x[i] == m, i, 1000000)",
     "argmax": "m max= x[i]; k min= select(x[i] == m, i, 1000000)",
     "mean": "S[i] += A[i,j]; M[i] = S[i] / 3", "dot": "s += x[i] * x[i]",
     "cumsum": "s[i] = (s[i-1] if i >= 1 else 0) + x[i]",
     "softmax": "m[i] max= A[i,j]; E[i,j] = exp(A[i,j] - m[i]); s[i] += E[i,j]; P[i,j] = E[i,j] / s[i]",
-    "isnan": "x != x", "isinf": "abs(x) == inf", "isfinite": "abs(x) < inf",
     "sum": "C[i] += A[i,j]", "prod": "C[i] *= A[i,j]", "matmul": "C[i,k] += A[i,j] * B[j,k]",
 }  # fmt: skip
-
-# Those whose expression is as good: no digits are lost, nothing overflows before the result does.
-_SAME: Final = frozenset("tan atan asin acos arctan arcsin arccos square isnan isinf isfinite clip trunc".split())
-
-
-def same(name: str, arguments: Sequence[ast.expr]) -> ast.expr | None:
-    """The expression that a function of another library is, of its arguments; None for one that has none as good."""
-    if name not in _SAME:
-        return None
-    body = ast.parse(ELSEWHERE[name], mode="eval").body
-    used = {n.id for n in ast.walk(body) if isinstance(n, ast.Name)}
-    names = [n for n in ("x", "low", "high") if n in used]
-    if len(names) != len(arguments):
-        return None
-    return _Put({**dict(zip(names, arguments, strict=True)), "inf": ast.Constant(math.inf)}).visit(body)
-
-
-class _Put(ast.NodeTransformer):
-    def __init__(self, values: Mapping[str, ast.expr]) -> None:
-        self.values = values
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return self.values.get(node.id, node)
 
 
 def suggestion(name: str, known: Collection[str]) -> str | None:

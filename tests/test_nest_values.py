@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,27 @@ def test_functions_of_math_and_numpy() -> None:
     kernel: Any = poly.compile(other_functions)
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(kernel(x, y, np.zeros((9, 50))), wanted, rtol=1e-14, atol=1e-15)
+
+
+def test_a_function_of_functions_has_a_size(tmp_path: Path) -> None:
+    for text in ("np.square({})", "np.tan({})", "({}) ** 2"):
+        value = "x[i]"
+        for _ in range(16):
+            value = text.format(value)
+        with pytest.raises(ParseError, match=r"operations written out(.|\n)*try: a local"):
+            _nest_of(tmp_path, value)
+    kernel: Any = poly.compile(_nest_of(tmp_path, "np.square(np.tan(np.square(np.trunc(3.5) * x[i])))"))
+    x = np.linspace(-0.5, 0.4, 20)
+    np.testing.assert_allclose(kernel(x, np.zeros(20)), np.tan(9 * x * x) ** 2, rtol=1e-14)
+
+
+def _nest_of(folder: Path, value: str) -> Any:
+    head = 'def f(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:'
+    path = folder / f"value{len([*folder.iterdir()])}.py"
+    path.write_text(f"from __future__ import annotations\n\n{head}\n    for i in range(N):\n        y[i] = {value}\n")
+    names: dict[str, Any] = {"np": np, "Array": Array, "f64": f64}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    return nest(names["f"])
 
 
 def far_literal(N: int, z: u8[Array, "N"]) -> None:
