@@ -17,8 +17,9 @@ from poly.chosen_elements import chosen_element
 from poly.conditions import COMPARE, affine_or_none, conjunction, necessary
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
-from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children
-from poly.function_hints import INTERNAL, same, suggestion
+from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children, rewrite
+from poly.function_forms import FORMS
+from poly.function_hints import INTERNAL, suggestion
 from poly.lexical import Fragment, decode, is_scalar, names_in, quote, written
 from poly.program import Access, ReadIndex, Subscript
 
@@ -404,9 +405,12 @@ class BodyReader:
             return IndexValue(affine(arguments[0], fragment))
         if name == "cast" and len(arguments) == 2 and isinstance(arguments[0], ast.Name) and arguments[0].id in DTYPES:
             return Cast(arguments[0].id, self.value(arguments[1], fragment))
-        if (form := same(name, arguments)) is not None:
-            return self.value(ast.fix_missing_locations(ast.copy_location(form, node)), fragment)
         values = [self.value(a, fragment) for a in arguments]
+        if (form := FORMS.get(name)) is not None and len(form.parameters) == len(values):
+            inside = BodyReader({*form.parameters}, bare_indices=True)
+            body = inside.value(ast.parse(form.text, mode="eval").body, fragment)
+            given = [values[form.parameters.index(access.tensor)] for access in inside.reads]
+            return rewrite(body, lambda e: given[e.position] if isinstance(e, Read) else None)
         if name in DTYPES and len(values) == 1:
             return Cast(name, values[0])
         if name in COMBINERS and len(values) > 2:
