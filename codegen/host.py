@@ -13,6 +13,7 @@ from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine,
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
 _WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3, "remote": 8}
 _WIDE = 16  # f32 lanes
+_OWN = 2  # levels that a core has for itself
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 
 
@@ -61,7 +62,7 @@ def machine_of_features(
     lanes, registers = _vectors(frozenset(features), triple)
     rates, core = (_WIDE_BYTES_PER_CYCLE, _WIDE_CORE) if lanes >= _WIDE else (USUAL_BYTES_PER_CYCLE, USUAL_CORE)
     levels = tuple(
-        Memory(f"l{k}", caches[k], "cache", align=64, line=64, bytes_per_cycle=rates.get(k, rates[0]))
+        Memory(f"l{k}", caches[k], "cache", align=64, line=64, bytes_per_cycle=rates.get(k, rates[0]), shared=k > _OWN)
         for k in sorted(caches, reverse=True)
     )
     dram = Memory("dram", None, "dram", align=64, line=64, bytes_per_cycle=rates[0])

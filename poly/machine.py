@@ -24,7 +24,6 @@ SCHEMA = 1
 USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64
 # Sustained bytes a cycle out of each cache level, and out of memory (0).
 USUAL_BYTES_PER_CYCLE: Final[Mapping[int, int]] = {0: 6, 1: 64, 2: 28, 3: 14}
-OWN_CACHES = 2  # levels that a core has for itself; those behind are of all cores
 # Of a core: vector operations a cycle of each kind and of all kinds together, the cycles of a multiply-add, and to
 # reduce the lanes of a vector and hand the value to all of another; bytes that a piece costs more than its lines where
 # it has a page of its own, and near the core, the norm of what overlaps (decision 0041); bytes a cycle of what another
@@ -40,7 +39,8 @@ T = TypeVar("T")
 class Memory:
     """A memory space. `capacity` in bytes, None for unbounded (DRAM); `align` in bytes.
 
-    `kind` "register" means: addresses are constants after unrolling, and the capacity counts whole vectors.
+    `kind` "register" means: addresses are constants after unrolling, and the capacity counts whole vectors. `shared`:
+    whether all cores have a cache together; None: where it is the last of several.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Memory:
     latency: int = 0
     line: int = 0
     dtypes: tuple[str, ...] = ()
+    shared: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,6 @@ class Engine:
     lanes: int = 0
     setup: int = 0
     fill: int = 0
-    outstanding: int = 1
     bytes_per_cycle: int = 0
     dtypes: tuple[tuple[str, str], ...] = ()
     cost: Mapping[str, int] = field(default_factory=dict)
@@ -108,6 +108,12 @@ class Machine:
                 raise MachineError(f"array {engine.name} has no rows or columns", where=f"machine {self.name}")
         if not any(m.kind == "dram" for m in self.memories):
             raise MachineError("no memory of kind dram", where=f"machine {self.name}")
+        if self.caches[: len(self.own_caches)] != self.own_caches or bool(self.caches) != bool(self.own_caches):
+            names = ", ".join(m.name for m in self.caches if m not in self.own_caches)
+            raise MachineError(
+                f"shared caches {names} are not those behind a core's own", where=f"machine {self.name}",
+                hint="shared = true only for the largest caches, never for all",
+            )  # fmt: skip
 
     @cached_property
     def memory(self) -> Mapping[str, Memory]:
@@ -141,6 +147,12 @@ class Machine:
     def caches(self) -> tuple[Memory, ...]:
         """The caches, the smallest first: it is the nearest to a core."""
         return tuple(sorted((m for m in self.memories if m.kind == "cache"), key=lambda m: (m.capacity or 0, m.name)))
+
+    @cached_property
+    def own_caches(self) -> tuple[Memory, ...]:
+        """The caches that every core has for itself, the smallest first."""
+        last = self.caches[-1] if len(self.caches) > 1 else None
+        return tuple([m for m in self.caches if not (m is last if m.shared is None else m.shared)])
 
     @property
     def nearest_cache(self) -> int:

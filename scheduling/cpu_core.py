@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from poly.machine import OWN_CACHES, USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, USUAL_LINE, Machine
+from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, USUAL_LINE, Machine
 
 TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
 # Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
@@ -16,11 +16,12 @@ PAGE = 4096  # bytes
 
 
 class Cache(NamedTuple):
-    """One level: bytes, bytes a cycle from behind it, lines that a set holds."""
+    """One level: bytes, bytes a cycle from behind it, lines that a set holds; `shared`: by all cores."""
 
     capacity: int
     rate: float
     ways: int = 8
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Core:
     @property
     def own(self) -> tuple[Cache, ...]:
         """The caches that a core has for itself."""
-        return self.caches[:OWN_CACHES]
+        return tuple([c for c in self.caches if not c.shared])
 
     @property
     def in_flight(self) -> int:
@@ -76,7 +77,8 @@ class Core:
 
     def counted_on(self, level: int) -> float:
         """Bytes of a cache that stay with the tiles."""
-        return self.caches[level].capacity * (SHARE if level < OWN_CACHES else SHARED)
+        cache = self.caches[level]
+        return cache.capacity * (SHARED if cache.shared else SHARE)
 
 
 def own_share(capacity: int) -> int:
@@ -88,10 +90,11 @@ def core_of(machine: Machine, element: int) -> Core:
     """The numbers of a machine's core, usual ones where its description has none; `element`: bytes."""
     cost = _costs(machine)
     levels, usual = [m for m in machine.caches if m.capacity], USUAL_BYTES_PER_CYCLE
-    sizes = [m.capacity or 0 for m in levels] or [USUAL_CACHE]
+    sizes = [(m.capacity or 0, m not in machine.own_caches) for m in levels] or [(USUAL_CACHE, False)]
     rates = [m.bytes_per_cycle or usual.get(level, usual[0]) for level, m in enumerate(levels, 1)]
     memory = next(m.bytes_per_cycle for m in machine.memories if m.kind == "dram") or usual[0]
-    first, *others = (Cache(size, float(rate)) for size, rate in zip(sizes, [*rates[1:], memory], strict=True))
+    behind = [float(rate) for rate in (*rates[1:], memory)]
+    first, *others = (Cache(n, rate, shared=shared) for (n, shared), rate in zip(sizes, behind, strict=True))
     return Core(
         machine.lanes(element), machine.vector_registers, cost["fma"], cost["load"], cost["store"], cost["latency"],
         (first._replace(ways=max(1, first.capacity // PAGE)), *others),

@@ -14,7 +14,7 @@ from poly.dtypes import size_bytes
 from poly.expr import OPERATORS, Apply, Cost, walk
 from poly.locks import cached_property
 from poly.loops import MAX_LANES
-from poly.machine import OWN_CACHES, Machine
+from poly.machine import Machine
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_domain
 from poly.scheduling.groups import Group, bare
@@ -39,7 +39,7 @@ def last_capacity(machine: Machine) -> int:
 
 def own_capacity(machine: Machine) -> int:
     """Bytes of the caches that a core has for itself."""
-    return sum(m.capacity or 0 for m in machine.caches[:OWN_CACHES])
+    return sum(m.capacity or 0 for m in machine.own_caches)
 
 
 def from_afar(program: Program, tensor: str, machine: Machine) -> bool:

@@ -239,7 +239,7 @@ def _strip(core: Core, read: int, written: int, size: int) -> int:
 
 def _kept(core: Core, step: int, line: int) -> float:
     """How many lines that far apart the last cache holds: those asked for have to be there yet when they are used."""
-    capacity, _, ways = core.caches[-1]
+    capacity, _, ways, _ = core.caches[-1]
     lines, apart = capacity // line, max(1, step // line)
     return max(ways, lines / (apart & -apart))
 

@@ -277,5 +277,5 @@ def _source(core: Core, operand: Operand) -> float:
 
 def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
     """Cycles an element of a packed buffer that leaves the core's own caches, on its way out and back."""
-    capacity, rate, _ = core.own[-1]
+    capacity, rate, *_ = core.own[-1]
     return np.where(size > SHARE * capacity, 2 * element / rate, 0.0)

@@ -54,7 +54,7 @@ class Prediction:
 def predict(schedule: Schedule, machine: Machine, threads: int = 1) -> Prediction:
     """The cost of a schedule on a machine with caches, see the module text. Free sizes leave figures unknown (None).
 
-    `threads` share the operations and the traffic of all caches but the last, which they share.
+    `threads` share the operations and the traffic of a core's own caches.
     """
     work = _Model(schedule, machine)
     caches = [m for m in machine.caches if m.capacity]
@@ -62,7 +62,7 @@ def predict(schedule: Schedule, machine: Machine, threads: int = 1) -> Predictio
     for cache, supply in zip(caches, [*caches[1:], _dram(machine)], strict=True):
         moved = work.entering(cache.capacity or 0, cache.line or 64)
         rate = supply.bytes_per_cycle
-        own = threads if cache is not caches[-1] else 1
+        own = threads if cache in machine.own_caches else 1
         cycles = moved / rate / own if moved is not None and rate else None
         levels.append(CacheLevel(cache.name, cache.capacity or 0, moved, cycles))
     operations, compute = work.operations(), work.compute_cycles()

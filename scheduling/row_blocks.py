@@ -195,7 +195,7 @@ class _Blocks:
 
     def _cycles(self, core: Core, size: int) -> float:
         """Cycles to bring bytes, or take them, from behind the caches that cannot hold them; 0 where the second can."""
-        behind = [rate for capacity, rate, _ in core.caches if size > own_share(capacity)]
+        behind = [c.rate for c in core.caches if size > own_share(c.capacity)]
         return size / behind[-1] if len(behind) > 1 or (behind and len(core.caches) < 2) else 0.0
 
 

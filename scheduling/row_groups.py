@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from math import prod
 
 from poly.affine import Affine
-from poly.machine import OWN_CACHES, Machine
+from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_core import own_share
+from poly.scheduling.cpu_facts import last_capacity
 from poly.scheduling.groups import (
     Group,
     bare,
@@ -29,6 +30,7 @@ from poly.scheduling.groups import (
 from poly.scheduling.row_blocks import loop_pairs, row_blocks, shared_loops
 
 MOST_REUSE = 2  # uses of an element across the loops of a reduction from which it is a contraction
+ROW_PART = 4  # of a core's part of the last cache, what one row may take: chosen, not fitted (138c0d7)
 LEAST_SAVED = 4  # a quarter of what the later group touches must be shared
 
 
@@ -49,10 +51,10 @@ class Room:
 
 def groups_for(program: Program, machine: Machine, threads: int = 1) -> list[Group]:
     """The groups that suit a machine: on cores with caches chains along rows are one, elsewhere each step is one."""
-    caches = [m.capacity for m in machine.caches if m.capacity]
-    if machine.kind != "cpu" or not caches:
+    own = max((m.capacity or 0 for m in machine.own_caches), default=0)
+    if machine.kind != "cpu" or not own:
         return groups_of(program)
-    room = Room(own_share(caches[:OWN_CACHES][-1]), caches[-1] // (4 * machine.cores), threads)
+    room = Room(own_share(own), last_capacity(machine) // (ROW_PART * machine.cores), threads)
     return row_blocks(program, row_groups(program, room), machine)
 
 

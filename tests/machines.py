@@ -8,7 +8,7 @@ from poly.machine import Engine, Machine, Memory
 
 def avx2_core(l2: int, l1: int) -> Machine:
     """A core of 8 lanes and 16 registers; capacities of its caches in bytes."""
-    caches = (Memory("l2", l2, "cache"), Memory("l1", l1, "cache"))
+    caches = (Memory("l2", l2, "cache", shared=False), Memory("l1", l1, "cache"))
     memories = (Memory("dram", None, "dram"), *caches, Memory("reg", 16, "register"))
     return Machine("avx2", "cpu", memories, (Engine("core", "core", lanes=8),))
 

@@ -9,11 +9,13 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine, machine_of_features
+from poly.errors import MachineError
 from poly.machine import Engine, Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_each import schedule_each
+from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.schedule import Schedule
 
 RENAMED = replace(
@@ -66,10 +68,35 @@ def test_what_a_description_leaves_out() -> None:
     assert cached.register_space == "v" and cached.vector_registers == 8
 
 
+@pytest.mark.parametrize(("shared", "own"), [
+    ((None,), 1), ((None, None), 1), ((None, False), 2), ((None, None, None), 2), ((None, True, None), 1),
+    ((False, False, False), 3), ((None, None, None, None), 3),
+])  # fmt: skip
+def test_which_caches_are_a_cores_own(shared: tuple[bool | None, ...], own: int) -> None:
+    """Those that a description does not call shared; where it says nothing, all but the last of several."""
+    machine = caches_shared(*shared)
+    assert [m.name for m in machine.own_caches] == [f"l{k + 1}" for k in range(own)]
+    core = core_of(machine, 4)
+    assert len(core.own) == own and own_capacity(machine) == sum(c.capacity for c in core.own)
+    parts = [core.counted_on(level) / c.capacity for level, c in enumerate(core.caches)]
+    assert parts == [1 / 2] * own + [1 / 8] * (len(shared) - own)
+
+
+@pytest.mark.parametrize("shared", [(True,), (True, True), (None, True, False)])
+def test_shared_caches_lie_behind_own_ones(shared: tuple[bool | None, ...]) -> None:
+    with pytest.raises(MachineError, match="are not those behind a core's own"):
+        caches_shared(*shared)
+
+
+def caches_shared(*shared: bool | None) -> Machine:
+    caches = [Memory(f"l{k + 1}", 1 << 14 + 3 * k, "cache", shared=found) for k, found in enumerate(shared)]
+    return Machine("x", "cpu", (Memory("main", None, "dram"), *caches), (Engine("core", "core", lanes=8),))
+
+
 def test_a_model_takes_what_is_usual_where_a_description_leaves_it_out() -> None:
     """As a CPU has it whose features alone are known; memory is memory behind however many caches."""
     dram, core = Memory("main", None, "dram"), Engine("core", "core", lanes=8)
-    caches = (Memory("l1", 32768, "cache"), Memory("l2", 1 << 20, "cache"))
+    caches = (Memory("l1", 32768, "cache"), Memory("l2", 1 << 20, "cache", shared=False))
     known = machine_of_features("x", ("avx", "avx2"), "x86_64-unknown-linux-gnu", {1: 32768, 2: 1 << 20}, 1, 3000)
     assert core_of(Machine("x", "cpu", (dram, *caches), (core,)), 4) == core_of(known, 4)
     assert [c.rate for c in core_of(Machine("x", "cpu", (dram,), (core,)), 4).caches] == [6]
