@@ -26,7 +26,7 @@ from poly.scheduling.schedule import Schedule
 from poly.scheduling.tiles import best_tiles
 from poly.scheduling.unreached import without_unreached
 
-MAX_TRIES = 4
+MAX_TRIES = 4  # to find tiles: each leaves less room, by as much as buffers of the last came out too large
 
 
 def schedule_for_accelerator(program: Program, machine: Machine) -> Schedule:

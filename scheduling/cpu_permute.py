@@ -42,7 +42,7 @@ STRIPS = 3  # of the target's lanes, at the least
 PART = 1024  # bytes of rows read that all strips of the target are made from before the next
 SHARES = 8  # such parts for each thread, at the least
 # Of the nearest cache's lines: rows read whose lines stay until the next block takes the rest of them; of what is
-# counted on of the last cache: tensors that stay there.
+# counted on of the last cache: tensors that stay there (0074).
 KEPT = 0.75
 MEETING = 0.125  # of its sets: those that the lines of a strip's target are to be in at least, so that many may come
 

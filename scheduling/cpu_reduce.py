@@ -41,7 +41,8 @@ from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
-# Blocks of rows that share a copy of the operand: for each thread, and rows of one at the least and at the most.
+# Blocks of rows that share a copy of the operand: for each thread, and rows of one at the least and at the most
+# (0068).
 BLOCKS = 4
 LEAST_BLOCK = 8
 MOST_BLOCK = 32

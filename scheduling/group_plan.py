@@ -15,7 +15,7 @@ from poly.scheduling.contraction import Contraction, names_of
 from poly.scheduling.groups import Group, tensors_read
 from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work
 
-WINDOW = 16
+WINDOW = 16  # steps of a reduction loop that stays whole where that fits, as a window's do
 
 
 @dataclass(frozen=True)
