@@ -27,10 +27,13 @@ USUAL_BYTES_PER_CYCLE: Final[Mapping[int, int]] = {0: 6, 1: 64, 2: 28, 3: 14}
 # Of a core: vector operations a cycle of each kind and of all kinds together, the cycles of a multiply-add, and to
 # reduce the lanes of a vector and hand the value to all of another; bytes that a piece costs more than its lines where
 # it has a page of its own, and near the core, the norm of what overlaps (decision 0041); bytes a cycle of what another
-# core wrote (0021, 0056); pages whose addresses it knows without waiting (of Zen 5: 96).
+# core wrote (0021, 0056); pages whose addresses it knows without waiting, what the first level of a
+# translation buffer holds at least, of the cores we know (of Zen 5: 96); cycles for every vector of a register tile
+# that is turned before it is stored, and for every line that such a tile stores a piece of, if the first cache has lost
+# it by then (0077).
 USUAL_CORE: Final[Mapping[str, int]] = {
     "fma": 2, "load": 2, "store": 1, "issue": 3, "latency": 4, "reduce": 5, "page": 192, "near": 0, "overlap": 4,
-    "remote": 2, "pages": 64,
+    "remote": 2, "pages": 64, "turning": 3, "lost": 16,
 }  # fmt: skip
 T = TypeVar("T")
 

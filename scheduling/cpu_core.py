@@ -30,7 +30,8 @@ class Core:
     it has a page of its own, and in the second cache; `overlap`: norm of what hides behind what takes longest; `part`:
     of the last cache, what one operand may fill; `line`: bytes; `issue`: operations of
     all kinds together; `reduce`: cycles until all lanes of a vector have what its own give together; `remote`: bytes of
-    what another core wrote; `pages`: those whose addresses are at hand.
+    what another core wrote; `pages`: those whose addresses are at hand; `turning`, `lost`: cycles for a vector of a
+    turned tile, and for a line that it stores a piece of and that the first cache has lost.
     """
 
     lanes: int
@@ -49,6 +50,8 @@ class Core:
     reduce: int = USUAL_CORE["reduce"]
     remote: int = USUAL_CORE["remote"]
     pages: int = USUAL_CORE["pages"]
+    turning: int = USUAL_CORE["turning"]
+    lost: int = USUAL_CORE["lost"]
 
     @property
     def own(self) -> tuple[Cache, ...]:
@@ -100,7 +103,7 @@ def core_of(machine: Machine, element: int) -> Core:
         (first._replace(ways=max(1, first.capacity // PAGE)), *others),
         float(cost["page"]), float(cost["near"]), float(cost["overlap"]),
         max(SHARED, min(SHARE, 1 / machine.cores)), machine.line, cost["issue"], cost["reduce"],
-        cost["remote"], cost["pages"],
+        cost["remote"], cost["pages"], cost["turning"], cost["lost"],
     )  # fmt: skip
 
 

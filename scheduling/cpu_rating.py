@@ -22,8 +22,6 @@ from poly.scheduling.cpu_ways import Way, Ways
 
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
-TURNING = 3.0  # cycles for every vector of a register tile that is turned before it is stored
-LOST = 16.0  # cycles for every line that a turned tile stores a piece of, if the first cache has lost it by then
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many others that suit what they read
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
@@ -205,7 +203,7 @@ class Choice(Ways):
         piece = np.ceil(height) * target.element
         lines = lanes * (piece + line - np.gcd(piece.astype(int), line)) / line
         kept = self.core.lines_kept(target.stride(self.names[self.lanes]))
-        return height * width * TURNING + lines * LOST * np.maximum(1 - kept / lanes, 0.0)
+        return height * width * self.core.turning + lines * self.core.lost * np.maximum(1 - kept / lanes, 0.0)
 
     def _step(self, way: Way) -> Step:
         lanes, rows, packed = self.names[self.lanes], self.names[way.rows], {k for k, _ in way.packs}
