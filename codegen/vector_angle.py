@@ -27,6 +27,8 @@ _QUARTER_PI: Final = {  # of the first part, multiples up to 4 are exact
 }
 _LARGE: Final = {"f32": 2.0**126, "f64": 2.0**1022}  # above, sums of two overflow
 _SMALL: Final = {"f32": 2.0**-120, "f64": 2.0**-1000}  # below, products lose digits
+_DOWN: Final = 0.25  # of any two finite numbers, the sum is finite
+_UP: Final = 2.0**30  # the least number has 30 digits or all, enough to compare with tan(pi/8)
 
 
 def angle(f: Floats, y: Value, x: Value) -> Value:
@@ -38,8 +40,8 @@ def angle(f: Floats, y: Value, x: Value) -> Value:
     endless = f.equal(small, f.c(float("inf")))  # both are
     small, large = f.when(endless, one, small), f.when(endless, one, large)
     large = f.when(f.equal(large, zero), one, large)
-    scale = f.when(f.less(f.c(_LARGE[f.dtype]), large), f.c(0.25), one)
-    scale = f.when(f.less(large, f.c(_SMALL[f.dtype])), f.c(2.0**30), scale)
+    scale = f.when(f.less(f.c(_LARGE[f.dtype]), large), f.c(_DOWN), one)
+    scale = f.when(f.less(large, f.c(_SMALL[f.dtype])), f.c(_UP), scale)
     small, large = f.mul(small, scale), f.mul(large, scale)
     near = f.less(f.mul(large, f.c(_TAN_EIGHTH)), small)  # to the diagonal
     q = f.div(f.when(near, f.sub(small, large), small), f.when(near, f.add(small, large), large))

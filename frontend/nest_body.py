@@ -91,7 +91,9 @@ class Around:
 
 @dataclass
 class Reader:
-    """Collects the statements and the local tensors of a function body. `arguments`: the names of its arguments."""
+    """Collects the statements and the local tensors of a function body. `arguments`: the names of its arguments;
+    `safe`: locals made for places, which are in bounds.
+    """
 
     arguments: frozenset[str]
     scalars: frozenset[str]
@@ -101,6 +103,7 @@ class Reader:
     context: list[str] = field(default_factory=list)
     uses: Counter[tuple[str, type[ast.expr_context]]] = field(default_factory=Counter)
     live: dict[ast.stmt, frozenset[str]] = field(default_factory=dict)
+    safe: set[str] = field(default_factory=set[str])
 
     def read(self, body: Sequence[ast.stmt], scope: Scope) -> None:
         """The whole body of a function."""
@@ -160,7 +163,8 @@ class Reader:
             chosen = isinstance(node.ctx, ast.Load) and Values(scope).chosen(node) is not None
             return any(_is_name_in(n, data) for n in ast.walk(place)) or is_whole(place, scope) and not chosen
 
-        return Elements(is_element, is_computed, partial(is_condition, scope), names, scope.source.made)
+        decided = partial(is_condition, scope)
+        return Elements(is_element, decided, names, scope.source.made, self.safe, is_computed)
 
     def _with_locals(self, around: Around) -> Around:
         known = {name: local.shape for name, local in self.locals.items()}

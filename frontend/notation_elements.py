@@ -37,16 +37,14 @@ def _in_bounds(draft: Draft, names: Iterator[str], tensors: dict[str, Tensor], f
     if "reads" in draft.line.clauses or not any(r.indirect for r in draft.reads):
         return [draft]
     reader = BodyReader(draft.scalars, bare_indices=True)
-    safe = dict[str, str]()
-    elements = Elements(
-        partial(_is_element, reader), lambda _node, _place: False, partial(_is_guard, reader), names, safe
-    )
+    meant = dict[str, str]()
+    elements = Elements(partial(_is_element, reader), partial(_is_guard, reader), names, meant, set())
     target, value = ast.Name("y", ast.Store()), reader.tree(draft.line.body)
     *places, last = elements.in_bounds(ast.copy_location(ast.Assign([target], value), value))
     made = list[Draft]()
     for k, place in enumerate(places):
         assert isinstance(place, ast.Assign) and isinstance(place.targets[0], ast.Name)
-        name, reader = place.targets[0].id, BodyReader({*draft.scalars, *safe}, bare_indices=True)
+        name, reader = place.targets[0].id, BodyReader({*draft.scalars, *meant}, bare_indices=True)
         body = _value(reader, draft, place.value)
         dtypes = [tensors[r.tensor].dtype for r in reader.reads]
         tensors[name] = Tensor(name, (), dtype_of(comparable(body, dtypes), dtypes) or "i64")
@@ -56,7 +54,7 @@ def _in_bounds(draft: Draft, names: Iterator[str], tensors: dict[str, Tensor], f
     if not made:
         return [draft]
     assert isinstance(last, ast.Assign)
-    reader = BodyReader({*draft.scalars, *safe}, bare_indices=True)
+    reader = BodyReader({*draft.scalars, *meant}, bare_indices=True)
     write = reader.access(draft.line.target.expression(), draft.line.target)
     assert write is not None
     body = _value(reader, draft, last.value)

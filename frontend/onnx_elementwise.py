@@ -288,17 +288,17 @@ def is_inf(b: Notation) -> None:
     b.map(body, b.input(0), dtype="bool")
 
 
-def _cathetus(v: Term) -> Term:
-    """sqrt(1 - v^2), of which close numbers lose nothing."""
+def _other_leg(v: Term) -> Term:
+    """sqrt(1 - v^2), the other leg of a right triangle with hypotenuse 1; v close to 1 loses nothing."""
     return fn("sqrt", (1.0 - v) * (v + 1.0))
 
 
 ROWS: Final[dict[str, Row]] = {
     "Abs": unary(lambda v: fn("abs", v)),
-    "Acos": unary(lambda v: fn("atan2", _cathetus(v), v)),
+    "Acos": unary(lambda v: fn("atan2", _other_leg(v), v)),
     "Add": binary("add"),
     "And": binary("and", "bool"),
-    "Asin": unary(lambda v: fn("atan2", v, _cathetus(v))),
+    "Asin": unary(lambda v: fn("atan2", v, _other_leg(v))),
     "Atan": unary(lambda v: fn("atan2", v, 1.0)),
     "BitShift": bit_shift,
     "BitwiseAnd": bits("bit_and"),

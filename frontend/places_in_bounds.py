@@ -19,16 +19,17 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Elements:
-    """`is_element`: whether a subscript is data, `is_computed`: whether one of a node is neither that nor affine, and
-    can be computed; `is_condition`: whether loops decide a test; `names`: of locals for places, those in `safe` are in
-    bounds, with what they stand for.
+    """`is_element`: whether a subscript is data; `is_condition`: whether loops decide a test; `names`: of locals for
+    places; `made`: what each stands for; `safe`: those that a test keeps in bounds; `is_computed`: whether a subscript
+    of a node is neither data nor affine, and can be computed, None where there are none.
     """
 
     is_element: Callable[[ast.expr], bool]
-    is_computed: Callable[[ast.Subscript, ast.expr], bool]
     is_condition: Callable[[ast.expr], bool]
     names: Iterator[str]
-    safe: dict[str, str]
+    made: dict[str, str]
+    safe: set[str]
+    is_computed: Callable[[ast.Subscript, ast.expr], bool] | None = None
 
     def in_bounds(self, node: ast.stmt) -> list[ast.stmt]:
         """An assignment after those that its places need."""
@@ -76,7 +77,8 @@ class _Places(ast.NodeTransformer):
         inside = read or all(map(self.elements.is_condition, self.tests))  # what a test itself reads is in bounds
         places = list[ast.expr]()
         for s in subscripts(node):
-            held = self.elements.is_computed(node, s) or not inside and self.elements.is_place(s)
+            computed = self.elements.is_computed is not None and self.elements.is_computed(node, s)
+            held = computed or not inside and self.elements.is_place(s)
             places.append(self._place(s) if held else s)
         node.slice = ast.Tuple(places, ast.Load()) if isinstance(node.slice, ast.Tuple) else places[0]
         return node
@@ -96,7 +98,9 @@ class _Places(ast.NodeTransformer):
         text = ast.unparse(value)
         if text not in self.named:
             name = self.named[text] = next(self.elements.names)
-            self.elements.safe[name] = ast.unparse(place)
+            self.elements.made[name] = ast.unparse(place)
+            if self.tests:
+                self.elements.safe.add(name)
             self.made.append(ast.Assign([ast.Name(name, ast.Store())], value))
         return ast.copy_location(ast.Name(self.named[text], ast.Load()), place)
 

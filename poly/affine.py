@@ -21,6 +21,7 @@ from poly.locks import cached_property
 
 IntValue = int | npt.NDArray[np.int64]
 _MOST = 2**60
+_SHIFTS = 32  # bits by which an index is shifted at most, so that coefficients stay far below what i64 holds
 
 
 class Var(NamedTuple):
@@ -309,9 +310,9 @@ def affine_operation(a: Affine, operator: ast.operator, b: Affine) -> Affine | N
             return a // b.constant if b.constant > 0 else (-a) // -b.constant
         case ast.Mod() if b.is_constant and b.constant:
             return a % b.constant if b.constant > 0 else -((-a) % -b.constant)
-        case ast.LShift() if b.is_constant and b.constant in range(32):
+        case ast.LShift() if b.is_constant and 0 <= b.constant < _SHIFTS:
             return a * 2**b.constant
-        case ast.RShift() if b.is_constant and b.constant in range(32):
+        case ast.RShift() if b.is_constant and 0 <= b.constant < _SHIFTS:
             return a // 2**b.constant
         case _:
             return None
