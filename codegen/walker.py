@@ -45,7 +45,6 @@ class Walker:
     def __init__(self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None) -> None:
         self.s, self.allocate, self.part = state, allocate, part
         self.emitted = 0  # statements
-        self.lane_parallel: dict[int, bool] = {}
         self.guarded: dict[int, For] = {}  # unrolled loops with ragged ends, as they are printed
         self.needed: dict[int, list[int]] = {}
         self.fixed: dict[int, Ends] = {}  # of loops whose bounds are numbers
@@ -134,7 +133,7 @@ class Walker:
         ends = self.fixed.get(id(node)) or self._ends(node)
         if ends.trips == 0:
             return
-        if node.kind == "vector" and (ends.trips is None or ends.trips > 1) and self._across_lanes(node):
+        if node.kind == "vector" and ends.trips != 1 and not node.one_by_one:
             return self._vector(node, ends)
         if node.kind == "unroll" and ends.trips is None:
             return self._ragged(node, ends)
@@ -297,12 +296,6 @@ class Walker:
 
     # -- lanes
 
-    def _across_lanes(self, node: For) -> bool:
-        found = self.lane_parallel.get(id(node))
-        if found is None:
-            found = self.lane_parallel[id(node)] = node.runs_in_lanes
-        return found
-
     def _vector(self, node: For, ends: Ends) -> None:
         s, trips = self.s, ends.trips
         if s.lanes is not None:
@@ -391,8 +384,7 @@ class Probe(Walker):
         self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None, walker: Walker
     ) -> None:
         super().__init__(state, allocate, part)
-        self.lane_parallel, self.writes, self.probed = walker.lane_parallel, walker.writes, walker.probed
-        self.fixed = walker.fixed
+        self.writes, self.probed, self.fixed = walker.writes, walker.probed, walker.fixed
         self.written: set[Place] = set()
 
     def node(self, node: Node) -> None:

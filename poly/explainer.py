@@ -6,7 +6,7 @@ Programs and schedules are in `poly.scheduling.explanation`; here is what is com
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from poly.document import Document, Explanation, Text, bytes_text, count_text, counted, ratio_text, seconds_text, table
@@ -45,7 +45,7 @@ class KernelExplanation(Explanation):
     `bounds`: for every level of `prediction` the bytes that any order of the instances moves into it, at the least.
     `computed`: constants that were made of the program's when compiling, with their bytes (packed weights, say).
     `threads` were asked for; they share the loops `shared`, in the order in which they come to them. `refused`: why the
-    schedule is a plainer one than the policy's first. `one_by_one`: vector loops that have no form across lanes.
+    schedule is a plainer one than the policy's first. `one_by_one`: vector loops without a form across lanes, why.
     """
 
     schedule: ScheduleExplanation
@@ -59,7 +59,7 @@ class KernelExplanation(Explanation):
     computed: Mapping[str, int | None]
     shared: tuple[str, ...] = ()
     refused: str = ""
-    one_by_one: tuple[str, ...] = ()
+    one_by_one: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def document(self) -> Document:
@@ -89,7 +89,7 @@ class KernelExplanation(Explanation):
 
     @property
     def _one_by_one(self) -> str:
-        return f"{', '.join(self.one_by_one)}: a buffer, or a loop as long as the lane says, is inside of a vector loop"
+        return "; ".join(f"vector loop {name}: {why}" for name, why in self.one_by_one.items())
 
     @property
     def _threads(self) -> str:
@@ -345,7 +345,7 @@ def explain_kernel(kernel: Kernel) -> KernelExplanation:
     prediction = predict(kernel.schedule, kernel.machine, kernel.threads if kernel.parallel else 1)
     loops = [n for n in kernel.loops.nodes() if isinstance(n, For)]
     shared = tuple(n.variable for n in loops if n.kind == "parallel")
-    one_by_one = tuple(n.variable for n in loops if n.kind == "vector" and not n.runs_in_lanes)
+    one_by_one = {n.variable: n.one_by_one for n in loops if n.kind == "vector" and n.one_by_one}
     program = kernel.schedule.source
     made = [t for t in kernel.loops.tensors if t.role == "constant" and t not in program.tensors]
     return KernelExplanation(

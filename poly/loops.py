@@ -22,6 +22,7 @@ from typing import Final, Literal
 
 from poly.affine import Affine, Constraint
 from poly.expr import Combiner, Expr
+from poly.locks import cached_property
 from poly.program import Access, Tensor
 
 MAX_LANES: Final = 128  # iterations of a vector loop
@@ -72,12 +73,18 @@ class For:
     asks: tuple[Access, ...] = ()
     nowait: str | None = None
 
-    @property
-    def runs_in_lanes(self) -> bool:
-        """Whether a vector loop runs as lanes, or one by one."""
-        inside = [*walk(self.body)]
-        bounds = (b for n in inside if isinstance(n, For) for b in (*n.lower, *n.upper))
-        return not any(self.variable in b.names for b in bounds) and not any(isinstance(n, Alloc) for n in inside)
+    @cached_property
+    def one_by_one(self) -> str:
+        """Why a vector loop runs one iteration after another; "" where it runs as lanes, or has one iteration."""
+        if all(b.is_constant for b in (*self.lower, *self.upper)):
+            if max(b.constant for b in self.lower) + self.step >= min(b.constant for b in self.upper):
+                return ""
+        for n in walk(self.body):
+            if isinstance(n, Alloc):
+                return f"buffer {n.tensor.name} is inside"
+            if isinstance(n, For) and any(self.variable in b.names for b in (*n.lower, *n.upper)):
+                return f"loop {n.variable} inside is as long as the lane says"
+        return ""
 
 
 @dataclass(frozen=True)

@@ -418,6 +418,7 @@ def test_triangle_over_lanes() -> None:
     update = compute("update", at("y", "i"), [at("L", "i", "j")], Read(0), "+")
     zero = compute("zero", at("y", "z"), [], Const(0))
     body = loop("i", 0, 8, loop("j", 0, var("i") + 1, update), kind="vector")
+    assert body.one_by_one == "loop j inside is as long as the lane says"
     tree = LoopTree(
         "f", (tensor("L", 8, 8, role="input"), tensor("y", 8, role="output")), (loop("z", 0, 8, zero), body)
     )

@@ -351,7 +351,8 @@ def test_a_kernel_says_why_its_schedule_is_a_plainer_one(monkeypatch: pytest.Mon
 def test_a_kernel_says_which_vector_loops_run_one_by_one() -> None:
     rows = Schedule(poly.parse("Y[i] = X[i] * X[i]", X=(64,))).tile(i=8).vectorise("i.p")
     apart = rows.promote("X", "i.p", "l1", name="P")
-    for schedule, names in ((rows, ()), (apart, ("i.p",))):
+    one = Schedule(rows.source).tile(i=1).vectorise("i.p").promote("X", "i.p", "l1", name="P")
+    for schedule, names in ((rows, {}), (apart, {"i.p": "buffer P is inside"}), (one, {})):
         found = poly.explain(poly.compile(schedule.source, schedule=schedule))
         assert isinstance(found, KernelExplanation)
         assert found.one_by_one == names and ("one by one" in str(found)) == bool(names)
