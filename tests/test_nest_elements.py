@@ -239,6 +239,8 @@ def test_a_subscript_beyond_the_end_is_refused_in_a_call() -> None:
     for wrong in (-1, M):
         with pytest.raises(IndexRangeError, match=f"index {wrong} of dimension 0 of h is outside 0 .. {M - 1}"):
             kernel(np.array([3, wrong]), h)
+    with pytest.raises(IndexRangeError, match=f"indices do not count from the end: k [+] {M} if k < 0 else k"):
+        kernel(np.array([3, -M]), h)
 
 
 def test_a_place_that_its_condition_reads_stays_as_it_is() -> None:
