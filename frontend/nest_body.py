@@ -22,6 +22,7 @@ from poly.frontend import nest_hints as hints
 from poly.frontend.nest_branches import Branches, live_after_branches, with_loops_outside
 from poly.frontend.nest_comparisons import of_two_values
 from poly.frontend.nest_conditions import is_condition, isl_condition
+from poly.frontend.nest_counting import with_ranges
 from poly.frontend.nest_leaving import without_leaving
 from poly.frontend.nest_literals import Number
 from poly.frontend.nest_places import is_whole, place_of, put_in_place
@@ -109,7 +110,7 @@ class Reader:
         """The whole body of a function."""
         body = of_two_values(_without_docstring(body))
         taken = self.arguments | {*scope.sizes, *scope.literals}
-        body = without_leaving(one_target_each(body, taken), taken, scope.sizes)
+        body = without_leaving(with_ranges(one_target_each(body, taken), taken), taken, scope.sizes)
         self.uses = Counter((n.id, type(n.ctx)) for s in body for n in ast.walk(s) if isinstance(n, ast.Name))
         self.live = dict(live_after_branches(body, frozenset()))
         self._block(body, Around(scope), ())

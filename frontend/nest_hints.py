@@ -40,8 +40,9 @@ def statement(node: ast.stmt) -> tuple[str, str]:
     match node:
         case ast.While(test=test):
             shown = ast.unparse(ast.UnaryOp(ast.Not(), test))
-            return "a while loop: its trips depend on data", (
-                f"as many trips as it may take: for trip in range(100): with if {shown}: break as its first line"
+            return "a while loop only counts: k = 0 before it, k += 1 its last line, k read in it alone", (
+                "a bound that no run exceeds, in place of 100, as trips beyond it are left out: "
+                f"for trip in range(100): with if {shown}: break as its first line"
             )
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
             return f"{ast.unparse(node)} changes {name} as a whole", f"a loop that assigns the elements of {name}"

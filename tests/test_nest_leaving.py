@@ -139,6 +139,26 @@ def three_in_a_row(N: int, M: int, x: i64[Array, "N, M"], c: i64[Array, "N"], s:
             s[i] *= 1.25
 
 
+@nest
+def counting(N: int, M: int, x: i64[Array, "N, M"], c: i64[Array, "N"]) -> None:
+    i = 0
+    while i < N:
+        s = 0
+        j = 1
+        last = M - 2
+        while j <= last:
+            s += x[i, j] + j
+            if s > 30:
+                break
+            j += 2
+        c[i] += s
+        j, k = i - 1, 0
+        while j >= k:
+            c[i] = 3 * c[i] % 7 + c[j]
+            j -= 3
+        i += 1
+
+
 DIGITS, COUNTS = RNG.integers(0, 10, (N, M)), np.zeros(N, "i8")
 CASES: list[tuple[Nest[..., Any], tuple[int, ...], tuple[np.ndarray[Any, Any], ...]]] = [
     (mandelbrot, (N, M), (np.zeros((N, M), "i4"),)),
@@ -147,6 +167,7 @@ CASES: list[tuple[Nest[..., Any], tuple[int, ...], tuple[np.ndarray[Any, Any], .
     (three_in_a_row, (N, M), (DIGITS, COUNTS, np.ones(N))),
     (two_loops, (N, M), (DIGITS, COUNTS, COUNTS)),
     (to_the_end, (N, M), (DIGITS, COUNTS)),
+    (counting, (N, M), (DIGITS, COUNTS)),
     (sorted_in, (N,), (RNG.random(N),)),
     (bisected, (N, M), (np.sort(RNG.random(N)), RNG.random(M), np.zeros(M, "i8"))),
 ]
@@ -230,3 +251,51 @@ def test_twice_the_branches_are_no_more_than_three_times_the_nodes(test: str) ->
         return _left("\n".join(["for i in range(N):", "    for j in range(N):", *lines]))[1]
 
     assert nodes(12) < 3 * nodes(6)
+
+
+def test_a_while_that_does_more_than_count_is_refused() -> None:
+    def read_after(N: int, x: f64[Array, "N"]) -> None:
+        k = 0
+        while k < N - 1:
+            x[k] = 0.0
+            k += 1
+        x[k] = 1.0
+
+    def without_its_step(N: int, x: f64[Array, "N"]) -> None:
+        k = 0
+        while k < N:
+            if x[k] > 0:
+                continue
+            k += 1
+
+    def moving_end(N: int, x: f64[Array, "N"]) -> None:
+        k = 0
+        end = 9
+        while k < end:
+            x[0] += k
+            end -= 1
+            k += 1
+
+    def begun_once(N: int, x: f64[Array, "N"]) -> None:
+        k = 0
+        for i in range(N):
+            while k < N:
+                x[i] += k
+                k += 1
+
+    def half(N: int, x: f64[Array, "N"]) -> None:
+        k = 0
+        while k < N / 2:
+            x[k] = 0.0
+            k += 1
+
+    def of_data(N: int, x: f64[Array, "N"]) -> None:
+        k = 0
+        end = x[0]
+        while k < end:
+            x[0] += 1.0
+            k += 1
+
+    for function in (read_after, without_its_step, moving_end, begun_once, half, of_data):
+        with pytest.raises(ParseError, match=r"a while loop only counts(.|\n)*try: a bound that no run exceeds"):
+            nest(function)
