@@ -210,8 +210,6 @@ class Reader:
 
     def _for(self, node: ast.For, around: Around, path: tuple[PathStep, ...]) -> None:
         scope = around.scope
-        if node.orelse:
-            raise scope.source.error(node.orelse[0], "a loop has no else branch in a nest", "write it after the loop")
         match node.iter:
             case ast.Call(func=ast.Name(id="range"), args=arguments, keywords=[]) if 1 <= len(arguments) <= 3:
                 pass

@@ -8,6 +8,7 @@
                                                        else:
                                                            z[i] = z[i] * z[i] + c
 
+A loop's `else` follows it, under `not stop`.
 A branch of which both sides may go on, as `if a: (if b: continue)`, sets `left`, and what follows is under `not left`.
 """
 
@@ -49,13 +50,17 @@ class _Leaving:
 
     def _statement(self, s: ast.stmt) -> list[ast.stmt]:
         match s:
-            case ast.For(target=target, iter=iterable, body=body, orelse=[]):
+            case ast.For(target=target, iter=iterable, body=body, orelse=orelse):
+                body, last = self.block(body), self.block(orelse)
                 stop = next(self.stops) if self._breaks(body) else ""
-                inner = self._inner(self.block(body), stop)
+                inner = self._inner(body, stop)
                 if not stop:
-                    return [placed_as(s, ast.For(target, iterable, inner, []))]
-                going = placed_as(s, ast.If(ast.UnaryOp(ast.Not(), ast.Name(stop, ast.Load())), inner, []))
-                return [placed_as(s, _set(stop, False)), placed_as(s, ast.For(target, iterable, [going], []))]
+                    return [placed_as(s, ast.For(target, iterable, inner, [])), *last]
+                going, at_end = (
+                    [placed_as(s, ast.If(_not(ast.Name(stop, ast.Load())), part, []))] if part else []
+                    for part in (inner, last)
+                )
+                return [placed_as(s, _set(stop, False)), placed_as(s, ast.For(target, iterable, going, [])), *at_end]
             case ast.If(test=test, body=body, orelse=orelse):
                 return [placed_as(s, ast.If(test, self.block(body), self.block(orelse)))]
             case _:

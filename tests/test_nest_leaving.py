@@ -140,6 +140,29 @@ def three_in_a_row(N: int, M: int, x: i64[Array, "N, M"], c: i64[Array, "N"], s:
 
 
 @nest
+def not_found(N: int, M: int, x: i64[Array, "N, M"], c: i64[Array, "N"], s: i64[Array, "N"]) -> None:
+    for i in range(N):
+        for j in range(i, M):
+            if x[i, j] == 7:
+                c[i] = j
+                break
+            s[i] += x[i, j]
+        else:
+            c[i] = -1
+            for j in range(M):
+                if x[i, j] == 3:
+                    break
+            else:
+                s[i] *= 2
+            if s[i] > 90:
+                break
+        for j in range(1):
+            s[i] += x[i, j]
+        else:
+            s[i] += 3
+
+
+@nest
 def counting(N: int, M: int, x: i64[Array, "N, M"], c: i64[Array, "N"]) -> None:
     i = 0
     while i < N:
@@ -167,6 +190,7 @@ CASES: list[tuple[Nest[..., Any], tuple[int, ...], tuple[np.ndarray[Any, Any], .
     (three_in_a_row, (N, M), (DIGITS, COUNTS, np.ones(N))),
     (two_loops, (N, M), (DIGITS, COUNTS, COUNTS)),
     (to_the_end, (N, M), (DIGITS, COUNTS)),
+    (not_found, (N, M), (DIGITS, COUNTS, COUNTS)),
     (counting, (N, M), (DIGITS, COUNTS)),
     (sorted_in, (N,), (RNG.random(N),)),
     (bisected, (N, M), (np.sort(RNG.random(N)), RNG.random(M), np.zeros(M, "i8"))),
