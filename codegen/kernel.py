@@ -52,7 +52,8 @@ class Kernel(NativeCall):
     is given by name, as `kernel(a, T=10)`. An array that is not C-contiguous is copied, one whose tensor has a layout
     is packed; arrays of other libraries come in through DLPack, where they are. `out`: an array (a tuple for several
     outputs) to write to, apart from the inputs; where it is not C-contiguous, through a copy. An inout tensor is an
-    input and an output: the caller's array is only modified where it is passed as `out`.
+    input and an output: the caller's array is only modified where it is passed as `out`; the only one, if named `out`,
+    is both then.
     `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source`
     is its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR,
     where it is there, and `code` their object code; `refused`: why the schedule is not the policy's first. Calls
@@ -134,6 +135,8 @@ class Kernel(NativeCall):
         self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
     ) -> Array | tuple[Array, ...]:
         """A call whose arguments native code did not take as they are."""
+        if isinstance(out, np.ndarray) and self._is_inout("out", len(inputs)):
+            named = {**named, "out": out}
         if named:  # it may take them in their order
             rest = [named.get(t.name) for t in self.inputs[len(inputs) :]]
             if len(rest) == len(named) and all(isinstance(a, np.ndarray) for a in rest):
@@ -174,6 +177,10 @@ class Kernel(NativeCall):
                 np.copyto(array, written[name])
         found = tuple(results[t.name] for t in self.outputs)
         return found[0] if len(found) == 1 else found
+
+    def _is_inout(self, name: str, given: int) -> bool:
+        """Whether a name is that of the only output, which is an input too and not among the first ones `given`."""
+        return [t.name for t in self.outputs] == [name] and any(t.name == name for t in self.inputs[given:])
 
     def _run_packed(
         self, record: Record, sizes: Mapping[str, int], arrays: Mapping[str, Array], results: Mapping[str, Array]

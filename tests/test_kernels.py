@@ -1,7 +1,9 @@
 """Kernels as they are called: arguments, results, constants and sizes, against numpy."""
+# ruff: noqa: F821, UP037 (texts in annotations are shapes, not types)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from poly.affine import var
 from poly.codegen.kernel import Kernel
 from poly.errors import RunError
 from poly.expr import Read, apply
+from poly.frontend.nest import Array, f32
 from poly.loops import Alloc, LoopTree, Node
 from poly.program import Tensor
 from tests.loop_trees import at, compute, loop, tensor
@@ -85,6 +88,27 @@ def test_an_inout_tensor_with_strides_changes_in_place() -> None:
     y = buffer[::2]
     assert kernel(y=y, x=np.ones(4, np.float32), out=y) is y
     np.testing.assert_array_equal(buffer, [1, 1, 3, 3, 5, 5, 7, 7])
+
+
+def test_an_array_of_a_nest_that_is_named_out() -> None:
+    @poly.nest
+    def twice(N: int, x: f32[Array, "N"], out: f32[Array, "N"]) -> None:
+        for i in range(N):
+            out[i] = 2 * out[i] + x[i]
+
+    kernel, x = poly.compile(twice), np.arange(5, dtype=np.float32)
+    calls: list[Callable[[Any], Any]] = [
+        lambda out: kernel(x, out=out), lambda out: kernel(x=x, out=out), lambda out: kernel(x, out, out=out),
+    ]  # fmt: skip
+    for call in calls:
+        for out in (np.ones(5, np.float32), np.ones(10, np.float32)[::2]):
+            assert call(out) is out
+            np.testing.assert_array_equal(out, 2 + x)
+    with pytest.raises(RunError, match=r"input out has shape \[4\]|size N"):
+        kernel(x=x, out=np.ones(4, np.float32))
+    other = poly.compile(poly.parse("y[i] = out[i] + x[i]", x=5, out=5))
+    with pytest.raises(TypeError, match="out= is where results go"):
+        other(x=x, out=x)
 
 
 def test_inout_leaves_the_callers_array() -> None:
