@@ -27,13 +27,18 @@ _CHECK = """\
 Dynamic dimensions that are not bound get extents that are assumed, and the report says so. Exit code 0: the model can
 be compiled; 1: it cannot, or with --strict a node is left to the reference evaluator.
 """
+_MEANT = {"explain": "poly show WHAT --level explain", "profile": "poly.compile(model).profile(inputs), in Python",
+          "compile": "poly run WHAT"}  # fmt: skip
 _WHAT = "a path to an ONNX file, a path to a text file, Einstein notation, or an einsum spec"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else [*arguments]
+    if given and given[0] in _MEANT:
+        parser.error(f"no command {given[0]!r}; try: {_MEANT[given[0]]}")
+    options = parser.parse_args(given)
     if options.command is None:
         parser.print_help()
         return 2
@@ -112,7 +117,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--threads", type=_positive, default=None, help="for the CPU (default: all cores)")
     demo.add_argument("--target", default="s16", metavar="PROFILE", help="the accelerator (default s16)")
     demo.set_defaults(run=_demo)
-    machines = commands.add_parser("machines", help="list the targets")
+    machines = commands.add_parser("machines", help="list the targets, or print one")
+    machines.add_argument("target", metavar="NAME", nargs="?", help="the one to print")
     machines.set_defaults(run=_machines)
     return parser
 
@@ -204,12 +210,15 @@ def _demo(options: argparse.Namespace) -> int:
     return 0 if demo(options.target, options.threads) else 1
 
 
-def _machines(_: argparse.Namespace) -> int:
+def _machines(options: argparse.Namespace) -> int:
     from poly.accel.profile import profile, profile_names
     from poly.codegen.host import host_machine
     from poly.console import print_table
     from poly.document import bytes_text
 
+    if options.target is not None:
+        print(host_machine() if options.target == "cpu" else profile(options.target))
+        return 0
     rows: list[tuple[str, ...]] = []
     for name, machine in [("cpu", host_machine()), *((n, profile(n)) for n in profile_names())]:
         memories = ", ".join(

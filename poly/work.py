@@ -92,13 +92,13 @@ def _extents(text: str) -> tuple[int | str, ...]:
     return tuple(int(p) if p.lstrip("-").isdigit() else p for p in parts)
 
 
-def _ints(text: str, what: str) -> tuple[int, ...]:
-    found: list[int] = []
-    for extent in _extents(text):
-        if not isinstance(extent, int) or extent < 0:
-            raise UsageError(f"--shape {text}: {what} have extents of ints", hint="--shape 64,96")
-        found.append(extent)
-    return tuple(found)
+def _ints(text: str, what: str, name: str = "") -> tuple[int, ...]:
+    extents = _extents(text)
+    found = tuple(e for e in extents if isinstance(e, int) and e >= 0)
+    if len(found) < len(extents):
+        own, whole = name and f"{name}=", ",".join(str(e if e in found else 8) for e in extents)
+        raise UsageError(f"--shape {own}{text}: {what} have extents of ints", hint=f"--shape {own}{whole}")
+    return found
 
 
 def read_array(file: str) -> Array:
@@ -130,7 +130,7 @@ def bindings(
     for name, text in shapes:
         if name is None:
             raise UsageError(f"--shape {text}: of which input?", hint=f"--shape INPUT={text}")
-        given[name] = _ints(text, "inputs of a model")
+        given[name] = _ints(text, "inputs of a model", name)
     for name, text in bind:
         if name is None or not text.isdigit():
             given_as = f"{name}={text}" if name else text

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from poly import commands
+from poly.accel.profile import profile
 from poly.cli import main
 from poly.compiler import compile
 from tests.test_uneven import constants, window
@@ -312,6 +313,9 @@ def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None
     assert poly("machines") == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("cpu", "s16", "g16", "m32"))
+    assert poly("machines", "s16") == 0
+    assert capsys.readouterr().out == f"{profile('s16')}\n"
+    assert poly("machines", "cpu") == 0 and "(cpu, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -332,6 +336,9 @@ def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "C[i] = dtypes[i]", "--shape", "dtypes=4"], 2, "dtypes"),
         (["show", MATMUL, *SHAPES, "--level", "nothing"], 2, "invalid choice"),
         (["check", MATMUL], 2, "--check"),
+        (["explain", MATMUL], 2, "--level explain"),
+        (["profile", "model.onnx"], 2, ".profile(inputs)"),
+        (["machines", "nothing"], 1, "one of cpu, "),
     ],
 )  # fmt: skip
 def test_errors_fit_one_screen(
@@ -340,6 +347,12 @@ def test_errors_fit_one_screen(
     assert poly(*arguments) == code
     shown = capsys.readouterr().err
     assert message in shown and "Traceback" not in shown and len(shown.splitlines()) < 24
+
+
+def test_a_shape_that_is_refused_keeps_its_name_and_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "m.onnx").write_bytes(b"")
+    assert poly("run", str(path), "--shape", "Input3=1,-1,5,x") == 2
+    assert "try: --shape Input3=1,8,5,8\n" in capsys.readouterr().err
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
