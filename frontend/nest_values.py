@@ -23,7 +23,7 @@ from poly.frontend import nest_hints as hints
 from poly.frontend.nest_literals import folded
 from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import last_name
-from poly.function_forms import FORMS, Form
+from poly.function_forms import FORMS, MOST_WRITTEN_OUT, Form
 from poly.program import Access, ReadIndex, Subscript
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
@@ -40,7 +40,6 @@ _SAME: Final = {
 }  # fmt: skip
 _NUMBERS: Final = {"fmax": "gt", "fmin": "lt"}  # of two numbers as max and min, else the one that is none NaN
 _TRUTHS: Final = frozenset(("and", "or", "not", *COMPARE.values()))
-_MOST: Final = 2048  # expressions in one value
 _CASTS: Final = {"float": "f64", "int": "i64", "bool": "bool"}
 
 
@@ -271,8 +270,8 @@ class Values:
 
     def _bounded(self, node: ast.expr, body: Expr) -> Expr:
         """A body that has an argument several times, which doubles with each such call in another."""
-        if sum(1 for _ in walk(body)) > _MOST:
-            text = f"{ast.unparse(node)[:40]}... is more than {_MOST} operations written out"
+        if sum(1 for _ in walk(body)) > MOST_WRITTEN_OUT:
+            text = f"{ast.unparse(node)[:40]}... is more than {MOST_WRITTEN_OUT} operations written out"
             raise self.scope.source.error(node, text, "a local for what it is of: t = ..., and t in its place")
         return body
 

@@ -250,7 +250,8 @@ def _drafts(
             hint = f"another name for the size, such as {both[0].upper() if both[0].islower() else both[0] + '_'}"
             raise line.place.error(f"{both[0]!r} is both a size and an index", hint=hint)
         where = line.clauses.get("where")
-        if line.combiner is not None and line.iterators is None and where is not None:
+        free = line.combiner is not None and line.iterators is None
+        if free and where is not None and {*used} <= {*names_in(where.text)}:
             known = [*used, *(step for step in line.prefix if isinstance(step, str)), *parameters, *scalars]
             used |= dict.fromkeys(_bounded_names(where, known, parameters, context))
         iterators = _iterators(line, used, parameters)
@@ -265,7 +266,9 @@ def _drafts(
 
 
 def _bounded_names(where: Fragment, known: Sequence[str], parameters: Sequence[str], context: isl.Set) -> list[str]:
-    """The names that stand in a `where` only, and that it bounds at both ends: an update is done for all of them."""
+    """The names that stand in a `where` only, and that it bounds at both ends: an update is done for all of them. Asked
+    where a `where` has all other names, too: else the name may be a slip for one of these.
+    """
     own = [n for n in names_in(where.text) if n not in known and not iskeyword(n)]
     if not own:
         return []

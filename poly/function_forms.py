@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+MOST_WRITTEN_OUT: Final = 2048  # expressions of a value: calls in calls double it where a form reads an argument twice
+
 
 @dataclass(frozen=True)
 class Form:

@@ -10,6 +10,7 @@ import ast
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from poly.affine import Affine, Constraint, FloorDiv, Var, affine_of_ast, unequal_parts
@@ -17,8 +18,21 @@ from poly.chosen_elements import chosen_element
 from poly.conditions import COMPARE, affine_or_none, conjunction, necessary
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
-from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Combiner, Const, Expr, IndexValue, Read, children, rewrite
-from poly.function_forms import FORMS
+from poly.expr import (
+    COMBINERS,
+    OPERATORS,
+    Apply,
+    Cast,
+    Combiner,
+    Const,
+    Expr,
+    IndexValue,
+    Read,
+    children,
+    rewrite,
+    walk,
+)
+from poly.function_forms import FORMS, MOST_WRITTEN_OUT
 from poly.function_hints import INTERNAL, suggestion
 from poly.lexical import Fragment, decode, is_scalar, names_in, quote, written
 from poly.program import Access, ReadIndex, Subscript
@@ -410,7 +424,11 @@ class BodyReader:
             inside = BodyReader({*form.parameters}, bare_indices=True)
             body = inside.value(ast.parse(form.text, mode="eval").body, fragment)
             given = [values[form.parameters.index(access.tensor)] for access in inside.reads]
-            return rewrite(body, lambda e: given[e.position] if isinstance(e, Read) else None)
+            found = rewrite(body, lambda e: given[e.position] if isinstance(e, Read) else None)
+            if sum(1 for _ in islice(walk(found), MOST_WRITTEN_OUT + 1)) > MOST_WRITTEN_OUT:
+                text = f"{name}(...) is more than {MOST_WRITTEN_OUT} operations written out"
+                raise fragment.node_error(node, text, "a statement of its own for what it is of: t[i] = ...")
+            return found
         if name in DTYPES and len(values) == 1:
             return Cast(name, values[0])
         if name in COMBINERS and len(values) > 2:

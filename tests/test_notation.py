@@ -469,16 +469,26 @@ def test_a_name_that_is_no_index_is_told_where_sizes_stand() -> None:
         parse("s[i] += x[i] where b < 10", x=(20,))
 
 
+def test_a_name_that_only_a_condition_has_is_no_index_beside_others_that_it_lacks() -> None:
+    with pytest.raises(ParseError, match="J"):  # a slip for j: the sum would be four times as large
+        parse("c[i] += A[i,j] where 0 <= J < 4", A=(3, 4))
+
+
+def test_functions_that_double_their_argument_end() -> None:
+    with pytest.raises(ParseError, match="2048 operations written out"):
+        parse("y[i] = " + "square(" * 30 + "x[i]" + ")" * 30, x=(4,))
+
+
 @pytest.mark.parametrize(("text", "value"), [
     ("c += 1 where 0 <= i < 10", 10), ("c += 1 where 0 <= i < 8 and 0 <= j <= i", 36),
     ("c[j] += 1 where 0 <= i < 10 and 0 <= j < 2", [10, 10]), ("c[j] += 1 where 0 <= i <= j < 3", [1, 2, 3]),
-    ("c += x[i] where 0 <= r < 3", 30), ("for j:\n  c[j] += x[i] where 0 <= r <= j < 2", [10, 20]),
+    ("c += x[i] where 0 <= r < 3 and 0 <= i < 4", 30),
+    ("for j:\n  c[j] += x[i] where 0 <= r <= j < 2 and i < 4 and i >= 0", [10, 20]),
     ("c *= 2 where 0 <= i < 9 and i % 3 == 0", 8), ("c -= 1 where exists (e: 0 <= i < 10 and i = 2e)", -5),
 ])  # fmt: skip
 def test_updates_are_done_for_indices_that_only_the_condition_has(text: str, value: int | list[int]) -> None:
-    reads = "x[" in text
-    program = parse(text, **({"x": (4,)} if reads else {}))
-    found = run_program(program, {"x": np.array([1, 2, 3, 4], "f4")} if reads else {})["c"]
+    x: Any = {"x": (4,)} if "x[" in text else {}
+    found = run_program(parse(text, **x), {"x": np.array([1, 2, 3, 4], "f4")} if x else {})["c"]
     np.testing.assert_array_equal(found, value)
 
 
