@@ -1,6 +1,7 @@
 """The notebooks run from top to bottom, in the folder they are in, and show what their files show."""
 
 import os
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _kinds(cell: Any) -> list[list[str]]:
-    return [sorted(o.get("data", {"text": ""})) for o in cell.get("outputs", [])]
+    """Of the outputs; what is printed may come in several."""
+    return [kinds for kinds, _ in groupby(sorted(o.get("data", {"text": ""})) for o in cell.get("outputs", []))]
 
 
-def _texts(cell: Any) -> list[str]:
-    return [o.text for o in cell.get("outputs", []) if o.output_type == "stream"]
+def _texts(cell: Any) -> str:
+    return "".join(o.text for o in cell.get("outputs", []) if o.output_type == "stream")
