@@ -364,7 +364,7 @@ def test_long_rows_are_summed_in_blocks(spec: str, shapes: list[tuple[int, ...]]
     kernel = poly.compile(einsum(spec, *shapes))
     np.testing.assert_array_equal(kernel(*arrays), np.einsum(spec, *arrays, dtype=np.float64))
     equal = [np.full(s, 0.1, np.float32) for s in shapes]
-    np.testing.assert_allclose(np.asarray(kernel(*equal)), np.einsum(spec, *equal, dtype=np.float64), rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(kernel(*equal), "f4"), np.einsum(spec, *equal, dtype=np.float64), rtol=1e-5)
 
 
 def test_errors_of_a_long_sum_grow_with_its_blocks() -> None:
