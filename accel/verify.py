@@ -46,6 +46,7 @@ from poly.accel.footprint import (
 from poly.accel.hazards import memory_findings
 from poly.accel.isa import MAX_REP_DEPTH, Command, CommandStream, Dma, Mm, Region, StreamError, Vec
 from poly.accel.tokens import Firing, Stuck, fire
+from poly.document import counted
 from poly.machine import Engine, Machine
 
 MAX_FINDINGS = 100
@@ -72,7 +73,7 @@ def require_verified(stream: CommandStream, machine: Machine) -> None:
     errors = [f for f in verify(stream, machine) if f.severity == "error"]
     if errors:
         shown = "\n  ".join(map(str, errors[:5]))
-        raise StreamError(f"{len(errors)} errors\n  {shown}", where=f"stream {stream.name}")
+        raise StreamError(f"{counted(len(errors), 'error')}\n  {shown}", where=f"stream {stream.name}")
 
 
 def _check_static(stream: CommandStream, machine: Machine) -> Iterator[Finding]:

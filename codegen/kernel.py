@@ -153,6 +153,12 @@ class Kernel(NativeCall):
         sizes = self._sizes
         if self.module.parameters:
             sizes = infer_sizes(self.inputs, [a.shape for a in given], self._sizes | by_name, self.loops.parameters)
+        return self._computed(given, sizes, out)
+
+    def _computed(
+        self, given: Sequence[Array], sizes: Mapping[str, int], out: Array | Sequence[Array] | None
+    ) -> Array | tuple[Array, ...]:
+        """A call for arrays in the inputs' order and the values of all sizes, through copies where these are needed."""
         source = None if self.constants else self._source
         empty = source is not None and lacks_elements(source, sizes)
         record = None if empty else self._prepare(sizes)

@@ -37,19 +37,18 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
     rows = rows_of(program)
     if rows is not None and _fill(rows, machine):
         return rows.joined()
-    joined = [way.joined() for way in columns_of(program)]
-    laid = [*laid_results(program)]
-    facts = _facts(program, machine, threads) if joined or laid else None
+    laid, joined = [*laid_results(program)], [way.joined() for way in columns_of(program)]
+    facts = _facts(program, machine, threads) if laid or joined else None
     lanes = facts.lanes() if facts is not None else None
     if facts is None or lanes is None:
         return program
-    joined = [join_axes(p) for p in (*laid, *(() if _filled(facts, lanes) > FILLED else joined))]
+    moved = [join_axes(p) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined)]
     best, limit, least = program, GAIN * _cycles(facts), least_cycles(facts)
-    for copies, k in sorted((_copies(p, machine, threads), k) for k, p in enumerate(joined)):
-        product = _facts(joined[k], machine, threads) if copies + least < limit else None
+    for copies, k in sorted((_copies(p, machine, threads), k) for k, p in enumerate(moved)):
+        product = _facts(moved[k], machine, threads) if copies + least < limit else None
         cycles = copies + _cycles(product) if product is not None else inf
         if cycles < limit:
-            best, limit = joined[k], cycles
+            best, limit = moved[k], cycles
     return best
 
 
@@ -58,8 +57,8 @@ def columns_like(program: Program, other: Program) -> Program:
     if str(program) == str(other):
         return program
     rows = rows_of(program)
-    columns = (join_axes(p) for p in chain(laid_results(program), (way.joined() for way in columns_of(program))))
-    return next((p for p in chain((rows.joined(),) if rows else (), columns) if p == other), program)
+    moved = (join_axes(p) for p in chain(laid_results(program), (way.joined() for way in columns_of(program))))
+    return next((p for p in chain((rows.joined(),) if rows else (), moved) if p == other), program)
 
 
 def _fill(rows: Rows, machine: Machine) -> bool:

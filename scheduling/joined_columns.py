@@ -45,7 +45,7 @@ class Columns:
         iterators = (*(i for i in kept if i not in inner), j, *inner)
         extents = {**self.ranges, j: self._extent}
         reads = tuple(laid if k == self.read else r for k, r in enumerate(s.reads))
-        domain = _box(s.name, iterators, extents)
+        domain = whole_box(s.name, iterators, extents)
         update = replace(s, iterators=iterators, domain=domain, write=product, reads=reads)
         cleared = [self._cleared(x, product, extents) for x in self.program.statements[:-1]]
         statements = [*before, *cleared, update, *after]
@@ -89,14 +89,13 @@ class Columns:
         self, tensor: Tensor, order: Sequence[str], outer: Access, name: str, inward: bool
     ) -> tuple[Access, Tensor, list[Statement]]:
         """A temporary with the columns last, and the copy between it and a tensor."""
-        while name in self.program.tensor or f"{name}_copy" in self.program.statement:
-            name += "_"
+        name = free_name(self.program, name)
         shape = [*(self.ranges[n] for n in order), self._extent]
         new = Tensor(name, tuple(map(Affine.of, shape)), tensor.dtype)
         iterators = (*order, *self.names) if inward else tuple(map(str, outer.affine_index))
         inner = Access(name, (*map(var, order), self._place))
         write, read = (inner, outer) if inward else (outer, inner)
-        domain = _box(f"{name}_copy", iterators, self.ranges)
+        domain = whole_box(f"{name}_copy", iterators, self.ranges)
         copy = Statement(f"{name}_copy", iterators, domain, write, (read,), Read(0))
         return Access(name, (*map(var, order), var(self.names[0]))), new, [copy]
 
@@ -112,7 +111,7 @@ class Columns:
     def _cleared(self, s: Statement, product: Access, extents: Mapping[str, int]) -> Statement:
         """What sets the result to a value, for the joined one."""
         iterators = tuple(map(str, product.affine_index))
-        return replace(s, iterators=iterators, domain=_box(s.name, iterators, extents), write=product)
+        return replace(s, iterators=iterators, domain=whole_box(s.name, iterators, extents), write=product)
 
 
 def plain_contraction(program: Program) -> tuple[Program, Statement, dict[str, int]] | None:
@@ -181,5 +180,13 @@ def _names(access: Access) -> frozenset[str]:
     return frozenset(n for i in access.affine_index for n in i.names)
 
 
-def _box(name: str, iterators: Sequence[str], extents: Mapping[str, int]) -> isl.Set:
+def free_name(program: Program, name: str) -> str:
+    """A name for a temporary that is free, for its copy's statement (`name_copy`), too."""
+    while name in program.tensor or f"{name}_copy" in program.statement:
+        name += "_"
+    return name
+
+
+def whole_box(name: str, iterators: Sequence[str], extents: Mapping[str, int]) -> isl.Set:
+    """The domain of a statement whose loops run from 0 over all of their extents."""
     return box_domain(name, [(i, 0, extents[i]) for i in iterators])

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from poly.affine import Affine, var
 from poly.expr import Read
-from poly.program import Access, Program, Statement, Tensor, box_domain, default_path
-from poly.scheduling.joined_columns import plain_contraction
+from poly.program import Access, Program, Statement, Tensor, default_path
+from poly.scheduling.joined_columns import free_name, plain_contraction, whole_box
 
 
 def laid_results(program: Program) -> Iterator[Program]:
@@ -39,9 +39,7 @@ def _order(update: Statement, last: int, written: Sequence[str]) -> tuple[str, .
 
 def _laid(program: Program, update: Statement, order: Sequence[str], extents: Mapping[str, int]) -> Program:
     target, clear = program.tensor[update.write.tensor], program.statements[0]
-    name = f"{target.name}_laid"
-    while name in program.tensor or f"{name}_copy" in program.statement:
-        name += "_"
+    name = free_name(program, f"{target.name}_laid")
     laid = Access(name, tuple(map(var, order)))
     statements = (
         _over(replace(clear, write=laid), order, extents),
@@ -57,6 +55,4 @@ def _laid(program: Program, update: Statement, order: Sequence[str], extents: Ma
 
 
 def _over(s: Statement, iterators: Sequence[str], extents: Mapping[str, int]) -> Statement:
-    return replace(
-        s, iterators=tuple(iterators), domain=box_domain(s.name, [(i, 0, extents[i]) for i in iterators])
-    )
+    return replace(s, iterators=tuple(iterators), domain=whole_box(s.name, iterators, extents))
