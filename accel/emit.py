@@ -4,15 +4,13 @@ Serial loops are unrolled (and rolled up again as hardware loops where the comma
 around one statement is one command of the engine it names. What is not a box, or not linear, is cut in several
 commands. Order and place of everything are the tree's; semaphores follow from what the commands touch.
 
-The tree names an engine only at unit loops, so two choices are made here. A single instance without a loop that could
-be one (a scalar, a recurrence run step by step) goes to the first engine that reaches its operands; a statement whose
-own loops could be unit and are not is refused. A copy whose box is padding only has no source that a DMA could read:
-the first vector engine that writes its target fills it.
+A statement without a unit loop names no engine and is refused. A copy whose box is padding only has no source that a
+DMA could read: the engine that its loops name for that fills it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,8 +24,7 @@ from poly.accel.synchronise import synchronise
 from poly.affine import Affine, Constraint
 from poly.dtypes import numpy_dtype
 from poly.errors import UnsupportedError
-from poly.expr import Read
-from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node, Sync, walk
+from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node, Sync
 from poly.machine import Engine, Machine
 from poly.program import Tensor
 
@@ -110,6 +107,12 @@ class _Walk:
             raise UnsupportedError(
                 f"sizes {free} are free: a stream has fixed ones", where=self.tree.name, hint="bind them"
             )
+        if (name := next(_without_engine(self.tree.body), None)) is not None:
+            engines = ", ".join(self.machine.engine)
+            raise UnsupportedError(
+                "no engine is named", where=f"statement {name}",
+                hint=f"tensorise its loops, or tensorise((), engine, statement={name!r}), with one of {engines}",
+            )  # fmt: skip
         if len(self.out) + _at_least(self.tree.body, self.sizes) > MAX_COMMANDS:
             raise self.too_many()
 
@@ -125,7 +128,7 @@ class _Walk:
                 case Alloc(_, body):
                     self.nodes(body, scope, tile)
                 case Compute():
-                    _Chain(self, None, tile).run([node], scope, ())
+                    raise AssertionError(f"{node.statement} is in no chain")
                 case External(statement):
                     raise UnsupportedError("is computed outside of the program", where=f"statement {statement}")
                 case Sync():
@@ -139,26 +142,21 @@ class _Walk:
         if node.kind == "unit" and (chain := chain_of(node)) is not None:
             compute = chain[-1]
             assert isinstance(compute, Compute)
-            engine = self.machine.engine.get(node.engine or "")
-            if engine is None:
-                raise UnsupportedError(
-                    f"{self.machine.name} has no engine {node.engine!r}", where=f"statement {compute.statement}",
-                    hint=f"engines: {', '.join(self.machine.engine)}",
-                )  # fmt: skip
-            _Chain(self, engine, tile).run(chain, scope, ())
+            fill = None if node.fill is None else self.engine(node.fill, compute.statement)
+            _Chain(self, self.engine(node.engine or "", compute.statement), fill, tile).run(chain, scope, ())
             return
-        if node.kind != "unit" and (alone := untensorised(node)) is not None:
-            engines = ", ".join(self.machine.engine)
-            raise UnsupportedError(
-                f"loop {node.variable} around it alone is {node.kind}: no engine is named",
-                where=f"statement {alone}",
-                hint=f'tensorise its loops: tensorise(("{node.variable}",), engine), of {engines}',
-            )  # fmt: skip
         low = max(number(b, scope) for b in node.lower)
         high = min(number(b, scope) for b in node.upper)
         for value in range(low, high, node.step):
-            here = tile if node.kind == "unit" else (*tile, (node.variable, value))
-            self.nodes(node.body, scope.fixed(node.variable, value), here)
+            self.nodes(node.body, scope.fixed(node.variable, value), (*tile, (node.variable, value)))
+
+    def engine(self, name: str, statement: str) -> Engine:
+        if name not in self.machine.engine:
+            raise UnsupportedError(
+                f"{self.machine.name} has no engine {name!r}", where=f"statement {statement}",
+                hint=f"engines: {', '.join(self.machine.engine)}",
+            )  # fmt: skip
+        return self.machine.engine[name]
 
     def add(self, engine: str, made: Command) -> None:
         if len(self.out) >= MAX_COMMANDS:
@@ -172,10 +170,11 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Chain:
-    """The unit loops around one statement, for one tile."""
+    """The unit loops around one statement, for one tile, and the engines that they name (`For.engine`, `For.fill`)."""
 
     walk: _Walk
-    engine: Engine | None
+    engine: Engine
+    fill: Engine | None
     tile: tuple[tuple[str, int], ...]
 
     def run(self, nodes: Sequence[Node], scope: Scope, where: tuple[Affine, ...]) -> None:
@@ -209,17 +208,42 @@ class _Chain:
         left = tuple(f for f in forms if scope.interval(f)[0] < 0)
         tag = f"{compute.statement}({', '.join(f'{n}={v}' for n, v in self.tile)})" if self.tile else compute.statement
         site = Site(compute, scope, self.walk.operands, self.walk.sizes, tag, self.walk.addresses, left)
-        engine = self.engine or first_engine(site, self.walk.machine)
-        made = command(site, engine)
-        if isinstance(made, Vec) and engine.kind != "vector":
-            engine = filling_engine(site, self.walk.machine)
-        self.walk.add(engine.name, made)
+        made = command(site, self.engine)
+        padding = isinstance(made, Vec) and self.engine.kind != "vector"
+        self.walk.add(self.filling(site).name if padding else self.engine.name, made)
+
+    def filling(self, site: Site) -> Engine:
+        """The engine for a copy that is padding only. Raises `UnsupportedError` where none is named that can."""
+        target = site.operands[site.compute.write.tensor].memory
+        if self.fill is None:
+            raise site.refuse(
+                "a part of the copy is padding only, and no engine is named that fills it",
+                f"tensorise(loops, engine, fill=...), a vector engine that writes {target}",
+            )
+        if self.fill.kind != "vector" or target not in self.fill.writes:
+            raise site.refuse(
+                f"a part of the copy is padding only, and engine {self.fill.name} does not fill {target}",
+                "promote into a memory that the vector engine writes",
+            )
+        return self.fill
+
+
+def _without_engine(nodes: Sequence[Node]) -> Iterator[str]:
+    """The statements that no unit loop gives to an engine."""
+    for node in nodes:
+        match node:
+            case For(kind="unit") if chain_of(node) is not None:
+                pass
+            case For(body=body) | If(_, body) | Alloc(_, body):
+                yield from _without_engine(body)
+            case Compute():
+                yield node.statement
+            case External() | Sync():
+                pass
 
 
 def _at_least(nodes: Sequence[Node], sizes: Mapping[str, int]) -> int:
-    """Commands that nodes take at least: what hangs on conditions, or on bounds by other loops, counts as none, and so
-    does a loop that is refused for what it holds.
-    """
+    """Commands that nodes take at least: what hangs on conditions, or on bounds by other loops, counts as none."""
     found = 0
     for node in nodes:
         match node:
@@ -228,12 +252,10 @@ def _at_least(nodes: Sequence[Node], sizes: Mapping[str, int]) -> int:
             case Alloc(_, body):
                 found += _at_least(body, sizes)
             case For() if all(b.names <= sizes.keys() for b in (*node.lower, *node.upper)):
-                if node.kind != "unit" and untensorised(node) is not None:
-                    continue
                 low = max(int(b.evaluate(sizes)) for b in node.lower)
                 high = min(int(b.evaluate(sizes)) for b in node.upper)
                 inside = _at_least(node.body, sizes) * max(0, -(-(high - low) // node.step))
-                found += min(inside, 1) if node.kind == "unit" and chain_of(node) is not None else inside
+                found += min(inside, 1) if node.kind == "unit" else inside
             case _:
                 pass
     return found
@@ -273,22 +295,6 @@ def chain_of(node: For) -> list[Node] | None:
                 return found
             case _:
                 return None
-
-
-def untensorised(node: For) -> str | None:
-    """The only statement in an innermost loop that could be a unit's: no iteration of it needs another.
-
-    A statement that reads what it writes is taken for a recurrence, one that writes an element again for an order.
-    """
-    below = list(walk(node.body))
-    found = [n for n in below if isinstance(n, Compute)]
-    if len(found) != 1 or any(isinstance(n, For) for n in below):
-        return None
-    (only,) = found
-    if any(r.tensor == only.write.tensor for r in only.reads):
-        return None
-    moved = any(isinstance(e, Affine) and node.variable in e.names for e in only.write.index)
-    return only.statement if moved else None
 
 
 def number(expression: Affine, scope: Scope) -> int:
@@ -333,33 +339,3 @@ def _open(piece: Sequence[Constraint], scope: Scope) -> list[tuple[Affine, Form]
             if low < 0:
                 left.append((side, form))
     return left
-
-
-def filling_engine(site: Site, machine: Machine) -> Engine:
-    """The engine for a copy that is padding only. Raises `UnsupportedError` where none writes its target."""
-    target = site.operands[site.compute.write.tensor].memory
-    for engine in machine.engines_of("vector"):
-        if target in engine.writes:
-            return engine
-    raise site.refuse(
-        f"a part of the copy is padding only, and no vector engine of {machine.name} writes {target}",
-        "promote into a memory that the vector engine writes",
-    )
-
-
-def first_engine(site: Site, machine: Machine) -> Engine:
-    """The engine for a single instance: a DMA with the copy's path, else a vector engine that reaches its operands."""
-    compute = site.compute
-    target = site.operands[compute.write.tensor].memory
-    sources = [site.operands[r.tensor].memory for r in compute.reads]
-    if compute.body == Read(0) and compute.combiner is None:
-        for engine in machine.engines_of("dma"):
-            if (sources[0], target) in engine.paths:
-                return engine
-    for engine in machine.engines_of("vector"):
-        if target in engine.writes and set(sources) <= set(engine.reads):
-            return engine
-    raise site.refuse(
-        f"no engine of {machine.name} reads {', '.join(sources) or 'nothing'} and writes {target}",
-        "promote its operands into memories that an engine reaches, and tensorise its loops",
-    )

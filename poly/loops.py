@@ -6,7 +6,7 @@ extent with a constant bound of at most `MAX_LANES`, which LLVM splits into mach
 bounds of a loop inside depend on the lane or a buffer lives inside); `parallel` (iterations in any order and at once,
 split over threads where only serial loops and buffers in memory stand around, else run in one piece); `unit` (absorbed
 in one command of a machine's engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine`
-names it).
+names it, and `fill` the one that writes the pieces of a DMA's copy that are padding only).
 A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
 What it touches `ahead` (a loop, iterations of it later) it asks for, as `poly.scheduling.marks.prefetch` says: no
 effect but on the caches. A serial loop `asks` in every iteration for the lines of some elements.
@@ -67,6 +67,7 @@ class For:
     step: int = 1
     kind: LoopKind = "serial"
     engine: str | None = None
+    fill: str | None = None
     carried: tuple[tuple[str, tuple[int, ...]], ...] = ()
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None

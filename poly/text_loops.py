@@ -102,6 +102,8 @@ def _for_text(node: For) -> str:
         text += f" {node.kind}"
     if node.engine is not None:
         text += f" engine {quote(node.engine)}"
+    if node.fill is not None:
+        text += f" fill {quote(node.fill)}"
     if node.nontemporal:
         text += " nontemporal"
     if node.ahead is not None:
@@ -192,7 +194,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
     match = re.match(r"for\s+([^\W\d]\w*)\s+in\s+range\s*(?=\()", head.text)
     if match is None:
         raise head.error("a loop is `for i in range(LOWER, UPPER, STEP):`")
-    known = (*_KINDS, "engine", "carried", "nontemporal", "ahead", "asks", "nowait")
+    known = (*_KINDS, "engine", "fill", "carried", "nontemporal", "ahead", "asks", "nowait")
     bounds, clauses = split_clauses(head.part(match.end()), known)
     parts = bracketed(bounds)
     if len(parts) not in (2, 3):
@@ -213,6 +215,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         parts[2].integer() if len(parts) == 3 else 1,
         cast(LoopKind, kinds[0]) if kinds else "serial",
         clauses["engine"].name() if "engine" in clauses else None,
+        clauses["fill"].name() if "fill" in clauses else None,
         tuple(_element(p) for p in bracketed(clauses["carried"])) if "carried" in clauses else (),
         "nontemporal" in clauses,
         _ahead(clauses["ahead"]) if "ahead" in clauses else None,

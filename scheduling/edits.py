@@ -50,7 +50,7 @@ def replaced(path: tuple[PathStep, ...], loop: str, by: Sequence[PathStep]) -> t
     return (*path[:k], *by, *path[k + 1 :])
 
 
-def _new_names(schedule: Schedule, *names: str) -> None:
+def new_names(schedule: Schedule, *names: str) -> None:
     taken = [n for n in names if any(n in nest.loops for nest in schedule.nests.values())]
     if taken:
         raise ScheduleError(
@@ -116,7 +116,7 @@ def tile(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
 
 def _strip_mine(schedule: Schedule, loop: str, size: int) -> Schedule:
     outer, point = f"{loop}.o", f"{loop}.p"
-    _new_names(schedule, outer, point)
+    new_names(schedule, outer, point)
 
     def cut(nest: Nest) -> Nest:
         value = nest.loops[loop]
@@ -279,7 +279,7 @@ def distribute(schedule: Schedule, loop: str, at: int = 1) -> Schedule:
         text = f"loop {loop!r} has {counted(things, 'thing')} inside, cannot cut at {at}"
         raise ScheduleError(text, where=schedule.source.name, hint=hint)
     name = f"{loop}.2"
-    _new_names(schedule, name)
+    new_names(schedule, name)
     for tensor in schedule.program.tensors:
         if loop in tensor.scope and {touched for s in later for touched in _tensors_of(schedule, s)} & {tensor.name}:
             raise ScheduleError(

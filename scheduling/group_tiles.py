@@ -38,9 +38,8 @@ def build(schedule: Schedule, pieces: Pieces, plan: Plan, choice: Choice, machin
             schedule = _array_points(schedule, pieces, plan.array, points[s.name], choice.sizes)
         depth = sum(v in pieces.places[s.name].values() for v in tiled)
         chain = schedule.nests[s.name].names[depth:]
-        if chain:
-            schedule = schedule.tensorise(chain, plan.engines[s.name])
-    return _tensorise_copies(schedule, before, machine)
+        schedule = _on_engine(schedule, s.name, chain, machine.engine[plan.engines[s.name]], machine)
+    return _copies_on_engines(schedule, before, machine)
 
 
 def _tile(
@@ -119,15 +118,23 @@ def copy_engine(machine: Machine, source: str, target: str) -> Engine:
     raise UnsupportedError(f"no DMA engine copies {source} -> {target}", where=f"machine {machine.name}")
 
 
-def _tensorise_copies(schedule: Schedule, before: set[str], machine: Machine) -> Schedule:
+def _on_engine(schedule: Schedule, name: str, chain: Sequence[str], engine: Engine, machine: Machine) -> Schedule:
+    """A statement's innermost loops, or each of its instances where there are none, as commands of an engine."""
+    s = schedule.program.statement[name]
+    target = schedule.program.tensor[s.write.tensor].space
+    padded = engine.kind == "dma" and any(r.guard for r in s.reads)
+    fill = next((e.name for e in machine.engines_of("vector") if target in e.writes), None) if padded else None
+    return schedule.tensorise(chain, engine.name, statement=None if chain else name, fill=fill)
+
+
+def _copies_on_engines(schedule: Schedule, before: set[str], machine: Machine) -> Schedule:
     """New copies go to the DMA engine with their path."""
     tensor = schedule.program.tensor
     for s in schedule.program.statements:
         if s.copies and s.name not in before:
             chain = [n for n in schedule.nests[s.name].names if n.startswith(f"{s.name}.")]
-            if chain:
-                source, target = tensor[s.reads[0].tensor].space, tensor[s.write.tensor].space
-                schedule = schedule.tensorise(chain, copy_engine(machine, source, target).name)
+            source, target = tensor[s.reads[0].tensor].space, tensor[s.write.tensor].space
+            schedule = _on_engine(schedule, s.name, chain, copy_engine(machine, source, target), machine)
     return schedule
 
 
@@ -165,21 +172,26 @@ def whole(schedule: Schedule, statements: Sequence[str], machine: Machine) -> Sc
         if not _touched(schedule.program, t, users):
             continue
         schedule = schedule.promote(t, None, memory, name=free_name(schedule, f"{t}_{memory}"), users=users)
-    schedule = settle(_tensorise_copies(schedule, before, machine))
+    schedule = settle(_copies_on_engines(schedule, before, machine))
     for name in statements:
-        own = [n for n in schedule.nests[name].names if schedule.under(n) == (name,)]
-        for count in range(len(own), 0, -1):
-            try:
-                schedule = schedule.tensorise(own[-count:], engine.name)
-                break
-            except IllegalEdit:
-                continue
+        schedule = _at_once(schedule, name, engine)
     room = _room(schedule, engine, machine)
     if full := [m for m, left in room.items() if left < 0]:
         raise CapacityError(
             f"the tensors do not fit {', '.join(full)} whole", kind="capacity", where=", ".join(statements)
         )
     return unchecked(schedule)
+
+
+def _at_once(schedule: Schedule, name: str, engine: Engine) -> Schedule:
+    """A statement on an engine: as many of its own loops in one command as may be, from the inside out."""
+    own = [n for n in schedule.nests[name].names if schedule.under(n) == (name,)]
+    for count in range(len(own), 0, -1):
+        try:
+            return schedule.tensorise(own[-count:], engine.name)
+        except IllegalEdit:
+            continue
+    return schedule.tensorise((), engine.name, statement=name)
 
 
 def _touched(program: Program, tensor: str, users: Sequence[str]) -> bool:

@@ -140,7 +140,7 @@ class _Lowering:
             inside = self.scoped(tree.loop, self.node(tree.child, bounds.context, inner, values))
             lower = tuple(b.substitute(values) for b in bounds.lower)
             upper = tuple(b.substitute(values) for b in bounds.upper)
-            how = For(tree.loop, lower, upper, inside, bounds.step, mark.kind, mark.engine)
+            how = For(tree.loop, lower, upper, inside, bounds.step, mark.kind, mark.engine, mark.fill)
             ahead = mark.ahead if mark.ahead and mark.ahead[0] in names and mark.ahead[0] not in values else None
             asks = self.asks(*mark.asks, inner, values) if mark.asks is not None and mark.kind == "serial" else ()
             body = (replace(how, nontemporal=mark.nontemporal, ahead=ahead, asks=asks, nowait=mark.nowait),)

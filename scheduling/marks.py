@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from poly.affine import Affine
 from poly.errors import ScheduleError
 from poly.loops import MOST_NOWAIT, LoopKind
-from poly.scheduling.edits import finish, loops_inside
+from poly.scheduling.edits import finish, loops_inside, new_names, renest
 from poly.scheduling.nowait import is_next, run_through
+from poly.scheduling.paths import Nest
 from poly.scheduling.schedule import Mark, Schedule
 
 FARTHEST = 1 << 20  # iterations that a loop may ask ahead: addresses stay within 64 bits
@@ -17,21 +19,23 @@ _SHOWN: Mapping[LoopKind, str] = {
 }  # fmt: skip
 
 
-def _marked(schedule: Schedule, name: str, loops: Sequence[str], kind: LoopKind, engine: str | None = None) -> Schedule:
+def _marked(schedule: Schedule, name: str, loop: str, kind: LoopKind) -> Schedule:
+    return finish(schedule, _with_mark(schedule, [loop], Mark(kind)), name, loop=loop)
+
+
+def _with_mark(schedule: Schedule, loops: Sequence[str], mark: Mark) -> Schedule:
     for loop in loops:
         schedule.under(loop)
         if schedule.kind(loop) != "serial":
             what = f"loop {loop!r} is {_SHOWN[schedule.kind(loop)]} already"
             hint = f"tile({{{loop!r}: 8}}) for two loops, with a mark for each"
             raise ScheduleError(what, where=schedule.source.name, hint=hint)
-    marks = {**schedule.marks, **{loop: Mark(kind, engine) for loop in loops}}
-    arguments = {"loop": loops[0]} if engine is None else {"loops": tuple(loops), "engine": engine}
-    return finish(schedule, replace(schedule, marks=marks), name, **arguments)
+    return replace(schedule, marks={**schedule.marks, **dict.fromkeys(loops, mark)})
 
 
 def unroll(schedule: Schedule, loop: str) -> Schedule:
     """Run a loop as literal copies of its body."""
-    return _marked(schedule, "unroll", [loop], "unroll")
+    return _marked(schedule, "unroll", loop, "unroll")
 
 
 def vectorise(schedule: Schedule, loop: str) -> Schedule:
@@ -42,7 +46,7 @@ def vectorise(schedule: Schedule, loop: str) -> Schedule:
             where=schedule.source.name,
             hint="vectorise an innermost loop",
         )
-    return _marked(schedule, "vectorise", [loop], "vector")
+    return _marked(schedule, "vectorise", loop, "vector")
 
 
 def nontemporal(schedule: Schedule, loop: str) -> Schedule:
@@ -95,7 +99,7 @@ def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Sched
 
 def parallelise(schedule: Schedule, loop: str) -> Schedule:
     """Run a loop's iterations at once, split over threads. It must carry nothing, reductions included."""
-    return _marked(schedule, "parallelise", [loop], "parallel")
+    return _marked(schedule, "parallelise", loop, "parallel")
 
 
 def nowait(schedule: Schedule, loop: str, following: str) -> Schedule:
@@ -125,15 +129,37 @@ def nowait(schedule: Schedule, loop: str, following: str) -> Schedule:
     return finish(schedule, marked, "nowait", loop=loop, following=following)
 
 
-def tensorise(schedule: Schedule, loops: Sequence[str], engine: str) -> Schedule:
-    """Give a chain of innermost loops to one command of a machine's engine (its loop nest). One statement is inside."""
-    if not loops:
-        raise ScheduleError("no loops to tensorise")
-    statements = schedule.under(loops[-1])
-    chain = schedule.nests[statements[0]].names
-    if len(statements) != 1 or chain[len(chain) - len(loops) :] != tuple(loops):
+def tensorise(
+    schedule: Schedule, loops: Sequence[str], engine: str, statement: str | None = None, fill: str | None = None
+) -> Schedule:
+    """Give a chain of innermost loops to one command of a machine's engine (its loop nest). One statement is inside.
+
+    `statement`, in the place of loops: each instance is a command of its own, of a loop S.once that runs once. `fill`:
+    the vector engine that writes what a DMA cannot, the pieces of a copy that are padding only.
+    """
+    if bool(loops) == (statement is not None):
+        hint = "loops, outermost first, or () and the statement that has none of its own"
+        raise ScheduleError("tensorise takes loops or a statement", where=schedule.source.name, hint=hint)
+    placed, chain = (schedule, tuple(loops)) if statement is None else _with_once(schedule, statement)
+    if not _innermost(placed, chain):
         raise ScheduleError(
             f"{list(loops)} is not a chain of innermost loops around one statement", where=schedule.source.name,
             hint="name the loops outermost first, down to the innermost one; distribute to get one statement",
         )  # fmt: skip
-    return _marked(schedule, "tensorise", loops, "unit", engine)
+    marked = _with_mark(placed, chain, Mark("unit", engine, fill))
+    return finish(schedule, marked, "tensorise", loops=tuple(loops), engine=engine, statement=statement, fill=fill)
+
+
+def _innermost(schedule: Schedule, chain: Sequence[str]) -> bool:
+    """Whether a chain of loops is innermost, around one statement. Raises `ScheduleError` for an unknown loop."""
+    (statement, *others) = schedule.under(chain[-1])
+    return not others and schedule.nests[statement].names[-len(chain) :] == tuple(chain)
+
+
+def _with_once(schedule: Schedule, statement: str) -> tuple[Schedule, tuple[str, ...]]:
+    """With a loop of one iteration directly around a statement, and that loop."""
+    schedule.statement(statement)
+    loop = f"{statement}.once"
+    new_names(schedule, loop)
+    once = renest(schedule, [statement], lambda nest: Nest({**nest.loops, loop: Affine()}, (*nest.path, loop)))
+    return once, (loop,)

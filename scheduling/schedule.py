@@ -33,6 +33,7 @@ class Mark:
 
     kind: LoopKind = "serial"
     engine: str | None = None
+    fill: str | None = None
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None
     asks: tuple[str, int] | None = None
@@ -318,11 +319,17 @@ class Schedule:
         return nowait(self, loop, following)
 
     @checks_kinds(ScheduleError)
-    def tensorise(self, loops: Sequence[str], engine: str) -> Schedule:
-        """Give innermost loops around one statement to one command of an engine. Raises IllegalEdit/ScheduleError."""
+    def tensorise(
+        self, loops: Sequence[str], engine: str, *, statement: str | None = None, fill: str | None = None
+    ) -> Schedule:
+        """Give innermost loops around one statement to one command of an engine. Raises IllegalEdit/ScheduleError.
+
+        `statement`: instead of loops, where each instance is a command of its own: it gets a loop of one iteration,
+        S.once. `fill`: the engine that writes what is padding only, where the engine is a DMA.
+        """
         from poly.scheduling.marks import tensorise
 
-        return tensorise(self, tuple(loops), engine)
+        return tensorise(self, tuple(loops), engine, statement, fill)
 
     @checks_kinds(ScheduleError)
     def promote(

@@ -78,7 +78,8 @@ def _mark_text(mark: Mark) -> str:
     kind += f" ahead ({mark.ahead[0]}, {mark.ahead[1]})" if mark.ahead else ""
     kind += f" asks ({mark.asks[0]}, {mark.asks[1]})" if mark.asks else ""
     kind += f" nowait {mark.nowait}" if mark.nowait else ""
-    return f"{kind} on {mark.engine}" if mark.engine else kind
+    kind += f" on {mark.engine}" if mark.engine else ""
+    return f"{kind} fill {mark.fill}" if mark.fill else kind
 
 
 def parse_schedule(text: str) -> Schedule:

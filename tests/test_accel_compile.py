@@ -11,14 +11,14 @@ from hypothesis import given, settings
 import poly
 from poly.accel.compiled import StreamKernel, compile_stream
 from poly.accel.emit import emit_stream
-from poly.accel.isa import Dma, Mm, Vec
+from poly.accel.isa import Dma, Mm, StreamError, Vec
 from poly.accel.memory import plan_memory
 from poly.accel.profile import profile
 from poly.accel.regions import Bent, Form, Scope, address
 from poly.accel.simulate import run
 from poly.accel.verify import verify
 from poly.affine import Affine, Constraint, parse_affine, var
-from poly.errors import CapacityError, PolyError, RunError, UnsupportedError
+from poly.errors import CapacityError, PolyError, RunError, ScheduleError, UnsupportedError
 from poly.expr import Const, Read
 from poly.frontend.notation import parse
 from poly.interp import run_program
@@ -28,6 +28,7 @@ from poly.scheduling.accelerate import schedule_for_accelerator
 from poly.scheduling.contraction import contractions
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work, best_tiles
+from poly.text import parse_loops
 from tests.strategies import Array, inputs_for, programs
 
 S16, M32 = profile("s16"), profile("m32")
@@ -325,14 +326,32 @@ def test_nothing_reaches_dram_directly() -> None:
     program = parse("Y[i] = X[i] + 1", X=(10,))
     with pytest.raises(UnsupportedError, match=r"statement Y_set(.|\n)*tensorise its loops"):
         emit_stream([Schedule(program).lower()], S16)
-    scalar = parse("Y[i] = X[i] + 1", X=(1,))
-    with pytest.raises(UnsupportedError, match="no engine of s16 reads dram"):
-        emit_stream([Schedule(scalar).lower()], S16)
-    without = replace(S16, engines=tuple(replace(e, writes=("acc",)) if e.kind == "vector" else e for e in S16.engines))
-    with pytest.raises(UnsupportedError, match="padding only"):
-        emit_stream([all_padding()], without)
+    scalar = Schedule(parse("Y[i] = X[i] + 1", X=(1,)))
+    with pytest.raises(StreamError, match="ve does not read dram"):
+        compile_stream(scalar.program, S16, schedule=scalar.tensorise((), "ve", statement="Y_set"))
     with pytest.raises(UnsupportedError, match="no engine 'gpu'"):
         emit_stream([Schedule(program).tensorise(["i"], "gpu").lower()], S16)
+
+
+def test_the_tree_names_every_engine() -> None:
+    """A scalar and a step have a loop that runs once; what is padding only names who fills it."""
+    scalar = Schedule(parse("Y[i] = X[i] + 1", X=(1,)))
+    for loops, statement in ((), None), (("i",), "Y_set"):
+        with pytest.raises(ScheduleError, match="loops or a statement"):
+            scalar.tensorise(loops, "ve", statement=statement)
+    with pytest.raises(UnsupportedError, match="no engine is named"):
+        emit_stream([scalar.lower()], S16)
+    given = scalar.tensorise((), "ve", statement="Y_set")
+    assert Schedule.parse(str(given)) == given
+    ((engine, (command,)),) = ((q.engine, q.items) for q in emit_stream([given.lower()], S16).queues)
+    assert engine == "ve" and isinstance(command, Vec)
+
+    (filled,) = emit_stream([all_padding("ve")], S16).queues
+    assert filled.engine == "ve" and parse_loops(str(all_padding("ve"))) == all_padding("ve")
+    without = replace(S16, engines=tuple(replace(e, writes=("acc",)) if e.kind == "vector" else e for e in S16.engines))
+    for fill, machine in (None, S16), ("ve", without), ("mm", S16):
+        with pytest.raises(UnsupportedError, match="padding only"):
+            emit_stream([all_padding(fill)], machine)
 
 
 def test_loops_of_too_many_commands_are_refused_by_their_counts() -> None:
@@ -344,12 +363,12 @@ def test_loops_of_too_many_commands_are_refused_by_their_counts() -> None:
         emit_stream([Schedule(parse("Y[i] = X[i] + 1", X=(10**9,))).lower()], S16)
 
 
-def all_padding() -> LoopTree:
+def all_padding(fill: str | None) -> LoopTree:
     """A copy into `ifmap` whose guard never holds."""
     x, b = Tensor("x", (Affine.of(4),), role="input"), Tensor("b", (Affine.of(4),), space="ifmap")
     never = Access("x", (var("i"),), (Constraint(var("i") - 9),), Const(0))
     copy = Compute("copy", (var("i"),), Access("b", (var("i"),)), (never,), Read(0))
-    loop = For("i", (Affine.of(0),), (Affine.of(4),), (copy,), kind="unit", engine="ld")
+    loop = For("i", (Affine.of(0),), (Affine.of(4),), (copy,), kind="unit", engine="ld", fill=fill)
     return LoopTree("f", (x, b), (Alloc(b, (loop,)),))
 
 

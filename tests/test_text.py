@@ -315,7 +315,7 @@ BUFFER = Tensor("Cr", (Affine((), 6), var("N")), "f32", "temporary", "reg", None
 def nests(inner: st.SearchStrategy[loops.Node]) -> st.SearchStrategy[loops.Node]:
     body = st.lists(inner, max_size=3).map(tuple)
     kinds = st.sampled_from(["serial", "unroll", "vector", "parallel", "unit"])
-    past = st.tuples(st.just("vector"), st.none(), CARRIED.map(tuple), st.just(True))
+    past = st.tuples(st.just("vector"), st.none(), st.none(), CARRIED.map(tuple), st.just(True))
     return st.one_of(
         st.builds(
             loops.For,
@@ -326,6 +326,7 @@ def nests(inner: st.SearchStrategy[loops.Node]) -> st.SearchStrategy[loops.Node]
             st.integers(1, 4),
             kinds,
             st.sampled_from([None, "mac"]),
+            st.sampled_from([None, "alu"]),
             CARRIED.map(tuple),
         ),
         st.builds(
