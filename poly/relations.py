@@ -10,7 +10,7 @@ import islpy as isl
 from poly.affine import Affine, Constraint, FloorDiv, Var, var
 from poly.coefficients import conditions_of, relation_of, set_of
 from poly.program import Access, Program, Statement
-from poly.sets import OUT, PARAM, SET, affine_of_pw, fix_sizes, header, interval
+from poly.sets import OUT, PARAM, SET, affine_of_pw, fix_sizes, header, interval, kept_by_name
 
 
 def bound_domain(program: Program, s: Statement) -> isl.Set:
@@ -22,7 +22,7 @@ def bound_domain(program: Program, s: Statement) -> isl.Set:
     return known[2]
 
 
-@lru_cache(maxsize=1024)
+@kept_by_name
 def bound_set(domain: isl.Set, context: isl.Set, sizes: tuple[tuple[str, int], ...]) -> isl.Set:
     """What the context allows of a domain, with sizes put in; made once for all that is asked of a schedule."""
     return fix_sizes(domain.intersect_params(context), dict(sizes))
@@ -78,7 +78,7 @@ def intervals_of(program: Program, s: Statement) -> dict[str, tuple[int, int] | 
     return dict(_intervals(bound_domain(program, s), s.iterators))
 
 
-@lru_cache(maxsize=1024)
+@kept_by_name
 def _intervals(domain: isl.Set, iterators: tuple[str, ...]) -> Mapping[str, tuple[int, int] | None]:
     bounds = box_bounds(domain, iterators)
     return bounds if bounds is not None else {name: interval(domain, k) for k, name in enumerate(iterators)}
@@ -125,7 +125,7 @@ def range_of(program: Program, s: Statement, expression: Affine) -> tuple[int, i
     return program.ranges[key]
 
 
-@lru_cache(maxsize=1024)
+@kept_by_name
 def box_bounds(domain: isl.Set, iterators: tuple[str, ...]) -> Mapping[str, tuple[int, int]] | None:
     """First and last value of every iterator of a domain that is a box with numbers as bounds; None for any other."""
     pieces = domain.get_basic_sets()

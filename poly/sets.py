@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Final, TypeVar
+from functools import lru_cache, wraps
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import islpy as isl
 
@@ -17,6 +17,7 @@ from poly.affine import Affine, Constraint, FloorDiv, Mod, var
 from poly.locks import Lock
 
 IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set, isl.dim_type.param, isl.dim_type.div
+P = ParamSpec("P")
 T = TypeVar("T")
 Domain = TypeVar("Domain", isl.Set, isl.Map)
 Relation = TypeVar("Relation", isl.Set, isl.Map, isl.UnionMap)
@@ -29,6 +30,20 @@ _RESERVED = frozenset(  # isl reads them in any case
 def number(value: int) -> isl.Val:
     """An integer of isl's; to make one takes longer than most of what is done with it."""
     return isl.Val(value)
+
+
+def kept_by_name(function: Callable[Concatenate[isl.Set, P], T]) -> Callable[Concatenate[isl.Set, P], T]:
+    """An `lru_cache` for functions of a set: isl's hash leaves out the name, in which alone statements may differ."""
+
+    @lru_cache(maxsize=1024)
+    def kept(_name: str | None, domain: isl.Set, *args: P.args, **kwargs: P.kwargs) -> T:
+        return function(domain, *args, **kwargs)
+
+    @wraps(function)
+    def call(domain: isl.Set, *args: P.args, **kwargs: P.kwargs) -> T:
+        return kept(domain.get_tuple_name(), domain, *args, **kwargs)
+
+    return call
 
 
 @lru_cache(maxsize=4096)

@@ -74,6 +74,8 @@ def best_rated(facts: Facts, lanes: int) -> Rated | None:
     """The plan of `contraction_plan` and the cycles that the model gives it; remembered, since edits of the whole
     program ask for it before the policy does.
     """
+    if facts.update is None:
+        return None
     group = facts.group
     content = (str(facts.program), *sorted(group.axes.items()), group.box, *facts.extents, facts.threads)
     return _remembered(_Key((*content, facts.machine.hash), lanes, facts))

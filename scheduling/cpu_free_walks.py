@@ -212,20 +212,32 @@ def rows_shared(schedule: Schedule, names: Sequence[str], machine: Machine) -> S
     """Statements that follow one another along the same rows in one loop over these, as far as a check allows it: what
     one makes of a row the next one finds in the nearest cache.
     """
-    first = ""
-    for name in names:
-        if name not in schedule.nests:
-            continue
-        if not first or not _same_rows(schedule, first, name):
-            first = name
-            continue
-        here, there = schedule.nests[first].names[0], schedule.nests[name].names[0]
+    names = [name for name in names if name in schedule.nests]
+    first, at, step = "", 0, len(names)
+    while at < len(names):  # a check takes long where statements are many, and mostly finds nothing
         try:
-            if here != there:
-                schedule = settle(unchecked(schedule).fuse(here, there))
+            schedule, first = _fused(schedule, first, names[at : at + step])
+            at, step = at + step, 2 * step
         except PolyError:
-            first = name
+            if step == 1:
+                first, at = names[at], at + 1
+            step = max(1, step // 2)
     return _rows_kept(schedule, names, machine)
+
+
+def _fused(schedule: Schedule, first: str, names: Sequence[str]) -> tuple[Schedule, str]:
+    """The checked schedule with some more statements in one loop, and the first one of the last such loop. Raises
+    `PolyError` where one of them cannot be.
+    """
+    found = unchecked(schedule)
+    for name in names:
+        if not first or not _same_rows(found, first, name):
+            first = name
+            continue
+        here, there = found.nests[first].names[0], found.nests[name].names[0]
+        if here != there:
+            found = found.fuse(here, there)
+    return (settle(found) if found.log != schedule.log else schedule), first
 
 
 def _rows_kept(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import islpy as isl
@@ -19,7 +20,7 @@ from poly.program import Access, PathStep, Program, Statement
 from poly.relations import bound_access
 from poly.scheduling.paths import relation_in_time
 from poly.scheduling.schedule import Schedule
-from poly.sets import coalesced, fix_sizes, header
+from poly.sets import IN, OUT, coalesced, fix_sizes, header
 
 if TYPE_CHECKING:
     from poly.scheduling.flow import Flow
@@ -110,9 +111,17 @@ def before(
     parameters: Sequence[str],
 ) -> isl.Map | None:
     """{ first[x] -> second[y] : x runs before y } by the given paths over iterators; None where it never does."""
-    shared, order = relation_in_time(*paths)
-    x = {n: var(f"{n}_x") for n in first.iterators}
-    y = {n: var(f"{n}_y") for n in second.iterators}
+    found = _order(first.iterators, second.iterators, *relation_in_time(*paths), tuple(parameters))
+    return None if found is None else found.set_tuple_name(IN, first.name).set_tuple_name(OUT, second.name)
+
+
+@lru_cache(maxsize=256)
+def _order(
+    first: tuple[str, ...], second: tuple[str, ...], shared: tuple[str, ...], order: str, parameters: tuple[str, ...]
+) -> isl.Map | None:
+    """`before` of statements with these iterators, which is the same for all of a nest."""
+    x = {n: var(f"{n}_x") for n in first}
+    y = {n: var(f"{n}_y") for n in second}
     cases: list[str] = []
     equal: list[str] = []
     for loop in shared:
@@ -123,8 +132,7 @@ def before(
         cases.append(" and ".join(equal) or "true")
     if not cases:
         return None
-    left = f"{first.name}[{', '.join(str(v) for v in x.values())}]"
-    right = f"{second.name}[{', '.join(str(v) for v in y.values())}]"
+    left, right = (f"[{', '.join(str(v) for v in names.values())}]" for names in (x, y))
     return isl.Map(f"{header(parameters)}{{ {left} -> {right} : {' or '.join(f'({c})' for c in cases)} }}")
 
 

@@ -16,7 +16,7 @@ from poly.program import PathStep, Program, Statement
 from poly.scheduling.arrange import arrange, places_of
 from poly.scheduling.dependences import Dependence
 from poly.scheduling.schedule import Schedule
-from poly.sets import header, within_budget
+from poly.sets import IN, OUT, within_budget
 
 _BUDGET = 5_000_000
 
@@ -99,11 +99,7 @@ class _Cut:
     def _alike(self, d: Dependence, iterator: str) -> isl.Map:
         """The pairs of a dependence that are in one iteration of a loop."""
         a, b = self.program.statement[d.source], self.program.statement[d.sink]
-        left = {n: f"{n}_x" for n in a.iterators}
-        right = {n: f"{n}_y" for n in b.iterators}
-        text = f"{a.name}[{', '.join(left.values())}] -> {b.name}[{', '.join(right.values())}]"
-        equal = f"{left[iterator]} = {right[iterator]}"
-        return d.relation.intersect(isl.Map(f"{header(())}{{ {text} : {equal} }}"))
+        return d.relation.equate(IN, a.iterators.index(iterator), OUT, b.iterators.index(iterator))
 
 
 def components(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import groupby
 from typing import Final
 
@@ -20,7 +19,7 @@ from poly.affine import Affine, Var, var
 from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, intervals_of
 from poly.scheduling.uneven import uneven_axes
-from poly.sets import SET, fix_sizes, interval
+from poly.sets import SET, fix_sizes, interval, kept_by_name
 
 OWN_ORDER: Final = ("statements share loops: kept in their own order",)
 
@@ -220,7 +219,7 @@ def domain_box(program: Program, s: Statement, iterators: Sequence[str]) -> tupl
     return tuple(by_name[i] for i in iterators)
 
 
-@lru_cache(maxsize=4096)
+@kept_by_name
 def _ranges(
     domain: isl.Set, context: isl.Set, sizes: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[int, int], ...] | None:

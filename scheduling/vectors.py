@@ -188,6 +188,8 @@ class Vectors:
 
     def _range(self, s: Statement, parts: _Parts) -> tuple[int, int] | None:
         """The least and the most of what loops inside add; None where nothing bounds them."""
+        if not parts.inside:
+            return parts.constant, parts.constant
         if box_bounds(bound_domain(self.program, s), s.iterators) is None:  # only isl could tell what one loop adds
             terms = [(atom, c * k) for loop, c in parts.inside for atom, k in loop.terms]
             constant = parts.constant + sum(c * loop.constant for loop, c in parts.inside)
