@@ -11,6 +11,8 @@ from poly.codegen.predicates import State
 from poly.dtypes import size_bytes
 from poly.program import Access, Tensor
 
+FIRST, SECOND = 3, 2  # localities of `llvm.prefetch`: into the first cache, into the second
+
 
 def ask_of_load(s: State, tensor: Tensor, subscripts: Sequence[Affine], now: Address | None) -> None:
     """Ask for each vector: where a line is asked for twice, it is less often missed."""
@@ -54,16 +56,18 @@ def _ask(
         pointer = pointer_to(s, tensor, address._replace(constant=place))
         if f"ask {pointer}" not in s.writer.local:
             s.writer.local[f"ask {pointer}"] = pointer
-            s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-            s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
+            _prefetch(s, pointer, FIRST)
 
 
 def ask_for(s: State, access: Access) -> None:
-    """Ask for the line of an element, into the second cache: the first one is in use, and it is needed later."""
+    """Ask for the line of an element, as `For.asks` says."""
     tensor = s.tensors[access.tensor]
-    pointer = pointer_to(s, tensor, address_at(s, tensor, access.affine_index))
+    _prefetch(s, pointer_to(s, tensor, address_at(s, tensor, access.affine_index)), SECOND)
+
+
+def _prefetch(s: State, pointer: str, locality: int) -> None:
     s.writer.declare("void @llvm.prefetch.p0(ptr, i32, i32, i32)")
-    s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 2, i32 1)")
+    s.writer.emit(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 {locality}, i32 1)")
 
 
 def _side_by_side(s: State, stride: int) -> int:

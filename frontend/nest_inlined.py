@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, Read, dtype_of, rewrite, walk, with_reads_at
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, Read, dtype_of, rewrite, stays_short, walk, with_reads_at
 from poly.frontend.nest_types import settled
 from poly.program import Access, PathStep, Program, ReadIndex, Statement, Tensor
 
 _FEW = 2  # operations, and reads, that are as cheap as what keeps their value
-_MOST = 48  # expressions in one statement
 
 
 def inline_scalars(program: Program, private: Callable[[str, Sequence[Statement]], bool]) -> Program:
@@ -64,9 +63,8 @@ def _of_statements(program: Program, kept: Sequence[Statement], tensors: Sequenc
 
 
 def _is_cheap(writer: Statement, readers: Sequence[Statement], name: str) -> bool:
-    nodes = [*walk(writer.body)]
-    operators = [e.operator for e in nodes if isinstance(e, Apply)]
-    if any(len(nodes) * _uses(r, name) + len([*walk(r.body)]) > _MOST for r in readers):
+    operators = [e.operator for e in walk(writer.body) if isinstance(e, Apply)]
+    if not all(stays_short(r.body, writer.body, _uses(r, name)) for r in readers):
         return False
     deeper = any(len(r.iterators) > len(writer.iterators) for r in readers)
     if len(readers) == 1 and not deeper:

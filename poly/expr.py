@@ -63,6 +63,7 @@ Expr = Const | Read | IndexValue | Apply | Cast
 Cost = Literal["instruction", "slow", "exponential", "function"]
 Result = Literal["same", "bool", "float", "integer", "bits"]
 BITS: Final = {"f32": "i32", "i32": "f32", "f64": "i64", "i64": "f64"}
+MOST_EXPRESSIONS: Final = 48  # in a body that has a value in several places
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,13 @@ def walk(body: Expr) -> Iterator[Expr]:
     yield body
     for child in children(body):
         yield from walk(child)
+
+
+def stays_short(body: Expr, value: Expr, uses: int) -> bool:
+    """Whether a body with a value in the place of so many of its reads is one that a compiler of bodies finds the
+    repeated value in: values of values would double it each time.
+    """
+    return uses * sum(1 for _ in walk(value)) + sum(1 for _ in walk(body)) <= MOST_EXPRESSIONS
 
 
 def rewrite(body: Expr, rule: Callable[[Expr], Expr | None]) -> Expr:

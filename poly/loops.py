@@ -8,8 +8,9 @@ split over threads where only serial loops and buffers in memory stand around, e
 in one command of a machine's engine: the array's m, n, k and outer loops, the vector engine's or a DMA's nest; `engine`
 names it, and `fill` the one that writes the pieces of a DMA's copy that are padding only).
 A vector loop may be `nontemporal`: whole, aligned vectors that it stores go to memory past the caches.
-What it touches `ahead` (a loop, iterations of it later) it asks for, as `poly.scheduling.marks.prefetch` says: no
-effect but on the caches. A serial loop `asks` in every iteration for the lines of some elements.
+What it touches `ahead` (a loop, iterations of it later) it asks for into the first cache, as
+`poly.scheduling.marks.prefetch` says: no effect but on the caches. A serial loop `asks` in every iteration for the
+lines of some elements, into the second.
 A parallel loop may name the parallel one behind it (`nowait`): threads need not meet between the two, nor between up to
 `MOST_NOWAIT` in a row.
 """

@@ -25,7 +25,7 @@ MOST_ASKS = 16  # lines that an iteration asks for: a core has hardly more on th
 def prefetch_copy(schedule: Schedule, loop: str, buffer: str, line: int) -> Schedule:
     """Let each iteration of a serial loop ask for its share of the lines that the next copy into `buffer` reads: the
     one of the next iteration of the loops that the buffer lives in. The loop is inside of these, behind the copy.
-    `line`: elements of a line.
+    `line`: elements of a line. Lines come into the second cache: the first one is in use until then.
 
     Nothing is read or written by that, and no address is too far: it says where the caches will be needed. Where later
     edits leave no such loop or copy, where the loops in between have no numbers of iterations, or where an iteration

@@ -16,11 +16,22 @@ from math import prod
 from typing import Literal
 
 from poly.affine import Affine
-from poly.expr import OPERATORS, Apply, Cast, Expr, IndexValue, Read, dtype_of, rewrite, walk, with_reads_at
+from poly.expr import (
+    OPERATORS,
+    Apply,
+    Cast,
+    Expr,
+    IndexValue,
+    Read,
+    dtype_of,
+    rewrite,
+    stays_short,
+    walk,
+    with_reads_at,
+)
 from poly.program import Access, Program, Statement, default_path
 from poly.scheduling.groups import bare, domain_box, tensors_read, tensors_written
 
-MOST = 48  # expressions in a body with a value in several places
 Way = Literal["turns", "along", ""]
 
 
@@ -135,7 +146,7 @@ def _one(program: Program, first: Statement, second: Statement) -> Statement | N
 def _fits(value: Expr, body: Expr, place: int) -> bool:
     """Whether a body is short with a value in place of a read, or has it once."""
     uses = sum(isinstance(e, Read) and e.position == place for e in walk(body))
-    return uses == 1 or uses * sum(1 for _ in walk(value)) + sum(1 for _ in walk(body)) <= MOST
+    return uses == 1 or stays_short(body, value, uses)
 
 
 def _put(s: Statement, place: int, value: Expr, reads: list[Access]) -> Expr:

@@ -72,7 +72,7 @@ def prefetch(schedule: Schedule, loop: str, along: str, ahead: int = 1) -> Sched
     """Let a vector loop ask, for every vector that it loads from memory and every line that it stores to of a whole
     tensor, for what it loads or stores `ahead` iterations of the loop `along` later, a loop around it; so for lines of
     elements of whole tensors that all lanes share and read, if each iteration of `along` goes on by a line at least:
-    of those that stay in their line for several iterations nothing is asked for.
+    of those that stay in their line for several iterations nothing is asked for. Lines come into the first cache.
 
     Nothing is read or written by that, and no address is too far: it says where the caches will be needed. Where later
     edits leave no loop of that name, nothing is asked for.

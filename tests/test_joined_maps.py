@@ -7,11 +7,11 @@ import pytest
 
 import poly
 from poly.dtypes import numpy_dtype
-from poly.expr import walk
+from poly.expr import MOST_EXPRESSIONS, walk
 from poly.graph import Graph, Node
 from poly.interp import run_program
 from poly.program import Program
-from poly.scheduling.joined_maps import MOST, with_maps_joined
+from poly.scheduling.joined_maps import with_maps_joined
 from poly.text import parse_program
 
 BEFORE = "f[p,c] = f32(x[p,c]); g[p,c] = f[p,c]*0.5 + b[c]; y[c,p] = g[p,c]"
@@ -74,7 +74,7 @@ def test_squares_of_squares_stay_short(last: str) -> None:
     program = parsed("; ".join(["t0[c,p] = x[p,c]*0.25", *squares, last]))
     joined = with_maps_joined(program)
     assert len(joined.statements) < len(program.statements)
-    assert max(len([*walk(s.body)]) for s in joined.statements) <= MOST
+    assert max(len([*walk(s.body)]) for s in joined.statements) <= MOST_EXPRESSIONS
     x = np.random.default_rng(0).integers(-4, 5, (40, 5)).astype("f4")
     assert np.allclose(run_program(joined, {"x": x})["y"], run_program(program, {"x": x})["y"])
 

@@ -42,8 +42,10 @@ def test_contributing_has_every_module(folder: str) -> None:
 
 def test_every_decision_is_in_the_list() -> None:
     folder = ROOT / "docs" / "decisions"
-    listed = re.findall(r"^- \[\d{4}: .+\]\((.+)\)$", (folder / "README.md").read_text(), re.MULTILINE)
-    assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
+    index = (folder / "README.md").read_text()
+    listed = re.findall(r"^- \[(\d{4})\]\((.+?)\): (.+?)(?: \*\(.+\)\*)?$", index, re.MULTILINE)
+    titles = {p.name: p.read_text().partition("\n")[0] for p in folder.glob("[0-9]*.md")}
+    assert {page: f"# {number}: {title}" for number, page, title in listed} == titles
 
 
 def save_model(path: Path) -> None:
