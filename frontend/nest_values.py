@@ -23,20 +23,13 @@ from poly.frontend import nest_hints as hints
 from poly.frontend.nest_literals import folded
 from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import last_name
-from poly.function_forms import FORMS, MOST_WRITTEN_OUT, Form
+from poly.function_forms import FORMS, MOST_WRITTEN_OUT, SAME, Form
 from poly.program import Access, ReadIndex, Subscript
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "bit_and",
     ast.BitOr: "bit_or", ast.BitXor: "bit_xor", ast.FloorDiv: "floor_div", ast.Mod: "mod",
     ast.LShift: "shift_left", ast.RShift: "shift_right",
-}  # fmt: skip
-_SAME: Final = {
-    "fabs": "abs", "absolute": "abs", "maximum": "max", "minimum": "min",
-    "floor_divide": "floor_div", "remainder": "mod",
-    "where": "select", "power": "pow", "rint": "round", "logical_and": "and", "logical_or": "or", "logical_not": "not",
-    "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
-    "left_shift": "shift_left", "right_shift": "shift_right", "arctan2": "atan2",
 }  # fmt: skip
 _NUMBERS: Final = {"fmax": "gt", "fmin": "lt"}  # of two numbers as max and min, else the one that is none NaN
 _TRUTHS: Final = frozenset(("and", "or", "not", *COMPARE.values()))
@@ -236,12 +229,12 @@ class Values:
 
     def _call(self, node: ast.Call, name: str, nodes: Sequence[ast.expr], guard: tuple[Constraint, ...]) -> Expr:
         cast = _cast_of(name)
-        spelled = _SAME.get(name, name)
+        spelled = SAME.get(name, name)
         if name in _NUMBERS and len(nodes) == 2:
             return _of_numbers(_NUMBERS[name], self.value(nodes[0], guard), self.value(nodes[1], guard))
         if (form := FORMS.get(name)) is not None and len(form.parameters) == len(nodes):
             return self._written_out(node, form, [self.value(a, guard) for a in nodes])
-        if not (cast or spelled in OPERATORS or spelled in ("max", "min", "pow")):
+        if not (cast or form or spelled in OPERATORS):
             raise self.scope.source.error(node, f"unknown function {name!r}", hints.function(name))
         arguments = [self.value(a, guard) for a in nodes]
         if cast is not None and len(arguments) == 1:
@@ -251,11 +244,11 @@ class Values:
             return _folded(name, arguments)
         if name == "pow" and len(arguments) == 2:
             return self._operation(node, name, *arguments)
-        arity = 1 if cast else OPERATORS[name].arity
-        if arity != len(arguments):
+        wanted = form.parameters if form else "x" if cast else "xyz"[: OPERATORS[name].arity]
+        if len(wanted) != len(arguments):
             written = last_name(node.func)
-            text = f"{written} takes {counted(arity, 'argument')}, not {len(arguments)}"
-            raise self.scope.source.error(node, text, f"{written}({', '.join('xyz'[:arity])})")
+            text = f"{written} takes {counted(len(wanted), 'argument')}, not {len(arguments)}"
+            raise self.scope.source.error(node, text, f"{written}({', '.join(wanted)})")
         return Apply(name, tuple(arguments))
 
     def _written_out(self, node: ast.Call, form: Form, arguments: Sequence[Expr]) -> Expr:

@@ -195,6 +195,8 @@ _TABLE: Final[Sequence[Operator]] = (
     Operator("round", 1, np.rint, "instruction", "float"),
     Operator("exp", 1, _quiet(np.exp), "exponential", "float"),
     Operator("log", 1, _quiet(np.log), "function", "float"),
+    Operator("log2", 1, _quiet(np.log2), "function", "float"),
+    Operator("log10", 1, _quiet(np.log10), "function", "float"),
     Operator("sqrt", 1, _quiet(np.sqrt), "slow", "float"),
     Operator("tanh", 1, np.tanh, "function", "float"),
     Operator("sigmoid", 1, _quiet(_sigmoid), "function", "float"),

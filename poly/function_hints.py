@@ -10,22 +10,13 @@ from typing import Final
 import numpy as np
 
 from poly.dtypes import NUMPYS_NAMES
-from poly.function_forms import FORMS
+from poly.function_forms import FORMS, SAME
 
 _CLOSE: Final = 0.75
 INTERNAL: Final = frozenset("not neg trunc_div bits dot2 dot4".split())  # no names that one writes
 ELSEWHERE: Final = {
-    **{name: form.text for name, form in FORMS.items()},
-    "absolute": "abs(x)", "fabs": "abs(x)", "negative": "-x", "reciprocal": "1 / x",
-    "maximum": "max(x, y)", "minimum": "min(x, y)", "clamp": "min(max(x, low), high)",
-    "where": "x if condition else y", "relu": "max(x, 0)", "silu": "x * sigmoid(x)", "softplus": "log(1 + exp(x))",
-    "gelu": "0.5 * x * (1 + erf(x * 0.7071067811865476))", "rsqrt": "1 / sqrt(x)", "hypot": "sqrt(x * x + y * y)",
-    "power": "pow(x, y)", "remainder": "x % y", "floor_divide": "x // y",
-    "log1p": "log(1 + x)", "expm1": "exp(x) - 1", "erfc": "1 - erf(x)",
-    "exp2": "exp(x * 0.6931471805599453)", "log2": "log(x) * 1.4426950408889634",
-    "log10": "log(x) * 0.4342944819032518", "sinh": "(exp(x) - exp(-x)) / 2",
-    "cosh": "(exp(x) + exp(-x)) / 2", "arctan2": "atan2(y, x)",
-    "rint": "round(x)",
+    "clamp": "min(max(x, low), high)", "where": "x if condition else y",
+    "gelu": "0.5 * x * (1 + erf(x * 0.7071067811865476))", "erfc": "1 - erf(x)",
     "argmin": "m min= x[i]; k min= select(x[i] == m, i, 1000000)",
     "argmax": "m max= x[i]; k min= select(x[i] == m, i, 1000000)",
     "mean": "S[i] += A[i,j]; M[i] = S[i] / 3", "dot": "s += x[i] * x[i]",
@@ -38,7 +29,7 @@ ELSEWHERE: Final = {
 def suggestion(name: str, known: Collection[str]) -> str | None:
     """For an unknown function the expression or the known one that is meant; None where that is not clear."""
     bare = name.rpartition(".")[2]  # np.exp
-    if bare != name and bare in known:
+    if bare != name and bare in {*known, *FORMS, *SAME}:
         return f"{bare}(...)"
     name = bare
     if name in ELSEWHERE:
@@ -47,6 +38,6 @@ def suggestion(name: str, known: Collection[str]) -> str | None:
         return f"{NUMPYS_NAMES[name]}(...)"
     if name.lower() in known:
         return f"{name.lower()}(...)"
-    near = get_close_matches(name.lower(), known, 1, _CLOSE)
+    near = get_close_matches(name.lower(), sorted({*known, *FORMS}), 1, _CLOSE)
     means_another = hasattr(math, name) or hasattr(np, name)
     return f"{near[0]}(...)" if near and len(name) > 3 and not means_another else None

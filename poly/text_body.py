@@ -16,6 +16,7 @@ from typing import Final
 from poly.affine import Affine, Constraint, FloorDiv, Var, affine_of_ast, unequal_parts
 from poly.chosen_elements import chosen_element
 from poly.conditions import COMPARE, affine_or_none, conjunction, necessary
+from poly.document import counted
 from poly.dtypes import DTYPES
 from poly.errors import ParseError
 from poly.expr import (
@@ -32,7 +33,7 @@ from poly.expr import (
     rewrite,
     walk,
 )
-from poly.function_forms import FORMS, MOST_WRITTEN_OUT
+from poly.function_forms import FORMS, MOST_WRITTEN_OUT, SAME
 from poly.function_hints import INTERNAL, suggestion
 from poly.lexical import Fragment, decode, is_scalar, names_in, quote, written
 from poly.program import Access, ReadIndex, Subscript
@@ -413,6 +414,7 @@ class BodyReader:
                 )
 
     def _call(self, name: str, arguments: Sequence[ast.expr], node: ast.Call, fragment: Fragment) -> Expr:
+        name = SAME.get(name, name)
         if name == "read":
             return Read(self._read_call(node, fragment))
         if name == "index" and len(arguments) == 1:
@@ -435,14 +437,15 @@ class BodyReader:
             return self._fold(name, values)
         if name in DTYPES:
             raise fragment.node_error(node, f"{name} takes one argument, not {len(values)}", f"{name}(x)")
-        if name not in OPERATORS:
+        if name not in OPERATORS and form is None:
             every = sorted(n for n, o in OPERATORS.items() if o.infix is None and n not in INTERNAL)
             hint = suggestion(name, OPERATORS.keys() | DTYPES) or f"one of {', '.join(every)}"
             raise fragment.node_error(node, f"no function {name!r}", hint)
-        if OPERATORS[name].arity != len(values):
-            hint = f"{name}({', '.join(('x', 'y', 'z')[: OPERATORS[name].arity])})"
+        wanted = form.parameters if form else "xyz"[: OPERATORS[name].arity]
+        if len(wanted) != len(values):
+            hint = f"{name}({', '.join(wanted)})"
             hint = f"y {name}= x[i] over all i" if name in ("max", "min") and len(values) == 1 else hint
-            raise fragment.node_error(node, f"{name} takes {OPERATORS[name].arity} arguments, not {len(values)}", hint)
+            raise fragment.node_error(node, f"{name} takes {counted(len(wanted), 'argument')}, not {len(values)}", hint)
         return Apply(name, tuple(values))
 
 

@@ -221,6 +221,22 @@ def test_functions_of_math_and_numpy() -> None:
         np.testing.assert_allclose(kernel(x, y, np.zeros((9, 50))), wanted, rtol=1e-14, atol=1e-15)
 
 
+@nest
+def functions_of_integers(N: int, x: f64[Array, "N"], y: f64[Array, "4, N"]) -> None:
+    for i in range(N):
+        y[0, i] = np.log2(i + 1)
+        y[1, i] = np.exp2(i - 3)
+        y[2, i] = np.log1p(np.expm1(x[i])) + np.hypot(i, 3)
+        y[3, i] = np.cosh(i) - np.copysign(2, x[i])
+
+
+def test_functions_of_integers() -> None:
+    kernel: Any = poly.compile(functions_of_integers)
+    x, wanted = np.linspace(-2, 2, 9), np.zeros((4, 9))
+    functions_of_integers(9, x, wanted)
+    np.testing.assert_allclose(kernel(x, np.zeros((4, 9))), wanted, rtol=1e-14)
+
+
 def test_a_function_of_functions_has_a_size(tmp_path: Path) -> None:
     for text in ("np.square({})", "np.tan({})", "({}) ** 2"):
         value = "x[i]"

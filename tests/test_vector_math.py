@@ -28,13 +28,21 @@ SPECIALS = [
     0.0, -0.0, math.inf, -math.inf, math.nan, 1, -1, 2, -2, 0.5, -0.5, 3, -3, 1e-40, -1e-40, 1e38, -1e38, 1e-38,
     88.7, 88.8, -87.5, -103.9, -104.5, 1.5, -1.5, 1e10, -1e10,
 ]  # fmt: skip
-BOUNDS_F32 = {"exp": 1.2, "log": 0.9, "tanh": 6.0, "sigmoid": 1.9, "erf": 5.9, "sin": 1.6, "cos": 1.6, "pow": 0.6}
-BOUNDS_F64 = {"exp": 1.3, "log": 0.9, "sigmoid": 1.8, "tanh": 1.4, "erf": 1.3, "sin": 1.6, "cos": 1.6, "pow": 2.0}
+BOUNDS_F32 = {
+    "exp": 1.2, "log": 0.9, "log2": 1.1, "log10": 1.0, "tanh": 6.0, "sigmoid": 1.9, "erf": 5.9, "sin": 1.6, "cos": 1.6,
+    "pow": 0.6,
+}  # fmt: skip
+BOUNDS_F64 = {
+    "exp": 1.3, "log": 0.9, "log2": 1.1, "log10": 1.0, "sigmoid": 1.8, "tanh": 1.4, "erf": 1.3, "sin": 1.6, "cos": 1.6,
+    "pow": 2.0,
+}  # fmt: skip
 EDGES = [5e-324, 1e-310, 1e308, 709.7, 709.8, -745.1, -745.2]
 SLOW = "POLYLOOM_SLOW" in os.environ
 EXACT = {
     "exp": mpmath.exp,
     "log": mpmath.log,
+    "log2": lambda x: mpmath.log(x, 2),
+    "log10": mpmath.log10,
     "tanh": mpmath.tanh,
     "erf": mpmath.erf,
     "sin": mpmath.sin,
@@ -93,7 +101,7 @@ def samples(name: str, n: int) -> np.ndarray:
     match name:
         case "exp" | "sigmoid":
             return rng.uniform(-110, 90, n)
-        case "log":
+        case "log" | "log2" | "log10":
             return rng.uniform(0.5, 2, n)
         case "tanh" | "erf":
             return np.concatenate([rng.uniform(-10, 10, n), rng.uniform(-1.2, 1.2, n)])
@@ -250,7 +258,7 @@ def test_many_f64(name: str) -> None:
     if name in ("sin", "cos"):
         near = np.rint(rng.uniform(1, 1e9, n)) * np.pi / 2
         some += [rng.uniform(-1e6, 1e6, n), np.exp2(rng.uniform(20, 60, n)), near]
-    x = np.concatenate([np.abs(a) if name == "log" else a for a in some])
+    x = np.concatenate([np.abs(a) if name.startswith("log") else a for a in some])
     with np.errstate(all="ignore"):
         wide = x.astype(np.longdouble)
         small = np.exp(-np.abs(wide))
