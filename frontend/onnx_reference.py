@@ -1,26 +1,33 @@
-"""The onnx package's reference evaluator on single nodes: for constants, and for external statements."""
+"""Single nodes on arrays, by a routine of numpy or the onnx package's reference evaluator: for constants, for external
+statements, and for what has no static form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
 from poly.dtypes import Array
 from poly.errors import RunError
+from poly.frontend.onnx_arrays import ROUTINES
 from poly.program import External
 
 if TYPE_CHECKING:
     import onnx
 
 _OPSET: Final = "polyloom.opset"
+Evaluator = Callable[[Mapping[str, object]], list[object]]
 
 
 def reference_outputs(node: onnx.NodeProto, opset: int, inputs: Mapping[str, Array]) -> list[object]:
-    """The node's outputs by onnx.reference, in order. Raises whatever the evaluator raises."""
+    """The node's outputs, in order. Raises whatever the evaluator raises."""
     from onnx.reference import ReferenceEvaluator
 
+    if routine := _routine(node, opset):
+        return routine(inputs)
     evaluator = ReferenceEvaluator(node, opsets={node.domain: opset, "": opset})
     with np.errstate(all="ignore"):
         found = evaluator.run(None, dict(inputs))
@@ -40,30 +47,75 @@ def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(name for name in found if name)
 
 
-def evaluate_node(node: onnx.NodeProto, model: onnx.ModelProto, values: Mapping[str, object]) -> list[object]:
-    """The outputs of a node of a model, of whatever kind (sequences are lists, an absent optional is None).
-
-    `values`: what it reads, outer values of its subgraphs included. Raises `RunError` where the evaluator fails.
+def evaluator_of(node: onnx.NodeProto, model: onnx.ModelProto) -> Evaluator:
+    """What gives the outputs of a node of a model, of whatever kind (sequences are lists, an absent optional is None),
+    for what it reads, outer values of its subgraphs included. Both raise `RunError` where the evaluator fails.
     """
+    if node.op_type in ("Optional", "OptionalGetElement", "OptionalHasElement"):  # the evaluator's optional is a list
+        return partial(_optional, node)
+    try:
+        opset = next((o.version for o in model.opset_import if o.domain == node.domain), 1)
+        run = _routine(node, opset) or _alone(node, model)
+    except Exception as error:  # the evaluator has no error type of its own
+        raise _failed(node, error) from error
+
+    def evaluated(values: Mapping[str, object]) -> list[object]:
+        try:
+            with np.errstate(all="ignore"):
+                results = iter(run(values))
+        except Exception as error:
+            raise _failed(node, error) from error
+        return [next(results) if name else None for name in node.output]
+
+    return evaluated
+
+
+def _optional(node: onnx.NodeProto, values: Mapping[str, object]) -> list[object]:
+    value = values[node.input[0]] if node.input and node.input[0] else None
+    return [np.array(value is not None)] if node.op_type == "OptionalHasElement" else [value]
+
+
+def by_numpy(node: onnx.NodeProto) -> bool:
+    """True where a routine of numpy runs the node, which takes about as long as compiled code would."""
+    return node.domain in ("", "ai.onnx") and node.op_type in ROUTINES
+
+
+def _routine(node: onnx.NodeProto, opset: int) -> Evaluator | None:
+    """The routine of a node, for what it reads; None where it has none."""
+    from onnx import defs, helper
+
+    if not by_numpy(node):
+        return None
+    schema = defs.get_schema(node.op_type, opset, node.domain)
+    given = {**{n: a.default_value for n, a in schema.attributes.items()}, **{a.name: a for a in node.attribute}}
+    attributes = {name: _decoded(helper.get_attribute_value(a)) for name, a in given.items() if a.type}
+    routine = partial(ROUTINES[node.op_type], **attributes)
+
+    def run(values: Mapping[str, object]) -> list[object]:
+        found = routine(*(values[name] if name else None for name in node.input))
+        return [value for name, value in zip(node.output, found, strict=False) if name]
+
+    return run
+
+
+def _decoded(value: object) -> object:
+    if isinstance(value, list):
+        return [_decoded(v) for v in cast("list[object]", value)]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _alone(node: onnx.NodeProto, model: onnx.ModelProto) -> Evaluator:
     from onnx import helper
     from onnx.reference import ReferenceEvaluator
 
-    if node.op_type in ("Optional", "OptionalGetElement", "OptionalHasElement"):  # the evaluator's optional is a list
-        value = values[node.input[0]] if node.input and node.input[0] else None
-        return [np.array(value is not None)] if node.op_type == "OptionalHasElement" else [value]
     names = dict.fromkeys(name for name in (*node.input, *captured_names(node)) if name)
     graph = helper.make_graph(
         [node], "one", [helper.make_empty_tensor_value_info(n) for n in names],
         [helper.make_empty_tensor_value_info(n) for n in node.output if n],
     )  # fmt: skip
     alone = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-    try:
-        with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(alone).run(None, {name: values[name] for name in names})
-    except Exception as error:  # the evaluator has no error type of its own
-        raise _failed(node, error) from error
-    results = iter(found if isinstance(found, (list, tuple)) else [found])
-    return [next(results) if name else None for name in node.output]
+    evaluator = ReferenceEvaluator(alone)
+    return lambda values: list(evaluator.run(None, {name: values[name] for name in names}))
 
 
 def _failed(node: onnx.NodeProto, error: Exception) -> RunError:

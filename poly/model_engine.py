@@ -22,7 +22,7 @@ from poly.engine import Engine
 from poly.engine_arrays import require_mapping
 from poly.errors import FallbackWarning, RunError, warn_caller
 from poly.frontend.onnx_control import body_name, run_control
-from poly.frontend.onnx_reference import evaluate_node
+from poly.frontend.onnx_reference import Evaluator, by_numpy, evaluator_of
 from poly.frontend.onnx_stages import Stage, StagedModel
 from poly.graph import Graph
 from poly.locks import Lock
@@ -36,10 +36,11 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A stage with its engine, and how its graph's inputs are called."""
+    """A stage with its engine, and what stands for it and all before it in the keys of those behind it."""
 
     stage: Stage
     engine: Engine | None
+    history: bytes
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class ModelEngine(RunByName):
     _bodies: dict[tuple[int, str], ModelEngine] = field(
         default_factory=dict[tuple[int, str], "ModelEngine"], repr=False
     )
+    _evaluators: dict[int, Evaluator] = field(default_factory=dict[int, "Evaluator"], repr=False)
     _warned: set[str] = field(default_factory=set[str], repr=False)
     _accepted: set[Key] = field(default_factory=set[Key], repr=False)
 
@@ -135,8 +137,7 @@ class ModelEngine(RunByName):
                 seconds += time.perf_counter() - start
                 known |= found.stage.known
                 position = found.stage.end
-                if position < len(self.model.nodes):
-                    history = hashlib.sha256(repr(key).encode()).digest()
+                history = found.history
                 if found.stage.alone:
                     self._alone(position, found.stage, values, known, fallbacks, reasons)
                     position += 1
@@ -204,7 +205,7 @@ class ModelEngine(RunByName):
                 continue
             engine = None if found.graph is None else self.build(found.graph)
             self.compiled += engine is not None
-            self._cache[key] = _Compiled(found, engine)
+            self._cache[key] = _Compiled(found, engine, hashlib.sha256(repr(key).encode()).digest())
             return key, self._cache[key]
 
     def _evict(self, used: Set[Key]) -> None:
@@ -243,9 +244,12 @@ class ModelEngine(RunByName):
                 fallbacks |= {f"{label}: {one}": seconds for one, seconds in body.share.fallbacks.items()}
                 reasons |= {f"{label}: {one}": why for one, why in body.share.reasons.items()}
         else:
-            self._warn(label, stage.reason)
+            if not by_numpy(node):
+                self._warn(label, stage.reason)
             start = time.perf_counter()
-            results = evaluate_node(node, self.model.model, reads)
+            if position not in self._evaluators:
+                self._evaluators[position] = evaluator_of(node, self.model.model)
+            results = self._evaluators[position](reads)
             fallbacks[label] = fallbacks.get(label, 0.0) + time.perf_counter() - start
             reasons[label] = stage.reason
         for output, value in zip(node.output, results, strict=True):
@@ -283,7 +287,8 @@ class ModelEngine(RunByName):
             if stage.alone:
                 node = self.model.nodes[stage.end]
                 inside = any(position == stage.end for position, _ in self._bodies)
-                how = "control here, its body compiled" if inside else "reference evaluator"
+                evaluated = "numpy" if by_numpy(node) else "reference evaluator"
+                how = "control here, its body compiled" if inside else evaluated
                 lines.append(f"  node {node.name or node.op_type}: {how}: {stage.reason}")
         return "\n".join(lines)
 

@@ -1,0 +1,167 @@
+"""Boxes by numpy: those that no better one overlaps, and regions of which the data says how many places they sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from poly.dtypes import Array
+
+_BLOCK: Final = 64
+
+
+# -- the best of those that overlap --------------------------------------------------------------------------------
+
+
+def non_max_suppression(
+    boxes: Array, scores: Array, most: Array | None = None, overlap: Array | None = None, least: Array | None = None, *,
+    center_point_box: int = 0,
+) -> tuple[Array]:  # fmt: skip
+    """[batch, class, box] of the best boxes of each class: none overlaps a better one by more than `overlap`."""
+    limit = 0 if most is None or not most.size else int(most.reshape(-1)[0])
+    threshold = np.float32(0) if overlap is None or not overlap.size else overlap.reshape(-1)[0]
+    wanted = np.ones(scores.shape, bool) if least is None or not least.size else scores > least.reshape(-1)[0]
+    found: list[Array] = []
+    for batch in range(len(boxes) if limit > 0 else 0):
+        corners = _corners(boxes[batch], center_point_box == 1)
+        candidates = [np.flatnonzero(row) for row in wanted[batch]]
+        orders = [c[np.argsort(-s[c], kind="stable")] for c, s in zip(candidates, scores[batch], strict=True)]
+        pairs = sum(len(order) * min(len(order), limit) for order in orders)
+        known = _bits(corners, corners, threshold) if corners.shape[1] ** 2 <= pairs else None
+        for number, order in enumerate(orders):
+            kept = _best(corners, order, limit, threshold) if known is None else _first(known, order.tolist(), limit)
+            rows = np.full((len(kept), 3), (batch, number, 0), np.int64)
+            rows[:, 2] = kept
+            found.append(rows)
+    return (np.concatenate(found) if found else np.zeros((0, 3), np.int64),)
+
+
+def _corners(boxes: Array, centred: bool) -> Array:
+    """Least y, least x, greatest y, greatest x, and the area, each of all boxes."""
+    if centred:
+        x, y, width, height = boxes.T
+        sides = y - height / 2, x - width / 2, y + height / 2, x + width / 2
+    else:
+        y, x, other_y, other_x = boxes.T
+        sides = np.minimum(y, other_y), np.minimum(x, other_x), np.maximum(y, other_y), np.maximum(x, other_x)
+    return np.stack([*sides, (sides[3] - sides[1]) * (sides[2] - sides[0])])
+
+
+def _best(corners: Array, order: Array, limit: int, threshold: np.float32) -> Array:
+    """The boxes kept of those in order, by blocks: first against those kept before, then among themselves."""
+    lined = corners[:, order]
+    kept, places = np.empty((len(corners), min(limit, len(order))), corners.dtype), np.empty(0, np.int64)
+    for start in range(0, len(order), _BLOCK):
+        count = len(places)
+        block = lined[:, start : start + _BLOCK]
+        free = start + np.flatnonzero(~_overlapping(block, kept[:, :count], threshold).any(axis=1))
+        own = lined[:, free]
+        chosen = free[_first(_bits(own, own, threshold), range(len(free)), limit - count)]
+        places = np.concatenate([places, chosen])
+        kept[:, count : len(places)] = lined[:, chosen]
+        if len(places) == limit:
+            break
+    return order[places]
+
+
+def _first(overlaps: Sequence[int], order: Sequence[int], limit: int) -> list[int]:
+    """Of boxes in order up to `limit` that overlap none before; `overlaps`: of each box, a bit for every other."""
+    kept: list[int] = []
+    gone = 0
+    for box in order:
+        if not gone >> box & 1:
+            kept.append(box)
+            gone |= overlaps[box]
+            if len(kept) == limit:
+                break
+    return kept
+
+
+def _bits(some: Array, others: Array, threshold: np.float32) -> list[int]:
+    packed = np.packbits(_overlapping(some, others, threshold), axis=1, bitorder="little")
+    return [int.from_bytes(row, "little") for row in map(bytes, packed)]
+
+
+def _overlapping(some: Array, others: Array, threshold: np.float32) -> Array:
+    """[some, others]: their intersection is more than `threshold` of their union."""
+    top, left, bottom, right, area = some[:, :, None]
+    other_top, other_left, other_bottom, other_right, other_area = others[:, None]
+    height = np.minimum(bottom, other_bottom)
+    height -= np.maximum(top, other_top)
+    width = np.minimum(right, other_right)
+    width -= np.maximum(left, other_left)
+    np.maximum(height, 0, out=height)  # where the width is negative, so is what they share
+    shared = np.multiply(height, width, out=height)
+    union = np.add(area, other_area, out=width)
+    union -= shared
+    found = np.divide(shared, union, out=union) > threshold
+    return found if threshold >= 0 else found & (shared > 0)
+
+
+# -- regions -------------------------------------------------------------------------------------------------------
+
+
+def roi_align(
+    x: Array, rois: Array, batch: Array, *, coordinate_transformation_mode: str = "half_pixel", mode: str = "avg",
+    output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
+) -> tuple[Array]:  # fmt: skip
+    """A mean (or the greatest) for each bin of a region, of as many places as the region is large."""
+    half = coordinate_transformation_mode.lower() == "half_pixel"
+    result = np.zeros((len(rois), x.shape[1], output_height, output_width), x.dtype)
+    for number, (roi, image) in enumerate(zip(rois.tolist(), batch.tolist(), strict=True)):
+        left, top, right, bottom = (side * spatial_scale - (0.5 if half else 0.0) for side in roi)
+        rows, row_weights = _taps(top, bottom, output_height, sampling_ratio, x.shape[2], half)
+        columns, column_weights = _taps(left, right, output_width, sampling_ratio, x.shape[3], half)
+        if mode.lower() == "avg":
+            down, across = (_matrix(*taps, x) for taps in ((rows, row_weights, 2), (columns, column_weights, 3)))
+            result[number] = down @ x[image] @ across.T
+        elif rows.size and columns.size:
+            values = x[image][:, rows][..., columns] * row_weights[:, :, None, None] * column_weights
+            result[number] = values.max(axis=(2, 4))
+    return (result,)
+
+
+def _taps(start: float, end: float, bins: int, ratio: int, extent: int, half: bool) -> tuple[Array, Array]:
+    """The two elements beside each place of each bin, and their weights: 0 where it is outside."""
+    size = (end - start if half else max(end - start, 1.0)) / bins
+    count = ratio or max(int(np.ceil(size)), 0)
+    places = start + (np.arange(bins)[:, None] + (np.arange(count) + 0.5) / max(count, 1)) * size
+    inside = (places >= -1.0) & (places <= extent)
+    held = np.clip(places, 0.0, extent - 1.0)
+    low = held.astype(np.int64)
+    weights = np.stack([1.0 - (held - low), held - low], axis=-1) * inside[..., None]
+    taps = np.stack([low, np.minimum(low + 1, extent - 1)], axis=-1)
+    return taps.reshape(bins, -1), weights.reshape(bins, -1)
+
+
+def _matrix(taps: Array, weights: Array, axis: int, x: Array) -> Array:
+    """[bins, elements]: what each element adds to the mean of a bin."""
+    found = np.zeros((len(taps), x.shape[axis]))
+    np.add.at(found, (np.arange(len(taps))[:, None], taps), weights / max(taps.shape[1] // 2, 1))
+    return found.astype(x.dtype)
+
+
+def max_roi_pool(
+    x: Array, rois: Array, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
+) -> tuple[Array]:
+    """The greatest element of each bin of a region [image, x, y, x, y], both ends inside; 0 of none."""
+    result = np.empty((len(rois), x.shape[1], *pooled_shape), x.dtype)
+    for number, (image, *sides) in enumerate(rois.tolist()):
+        left, top, right, bottom = (int(np.floor(side * spatial_scale + 0.5)) for side in sides)
+        rows = _greatest(x[int(image)], 1, top, bottom, pooled_shape[0])
+        result[number] = _greatest(rows, 2, left, right, pooled_shape[1])
+    return (result,)
+
+
+def _greatest(x: Array, axis: int, start: int, end: int, bins: int) -> Array:
+    extent, size = x.shape[axis], max(end - start + 1, 1) / bins
+    bounds = [(start + int(np.floor(k * size)), start + int(np.ceil((k + 1) * size))) for k in range(bins)]
+    lined = np.moveaxis(x, axis, 0)
+    result = np.zeros((bins, *lined.shape[1:]), x.dtype)
+    for place, pair in enumerate(bounds):
+        first, last = (min(max(p, 0), extent) for p in pair)
+        if first < last:
+            lined[first:last].max(axis=0, out=result[place])
+    return np.moveaxis(result, 0, axis)

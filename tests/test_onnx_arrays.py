@@ -1,0 +1,134 @@
+"""Operators by numpy on whole arrays, beside onnx.reference."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poly
+from tests.onnx_helpers import Operand, assert_close, node_model, reference
+
+SOURCE = np.random.default_rng(3)
+
+
+def compare(operator: str, *inputs: Operand, **attributes: Any) -> None:
+    model, arrays = node_model(operator, inputs, **attributes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no FallbackWarning
+        found = poly.compile(model).run(arrays)
+    assert_close(found, reference(model, arrays))  # type: ignore[arg-type]
+
+
+def f32(*shape: int) -> np.ndarray:
+    return SOURCE.standard_normal(shape).astype(np.float32)
+
+
+def boxes(batch: int, count: int, centred: bool = False) -> np.ndarray:
+    """Corners in any order, or centres and extents."""
+    centres, extents = SOURCE.random((2, batch, count, 2)).astype(np.float32)
+    return np.concatenate([centres, extents] if centred else [centres, centres + extents - 0.3], axis=2)
+
+
+@pytest.mark.parametrize("centred", [0, 1])
+@pytest.mark.parametrize(("batch", "classes", "count", "most"), [(1, 1, 200, 300), (2, 3, 90, 5), (1, 12, 20, 20)])
+def test_the_best_boxes_of_each_class(batch: int, classes: int, count: int, most: int, centred: int) -> None:
+    scores = np.round(SOURCE.random((batch, classes, count)), 1).astype(np.float32)  # with equal ones
+    for overlap, least in ((0.5, 0.3), (0.0, 0.0), (1.0, 0.95), (0.2, 2.0)):
+        limits = np.array([most]), np.array([overlap], np.float32), np.array([least], np.float32)
+        compare("NonMaxSuppression", boxes(batch, count, centred == 1), scores, *limits, center_point_box=centred)
+
+
+def test_no_box_where_none_is_asked_for() -> None:
+    model, arrays = node_model("NonMaxSuppression", [boxes(1, 5), f32(1, 2, 5)])
+    assert poly.compile(model).run(arrays)["y0"].shape == (0, 3)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_what_a_condition_takes(axis: int | None) -> None:
+    given = {} if axis is None else {"axis": axis}
+    for condition in ([True, False, True, True], [False], []):
+        compare("Compress", f32(4, 5, 6), np.array(condition, bool), **given)
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 3, 4), (0, 3), (3, 0)])
+def test_places_of_what_is_not_zero(shape: tuple[int, ...]) -> None:
+    x = f32(*shape) * (SOURCE.random(shape) < 0.5)
+    compare("NonZero", x.astype(np.float32))
+    compare("NonZero", x > 0)
+
+
+REPEATING = [SOURCE.integers(0, 3, (20, 2)), np.floor(f32(6, 3, 2)), np.array([[2.0, np.nan], [np.nan, 1.0]])]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_what_is_different(axis: int | None) -> None:
+    for x in REPEATING:
+        compare("Unique", x, outputs=4, **({} if axis is None else {"axis": axis}))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, -1])
+def test_what_is_different_in_order_of_first_places(axis: int | None) -> None:
+    """Which onnx.reference has along the first axis alone."""
+    for x in REPEATING:
+        model, arrays = node_model("Unique", [x], outputs=4, sorted=0, **({} if axis is None else {"axis": axis}))
+        y, first, number, counts = map(np.asarray, poly.compile(model).run(arrays).values())
+        lined = x.reshape(-1) if axis is None else x
+        np.testing.assert_array_equal(np.take(y, number, axis or 0), lined)
+        np.testing.assert_array_equal(np.take(lined, first, axis or 0), y)
+        np.testing.assert_array_equal(np.bincount(number), counts)
+        assert (np.diff(first) > 0).all() and y.shape == np.unique(x, axis=axis).shape
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_determinants(dtype: str) -> None:
+    for shape in ((5, 1, 1), (3, 2, 2), (2, 2, 12, 12), (20, 20)):
+        compare("Det", (f32(*shape) / 2).astype(dtype))
+
+
+@pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
+@pytest.mark.parametrize(("least", "most", "skips"), [(1, 1, 0), (1, 2, 0), (2, 2, 5), (1, 3, 2)])
+def test_counts_of_grams(mode: str, least: int, most: int, skips: int) -> None:
+    pool = [2, 3, 5, 4, 5, 6, 7, 8, 6, 7, 4, 5, 6, 2, 3, 2]
+    attributes = {
+        "mode": mode, "min_gram_length": least, "max_gram_length": most, "max_skip_count": skips,
+        "ngram_counts": [0, 4, 10], "ngram_indexes": [0, 1, 2, 3, 4, 5, 6, 8, 9],
+        "weights": [float(k) for k in range(10)],
+    }  # fmt: skip
+    x = SOURCE.integers(0, 10, (3, 40)).astype(np.int32)
+    for given in (x, x[0], x[:, :1]):
+        compare("TfIdfVectorizer", given, pool_int64s=pool, **attributes)
+    words = np.array([f"w{k}" for k in x[0]], object)
+    numbers, _ = node_model("TfIdfVectorizer", [x[0]], pool_int64s=pool, **attributes)
+    model, _ = node_model("TfIdfVectorizer", [x[0]], pool_strings=[f"w{k}" for k in pool], **attributes)
+    model.graph.input[0].type.tensor_type.elem_type = 8
+    found = poly.compile(model).run({"x0": words})
+    assert_close(found, reference(numbers, {"x0": x[0]}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("opset", [10, 16])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_regions_that_sample_as_many_places_as_they_are_large(mode: str, opset: int) -> None:
+    corners = SOURCE.random((6, 4)) * 14 - 3
+    rois = np.concatenate([corners[:, :2], corners[:, :2] + np.abs(corners[:, 2:])], axis=1).astype(np.float32)
+    rois[0] = [20, 20, 30, 30]  # outside
+    shape = {"output_height": 3, "output_width": 2, "spatial_scale": 0.7}
+    compare("RoiAlign", f32(2, 3, 8, 9), rois, SOURCE.integers(0, 2, 6), mode=mode, opset=opset, **shape)
+
+
+def test_greatest_elements_of_regions() -> None:
+    x, rois = f32(2, 3, 8, 9), np.array([[0, 1, 2, 6, 7], [1, 3.4, 3.6, 3, 3], [1, 6, 6, 30, 30]], np.float32)
+    model, arrays = node_model("MaxRoiPool", [x, rois], pooled_shape=[2, 3])
+    found = poly.compile(model).run(arrays)["y0"]
+    want = np.zeros((3, 3, 2, 3), np.float32)
+    for r, (image, *sides) in enumerate(rois):
+        left, top, right, bottom = (int(np.floor(s + 0.5)) for s in sides)
+        high, wide = max(bottom - top + 1, 1) / 2, max(right - left + 1, 1) / 3
+        for h, w in np.ndindex(2, 3):
+            rows = slice(top + int(h * high), top + int(np.ceil((h + 1) * high)))
+            columns = slice(left + int(w * wide), left + int(np.ceil((w + 1) * wide)))
+            part = x[int(image), :, rows, columns]
+            want[r, :, h, w] = part.max(axis=(1, 2)) if part.size else 0
+    np.testing.assert_array_equal(found, want)  # type: ignore[arg-type]
