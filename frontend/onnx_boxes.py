@@ -139,7 +139,8 @@ def _taps(start: float, end: float, bins: int, ratio: int, extent: int, half: bo
 def _matrix(taps: Array, weights: Array, axis: int, x: Array) -> Array:
     """[bins, elements]: what each element adds to the mean of a bin."""
     found = np.zeros((len(taps), x.shape[axis]))
-    np.add.at(found, (np.arange(len(taps))[:, None], taps), weights / max(taps.shape[1] // 2, 1))
+    for row, places, parts in zip(found, taps, weights / max(taps.shape[1] // 2, 1), strict=True):
+        np.add.at(row, places, parts)
     return found.astype(x.dtype)
 
 

@@ -1,18 +1,21 @@
 """Rows of the operator table that are sums with constant sines and cosines, and others of signals and matrices.
 
 A transform is a product of real numbers with a matrix made while importing: n^2 complex products of a signal of n, one
-contraction like any other. The real and the imaginary part of each element are neighbours, so both are one axis of it.
+contraction like any other, or two for an n with factors. The real and the imaginary part of each element are
+neighbours, so both are one axis of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import permutations
-from math import prod
+from math import isqrt, prod
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from poly.affine import var
 from poly.dtypes import is_float, numpy_dtype
 from poly.frontend.onnx_notation import NoCompiledForm, Notation, Row
 from poly.frontend.onnx_shapes import positions
@@ -21,6 +24,7 @@ from poly.frontend.onnx_terms import Index, Term, Value
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float64]
 _MAX_MATRIX: Final = 1 << 26  # elements: 256 MiB of f32, a complex transform of 4096
+_DIRECT: Final = 4  # times the products of two steps; below it, one step is as fast
 _ROWS: Final = 64  # of the matrix, made at a time in f64
 
 
@@ -60,6 +64,9 @@ def dft(b: Notation) -> None:
         _real_inverse(b, x, axis, whole)
         return
     bins, length = whole // 2 + 1 if onesided else whole, min(whole, x.shape[axis])
+    if length == whole and _has_steps(whole):
+        _in_two_steps(b, x, axis, bins, inverse=inverse)
+        return
     _require_small(b, whole, bins, length, x.shape[-1], 2)
     weights = np.full(length, 1 / whole if inverse else 1.0)
     _transform(b, x, axis, _waves(weights, bins, whole, 1 if inverse else -1, (x.shape[-1], 2), x.dtype))
@@ -74,6 +81,66 @@ def _transform(b: Notation, x: Value, axis: int, waves: Array) -> None:
     n, q = b.iterators("n", "q")
     source: list[Index] = [n if d == axis else p for d, p in enumerate(point[:-1])]
     b.reduce(y, ranges, {"n": length, "q": parts}, x[(*source, q)] * matrix[n, q, point[axis], point[-1]])
+
+
+def _factor(whole: int) -> int:
+    """The greatest divisor that is at most the square root."""
+    return next(d for d in range(isqrt(whole), 0, -1) if whole % d == 0)
+
+
+def _has_steps(whole: int) -> bool:
+    return whole >= _DIRECT * (_factor(whole) + whole // _factor(whole))
+
+
+def _in_two_steps(b: Notation, x: Value, axis: int, bins: int, *, inverse: bool) -> None:
+    """The transform of P Q elements by P + Q products for each, with n = Q m + j and k = i + P h (Cooley and Tukey):
+
+    z[j, i] = sum over m of x[Q m + j] e(m i / P), then y[i + P h] = sum over j of e(j h / Q) (z[j, i] e(j i / P Q)).
+    """
+    whole, sign = x.shape[axis], 1 if inverse else -1
+    _require_small(b, whole, whole, 8)
+    inner = _factor(whole)
+    outer = whole // inner
+    ranges = {f"i{k}": e for k, e in enumerate(x.shape[:-1]) if k != axis} | {"j": outer, "i": inner, "p": 2}
+    (*lead, j, i, p), (m, q) = map(var, ranges), b.iterators("m", "q")
+    z = b.temporary("inner", tuple(ranges.values()), x.dtype)
+    waves = b.new_constant("waves", _waves(np.ones(inner), inner, inner, sign, (x.shape[-1], 2), x.dtype))
+    place: list[Index] = [*lead[:axis], outer * m + j, *lead[axis:], q]
+    b.reduce(z, ranges, {"m": inner, "q": x.shape[-1]}, x[tuple(place)] * waves[m, q, i, p], suffix="_inner")
+    turned = _turned(b, z, ranges, np.full(outer, 1 / whole if inverse else 1.0), sign)
+    _outer_sums(b, turned, axis, ranges, [*x.shape[:axis], bins, *x.shape[axis + 1 : -1], 2], sign)
+
+
+def _turned(b: Notation, z: Value, ranges: Mapping[str, int], weights: Floats, sign: int) -> Value:
+    """turned[.., j, 0, i] = z[.., j, i] e(j i / P Q) weights[j], and turned[.., j, 1, i] is that times the imaginary
+    unit, so that real factors of the two are what is left of a complex one.
+    """
+    outer, inner, _ = z.shape[-3:]
+    once = _waves(weights, inner, outer * inner, sign, (2, 2), z.dtype)
+    turns = b.new_constant("turns", np.stack([once, np.stack([-once[..., 1], once[..., 0]], axis=-1)], axis=1))
+    turned = b.temporary("turned", (*z.shape[:-2], 2, inner, 2), z.dtype)
+    (*lead, j, i, p), r = map(var, ranges), var("r")
+    value = z[(*lead, j, i, 0)] * turns[j, r, 0, i, p] + z[(*lead, j, i, 1)] * turns[j, r, 1, i, p]
+    b.assign(turned, {**ranges, "r": 2}, value, (*lead, j, r, i, p), suffix="_turned")
+    return turned
+
+
+def _outer_sums(
+    b: Notation, turned: Value, axis: int, ranges: Mapping[str, int], shape: Sequence[int], sign: int
+) -> None:
+    """The output of this shape, by blocks of P bins; what is more than it in the last block is left out."""
+    outer, _, inner, _ = turned.shape[-4:]
+    count, y = -(-shape[axis] // inner), b.output(shape, turned.dtype)
+    extents = [count * inner if k == axis else e for k, e in enumerate(shape)]
+    blocks = y if y.shape[axis] == count * inner else b.temporary("blocks", extents, turned.dtype)
+    waves = b.new_constant("outer", _waves(np.ones(outer), count, outer, sign, (1, 2), turned.dtype))
+    (*lead, j, i, p), (h, r) = map(var, ranges), b.iterators("h", "r")
+    free = {"h" if name == "j" else name: count if name == "j" else e for name, e in ranges.items()}
+    at: list[Index] = [*lead[:axis], inner * h + i, *lead[axis:], p]
+    b.reduce(blocks, free, {"j": outer, "r": 2}, turned[(*lead, j, r, i, p)] * waves[j, 0, h, r], index=at)
+    if blocks is not y:
+        everywhere, point = positions(shape)
+        b.assign(y, everywhere, blocks[tuple(point)], suffix="_bins")
 
 
 def _real_inverse(b: Notation, x: Value, axis: int, whole: int) -> None:
@@ -98,6 +165,9 @@ def stft(b: Notation) -> None:
     b.require(frames > 0 and 0 < length <= x.shape[1], f"step {step} and length {length} give no frame")
     b.require(window is None or window.shape == (length,), f"the window is not [{length}]")
     bins = length // 2 + 1 if b.int_attribute("onesided", 1) == 1 else length
+    if _has_steps(length):
+        _in_two_steps(b, _frames(b, x, window, step, (x.shape[0], frames, length, x.shape[-1])), 2, bins, inverse=False)
+        return
     _require_small(b, length, bins, length, x.shape[-1], 2)
     weights = np.ones(length)
     if window is not None and window.array is not None:
@@ -108,6 +178,15 @@ def stft(b: Notation) -> None:
     value: Term = x[n, f * step + k, q] * matrix[k, q, j, p]
     value = value if window is None else value * window[k]
     b.reduce(y, dict(zip("nfjp", y.shape, strict=True)), {"k": length, "q": x.shape[-1]}, value)
+
+
+def _frames(b: Notation, x: Value, window: Value | None, step: int, shape: tuple[int, ...]) -> Value:
+    """framed[n, f, k] = x[n, f * step + k] * window[k]."""
+    framed = b.temporary("framed", shape, x.dtype)
+    ranges, (n, f, k, q) = positions(shape)
+    value: Term = x[n, f * step + k, q]
+    b.assign(framed, ranges, value if window is None else value * window[k], suffix="_framed")
+    return framed
 
 
 def determinant(b: Notation) -> None:

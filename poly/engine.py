@@ -130,12 +130,12 @@ class Engine(RunByName):
                 found.setdefault(id(step.unit), step.unit)
         return tuple(found.values())
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """The model's input names."""
         return tuple(self.graph.label(t.name) for t in self.graph.inputs)
 
-    @property
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
         """The model's output names."""
         return tuple(self.graph.label(t.name) for t in self.graph.outputs)

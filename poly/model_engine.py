@@ -79,7 +79,7 @@ class ModelEngine(RunByName):
     )
     _evaluators: dict[int, Evaluator] = field(default_factory=dict[int, "Evaluator"], repr=False)
     _warned: set[str] = field(default_factory=set[str], repr=False)
-    _accepted: set[Key] = field(default_factory=set[Key], repr=False)
+    _accepted: dict[Key, Key] = field(default_factory=dict[Key, Key], repr=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -114,49 +114,72 @@ class ModelEngine(RunByName):
 
         Raises `RunError` for inputs that the model does not take, `OnnxError` where a node is wrong.
         """
-        if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if type(inputs) is not dict and not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RunError(f"inputs is {type(inputs).__name__}", hint="a dict from names to arrays")
         if out is not None:
             require_mapping(out, self.model.model.graph.name)
         given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
-        self._check(given)
+        signature = self._check(given)
+        with self._lock:
+            results = self._by_one_stage(signature, given) or self._by_stages(signature, given)
+        return {**results, **self._copied(results, out)} if out else results
+
+    def _check(self, given: Mapping[str, object]) -> Key:
+        """What the inputs are, but for their content. Raises `RunError` for inputs that the model does not take; what
+        it took once is not looked at again.
+        """
+        key = tuple((n, v.shape, v.dtype) if isinstance(v, np.ndarray) else (n, None) for n, v in given.items())
+        if key not in self._accepted:
+            self.model.check_inputs(given)
+            if len(self._accepted) >= _MAX_STAGES:
+                self._accepted.clear()
+            if all(isinstance(v, np.ndarray) for v in given.values()):
+                self._accepted[key] = ()
+        return key
+
+    def _by_one_stage(self, signature: Key, given: Mapping[str, object]) -> dict[str, object] | None:
+        """The outputs where a stage that no content decides is known to be all of the model for such inputs."""
+        key = self._accepted.get(signature)
+        found = self._cache.get(key) if key else None
+        if key is None or found is None or found.engine is None:
+            return None
+        self._cache.move_to_end(key)
+        start = time.perf_counter()
+        results = found.engine.run({name: given[name] for name in found.engine.inputs})  # type: ignore[misc]
+        self.share = Share(time.perf_counter() - start, {}, {})
+        return {name: results[name] for name in self.outputs}
+
+    def _by_stages(self, signature: Key, given: Mapping[str, object]) -> dict[str, object]:
         values: dict[str, object] = dict(given)
         known: dict[str, Array] = {}
         fallbacks: dict[str, float] = {}
         reasons: dict[str, str] = {}
         position, history, seconds = 0, b"", 0.0
         used: set[Key] = set()
-        with self._lock:
-            while position < len(self.model.nodes):
-                key, found = self._stage(position, history, values, known)
-                used.add(key)
-                start = time.perf_counter()
-                if found.engine is not None:
-                    engine = found.engine
-                    values |= engine.run({name: values[name] for name in engine.inputs})  # type: ignore[arg-type]
-                seconds += time.perf_counter() - start
-                known |= found.stage.known
-                position = found.stage.end
-                history = found.history
-                if found.stage.alone:
-                    self._alone(position, found.stage, values, known, fallbacks, reasons)
-                    position += 1
-            self._evict(used)
-            self.share = Share(seconds, fallbacks, reasons)
+        while position < len(self.model.nodes):
+            key, found = self._stage(position, history, values, known)
+            used.add(key)
+            start = time.perf_counter()
+            if found.engine is not None:
+                engine = found.engine
+                values |= engine.run({name: values[name] for name in engine.inputs})  # type: ignore[arg-type]
+            seconds += time.perf_counter() - start
+            known |= found.stage.known
+            if position == 0 and found.stage.end == len(self.model.nodes) and signature in self._accepted:
+                self._remember(signature, key, found)
+            position, history = found.stage.end, found.history
+            if found.stage.alone:
+                self._alone(position, found.stage, values, known, fallbacks, reasons)
+                position += 1
+        self._evict(used)
+        self.share = Share(seconds, fallbacks, reasons)
         missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
-        results = {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
-        return {**results, **self._copied(results, out)} if out else results
+        return {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
 
-    def _check(self, given: Mapping[str, object]) -> None:
-        """Raises `RunError` for inputs that the model does not take; what it took once is not looked at again."""
-        key = tuple((n, v.shape, v.dtype) if isinstance(v, np.ndarray) else (n, None) for n, v in given.items())
-        if key in self._accepted:
-            return
-        self.model.check_inputs(given)
-        if all(isinstance(v, np.ndarray) for v in given.values()):
-            if len(self._accepted) >= _MAX_STAGES:
-                self._accepted.clear()
-            self._accepted.add(key)
+    def _remember(self, signature: Key, key: Key, found: _Compiled) -> None:
+        """That a stage is all of the model, where no content is part of its key and it computes all outputs."""
+        if found.engine is not None and key == key[:3] and set(self.outputs) <= set(found.engine.outputs):
+            self._accepted[signature] = key
 
     def _copied(self, results: Mapping[str, object], out: Mapping[str, Array]) -> Mapping[str, Array]:
         """The arrays of `out`, with the results in them. Raises `RunError`."""

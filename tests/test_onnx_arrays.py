@@ -22,6 +22,10 @@ def compare(operator: str, *inputs: Operand, **attributes: Any) -> None:
     assert_close(found, reference(model, arrays))  # type: ignore[arg-type]
 
 
+def along(axis: int | None) -> dict[str, Any]:
+    return {} if axis is None else {"axis": axis}
+
+
 def f32(*shape: int) -> np.ndarray:
     return SOURCE.standard_normal(shape).astype(np.float32)
 
@@ -48,9 +52,8 @@ def test_no_box_where_none_is_asked_for() -> None:
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 def test_what_a_condition_takes(axis: int | None) -> None:
-    given = {} if axis is None else {"axis": axis}
     for condition in ([True, False, True, True], [False], []):
-        compare("Compress", f32(4, 5, 6), np.array(condition, bool), **given)
+        compare("Compress", f32(4, 5, 6), np.array(condition, bool), **along(axis))
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 3, 4), (0, 3), (3, 0)])
@@ -66,14 +69,14 @@ REPEATING = [SOURCE.integers(0, 3, (20, 2)), np.floor(f32(6, 3, 2)), np.array([[
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 def test_what_is_different(axis: int | None) -> None:
     for x in REPEATING:
-        compare("Unique", x, outputs=4, **({} if axis is None else {"axis": axis}))
+        compare("Unique", x, outputs=4, **along(axis))
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1, -1])
 def test_what_is_different_in_order_of_first_places(axis: int | None) -> None:
     """Which onnx.reference has along the first axis alone."""
     for x in REPEATING:
-        model, arrays = node_model("Unique", [x], outputs=4, sorted=0, **({} if axis is None else {"axis": axis}))
+        model, arrays = node_model("Unique", [x], outputs=4, sorted=0, **along(axis))
         y, first, number, counts = map(np.asarray, poly.compile(model).run(arrays).values())
         lined = x.reshape(-1) if axis is None else x
         np.testing.assert_array_equal(np.take(y, number, axis or 0), lined)
@@ -92,7 +95,7 @@ def test_determinants(dtype: str) -> None:
 @pytest.mark.parametrize(("least", "most", "skips"), [(1, 1, 0), (1, 2, 0), (2, 2, 5), (1, 3, 2)])
 def test_counts_of_grams(mode: str, least: int, most: int, skips: int) -> None:
     pool = [2, 3, 5, 4, 5, 6, 7, 8, 6, 7, 4, 5, 6, 2, 3, 2]
-    attributes = {
+    attributes: dict[str, Any] = {
         "mode": mode, "min_gram_length": least, "max_gram_length": most, "max_skip_count": skips,
         "ngram_counts": [0, 4, 10], "ngram_indexes": [0, 1, 2, 3, 4, 5, 6, 8, 9],
         "weights": [float(k) for k in range(10)],
@@ -114,7 +117,7 @@ def test_regions_that_sample_as_many_places_as_they_are_large(mode: str, opset: 
     corners = SOURCE.random((6, 4)) * 14 - 3
     rois = np.concatenate([corners[:, :2], corners[:, :2] + np.abs(corners[:, 2:])], axis=1).astype(np.float32)
     rois[0] = [20, 20, 30, 30]  # outside
-    shape = {"output_height": 3, "output_width": 2, "spatial_scale": 0.7}
+    shape: dict[str, Any] = {"output_height": 3, "output_width": 2, "spatial_scale": 0.7}
     compare("RoiAlign", f32(2, 3, 8, 9), rois, SOURCE.integers(0, 2, 6), mode=mode, opset=opset, **shape)
 
 
