@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from poly.dtypes import Array
 from poly.frontend.onnx_boxes import max_roi_pool, non_max_suppression, roi_align
 
+Array = npt.NDArray[Any]
 Routine = Callable[..., tuple[Any, ...]]
 
 
@@ -90,7 +91,7 @@ def _count(found: Array, rows: Array, grams: Array, places: Array, skips: int, b
         count = rows.shape[1] - skip * (grams.shape[1] - 1)
         if count <= 0:
             break
-        windows = sum(rows[:, skip * k : skip * k + count] * digit for k, digit in enumerate(digits))
+        windows = sum((rows[:, skip * k : skip * k + count] * d for k, d in enumerate(digits)), np.zeros((), np.int64))
         at = np.searchsorted(keys, windows, side="right") - 1  # of equal grams the last one counts
         row, column = np.nonzero((at >= 0) & (keys[at] == windows))
         flat = row * found.shape[1] + places[at[row, column]]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from poly.dtypes import Array
-
+Array = npt.NDArray[Any]
 _BLOCK: Final = 64
 
 

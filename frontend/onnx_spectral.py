@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 from math import isqrt, prod
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from poly.frontend.onnx_notation import NoCompiledForm, Notation, Row
 from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Index, Term, Value
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 _MAX_MATRIX: Final = 1 << 26  # elements: 256 MiB of f32, a complex transform of 4096
 _DIRECT: Final = 4  # times the products of two steps; below it, one step is as fast
