@@ -24,7 +24,7 @@ from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.cpu_program import known_for_cpu, model_for_cpu
+from poly.scheduling.cpu_program import model_for_cpu
 from poly.scheduling.grouping import group_program
 from poly.scheduling.traffic import count_points
 from poly.sets import fix_sizes
@@ -310,9 +310,9 @@ def _level_text(work: Work, program: Program, level: Level, machine: Machine, th
         if all(e.names <= program.binding.keys() for e in t.shape)
     }
     if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
-        from poly.prepared import prepare
+        from poly.prepared import edited, prepare
 
-        planned = known_for_cpu(program, constants, machine, threads)
+        planned = edited(program, constants, machine, threads)
         schedule = work.schedule or prepare(planned, machine, threads).schedule
         return str(schedule) if level == "schedule" else str(schedule.lower())
     with busy("compiling"):

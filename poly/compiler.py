@@ -23,14 +23,12 @@ from poly.arguments import checks_kinds, shown
 from poly.console import interactive, steps
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine, Unit
-from poly.engine_build import build_engine
 from poly.errors import MachineError, PolyError, ScheduleError
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
-from poly.prepared import Prepared, prepare, prepare_free, settled
+from poly.prepared import Prepared, edited, prepare, prepare_free, settled
 from poly.program import Program, program_of
-from poly.scheduling.cpu_program import known_for_cpu, like_another
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
@@ -154,6 +152,7 @@ def compile(
 
 def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array]) -> bool:
     """Whether a schedule is of a program as it is written, or as the policies for a CPU take it."""
+    from poly.scheduling.cpu_program import like_another
     from poly.scheduling.shared_sums import is_in_parts
 
     text = str(schedule.source)
@@ -187,6 +186,8 @@ def _is_named(what: object) -> TypeGuard[FunctionType]:
 
 
 def _graph_engine(graph: Graph, machine: Machine, threads: int, progress: Progress | None) -> Engine | SizedEngine:
+    from poly.engine_build import build_engine
+
     if progress is None and interactive():
         with steps(f"compiling {graph.name}") as shown_steps:
             return _graph_engine(graph, machine, threads, shown_steps)
@@ -216,6 +217,7 @@ def _read_text(text: str) -> Program:
 def _model_engine(
     what: onnx.ModelProto | Path, machine: Machine, threads: int, progress: Progress | None
 ) -> ModelEngine:
+    from poly.engine_build import build_engine
     from poly.frontend.onnx_model import load_model
     from poly.frontend.onnx_stages import StagedModel
     from poly.model_engine import ModelEngine
@@ -255,7 +257,7 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
-    loops = schedule.source if schedule is not None else known_for_cpu(program, constants, machine, threads)
+    loops = schedule.source if schedule is not None else edited(program, constants, machine, threads)
     made = prepare(loops, machine, threads, schedule, early=compiling_processes() > 1)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
 
@@ -305,6 +307,8 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
 
 
 def _literal_engine(machine: Machine, threads: int, unit: Callable[[Program], Unit], graph: Graph) -> Engine:
+    from poly.engine_build import build_engine
+
     return build_engine(graph, machine, unit, threads=threads)
 
 

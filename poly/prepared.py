@@ -22,6 +22,7 @@ import islpy as isl
 
 from poly.affine import Affine
 from poly.disk_cache import cache_entry, read_entry, write_entry
+from poly.dtypes import Array
 from poly.errors import CapacityError, PolyError, UnsupportedError
 from poly.locks import cached_property
 from poly.machine import Machine
@@ -73,6 +74,17 @@ class Prepared:
         for module in (self.after, self.before):
             if module is not None:
                 compile_object(module.ir, machine)
+
+
+def edited(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
+    """What `prepare` takes: the program as its constants let a CPU's policies edit it. Without any it is left as it is:
+    `prepare` edits it where the cache has nothing.
+    """
+    if not constants:
+        return program
+    from poly.scheduling.cpu_program import known_for_cpu
+
+    return known_for_cpu(program, constants, machine, threads)
 
 
 def prepare(
@@ -167,7 +179,11 @@ def _planned(program: Program, machine: Machine, threads: int, begin: _Beginning
     """
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
     from poly.scheduling.cpu_each import schedule_each
+    from poly.scheduling.cpu_program import known_for_cpu
     from poly.scheduling.shared_sums import share_sums
+
+    if not program.with_role("constant"):
+        program = known_for_cpu(program, {}, machine, threads)
 
     def first(program: Program, machine: Machine, threads: int) -> Schedule:
         return schedule_for_cpu(share_sums(program, machine, threads), machine, threads, begin)

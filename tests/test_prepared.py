@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -63,6 +64,16 @@ def test_everything_that_decides_is_in_the_key(own_cache: Path) -> None:
     for k, (program, machine, threads) in enumerate(ways):
         prepare(program, machine, threads)
         assert len(entries(own_cache)) == k + 1
+
+
+def test_what_is_kept_is_found_without_the_policy() -> None:
+    """The first call of a process does not even import it."""
+    call = "import numpy, poly, sys; a = numpy.ones((64, 64), 'f4'); poly.einsum('ij,jk->ik', a, a)"
+    code = f"{call}; print('poly.scheduling.cpu' in sys.modules)"
+    root = Path(poly.__file__).parents[1]
+    runs = [subprocess.run([sys.executable, "-c", code], cwd=root, check=True, capture_output=True, text=True).stdout
+            for _ in range(2)]  # fmt: skip
+    assert runs == ["True\n", "False\n"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"polyloom", lambda c: c[:-5], lambda c: c[:80] + b"?" + c[81:]])
