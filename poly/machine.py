@@ -7,6 +7,7 @@ A description is a TOML file (see `read_machine`), a profile shipped by a packag
 from __future__ import annotations
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -192,19 +193,34 @@ class Machine:
         return f"Machine({parts})"
 
     def __str__(self) -> str:
-        lines = [f"machine {self.name} ({self.kind}, {self.clock_mhz} MHz, {self.cores} core{'s' * (self.cores > 1)})"]
-        for m in self.memories:
-            size = "unbounded" if m.capacity is None else f"{m.capacity} {'vectors' if m.kind == 'register' else 'B'}"
-            lines.append(f"  memory {m.name}: {m.kind}, {size}")
-        for e in self.engines:
-            shape = f" {e.rows}x{e.cols}" if e.kind == "array" else f" {e.lanes} lanes" if e.lanes else ""
-            lines.append(f"  engine {e.name}: {e.kind}{shape}")
-        return "\n".join(lines)
+        """The description as a TOML file, which `read_machine` takes."""
+        parts = [_table(self, f"schema = {SCHEMA}")]
+        parts += [_table(part, "[[memory]]") for part in self.memories]
+        parts += [_table(part, "[[engine]]") for part in self.engines]
+        return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
         from poly.pictures import machine_html
 
         return machine_html(self)
+
+
+def _table(part: Machine | Memory | Engine, head: str) -> str:
+    """What a part says, as a table of TOML; its memories and engines are tables of their own."""
+    rows = [(f.name, getattr(part, f.name), f.default) for f in fields(part) if f.name not in ("memories", "engines")]
+    said = [f"{name} = {_value(value)}" for name, value, usual in rows if value or value not in (usual, {})]
+    return "\n".join([head, *said])
+
+
+def _value(value: object) -> str:
+    match value:
+        case Mapping():
+            pairs = cast("Mapping[str, object]", value)
+            return f"{{{', '.join(f'{key} = {_value(v)}' for key, v in pairs.items())}}}"
+        case tuple():
+            return f"[{', '.join(map(_value, cast('tuple[object, ...]', value)))}]"
+        case _:
+            return json.dumps(value)  # whose strings, integers and truths are TOML's, too
 
 
 def read_machine(path: str | Path) -> Machine:

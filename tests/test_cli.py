@@ -11,7 +11,8 @@ import pytest
 from poly import commands
 from poly.accel.profile import profile
 from poly.cli import main
-from poly.compiler import compile
+from poly.compiler import compile, machine_of
+from poly.machine import read_machine
 from tests.test_uneven import constants, window
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -315,7 +316,19 @@ def test_machines_lists_the_profiles(capsys: pytest.CaptureFixture[str]) -> None
     assert all(name in shown for name in ("cpu", "s16", "g16", "m32"))
     assert poly("machines", "s16") == 0
     assert capsys.readouterr().out == f"{profile('s16')}\n"
-    assert poly("machines", "cpu") == 0 and "(cpu, " in capsys.readouterr().out
+    assert poly("machines", "cpu") == 0 and 'kind = "cpu"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["cpu", "s16", "g16", "m32"])
+def test_a_printed_machine_can_be_edited_and_given_back(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert poly("machines", name) == 0
+    (file := tmp_path / "mine.toml").write_text(capsys.readouterr().out)
+    assert read_machine(file) == machine_of(name)
+    assert poly("run", "ij,jk->ik", "--shape", "8,8", "--shape", "8,8", "--target", str(file), "--check") == 0
+    file.write_text(file.read_text().replace("clock_mhz = ", "clock_mhz = 1"))
+    assert read_machine(file).clock_mhz == int(f"1{machine_of(name).clock_mhz}")
 
 
 @pytest.mark.parametrize(
