@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from poly.dtypes import size_bytes
 from poly.machine import Machine
-from poly.program import Program
+from poly.program import Program, Statement
 from poly.scheduling.cpu_core import core_of, own_share
 from poly.scheduling.cpu_edits import FEW_VECTORS
 from poly.scheduling.cpu_facts import bytes_apart, bytes_touched, own_capacity, widest_element
@@ -48,6 +48,7 @@ class Window:
     `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
     rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
     `shifted`: the columns are taken from a row in registers; `by_columns`: one is done for all rows before the next.
+    `rows_first`: what a window takes from a row is reduced before rows are, of the window's `columns`.
     `asks_ahead`: what is copied, or read by long tiles or faster than it comes, is from beyond a core's own caches, so
     that it is asked for a strip, or a tile, ahead.
     """
@@ -76,6 +77,8 @@ class Window:
     asks_ahead: bool = False
     shifted: bool = False
     by_columns: bool = False
+    rows_first: bool = False
+    columns: int = 1
 
 
 class _Way(NamedTuple):
@@ -85,6 +88,7 @@ class _Way(NamedTuple):
     kept: tuple[str, ...]
     shifted: bool
     by_columns: bool
+    rows_first: bool
 
 
 class _Heights(NamedTuple):
@@ -114,7 +118,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
     by_columns = _is_by_columns(shape, machine.vector_registers)
     shifted = not by_columns and _is_shifted(program, shape, vector, machine)
     kept = () if by_columns else _kept(shape, machine.vector_registers, shifted)
-    way = _Way(vector, kept, shifted, by_columns)
+    way = _Way(vector, kept, shifted, by_columns, shifted and _spares(shape, update))
     found = _heights(program, shape, way, machine)
     rows = group.axes[update.name][shape.rows]
     long = found.tile * (bytes_apart(program, shape.read, rows) or 0) >= LONG
@@ -129,6 +133,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         lane_cuts=(shape.width // vector * vector,) if found.ragged else (),
         asks_ahead=asking and bytes_touched(program, group.statements) > own_capacity(machine),
         shifted=shifted and not found.copied, by_columns=by_columns,
+        rows_first=way.rows_first, columns=shape.taps[shape.sideways],
     )  # fmt: skip
 
 
@@ -136,8 +141,8 @@ def _heights(program: Program, shape: Shape, way: _Way, machine: Machine) -> _He
     """Rows of register tiles and strips, and what is copied: a tile's height depends on what is laid out and shuffled,
     that on its bodies, and they on the height; where a copy takes the shuffles away it is chosen again.
     """
-    most = MOST_ROWS if way.by_columns else _most_rows(shape, machine.vector_registers, bool(way.kept))
-    most, taps, vectors = min(shape.height, most), prod(shape.taps.values()), -(-shape.width // way.vector)
+    most = MOST_ROWS if way.by_columns else _most_rows(shape, machine.vector_registers, way)
+    most, taps, vectors = min(shape.height, most), _operations(shape, way), -(-shape.width // way.vector)
     body = BODY_BY_COLUMNS if way.by_columns else BODY
     laid_out = -(-shape.height // most) * vectors * most * taps * (2 if shape.step == PICKED else 1)
     small = laid_out <= body  # loads count, too
@@ -158,15 +163,35 @@ def _heights(program: Program, shape: Shape, way: _Way, machine: Machine) -> _He
     return _Heights(tile, whole, strip, small, True, (), ragged)
 
 
-def _most_rows(shape: Shape, registers: int, kept: bool) -> int:
+def _most_rows(shape: Shape, registers: int, way: _Way) -> int:
     """Rows of a register tile: their sums fit beside what is loaded for one, and where a row read serves all of them
     the body stays short.
     """
-    taps = prod(shape.taps.values())
+    taps = _operations(shape, way)
     loaded = shape.taps[shape.sideways] if shape.step == PICKED else 1
-    room = registers - max(SPARE, loaded) - (taps if kept else 1)
-    rolling = kept or not shape.others
+    room = registers - max(SPARE, loaded) - (taps if way.kept else 1)
+    rolling = bool(way.kept) or not shape.others
     return max(1, min(room, max(FEW_ROWS, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS))
+
+
+def _spares(shape: Shape, update: Statement) -> bool:
+    """Whether to reduce what a window takes from a row before rows, as equal for all windows that take it, spares
+    operations; a sum begins with zero, a maximum with the first element.
+    """
+    if shape.others or update.combiner is None or not update.reorder:
+        return False
+    rows, columns = shape.taps[shape.down], shape.taps[shape.sideways]
+    begins = update.combiner.symbol != "+"
+    return shape.step_down * (columns - begins) + rows < rows * columns - begins
+
+
+def _operations(shape: Shape, way: _Way) -> int:
+    """Of an element written; where lanes are picked, before equal ones are found."""
+    every = prod(shape.taps.values())
+    if not way.rows_first or shape.step == PICKED:
+        return every
+    rows, columns = shape.taps[shape.down], shape.taps[shape.sideways]
+    return every // (rows * columns) * (rows + columns)
 
 
 def _kept(shape: Shape, registers: int, shifted: bool) -> tuple[str, ...]:

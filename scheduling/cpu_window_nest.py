@@ -3,6 +3,8 @@
 Loops from the outside in: outer, strips of rows [what a strip reads, with its padding, in the first cache level; the
 other operands in registers], rows of register tiles, vectors [the sums in registers], columns of the window, rows read,
 rows written, lanes. A row of the input is loaded once and used for all the rows of the tile that its window reaches.
+Where nothing weighs the window, its columns are reduced before its rows: a partial result for each row written, which
+are all equal, so that LLVM computes one (a window of 5 x 5 takes 10 operations instead of 25).
 """
 
 from __future__ import annotations
@@ -98,6 +100,8 @@ class Windows(Composition):
                 schedule, vectors = self._shifted(schedule, update)
             if w.by_columns:
                 schedule, vectors = self._column(schedule, update)
+            if w.rows_first:
+                schedule = self._reduced(schedule, update)
             if w.asks_ahead and not w.copied and schedule.kind(tiles) == "serial":
                 schedule = schedule.prefetch(vectors, tiles)
         return schedule
@@ -159,7 +163,7 @@ class Windows(Composition):
         down = loop_of(schedule, name, self.window.down)
         band = [n for n in reductions if n != down]
         schedule = schedule.skew(down, row, self.window.step_down)
-        if self.window.shifted:
+        if self.window.shifted or self.window.rows_first:
             columns = loop_of(schedule, name, self.window.sideways)
             return schedule.reorder(down, *(n for n in band if n != columns), columns, row)
         if self.window.step > 1 and not self.window.copied:  # the columns share what a row loads
@@ -183,6 +187,17 @@ class Windows(Composition):
             schedule = schedule.tile({lane: w.vector}).unroll(f"{lane}.o")
             lane = f"{lane}.p"
         return schedule.vectorise(lane), lane
+
+    def _reduced(self, schedule: Schedule, update: str) -> Schedule:
+        """What a window takes from a row, for each row written: equal for all of them, so that it is computed once."""
+        columns, around = loop_of(schedule, update, self.window.sideways), schedule.nests[update].names
+        target = schedule.program.tensor[schedule.program.statement[update].write.tensor]
+        at, buffer = around[around.index(columns) - 1], f"{target.source_name}_{update}_p"
+        schedule = schedule.tile({columns: self.window.columns}).rfactor(update, f"{columns}.o", at=at, name=buffer)
+        for name in (f"clear_{buffer}", f"merge_{buffer}"):
+            *rows, lanes = loops_of_copy(schedule, name)
+            schedule = unrolled(schedule, rows).vectorise(lanes)
+        return schedule.promote(buffer, at, self.machine.register_space, name=f"{buffer}r")
 
     def _column(self, schedule: Schedule, update: str) -> tuple[Schedule, str]:
         """The rows of one column in registers; the loop over their lanes, or of the update where it reads none."""

@@ -104,6 +104,8 @@ CASES = {
     "largest, 3-d": (
         "MaxPool", (1, 2, 6, 20, 64), None, {"kernel_shape": [3] * 3, "pads": [1] * 6, "strides": [2] * 3},
     ),
+    "largest, 5x5": ("MaxPool", (1, 3, 13, 13), None, {"kernel_shape": [5, 5], "pads": [2] * 4}),
+    "largest, 7x7, a copy": ("MaxPool", (1, 1, 40, 100), None, {"kernel_shape": [7, 7], "pads": [3] * 4}),
     "mean": ("AveragePool", (1, 3, 20, 22), None, {"kernel_shape": [3, 3], "pads": [1] * 4}),
     "mean of four": ("AveragePool", (1, 3, 16, 16), None, {"kernel_shape": [2, 2], "strides": [2, 2]}),
 }  # fmt: skip
@@ -383,6 +385,33 @@ def test_a_copied_window_has_tiles_of_its_own_height() -> None:
     program = graph_of("MaxPool", (1, 1, 6, 20, 64), attrs=attrs)[0].to_program()
     (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
     assert plan.copied and not plan.shifted and plan.height == 5
+
+
+POOLS = {
+    "C[c,i,j] max= A[c,i+p,j+q] where 0<=p<5 and 0<=q<5": True,
+    "C[c,i,j] += A[c,i+p,j+q] where 0<=p<5 and 0<=q<5": True,
+    "C[c,i,j] += A[c,i+p,j+q]*A[c,i+p,j+q] where 0<=p<3 and 0<=q<3": True,
+    "C[c,i,j] min= A[c,2*i+p,2*j+q] where 0<=p<3 and 0<=q<3": True,
+    "C[c,i,j] += A[c,2*i+p,2*j+q] where 0<=p<3 and 0<=q<3": False,  # rows share too little
+    "C[c,i,j] max= A[c,i+p,j+q] where 0<=p<2 and 0<=q<2": False,
+}
+
+
+@pytest.mark.parametrize("text", list(POOLS))
+def test_columns_of_windows_without_weights_are_reduced_before_rows(text: str) -> None:
+    """Once for all rows that take them; a NaN is in all windows that have it."""
+    program = poly.parse(text, A=(3, 41, 53))
+    (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
+    assert plan.rows_first == POOLS[text] and plan.shifted
+    schedule = schedule_for_cpu(program, WIDE)
+    check_instances(schedule.lower(), schedule.program)
+    check_capacity(schedule.lower(), WIDE)
+    assert any(s.partial for s in schedule.program.statements) == plan.rows_first
+    a = np.random.default_rng(0).integers(-4, 5, (3, 41, 53)).astype(np.float32)
+    a[1, 7::9, 5::11] = np.nan
+    assert np.array_equal(compiled(program)(a), run_program(program, {"A": a})["C"], equal_nan=True)
+    in_order = replace(program, statements=tuple(replace(s, reorder=False) for s in program.statements))
+    assert not any(w.rows_first for g in groups_of(in_order) if (w := window_of(in_order, g, WIDE)))
 
 
 @pytest.mark.parametrize("name", ["5x5", "5x5 wide", "7x7", "7x7 wide", "7x7 odd"])
