@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -64,17 +64,30 @@ def bind_sizes(
         if name not in names:
             raise RunError(f"{name!r} is not a size here", hint=f"sizes: {', '.join(names) or 'none'}")
     found: dict[str, tuple[int, str]] = {name: (int(value), "the sizes given") for name, value in bound.items()}
-    axes = [
+    _solve(tensors, names, inputs, found)
+    for name in names:
+        if name not in found:
+            hint = f"pass sizes={{{name!r}: ...}}; it does not follow from the shapes of the inputs"
+            raise RunError(f"size {name} is not known", hint=hint)
+    return {name: found[name][0] for name in names}
+
+
+def _solve(
+    tensors: Iterable[Tensor], names: Collection[str], inputs: Mapping[str, Array], found: dict[str, tuple[int, str]]
+) -> None:
+    """Add to `found` (a size's value, and who says so) what the shapes of inputs tell. Raises `RunError` where two
+    contradict.
+    """
+    waiting = [
         (extent, length, f"axis {axis} of {tensor.name}", tensor.name)
         for tensor in tensors
-        if tensor.name in inputs
+        if names and tensor.name in inputs
         for axis, (extent, length) in enumerate(zip(tensor.shape, np.shape(inputs[tensor.name]), strict=False))
     ]
-    waiting = [a for a in axes if names]
-    while waiting:  # an extent such as 2*N + M gives one size once the other is known
-        before = waiting
+    before: list[tuple[Affine, int, str, str]] = []
+    while len(waiting) != len(before):  # an extent such as 2*N + M gives one size once the other is known
         values = {n: v for n, (v, _) in found.items()}
-        waiting = []
+        before, waiting = waiting, []
         for extent, length, source, tensor_name in before:
             bare = _bare(extent)
             solved = (bare, length) if bare in names else solved_extent(extent.substitute(values), length)
@@ -85,13 +98,7 @@ def bind_sizes(
             if known != solved[1]:
                 both = f"size {solved[0]} is {known} by {where} and {solved[1]} by {source}"
                 raise RunError(both, where=f"tensor {tensor_name}", hint="one of the two for both")
-        if len(waiting) == len(before):
-            break
-    for name in names:
-        if name not in found:
-            hint = f"pass sizes={{{name!r}: ...}}; it does not follow from the shapes of the inputs"
-            raise RunError(f"size {name} is not known", hint=hint)
-    return {name: found[name][0] for name in names}
+
 
 
 def check_context(program: Program, sizes: Mapping[str, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from poly.affine import Affine
 from poly.dtypes import is_float
@@ -102,40 +103,41 @@ def _around(
     """The parallel loops of the contraction, of the assignment that starts it where that is right before it, and of the
     assignments right behind it that follow it element by element.
     """
-    statements = [s for s in program.statements]
+    statements, tensor = program.statements, update.write.tensor
     at = statements.index(update)
-    found = {update.name: own}
     target = bare_axes(update.write)
     assert target is not None
-    places = {update.write.tensor: tuple(own.index(i) for i in target)}
-
-    def aligned(s: Statement, access: Access) -> tuple[str, ...] | None:
-        bares = bare_axes(access)
-        if bares is None or len(bares) != len(own):
-            return None
-        names = dict(zip(places[update.write.tensor], bares, strict=True))
-        axes = tuple(names[a] for a in range(len(own)))
-        ends = extents_of(program, s)
-        return axes if ends is not None and tuple(ends.get(i) for i in axes) == extents and len(s.iterators) == len(
-            own
-        ) else None
-
+    aligned = partial(_aligned, program, tuple(target.index(i) for i in own), extents)
+    found = {update.name: own}
     if at and (first := statements[at - 1]).name in among and first.combiner is None and _simple(first):
-        axes = aligned(first, first.write) if first.write.tensor == update.write.tensor else None
+        axes = aligned(first, first.write) if first.write.tensor == tensor else None
         if axes is not None:
             found = {first.name: axes, **found}
     for s in statements[at + 1 :]:
         bares = bare_axes(s.write)
-        reads = [r for r in s.reads if r.tensor == update.write.tensor]
+        reads = [r for r in s.reads if r.tensor == tensor]
         if s.name not in among or s.combiner is not None or not _simple(s) or bares is None or len(reads) != 1:
             break
         axes = aligned(s, reads[0])
-        if axes is None or bares[-1] != axes[own.index(target[-1])] or s.write.tensor == update.write.tensor:
+        if axes is None or bares[-1] != axes[own.index(target[-1])] or s.write.tensor == tensor:
             break
         if any(_apart(r, bares[-1]) and bares[-1] in names_of(r) for r in s.reads):
             break
         found[s.name] = axes
     return found
+
+
+def _aligned(
+    program: Program, places: Sequence[int], extents: tuple[Affine, ...], s: Statement, access: Access
+) -> tuple[str, ...] | None:
+    """The iterators of a statement that walks what a contraction makes as that does, on its parallel loops: `places` of
+    these in the target's subscripts, and their `extents`. None where it walks it otherwise, or has other loops, too.
+    """
+    bares, ends = bare_axes(access), extents_of(program, s)
+    if bares is None or ends is None or not len(bares) == len(places) == len(s.iterators):
+        return None
+    axes = tuple(bares[k] for k in places)
+    return axes if tuple(ends.get(i) for i in axes) == extents else None
 
 
 def _simple(s: Statement) -> bool:

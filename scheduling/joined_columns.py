@@ -21,6 +21,7 @@ from poly.expr import IndexValue, Read, walk
 from poly.program import Access, Program, Statement, Tensor, box_domain, default_path
 from poly.scheduling.groups import bare, domain_box
 from poly.scheduling.joined_axes import with_sizes
+from poly.scheduling.sums import free_name
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Columns:
         self, tensor: Tensor, order: Sequence[str], outer: Access, name: str, inward: bool
     ) -> tuple[Access, Tensor, list[Statement]]:
         """A temporary with the columns last, and the copy between it and a tensor."""
-        name = free_name(self.program, name)
+        name = free_name({*self.program.tensor, *self.program.statement}, name, "_copy")
         shape = [*(self.ranges[n] for n in order), self._extent]
         new = Tensor(name, tuple(map(Affine.of, shape)), tensor.dtype)
         iterators = (*order, *self.names) if inward else tuple(map(str, outer.affine_index))
@@ -178,13 +179,6 @@ def _tensors(reads: Sequence[Access]) -> list[str]:
 
 def _names(access: Access) -> frozenset[str]:
     return frozenset(n for i in access.affine_index for n in i.names)
-
-
-def free_name(program: Program, name: str) -> str:
-    """A name for a temporary that is free, for its copy's statement (`name_copy`), too."""
-    while name in program.tensor or f"{name}_copy" in program.statement:
-        name += "_"
-    return name
 
 
 def whole_box(name: str, iterators: Sequence[str], extents: Mapping[str, int]) -> isl.Set:
