@@ -388,6 +388,8 @@ def test_torch_tensors() -> None:
         kernel(torch.from_numpy(a).requires_grad_(), b)
     with pytest.raises(RunError, match=r"try: A.to\(torch.float32\)"):
         kernel(torch.from_numpy(a).double(), b)
+    with pytest.raises(RunError, match=r"input A: .*resolve_neg"):
+        kernel(torch.from_numpy(-1j * a).conj().imag, b)
     out = torch.zeros(a.shape)
     for given in (out, (out,)):
         with pytest.raises(RunError, match=r"try: numpy.from_dlpack"):
