@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from poly.affine import Affine
 from poly.dtypes import is_float, is_integer
-from poly.errors import ParseError, PolyError, ShapeError
+from poly.errors import ParseError, PolyError, ShapeError, within_depth
 from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, Read, rewrite, walk
 from poly.frontend import nest_hints as hints
 from poly.frontend.choice_guards import without_unequal
@@ -127,6 +127,7 @@ def nest(
     return lambda f: Nest(f, exact)
 
 
+@within_depth("nest")
 def read_nest(function: Callable[..., object], *, exact: bool = False) -> Program:
     """The program of a function, in its original order, sizes symbolic. Raises `ParseError`."""
     text = written(function)

@@ -23,7 +23,7 @@ from poly.arguments import checks_kinds, shown
 from poly.console import interactive, steps
 from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine, Unit
-from poly.errors import MachineError, PolyError, ScheduleError
+from poly.errors import MachineError, PolyError, ScheduleError, within_depth
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
@@ -103,6 +103,7 @@ def compile(
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
 @checks_kinds(PolyError, "Schedule")
+@within_depth("compile")
 def compile(
     what: Program | Graph | Schedule | Nest[..., object] | str | onnx.ModelProto | Path,
     target: str | Machine = "cpu",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 _WIDTH = 160  # characters of a line in a message
@@ -93,6 +95,16 @@ class ShapeError(PolyError, ValueError):
 
 class UnsupportedError(PolyError):
     """A construct that is understood but that this path cannot express."""
+
+
+@contextmanager
+def within_depth(where: str) -> Generator[None]:
+    """An expression that is nested more deeply than Python recurses is an `UnsupportedError`."""
+    try:
+        yield
+    except RecursionError:
+        hint = "a statement of its own for a part of it"
+        raise UnsupportedError("an expression is nested too deeply", where=where, hint=hint) from None
 
 
 class OnnxError(PolyError):

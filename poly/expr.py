@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from sys import float_info
 from typing import Final, Literal
 
 import numpy as np
@@ -24,6 +25,10 @@ class Const:
 
     value: float | int | bool
     dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.value, int) and abs(self.value) > float_info.max:
+            raise ShapeError("a literal is beyond the range of f64", hint="inf, in an expression of floats")
 
 
 @dataclass(frozen=True)

@@ -140,3 +140,15 @@ def test_numpy_integers_are_in_the_text_as_numbers() -> None:
     schedule = schedule.promote("A", "C_update.i", "l2", reads=(one,), fold={one: two})
     schedule = schedule.double_buffer("B", "C_update.i", two)
     assert str(Schedule.parse(str(schedule))) == str(schedule)
+
+
+@pytest.mark.parametrize("body", ["1 if x[i] > 0 else " * 300 + "x[i]", "**".join(["x[i]"] * 300), "-" * 2000 + "x[i]"])
+def test_expressions_beyond_pythons_recursion(body: str) -> None:
+    with pytest.raises(PolyError, match="nested too deeply"):
+        compile(parse(f"y[i] = {body}", x=(9,)))
+
+
+@pytest.mark.parametrize("body", ["x[i]*{}", "i64(x[i]) + {}", "(x[i] if i < {} else 0)", "f32(-{})"])
+def test_literals_beyond_all_dtypes(body: str) -> None:
+    with pytest.raises(PolyError, match="beyond the range of f64"):
+        parse("y[i] = " + body.format("9" * 400), x=(9,))
