@@ -33,7 +33,7 @@ def test_contributing_names_files_that_exist_and_its_python_runs(capsys: pytest.
     assert all(part in printed for part in ("C_update[i, k, j]", "script", "define ", "queue ", "why legal"))
 
 
-@pytest.mark.parametrize("folder", ["poly", "frontend", "scheduling", "codegen"])
+@pytest.mark.parametrize("folder", ["poly", "frontend", "scheduling", "codegen", "accel"])
 def test_contributing_has_every_module(folder: str) -> None:
     named = set(re.findall(rf"`(?:{folder}/)?(\w+)(?:\.py)?`", (ROOT / "CONTRIBUTING.md").read_text()))
     modules = {path.stem for path in (ROOT / folder).glob("*.py")} - {"__init__"}
