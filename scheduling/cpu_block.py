@@ -11,21 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.machine import Machine
+from poly.program import Statement
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_ahead import Ahead
 from poly.scheduling.cpu_block_copies import Packing
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered, unrolled, with_padding
-from poly.scheduling.cpu_facts import axis_of
+from poly.scheduling.cpu_facts import axis_of, reduction_extents
 from poly.scheduling.cpu_first_use import with_first_use
 from poly.scheduling.cpu_nontemporal import stored_past
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip
+from poly.scheduling.cpu_sums import FEWEST_STEPS
 from poly.scheduling.cpu_tile import Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -277,7 +279,16 @@ class Blocking(Tiling[BlockPlan]):
         if blocks:
             schedule = self._packed_at(schedule, names, "rows", loops[depth], height)
         tiles = loops[depth + blocks : depth + blocks + 2]
-        schedule = self._target(schedule, schedule.program.statement[updates[0]], tiles[-1])
+        schedule = self._in_registers(schedule, schedule.program.statement[updates[0]], tiles[-1])
         schedule = self.ahead.rows(schedule, updates[0], tiles[0 if self.plan.lanes_inside else 1], height)
         schedule = self.ahead.constants(schedule, updates[0])
         return self.ahead.beside(schedule, names, tiles[-1])
+
+    def _in_registers(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
+        """The sums of a register tile: in every block of the reduction from zero, if it is long enough."""
+        if self.plan.depth is not None:
+            iterator, size = self.plan.depth
+            steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name]) | {iterator: size}
+            if prod(steps.values()) >= FEWEST_STEPS:
+                return self.sums.from_zero(schedule, s, anchor)
+        return self.sums.in_registers(schedule, s, anchor)

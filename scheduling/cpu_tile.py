@@ -14,16 +14,13 @@ from poly.affine import Affine, var
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
 from poly.machine import Machine
-from poly.program import Statement, Tensor
+from poly.program import Statement
 from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_core import PAGE
 from poly.scheduling.cpu_edits import (
-    FEW_VECTORS,
     Composition,
     cut,
-    extent_of,
     fused,
-    in_vectors,
     loop_of,
     loops_of_copy,
     only_read,
@@ -31,9 +28,10 @@ from poly.scheduling.cpu_edits import (
     unrolled,
     with_padding,
 )
-from poly.scheduling.cpu_facts import bytes_apart, most_vectors, own_capacity, reduction_extents
+from poly.scheduling.cpu_facts import bytes_apart, own_capacity, reduction_extents
 from poly.scheduling.cpu_nontemporal import written_far
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Piece, Strip, TilePlan
+from poly.scheduling.cpu_sums import Sums
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.promotion import free_name
@@ -55,7 +53,7 @@ class Tiling(Composition, Generic[P]):
 
     def __init__(self, group: Group, plan: P, machine: Machine) -> None:
         super().__init__(group, machine)
-        self.plan = plan
+        self.plan, self.sums = plan, Sums(plan.vector, machine)
 
     def _others(self, s: Statement) -> tuple[str, ...]:
         """Iterators that say which element is written, but are not the group's loops by themselves (`3*g + q`)."""
@@ -89,34 +87,6 @@ class Tiling(Composition, Generic[P]):
             schedule = schedule.shift(name, loop, -low)
         return schedule.tile({loop: tile})
 
-    def _target(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
-        """Keep a reduction's target in registers while its tile is computed; the copies get rows and lanes too."""
-        buffer = f"{s.write.tensor}_{s.name}_r"
-        nest = schedule.nests[s.name]
-        vector = next((n for n in nest.names if schedule.kind(n) == "vector"), None)
-        names = nest.loops[vector].names if vector is not None else frozenset[str]()
-        axis = next((d for d, i in enumerate(s.write.index) if isinstance(i, Affine) and names & i.names), None)
-        last, fast = len(s.write.index) - 1, _fastest(schedule.program.tensor[s.write.tensor])
-        turned = axis is not None and axis != fast
-        order = (*(d for d in range(last + 1) if d != axis), axis) if axis not in (None, last) else None
-        schedule = schedule.promote(s.write.tensor, anchor, self.machine.register_space, name=buffer, order=order)
-        for copy in (f"ld_{buffer}", f"st_{buffer}"):
-            if copy not in schedule.nests:
-                continue
-            own = {d: f"{copy}.{d}" for d in range(last + 1) if f"{copy}.{d}" in schedule.nests[copy].names}
-            lanes = fast if turned else axis
-            if lanes in own and own[lanes] != schedule.nests[copy].names[-1]:
-                schedule = schedule.reorder(*(n for d, n in own.items() if d != lanes), own[lanes])
-            for d, loop in own.items():
-                if d == lanes:
-                    extent = extent_of(schedule, buffer, d)
-                    if extent > self.plan.vector * max(FEW_VECTORS, most_vectors(self.machine)):
-                        raise ScheduleError(f"{extent} elements of {s.write.tensor} in registers are too many")
-                    schedule = in_vectors(schedule, loop, extent, self.plan.vector)
-                else:
-                    schedule = schedule.unroll(loop)
-        return schedule
-
 
 def with_short_unrolled(
     schedule: Schedule, group: Group, name: str, reductions: Sequence[str], body: int
@@ -135,13 +105,6 @@ def with_short_unrolled(
             break
         schedule = schedule.unroll(loop)
     return schedule
-
-
-def _fastest(tensor: Tensor) -> int:
-    """The axis along which a tensor is contiguous in memory."""
-    if tensor.layout is None:
-        return tensor.rank - 1
-    return next(d for d, name in enumerate(tensor.layout.index) if name in tensor.layout.coordinates[-1].names)
 
 
 class _Tiles(Tiling[TilePlan]):
@@ -189,7 +152,7 @@ class _Tiles(Tiling[TilePlan]):
         anchor = schedule.nests[names[0]].names[depth + shared - 1]
         updates = [n for n in names if schedule.program.statement[n].combiner is not None]
         if updates:
-            schedule = self._target(schedule, schedule.program.statement[updates[0]], anchor)
+            schedule = self.sums.in_registers(schedule, schedule.program.statement[updates[0]], anchor)
         for name in updates:
             schedule = self._turned(schedule, name)
             schedule = self._stream_ahead(schedule, name, strip.width * self.plan.vector)

@@ -32,8 +32,9 @@ def rfactor(
 ) -> Schedule:
     """Let a reduction accumulate into partial results, one for every value of `loop` (the last axis, from 0).
 
-    `at`: the loop around `loop` in whose iterations partial results start anew ("" for none, once for the program);
-    default: as far in as an iteration still holds all updates of its elements. There `clear_NAME` sets them to the
+    `at`: the loop around `loop` in whose iterations partial results start anew ("" for none, once for the program), or
+    `loop` itself for one of each element; default: as far in as an iteration still holds all updates of its elements.
+    There `clear_NAME` sets them to the
     combiner's neutral element before the reduction, and `merge_NAME`, a reduction over the new axis, combines them into
     the target behind it; `name` is the new tensor's (default TARGET_rf). Floats are summed in another order, which a
     reduction allows unless it is `ordered`. Raises `IllegalEdit` for an ordered reduction and where somebody would see
@@ -100,7 +101,7 @@ def _refuse_order(schedule: Schedule, s: Statement, loop: str) -> NoReturn:
 def _around(schedule: Schedule, s: Statement, loop: str, at: str | None) -> tuple[str, ...]:
     """The loops that identify one set of partial results."""
     names = schedule.nests[s.name].names
-    outer = names[: names.index(loop)]
+    outer = names[: names.index(loop) + (at == loop)]
     if at == "":
         return ()
     if at is not None:

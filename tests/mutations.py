@@ -219,7 +219,7 @@ def random_rfactor(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[o
     loop = rng.randrange(len(names))
     options: dict[str, object] = {}
     if rng.random() < 0.5:
-        options["at"] = rng.choice(("", *names[:loop]))
+        options["at"] = rng.choice(("", *names[: loop + 1]))
     return "rfactor", (statement, names[loop], options)
 
 

@@ -71,6 +71,37 @@ def run(program: Program, plan: BlockPlan, facts: Facts | None = None) -> None:
     assert np.array_equal(kernel(*arrays), wanted)
 
 
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        (GEMM, ((13, 270), (270, 35))),
+        (TRANSPOSED, ((270, 13), (35, 270))),
+        ("C[i,j] += A[i,k,l] * B[j,k,l]", ((7, 33, 4), (20, 33, 4))),
+    ],
+)
+def test_blocks_of_a_sum_start_from_zero(text: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    program = poly.parse(text, A=shapes[0], B=shapes[1])
+    facts = facts_on(program)
+    depth, seen = 16 if "l" in text else 128, 0
+    for lanes in (0, 1):
+        choice = choice_of(facts, lanes)
+        for way in (w for w in choice.ways() if depth in choice.depths_of(w)):
+            plan = choice.plan(way, 3, 2, 2, 0, depth)
+            schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
+            merges = [s for s in schedule.program.statements if s.name.startswith("merge_") and s.combiner]
+            assert merges
+            seen += len(merges)
+            run(program, plan)
+    assert seen
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_sums_of_equal_elements_err_little(threads: int) -> None:
+    a, b = np.full((24, 60000), 0.1, np.float32), np.full((60000, 96), 0.1, np.float32)
+    product = np.asarray(poly.compile(poly.parse(GEMM, A=a.shape, B=b.shape), threads=threads)(a, b), np.float32)
+    assert np.abs(product / (60000 * float(a[0, 0]) ** 2) - 1).max() < 1e-5  # one by one: 2e-4
+
+
 @pytest.mark.parametrize("text", [GEMM, TRANSPOSED])
 def test_every_way_of_a_product_is_exact(text: str) -> None:
     a, b = ((21, 40), (40, 35)) if text == GEMM else ((40, 21), (35, 40))

@@ -1,0 +1,76 @@
+"""Where the sums of a register tile are: in registers for all steps of the reduction, or from zero in blocks of them.
+
+The error of a sum grows with the additions that follow one another: with those of a block and with the blocks, as in
+every BLAS, instead of with all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poly.affine import Affine
+from poly.errors import ScheduleError
+from poly.machine import Machine
+from poly.program import Statement, Tensor
+from poly.scheduling.cpu_edits import FEW_VECTORS, axis_last, extent_of, in_vectors, loops_of_copy
+from poly.scheduling.cpu_facts import most_vectors
+from poly.scheduling.schedule import Schedule
+
+FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as long as some of them
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums of register tiles with vectors of so many lanes."""
+
+    vector: int
+    machine: Machine
+
+    def in_registers(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
+        """Keep a reduction's target in registers while its tile is computed; the copies get rows and lanes too."""
+        buffer, axis = f"{s.write.tensor}_{s.name}_r", _lane_axis(schedule, s)
+        last, fast = len(s.write.index) - 1, _fastest(schedule.program.tensor[s.write.tensor])
+        turned = axis is not None and axis != fast
+        order = axis_last(schedule, s.write.tensor, axis) if axis not in (None, last) else None
+        schedule = schedule.promote(s.write.tensor, anchor, self.machine.register_space, name=buffer, order=order)
+        return self._laid_out(schedule, (f"ld_{buffer}", f"st_{buffer}"), buffer, fast if turned else axis)
+
+    def from_zero(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
+        """The sums of an iteration of a loop in registers, from zero, added to the target."""
+        part, axis = f"{s.write.tensor}_{s.name}_part", _lane_axis(schedule, s)
+        schedule = schedule.rfactor(s.name, anchor, at=anchor, name=part)
+        order = None if axis is None else axis_last(schedule, part, axis)
+        schedule = schedule.promote(part, anchor, self.machine.register_space, name=f"{part}_r", order=order)
+        return self._laid_out(schedule, (f"clear_{part}", f"merge_{part}"), f"{part}_r", axis)
+
+    def _laid_out(self, schedule: Schedule, copies: Sequence[str], buffer: str, lanes: int | None) -> Schedule:
+        """What fills a buffer and empties it, laid out, in vectors along one of its axes."""
+        for copy in (c for c in copies if c in schedule.nests):
+            own = {int(n.removeprefix(f"{copy}.")): n for n in loops_of_copy(schedule, copy)}
+            if lanes in own and own[lanes] != schedule.nests[copy].names[-1]:
+                schedule = schedule.reorder(*(n for d, n in own.items() if d != lanes), own[lanes])
+            for d, loop in own.items():
+                if d == lanes:
+                    extent = extent_of(schedule, buffer, d)
+                    if extent > self.vector * max(FEW_VECTORS, most_vectors(self.machine)):
+                        raise ScheduleError(f"{extent} elements of {buffer} in registers are too many")
+                    schedule = in_vectors(schedule, loop, extent, self.vector)
+                else:
+                    schedule = schedule.unroll(loop)
+        return schedule
+
+
+def _lane_axis(schedule: Schedule, s: Statement) -> int | None:
+    """The axis of what a statement writes that its vectors move along."""
+    nest = schedule.nests[s.name]
+    vector = next((n for n in nest.names if schedule.kind(n) == "vector"), None)
+    names = nest.loops[vector].names if vector is not None else frozenset[str]()
+    return next((d for d, i in enumerate(s.write.index) if isinstance(i, Affine) and names & i.names), None)
+
+
+def _fastest(tensor: Tensor) -> int:
+    """The axis along which a tensor is contiguous in memory."""
+    if tensor.layout is None:
+        return tensor.rank - 1
+    return next(d for d, name in enumerate(tensor.layout.index) if name in tensor.layout.coordinates[-1].names)
