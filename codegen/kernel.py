@@ -335,7 +335,8 @@ class Kernel(NativeCall):
         access = node.write if found.read is None else node.reads[found.read]
         tensor = next(t for t in (*self.loops.tensors, *self._tensors) if t.name == access.tensor)
         extent = tensor.extents(self._sizes | dict(sizes))[found.dimension]
-        where = f"statement {found.statement}"
+        written = None if self._source is None else self._source.statement.get(found.statement)
+        where = f"statement {found.statement}" + (f", {written.place}" if written is not None and written.place else "")
         return IndexRangeError(where, access.tensor, found.dimension, found.value, extent)
 
     @property

@@ -304,7 +304,8 @@ def _statements(
     found: list[Statement] = []
     for k, draft in enumerate(drafts):
         try:
-            found.append(_statement(draft, f"S{k}", tensors, sizes, exact))
+            statement = _statement(draft, f"S{k}", tensors, sizes, exact)
+            found.append(replace(statement, place=f"{source.file}:{draft.node.lineno}"))
         except ShapeError as error:
             raise source.error(draft.node, error.message, error.hint) from error
     return tuple(found)

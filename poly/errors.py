@@ -164,7 +164,8 @@ class IndexRangeError(RunError, IndexError):
         from_end = -extent <= value < 0 and first == 0
         hint = f"indices do not count from the end: k + {extent} if k < 0 else k" if from_end else None
         super().__init__(text, where=where, hint=hint)
-        self.statement, self.tensor, self.dimension = where.removeprefix("statement "), tensor, dimension
+        self.statement = where.removeprefix("statement ").partition(", ")[0]
+        self.tensor, self.dimension = tensor, dimension
         self.value, self.extent, self.position = value, extent, 0
 
 

@@ -174,7 +174,7 @@ def explain_program(program: Program, facts: SourceFacts | None = None) -> Progr
 
 def explain_schedule(schedule: Schedule) -> ScheduleExplanation:
     """Loops, buffers, footprints and traffic of a schedule, which is checked once more."""
-    loops = tuple(_loops(schedule, schedule.tree, 0))
+    loops = schedule.loops
     return ScheduleExplanation(
         schedule, explain_program(schedule.source, schedule.facts), loops, buffers_of(schedule),
         tuple(_footprints(schedule, loops)), traffic(schedule), _checks(schedule),
@@ -223,19 +223,17 @@ def _box(extents: tuple[str, ...]) -> str:
     return f"[{', '.join(extents)}]" if extents else "no box"
 
 
-def _loops(schedule: Schedule, node: TreeNode, depth: int) -> list[LoopFacts]:
+def loop_facts(schedule: Schedule, node: TreeNode, depth: int = 0) -> tuple[LoopFacts, ...]:
+    """The loops of a part of the tree, outer ones first."""
     match node:
         case Band(loop, child):
             names = statements_of(child)
-            mark = schedule.kind(loop)
-            return [
-                LoopFacts(loop, depth, mark, _values(schedule, loop, names[0]), names),
-                *_loops(schedule, child, depth + 1),
-            ]
+            facts = LoopFacts(loop, depth, schedule.kind(loop), _values(schedule, loop, names[0]), names)
+            return (facts, *loop_facts(schedule, child, depth + 1))
         case Ordered(children):
-            return [facts for child in children for facts in _loops(schedule, child, depth)]
+            return tuple(facts for child in children for facts in loop_facts(schedule, child, depth))
         case _:
-            return []
+            return ()
 
 
 def _values(schedule: Schedule, loop: str, statement: str) -> int | None:

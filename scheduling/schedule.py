@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from poly.loops import LoopTree
     from poly.scheduling.arrange import Place
     from poly.scheduling.dependences import SourceFacts
+    from poly.scheduling.explanation import LoopFacts
 
 EditValue = int | str | tuple["EditValue", ...] | tuple[tuple[str, int], ...] | None
 
@@ -133,6 +134,24 @@ class Schedule:
         """The loops around a loop, and it, outermost first."""
         names = self.nests[self.under(loop)[0]].names
         return names[: names.index(loop) + 1]
+
+    @cached_property
+    def loops(self) -> tuple[LoopFacts, ...]:
+        """Every loop in the order of the tree: name, depth, how it runs, how many values it takes, statements."""
+        from poly.scheduling.explanation import loop_facts
+
+        return loop_facts(self, self.tree)
+
+    @checks_kinds(ScheduleError)
+    def carried(self, loop: str) -> tuple[str, ...]:
+        """What a loop carries from one iteration to another, so that it cannot be parallel: each time the tensor and
+        one pair of instances. Empty where it can be.
+        """
+        from poly.scheduling.legality import carried
+        from poly.sets import witness
+
+        pairs = [(tensor, *witness(p, (a.iterators, b.iterators))) for a, b, tensor, p in carried(self, loop)]
+        return tuple(dict.fromkeys(f"{tensor}: {first} -> {second}" for tensor, first, second in pairs))
 
     @checks_kinds(ScheduleError)
     def kind(self, loop: str) -> LoopKind:

@@ -124,6 +124,22 @@ def test_schedule() -> None:
     assert all(part in shown for part in ("why legal", "promoted buffers", "bytes moved", "promote(tensor='A'"))
 
 
+def test_loops_of_a_schedule_and_what_they_carry() -> None:
+    program = poly.parse("s[i] = (s[i-1] if i >= 1 else 0) + x[i]; y[i,k] = s[i]*w[k]", x=(8,), w=(4,))
+    schedule = Schedule(program).tile({"y_set.i": 2}).parallelise("y_set.i.o")
+    shown = [(loop.name, loop.depth, loop.kind, loop.values, loop.statements) for loop in schedule.loops]
+    assert shown == [
+        ("s_set.i", 0, "serial", 8, ("s_set",)), ("y_set.i.o", 0, "parallel", 4, ("y_set",)),
+        ("y_set.i.p", 1, "serial", 2, ("y_set",)), ("k", 2, "serial", 4, ("y_set",)),
+    ]  # fmt: skip
+    assert [loop.name for loop in schedule.loops if not schedule.carried(loop.name)] == ["y_set.i.o", "y_set.i.p", "k"]
+    [carried] = schedule.carried("s_set.i")
+    first, second = map(int, re.findall(r"i=(\d)", carried))
+    assert carried.startswith("s: s_set[i=") and second == first + 1
+    with pytest.raises(ScheduleError, match="no loop 'j'"):
+        schedule.carried("j")
+
+
 def test_free_sizes_are_counted_for_some() -> None:
     schedule = poly.compile(poly.parse("C[i,k] += A[i,j]*B[j,k]", A=("M", "K"), B=("K", "N"))).schedule
     assert schedule is not None

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,6 +243,18 @@ def test_a_subscript_beyond_the_end_is_refused_in_a_call() -> None:
             kernel(np.array([3, wrong]), h)
     with pytest.raises(IndexRangeError, match=f"indices do not count from the end: k [+] {M} if k < 0 else k"):
         kernel(np.array([3, -M]), h)
+
+
+def test_a_refusal_in_a_call_names_the_line() -> None:
+    lines = Path(__file__).read_text().splitlines()
+    bound = histogram.program.bind(**dict.fromkeys(histogram.program.parameters, 2) | {"M": M})
+    for made in (histogram, bound, poly.Schedule(histogram)):
+        kernel: Any = poly.compile(made)
+        with pytest.raises(IndexRangeError, match=r"^statement S0, .*test_nest_elements.py:\d+: index") as refusal:
+            kernel(np.array([3, M]), np.zeros(M))
+        assert refusal.value.statement == "S0"
+        line = int(re.findall(r"py:(\d+):", str(refusal.value))[0])
+        assert lines[line - 1].strip() == "h[b[i]] += 1"
 
 
 def test_a_place_that_its_condition_reads_stays_as_it_is() -> None:
