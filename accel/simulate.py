@@ -218,15 +218,20 @@ def _dma(command: Dma, memories: Mapping[str, Memory], tally: _Tally) -> Run:
     return copy
 
 
-def _mm(command: Mm, memories: Mapping[str, Memory], tally: _Tally) -> Run:
-    """As one batched product: loops by who they move; integers through floating BLAS where that is exact."""
-    c, a, b, trips = command.c, command.a, command.b, command.trips
-    loops = range(len(trips))
-    kept = [i for i in loops if c.strides[i] and trips[i] > 1]
-    reduced = [i for i in loops if i not in kept]
+def _moved_by(command: Mm) -> tuple[list[int], list[int], list[int], list[int]]:
+    """The loops of a product that move both operands, the first one alone, the second one alone, and not the result."""
+    a, b, loops = command.a, command.b, range(len(command.trips))
+    kept = [i for i in loops if command.c.strides[i] and command.trips[i] > 1]
     batch = [i for i in kept if a.strides[i] and b.strides[i]]
     rows = [i for i in kept if not b.strides[i]]
     cols = [i for i in kept if b.strides[i] and not a.strides[i]]
+    return batch, rows, cols, [i for i in loops if i not in kept]
+
+
+def _mm(command: Mm, memories: Mapping[str, Memory], tally: _Tally) -> Run:
+    """As one batched product: loops by who they move; integers through floating BLAS where that is exact."""
+    c, a, b, trips = command.c, command.a, command.b, command.trips
+    batch, rows, cols, reduced = _moved_by(command)
     order_a, order_b, order_c = batch + rows + reduced, batch + reduced + cols, batch + rows + cols
 
     def extent(which: Sequence[int]) -> int:

@@ -72,7 +72,7 @@ class Form:
         """The program of what was collected, for parameters with these values."""
         conditions = [f"N{i} >= 1" for i in self.indices]
         sizes = {i: var(f"N{i}") for i in self.indices}
-        axes = [axis for n, v in enumerate(self.operands) for axis in _axes(n, v, sizes)]
+        axes = [axis for n, v in enumerate(self.operands) for axis in axes_of(n, v, sizes)]
         conditions += [f"{axis.pitch} >= {axis.extent.isl_text}" for axis in axes if axis.pitch]
         if (cut := self.lanes) is not None:
             extent = (cut.block * cut.blocks + cut.rounds) * cut.lanes + cut.rest
@@ -82,12 +82,12 @@ class Form:
 
     def place(self, n: int, view: View, sizes: Mapping[str, Affine]) -> tuple[list[Affine], list[Affine]]:
         """The extents of an operand's tensor and the subscripts that it is read at."""
-        axes = _axes(n, view, sizes)
+        axes = axes_of(n, view, sizes)
         return [var(a.pitch) if a.pitch else a.extent for a in axes], [a.subscript for a in axes]
 
 
-def _axes(n: int, view: View, sizes: Mapping[str, Affine]) -> list[_Axis]:
-    """The axes of operand `n`, outermost first."""
+def axes_of(n: int, view: View, sizes: Mapping[str, Affine]) -> list[_Axis]:
+    """The axes in memory of operand `n`, outermost first: its view read back, with sizes and parameters for numbers."""
     axes: list[_Axis] = []
     for k, i in reversed([*enumerate(view.indices)]):
         if view.overlaps and (step := view.steps[k]):

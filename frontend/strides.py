@@ -50,16 +50,16 @@ def dimensions_of(
     if any(s < 0 or s % itemsize for _, _, s in found):
         return None
     found.sort(key=lambda d: -d[2])
-    axes = _axes([(n, s // itemsize) for _, n, s in found])
+    axes = _nested([(n, s // itemsize) for _, n, s in found])
     if axes is None or (not overlap and any(step for _, step in axes)):
         return None
     return [(i, s // itemsize) for i, _, s in found]
 
 
-def _axes(dimensions: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
+def _nested(dimensions: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
     """For dimensions (extent and stride, by falling stride): what the axis behind is wide in memory, 0 where the
     dimension follows without a gap; and how far it moves along that axis, 0 where it has one of its own. None where
-    they do not nest.
+    they do not nest. A `View` has it without the widths, which are parameters of its form (`axes_of`).
     """
     found: list[tuple[int, int]] = []
     unit, width = 1, 1
@@ -129,7 +129,7 @@ def form_of(
     views: list[View] = []
     gaps: list[int] = []
     for dimensions, name in zip(operands, memory.dtypes, strict=True):
-        axes = _axes([(extents[i], stride) for i, stride in dimensions])
+        axes = _nested([(extents[i], stride) for i, stride in dimensions])
         assert axes is not None  # `dimensions_of`
         gaps += [pitch for pitch, _ in axes if pitch]
         dense, along = tuple(not pitch for pitch, _ in axes), tuple(step for _, step in axes)

@@ -33,22 +33,7 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
     `promote` raises.
     """
     program = schedule.program
-    if tensor not in program.tensor:
-        raise ScheduleError(
-            f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(program.tensor)}"
-        )
-    under = set(schedule.under(at))
-    writers = [s for s in program.statements if s.write.tensor == tensor]
-    consumers = tuple(
-        s.name for s in program.statements if s.name in under and any(r.tensor == tensor for r in s.reads)
-    )
-    if not consumers or not writers or any(s.name in under or s.tile_rank or s.partial or s.external for s in writers):
-        raise ScheduleError(
-            f"{tensor} is not computed outside loop {at!r} and read inside it", where=schedule.source.name,
-            hint="name the tensor between a producer and the tiled consumer",
-        )  # fmt: skip
-    if any(s.write.indirect for s in writers):
-        raise ScheduleError(f"{tensor} is written indirectly: any instance may be needed", where=schedule.source.name)
+    writers, consumers = _across(schedule, tensor, at)
     tile = tile_of(schedule, tensor, at, consumers)
     source = program.tensor[tensor]
     buffer = buffer_name(schedule, name or free_name(schedule, f"{tensor}_{identifier(at)}"))
@@ -67,6 +52,24 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
     nests = {n: nest for n, nest in nests.items() if n in result.statement}
     new_schedule = replace(schedule, program=result, nests=canonical(nests))
     return finish(schedule, new_schedule, "recompute", tensor=tensor, at=at, space=space, name=buffer)
+
+
+def _across(schedule: Schedule, tensor: str, at: str) -> tuple[list[Statement], tuple[str, ...]]:
+    """The statements that write a tensor outside of a loop, and those that read it inside. Raises `ScheduleError`."""
+    program, where = schedule.program, schedule.source.name
+    if tensor not in program.tensor:
+        raise ScheduleError(f"no tensor {tensor!r}", where=where, hint=f"tensors: {', '.join(program.tensor)}")
+    under = set(schedule.under(at))
+    writers = [s for s in program.statements if s.write.tensor == tensor]
+    consumers = tuple(
+        s.name for s in program.statements if s.name in under and any(r.tensor == tensor for r in s.reads)
+    )
+    if not consumers or not writers or any(s.name in under or s.tile_rank or s.partial or s.external for s in writers):
+        hint = "name the tensor between a producer and the tiled consumer"
+        raise ScheduleError(f"{tensor} is not computed outside loop {at!r} and read inside it", where=where, hint=hint)
+    if any(s.write.indirect for s in writers):
+        raise ScheduleError(f"{tensor} is written indirectly: any instance may be needed", where=where)
+    return writers, consumers
 
 
 def _again(schedule: Schedule, s: Statement, tensor: str, new: Tensor, tile: Tile) -> Statement:
