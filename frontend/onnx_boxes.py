@@ -81,7 +81,8 @@ def _first(overlaps: Sequence[int], order: Sequence[int], limit: int) -> list[in
 
 def _bits(some: Array, others: Array, threshold: np.float32) -> list[int]:
     packed = np.packbits(_overlapping(some, others, threshold), axis=1, bitorder="little")
-    return [int.from_bytes(row, "little") for row in map(bytes, packed)]
+    text, width = packed.tobytes(), packed.shape[1]
+    return [int.from_bytes(text[width * k : width * k + width], "little") for k in range(len(packed))]
 
 
 def _overlapping(some: Array, others: Array, threshold: np.float32) -> Array:

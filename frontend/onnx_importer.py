@@ -23,6 +23,7 @@ from poly.frontend.onnx_functions import function_body, has_function_body
 from poly.frontend.onnx_model import Schemas, inferred_outputs, input_shapes, tensor_array
 from poly.frontend.onnx_notation import Call, NeedsValue, NoCompiledForm, Notation
 from poly.frontend.onnx_operators import MOVES, OPERATORS
+from poly.frontend.onnx_qdq import on_codes
 from poly.frontend.onnx_reference import captured_names, make_external
 from poly.frontend.onnx_terms import (
     Names,
@@ -328,22 +329,30 @@ class Importer:
             raise
 
     def _merged(self, call: Call) -> Call | None:
-        """A convolution with this batch normalisation inside it, where that is what the node comes down to."""
-        if call.operator != "BatchNormalization" or not self._nodes or call.inputs[0] is None:
+        """A convolution with this batch normalisation inside it, or what this quantisation ends, on codes; None where
+        the node comes down to neither.
+        """
+        if call.operator == "QuantizeLinear" and not call.domain:
+            return on_codes(call, self._made_by, self._made_for_one, self.values.unnamed_constant)
+        conv = self._made_for_one(call.inputs[0]) if call.operator == "BatchNormalization" else None
+        if conv is None or conv.operator != "Conv":
             return None
-        for position in range(len(self._nodes) - 1, -1, -1):
-            conv = self._nodes[position]
-            if call.inputs[0].name in conv.node.outputs:
-                break
-        else:
-            return None
-        only = conv.call.operator == "Conv" and self.values.readers(call.inputs[0]) == 1
-        merged = fold_batch_norm(call, conv.call, self.values.unnamed_constant) if only else None
+        merged = fold_batch_norm(call, conv, self.values.unnamed_constant)
         if merged is not None:
-            self.values.names.release(s.name for s in conv.node.statements)
+            position = next(k for k, node in enumerate(self._nodes) if node.call is conv)
+            self.values.names.release(s.name for s in self._nodes[position].node.statements)
             del self._nodes[position]
-            self._merged_away.add(conv.call.outputs)
+            self._merged_away.add(conv.outputs)
         return merged
+
+    def _made_by(self, value: Value | None) -> Call | None:
+        """The node that makes a value."""
+        name = None if value is None else value.name
+        return next((n.call for n in reversed(self._nodes) if name in n.node.outputs), None)
+
+    def _made_for_one(self, value: Value | None) -> Call | None:
+        """The node that makes a value which is read once."""
+        return None if value is None or self.values.readers(value) != 1 else self._made_by(value)
 
     def _notate(self, call: Call, proto: onnx.NodeProto) -> Fate:
         notation = Notation(call, self.values.names)

@@ -1,0 +1,108 @@
+"""Convolutions and products between DequantizeLinear and QuantizeLinear, on the codes themselves.
+
+    q = QuantizeLinear(Conv(DequantizeLinear(x), DequantizeLinear(w), bias)) = QLinearConv(x, w, bias)
+
+and the same of MatMul, also with a Relu before the last: where the zero point is the least code, saturation is one.
+The sums of codes are exact; what was f32 rounds to a neighbouring code at most, where it is half way between two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from poly.dtypes import Array
+from poly.frontend.onnx_notation import Call
+from poly.frontend.onnx_terms import Value
+
+_ON_CODES: Final = {"Conv": "QLinearConv", "MatMul": "QLinearMatMul"}
+_CODES: Final = {"u8": 0, "i8": -128}  # with the least one
+_MAX_BIAS: Final = 1 << 30
+_MAX_STEPS: Final = 1 << 14  # of a sum, so that 32 bits hold it
+Operand = tuple[Value, Value, Value | None]  # codes, scale, zero point
+Maker = Callable[[Value | None], Call | None]
+Floats = npt.NDArray[np.float64]
+Constant = Callable[[str, Array], Value]
+
+
+def on_codes(last: Call, made_by: Maker, made_for_one: Maker, constant: Constant) -> Call | None:
+    """The operator on codes that a QuantizeLinear comes down to; None where it is none.
+
+    `made_by`: the node that makes a value, `made_for_one`: where one node reads it; `constant` registers a new array.
+    """
+    found = made_for_one(last.inputs[0])
+    if found is not None and found.operator == "Relu" and _cuts_at_zero(last):
+        found = made_for_one(found.inputs[0])
+    result = last.inputs[1:3]
+    if found is None or found.domain or found.operator not in _ON_CODES or not _whole(result):
+        return None
+    x, w = (_dequantised(made_by(v)) for v in found.inputs[:2])
+    if x is None or w is None or not _whole(x[1:]) or not _scales_fit(found.operator, w):
+        return None
+    bias = _bias(found, x[1], w[1], made_by, constant)
+    if len(found.inputs) > 2 and found.inputs[2] is not None and bias is None:
+        return None
+    operands = (*x, *w, *result, *(() if bias is None else (bias,)))
+    return replace(last, operator=_ON_CODES[found.operator], attributes=found.attributes, inputs=operands)
+
+
+def _whole(scale_and_zero: tuple[Value | None, ...]) -> bool:
+    """One known f32 scale and one known zero point of 8 bits, for all of a tensor."""
+    scale, zero = (*scale_and_zero, None, None)[:2]
+    if scale is None or zero is None or scale.array is None or zero.array is None:
+        return False
+    return scale.dtype == "f32" and scale.size == zero.size == 1 and zero.dtype in _CODES
+
+
+def _cuts_at_zero(last: Call) -> bool:
+    zero = last.inputs[2] if len(last.inputs) > 2 else None
+    return zero is not None and zero.array is not None and bool((zero.array == _CODES.get(zero.dtype)).all())
+
+
+def _dequantised(call: Call | None) -> Operand | None:
+    """The operands of a DequantizeLinear of codes of 8 bits, which has no blocks."""
+    if call is None or call.domain or call.operator != "DequantizeLinear" or call.attributes.get("block_size"):
+        return None
+    codes, scale, zero = (*call.inputs, None)[:3]
+    if codes is None or scale is None or codes.dtype not in _CODES or scale.array is None or scale.dtype != "f32":
+        return None
+    along_first = scale.size == 1 or call.attributes.get("axis", 1) in (0, -codes.rank)
+    return (codes, scale, zero) if along_first and (zero is None or zero.array is not None) else None
+
+
+def _scales_fit(operator: str, w: Operand) -> bool:
+    """Known weights, with one scale for each channel of a convolution at most, and sums that 32 bits hold."""
+    codes, scale, _ = w
+    if codes.array is None or codes.rank < 2:
+        return False
+    steps = prod(codes.shape[1:]) if operator == "Conv" else codes.shape[-2]
+    return steps <= _MAX_STEPS and (scale.size == 1 or operator == "Conv" and scale.shape == codes.shape[:1])
+
+
+def _bias(found: Call, x_scale: Value, w_scale: Value, made_by: Maker, constant: Constant) -> Value | None:
+    """The bias in the unit of the sums, as i32; None where it is not known or too large."""
+    given = found.inputs[2] if len(found.inputs) > 2 else None
+    if given is None or x_scale.array is None or w_scale.array is None:
+        return None
+    unit = x_scale.array.reshape(-1).astype(np.float64) * w_scale.array.reshape(-1).astype(np.float64)
+    values = _known(given, made_by(given))
+    if values is None:
+        return None
+    steps = np.rint(values / unit)
+    return constant(f"{given.name}_codes", steps.astype(np.int32)) if (np.abs(steps) < _MAX_BIAS).all() else None
+
+
+def _known(value: Value, made: Call | None) -> Floats | None:
+    """What is known of a value, a constant or the DequantizeLinear of one, one-dimensional."""
+    if made is None or made.operator != "DequantizeLinear" or made.domain:
+        return None if value.array is None else value.array.astype(np.float64)
+    codes, scale, zero = (None if v is None else v.array for v in (*made.inputs, None)[:3])
+    if codes is None or scale is None or zero is None and len(made.inputs) > 2:
+        return None
+    shifted = codes.astype(np.float64) - (0.0 if zero is None else zero.astype(np.float64))
+    return shifted * scale.astype(np.float64)

@@ -1,0 +1,99 @@
+"""What is between DequantizeLinear and QuantizeLinear, on codes, beside onnx.reference in f32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import poly
+from tests.onnx_helpers import chain_model, reference
+
+SOURCE = np.random.default_rng(5)
+Nodes = list[onnx.NodeProto]
+Constants = dict[str, np.ndarray]
+
+
+def codes(dtype: str, *shape: int) -> np.ndarray:
+    limits = np.iinfo(dtype)
+    return SOURCE.integers(limits.min, limits.max + 1, shape).astype(dtype)
+
+
+def node(operator: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(operator, inputs.split(), [output], **attributes)
+
+
+
+def around(operator: str, x: np.ndarray, w: np.ndarray, zero: int = 120, **attributes: Any) -> tuple[Nodes, Constants]:
+    """x -> dequantised -> `operator` with dequantised weights -> "t"."""
+    nodes = [
+        node("DequantizeLinear", "x xs xz", "xf"),
+        node("DequantizeLinear", "w ws wz", "wf", axis=0),
+        helper.make_node(operator, ["xf", "wf", *attributes.pop("bias", [])], ["t"], **attributes),
+    ]
+    constants = {
+        "w": w, "xs": np.array(0.02, "f4"), "xz": np.array(zero, x.dtype), "ws": np.array(0.01, "f4"),
+        "wz": np.array(0, w.dtype), "ys": np.array(0.3, "f4"), "yz": np.array(100, "u1"),
+    }  # fmt: skip
+    return nodes, constants
+
+
+def check(nodes: Nodes, constants: Constants, x: np.ndarray, operators: set[str]) -> None:
+    """Within a code of the f32 model's; `operators`: those of the products among the nodes that are compiled."""
+    model, arrays = chain_model(nodes, {"x": x}, ["y"], constants=constants, opset=19)
+    graph = poly.from_onnx(model)
+    products = ("Conv", "MatMul", "QLinearConv", "QLinearMatMul", "Relu", "DequantizeLinear")
+    assert {n.operator for n in graph.nodes} & set(products) == operators
+    found, want = np.asarray(poly.compile(model).run(arrays)["y"]), reference(model, arrays)["y"]
+    assert (found.shape, found.dtype) == (want.shape, want.dtype)
+    away = np.abs(found.astype(np.float64) - want)
+    assert away.max() <= 1 and (away > 0).mean() < 0.01 and len(np.unique(want)) > 20
+
+
+LAST = node("QuantizeLinear", "t ys yz", "y")
+
+
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("bias", ["none", "known", "codes"])
+def test_a_convolution(bias: str, channels: bool) -> None:
+    x, w = codes("u1", 2, 6, 9, 9), codes("i1", 8, 3, 3, 3)
+    names = {"none": [], "known": ["b"], "codes": ["bf"]}[bias]
+    nodes, constants = around("Conv", x, w, bias=names, pads=[1, 0, 1, 0], strides=[2, 1], group=2)
+    if channels:
+        constants |= {"ws": SOURCE.uniform(0.005, 0.02, 8).astype("f4"), "wz": np.zeros(8, "i1")}
+    unit = constants["xs"] * constants["ws"]
+    constants |= {"b": SOURCE.uniform(-3, 3, 8).astype("f4"), "bc": SOURCE.integers(-9999, 9999, 8).astype("i4")}
+    constants |= {"bs": np.broadcast_to(unit, 8).astype("f4") if channels else unit.astype("f4")}
+    constants |= {"bz": np.zeros(8, "i4")}
+    more = [node("DequantizeLinear", "bc bs bz" if channels else "bc bs", "bf", axis=0)] if bias == "codes" else []
+    check([*more, *nodes, LAST], constants, x, {"QLinearConv"})
+
+
+def test_a_product() -> None:
+    x, w = codes("u1", 2, 7, 20), codes("u1", 20, 12)
+    nodes, constants = around("MatMul", x, w)
+    check([*nodes, LAST], {**constants, "wz": np.array(99, "u1")}, x, {"QLinearMatMul"})
+
+
+@pytest.mark.parametrize(("zero", "left"), [(0, {"QLinearConv"}), (3, {"Conv", "Relu", "DequantizeLinear"})])
+def test_a_relu_goes_where_saturation_is_one(zero: int, left: set[str]) -> None:
+    x = codes("u1", 1, 4, 8, 8)
+    nodes, constants = around("Conv", x, codes("i1", 5, 4, 3, 3))
+    nodes = [*nodes, node("Relu", "t", "r"), node("QuantizeLinear", "r ys yz", "y")]
+    check(nodes, {**constants, "yz": np.array(zero, "u1")}, x, left)
+
+
+def test_what_others_read_stays() -> None:
+    """A block with a way around it: its dequantised input is read twice; and a result that is read as f32, too."""
+    x, w = codes("u1", 1, 4, 8, 8), codes("i1", 4, 4, 1, 1)
+    nodes, constants = around("Conv", x, w)
+    around_it = [
+        node("QuantizeLinear", "t ys yz", "q"),
+        node("DequantizeLinear", "q ys yz", "qf"), node("Add", "qf xf", "u"), node("QuantizeLinear", "u ys yz", "y"),
+    ]  # fmt: skip
+    check([*nodes, *around_it], constants, x, {"QLinearConv", "DequantizeLinear"})
+    twice = [node("Add", "t t", "u"), node("QuantizeLinear", "u ys yz", "y")]
+    check([*nodes, *twice], constants, x, {"Conv", "DequantizeLinear"})
