@@ -65,7 +65,7 @@ def dft(b: Notation) -> None:
         return
     bins, length = whole // 2 + 1 if onesided else whole, min(whole, x.shape[axis])
     if length == whole and _has_steps(whole):
-        _in_two_steps(b, x, axis, bins, inverse=inverse)
+        _in_two_steps(b, x, axis, whole, bins, inverse=inverse)
         return
     _require_small(b, whole, bins, length, x.shape[-1], 2)
     weights = np.full(length, 1 / whole if inverse else 1.0)
@@ -92,14 +92,13 @@ def _has_steps(whole: int) -> bool:
     return whole >= _DIRECT * (_factor(whole) + whole // _factor(whole))
 
 
-def _in_two_steps(b: Notation, x: Value, axis: int, bins: int, *, inverse: bool) -> None:
-    """The transform of P Q elements by P + Q products for each, with n = Q m + j and k = i + P h (Cooley and Tukey):
+def _in_two_steps(b: Notation, x: Value, axis: int, whole: int, bins: int, *, inverse: bool) -> None:
+    """The transform of the first P Q elements by P + Q products each, n = Q m + j and k = i + P h (Cooley and Tukey):
 
     z[j, i] = sum over m of x[Q m + j] e(m i / P), then y[i + P h] = sum over j of e(j h / Q) (z[j, i] e(j i / P Q)).
     """
-    whole, sign = x.shape[axis], 1 if inverse else -1
+    sign, inner = 1 if inverse else -1, _factor(whole)
     _require_small(b, whole, whole, 8)
-    inner = _factor(whole)
     outer = whole // inner
     ranges = {f"i{k}": e for k, e in enumerate(x.shape[:-1]) if k != axis} | {"j": outer, "i": inner, "p": 2}
     (*lead, j, i, p), (m, q) = map(var, ranges), b.iterators("m", "q")
@@ -166,7 +165,8 @@ def stft(b: Notation) -> None:
     b.require(window is None or window.shape == (length,), f"the window is not [{length}]")
     bins = length // 2 + 1 if b.int_attribute("onesided", 1) == 1 else length
     if _has_steps(length):
-        _in_two_steps(b, _frames(b, x, window, step, (x.shape[0], frames, length, x.shape[-1])), 2, bins, inverse=False)
+        framed = _frames(b, x, window, step, (x.shape[0], frames, length, x.shape[-1]))
+        _in_two_steps(b, framed, 2, length, bins, inverse=False)
         return
     _require_small(b, length, bins, length, x.shape[-1], 2)
     weights = np.ones(length)

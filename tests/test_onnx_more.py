@@ -49,6 +49,7 @@ TRANSFORMED: dict[str, Case] = {
     "half a transform in two steps": ("DFT", [f32(2, 72, 1)], {"axis": 1, "onesided": 1}),
     "frames in two steps": ("STFT", [f32(2, 150, 1), i64(8).reshape(()), positive(70)], {"constant": [1]}),
     "half a transform": ("DFT", [SIGNAL], {"axis": 1, "onesided": 1}),
+    "shorter transform in two steps": ("DFT", [f32(2, 80, 2), i64(72).reshape(())], {"axis": 1, "constant": [1]}),
     "longer transform": ("DFT", [SIGNAL, i64(16).reshape(())], {"axis": 1, "constant": [1]}),
     "real inverse, odd": ("DFT", [f32(2, 6, 2), i64(11).reshape(())],
                           {"constant": [1], "inverse": 1, "onesided": 1, "opset": 20}),
