@@ -141,7 +141,7 @@ def _by_plans_alone(
     while groups:
         group = groups.pop(0)
         try:
-            candidate = settle(schedule_group(unchecked(schedule), group, machine, threads))
+            candidate = settle(schedule_group(unchecked(schedule), group, machine, threads), schedule)
             check_capacity(candidate.lower(), machine)
             schedule = candidate
         except ScheduleError:

@@ -69,7 +69,7 @@ def schedule_free(
             composed = _Composing(product, machine, threads).run(unchecked(schedule))
             if begin is not None and {*left} == {*product.names}:
                 begin(composed)
-            schedule = settle(composed)
+            schedule = settle(composed, schedule)
         except PolyError:
             continue
         if threads > 1 and not product.packed:

@@ -45,7 +45,7 @@ def schedule_walks(schedule: Schedule, names: Sequence[str], machine: Machine) -
             try:
                 found = make(unchecked(schedule), name, machine)
                 if found is not None:
-                    schedule = settle(found)
+                    schedule = settle(found, schedule)
                     break
             except PolyError:
                 continue
@@ -237,7 +237,7 @@ def _fused(schedule: Schedule, first: str, names: Sequence[str]) -> tuple[Schedu
         here, there = found.nests[first].names[0], found.nests[name].names[0]
         if here != there:
             found = found.fuse(here, there)
-    return (settle(found) if found.log != schedule.log else schedule), first
+    return (settle(found, schedule) if found.log != schedule.log else schedule), first
 
 
 def _rows_kept(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedule:
@@ -252,7 +252,7 @@ def _rows_kept(schedule: Schedule, names: Sequence[str], machine: Machine) -> Sc
         if made.role != "temporary" or made.scope or not users <= inside or len(users) < 2 or made.rank < 2:
             continue
         try:
-            schedule = settle(unchecked(schedule).promote(tensor, loop, machine.cache_space(1)))
+            schedule = settle(unchecked(schedule).promote(tensor, loop, machine.cache_space(1)), schedule)
         except PolyError:
             continue
     return schedule

@@ -46,7 +46,7 @@ def schedule_nest(schedule: Schedule, names: Sequence[str], machine: Machine, th
     for name in (n for n in names if n in schedule.nests):
         for lanes in lanes_of(schedule, name, machine):
             try:
-                schedule = settle(with_lanes(unchecked(schedule), name, lanes, machine))
+                schedule = settle(with_lanes(unchecked(schedule), name, lanes, machine), schedule)
                 break
             except PolyError:
                 continue
@@ -66,7 +66,7 @@ def _sum_kept(schedule: Schedule, name: str, machine: Machine) -> Schedule:
     names = schedule.nests[name].names
     outer = names[names.index(along) - 1] if names.index(along) else None
     try:
-        return settle(in_registers(unchecked(schedule), s.write.tensor, outer, machine, users=[name]))
+        return settle(in_registers(unchecked(schedule), s.write.tensor, outer, machine, users=[name]), schedule)
     except PolyError:
         return schedule
 
@@ -81,7 +81,7 @@ def _scalars_kept(schedule: Schedule, names: Sequence[str], machine: Machine) ->
             if not {*nest} <= {*names} or not _is_handed_on(schedule.program, tensor.name, nest):
                 continue
             try:
-                schedule = settle(in_registers(unchecked(schedule), tensor.name, loop, machine, nest))
+                schedule = settle(in_registers(unchecked(schedule), tensor.name, loop, machine, nest), schedule)
             except PolyError:
                 continue
     return schedule

@@ -48,10 +48,10 @@ def _nest(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedul
     private = private_tensors(schedule.program, _statements(schedule, names))
     for iterator, scattered in _lanes(schedule, names, private, machine):
         try:
-            return settle(_with_lanes(unchecked(schedule), names, private, iterator, scattered, machine))
+            return settle(_with_lanes(unchecked(schedule), names, private, iterator, scattered, machine), schedule)
         except PolyError:
             continue
-    return settle(_in_registers(unchecked(schedule), names, private, machine))
+    return settle(_in_registers(unchecked(schedule), names, private, machine), schedule)
 
 
 def _lanes(

@@ -54,7 +54,7 @@ def schedule_scans(schedule: Schedule, names: Sequence[str], machine: Machine) -
         plans = () if scan is None else (scan, replace(scan, columns=0)) if scan.columns else (scan,)
         for plan in plans:
             try:
-                schedule = settle(_composed(unchecked(schedule), name, plan, machine))
+                schedule = settle(_composed(unchecked(schedule), name, plan, machine), schedule)
                 break
             except PolyError:
                 continue

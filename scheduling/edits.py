@@ -33,9 +33,9 @@ def unchecked(schedule: Schedule) -> Schedule:
     return replace(schedule, checked=False)
 
 
-def settle(schedule: Schedule) -> Schedule:
-    """Check a schedule made by unchecked edits. Raises `IllegalEdit`."""
-    check(schedule)
+def settle(schedule: Schedule, previous: Schedule | None = None) -> Schedule:
+    """Check a schedule made by unchecked edits, of `previous` where that was checked. Raises `IllegalEdit`."""
+    check(schedule, previous if previous is not None and previous.checked else None, edits=True)
     return replace(schedule, checked=True)
 
 

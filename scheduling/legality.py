@@ -21,7 +21,7 @@ from poly.program import Program, Statement
 from poly.relations import bound_domain
 from poly.scheduling.dependences import Dependence, Touch
 from poly.scheduling.nowait import after, conflicts
-from poly.scheduling.paths import relation_in_time
+from poly.scheduling.paths import canonical, relation_in_time
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.vectors import Vectors, before_in, together
 from poly.sets import IN, OUT, witness
@@ -35,17 +35,17 @@ _ADVICE = {
 }
 
 
-def check(schedule: Schedule, previous: Schedule | None = None) -> None:
+def check(schedule: Schedule, previous: Schedule | None = None, *, edits: bool = False) -> None:
     """Raise `IllegalEdit` where the schedule does not compute what its source program does.
 
-    `previous`: a legal schedule of the same source; what has not changed since is not looked at again. Raises
-    `UnsupportedError` where isl needs more than its budget of operations.
+    `previous`: a legal schedule of the same source; what has not changed since is not looked at again. `edits`: in many
+    edits. Raises `UnsupportedError` where isl needs more than its budget of operations.
     """
     from poly.scheduling.values import check_values
 
     changed = _changed(schedule, previous)
     vectors = Vectors(schedule)
-    budget, what = (BUDGET, "the schedule") if previous is None else (EDIT_BUDGET, "the edit")
+    budget, what = (BUDGET, "the schedule") if previous is None or edits else (EDIT_BUDGET, "the edit")
     with bounded(budget, f"the check of {what}", schedule.source.name):
         check_parts(schedule)
         check_order(schedule, changed, vectors)
@@ -54,15 +54,13 @@ def check(schedule: Schedule, previous: Schedule | None = None) -> None:
 
 
 def _changed(schedule: Schedule, previous: Schedule | None) -> frozenset[str]:
-    """Statements whose place or content differs from a legal schedule."""
+    """Statements whose content differs from a legal schedule, or whose place among the others that were there."""
     if previous is None:
         return frozenset(schedule.nests)
-    old = previous.program.statement
-    return frozenset(
-        name
-        for name, nest in schedule.nests.items()
-        if previous.nests.get(name) != nest or old.get(name) is not schedule.program.statement[name]
-    )
+    now, old = schedule.program.statement, previous.program.statement
+    both = [name for name in schedule.nests if old.get(name) is now[name]]
+    places, before = (canonical({name: x.nests[name] for name in both}) for x in (schedule, previous))
+    return frozenset(name for name in schedule.nests if name not in places or places[name] != before[name])
 
 
 def check_parts(schedule: Schedule) -> None:

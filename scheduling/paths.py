@@ -140,7 +140,8 @@ def canonical(nests: Mapping[str, Nest], under: tuple[PathStep, ...] = ()) -> di
     """
     paths: dict[str, tuple[PathStep, ...]] = {}
     members = [(name, nest.path) for name, nest in nests.items() if nest.path[: len(under)] == under]
-    _canonical(members, len(under), under, paths)
+    if members:
+        _canonical(members, len(under), under, paths)
     return {name: placed(nest, paths[name]) if name in paths else nest for name, nest in nests.items()}
 
 

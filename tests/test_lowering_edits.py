@@ -20,6 +20,7 @@ from poly.interp import run_program
 from poly.interp_loops import run_loops
 from poly.loops import Alloc, If
 from poly.program import Program, Statement
+from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.instances import check_instances
 from poly.scheduling.lowering import lower
 from poly.scheduling.schedule import Edit, Schedule
@@ -28,6 +29,21 @@ from poly.scheduling.script import apply_edit
 from poly.sets import constraints_of
 from poly.text import parse_program
 from tests.strategies import inputs_for, programs
+
+
+def test_what_was_checked_before_does_not_hide_what_an_edit_breaks() -> None:
+    """`settle` looks at what has changed since: a nest cut in two moves those behind it, a swap changes their order."""
+    plain = Schedule(poly.parse("Y[i] = X[i] + 1; Z[i] = 2 * Y[i]; W[i] = Z[i] - Y[i]", X=(8,)))
+    names = [*plain.nests]
+    cut = settle(unchecked(plain).split("Y_set.i", 4), plain)
+    assert cut.checked and len(cut.nests) == 4
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        nests = {**plain.nests}
+        for name, to in ((names[one], names[other]), (names[other], names[one])):
+            path = (plain.nests[to].path[0], *plain.nests[name].path[1:])
+            nests[name] = replace(plain.nests[name], path=path)
+        with pytest.raises(IllegalEdit):
+            settle(replace(plain, nests=nests, checked=False), plain)
 
 
 def edited(program: Program, choice: random.Random, count: int) -> Schedule:
