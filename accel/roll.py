@@ -40,6 +40,7 @@ def roll(stream: CommandStream) -> CommandStream:
 
 
 def _roll(items: Sequence[Item], level: int) -> tuple[Item, ...]:
+    """Items with loops for what repeats: at each place the one that saves most items, then loops around alike ones."""
     if level + max(map(_depth, items), default=0) >= MAX_REP_DEPTH or len(items) < 2:
         return tuple(items)
     shapes: dict[Item, int] = {}

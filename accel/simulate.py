@@ -110,6 +110,9 @@ def _burst(flat: Flat, head: int, tokens: dict[str, int], burst: int) -> int:
 def _memories(
     stream: CommandStream, flats: Sequence[Flat], inputs: Mapping[str, npt.ArrayLike], checked: bool
 ) -> dict[str, Memory]:
+    """DRAM symbols as `@name`, on-chip memories as large as what is touched of them. Poison where no input is given;
+    where reads are `checked`, what was written is noted.
+    """
     found: dict[str, Memory] = {}
     for symbol in stream.symbols:
         dtype = numpy_dtype(symbol.dtype)

@@ -114,6 +114,7 @@ def _reduce(command: Vec, value: Array, mask: Mask | None) -> tuple[Array, Mask 
 def _write(
     command: Vec, memory: Memory, counters: tuple[int, ...], first: tuple[int, ...], value: Array, mask: Mask | None
 ) -> None:
+    """Store values where the mask holds, or combine them with what is there; one by one if points share an element."""
     dst = command.dst
     flat = memory.data.view(numpy_dtype(dst.dtype))
     start = base(dst, memory, counters) // flat.itemsize + _dot(dst.strides, first)

@@ -77,6 +77,7 @@ def require_verified(stream: CommandStream, machine: Machine) -> None:
 
 
 def _check_static(stream: CommandStream, machine: Machine) -> Iterator[Finding]:
+    """What is wrong with commands and semaphores by themselves, whatever their order."""
     if stream.machine_hash and stream.machine_hash != machine.hash:
         yield Finding("engine", f"the stream was made for another description of {stream.machine}", severity="warning")
     for semaphore in stream.semaphores:

@@ -119,6 +119,9 @@ def meetings(steps: Sequence[Step], sizes: Mapping[str, int]) -> int:
 def _steps(
     nodes: Sequence[Node], registers: frozenset[str], loops: tuple[For, ...], shared: tuple[Alloc, ...]
 ) -> tuple[Step, ...]:
+    """Phases in order, inside `loops` that all threads walk and buffers that they share: a parallel loop is one by
+    itself, and so is what lies between two.
+    """
     found: list[Step] = []
     pending: list[Node] = []
 

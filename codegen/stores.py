@@ -108,6 +108,7 @@ def _store_past(s: State, tensor: Tensor, address: Address, value: Value) -> boo
 
 
 def _store_vector(s: State, tensor: Tensor, address: Address, value: Value, combine: Combine | None) -> None:
+    """A vector into memory, side by side: past the caches, whole, its first lanes only, or under a mask."""
     assert s.lanes is not None
     if s.past and s.lanes.mask is None and combine is None:
         value = s.ops.splat(value, s.lanes.width)
@@ -179,6 +180,7 @@ def _store_lanes(
 def _store_registers(
     s: State, access: Access, value: Value, combine: Combine | None, combiner: Combiner | None, statement: str
 ) -> None:
+    """A vector into registers: one entry where its elements lie side by side. What a mask leaves out stays."""
     tensor = access.tensor
     at, stride = register_place(s, access, statement)
     old = load_registers(s, access, statement) if combine is not None else None

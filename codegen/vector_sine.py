@@ -134,6 +134,7 @@ def _reduce(f: Floats, x: Value) -> tuple[Value, Value]:
 
 
 def _lanes_of_reduction(name: str, dtype: str, lanes: int) -> str:
+    """A function in IR that reduces every lane of a vector by `@poly.reduce`: remainders, and quadrants."""
     scalar, kind = value_type(dtype, 0), value_type(dtype, lanes)
     integer = "i32" if dtype == "f32" else "i64"
     whole, bits = value_type(integer, 0), value_type(integer, lanes)

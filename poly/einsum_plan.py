@@ -223,6 +223,9 @@ def _compiled(
     out: Signature | None,
     threads: int,
 ) -> Compiled:
+    """The plan of a call that a kernel computes: what operands are cast to, how all lie in memory, and where no cast is
+    needed the record by which native code makes the call.
+    """
     shape, strides, dtype = result
     how = _how(equation, steps, operands, result)
     read = [_read(o, indices, dtype, how.free) for o, indices in zip(operands, equation.operands, strict=True)]

@@ -158,6 +158,7 @@ def _strides_of_steps(spec: str, samples: Sequence[Array], steps: Steps, order: 
 
 
 def _iterator(equation: Equation, samples: Sequence[Array], options: Options, out: Signature | None) -> np.nditer:
+    """numpy's own iterator over the operands, whose dtype, casts and memory order of the result are ours."""
     result = equation.result
     axes = [*result, *sorted(i for i in equation.sizes if i not in result)]  # numpy's order: it breaks ties by it
     views: list[Array] = []

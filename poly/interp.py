@@ -161,6 +161,7 @@ def _run_per_instance(
     externals: Mapping[str, RunExternal],
     trace: Trace | None,
 ) -> None:
+    """Instances of all statements, sorted by their time vectors."""
     longest = max((len(time) for time in times.values()), default=0)
     schedule: list[tuple[tuple[int, ...], int, tuple[int, ...]]] = []
     for position, s in enumerate(program.statements):
@@ -184,6 +185,7 @@ def _run_instance(
     arrays: Mapping[str, Array],
     trace: Trace | None,
 ) -> None:
+    """Reads in their order, a fill where a guard does not hold; the body; the write."""
     values = {**sizes, **dict(zip(s.iterators, instance, strict=True))}
     read: list[Array] = []
     touched: list[Element] = []

@@ -258,6 +258,7 @@ def _opens(line: Fragment, blocks: Sequence[str]) -> bool:
 def _block(
     lines: list[tuple[int, Fragment]], at: int, indent: int, blocks: Sequence[str]
 ) -> tuple[tuple[Line, ...], int]:
+    """The lines from `at` on that are indented so far, with the blocks inside of them; and the line behind."""
     found: list[Line] = []
     while at < len(lines) and lines[at][0] == indent:
         line = lines[at][1]

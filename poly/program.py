@@ -382,6 +382,7 @@ def verify(program: Program) -> None:
 
 
 def _verify_statement(s: Statement, tensors: Mapping[str, Tensor], parameters: frozenset[str]) -> None:
+    """Raise `PolyError` where a statement's names, ranks, reads or dtypes do not fit one another."""
     where = f"statement {s.name}"
     if s.domain.dim(isl.dim_type.set) != len(s.iterators):
         raise PolyError(f"domain {s.domain} has not the iterators {s.iterators}", where=where)

@@ -94,6 +94,7 @@ def body_text(body: Expr, reads: Sequence[Access], minimum: int = 0) -> str:
 
 
 def _shown(body: Expr, reads: Sequence[Access]) -> tuple[str, int]:
+    """The text of a body, and how strongly it binds."""
     match body:
         case Const(dtype=None):
             text = const_text(body)

@@ -153,6 +153,7 @@ def _known(names: Mapping[str, str]) -> str:
 
 
 def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) -> str:
+    """A condition as isl writes it. Raises `ParseError` at the node."""
     def go(inner: ast.expr) -> str:
         return _translate(inner, condition, names)
 

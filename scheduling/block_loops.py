@@ -29,6 +29,7 @@ def blocks_apart(program: Program) -> Program:
 
 
 def _apart(program: Program, s: Statement, position: int, least_read: int = LEAST_READ) -> Statement:
+    """A statement whose first loop over blocks is two loops, and so on with what comes out; itself where none is."""
     if any(a.guard or a.indirect for a, _ in s.accesses):
         return s
     blocks = sorted({*_blocks(s, least_read)}, key=lambda b: (b[1], b[0]))

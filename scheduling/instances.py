@@ -48,6 +48,7 @@ def check_instances(tree: LoopTree, program: Program) -> None:
 
 
 def _check(tree: LoopTree, program: Program) -> None:
+    """`check_instances`, inside of the budget: each instance runs once, all run, and what they touch is there."""
     sizes = dict(tree.sizes)
     context = fix_sizes(program.context, sizes)
     tensors = {t.name: t for t in tree.tensors} | {
@@ -157,6 +158,7 @@ def _check_accesses(
     parameters: Sequence[str],
     sizes: Mapping[str, int],
 ) -> None:
+    """All that a place touches is inside of its tensor and its storage. isl is asked where intervals do not show it."""
     intervals = _intervals(place.around)
     seen: set[Access] = set()
     for access in (*place.compute.reads, place.compute.write):

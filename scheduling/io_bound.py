@@ -56,6 +56,7 @@ def io_lower_bound(program: Program, capacity: int) -> Bound | None:
 
 
 def _bound_of(program: Program, s: Statement, capacity: int) -> Bound | None:
+    """The largest bound of one reduction, its shortest loops left out one after another (run as copies of the rest)."""
     extents = _extents(program, s)
     domain = bound_domain(program, s)
     points = within_budget(_OPERATIONS, lambda: count_points(domain), lambda: None)

@@ -291,6 +291,7 @@ def _merged(shape: list[Affine], axes: set[int]) -> Iterator[Affine]:
 
 
 def _rewritten(program: Program, s: Statement, joins: _Joins, position: int) -> Statement:
+    """A statement with a loop for its pair, if it has one, and accesses at its place."""
     if s.name not in joins.pairs:
         return s
     slow, fast = joins.pairs[s.name]

@@ -40,6 +40,7 @@ def lower(schedule: Schedule) -> LoopTree:
 
 
 def _lower(schedule: Schedule) -> LoopTree:
+    """`lower`, inside of the budget."""
     program = schedule.program
     sizes = schedule.source.binding | program.binding
     context = fix_sizes(program.context.align_params(_parameter_space(program.parameters)), sizes)

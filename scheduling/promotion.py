@@ -126,6 +126,7 @@ class _Promoting:
 def _users(
     schedule: Schedule, tensor: str, at: str | None, users: Sequence[str] | None, reads: Sequence[int] | None
 ) -> tuple[str, ...]:
+    """The statements that see the buffer. Raises `ScheduleError` where there are none, or one may need any element."""
     under = tuple(schedule.nests) if at is None else schedule.under(at)
     if reads is not None:
         _check_reads(schedule, tensor, users or under, reads)
@@ -169,6 +170,7 @@ def free_name(schedule: Schedule, wanted: str) -> str:
 def _layout(
     box: Box, order: Sequence[int] | None, fold: Mapping[int, int], block: Mapping[int, int]
 ) -> Layout | None:
+    """How a buffer's elements lie, None for axes in order. Raises `ScheduleError` for axes that are not there."""
     plain = tuple(range(len(box.extents)))
     chosen = plain if order is None else tuple(order)
     if chosen == plain and not fold and not block:

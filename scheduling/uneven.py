@@ -88,6 +88,9 @@ def shorter_ends(program: Program, s: Statement, axes: Sequence[str]) -> Mapping
 def _uneven(
     domain: isl.Set, iterators: tuple[str, ...], axes: tuple[str, ...], ranges: tuple[tuple[str, int, int], ...]
 ) -> Mapping[str, Ends] | None:
+    """The ends of loops that a reduction's loop hangs on, from conditions between one of `axes` and one other iterator
+    each; None where there are others, or where the rest is no box. `ranges`: first and last value of each iterator.
+    """
     pieces, limits = domain.get_basic_sets(), {n: (low, high) for n, low, high in ranges}
     conditions = conditions_of(pieces[0], iterators) if len(pieces) == 1 else [None]
     found: dict[str, set[str]] = {}
