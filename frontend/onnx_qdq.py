@@ -41,8 +41,8 @@ def on_codes(last: Call, made_by: Maker, made_for_one: Maker, constant: Constant
     result = last.inputs[1:3]
     if found is None or found.domain or found.operator not in _ON_CODES or not _whole(result):
         return None
-    x, w = (_dequantised(made_by(v)) for v in found.inputs[:2])
-    if x is None or w is None or not _whole(x[1:]) or not _scales_fit(found.operator, w):
+    x, w = (_dequantised(made_by(v), 0 if found.operator == "Conv" else -1) for v in found.inputs[:2])
+    if x is None or w is None or not _whole(x[1:]) or not _are_weights(w, found.operator):
         return None
     bias = _bias(found, x[1], w[1], made_by, constant)
     if len(found.inputs) > 2 and found.inputs[2] is not None and bias is None:
@@ -64,24 +64,28 @@ def _cuts_at_zero(last: Call) -> bool:
     return zero is not None and zero.array is not None and bool((zero.array == _CODES.get(zero.dtype)).all())
 
 
-def _dequantised(call: Call | None) -> Operand | None:
-    """The operands of a DequantizeLinear of codes of 8 bits, which has no blocks."""
+def _dequantised(call: Call | None, channel: int) -> Operand | None:
+    """The operands of a DequantizeLinear of codes of 8 bits, with one scale or one for each place along an axis."""
     if call is None or call.domain or call.operator != "DequantizeLinear" or call.attributes.get("block_size"):
         return None
     codes, scale, zero = (*call.inputs, None)[:3]
     if codes is None or scale is None or codes.dtype not in _CODES or scale.array is None or scale.dtype != "f32":
         return None
-    along_first = scale.size == 1 or call.attributes.get("axis", 1) in (0, -codes.rank)
-    return (codes, scale, zero) if along_first and (zero is None or zero.array is not None) else None
+    channel %= max(codes.rank, 1)
+    by_channel = call.attributes.get("axis", 1) in (channel, channel - codes.rank)
+    fits = scale.size == 1 or by_channel and scale.shape == codes.shape[channel : channel + 1]
+    return (codes, scale, zero) if fits and (zero is None or zero.array is not None) else None
 
 
-def _scales_fit(operator: str, w: Operand) -> bool:
-    """Known weights, with one scale for each channel of a convolution at most, and sums that 32 bits hold."""
-    codes, scale, _ = w
+def _are_weights(w: Operand, operator: str) -> bool:
+    """Known codes whose sums 32 bits hold; columns of a product have no zero points of their own."""
+    codes, _, zero = w
     if codes.array is None or codes.rank < 2:
         return False
-    steps = prod(codes.shape[1:]) if operator == "Conv" else codes.shape[-2]
-    return steps <= _MAX_STEPS and (scale.size == 1 or operator == "Conv" and scale.shape == codes.shape[:1])
+    if operator == "Conv":
+        return prod(codes.shape[1:]) <= _MAX_STEPS
+    shifted = zero is not None and zero.size > 1 and zero.array is not None and bool(zero.array.any())
+    return codes.shape[-2] <= _MAX_STEPS and not shifted
 
 
 def _bias(found: Call, x_scale: Value, w_scale: Value, made_by: Maker, constant: Constant) -> Value | None:

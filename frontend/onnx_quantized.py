@@ -10,6 +10,7 @@ import numpy as np
 from poly.affine import var
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_products import product
+from poly.frontend.onnx_shapes import positions
 from poly.frontend.onnx_terms import Index, Term, Value, fn, python_scalar
 from poly.frontend.onnx_windows import ConvNest, conv_nest
 
@@ -116,19 +117,22 @@ def _requantise(
 
 
 def qlinear_matmul(b: Notation) -> None:
-    """The integer product, its sum in i32, then one rounding; scales and zero points of whole tensors."""
+    """The integer product, its sum in i32, then one rounding; scales of tensors, or of columns of the second."""
     x, w = b.input(0), b.input(3)
     x_zero, w_zero = b.input(2), b.input(5)
     scales = (b.input(1), b.input(4), b.input(6))
-    b.supported(all(v.size == 1 for v in (x_zero, w_zero, *scales)), "scales per row or column have no compiled form")
+    whole = all(v.size == 1 for v in (x_zero, scales[0], scales[2]))
+    by_columns = scales[1].shape == w.shape[-1:] and w_zero.array is not None and not w_zero.array.any()
+    fits = whole and (by_columns or scales[1].size == w_zero.size == 1)
+    b.supported(fits, "scales per row, or zero points per column, have no compiled form")
     total = product(
         b, x, w, "i32",
         lambda p, q: _less(p.cast("i32"), x_zero, 0) * _less(q.cast("i32"), w_zero, 0),
         target=lambda shape: b.temporary("sum", shape, "i32"),
     )  # fmt: skip
     y = b.output(total.shape, b.input(7).dtype)
-    ranges = {f"i{k}": e for k, e in enumerate(y.shape)}
-    _requantise(b, y, total, tuple(map(var, ranges)), ranges, scales, 0)
+    ranges, point = positions(y.shape)
+    _requantise(b, y, total, tuple(point), ranges, scales, point[-1] if point else 0)
 
 
 ROWS: Final[dict[str, Row]] = {

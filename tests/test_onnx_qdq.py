@@ -78,6 +78,15 @@ def test_a_product() -> None:
     check([*nodes, LAST], {**constants, "wz": np.array(99, "u1")}, x, {"QLinearMatMul"})
 
 
+def test_a_product_with_a_scale_for_each_column() -> None:
+    x, w = codes("u1", 7, 20), codes("i1", 20, 12)
+    nodes, constants = around("MatMul", x, w)
+    nodes[1] = node("DequantizeLinear", "w ws wz", "wf", axis=1)
+    constants |= {"ws": SOURCE.uniform(0.005, 0.02, 12).astype("f4"), "wz": np.zeros(12, "i1")}
+    check([*nodes, LAST], constants, x, {"QLinearMatMul"})
+    check([*nodes, LAST], {**constants, "wz": codes("i1", 12)}, x, {"MatMul", "DequantizeLinear"})
+
+
 @pytest.mark.parametrize(("zero", "left"), [(0, {"QLinearConv"}), (3, {"Conv", "Relu", "DequantizeLinear"})])
 def test_a_relu_goes_where_saturation_is_one(zero: int, left: set[str]) -> None:
     x = codes("u1", 1, 4, 8, 8)
