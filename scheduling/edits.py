@@ -115,8 +115,8 @@ def tile(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
 
 
 def _strip_mine(schedule: Schedule, loop: str, size: int) -> Schedule:
-    """One loop as two, `.o` over tiles and `.p` inside; in no log. Marks of lanes, literal copies and engines go in, others
-    stay outside.
+    """One loop as two, `.o` over tiles and `.p` inside; in no log. Marks of lanes, literal copies and engines go in,
+    others stay outside.
     """
     outer, point = f"{loop}.o", f"{loop}.p"
     new_names(schedule, outer, point)
