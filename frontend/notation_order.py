@@ -10,6 +10,7 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.errors import ParseError
 from poly.expr import Const
+from poly.frontend.notation_equalities import with_equalities
 from poly.frontend.notation_shapes import Draft, image, ordered_names, range_box, target_domain
 from poly.frontend.ranges import Range
 from poly.program import Access, PathStep, Statement, Tensor
@@ -41,7 +42,10 @@ def ordered_statements(
         s = draft.statement(name)
         path = _path(draft.line.prefix, draft.iterators, 1)
         path = path if draft.step is None else (*path, draft.step)
-        result.append(make_statement(draft.line, name, s.iterators, s.domain, (s.write, s.body, s.reads), path))
+        made = make_statement(draft.line, name, s.iterators, s.domain, (s.write, s.body, s.reads), path)
+        where = draft.line.clauses.get("where")
+        equal = where is not None and "==" in where.text and draft.line.subscripts is None and not draft.around
+        result.append(with_equalities(made) if equal else made)
     return tuple(_renumber(result))
 
 
