@@ -41,11 +41,10 @@ from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
-# Blocks of rows that share a copy of the operand: for each thread, and rows of one at the least and at the most
-# (0068).
-BLOCKS = 4
-LEAST_BLOCK = 8
-MOST_BLOCK = 32
+# Blocks of rows that share a copy of the operand (0068), which costs about what a row does.
+BLOCKS = 4  # for each thread: what a slower one leaves, another can take
+LEAST_BLOCK = 8  # rows: the copy is an eighth of the work, about what rows one by one gain
+MOST_BLOCK = 32  # rows: more of them would hardly save any of it
 LEAST_CHAIN = 512  # additions to a partial sum, in a long row's blocks: to add its lanes up takes as long as a few
 STEP = 2  # between lanes that are picked from two vectors
 BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
