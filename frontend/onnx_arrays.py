@@ -26,9 +26,10 @@ def compress(x: Array, condition: Array, *, axis: int | None = None) -> tuple[Ar
 
 
 def non_zero(x: Array) -> tuple[Array]:
-    """The places of what is not 0, one a column."""
+    """The places of what is not 0, one a column; a number is a row of one, as in ONNX Runtime."""
+    x = np.atleast_1d(x)
     places = np.flatnonzero(x != 0)
-    return (np.array(np.unravel_index(places, x.shape), np.int64).reshape(x.ndim or 1, len(places)),)
+    return (np.array(np.unravel_index(places, x.shape), np.int64).reshape(x.ndim, len(places)),)
 
 
 def det(x: Array) -> tuple[Array]:

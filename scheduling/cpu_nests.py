@@ -218,9 +218,7 @@ def _row(
     for loop in reversed(loops):
         iterator = next((i for i in s.iterators if nest.loops[loop] == var(i)), "")
         own = ends_of(schedule.program, s, iterator) if iterator else None
-        again = any(
-            lane in x.names and iterator not in names_of(r) for r in s.reads for x in r.affine_index
-        )
+        again = any(not r.indirect and lane in names_of(r) and iterator not in names_of(r) for r in s.reads)
         if own is None or not again or not (own[0].names | own[1].names) <= set(sizes):
             continue
         if ends is not None and iterator not in ends[0].names | ends[1].names and own[0] == Affine():

@@ -63,6 +63,24 @@ def test_places_of_what_is_not_zero(shape: tuple[int, ...]) -> None:
     compare("NonZero", x > 0)
 
 
+def test_places_in_a_number() -> None:
+    """The evaluator has none with numpy 2."""
+    for value in (0, 3):
+        model, arrays = node_model("NonZero", [np.array(value)])
+        found = poly.compile(model).run(arrays)["y0"]
+        np.testing.assert_array_equal(found, np.zeros((1, int(value != 0))))
+
+
+def test_a_region_of_one_element() -> None:
+    """A sum in lanes of which all that is read lies where elements say."""
+    region = np.array([[0, 0, 1, 1]], np.float32)
+    model, arrays = node_model(
+        "RoiAlign", [f32(1, 1, 1, 1), region, np.array([0])], opset=10, output_height=1, output_width=1,
+        sampling_ratio=1,
+    )  # fmt: skip
+    np.testing.assert_allclose(poly.compile(model).run(arrays)["y0"], arrays["x0"], rtol=1e-6)
+
+
 REPEATING = [SOURCE.integers(0, 3, (20, 2)), np.floor(f32(6, 3, 2)), np.array([[2.0, np.nan], [np.nan, 1.0]])]
 
 
