@@ -37,6 +37,18 @@ def det(x: Array) -> tuple[Array]:
     return (np.linalg.det(x).astype(x.dtype),)
 
 
+def multinomial(x: Array, *, dtype: int, sample_size: int, seed: float | None = None) -> tuple[Array]:
+    """Classes drawn for each row, whose elements are logarithms of their weights; alike in each run with a seed."""
+    from onnx import helper
+
+    weights = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
+    bounds = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)[:, :-1]
+    source = np.random.default_rng(None if seed is None else abs(hash(seed)))
+    drawn = source.random((len(x), sample_size))
+    found = [np.searchsorted(row, some, side="right") for row, some in zip(bounds, drawn, strict=True)]
+    return (np.array(found, helper.tensor_dtype_to_np_dtype(dtype)).reshape(drawn.shape),)
+
+
 def unique(x: Array, *, axis: int | None = None, sorted: int = 1) -> tuple[Array, Array, Array, Array]:
     """The different slices, the place of each one's first, which of them each slice is, and how many are alike."""
     rows = x.reshape(-1, 1) if axis is None else np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
@@ -103,6 +115,7 @@ ROUTINES: Final[Mapping[str, Routine]] = {
     "Compress": compress,
     "Det": det,
     "MaxRoiPool": max_roi_pool,
+    "Multinomial": multinomial,
     "NonMaxSuppression": non_max_suppression,
     "NonZero": non_zero,
     "RoiAlign": roi_align,

@@ -278,7 +278,7 @@ def report(rows: Sequence[Row]) -> str:
         f"# ONNX backend cases, onnx {onnx.__version__}", "",
         "Made by `python -m tests.onnx_coverage`; the tests gate on the cases that pass (`tests/onnx_coverage.tsv`).",
         "Every case runs through `poly.compile(model).run(inputs)` on the CPU. *compiled*: the outputs agree and",
-        "no node ran by the reference evaluator; *fallback*: they agree and some did; *refused*: a `PolyError`.", "",
+        "no node ran by numpy or onnx.reference; *fallback*: they agree and some did; *refused*: a `PolyError`.", "",
         f"| group | cases | {' | '.join(shown)} | compiled |", f"|---|{'---|' * (len(shown) + 2)}",
     ]  # fmt: skip
     plain = [row for row in rows if row.group in ("affine", "loops", "indirect")]

@@ -153,3 +153,17 @@ def test_greatest_elements_of_regions() -> None:
             part = x[int(image), :, rows, columns]
             want[r, :, h, w] = part.max(axis=(1, 2)) if part.size else 0
     np.testing.assert_array_equal(found, want)  # type: ignore[arg-type]
+
+
+def test_classes_are_drawn_by_their_weights() -> None:
+    weights = np.array([[1.0, 0.0, 3.0], [0.5, 0.25, 0.25]])
+    with np.errstate(divide="ignore"):
+        x = np.log(weights).astype(np.float32)
+    model, arrays = node_model("Multinomial", [x], sample_size=10_000, seed=2.5)
+    engine = poly.compile(model)
+    found = np.asarray(engine.run(arrays)["y0"])
+    assert found.shape == (2, 10_000) and found.dtype == np.int32
+    shares = [np.bincount(row, minlength=3) / 10_000 for row in found]
+    np.testing.assert_allclose(shares, weights / weights.sum(axis=1, keepdims=True), atol=0.03)
+    np.testing.assert_array_equal(engine.run(arrays)["y0"], found)  # type: ignore[arg-type]
+    assert not np.any(found[0] == 1)
