@@ -29,7 +29,7 @@ def non_max_suppression(
         candidates = [np.flatnonzero(row) for row in wanted[batch]]
         orders = [c[np.argsort(-s[c], kind="stable")] for c, s in zip(candidates, scores[batch], strict=True)]
         pairs = sum(len(order) * min(len(order), limit) for order in orders)
-        known = _bits(corners, corners, threshold) if corners.shape[1] ** 2 <= pairs else None
+        known = _bits(_overlapping(corners, corners, threshold)) if corners.shape[1] ** 2 <= pairs else None
         for number, order in enumerate(orders):
             kept = _best(corners, order, limit, threshold) if known is None else _first(known, order.tolist(), limit)
             rows = np.full((len(kept), 3), (batch, number, 0), np.int64)
@@ -50,15 +50,16 @@ def _corners(boxes: Array, centred: bool) -> Array:
 
 
 def _best(corners: Array, order: Array, limit: int, threshold: np.float32) -> Array:
-    """The boxes kept of those in order, by blocks: first against those kept before, then among themselves."""
+    """The boxes kept of those in order, by blocks: beside those kept before, and among themselves."""
     lined = corners[:, order]
-    kept, places = np.empty((len(corners), min(limit, len(order))), corners.dtype), np.empty(0, np.int64)
+    kept = np.empty((len(corners), min(limit, len(order)) + _BLOCK), corners.dtype)  # a block lies behind them
+    places = np.empty(0, np.int64)
     for start in range(0, len(order), _BLOCK):
-        count = len(places)
-        block = lined[:, start : start + _BLOCK]
-        free = start + np.flatnonzero(~_overlapping(block, kept[:, :count], threshold).any(axis=1))
-        own = lined[:, free]
-        chosen = free[_first(_bits(own, own, threshold), range(len(free)), limit - count)]
+        block, count = lined[:, start : start + _BLOCK], len(places)
+        kept[:, count : count + block.shape[1]] = block
+        found = _overlapping(block, kept[:, : count + block.shape[1]], threshold)
+        free = np.flatnonzero(~found[:, :count].any(axis=1))
+        chosen = start + np.array(_first(_bits(found[:, count:]), free.tolist(), limit - count), np.int64)
         places = np.concatenate([places, chosen])
         kept[:, count : len(places)] = lined[:, chosen]
         if len(places) == limit:
@@ -79,8 +80,8 @@ def _first(overlaps: Sequence[int], order: Sequence[int], limit: int) -> list[in
     return kept
 
 
-def _bits(some: Array, others: Array, threshold: np.float32) -> list[int]:
-    packed = np.packbits(_overlapping(some, others, threshold), axis=1, bitorder="little")
+def _bits(overlaps: Array) -> list[int]:
+    packed = np.packbits(overlaps, axis=1, bitorder="little")
     text, width = packed.tobytes(), packed.shape[1]
     return [int.from_bytes(text[width * k : width * k + width], "little") for k in range(len(packed))]
 
