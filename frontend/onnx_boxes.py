@@ -106,10 +106,14 @@ def _overlapping(some: Array, others: Array, threshold: np.float32) -> Array:
 
 
 def roi_align(
-    x: Array, rois: Array, batch: Array, *, coordinate_transformation_mode: str = "half_pixel", mode: str = "avg",
-    output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
+    x: Array, rois: Array, batch: Array, *, coordinate_transformation_mode: str = "output_half_pixel",
+    mode: str = "avg", output_height: int = 1, output_width: int = 1, sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
 ) -> tuple[Array]:  # fmt: skip
-    """A mean (or the greatest) for each bin of a region, of as many places as the region is large."""
+    """A mean (or the greatest) for each bin of a region, of as many places as the region is large.
+
+    The default is that before opset 16, which has one of its own.
+    """
     half = coordinate_transformation_mode.lower() == "half_pixel"
     result = np.zeros((len(rois), x.shape[1], output_height, output_width), x.dtype)
     for number, (roi, image) in enumerate(zip(rois.tolist(), batch.tolist(), strict=True)):
