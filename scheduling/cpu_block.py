@@ -286,9 +286,9 @@ class Blocking(Tiling[BlockPlan]):
 
     def _in_registers(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
         """The sums of a register tile: in every block of the reduction from zero, if it is long enough."""
-        if self.plan.depth is not None:
-            iterator, size = self.plan.depth
-            steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name]) | {iterator: size}
-            if prod(steps.values()) >= FEWEST_STEPS:
-                return self.sums.from_zero(schedule, s, anchor)
-        return self.sums.in_registers(schedule, s, anchor)
+        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
+        if self.plan.depth is None:
+            return self.sums.in_blocks(schedule, s, anchor, prod(steps.values()))
+        iterator, size = self.plan.depth
+        enough = prod((steps | {iterator: size}).values()) >= FEWEST_STEPS
+        return (self.sums.from_zero if enough else self.sums.in_registers)(schedule, s, anchor)

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 
 from poly.affine import Affine
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Statement, Tensor
+from poly.relations import interval
 from poly.scheduling.cpu_edits import FEW_VECTORS, axis_last, extent_of, in_vectors, loops_of_copy
 from poly.scheduling.cpu_facts import most_vectors
 from poly.scheduling.schedule import Schedule
+from poly.scheduling.vectors import Vectors
 
 FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as long as some of them
+
+
+LEAST_CHAIN = 4096  # steps of a block that is made for the error alone: hardly a share of the time
 
 
 @dataclass(frozen=True)
@@ -27,14 +33,28 @@ class Sums:
     vector: int
     machine: Machine
 
-    def in_registers(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
-        """Keep a reduction's target in registers while its tile is computed; the copies get rows and lanes too."""
-        buffer, axis = f"{s.write.tensor}_{s.name}_r", _lane_axis(schedule, s)
+    def in_registers(self, schedule: Schedule, s: Statement, anchor: str, space: str = "") -> Schedule:
+        """Keep a reduction's target in registers, or another space, while its tile is computed; the copies get rows
+        and lanes too.
+        """
+        buffer, axis = f"{s.write.tensor}_{s.name}_{'s' if space else 'r'}", _lane_axis(schedule, s)
         last, fast = len(s.write.index) - 1, _fastest(schedule.program.tensor[s.write.tensor])
         turned = axis is not None and axis != fast
         order = axis_last(schedule, s.write.tensor, axis) if axis not in (None, last) else None
-        schedule = schedule.promote(s.write.tensor, anchor, self.machine.register_space, name=buffer, order=order)
+        space = space or self.machine.register_space
+        schedule = schedule.promote(s.write.tensor, anchor, space, name=buffer, order=order)
         return self._laid_out(schedule, (f"ld_{buffer}", f"st_{buffer}"), buffer, fast if turned else axis)
+
+    def in_blocks(self, schedule: Schedule, s: Statement, anchor: str, steps: int) -> Schedule:
+        """The same for a tile of so many `steps`; of very many, in blocks, whose sums meet in the first cache."""
+        names = schedule.nests[s.name].names
+        loop, size = names[names.index(anchor) + 1], max(LEAST_CHAIN, isqrt(steps))
+        trips = _trips(schedule, s, loop) if steps >= 2 * size and schedule.kind(loop) == "serial" else 0
+        each = -(-size * trips // steps)
+        if trips <= each:
+            return self.in_registers(schedule, s, anchor)
+        schedule = self.in_registers(schedule.tile({loop: each}), s, anchor, self.machine.cache_space(0))
+        return self.from_zero(schedule, schedule.program.statement[s.name], f"{loop}.o")
 
     def from_zero(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
         """The sums of an iteration of a loop in registers, from zero, added to the target."""
@@ -59,6 +79,12 @@ class Sums:
                 else:
                     schedule = schedule.unroll(loop)
         return schedule
+
+
+def _trips(schedule: Schedule, s: Statement, loop: str) -> int:
+    """Iterations of a loop; 0 where nothing bounds them."""
+    found = interval(Vectors(schedule).range(s), schedule.nests[s.name].names.index(loop))
+    return 0 if found is None else found[1] - found[0] + 1
 
 
 def _lane_axis(schedule: Schedule, s: Statement) -> int | None:

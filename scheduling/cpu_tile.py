@@ -152,11 +152,18 @@ class _Tiles(Tiling[TilePlan]):
         anchor = schedule.nests[names[0]].names[depth + shared - 1]
         updates = [n for n in names if schedule.program.statement[n].combiner is not None]
         if updates:
-            schedule = self.sums.in_registers(schedule, schedule.program.statement[updates[0]], anchor)
+            schedule = self._sums(schedule, schedule.program.statement[updates[0]], anchor)
         for name in updates:
             schedule = self._turned(schedule, name)
             schedule = self._stream_ahead(schedule, name, strip.width * self.plan.vector)
         return schedule
+
+    def _sums(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
+        """A reduction's target in registers; all steps at once where squares follow them."""
+        if self.plan.turns:
+            return self.sums.in_registers(schedule, s, anchor)
+        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
+        return self.sums.in_blocks(schedule, s, anchor, prod(steps.values()))
 
     def _stream_ahead(self, schedule: Schedule, name: str, width: int) -> Schedule:
         """An operand from beyond a core's own caches whose rows a tile of lanes reads whole, one after the other, is
