@@ -1,7 +1,7 @@
 """Where the sums of a register tile are: in registers for all steps of the reduction, or from zero in blocks of them.
 
 The error of a sum grows with the additions that follow one another: with those of a block and with the blocks, as in
-every BLAS, instead of with all steps.
+every BLAS, instead of with all steps (docs/decisions/0081).
 """
 
 from __future__ import annotations
