@@ -113,3 +113,15 @@ def test_how_many_arguments() -> None:
     for text, refusal in (("hypot(x[i])", "hypot takes 2 arguments, not 1"), ("sin(x[i], 2)", "1 argument, not 2")):
         with pytest.raises(ParseError, match=refusal):
             poly.parse(f"y[i] = {text}", x=(4,))
+
+
+@pytest.mark.parametrize(("text", "numpys"), [
+    ("hypot(x[i], 2)", lambda x: np.hypot(x, 2)), ("copysign(x[i], -1)", lambda x: np.copysign(x, -1)),
+    ("logaddexp(x[i], 1)", lambda x: np.logaddexp(x, 1)), ("clip(x[i], 0, 1)", lambda x: np.clip(x, 0, 1)),
+    ("exp2(3) * x[i]", lambda x: 8 * x), ("x[i] if 2 == 0.5 else cosh(2)", lambda x: np.full_like(x, np.cosh(2))),
+    ("x[i] if 1 / 2 > 0 else 0", lambda x: x),
+])  # fmt: skip
+def test_of_literals(text: str, numpys: Any) -> None:
+    x = np.linspace(-3, 3, 20).astype("f4")
+    kernel: Any = poly.compile(poly.parse(f"y[i] = {text}", x=(20,)))
+    np.testing.assert_allclose(kernel(x), numpys(x), rtol=5e-7)
