@@ -135,11 +135,11 @@ def with_statements(
     room = max((len(made) for made in before.values()), default=0) + 1
     statements: list[Statement] = []
     for s in program.statements:
-        head, *rest = s.path
+        head, new = s.path[0], changed.get(s.name, s)
         assert isinstance(head, int)
         for k, made in enumerate(before.get(s.name, ())):
             statements.append(replace(made, path=(room * head + k, *made.iterators)))
-        statements.append(replace(changed.get(s.name, s), path=(room * head + room - 1, *rest)))
+        statements.append(replace(new, path=(room * head + room - 1, *new.path[1:])))
     heads = {head: k for k, head in enumerate(sorted({s.path[0] for s in statements}))}
     statements = [replace(s, path=(heads[s.path[0]], *s.path[1:])) for s in statements]
     old = {t.name for t in program.tensors}
