@@ -16,13 +16,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from poly.dtypes import Array
+from poly.dtypes import Array, numpy_dtype
 from poly.frontend.onnx_notation import Call
 from poly.frontend.onnx_terms import Value
 
 _ON_CODES: Final = {"Conv": "QLinearConv", "MatMul": "QLinearMatMul"}
 _CODES: Final = {"u8": 0, "i8": -128}  # with the least one
 _MAX_BIAS: Final = 1 << 30
+_OF_A_CODE: Final = 2.0**-8  # how far a bias may be from a whole number of units
 _MAX_STEPS: Final = 1 << 14  # of a sum, so that 32 bits hold it
 Operand = tuple[Value, Value, Value | None]  # codes, scale, zero point
 Maker = Callable[[Value | None], Call | None]
@@ -42,9 +43,12 @@ def on_codes(last: Call, made_by: Maker, made_for_one: Maker, constant: Constant
     if found is None or found.domain or found.operator not in _ON_CODES or not _whole(result):
         return None
     x, w = (_dequantised(made_by(v), 0 if found.operator == "Conv" else -1) for v in found.inputs[:2])
-    if x is None or w is None or not _whole(x[1:]) or not _are_weights(w, found.operator):
+    if x is None or w is None or not _are_weights(w, found.operator):
         return None
-    bias = _bias(found, x[1], w[1], made_by, constant)
+    x, w = _with_zero(x, constant), _with_zero(w, constant)
+    if not _whole(x[1:]):
+        return None
+    bias = _bias(found, (x[1], w[1], result[0]), made_by, constant)
     if len(found.inputs) > 2 and found.inputs[2] is not None and bias is None:
         return None
     operands = (*x, *w, *result, *(() if bias is None else (bias,)))
@@ -52,11 +56,18 @@ def on_codes(last: Call, made_by: Maker, made_for_one: Maker, constant: Constant
 
 
 def _whole(scale_and_zero: tuple[Value | None, ...]) -> bool:
-    """One known f32 scale and one known zero point of 8 bits, for all of a tensor."""
+    """One known f32 scale, above 0, and one known zero point of 8 bits, for all of a tensor."""
     scale, zero = (*scale_and_zero, None, None)[:2]
     if scale is None or zero is None or scale.array is None or zero.array is None:
         return False
-    return scale.dtype == "f32" and scale.size == zero.size == 1 and zero.dtype in _CODES
+    known = scale.dtype == "f32" and scale.size == zero.size == 1 and zero.dtype in _CODES
+    return known and bool(((scale.array > 0) & np.isfinite(scale.array)).all())
+
+
+def _with_zero(operand: Operand, constant: Constant) -> Operand:
+    """The operand, its zero point 0 where it has none."""
+    codes, scale, zero = operand
+    return codes, scale, zero or constant(f"{codes.name}_zero", np.zeros((), numpy_dtype(codes.dtype)))
 
 
 def _cuts_at_zero(last: Call) -> bool:
@@ -88,17 +99,26 @@ def _are_weights(w: Operand, operator: str) -> bool:
     return codes.shape[-2] <= _MAX_STEPS and not shifted
 
 
-def _bias(found: Call, x_scale: Value, w_scale: Value, made_by: Maker, constant: Constant) -> Value | None:
-    """The bias in the unit of the sums, as i32; None where it is not known or too large."""
+def _bias(
+    found: Call, scales: tuple[Value, Value, Value | None], made_by: Maker, constant: Constant
+) -> Value | None:
+    """The bias in the unit of the sums, as i32; None where it is not known, too large, or between two units that a
+    code of the result tells apart.
+    """
     given = found.inputs[2] if len(found.inputs) > 2 else None
-    if given is None or x_scale.array is None or w_scale.array is None:
+    x_scale, w_scale, y_scale = (None if s is None or s.array is None else _flat(s.array) for s in scales)
+    values = None if given is None else _known(given, made_by(given))
+    if given is None or x_scale is None or w_scale is None or y_scale is None or values is None:
         return None
-    unit = x_scale.array.reshape(-1).astype(np.float64) * w_scale.array.reshape(-1).astype(np.float64)
-    values = _known(given, made_by(given))
-    if values is None:
-        return None
-    steps = np.rint(values / unit)
-    return constant(f"{given.name}_codes", steps.astype(np.int32)) if (np.abs(steps) < _MAX_BIAS).all() else None
+    with np.errstate(all="ignore"):  # a unit of 0 fits nothing
+        unit = x_scale * w_scale
+        steps = np.rint(values / unit)
+        fits = (np.abs(steps) < _MAX_BIAS) & (np.abs(steps * unit - values) <= y_scale * _OF_A_CODE)
+    return constant(f"{given.name}_codes", steps.astype(np.int32)) if fits.all() else None
+
+
+def _flat(array: Array) -> Floats:
+    return array.reshape(-1).astype(np.float64)
 
 
 def _known(value: Value, made: Call | None) -> Floats | None:
@@ -106,7 +126,7 @@ def _known(value: Value, made: Call | None) -> Floats | None:
     if made is None or made.operator != "DequantizeLinear" or made.domain:
         return None if value.array is None else value.array.astype(np.float64)
     codes, scale, zero = (None if v is None else v.array for v in (*made.inputs, None)[:3])
-    if codes is None or scale is None or zero is None and len(made.inputs) > 2:
+    if codes is None or scale is None or zero is None and len(made.inputs) > 2 or made.attributes.get("block_size"):
         return None
     shifted = codes.astype(np.float64) - (0.0 if zero is None else zero.astype(np.float64))
     return shifted * scale.astype(np.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import onnx
@@ -17,6 +18,13 @@ Nodes = list[onnx.NodeProto]
 Constants = dict[str, np.ndarray]
 
 
+@pytest.fixture(autouse=True)
+def draws_of_its_own(request: pytest.FixtureRequest) -> None:
+    """Each test draws the same, whatever ran before it."""
+    own = np.random.default_rng(crc32(request.node.name.encode()))
+    SOURCE.bit_generator.state = own.bit_generator.state
+
+
 def codes(dtype: str, *shape: int) -> np.ndarray:
     limits = np.iinfo(dtype)
     return SOURCE.integers(limits.min, limits.max + 1, shape).astype(dtype)
@@ -24,7 +32,6 @@ def codes(dtype: str, *shape: int) -> np.ndarray:
 
 def node(operator: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(operator, inputs.split(), [output], **attributes)
-
 
 
 def around(operator: str, x: np.ndarray, w: np.ndarray, zero: int = 120, **attributes: Any) -> tuple[Nodes, Constants]:
@@ -41,7 +48,7 @@ def around(operator: str, x: np.ndarray, w: np.ndarray, zero: int = 120, **attri
     return nodes, constants
 
 
-def check(nodes: Nodes, constants: Constants, x: np.ndarray, operators: set[str]) -> None:
+def check(nodes: Nodes, constants: Constants, x: np.ndarray, operators: set[str], levels: int = 20) -> None:
     """Within a code of the f32 model's; `operators`: those of the products among the nodes that are compiled."""
     model, arrays = chain_model(nodes, {"x": x}, ["y"], constants=constants, opset=19)
     graph = poly.from_onnx(model)
@@ -50,7 +57,7 @@ def check(nodes: Nodes, constants: Constants, x: np.ndarray, operators: set[str]
     found, want = np.asarray(poly.compile(model).run(arrays)["y"]), reference(model, arrays)["y"]
     assert (found.shape, found.dtype) == (want.shape, want.dtype)
     away = np.abs(found.astype(np.float64) - want)
-    assert away.max() <= 1 and (away > 0).mean() < 0.01 and len(np.unique(want)) > 20
+    assert away.max() <= 1 and (away > 0).mean() < 0.01 and len(np.unique(want)) > levels
 
 
 LAST = node("QuantizeLinear", "t ys yz", "y")
@@ -70,6 +77,37 @@ def test_a_convolution(bias: str, channels: bool) -> None:
     constants |= {"bz": np.zeros(8, "i4")}
     more = [node("DequantizeLinear", "bc bs bz" if channels else "bc bs", "bf", axis=0)] if bias == "codes" else []
     check([*more, *nodes, LAST], constants, x, {"QLinearConv"})
+
+
+@pytest.mark.parametrize("unit", [1.0, 2.0**-12, 0.0])
+def test_a_bias_between_two_units(unit: float) -> None:
+    """It is rounded where no code can tell."""
+    x, w = SOURCE.integers(0, 3, (1, 2, 9, 9)).astype("u1"), SOURCE.integers(-1, 2, (4, 2, 1, 1)).astype("i1")
+    nodes, constants = around("Conv", x, w, zero=1, bias=["b"])
+    constants |= {"b": np.array([0.45, -0.35, 2.5, 2], "f4"), "xs": np.array(1, "f4"), "ws": np.array(unit, "f4")}
+    left = {"QLinearConv"} if unit == 2.0**-12 else {"Conv", "DequantizeLinear"}
+    with np.errstate(all="raise"):
+        check([*nodes, LAST], {**constants, "ys": np.array(0.05, "f4")}, x, left, levels=3)
+
+
+def test_a_bias_whose_scales_are_of_blocks() -> None:
+    x, w = codes("u1", 1, 6, 5, 5), codes("i1", 4, 6, 3, 3)
+    nodes, constants = around("Conv", x, w, bias=["bf"])
+    blocks = node("DequantizeLinear", "bc bs", "bf", axis=0, block_size=2)
+    constants |= {"bc": SOURCE.integers(-9999, 9999, 4).astype("i4"), "bs": np.array([0.0002, 0.0004], "f4")}
+    model, arrays = chain_model([blocks, *nodes, LAST], {"x": x}, ["y"], constants=constants, opset=21)
+    found, want = poly.compile(model).run(arrays)["y"], reference(model, arrays)["y"]
+    assert np.abs(np.asarray(found).astype(int) - want).max() <= 1
+
+
+@pytest.mark.parametrize("operator", ["Conv", "MatMul"])
+@pytest.mark.parametrize("without", ["x", "w", "xw"])
+def test_no_zero_point_is_one_of_zero(operator: str, without: str) -> None:
+    shapes = ((2, 5, 8, 8), (6, 5, 3, 3)) if operator == "Conv" else ((2, 7, 20), (20, 12))
+    nodes, constants = around(operator, codes("i1", *shapes[0]), codes("u1", *shapes[1]), zero=3)
+    for name in without:
+        nodes["xw".index(name)].input.pop()
+    check([*nodes, LAST], constants, codes("i1", *shapes[0]), {f"QLinear{operator}"})
 
 
 def test_a_product() -> None:
