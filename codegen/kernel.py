@@ -336,8 +336,10 @@ class Kernel(NativeCall):
         tensor = next(t for t in (*self.loops.tensors, *self._tensors) if t.name == access.tensor)
         extent = tensor.extents(self._sizes | dict(sizes))[found.dimension]
         written = None if self._source is None else self._source.statement.get(found.statement)
-        where = f"statement {found.statement}" + (f", {written.place}" if written is not None and written.place else "")
-        return IndexRangeError(where, access.tensor, found.dimension, found.value, extent)
+        where = f"statement {found.statement}"
+        if written is not None and written.written_at:
+            where = f"{where}, {written.written_at}"
+        return IndexRangeError(where, found.statement, access.tensor, found.dimension, found.value, extent)
 
     @property
     def ir(self) -> str:

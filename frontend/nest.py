@@ -305,7 +305,7 @@ def _statements(
     for k, draft in enumerate(drafts):
         try:
             statement = _statement(draft, f"S{k}", tensors, sizes, exact)
-            found.append(replace(statement, place=f"{source.file}:{draft.node.lineno}"))
+            found.append(replace(statement, written_at=f"{source.file}:{draft.node.lineno}"))
         except ShapeError as error:
             raise source.error(draft.node, error.message, error.hint) from error
     return tuple(found)

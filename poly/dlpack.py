@@ -56,7 +56,8 @@ def from_dlpack(source: Exporter) -> Array:
 
     Raises `BufferError`, `RuntimeError` or `TypeError` where it has no memory that this process can read.
     """
-    if getattr(source, "is_neg", bool)():  # torch exports the memory without saying that values are its negatives
+    is_neg = getattr(source, "is_neg", None)
+    if is_neg is not None and is_neg():  # torch exports the memory without saying that values are its negatives
         raise BufferError("its memory has the negated values, as the imaginary part of a conjugate: resolve_neg()")
     try:
         return np.from_dlpack(source)  # type: ignore[arg-type]

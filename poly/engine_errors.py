@@ -27,7 +27,7 @@ def named_as_in_file(
     if node is not None and any(_counts_from_end(s.body) for s in node.statements):
         first = -error.extent
         value -= error.extent if -(2**31) < value < 0 else 0  # to what the file's tensor holds
-    return IndexRangeError(where, graph.label(tensor), error.dimension, value, error.extent, first)
+    return IndexRangeError(where, statement, graph.label(tensor), error.dimension, value, error.extent, first)
 
 
 def _counts_from_end(body: Expr) -> bool:

@@ -158,14 +158,15 @@ class IndexRangeError(RunError, IndexError):
     `value`: an end of 32 bits for what lies there or beyond. `first`: the least index there may be.
     """
 
-    def __init__(self, where: str, tensor: str, dimension: int, value: int, extent: int, first: int = 0) -> None:
+    def __init__(
+        self, where: str, statement: str, tensor: str, dimension: int, value: int, extent: int, first: int = 0
+    ) -> None:
         shown = {-(2**31): f"{value} or less", 2**31 - 1: f"{value} or more"}.get(value, value)
         text = f"index {shown} of dimension {dimension} of {tensor} is outside {first} .. {extent - 1}"
         from_end = -extent <= value < 0 and first == 0
         hint = f"indices do not count from the end: k + {extent} if k < 0 else k" if from_end else None
         super().__init__(text, where=where, hint=hint)
-        self.statement = where.removeprefix("statement ").partition(", ")[0]
-        self.tensor, self.dimension = tensor, dimension
+        self.statement, self.tensor, self.dimension = statement, tensor, dimension
         self.value, self.extent, self.position = value, extent, 0
 
 

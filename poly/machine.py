@@ -10,7 +10,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Final, Literal, TypeVar, cast, get_args
 
@@ -36,6 +36,7 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     "fma": 2, "load": 2, "store": 1, "issue": 3, "latency": 4, "reduce": 5, "page": 192, "near": 0, "overlap": 4,
     "remote": 2, "pages": 64, "turning": 3, "lost": 16,
 }  # fmt: skip
+_ALWAYS_SAID: Final = ("kind", "clock_mhz", "cores", "align", "banks")  # when printed: what one edits, or looks for
 T = TypeVar("T")
 
 
@@ -207,9 +208,11 @@ class Machine:
 
 def _table(part: Machine | Memory | Engine, head: str) -> str:
     """What a part says, as a table of TOML; its memories and engines are tables of their own."""
-    rows = [(f.name, getattr(part, f.name), f.default) for f in fields(part) if f.name not in ("memories", "engines")]
-    said = [f"{name} = {_value(value)}" for name, value, usual in rows if value or value not in (usual, {})]
-    return "\n".join([head, *said])
+    rows = [f for f in fields(part) if f.name not in ("memories", "engines")]
+    usual = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in rows}
+    values = {f.name: getattr(part, f.name) for f in rows}
+    said = [n for n, value in values.items() if n in _ALWAYS_SAID or value != usual[n]]
+    return "\n".join([head, *(f"{n} = {_value(values[n])}" for n in said)])
 
 
 def _value(value: object) -> str:
@@ -220,7 +223,8 @@ def _value(value: object) -> str:
         case tuple():
             return f"[{', '.join(map(_value, cast('tuple[object, ...]', value)))}]"
         case _:
-            return json.dumps(value)  # whose strings, integers and truths are TOML's, too
+            # Of integers, truths and strings, TOML's too but for DEL and, if escaped, what has no 16-bit code.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def read_machine(path: str | Path) -> Machine:
@@ -228,7 +232,7 @@ def read_machine(path: str | Path) -> Machine:
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise MachineError(f"a machine is read from a path, not from {shown(path)}", hint="a TOML file")
     try:
-        table = tomllib.loads(Path(path).read_text())
+        table = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError, tomllib.TOMLDecodeError) as error:
         hint = near_file(path) if isinstance(error, FileNotFoundError) else "a TOML file, as those in accel/profiles"
         if isinstance(error, FileNotFoundError) and Path(path).name == str(path) and not Path(path).suffix:

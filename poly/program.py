@@ -204,8 +204,8 @@ class Statement:
     `copies`: for a copy, the tensor of the source program whose element it moves; its last iterators are the
     subscripts. `partial`: for a statement that clears (without combiner) or merges (with it) partial results of a
     reduction, that reduction's statement in the source program. `tile_rank`: of a copy, a recomputation or a statement
-    of partial results, how many iterators name the tile; they come first. `place`: the file and line that it was read
-    from, where that is known.
+    of partial results, how many iterators name the tile; they come first. `written_at`: the file and line that it
+    was read from, where that is known.
     """
 
     name: str
@@ -223,7 +223,7 @@ class Statement:
     tile_rank: int = 0
     external: External | None = None
     partial: str = ""
-    place: str = field(default="", compare=False)
+    written_at: str = field(default="", compare=False)
 
     @cached_property
     def accesses(self) -> tuple[tuple[Access, Literal["read", "write"]], ...]:
@@ -238,7 +238,7 @@ class Statement:
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is derived, and where it was read."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "written_at"}
 
     @property
     def source_name(self) -> str:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -329,6 +330,12 @@ def test_a_printed_machine_can_be_edited_and_given_back(
     assert poly("run", "ij,jk->ik", "--shape", "8,8", "--shape", "8,8", "--target", str(file), "--check") == 0
     file.write_text(file.read_text().replace("clock_mhz = ", "clock_mhz = 1"))
     assert read_machine(file).clock_mhz == int(f"1{machine_of(name).clock_mhz}")
+
+
+def test_a_printed_machine_has_the_names_that_it_had(tmp_path: Path) -> None:
+    machine = replace(machine_of("s16"), name='a "\x7f\t\U0001f680\\ é', cores=3)
+    (file := tmp_path / "mine.toml").write_text(str(machine), "utf-8")
+    assert read_machine(file) == machine
 
 
 @pytest.mark.parametrize(
