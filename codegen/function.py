@@ -22,7 +22,7 @@ from poly.codegen.text import Writer, symbol
 from poly.codegen.walker import Walker
 from poly.errors import UnsupportedError
 from poly.locks import cached_property
-from poly.loops import Alloc, Compute, For, LoopTree, walk
+from poly.loops import Alloc, Compute, LoopTree
 from poly.machine import Machine
 from poly.pointers import ALIGN
 from poly.program import Tensor
@@ -109,14 +109,11 @@ def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
     declarations: set[str] = set()
     functions: dict[str, str] = {}
     for number, (name, phase) in enumerate(zip(names, phases, strict=True)):
-        writers = [Writer(f"@.fill{number}.")]
-        if any(isinstance(n, For) and n.nontemporal for n in walk(phase.nodes)):
-            writers.append(Writer(f"@.fill{number}a."))
-        parts.append(context.function(name, phase, writers))
-        for writer in writers:
-            globals_ += writer.globals_text()
-            declarations |= writer.declarations
-            functions |= writer.functions
+        writer = Writer(f"@.fill{number}.")
+        parts.append(context.function(name, phase, writer))
+        globals_ += writer.globals_text()
+        declarations |= writer.declarations
+        functions |= writer.functions
     header = [
         f"; {symbol(tree.name)} for {machine.name}: "
         + ", ".join(f"%t{i} = {symbol(t.name)}" for i, t in enumerate(outside))
@@ -153,25 +150,35 @@ class _Context:
         if len(statements) > 0xFFFF:
             raise UnsupportedError(f"{len(statements)} statements in one loop tree", hint="split it into groups")
 
-    def function(self, name: str, phase: Phase, writers: Sequence[Writer]) -> str:
-        """One phase with its wrapper that takes the argument block. With a second writer it is there twice: for tensors
-        anywhere, and for those aligned to vectors, whose stores may go past the caches.
+    def function(self, name: str, phase: Phase, writer: Writer) -> str:
+        """One phase with its wrapper that takes the argument block. Where stores go past the caches it is there twice:
+        for tensors anywhere, and for those aligned to vectors.
         """
-        slots, plain, _ = self._body(f"{name}.body", phase, writers[0], 0)
-        if len(writers) > 1:
-            _, aligned, streamed = self._body(f"{name}.aligned", phase, writers[1], self.target.vector)
-            if tested := tuple(i for i, t in enumerate(self.outside) if t.name in streamed):
-                return plain + aligned + _wrapper(name, slots, passed(phase), tested, ALIGN)
-        return plain + _wrapper(name, slots, passed(phase), ())
+        state, head = self._body(phase, writer)
+        slots = [f"ptr noalias %t{i}" for i in range(len(self.outside))]
+        slots += [f"i64 %n{i}" for i in range(len(self.tree.parameters))]
+        slots += ["ptr noalias %shared", "ptr noalias %private", "i64 %stride"]
 
-    def _body(self, name: str, phase: Phase, writer: Writer, aligned: int) -> tuple[list[str], str, set[str]]:
-        """One phase as a function: its parameters, its text, the tensors stored to past the caches."""
+        def text(kind: str, lines: Sequence[str]) -> str:
+            signature = f"define internal i64 @{name}.{kind}({', '.join(slots)}, {passed(phase)}) nounwind"
+            return "\n".join([f"{signature} {{", "entry:", *head, *lines, "  ret i64 0", "}", ""])
+
+        plain = text("body", [state.unaligned.get(line, line) for line in writer.lines])
+        if state.streamed and self.target.x86:  # such stores keep no order until then
+            writer.declare("void @llvm.x86.sse.sfence()")
+            writer.emit("call void @llvm.x86.sse.sfence()")
+        tested = [i for i, t in enumerate(self.outside) if t.name in state.streamed]
+        aligned = text("aligned", writer.lines) if tested else ""
+        given = [s.replace(" noalias", "") for s in slots]
+        return plain + aligned + _wrapper(name, given, passed(phase), tested, ALIGN)
+
+    def _body(self, phase: Phase, writer: Writer) -> tuple[State, list[str]]:
+        """One phase in the writer; gives what it was emitted with, and what stands before the writer's lines."""
         indices = Indices(writer, dict(self.tree.sizes), self.target.many_registers)
         ops = Ops(writer, self.target)
         bases = {t.name: f"%t{i}" for i, t in enumerate(self.outside)}
         registers = Registers(ops)
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, self.target)
-        state.aligned = aligned
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
         loop_values(phase, indices)
@@ -186,17 +193,7 @@ class _Context:
         walker = Walker(state, buffers.allocate, ("%begin", "%end") if phase.parallel else None)
         buffers.place()
         walker.nodes(phase.nodes)
-        if state.streamed and self.target.x86:  # such stores keep no order until then
-            writer.declare("void @llvm.x86.sse.sfence()")
-            writer.emit("call void @llvm.x86.sse.sfence()")
-        slots = [f"ptr noalias %t{i}" for i in range(len(self.outside))]
-        slots += [f"i64 %n{i}" for i in range(len(self.tree.parameters))]
-        slots += ["ptr noalias %shared", "ptr noalias %private", "i64 %stride"]
-        head = [*buffers.prologue, *writer.regions[0].head]
-        body = "\n".join([*head, *writer.lines])
-        signature = f"define internal i64 @{name}({', '.join(slots)}, {passed(phase)}) nounwind"
-        text = f"{signature} {{\nentry:\n{body}\n  ret i64 0\n}}\n"
-        return [s.replace(" noalias", "") for s in slots], text, state.streamed
+        return state, [*buffers.prologue, *writer.regions[0].head]
 
     def _strides(self, indices: Indices, tensor: Tensor) -> None:
         known = set(indices.values)

@@ -53,9 +53,9 @@ class Plan:
 class State:
     """What an emitter of one function carries along.
 
-    `aligned`: bytes that every tensor's memory is aligned to, at most a vector's, 0 where it is not known; so what
-    nontemporal loops store goes past the caches in whole vectors. `past`: inside of such a loop; `streamed`: the
-    tensors stored to in that way. `ahead`: of such loops, along which loop and how far they ask for what they touch.
+    `past`: inside of a nontemporal loop, whose stores of whole vectors go past the caches where memory is aligned to
+    them; `streamed`: the tensors stored to in that way; `unaligned`: what each such line is where memory is not.
+    `ahead`: of such loops, along which loop and how far they ask for what they touch.
     `written`: tensors that the loops around write, None outside of loops. `plans`: by the identity of an access;
     `located`: where the accesses of the current statement are.
     """
@@ -70,10 +70,10 @@ class State:
     statements: dict[str, int]
     target: Target
     lanes: Lanes | None = None
-    aligned: int = 0
     past: bool = False
     ahead: tuple[str, int] | None = None
     streamed: set[str] = field(default_factory=set[str])
+    unaligned: dict[str, str] = field(default_factory=dict[str, str])
     written: frozenset[str] | None = None
     plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
     located: dict[int, Address | None] = field(default_factory=dict[int, "Address | None"])

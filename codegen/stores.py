@@ -98,12 +98,14 @@ def _reduced(s: State, value: Value, combine: Combine, combiner: Combiner) -> Va
 def _store_past(s: State, tensor: Tensor, address: Address, value: Value) -> bool:
     """Store whole, aligned vectors past the caches; False where they are not."""
     size = size_bytes(tensor.dtype)
-    places = gcd(*(size * c for _, c in address.terms), size * address.constant)
-    if not s.aligned or value.lanes * size % s.aligned or places % s.aligned:
+    places, aligned = gcd(*(size * c for _, c in address.terms), size * address.constant), s.target.vector
+    if value.lanes * size % aligned or places % aligned:
         return False
     s.streamed.add(tensor.name)
-    text, kind = _to_memory(s, value), memory_type(tensor.dtype, value.lanes)
-    s.writer.emit(f"store {kind} {text}, ptr {pointer_to(s, tensor, address)}, align {s.aligned}, !nontemporal !0")
+    pointer, text, kind = pointer_to(s, tensor, address), _to_memory(s, value), memory_type(tensor.dtype, value.lanes)
+    store = f"store {kind} {text}, ptr {pointer}, align"
+    s.writer.emit(f"{store} {aligned}, !nontemporal !0")
+    s.unaligned[s.writer.lines[-1]] = f"  {store} {size}"
     return True
 
 
