@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import dataclass, field
 from typing import Final
 
 from poly.affine import Constraint
@@ -18,13 +17,14 @@ from poly.conditions import COMPARE, conjunction, necessary
 from poly.document import counted
 from poly.dtypes import DTYPES, dtype_name
 from poly.errors import ParseError, PolyError
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply, rewrite, walk
+from poly.expr import Apply, Cast, Const, Expr, IndexValue, Read, apply
 from poly.frontend import nest_hints as hints
 from poly.frontend.nest_literals import folded
 from poly.frontend.nest_scope import Scope
 from poly.frontend.nest_signature import last_name
-from poly.function_forms import FORMS, MOST_WRITTEN_OUT, SAME, Form
+from poly.function_forms import FORMS, MOST_WRITTEN_OUT, NUMPYS_OPERATORS, wanted
 from poly.program import Access, ReadIndex, Subscript
+from poly.text_body import exceeds, written_out
 
 _ARITHMETIC: Final[dict[type[ast.operator], str]] = {
     ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.BitAnd: "bit_and",
@@ -228,45 +228,37 @@ class Values:
         return found
 
     def _call(self, node: ast.Call, name: str, nodes: Sequence[ast.expr], guard: tuple[Constraint, ...]) -> Expr:
-        cast = _cast_of(name)
-        spelled = SAME.get(name, name)
+        spelled = _cast_of(name) or NUMPYS_OPERATORS.get(name, name)
         if name in _NUMBERS and len(nodes) == 2:
             return _of_numbers(_NUMBERS[name], self.value(nodes[0], guard), self.value(nodes[1], guard))
-        if (form := FORMS.get(name)) is not None and len(form.parameters) == len(nodes):
-            return self._written_out(node, form, [self.value(a, guard) for a in nodes])
-        if not (cast or form or spelled in OPERATORS):
+        if (parameters := wanted(spelled)) is None:
             raise self.scope.source.error(node, f"unknown function {name!r}", hints.function(name))
         arguments = [self.value(a, guard) for a in nodes]
-        if cast is not None and len(arguments) == 1:
-            return Cast(cast, arguments[0])
-        name = spelled
-        if name in ("max", "min") and len(arguments) >= 2:
-            return _folded(name, arguments)
-        if name == "pow" and len(arguments) == 2:
-            return self._operation(node, name, *arguments)
-        wanted = form.parameters if form else "x" if cast else "xyz"[: OPERATORS[name].arity]
-        if len(wanted) != len(arguments):
-            written = last_name(node.func)
-            text = f"{written} takes {counted(len(wanted), 'argument')}, not {len(arguments)}"
-            raise self.scope.source.error(node, text, f"{written}({', '.join(wanted)})")
-        return Apply(name, tuple(arguments))
-
-    def _written_out(self, node: ast.Call, form: Form, arguments: Sequence[Expr]) -> Expr:
-        """The expression that a call is, of its arguments, each of which is read once."""
-        shapes = dict.fromkeys(form.parameters, ())
-        inside = Values(replace(self.scope, indices={}, literals={"inf": inf}, shapes=shapes, places={}))
-        body = inside.value(ast.parse(form.text, mode="eval").body)
-        given = [arguments[form.parameters.index(access.tensor)] for access in inside.reads]
-        found = rewrite(body, lambda e: given[e.position] if isinstance(e, Read) else folded(e))
-        more = sum(isinstance(e, Read) for e in walk(body)) > len(arguments)
-        return self._bounded(node, found) if more else found
+        if spelled in ("max", "min") and len(arguments) >= 2:
+            return _folded(spelled, arguments)
+        if len(parameters) != len(arguments):
+            text = f"{name} takes {counted(len(parameters), 'argument')}, not {len(arguments)}"
+            raise self.scope.source.error(node, text, f"{name}({', '.join(parameters)})")
+        if spelled in DTYPES:
+            return Cast(spelled, arguments[0])
+        if spelled == "pow":
+            return self._operation(node, spelled, *arguments)
+        if spelled not in FORMS:
+            return Apply(spelled, tuple(arguments))
+        found = written_out(spelled, arguments, folded)
+        if found is None:
+            raise self._too_long(node)
+        return found
 
     def _bounded(self, node: ast.expr, body: Expr) -> Expr:
-        """A body that has an argument several times, which doubles with each such call in another."""
-        if sum(1 for _ in walk(body)) > MOST_WRITTEN_OUT:
-            text = f"{ast.unparse(node)[:40]}... is more than {MOST_WRITTEN_OUT} operations written out"
-            raise self.scope.source.error(node, text, "a local for what it is of: t = ..., and t in its place")
+        """A body that has an argument several times, which doubles with each such operation in another."""
+        if exceeds(body):
+            raise self._too_long(node)
         return body
+
+    def _too_long(self, node: ast.expr) -> ParseError:
+        text = f"{ast.unparse(node)[:40]}... is more than {MOST_WRITTEN_OUT} operations written out"
+        return self.scope.source.error(node, text, "a local for what it is of: t = ..., and t in its place")
 
     def _unknown(self, node: ast.expr) -> ParseError:
         return self.scope.source.error(node, f"{ast.unparse(node)} has no meaning in a nest", hints.value(node))

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from poly.dtypes import DTYPES
+from poly.expr import OPERATORS
+
 MOST_WRITTEN_OUT: Final = 2048  # expressions of a value: calls in calls double it where a form reads an argument twice
 
 
@@ -21,7 +24,7 @@ class Form:
     parameters: tuple[str, ...] = ("x",)
 
 
-SAME: Final = {
+NUMPYS_OPERATORS: Final = {
     "fabs": "abs", "absolute": "abs", "maximum": "max", "minimum": "min", "arctan2": "atan2", "power": "pow",
     "rint": "round", "where": "select", "floor_divide": "floor_div", "remainder": "mod",
     "logical_and": "and", "logical_or": "or", "logical_not": "not", "left_shift": "shift_left",
@@ -72,3 +75,12 @@ FORMS: Final[Mapping[str, Form]] = {
     "clip": Form("min(max(x, low), high)", ("x", "low", "high")),
     "isnan": Form("x != x"), "isinf": Form("abs(x) == inf"), "isfinite": Form("abs(x) < inf"),
 }  # fmt: skip
+
+
+def wanted(name: str) -> tuple[str, ...] | None:
+    """The arguments of a function, by names for them; None where there is no such function."""
+    if name in FORMS:
+        return FORMS[name].parameters
+    if name in DTYPES:
+        return ("x",)
+    return ("x", "y", "z")[: OPERATORS[name].arity] if name in OPERATORS else None

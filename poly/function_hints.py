@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from poly.dtypes import NUMPYS_NAMES
-from poly.function_forms import FORMS, SAME
+from poly.function_forms import FORMS, NUMPYS_OPERATORS
 
 _CLOSE: Final = 0.75
 INTERNAL: Final = frozenset("not neg trunc_div bits dot2 dot4".split())  # no names that one writes
@@ -29,11 +29,11 @@ ELSEWHERE: Final = {
 def suggestion(name: str, known: Collection[str]) -> str | None:
     """For an unknown function the expression or the known one that is meant; None where that is not clear."""
     bare = name.rpartition(".")[2]  # np.exp
-    if bare != name and bare in {*known, *FORMS, *SAME}:
+    if bare in ELSEWHERE:  # `where` too, a word of the notation
+        return ELSEWHERE[bare]
+    if bare != name and bare in {*known, *FORMS, *NUMPYS_OPERATORS}:
         return f"{bare}(...)"
     name = bare
-    if name in ELSEWHERE:
-        return ELSEWHERE[name]
     if name in NUMPYS_NAMES and NUMPYS_NAMES[name] in known:
         return f"{NUMPYS_NAMES[name]}(...)"
     if name.lower() in known:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Final
 
@@ -32,10 +33,11 @@ from poly.expr import (
     children,
     rewrite,
     walk,
+    with_reads_at,
 )
-from poly.function_forms import FORMS, MOST_WRITTEN_OUT, SAME
+from poly.function_forms import FORMS, MOST_WRITTEN_OUT, NUMPYS_OPERATORS, wanted
 from poly.function_hints import INTERNAL, suggestion
-from poly.lexical import Fragment, decode, is_scalar, names_in, quote, written
+from poly.lexical import Fragment, Source, decode, is_scalar, names_in, quote, written
 from poly.program import Access, ReadIndex, Subscript
 
 _NOT, _UNARY, _ATOM = 3, 30, 100  # precedences beside those of the table of operators
@@ -414,8 +416,8 @@ class BodyReader:
                     node, f"read(k) takes a position in the list of reads, 0 to {len(self.reads) - 1}"
                 )
 
-    def _call(self, name: str, arguments: Sequence[ast.expr], node: ast.Call, fragment: Fragment) -> Expr:
-        name = SAME.get(name, name)
+    def _call(self, called: str, arguments: Sequence[ast.expr], node: ast.Call, fragment: Fragment) -> Expr:
+        name = NUMPYS_OPERATORS.get(called, called)
         if name == "read":
             return Read(self._read_call(node, fragment))
         if name == "index" and len(arguments) == 1:
@@ -423,31 +425,49 @@ class BodyReader:
         if name == "cast" and len(arguments) == 2 and isinstance(arguments[0], ast.Name) and arguments[0].id in DTYPES:
             return Cast(arguments[0].id, self.value(arguments[1], fragment))
         values = [self.value(a, fragment) for a in arguments]
-        if (form := FORMS.get(name)) is not None and len(form.parameters) == len(values):
-            inside = BodyReader({*form.parameters}, bare_indices=True)
-            body = inside.value(ast.parse(form.text, mode="eval").body, fragment)
-            given = [values[form.parameters.index(access.tensor)] for access in inside.reads]
-            found = rewrite(body, lambda e: given[e.position] if isinstance(e, Read) else None)
-            if sum(1 for _ in islice(walk(found), MOST_WRITTEN_OUT + 1)) > MOST_WRITTEN_OUT:
-                text = f"{name}(...) is more than {MOST_WRITTEN_OUT} operations written out"
-                raise fragment.node_error(node, text, "a statement of its own for what it is of: t[i] = ...")
-            return found
-        if name in DTYPES and len(values) == 1:
-            return Cast(name, values[0])
         if name in COMBINERS and len(values) > 2:
             return self._fold(name, values)
-        if name in DTYPES:
-            raise fragment.node_error(node, f"{name} takes one argument, not {len(values)}", f"{name}(x)")
-        if name not in OPERATORS and form is None:
+        if (parameters := wanted(name)) is None:
             every = sorted(n for n, o in OPERATORS.items() if o.infix is None and n not in INTERNAL)
-            hint = suggestion(name, OPERATORS.keys() | DTYPES) or f"one of {', '.join(every)}"
-            raise fragment.node_error(node, f"no function {name!r}", hint)
-        wanted = form.parameters if form else "xyz"[: OPERATORS[name].arity]
-        if len(wanted) != len(values):
-            hint = f"{name}({', '.join(wanted)})"
+            hint = suggestion(called, OPERATORS.keys() | DTYPES) or f"one of {', '.join(every)}"
+            raise fragment.node_error(node, f"no function {called!r}", hint)
+        if len(parameters) != len(values):
+            hint = f"{called}({', '.join(parameters)})"
             hint = f"y {name}= x[i] over all i" if name in ("max", "min") and len(values) == 1 else hint
-            raise fragment.node_error(node, f"{name} takes {counted(len(wanted), 'argument')}, not {len(values)}", hint)
-        return Apply(name, tuple(values))
+            text = f"{called} takes {counted(len(parameters), 'argument')}, not {len(values)}"
+            raise fragment.node_error(node, text, hint)
+        if name in DTYPES:
+            return Cast(name, values[0])
+        if name not in FORMS:
+            return Apply(name, tuple(values))
+        if (found := written_out(name, values)) is None:
+            text = f"{called}(...) is more than {MOST_WRITTEN_OUT} operations written out"
+            raise fragment.node_error(node, text, "a statement of its own for what it is of: t[i] = ...")
+        return found
+
+
+@cache
+def _form(name: str) -> Expr:
+    """The expression of a form, whose reads are its parameters."""
+    parameters = FORMS[name].parameters
+    reader = BodyReader(parameters, bare_indices=True)
+    body = reader.body(Source.of(FORMS[name].text))
+    return with_reads_at(body, [parameters.index(access.tensor) for access in reader.reads])
+
+
+def written_out(name: str, given: Sequence[Expr], also: Callable[[Expr], Expr | None] = lambda _: None) -> Expr | None:
+    """What a form is of these arguments; `also` rewrites what is made of them. None where one occurs several times, and
+    the whole is more than `MOST_WRITTEN_OUT`: calls in calls double it each time.
+    """
+    form = _form(name)
+    found = rewrite(form, lambda e: given[e.position] if isinstance(e, Read) else also(e))
+    repeated = sum(isinstance(e, Read) for e in walk(form)) > len(given)
+    return None if repeated and exceeds(found) else found
+
+
+def exceeds(body: Expr) -> bool:
+    """Whether a body is more than `MOST_WRITTEN_OUT`."""
+    return sum(1 for _ in islice(walk(body), MOST_WRITTEN_OUT + 1)) > MOST_WRITTEN_OUT
 
 
 class _Truths(ast.NodeTransformer):

@@ -229,7 +229,7 @@ def test_what_is_written_for_a_function_computes_it(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "hint"), [
     ("sgimoid", "sigmoid(...)"), ("Max", "max(...)"), ("float32", "f32(...)"), ("lgo1p", "log1p(...)"),
-    ("foo", "one of"),
+    ("foo", "one of"), ("np.maximum", "maximum(...)"), ("np.where", "x if condition else y"),
 ])  # fmt: skip
 def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint: str) -> None:
     with pytest.raises(ParseError, match=re.escape(f"try: {hint}")):
