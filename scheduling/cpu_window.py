@@ -48,7 +48,7 @@ class Window:
     `kept`: operands that stay in registers. `unrolled`: register tiles are laid out in full. `cuts`, `lane_cuts`: where
     rows and lanes are cut into pieces of their own, `vector_cuts`: where the loop over the vectors of a piece is.
     `shifted`: the columns are taken from a row in registers; `by_columns`: one is done for all rows before the next.
-    `rows_first`: what a window takes from a row is reduced before rows are, of the window's `columns`.
+    `columns_first`: what a window takes from a row, in its `columns`, is reduced before rows are.
     `asks_ahead`: what is copied, or read by long tiles or faster than it comes, is from beyond a core's own caches, so
     that it is asked for a strip, or a tile, ahead.
     """
@@ -77,7 +77,7 @@ class Window:
     asks_ahead: bool = False
     shifted: bool = False
     by_columns: bool = False
-    rows_first: bool = False
+    columns_first: bool = False
     columns: int = 1
 
 
@@ -88,7 +88,7 @@ class _Way(NamedTuple):
     kept: tuple[str, ...]
     shifted: bool
     by_columns: bool
-    rows_first: bool
+    columns_first: bool
 
 
 class _Heights(NamedTuple):
@@ -118,7 +118,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
     by_columns = _is_by_columns(shape, machine.vector_registers)
     shifted = not by_columns and _is_shifted(program, shape, vector, machine)
     kept = () if by_columns else _kept(shape, machine.vector_registers, shifted)
-    way = _Way(vector, kept, shifted, by_columns, shifted and _spares(shape, update))
+    way = _Way(vector, kept, shifted, by_columns, shifted and _sharing_pays(shape, update))
     found = _heights(program, shape, way, machine)
     rows = group.axes[update.name][shape.rows]
     long = found.tile * (bytes_apart(program, shape.read, rows) or 0) >= LONG
@@ -133,7 +133,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         lane_cuts=(shape.width // vector * vector,) if found.ragged else (),
         asks_ahead=asking and bytes_touched(program, group.statements) > own_capacity(machine),
         shifted=shifted and not found.copied, by_columns=by_columns,
-        rows_first=way.rows_first, columns=shape.taps[shape.sideways],
+        columns_first=way.columns_first, columns=shape.taps[shape.sideways],
     )  # fmt: skip
 
 
@@ -174,21 +174,21 @@ def _most_rows(shape: Shape, registers: int, way: _Way) -> int:
     return max(1, min(room, max(FEW_ROWS, ROLLED // taps) if rolling else MOST_ROWS, MOST_ROWS))
 
 
-def _spares(shape: Shape, update: Statement) -> bool:
+def _sharing_pays(shape: Shape, update: Statement) -> bool:
     """Whether to reduce what a window takes from a row before rows, as equal for all windows that take it, spares
     operations; a sum begins with zero, a maximum with the first element.
     """
     if shape.others or update.combiner is None or not update.reorder:
         return False
     rows, columns = shape.taps[shape.down], shape.taps[shape.sideways]
-    begins = update.combiner.symbol != "+"
-    return shape.step_down * (columns - begins) + rows < rows * columns - begins
+    first_is_free = 0 if update.combiner.symbol == "+" else 1
+    return shape.step_down * (columns - first_is_free) + rows < rows * columns - first_is_free
 
 
 def _operations(shape: Shape, way: _Way) -> int:
     """Of an element written; where lanes are picked, before equal ones are found."""
     every = prod(shape.taps.values())
-    if not way.rows_first or shape.step == PICKED:
+    if not way.columns_first or shape.step == PICKED:
         return every
     rows, columns = shape.taps[shape.down], shape.taps[shape.sideways]
     return every // (rows * columns) * (rows + columns)

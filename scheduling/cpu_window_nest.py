@@ -100,7 +100,7 @@ class Windows(Composition):
                 schedule, vectors = self._shifted(schedule, update)
             if w.by_columns:
                 schedule, vectors = self._column(schedule, update)
-            if w.rows_first:
+            if w.columns_first:
                 schedule = self._reduced(schedule, update)
             if w.asks_ahead and not w.copied and schedule.kind(tiles) == "serial":
                 schedule = schedule.prefetch(vectors, tiles)
@@ -163,7 +163,7 @@ class Windows(Composition):
         down = loop_of(schedule, name, self.window.down)
         band = [n for n in reductions if n != down]
         schedule = schedule.skew(down, row, self.window.step_down)
-        if self.window.shifted or self.window.rows_first:
+        if self.window.shifted or self.window.columns_first:
             columns = loop_of(schedule, name, self.window.sideways)
             return schedule.reorder(down, *(n for n in band if n != columns), columns, row)
         if self.window.step > 1 and not self.window.copied:  # the columns share what a row loads

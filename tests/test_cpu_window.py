@@ -402,16 +402,16 @@ def test_columns_of_windows_without_weights_are_reduced_before_rows(text: str) -
     """Once for all rows that take them; a NaN is in all windows that have it."""
     program = poly.parse(text, A=(3, 41, 53))
     (plan,) = (w for g in groups_of(program) if (w := window_of(program, g, WIDE)))
-    assert plan.rows_first == POOLS[text] and plan.shifted
+    assert plan.columns_first == POOLS[text] and plan.shifted
     schedule = schedule_for_cpu(program, WIDE)
     check_instances(schedule.lower(), schedule.program)
     check_capacity(schedule.lower(), WIDE)
-    assert any(s.partial for s in schedule.program.statements) == plan.rows_first
+    assert any(s.partial for s in schedule.program.statements) == plan.columns_first
     a = np.random.default_rng(0).integers(-4, 5, (3, 41, 53)).astype(np.float32)
     a[1, 7::9, 5::11] = np.nan
     assert np.array_equal(compiled(program)(a), run_program(program, {"A": a})["C"], equal_nan=True)
     in_order = replace(program, statements=tuple(replace(s, reorder=False) for s in program.statements))
-    assert not any(w.rows_first for g in groups_of(in_order) if (w := window_of(in_order, g, WIDE)))
+    assert not any(w.columns_first for g in groups_of(in_order) if (w := window_of(in_order, g, WIDE)))
 
 
 @pytest.mark.parametrize("name", ["5x5", "5x5 wide", "7x7", "7x7 wide", "7x7 odd"])
