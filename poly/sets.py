@@ -17,8 +17,8 @@ from poly.affine import Affine, Constraint, FloorDiv, Mod, var
 from poly.locks import Lock
 
 IN, OUT, SET, PARAM, DIV = isl.dim_type.in_, isl.dim_type.out, isl.dim_type.set, isl.dim_type.param, isl.dim_type.div
-P = ParamSpec("P")
-T = TypeVar("T")
+_Others = ParamSpec("_Others")
+_Result = TypeVar("_Result")
 Domain = TypeVar("Domain", isl.Set, isl.Map)
 Relation = TypeVar("Relation", isl.Set, isl.Map, isl.UnionMap)
 _RESERVED = frozenset(  # isl reads them in any case
@@ -32,15 +32,19 @@ def number(value: int) -> isl.Val:
     return isl.Val(value)
 
 
-def kept_by_name(function: Callable[Concatenate[isl.Set, P], T]) -> Callable[Concatenate[isl.Set, P], T]:
-    """An `lru_cache` for functions of a set: isl's hash leaves out the name, in which alone statements may differ."""
+def kept_by_name(
+    function: Callable[Concatenate[isl.Set, _Others], _Result],
+) -> Callable[Concatenate[isl.Set, _Others], _Result]:
+    """An `lru_cache` for functions of a set, with its name beside it: isl's hash leaves that out, so that the sets of
+    statements that differ in it alone would have one hash, and be compared one by one, which isl does slowly.
+    """
 
     @lru_cache(maxsize=1024)
-    def kept(_name: str | None, domain: isl.Set, *args: P.args, **kwargs: P.kwargs) -> T:
+    def kept(_name: str | None, domain: isl.Set, *args: _Others.args, **kwargs: _Others.kwargs) -> _Result:
         return function(domain, *args, **kwargs)
 
     @wraps(function)
-    def call(domain: isl.Set, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(domain: isl.Set, *args: _Others.args, **kwargs: _Others.kwargs) -> _Result:
         return kept(domain.get_tuple_name(), domain, *args, **kwargs)
 
     return call
@@ -239,7 +243,7 @@ if hasattr(os, "register_at_fork"):  # a child has no block that would end the b
     os.register_at_fork(after_in_child=_no_budget)
 
 
-def within_budget(operations: int, compute: Callable[[], T], otherwise: Callable[[], T]) -> T:
+def within_budget(operations: int, compute: Callable[[], _Result], otherwise: Callable[[], _Result]) -> _Result:
     """`compute` under a budget, `otherwise` where it runs out."""
     try:
         with operation_budget(operations):

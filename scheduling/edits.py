@@ -15,7 +15,7 @@ from itertools import count
 from poly.document import counted
 from poly.errors import ScheduleError
 from poly.program import PathStep, Program
-from poly.scheduling.legality import check
+from poly.scheduling.legality import BUDGET, EDIT_BUDGET, check
 from poly.scheduling.paths import Nest, canonical, placed
 from poly.scheduling.schedule import Edit, Schedule
 
@@ -24,7 +24,7 @@ def finish(old: Schedule, new: Schedule, primitive: str, /, **arguments: object)
     """Log the edit and, unless checks are put off (`unchecked`), have the new schedule checked."""
     new = replace(new, log=(*old.log, Edit(primitive, tuple(arguments.items()))))
     if new.checked:
-        check(new, old)
+        check(new, old, budget=EDIT_BUDGET)
     return new
 
 
@@ -35,7 +35,7 @@ def unchecked(schedule: Schedule) -> Schedule:
 
 def settle(schedule: Schedule, previous: Schedule | None = None) -> Schedule:
     """Check a schedule made by unchecked edits, of `previous` where that was checked. Raises `IllegalEdit`."""
-    check(schedule, previous if previous is not None and previous.checked else None, edits=True)
+    check(schedule, previous if previous is not None and previous.checked else None, budget=BUDGET)
     return replace(schedule, checked=True)
 
 

@@ -35,17 +35,17 @@ _ADVICE = {
 }
 
 
-def check(schedule: Schedule, previous: Schedule | None = None, *, edits: bool = False) -> None:
+def check(schedule: Schedule, previous: Schedule | None = None, *, budget: int = BUDGET) -> None:
     """Raise `IllegalEdit` where the schedule does not compute what its source program does.
 
-    `previous`: a legal schedule of the same source; what has not changed since is not looked at again. `edits`: in many
-    edits. Raises `UnsupportedError` where isl needs more than its budget of operations.
+    `previous`: a legal schedule of the same source; what has not changed since is not looked at again. Raises
+    `UnsupportedError` where isl needs more than `budget` operations.
     """
     from poly.scheduling.values import check_values
 
     changed = _changed(schedule, previous)
     vectors = Vectors(schedule)
-    budget, what = (BUDGET, "the schedule") if previous is None or edits else (EDIT_BUDGET, "the edit")
+    what = "the edit" if budget == EDIT_BUDGET else "the schedule"
     with bounded(budget, f"the check of {what}", schedule.source.name):
         check_parts(schedule)
         check_order(schedule, changed, vectors)
@@ -90,21 +90,14 @@ def _same_instances(schedule: Schedule, name: str, iterators: Sequence[str], wro
 
 def check_order(schedule: Schedule, changed: frozenset[str] | None = None, vectors: Vectors | None = None) -> None:
     """Every dependence of the source program still points forward, between all parts of its two statements."""
-    vectors = vectors or Vectors(schedule)
-    parts = parts_of(schedule.program)
-    plain: dict[tuple[str, str, str], bool] = {}  # the kind of a dependence says nothing about the sequence
-    forward = set[tuple[object, ...]]()
+    parts, order = parts_of(schedule.program), _Order(schedule, vectors or Vectors(schedule))
     for dependence in schedule.facts.dependences:
         if dependence.kind == "reduction":
             continue
         for first in parts.get(dependence.source, ()):
             for second in parts.get(dependence.sink, ()):
                 if changed is None or first.name in changed or second.name in changed:
-                    key = first.name, second.name, dependence.tensor
-                    if key not in plain:
-                        plain[key] = _in_sequence(schedule, vectors, dependence, first, second)
-                    if not plain[key]:
-                        _check_pair(schedule, vectors, dependence, first, second, forward)
+                    order.check(dependence, first, second)
 
 
 def parts_of(program: Program) -> Mapping[str, list[Statement]]:
@@ -119,32 +112,51 @@ def parts_of(program: Program) -> Mapping[str, list[Statement]]:
     return parts
 
 
-def _check_pair(
-    schedule: Schedule, vectors: Vectors, dependence: Dependence, first: Statement, second: Statement,
-    forward: set[tuple[object, ...]],
-) -> None:  # fmt: skip
-    """`forward`: what is known to have no violation; the statements of a nest have many dependences, but few that
-    differ in more than names.
+class _Order:
+    """Checks that dependences point forward between two statements, and keeps what it has found: the statements of a
+    nest have many dependences, but few that differ in more than names.
     """
-    relation = dependence.relation.set_tuple_name(IN, first.name).set_tuple_name(OUT, second.name)
-    if first.origin or second.origin:
-        relation = relation.intersect_domain(_bound(schedule, first)).intersect_range(_bound(schedule, second))
+
+    def __init__(self, schedule: Schedule, vectors: Vectors) -> None:
+        self.schedule, self.vectors = schedule, vectors
+        self.plain: dict[tuple[str, str, str], bool] = {}  # the kind of a dependence says nothing about the sequence
+        self.proven = set[tuple[object, ...]]()
+
+    def check(self, dependence: Dependence, first: Statement, second: Statement) -> None:
+        key = first.name, second.name, dependence.tensor
+        if key not in self.plain:
+            self.plain[key] = _in_sequence(self.schedule, self.vectors, dependence, first, second)
+        if not self.plain[key]:
+            self._prove(dependence, first, second)
+
+    def _prove(self, dependence: Dependence, first: Statement, second: Statement) -> None:
+        schedule, relation = self.schedule, dependence.relation
+        relation = relation.set_tuple_name(IN, first.name).set_tuple_name(OUT, second.name)
+        if first.origin or second.origin:
+            relation = relation.intersect_domain(_bound(schedule, first)).intersect_range(_bound(schedule, second))
+        asked = _without_names(schedule, first, second, relation)
+        if asked in self.proven:
+            return
+        if (bad := violation(schedule, self.vectors, first, second, relation)) is None:
+            self.proven.add(asked)
+            return
+        loop, pairs = bad
+        shown = witness(pairs, (first.iterators, second.iterators))
+        where = f"loop {loop} runs" if loop else "the sequence runs"
+        raise IllegalEdit(
+            f"{where} {second.name} before {first.name}, against a {dependence.kind} dependence on {dependence.tensor}",
+            kind="order", witness=shown, where=schedule.source.name, hint=_ADVICE["order"],
+        )  # fmt: skip
+
+
+def _without_names(schedule: Schedule, first: Statement, second: Statement, relation: isl.Map) -> tuple[object, ...]:
+    """All that `violation` sees of two statements but their names, which it only hands to isl: pairs alike in it have
+    one answer. The relation, their nests, how many loops they share, and their order there.
+    """
     nests = [schedule.nests[s.name] for s in (first, second)]
     shared, order = relation_in_time(*(nest.path for nest in nests))
     places = ((s.iterators, nest.expressions(nest.names)) for s, nest in zip((first, second), nests, strict=True))
-    content = (len(shared), order, *places, relation.reset_tuple_id(IN).reset_tuple_id(OUT))
-    if content in forward:
-        return
-    if (bad := violation(schedule, vectors, first, second, relation)) is None:
-        forward.add(content)
-        return
-    loop, pairs = bad
-    shown = witness(pairs, (first.iterators, second.iterators))
-    where = f"loop {loop} runs" if loop else "the sequence runs"
-    raise IllegalEdit(
-        f"{where} {second.name} before {first.name}, against a {dependence.kind} dependence on {dependence.tensor}",
-        kind="order", witness=shown, where=schedule.source.name, hint=_ADVICE["order"],
-    )  # fmt: skip
+    return (len(shared), order, *places, relation.reset_tuple_id(IN).reset_tuple_id(OUT))
 
 
 def _in_sequence(
