@@ -60,7 +60,7 @@ def shape_of(program: Program, group: Group, update: Statement) -> Shape | None:
     taps = {n: e for n, e in (every or {}).items() if e > 1 or n in placed}
     used = {n for i in read.affine_index for n in i.names}
     again = any(high > 0 and a not in used for a, (_, high) in zip(axes, box, strict=True))
-    if every is None or again or prod(taps.values()) > MOST_TAPS or placed.keys() != taps.keys():
+    if every is None or again or placed.keys() != taps.keys() or not may_share_rows(placed, taps, axes[lanes]):
         return None
     sideways = next((n for n, a in placed.items() if a == axes[lanes] and n in read.affine_index[-1].names), "")
     rows, down = max(((axes.index(a), n) for n, a in placed.items() if n != sideways), default=(-1, ""))
@@ -77,6 +77,13 @@ def shape_of(program: Program, group: Group, update: Statement) -> Shape | None:
         step_down=along.coefficient(axes[rows]), spread=along.coefficient(down) if down else 1,
         height=box[rows][1] + 1, width=box[lanes][1] + 1, along=axes[lanes],
     )  # fmt: skip
+
+
+def may_share_rows(placed: Mapping[str, str], taps: Mapping[str, int], lanes: str) -> bool:
+    """Whether a window is of few points and slides along the lanes, so that its neighbours there share what they take
+    from a row. `placed`: the parallel loop beside each reduction iterator, `taps`: the extents of these.
+    """
+    return prod(taps.values()) <= MOST_TAPS and lanes in placed.values()
 
 
 def suits(group: Group, update: Statement) -> bool:

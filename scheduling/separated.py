@@ -20,7 +20,7 @@ from poly.affine import Affine, var
 from poly.expr import Read
 from poly.program import Access, Program, Statement, Tensor, box_domain
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_window_shape import MOST_TAPS
+from poly.scheduling.cpu_window_shape import MOST_TAPS, may_share_rows
 from poly.scheduling.sums import alone, free_name, ranges_of, start_of, touched_by, with_statements
 
 SPARED = 2  # of so many operations one at least, where windows are small: a tensor between is written and read
@@ -45,9 +45,10 @@ class _Window:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether it is left to `cpu_window`."""
-        last = self.statement.write.affine_index[-1]
-        return len(self.axes) == 2 and self.elements <= MOST_TAPS and any(last == var(p) for p, _ in self.axes.values())
+        """Whether it is left to `cpu_window`: along two axes, whose rows it takes from one load."""
+        placed = {element: place for place, element in self.axes.values()}
+        taps = {element: self.ranges[element] for element in placed}
+        return len(placed) == 2 and may_share_rows(placed, taps, str(self.statement.write.affine_index[-1]))
 
     @property
     def read(self) -> Access:
@@ -103,7 +104,9 @@ def _separated(window: _Window) -> Program | None:
     every, along = prod(window.ranges.values()), prod(high - low for low, high in loops.values())
     own = tuple(c for c in window.read.guard if element in c.expr.names)
     left = along + every // window.ranges[element]
-    if left * (1 if window.elements > MOST_TAPS else SPARED) > every:
+    if left > every:
+        return None
+    if window.elements <= MOST_TAPS and left * SPARED > every:
         return None
     if any(not c.expr.names <= {place, element} for c in own):
         return None
