@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_BLOCK: Final = 64
+_BLOCK: Final = 64  # boxes compared at once: some thousand pairs for each call of numpy, few of them in vain
 
 
 # -- the best of those that overlap --------------------------------------------------------------------------------
@@ -29,6 +29,7 @@ def non_max_suppression(
         candidates = [np.flatnonzero(row) for row in wanted[batch]]
         orders = [c[np.argsort(-s[c], kind="stable")] for c, s in zip(candidates, scores[batch], strict=True)]
         pairs = sum(len(order) * min(len(order), limit) for order in orders)
+        # All pairs once, for all classes, unless those that classes compare with what they keep are fewer.
         known = _bits(_overlapping(corners, corners, threshold)) if corners.shape[1] ** 2 <= pairs else None
         for number, order in enumerate(orders):
             kept = _best(corners, order, limit, threshold) if known is None else _first(known, order.tolist(), limit)

@@ -24,7 +24,9 @@ from poly.frontend.onnx_terms import Index, Term, Value
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 _MAX_MATRIX: Final = 1 << 26  # elements: 256 MiB of f32, a complex transform of 4096
-_DIRECT: Final = 4  # times the products of two steps; below it, one step is as fast
+# A transform of N = P Q has 4 N N multiply-adds in one step and 4 N (P + Q + 2) in two, which write and read 6 N
+# numbers between them, in three nests instead of one: they are taken where N is at least so many times P + Q.
+_DIRECT: Final = 4
 _ROWS: Final = 64  # of the matrix, made at a time in f64
 
 

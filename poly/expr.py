@@ -281,8 +281,8 @@ def walk(body: Expr) -> Iterator[Expr]:
 
 
 def stays_short(body: Expr, value: Expr, uses: int) -> bool:
-    """Whether a body with a value in the place of so many of its reads is one that a compiler of bodies finds the
-    repeated value in: values of values would double it each time.
+    """Whether a body with a value in place of so many of its reads has at most `MOST_EXPRESSIONS`: what computes bodies
+    finds the repeated value, but goes through all of them, and values of values would double them each time.
     """
     return uses * sum(1 for _ in walk(value)) + sum(1 for _ in walk(body)) <= MOST_EXPRESSIONS
 
