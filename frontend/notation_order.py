@@ -43,10 +43,18 @@ def ordered_statements(
         path = _path(draft.line.prefix, draft.iterators, 1)
         path = path if draft.step is None else (*path, draft.step)
         made = make_statement(draft.line, name, s.iterators, s.domain, (s.write, s.body, s.reads), path)
-        where = draft.line.clauses.get("where")
-        equal = where is not None and "==" in where.text and draft.line.subscripts is None and not draft.around
-        result.append(with_equalities(made) if equal else made)
+        result.append(with_equalities(made) if _may_lose_indices(draft) else made)
     return tuple(_renumber(result))
+
+
+def _may_lose_indices(draft: Draft) -> bool:
+    """Whether to look for indices that follow from the others: not where a label lists them, or their loops are shared.
+
+    Only where an equality is written: else one finds those of extent 1 at most, which stay, and to ask isl about a
+    convolution with a condition takes as long as all else that reads it.
+    """
+    where = draft.line.clauses.get("where")
+    return where is not None and "==" in where.text and draft.line.subscripts is None and not draft.around
 
 
 def initial(draft: Draft, name: str, target: Tensor, parameters: Sequence[str], context: isl.Set) -> Statement:
