@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from poly.codegen.predicates import State, index_value
 from poly.codegen.values import Value
 from poly.dtypes import is_float
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, is_free, walk
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of_compared, is_free
 
 
 def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | None, contract: bool) -> Value:
@@ -40,21 +40,10 @@ def _operands(
 ) -> list[Value]:
     found = [None if is_free(a) else expression(s, a, reads, None, contract) for a in arguments]
     typed = [v for v in (found[1:] if name == "select" else found) if v is not None]
-    literal = typed[0].dtype if typed else _common(arguments) if OPERATORS[name].result == "bool" else dtype
+    literal = typed[0].dtype if typed else dtype_of_compared(arguments) if OPERATORS[name].result == "bool" else dtype
     return [
         expression(s, a, reads, literal, contract) if v is None else v for a, v in zip(arguments, found, strict=True)
     ]
-
-
-def _common(arguments: tuple[Expr, ...]) -> str | None:
-    """The dtype in which literals, and what is computed from them alone, are compared."""
-
-    def is_real(e: Expr) -> bool:
-        return isinstance(e, Const) and isinstance(e.value, float) or (
-            isinstance(e, Apply) and OPERATORS[e.operator].result == "float"
-        )
-
-    return "f64" if any(is_real(e) for a in arguments for e in walk(a)) else None
 
 
 def _contracted(

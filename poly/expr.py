@@ -449,6 +449,19 @@ def is_free(body: Expr) -> bool:
             return False
 
 
+def dtype_of_compared(literals: Sequence[Expr]) -> str | None:
+    """The dtype in which literals, and what is computed from them alone, are compared: f64 where one is a float; None:
+    as integers and truths, each in its own.
+    """
+
+    def is_real(e: Expr) -> bool:
+        return isinstance(e, Const) and isinstance(e.value, float) or (
+            isinstance(e, Apply) and OPERATORS[e.operator].result == "float"
+        )
+
+    return "f64" if any(is_real(e) for a in literals for e in walk(a)) else None
+
+
 def _apply(
     name: str,
     arguments: Sequence[Expr],
@@ -460,6 +473,7 @@ def _apply(
 
     values = [None if is_free(a) else evaluate(a, reads, index) for a in arguments]
     typed = [v for v in (values[1:] if name == "select" else values) if v is not None]
-    literal = dtype_name(typed[0].dtype) if typed else (None if OPERATORS[name].result == "bool" else dtype)
+    compared = OPERATORS[name].result == "bool"
+    literal = dtype_name(typed[0].dtype) if typed else dtype_of_compared(arguments) if compared else dtype
     filled = [evaluate(a, reads, index, literal) if v is None else v for a, v in zip(arguments, values, strict=True)]
     return np.asarray(OPERATORS[name].evaluate(*filled))

@@ -16,7 +16,7 @@ import numpy as np
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import converted, numpy_dtype
 from poly.errors import RunError
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of, is_free
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of, dtype_of_compared, is_free
 from poly.interp_arrays import extents
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node, Sync, walk
 from poly.program import Access, Program, Tensor
@@ -313,6 +313,7 @@ class _Writer:
             case Apply(name, arguments):
                 operands = arguments[1:] if name == "select" else arguments
                 typed = [dtype_of(a, reads) for a in operands if not is_free(a)]
-                literal = typed[0] if typed else (None if OPERATORS[name].result == "bool" else dtype)
+                compared = OPERATORS[name].result == "bool"
+                literal = typed[0] if typed else dtype_of_compared(arguments) if compared else dtype
                 texts = [self.expression(a, reads, literal if is_free(a) else None, scope) for a in arguments]
                 return self.operation(name, texts)
