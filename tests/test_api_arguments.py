@@ -54,6 +54,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "Schedule.parse": (poly.Schedule.parse, (str(SCHEDULE),), {}),
     "bind": (FREE.bind, (), {"N": 4}),
     "kernel": (lambda *given: kernel()(*given), (np.ones((8, 6), "f4"), np.ones((6, 4), "f4")), {}),
+    "carried": (SCHEDULE.carried, ("j",), {}),
     "tile": (SCHEDULE.tile, ({"j": 2},), {}),
     "tile by name": (SCHEDULE.tile, (), {"j": 2}),
     "interchange": (SCHEDULE.interchange, ("C_update.i", "C_update.k"), {}),
