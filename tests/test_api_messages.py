@@ -205,6 +205,16 @@ def test_progress_shows_where_somebody_types_only(monkeypatch: pytest.MonkeyPatc
 # -- functions of other libraries, dtypes of numpy's, engines that are called
 
 
+def _numpys(name: str, arrays: list[np.ndarray]) -> np.ndarray:
+    """What numpy has of arrays: of one of rank 2, along its rows."""
+    first = arrays[0]
+    if name == "softmax":
+        return np.exp(first) / np.exp(first).sum(1, keepdims=True)
+    if name == "dot":
+        return np.dot(first, first)
+    return getattr(np, name)(*arrays, **({"axis": 1} if len(arrays) == 1 and first.ndim == 2 else {}))
+
+
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))
 def test_what_is_written_for_a_function_computes_it(name: str) -> None:
     if name != "where":  # a word of the notation
@@ -212,14 +222,19 @@ def test_what_is_written_for_a_function_computes_it(name: str) -> None:
             poly.parse(f"z[i] = {name}(x[i])", x=(5,), y=(5,))
         assert ELSEWHERE[name] in str(refusal.value)
     if "[" in ELSEWHERE[name]:
-        shapes: Any = {"A": (2, 3), "B": (3, 4), "x": (5,)}
-        assert poly.parse(ELSEWHERE[name], **{t: shape for t, shape in shapes.items() if f"{t}[" in ELSEWHERE[name]})
+        rng = np.random.default_rng(2)
+        all_shapes: dict[str, tuple[int, ...]] = {"A": (2, 3), "B": (3, 4), "x": (5,)}
+        shapes: Any = {t: shape for t, shape in all_shapes.items() if f"{t}[" in ELSEWHERE[name]}
+        given = {t: rng.uniform(0.5, 2, shape).astype("f4") for t, shape in shapes.items()}
+        program = poly.parse(ELSEWHERE[name], **shapes)
+        found: Any = run_program(program, given)[program.statements[-1].write.tensor]
+        np.testing.assert_allclose(found, _numpys(name, list(given.values())), rtol=3e-6)
         return
     text = re.sub(r"\b([xy])\b", r"\1[i]", ELSEWHERE[name]).replace("condition", "x[i] > y[i]")
     text = f"z[i] = {text.replace('low', '0.25').replace('high', '0.5')}; u[i] = y[i]"
     program = poly.parse(text, x=(5,), y=(5,))
     x, y = np.array([0.3, 0.75, 1.5, 0.6, 2.5], "f4"), np.array([0.5, 0.25, 1.25, 2.0, 1.0], "f4")
-    found: Any = run_program(program, {"x": x, "y": y})["z"]
+    found = run_program(program, {"x": x, "y": y})["z"]
     want: dict[str, Any] = {
         "where": np.where(x > y, x, y), "clamp": np.clip(x, 0.25, 0.5),
         "gelu": [0.5 * v * (1 + math.erf(v / 2**0.5)) for v in x], "erfc": [math.erfc(v) for v in x],
