@@ -20,7 +20,7 @@ CONTROL: Final = ("If", "Loop", "Scan")
 
 def body_name(node: onnx.NodeProto, values: Mapping[str, object]) -> str | None:
     """The attribute that has the graph to run; None where the node is none of the three."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return None
     if node.op_type == "If":
         return "then_branch" if np.asarray(values[node.input[0]]).reshape(-1)[0] else "else_branch"

@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     import onnx
 
 _CHECKER: Final = "onnx.checker.check_model(path, full_check=True) may say more"
-Fate = Literal["compiled", "expanded", "folded", "inlined", "at first run", "fallback", "refused", "not reached"]
+Fate = Literal[
+    "compiled", "expanded", "folded", "inlined", "at first run", "by numpy", "fallback", "refused",
+    "not reached",
+]  # fmt: skip
 
 
 class Interrupted(Exception):
@@ -123,7 +126,7 @@ class Importer:
 
     def has_form(self, proto: onnx.NodeProto) -> bool:
         """Whether the operator may be compiled once its operands are known, or its bodies."""
-        if proto.domain not in ("", "ai.onnx"):
+        if proto.domain:
             return False
         if any(proto.op_type in known for known in (OPERATORS, CONTROL, WITHOUT_CONTENT)):
             return True
@@ -132,17 +135,17 @@ class Importer:
 
     def foreign_outputs(self, proto: onnx.NodeProto, foreign: Container[str]) -> list[str]:
         """The outputs of a node that are no tensors of numbers, where those inputs are none."""
-        return self._schemas.foreign_outputs(proto, "" if proto.domain == "ai.onnx" else proto.domain, foreign)
+        return self._schemas.foreign_outputs(proto, foreign)
 
     @property
     def reason(self) -> tuple[str, str]:
-        """Why the node that was added last is left to the reference evaluator, if it is, and what to change."""
+        """Why the node that was added last has no compiled form, if so, and what to change."""
         last = self._nodes[-1].node
         return last.reason, last.hint
 
     def opset(self, domain: str) -> int:
         """The version of a domain that the model imports, 0 where it imports none."""
-        return self._schemas.versions.get("" if domain == "ai.onnx" else domain, 0)
+        return self._schemas.versions.get(domain, 0)
 
     def _node(self, proto: onnx.NodeProto) -> Fate:
         try:
@@ -210,8 +213,7 @@ class Importer:
 
     def _call(self, proto: onnx.NodeProto) -> Call:
         name = proto.name or (proto.output[0] if proto.output else f"#{self._serial}")
-        domain = "" if proto.domain == "ai.onnx" else proto.domain
-        where = f"node {name!r} ({proto.op_type}, opset {self._schemas.versions.get(domain, 'unknown')})"
+        where = f"node {name!r} ({proto.op_type}, opset {self._schemas.versions.get(proto.domain, 'unknown')})"
         inputs: list[Value | None] = []
         for wanted in proto.input:
             if wanted and wanted not in self.values:
@@ -219,9 +221,11 @@ class Importer:
             inputs.append(self.values[wanted] if wanted else None)
         while inputs and inputs[-1] is None:
             inputs.pop()
-        opset = self._schemas.opset(domain, where)
-        attributes = self._schemas.attributes(proto, domain, where)
-        return Call(name, proto.op_type, domain, opset, attributes, tuple(inputs), tuple(proto.output), self._serial)
+        opset = self._schemas.opset(proto.domain, where)
+        attributes = self._schemas.attributes(proto, where)
+        return Call(
+            name, proto.op_type, proto.domain, opset, attributes, tuple(inputs), tuple(proto.output), self._serial
+        )
 
     def _inline_if(self, call: Call, proto: onnx.NodeProto) -> None:
         condition = call.inputs[0] if call.inputs else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MAX_SHAPE_DATA = 4096
 _STRING = 8
+_DEFAULT = "ai.onnx"
 
 
 def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
@@ -62,7 +63,30 @@ def load_model(path: str | Path | onnx.ModelProto) -> onnx.ModelProto:
             model = inliner.inline_local_functions(model)
         except Exception as error:  # it has no error type of its own
             raise OnnxError(f"its functions cannot be inlined: {error}", where=f"model {model.graph.name!r}") from error
-    return model
+    return _with_one_name(model)
+
+
+def _with_one_name(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the default domain called "" alone, never "ai.onnx"."""
+    import onnx
+
+    if not any(n.domain == _DEFAULT for n in (*model.opset_import, *_nodes(model.graph))):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for named in (*copy.opset_import, *_nodes(copy.graph)):
+        if named.domain == _DEFAULT:
+            named.domain = ""
+    return copy
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph, and of those within."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
 
 
 def tensor_array(tensor: onnx.TensorProto, where: str) -> Array:
@@ -200,7 +224,7 @@ class Schemas:
     """Operator schemas of a model's (or a function's) operator sets."""
 
     def __init__(self, imports: Sequence[onnx.OperatorSetIdProto], ir_version: int) -> None:
-        self._opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in imports}
+        self._opsets = {o.domain: o.version for o in imports}
         self.imports = list(imports)
         self.ir_version = ir_version
         self._defaults: dict[tuple[str, str], dict[str, Attribute]] = {}
@@ -244,10 +268,10 @@ class Schemas:
             )
             raise OnnxError(why, where=where, hint=hint) from None
 
-    def attributes(self, node: onnx.NodeProto, domain: str, where: str) -> dict[str, Attribute]:
+    def attributes(self, node: onnx.NodeProto, where: str) -> dict[str, Attribute]:
         """The node's attributes over the schema's defaults. Raises `OnnxError` on one that the schema does not have."""
-        key = (node.op_type, domain)
-        schema = self.schema(node.op_type, domain, where)
+        key = (node.op_type, node.domain)
+        schema = self.schema(node.op_type, node.domain, where)
         if key not in self._defaults:
             self._defaults[key] = {n: _attribute(a.default_value, where) for n, a in schema.attributes.items()}
         given: dict[str, Attribute] = {}
@@ -258,9 +282,9 @@ class Schemas:
             given[attribute.name] = _attribute(attribute, where)
         return self._defaults[key] | given
 
-    def foreign_outputs(self, node: onnx.NodeProto, domain: str, foreign: Container[str]) -> list[str]:
+    def foreign_outputs(self, node: onnx.NodeProto, foreign: Container[str]) -> list[str]:
         """The outputs that are no tensors of numbers, where the inputs of the names `foreign` are none."""
-        schema = self.schema(node.op_type, domain, node.name)
+        schema = self.schema(node.op_type, node.domain, node.name)
         kinds = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
         inputs = zip(schema.inputs, node.input, strict=False)
         same = {formal.type_str for formal, name in inputs if name in foreign}

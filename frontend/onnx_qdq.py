@@ -61,7 +61,7 @@ def _whole(scale_and_zero: tuple[Value | None, ...]) -> bool:
     if scale is None or zero is None or scale.array is None or zero.array is None:
         return False
     known = scale.dtype == "f32" and scale.size == zero.size == 1 and zero.dtype in _CODES
-    return known and bool(((scale.array > 0) & np.isfinite(scale.array)).all())
+    return known and bool((0 < _flat(scale.array)).all() and np.isfinite(_flat(scale.array)).all())
 
 
 def _with_zero(operand: Operand, constant: Constant) -> Operand:
@@ -99,9 +99,7 @@ def _are_weights(w: Operand, operator: str) -> bool:
     return codes.shape[-2] <= _MAX_STEPS and not shifted
 
 
-def _bias(
-    found: Call, scales: tuple[Value, Value, Value | None], made_by: Maker, constant: Constant
-) -> Value | None:
+def _bias(found: Call, scales: tuple[Value, Value, Value | None], made_by: Maker, constant: Constant) -> Value | None:
     """The bias in the unit of the sums, as i32; None where it is not known, too large, or between two units that a
     code of the result tells apart.
     """

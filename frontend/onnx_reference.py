@@ -23,7 +23,7 @@ Evaluator = Callable[[Mapping[str, object]], list[object]]
 
 
 def reference_outputs(node: onnx.NodeProto, opset: int, inputs: Mapping[str, Array]) -> list[object]:
-    """The node's outputs, in order. Raises whatever the evaluator raises."""
+    """The node's outputs, in order. Raises whatever runs it raises."""
     from onnx.reference import ReferenceEvaluator
 
     if routine := _routine(node, opset):
@@ -49,7 +49,7 @@ def captured_names(node: onnx.NodeProto) -> tuple[str, ...]:
 
 def evaluator_of(node: onnx.NodeProto, model: onnx.ModelProto) -> Evaluator:
     """What gives the outputs of a node of a model, of whatever kind (sequences are lists, an absent optional is None),
-    for what it reads, outer values of its subgraphs included. Both raise `RunError` where the evaluator fails.
+    for what it reads, outer values of its subgraphs included. Both raise `RunError` where that fails.
     """
     if node.op_type in ("Optional", "OptionalGetElement", "OptionalHasElement"):  # the evaluator's optional is a list
         return partial(_optional, node)
@@ -76,8 +76,17 @@ def _optional(node: onnx.NodeProto, values: Mapping[str, object]) -> list[object
 
 
 def by_numpy(node: onnx.NodeProto) -> bool:
-    """True where a routine of numpy runs the node, which takes about as long as compiled code would."""
-    return node.domain in ("", "ai.onnx") and node.op_type in ROUTINES
+    """True where a routine of numpy runs the node. The data decide how many results most of these have, so that no
+    compiled form is meant; else it is the reference evaluator.
+    """
+    return not node.domain and node.op_type in ROUTINES
+
+
+def external_by_numpy(external: External) -> bool:
+    """`by_numpy` of the node of an external statement of kind "onnx"."""
+    import onnx
+
+    return external.kind == "onnx" and by_numpy(onnx.NodeProto.FromString(external.payload))
 
 
 def _routine(node: onnx.NodeProto, opset: int) -> Evaluator | None:
@@ -119,7 +128,7 @@ def _alone(node: onnx.NodeProto, model: onnx.ModelProto) -> Evaluator:
 
 
 def _failed(node: onnx.NodeProto, error: Exception) -> RunError:
-    """Where the evaluator failed, and which operator may be meant where none has the name."""
+    """Where what runs the node failed, and which operator may be meant where none has the name."""
     from difflib import get_close_matches
 
     from onnx import defs
@@ -127,7 +136,7 @@ def _failed(node: onnx.NodeProto, error: Exception) -> RunError:
     where = f"node {node.name or next(filter(None, node.output), '')!r} ({node.op_type})"
     if defs.has(node.op_type, node.domain):
         text = str(error).partition(" You may either")[0]  # it goes on with all that it has
-        return RunError(f"the reference evaluator failed: {text}", where=where)
+        return RunError(f"{'numpy' if by_numpy(node) else 'the reference evaluator'} failed: {text}", where=where)
     known = {s.name for s in defs.get_all_schemas() if s.domain == node.domain}
     near = get_close_matches(node.op_type, known, 1)
     domain = node.domain or "ai.onnx"
@@ -150,7 +159,7 @@ def make_external(node: onnx.NodeProto, opset: int, inputs: Sequence[str], outpu
 
 
 def run_external(external: External, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Run an external statement of kind "onnx" on whole arrays. Raises `RunError` where the evaluator fails."""
+    """Run an external statement of kind "onnx" on whole arrays. Raises `RunError` where that fails."""
     import onnx
 
     node = onnx.NodeProto.FromString(external.payload)

@@ -125,7 +125,7 @@ class StagedModel:
                 alone = stop.value is None or end == first
                 break
             except OnnxError as error:
-                if node.domain in ("", "ai.onnx") and node.op_type in OPERATORS:
+                if not node.domain and node.op_type in OPERATORS:
                     raise
                 stop, alone = Interrupted(error.message), True
                 break

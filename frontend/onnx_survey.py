@@ -11,7 +11,7 @@ from poly.errors import OnnxError
 from poly.frontend.onnx_control import CONTROL
 from poly.frontend.onnx_importer import Fate, Importer, Interrupted
 from poly.frontend.onnx_model import foreign_inputs
-from poly.frontend.onnx_reference import captured_names
+from poly.frontend.onnx_reference import by_numpy, captured_names
 from poly.graph import Graph
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class NodeFate:
 
     `fate`: "compiled", "expanded" (by its function body), "folded" (known while importing), "inlined" (an If),
     "at first run" (it waits for a value that decides its shape or branch; `poly.compile(Path(...))` compiles it then),
-    "fallback" (the reference evaluator runs it), "refused", or "not reached" (it reads what was refused). `why` and
-    `hint`: for the last four.
+    "by numpy" (a routine of numpy runs it), "fallback" (the reference evaluator does), "refused", or "not reached" (it
+    reads what was refused). `why` and `hint`: for the last five.
     """
 
     name: str
@@ -58,7 +58,7 @@ def survey_onnx(
 def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto], foreign: Iterable[str]) -> tuple[NodeFate, ...]:
     """Import nodes; the outputs of a refused one become inputs where their shapes are known.
 
-    `foreign`: inputs that are no tensors of numbers; what reads one runs by the reference evaluator.
+    `foreign`: inputs that are no tensors of numbers; what reads one is not compiled.
     """
     found: list[NodeFate] = []
     lost: dict[str, Fate] = {}
@@ -66,6 +66,7 @@ def _fates(importer: Importer, nodes: Iterable[onnx.NodeProto], foreign: Iterabl
 
     def note(proto: onnx.NodeProto, fate: Fate, why: str = "", hint: str = "") -> None:
         name = proto.name or next(iter(proto.output), "")
+        fate = "by numpy" if fate == "fallback" and by_numpy(proto) else fate
         found.append(NodeFate(name, proto.op_type, importer.opset(proto.domain), fate, why, hint))
 
     for proto in nodes:

@@ -86,6 +86,7 @@ def _run_graph(
         ("compiled in", seconds_text(engine.seconds)),
         ("arena", f"{bytes_text(plan.size)}, lower bound {bytes_text(plan.bound)}"),
         ("fallbacks", ", ".join(engine.fallbacks) or "none"),
+        *((("by numpy", ", ".join(engine.by_numpy)),) if engine.by_numpy else ()),
         *_speed(machine, seconds, engine_cycles(engine)),
     ]
     return facts, outputs
@@ -108,6 +109,7 @@ def _run_model(
         ("stages", f"{len(engine.engines)} compiled, for the shapes and values of these inputs"),
         ("first run", seconds_text(first)),
         ("fallbacks", ", ".join(engine.fallbacks) or "none"),
+        *((("by numpy", ", ".join(engine.by_numpy)),) if engine.by_numpy else ()),
         ("one run", seconds_text(seconds)),
     ]
     return facts, {name: _as_array(name, value) for name, value in found.items()}

@@ -2,7 +2,7 @@
 
 Each fusion group is compiled as a program of its own, identical groups once (same canonical text). Tensors between
 groups lie in one arena at planned offsets and share space where their lifetimes allow; constants are referenced where
-they are. What has no compiled form runs by the reference evaluator and is listed in `fallbacks`.
+they are. What has no compiled form runs by numpy (`by_numpy`) or by the reference evaluator (`fallbacks`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Step:
-    """One group of the model: which unit, on which tensors; `unit` None: statements run by the reference evaluator.
+    """One group of the model: which unit, on which tensors; `unit` None: statements are not compiled.
 
     `inputs`: the arrays of the unit's arguments by their names in the engine (`Engine.constants` holds computed ones).
     `why`: the reasons for the group, and last, where there is no unit, why it has no compiled form.
@@ -104,6 +104,7 @@ class _Run:
 class Engine(RunByName):
     """`run({name: array}) -> {name: array}`, by the model's own names. Safe to call from several threads.
 
+    `fallbacks`: nodes that the reference evaluator or the interpreter runs; `by_numpy`: those that numpy does.
     `constants`: what the steps read, the model's own and those computed from them when compiling; weights that are
     packed are kept in their packed form only. `graph` is the model without arrays.
     """
@@ -113,6 +114,7 @@ class Engine(RunByName):
     steps: tuple[Step, ...]
     plan: Placement
     fallbacks: tuple[str, ...]
+    by_numpy: tuple[str, ...]
     seconds: float
     constants: Mapping[str, Array] = field(repr=False)
     _arena: np.ndarray = field(repr=False)
@@ -304,7 +306,7 @@ class Engine(RunByName):
         for step in self.steps:
             kind = ", ".join(s.name for s in step.program.statements)
             if step.unit is None:
-                kind = f"reference evaluator: {step.why[-1]}"
+                kind = f"not compiled: {step.why[-1].removeprefix('not compiled: ')}"
             lines.append(f"  {step.name}: {', '.join(step.inputs)} -> {', '.join(step.outputs)}  [{kind}]")
         return "\n".join(lines)
 
@@ -316,7 +318,7 @@ class Engine(RunByName):
                 s.name,
                 " ".join(t.name for t in s.program.statements),
                 ", ".join(s.outputs),
-                "" if s.unit else f"reference: {s.why[-1]}",
+                "" if s.unit else s.why[-1],
             )
             for s in self.steps
         ]

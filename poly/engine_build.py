@@ -11,6 +11,7 @@ from poly.disk_cache import cache_entry, write_entry
 from poly.dtypes import Array
 from poly.engine import Engine, Step, Unit
 from poly.errors import CapacityError, UnsupportedError
+from poly.frontend.onnx_reference import external_by_numpy
 from poly.graph import Graph
 from poly.interp import run_program
 from poly.machine import Machine
@@ -53,7 +54,7 @@ def build_engine(
     steps = tuple(work.steps)
     plan = grouping.arena()
     return Engine(
-        replace(graph, constants={}), machine, steps, plan, _fallback_nodes(graph, steps),
+        replace(graph, constants={}), machine, steps, plan, *_outside(graph, steps),
         time.perf_counter() - start, work.constants(), aligned_bytes(plan.size + _beyond(grouping)), program.tensor,
         grouping.boxes, grouping.in_arrays(),
     )  # fmt: skip
@@ -179,12 +180,15 @@ class _Build:
         return found
 
 
-def _fallback_nodes(graph: Graph, steps: Sequence[Step]) -> tuple[str, ...]:
-    """The model's nodes with a statement that no unit runs."""
-    slow = {s.name for step in steps if step.unit is None for s in step.program.statements}
-    return tuple(
-        f"{node.name} ({node.operator})" for node in graph.nodes if any(s.name in slow for s in node.statements)
-    )
+def _outside(graph: Graph, steps: Sequence[Step]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The model's nodes with a statement that no unit runs: those that fall back, and those that numpy runs."""
+    slow = {s.name: s for step in steps if step.unit is None for s in step.program.statements}
+    found: tuple[list[str], list[str]] = ([], [])
+    for node in graph.nodes:
+        if own := [slow[s.name] for s in node.statements if s.name in slow]:
+            fast = all(s.external is not None and external_by_numpy(s.external) for s in own)
+            found[fast].append(f"{node.name} ({node.operator})")
+    return tuple(found[0]), tuple(found[1])
 
 
 def _reasons(graph: Graph) -> Mapping[str, str]:

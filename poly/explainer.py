@@ -163,6 +163,7 @@ class EngineExplanation(Explanation):
     arena: int
     bound: int
     fallbacks: tuple[str, ...]
+    by_numpy: tuple[str, ...]
     seconds: float
 
     @property
@@ -200,7 +201,8 @@ class EngineExplanation(Explanation):
             ("groups", f"{len(self.groups)}{self._different}, compiled in {seconds_text(self.seconds)}"),
             ("arena", f"{bytes_text(self.arena)} between groups, lower bound {bytes_text(self.bound)}"),
             ("bytes moved", self._moved),
-            ("fallbacks", ", ".join(self.fallbacks) or "none: every node is compiled"),
+            ("fallbacks", ", ".join(self.fallbacks) or ("none" if self.by_numpy else "none: every node is compiled")),
+            *((("by numpy", ", ".join(self.by_numpy)),) if self.by_numpy else ()),
         ]
         if cycles:
             micro = sum(cycles) / max(1, e.machine.clock_mhz)
@@ -208,7 +210,7 @@ class EngineExplanation(Explanation):
         rows = [
             (g.name, " ".join(g.statements), "; ".join(g.tiles), bytes_text(g.moved), _times(g.moved, g.compulsory),
              *(("-" if g.cycles is None else count_text(g.cycles),) if cycles else ()),
-             seconds_text(g.seconds) if g.compiled else "reference")
+             seconds_text(g.seconds) if g.compiled else "not compiled")
             for g in self.groups
         ]  # fmt: skip
         why = "\n".join(f"{g.name}: {reason}" for g in self.groups for reason in (g.why if g.compiled else g.why[:-1]))
@@ -220,7 +222,7 @@ class EngineExplanation(Explanation):
             (
                 table("groups", heads, rows),
                 Text("why fused", why or "nothing is fused"),
-                *((Text("why by the reference evaluator", slow),) if slow else ()),
+                *((Text("why not compiled", slow),) if slow else ()),
             ),
         )
 
@@ -267,7 +269,7 @@ def _bound(schedule: Schedule, sizes: Mapping[str, int]) -> Schedule:
 
 @dataclass(frozen=True, repr=False)
 class ModelExplanation(Explanation):
-    """A model that is compiled while it runs: its stages so far, and what the reference evaluator ran in the last run.
+    """A model that is compiled while it runs: its stages so far, and what the last run did without.
 
     `engines`: the compiled stages. Before the first run there are none.
     """
@@ -281,13 +283,13 @@ class ModelExplanation(Explanation):
         if share is None:
             how = "at the first run: shapes, and the content of inputs that decide them, are only known then"
             return Document(repr(self.engine).strip("<>"), (("compiles", how),), ())
-        rows = [(name, seconds_text(s), share.reasons.get(name, "")) for name, s in share.fallbacks.items()]
+        rows = [(name, seconds_text(o.seconds), o.by, o.reason) for name, o in share.outside.items()]
         facts = (
             ("specialised on", ", ".join(self.engine.deciding) or "shapes only"),
             ("compiled code took", seconds_text(share.compiled)),
-            ("fallbacks took", f"{share.fraction:.0%} of the last run"),
+            ("the rest took", f"{share.fraction:.0%} of the last run"),
         )
-        parts = (table("by the reference evaluator", ("node", "took", "because"), rows),) if rows else ()
+        parts = (table("not compiled", ("node", "took", "by", "because"), rows),) if rows else ()
         return Document(repr(self.engine).strip("<>"), facts, (*parts, *(e.document for e in self.engines)))
 
 
@@ -390,7 +392,8 @@ def explain_engine(engine: Engine) -> EngineExplanation:
             )
         )  # fmt: skip
     return EngineExplanation(
-        engine, tuple(groups), engine.plan.size, engine.plan.bound, engine.fallbacks, engine.seconds
+        engine, tuple(groups), engine.plan.size, engine.plan.bound, engine.fallbacks, engine.by_numpy,
+        engine.seconds,
     )
 
 

@@ -87,6 +87,11 @@ class ModelCheck:
         return tuple(f for f in self.fates if f.fate == "fallback")
 
     @property
+    def by_numpy(self) -> tuple[NodeFate, ...]:
+        """Nodes that routines of numpy would run."""
+        return tuple(f for f in self.fates if f.fate == "by numpy")
+
+    @property
     def refused(self) -> tuple[NodeFate, ...]:
         """Nodes that cannot be imported."""
         return tuple(f for f in self.fates if f.fate == "refused")
@@ -131,6 +136,8 @@ class ModelCheck:
             return f"compiles at its first run: {nodes} without values (poly.compile of its path)"
         if self.fallbacks:
             return f"compiles, but for {counted(len(self.fallbacks), 'node')} that the reference evaluator runs"
+        if self.by_numpy:
+            return f"compiles, but for {counted(len(self.by_numpy), 'node')} that numpy runs"
         return "compiles"
 
 
@@ -285,14 +292,17 @@ def _by_operator(fates: Sequence[NodeFate]) -> dict[tuple[str, int], Counter[str
 
 
 def _tables(c: ModelCheck) -> Iterator[Table]:
-    order: tuple[Fate, ...] = ("compiled", "expanded", "folded", "inlined", "at first run", "fallback", "refused",
-                               "not reached")  # fmt: skip
+    order: tuple[Fate, ...] = ("compiled", "expanded", "folded", "inlined", "at first run", "by numpy", "fallback",
+                               "refused", "not reached")  # fmt: skip
     kinds = [k for k in order if k in c.coverage]
     rows = [(o, str(v), *(str(n[k]) if n[k] else "-" for k in kinds)) for (o, v), n in _by_operator(c.fates).items()]
     if rows:
         yield Table("operators", ("operator", "opset", *kinds), tuple(rows))
-    tables = (("compiled at the first run", c.waiting), ("by the reference evaluator", c.fallbacks))
-    for title, found in (*tables, ("refused", c.refused)):
+    tables = (
+        ("compiled at the first run", c.waiting), ("by numpy", c.by_numpy),
+        ("by the reference evaluator", c.fallbacks), ("refused", c.refused),
+    )  # fmt: skip
+    for title, found in tables:
         if found:
             lines = tuple((f.name, f"{f.operator}-{f.opset}", f.why, f.hint or "-") for f in found)
             yield Table(title, ("node", "operator", "why", "try"), lines)

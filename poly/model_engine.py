@@ -1,7 +1,8 @@
 """`ModelEngine`: a model that is compiled while it runs, for what only the run can tell.
 
 The first run with new shapes (or with new content of an input that decides shapes or branches) compiles; the next one
-finds its stages in a cache. What has no static form runs by the reference evaluator, with a `FallbackWarning`.
+finds its stages in a cache. What has no static form runs by numpy or, with a `FallbackWarning`, by the reference
+evaluator.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -44,17 +45,25 @@ class _Compiled:
 
 
 @dataclass(frozen=True)
+class Outside:
+    """A node that is not compiled: its seconds in the last run, what ran it, and why."""
+
+    seconds: float
+    by: Literal["numpy", "onnx.reference"]
+    reason: str
+
+
+@dataclass(frozen=True)
 class Share:
-    """Seconds of the last run in compiled code and in nodes that the reference evaluator ran, by name and reason."""
+    """Seconds of the last run in compiled code, and the nodes that ran outside of it, by name."""
 
     compiled: float
-    fallbacks: Mapping[str, float]
-    reasons: Mapping[str, str]
+    outside: Mapping[str, Outside]
 
     @property
     def fraction(self) -> float:
-        """The share of the fallbacks in the time."""
-        slow = sum(self.fallbacks.values())
+        """The share in the time of what is not compiled."""
+        slow = sum(o.seconds for o in self.outside.values())
         return slow / (slow + self.compiled) if slow else 0.0
 
 
@@ -106,7 +115,16 @@ class ModelEngine(RunByName):
     def fallbacks(self) -> tuple[str, ...]:
         """Nodes that the reference evaluator ran in the last run, or has to run in a compiled stage."""
         inner = [name for engine in self.engines for name in engine.fallbacks]
-        return tuple(dict.fromkeys([*(self.share.fallbacks if self.share else ()), *inner]))
+        return tuple(dict.fromkeys([*self._run_by("onnx.reference"), *inner]))
+
+    @property
+    def by_numpy(self) -> tuple[str, ...]:
+        """Nodes that routines of numpy ran in the last run, or have to run in a compiled stage."""
+        inner = [name for engine in self.engines for name in engine.by_numpy]
+        return tuple(dict.fromkeys([*self._run_by("numpy"), *inner]))
+
+    def _run_by(self, what: str) -> list[str]:
+        return [] if self.share is None else [name for name, o in self.share.outside.items() if o.by == what]
 
     @knows_arguments(hint=BY_NAME)
     def run(self, inputs: Mapping[str, object], *, out: Mapping[str, Array] | None = None) -> dict[str, object]:
@@ -146,14 +164,13 @@ class ModelEngine(RunByName):
         self._cache.move_to_end(key)
         start = time.perf_counter()
         results = found.engine.run({name: given[name] for name in found.engine.inputs})  # type: ignore[misc]
-        self.share = Share(time.perf_counter() - start, {}, {})
+        self.share = Share(time.perf_counter() - start, {})
         return {name: results[name] for name in self.outputs}
 
     def _by_stages(self, signature: Key, given: Mapping[str, object]) -> dict[str, object]:
         values: dict[str, object] = dict(given)
         known: dict[str, Array] = {}
-        fallbacks: dict[str, float] = {}
-        reasons: dict[str, str] = {}
+        outside: dict[str, Outside] = {}
         position, history, seconds = 0, b"", 0.0
         used: set[Key] = set()
         while position < len(self.model.nodes):
@@ -169,10 +186,10 @@ class ModelEngine(RunByName):
                 self._remember(signature, key, found)
             position, history = found.stage.end, found.history
             if found.stage.alone:
-                self._alone(position, found.stage, values, known, fallbacks, reasons)
+                self._alone(position, found.stage, values, known, outside)
                 position += 1
         self._evict(used)
-        self.share = Share(seconds, fallbacks, reasons)
+        self.share = Share(seconds, outside)
         missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
         return {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
 
@@ -248,9 +265,9 @@ class ModelEngine(RunByName):
 
     def _alone(
         self, position: int, stage: Stage, values: dict[str, object], known: Mapping[str, Array],
-        fallbacks: dict[str, float], reasons: dict[str, str],
+        outside: dict[str, Outside],
     ) -> None:  # fmt: skip
-        """Run one node: If, Loop and Scan by compiled graphs, another by the reference evaluator."""
+        """Run one node: If, Loop and Scan by compiled graphs, another by numpy or the reference evaluator."""
         node = self.model.nodes[position]
         label = f"{node.name or next(iter(node.output), node.op_type)} ({node.op_type})"
         reads: dict[str, object] = {}
@@ -264,8 +281,7 @@ class ModelEngine(RunByName):
             body = self._body(position, name)
             results = run_control(node, reads, name, body.run)
             if body.share is not None:
-                fallbacks |= {f"{label}: {one}": seconds for one, seconds in body.share.fallbacks.items()}
-                reasons |= {f"{label}: {one}": why for one, why in body.share.reasons.items()}
+                outside |= {f"{label}: {one}": found for one, found in body.share.outside.items()}
         else:
             if not by_numpy(node):
                 self._warn(label, stage.reason)
@@ -273,8 +289,8 @@ class ModelEngine(RunByName):
             if position not in self._evaluators:
                 self._evaluators[position] = evaluator_of(node, self.model.model)
             results = self._evaluators[position](reads)
-            fallbacks[label] = fallbacks.get(label, 0.0) + time.perf_counter() - start
-            reasons[label] = stage.reason
+            seconds = time.perf_counter() - start + (outside[label].seconds if label in outside else 0.0)
+            outside[label] = Outside(seconds, "numpy" if by_numpy(node) else "onnx.reference", stage.reason)
         for output, value in zip(node.output, results, strict=True):
             if output:
                 values[output] = np.asarray(value) if isinstance(value, np.generic) else value
@@ -296,8 +312,8 @@ class ModelEngine(RunByName):
             return f"<ModelEngine {self.model.model.graph.name}: compiles at the first run>"
         return (
             f"<ModelEngine {self.model.model.graph.name}: {counted(len(self._cache), 'stage')}, "
-            f"{self.compiled} compiled, {counted(len(self.fallbacks), 'fallback')} "
-            f"taking {self.share.fraction:.0%} of the last run>"
+            f"{self.compiled} compiled, {len(self.by_numpy)} by numpy, {counted(len(self.fallbacks), 'fallback')}; "
+            f"what is not compiled took {self.share.fraction:.0%} of the last run>"
         )
 
     def __str__(self) -> str:

@@ -142,7 +142,7 @@ def operations_of(program: Program) -> int | None:
 
 def _how(group: GroupTime) -> str:
     if not group.compiled:
-        return " (reference evaluator)"
+        return " (not compiled)"
     return " (plainer)" if group.plainer else ""
 
 

@@ -132,6 +132,11 @@ class SizedEngine(RunByName):
         """Nodes that the reference evaluator runs."""
         return tuple(dict.fromkeys(name for engine in self.engines for name in engine.fallbacks))
 
+    @property
+    def by_numpy(self) -> tuple[str, ...]:
+        """Nodes that routines of numpy run."""
+        return tuple(dict.fromkeys(name for engine in self.engines for name in engine.by_numpy))
+
     @knows_arguments(hint=BY_NAME)
     def run(
         self,

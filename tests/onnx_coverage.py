@@ -136,10 +136,10 @@ def outcome(case: Any) -> tuple[str, str]:
             if bad:
                 return "wrong", f"output {bad[0]}"
             if engine.share is not None:
-                reasons |= engine.share.reasons
+                reasons |= {name: o.reason for name, o in engine.share.outside.items()}
     except PolyError as error:
         return "refused", error.message
-    if engine.fallbacks:
+    if engine.fallbacks or engine.by_numpy:
         return "fallback", next(iter(reasons.values()), "an operator without a compiled form")
     return "compiled", ""
 

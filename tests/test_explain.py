@@ -275,7 +275,7 @@ def test_engine_says_why_a_node_is_outside() -> None:
     shown = repr(poly.explain(engine))
     assert f"group 0: node (RoiAlign): {why}; try: set sampling_ratio" in shown
     assert "bytes moved  not counted\n" in shown and "1, 0 compiled" in shown
-    assert engine.fallbacks == ("node (RoiAlign)",)
+    assert engine.fallbacks == () and engine.by_numpy == ("node (RoiAlign)",)
     assert re.search(rf"{why} +set sampling_ratio", repr(check_model(model)))
     profile = engine.profile(given, runs=1)
     assert repr(profile) == str(profile)

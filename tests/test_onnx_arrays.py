@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.errors import RunError
 from tests.onnx_helpers import Operand, assert_close, node_model, reference
 
 SOURCE = np.random.default_rng(3)
@@ -180,3 +181,22 @@ def test_classes_are_drawn_by_their_weights() -> None:
     np.testing.assert_allclose(shares, weights / weights.sum(axis=1, keepdims=True), atol=0.03)
     np.testing.assert_array_equal(engine.run(arrays)["y0"], found)  # type: ignore[arg-type]
     assert not np.any(found[0] == 1)
+
+
+def test_what_numpy_runs_is_no_fallback_and_fails_by_its_name() -> None:
+    model, arrays = node_model("Compress", [f32(4), np.array([True, False, False, False, True])])
+    engine = poly.compile(model)
+    with pytest.raises(RunError, match="numpy failed: index 4"):
+        engine.run(arrays)
+    assert engine.fallbacks == ()
+    engine.run(arrays | {"x1": np.array([True, False, True, False, False])})
+    assert engine.fallbacks == () and engine.by_numpy == ("node (Compress)",)
+    assert "numpy" in str(poly.explain(engine)) and "reference evaluator" not in f"{poly.explain(engine)} {engine}"
+
+
+def test_the_default_domain_has_two_names() -> None:
+    model, arrays = node_model("NonZero", [f32(3, 4)])
+    model.graph.node[0].domain = model.opset_import[0].domain = "ai.onnx"
+    engine = poly.compile(model)
+    assert np.shape(engine.run(arrays)["y0"]) == (2, 12) and engine.by_numpy == ("node (NonZero)",)
+    assert model.graph.node[0].domain == "ai.onnx"  # the caller's
