@@ -27,7 +27,7 @@ from poly.scheduling.cpu_facts import axis_of, reduction_extents
 from poly.scheduling.cpu_first_use import with_first_use
 from poly.scheduling.cpu_nontemporal import stored_past
 from poly.scheduling.cpu_plan import BlockPlan, Pack, Piece, Site, Strip
-from poly.scheduling.cpu_sums import FEWEST_STEPS
+from poly.scheduling.cpu_sums import FROM_ZERO
 from poly.scheduling.cpu_tile import Tiling
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -279,16 +279,16 @@ class Blocking(Tiling[BlockPlan]):
         if blocks:
             schedule = self._packed_at(schedule, names, "rows", loops[depth], height)
         tiles = loops[depth + blocks : depth + blocks + 2]
-        schedule = self._in_registers(schedule, schedule.program.statement[updates[0]], tiles[-1])
+        schedule = self._with_sums(schedule, schedule.program.statement[updates[0]], tiles[-1])
         schedule = self.ahead.rows(schedule, updates[0], tiles[0 if self.plan.lanes_inside else 1], height)
         schedule = self.ahead.constants(schedule, updates[0])
         return self.ahead.beside(schedule, names, tiles[-1])
 
-    def _in_registers(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
+    def _with_sums(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
         """The sums of a register tile: in every block of the reduction from zero, if it is long enough."""
         steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
         if self.plan.depth is None:
             return self.sums.in_blocks(schedule, s, anchor, prod(steps.values()))
         iterator, size = self.plan.depth
-        enough = prod((steps | {iterator: size}).values()) >= FEWEST_STEPS
-        return (self.sums.from_zero if enough else self.sums.in_registers)(schedule, s, anchor)
+        enough = prod((steps | {iterator: size}).values()) >= FROM_ZERO
+        return (self.sums.partial if enough else self.sums.promoted)(schedule, s, anchor)

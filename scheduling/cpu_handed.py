@@ -15,7 +15,7 @@ from poly.program import Program
 from poly.relations import interval_of
 from poly.scheduling.cpu_edits import loop_of, loops_of_copy, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, step_along, widest_element
-from poly.scheduling.cpu_nests import from_zero, own_loops
+from poly.scheduling.cpu_nests import own_loops, shifted_to_zero
 from poly.scheduling.cpu_scan import CHAIN, MOST_REACH, back, runs_alone
 from poly.scheduling.groups import Group
 from poly.scheduling.promotion import free_name
@@ -64,7 +64,7 @@ def schedule_handed(schedule: Schedule, group: Group, handed: Handed, machine: M
         raise ScheduleError(f"{name} shares its loops")
     depth = len(schedule.nests[name].names) - 2
     for loop, (first, _) in zip(loops, (handed.steps, handed.row), strict=True):
-        schedule = from_zero(schedule, name, loop, Affine((), first))
+        schedule = shifted_to_zero(schedule, name, loop, Affine((), first))
     steps, row = (last - first + 1 for first, last in (handed.steps, handed.row))
     block = min(steps, CHAIN, machine.vector_registers // 2)  # the other half: what is read
     schedule, parts = whole_blocks(schedule, name, depth, steps, block)
@@ -72,11 +72,11 @@ def schedule_handed(schedule: Schedule, group: Group, handed: Handed, machine: M
         schedule = schedule.reorder(*reversed(schedule.nests[part].names[depth:]))
         schedule, pieces = whole_blocks(schedule, part, depth, row, min(row, handed.vector))
         for piece, width in pieces:
-            schedule = _in_registers(schedule, piece, size, width, machine)
+            schedule = _piece(schedule, piece, size, width, machine)
     return schedule
 
 
-def _in_registers(schedule: Schedule, name: str, size: int, width: int, machine: Machine) -> Schedule:
+def _piece(schedule: Schedule, name: str, size: int, width: int, machine: Machine) -> Schedule:
     """A piece: `size` steps at a time of `width` lanes."""
     target, (lanes, along) = schedule.program.statement[name].write.tensor, schedule.nests[name].names[-2:]
     schedule = schedule.tile({along: size, lanes: width})

@@ -171,7 +171,7 @@ def with_lanes(schedule: Schedule, name: str, lanes: Lanes, machine: Machine) ->
         schedule = schedule.reorder(*order)
     if ends is None:
         return _blocked(schedule, name, loop, width, False, machine)
-    schedule = from_zero(schedule, name, loop, ends[0])
+    schedule = shifted_to_zero(schedule, name, loop, ends[0])
     pieces = [name]
     if row:
         height = max(1, (machine.vector_registers - vectors - 1) // vectors)
@@ -326,7 +326,7 @@ def _longest(program: Program, s: Statement, iterator: str) -> int | None:
     return None if found is None else found[1] - found[0] + 1
 
 
-def from_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Schedule:
+def shifted_to_zero(schedule: Schedule, name: str, loop: str, first: Affine) -> Schedule:
     """Move a loop so that its first iteration is 0. Raises `ScheduleError` for a bound with floors or sizes."""
     if not first.is_linear or first.names - set(schedule.program.statement[name].iterators):
         raise ScheduleError(f"loop {loop} starts at {first}")

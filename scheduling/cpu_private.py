@@ -22,7 +22,7 @@ from poly.program import Statement
 from poly.relations import ends_of
 from poly.scheduling.arrange import places_of
 from poly.scheduling.cpu_edits import loop_of
-from poly.scheduling.cpu_nests import MOST_VECTORS, blocks_of, cut_whole, from_zero, in_registers, step_of_access
+from poly.scheduling.cpu_nests import MOST_VECTORS, blocks_of, cut_whole, in_registers, shifted_to_zero, step_of_access
 from poly.scheduling.edits import piece_name, settle, unchecked
 from poly.scheduling.paths import common_prefix
 from poly.scheduling.private_nests import private_tensors
@@ -51,7 +51,7 @@ def _nest(schedule: Schedule, names: Sequence[str], machine: Machine) -> Schedul
             return settle(_with_lanes(unchecked(schedule), names, private, iterator, scattered, machine), schedule)
         except PolyError:
             continue
-    return settle(_in_registers(unchecked(schedule), names, private, machine), schedule)
+    return settle(_elements_kept(unchecked(schedule), names, private, machine), schedule)
 
 
 def _lanes(
@@ -95,7 +95,7 @@ def _with_lanes(
     band = [n for n in common_prefix(*(schedule.nests[n].path for n in names)) if isinstance(n, str)]
     if band[-1] != loop:
         schedule = schedule.reorder(*band[band.index(loop) + 1 :], loop)
-    schedule = from_zero(schedule, names[0], loop, ends[0])
+    schedule = shifted_to_zero(schedule, names[0], loop, ends[0])
     for name in names[1:] if ends[0].constant else ():
         schedule = schedule.shift(name, loop, -ends[0].constant)
     schedule, pieces = _pieces(schedule, names, loop, ends, (width * vectors, width))
@@ -141,7 +141,7 @@ def _blocked(
     return schedule
 
 
-def _in_registers(
+def _elements_kept(
     schedule: Schedule, names: Sequence[str], private: Mapping[str, tuple[str, ...]], machine: Machine
 ) -> Schedule:
     """What is private as one element inside the innermost of its loops, the order left as it is."""

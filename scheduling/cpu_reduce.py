@@ -321,11 +321,11 @@ class _Reduced:
         s = schedule.program.statement[name]
         wanted = [*plan.outer, *filter(None, [plan.rows]), *plan.inner, *filter(None, [plan.again]), plan.lanes]
         order = [loop_of(schedule, name, i) for i in (*(i for i in s.iterators if i not in wanted), *wanted)]
-        schedule = self._from_zero(schedule, name, order)
+        schedule = self._shifted_to_zero(schedule, name, order)
         schedule = ordered(schedule, name, order)
         return self._fold(schedule, name) if plan.folded else self._spread(schedule, name)
 
-    def _from_zero(self, schedule: Schedule, name: str, loops: Sequence[str]) -> Schedule:
+    def _shifted_to_zero(self, schedule: Schedule, name: str, loops: Sequence[str]) -> Schedule:
         """Every loop from 0, so that tiles are whole."""
         found = intervals_of(schedule.program, schedule.program.statement[name])
         for loop in loops:

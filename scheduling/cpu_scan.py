@@ -22,7 +22,7 @@ from poly.program import Access, Program, Statement
 from poly.relations import ends_of, interval_of
 from poly.scheduling.cpu_edits import loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, step_along, widest_element
-from poly.scheduling.cpu_nests import cut_whole, from_zero, own_loops
+from poly.scheduling.cpu_nests import cut_whole, own_loops, shifted_to_zero
 from poly.scheduling.edits import piece_name, settle, unchecked
 from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
@@ -154,7 +154,7 @@ def _composed(schedule: Schedule, name: str, scan: Scan, machine: Machine) -> Sc
     inner = [loop_of(schedule, name, i) for i in iterators]
     schedule = ordered(schedule, name, [*(n for n in own_loops(schedule, name) if n not in inner), *inner])
     for iterator, loop in zip(iterators, inner, strict=True):
-        schedule = from_zero(schedule, name, loop, ends[iterator][0])
+        schedule = shifted_to_zero(schedule, name, loop, ends[iterator][0])
     width = ends[scan.along]
     if (scan.columns or not scan.rows) and any(r.guard for r in s.reads):  # first columns read beyond the tensor's edge
         name = piece_name(schedule, name, "hi")

@@ -20,10 +20,10 @@ from poly.scheduling.cpu_facts import most_vectors
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.vectors import Vectors
 
-FEWEST_STEPS = 64  # of a block of the reduction: sums that come and go take as long as some of them
-
-
-LEAST_CHAIN = 4096  # steps of a block that is made for the error alone: hardly a share of the time
+FROM_ZERO = 64  # steps of a block from zero: those with fewer are streams of few rows, and wait for their sums
+# Steps of a block that is made for the error alone, hardly a share of the time: a tile's sums come and go through the
+# first cache. Those of a row have their lanes to add up instead, and have shorter blocks (`cpu_reduce`).
+LEAST_CHAIN = 4096
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Sums:
     vector: int
     machine: Machine
 
-    def in_registers(self, schedule: Schedule, s: Statement, anchor: str, space: str = "") -> Schedule:
+    def promoted(self, schedule: Schedule, s: Statement, anchor: str, space: str = "") -> Schedule:
         """Keep a reduction's target in registers, or another space, while its tile is computed; the copies get rows
         and lanes too.
         """
@@ -52,11 +52,11 @@ class Sums:
         trips = _trips(schedule, s, loop) if steps >= 2 * size and schedule.kind(loop) == "serial" else 0
         each = -(-size * trips // steps)
         if trips <= each:
-            return self.in_registers(schedule, s, anchor)
-        schedule = self.in_registers(schedule.tile({loop: each}), s, anchor, self.machine.cache_space(0))
-        return self.from_zero(schedule, schedule.program.statement[s.name], f"{loop}.o")
+            return self.promoted(schedule, s, anchor)
+        schedule = self.promoted(schedule.tile({loop: each}), s, anchor, self.machine.cache_space(0))
+        return self.partial(schedule, schedule.program.statement[s.name], f"{loop}.o")
 
-    def from_zero(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
+    def partial(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
         """The sums of an iteration of a loop in registers, from zero, added to the target."""
         part, axis = f"{s.write.tensor}_{s.name}_part", _lane_axis(schedule, s)
         schedule = schedule.rfactor(s.name, anchor, at=anchor, name=part)

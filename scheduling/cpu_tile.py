@@ -161,7 +161,7 @@ class _Tiles(Tiling[TilePlan]):
     def _sums(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:
         """A reduction's target in registers; all steps at once where squares follow them."""
         if self.plan.turns:
-            return self.sums.in_registers(schedule, s, anchor)
+            return self.sums.promoted(schedule, s, anchor)
         steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
         return self.sums.in_blocks(schedule, s, anchor, prod(steps.values()))
 

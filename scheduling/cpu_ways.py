@@ -32,10 +32,10 @@ from poly.scheduling.cpu_plan import (
     square_side,
 )
 from poly.scheduling.cpu_shares import Numbers
-from poly.scheduling.cpu_sums import FEWEST_STEPS
 from poly.scheduling.uneven import LONGEST
 
 DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
+FEWEST_STEPS = 64  # of such a block: sums that come and go take as long as some of them
 # Cycles of a copied vector, which the first tile of rows hides where it makes the copy; the share of the time of
 # operations that these take at least.
 COPIED, WAY_SHARE = 4.0, 1 / 128
