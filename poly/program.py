@@ -13,7 +13,7 @@ order written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import prod
@@ -457,3 +457,9 @@ def default_path(position: int, iterators: Sequence[str]) -> tuple[PathStep, ...
 def whole(tensor: Tensor, iterators: Sequence[str]) -> Access:
     """The access `T[i, j, ...]`."""
     return Access(tensor.name, tuple(var(i) for i in iterators))
+
+
+def unused_name(taken: Collection[str], wanted: str, *ends: str) -> str:
+    """A name that nobody has, nor with any of these ends."""
+    names = (wanted, *(f"{wanted}_{k}" for k in range(1, len(taken) + 2)))
+    return next(n for n in names if not any(f"{n}{end}" in taken for end in ("", *ends)))

@@ -37,9 +37,8 @@ from poly.scheduling.cpu_facts import (
     widest_element,
 )
 from poly.scheduling.cpu_rows import Pass, passes_of
-from poly.scheduling.edits import piece_name
+from poly.scheduling.edits import free_buffer_name, piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
-from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 EXTREMUM = 3  # operations of a maximum
@@ -210,7 +209,7 @@ class _Across:
 
     def _value(self, schedule: Schedule, tensor: str, names: Sequence[str], at: str) -> Schedule:
         """One value of each row, in registers."""
-        buffer = free_name(schedule, f"{tensor}_row")
+        buffer = free_buffer_name(schedule, f"{tensor}_row")
         users = users_of(schedule, tensor, names)
         schedule = schedule.promote(tensor, at, self.machine.register_space, name=buffer, users=users)
         for copy in {f"ld_{buffer}", f"st_{buffer}"} & schedule.nests.keys():
@@ -221,7 +220,7 @@ class _Across:
 
     def _columns(self, schedule: Schedule, tensor: str, names: Sequence[str], at: str) -> Schedule:
         """A block of a tensor column by column, with squares turned where it comes and where it goes."""
-        buffer, rows = free_name(schedule, f"{tensor}_t"), self.plan.turned[tensor]
+        buffer, rows = free_buffer_name(schedule, f"{tensor}_t"), self.plan.turned[tensor]
         users, order = users_of(schedule, tensor, names), axis_last(schedule, tensor, rows)
         schedule = schedule.promote(tensor, at, self.machine.cache_space(0), name=buffer, users=users, order=order)
         for copy, source in ((f"ld_{buffer}", tensor), (f"st_{buffer}", buffer)):
@@ -248,7 +247,7 @@ class _Across:
                 anchor, column = f"{column}.o", f"{column}.p"
             beside, lanes = (column, row) if incoming else (row, column)
             schedule = ordered(schedule, part, [beside, lanes]).unroll(beside).vectorise(lanes)
-            square = free_name(schedule, f"{source}_square")
+            square = free_buffer_name(schedule, f"{source}_square")
             order, space = axis_last(schedule, source, columns if incoming else rows), self.machine.register_space
             schedule = turned_square(schedule, part, source, anchor, space, square, order=order)
         return schedule

@@ -20,7 +20,7 @@ from poly.scheduling.cpu_edits import (
 )
 from poly.scheduling.cpu_facts import from_afar
 from poly.scheduling.cpu_plan import Pack, square_side
-from poly.scheduling.promotion import free_name
+from poly.scheduling.edits import free_buffer_name
 from poly.scheduling.schedule import Schedule
 
 ROWS_AHEAD = 4  # of what is packed from afar: short pieces of rows, which no prefetcher of a core follows
@@ -36,7 +36,7 @@ class Packing:
     def packed(self, schedule: Schedule, names: Sequence[str], pack: Pack, at: str | None) -> Schedule:
         """One operand in a buffer of its own for an iteration of a loop, copied by vectors."""
         users = [n for n in names if schedule.program.statement[n].source_name == pack.statement]
-        buffer = free_name(schedule, f"{pack.tensor}_{users[0]}_p")
+        buffer = free_buffer_name(schedule, f"{pack.tensor}_{users[0]}_p")
         blocks = ({pack.lane: pack.block} if pack.block else {}) | (dict([pack.deep]) if pack.deep else {})
         schedule = schedule.promote(
             pack.tensor, at, self.machine.cache_space(1), name=buffer, users=users, order=pack.order, pad=pack.pad,
@@ -137,7 +137,7 @@ class Packing:
     ) -> Schedule:
         """The two innermost loops of a copy by way of registers, which are filled along the source."""
         schedule = schedule.reorder(*order).unroll(order[-2]).vectorise(order[-1])
-        square = free_name(schedule, f"{copy.removeprefix('ld_')}_t")
+        square = free_buffer_name(schedule, f"{copy.removeprefix('ld_')}_t")
         space = self.machine.register_space
         return turned_square(schedule, copy, pack.tensor, at or order[-3], space, square)
 

@@ -34,10 +34,9 @@ from poly.scheduling.cpu_facts import axis_of, bare_axes, widest_element
 from poly.scheduling.cpu_plan import UNROLLED
 from poly.scheduling.cpu_threads import share_outermost
 from poly.scheduling.cpu_tile import MOST_SHORT
-from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.edits import free_buffer_name, piece_name, settle, unchecked
 from poly.scheduling.free_products import FreeProduct, free_product
 from poly.scheduling.groups import bare
-from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 from poly.sets import header
 
@@ -241,7 +240,7 @@ class _Composing:
     def _sums(self, schedule: Schedule, update: str, at: str) -> Schedule:
         """The tile's sums in registers, and the copies that they need."""
         target = schedule.program.statement[update].write.tensor
-        buffer = free_name(schedule, f"{target}_{update}_r")
+        buffer = free_buffer_name(schedule, f"{target}_{update}_r")
         schedule = schedule.promote(target, at, self.machine.register_space, name=buffer)
         extent = schedule.program.tensor[buffer].shape[-1].constant
         return copies_in_vectors(schedule, buffer, extent, self.vector)
@@ -276,7 +275,7 @@ class _Composing:
         assert axis is not None and bares is not None
         order = (*(d for d in range(len(bares)) if d != axis and bares[d] not in self.reductions), axis)
         order += tuple(d for d in range(len(bares)) if d not in order)
-        buffer = free_name(schedule, f"{access.tensor}_{update}_p")
+        buffer = free_buffer_name(schedule, f"{access.tensor}_{update}_p")
         schedule = schedule.promote(
             access.tensor, at, self.machine.cache_space(1), name=buffer, users=[update], order=order,
             block={axis: block}, reads=only_read(s, read),
@@ -318,7 +317,7 @@ class _Composing:
             blocks, points = [f"{loop}.o", f"{lanes}.o"], f"{lanes}.p"
         schedule = ordered(schedule, part, [*reversed(blocks), f"{loop}.p", points])
         schedule = schedule.unroll(f"{loop}.p").vectorise(points)
-        square = free_name(schedule, f"{copy[3:]}_t")
+        square = free_buffer_name(schedule, f"{copy[3:]}_t")
         anchor = schedule.nests[part].names[-3]
         schedule = schedule.promote(source, anchor, self.machine.register_space, name=square, users=[part])
         rows = loops_of_copy(schedule, f"ld_{square}")

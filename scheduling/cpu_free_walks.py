@@ -25,8 +25,7 @@ from poly.scheduling.cpu_edits import (
     unrolled,
 )
 from poly.scheduling.cpu_facts import bare_axes, widest_element
-from poly.scheduling.edits import settle, unchecked
-from poly.scheduling.promotion import free_name
+from poly.scheduling.edits import free_buffer_name, settle, unchecked
 from poly.scheduling.schedule import Schedule
 
 PAGES, LINES = 4, 2  # squares of a transposition one after the other along what is written, along what is read
@@ -128,7 +127,7 @@ def _squares(
     schedule = schedule.reorder(points, lanes).unroll(points)
     tensor = schedule.program.statement[name].reads[read].tensor
     schedule = in_vectors(schedule, lanes, tall, wide)
-    buffer = free_name(schedule, f"{tensor}_{name}_t")
+    buffer = free_buffer_name(schedule, f"{tensor}_{name}_t")
     only = only_read(schedule.program.statement[name], read)
     schedule = schedule.promote(
         tensor, f"{across}.p.o", machine.register_space, name=buffer, users=[name], reads=only
@@ -200,7 +199,7 @@ def _columns(
     if not below:
         return schedule
     target = schedule.program.statement[name].write.tensor
-    buffer = free_name(schedule, f"{target}_{name}_r")
+    buffer = free_buffer_name(schedule, f"{target}_{name}_r")
     schedule = schedule.promote(target, f"{loop}.o", machine.register_space, name=buffer, users=[name])
     return copies_in_vectors(schedule, buffer, width, vector)
 

@@ -17,8 +17,8 @@ from poly.scheduling.cpu_edits import loop_of, loops_of_copy, unrolled, whole_bl
 from poly.scheduling.cpu_facts import axis_of, step_along, widest_element
 from poly.scheduling.cpu_nests import own_loops, shifted_to_zero
 from poly.scheduling.cpu_scan import CHAIN, MOST_REACH, back, runs_alone
+from poly.scheduling.edits import free_buffer_name
 from poly.scheduling.groups import Group
-from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 MOST_VECTORS = 2  # of a row: more take as long as a store takes until it can be loaded
@@ -81,7 +81,7 @@ def _piece(schedule: Schedule, name: str, size: int, width: int, machine: Machin
     target, (lanes, along) = schedule.program.statement[name].write.tensor, schedule.nests[name].names[-2:]
     schedule = schedule.tile({along: size, lanes: width})
     schedule = schedule.reorder(f"{lanes}.o", f"{along}.o", f"{along}.p", f"{lanes}.p")
-    buffer = free_name(schedule, f"{target}_{name}_r")
+    buffer = free_buffer_name(schedule, f"{target}_{name}_r")
     schedule = schedule.promote(target, f"{along}.o", machine.register_space, name=buffer, users=[name])
     for copy in (f"ld_{buffer}", f"st_{buffer}"):
         *outer, last = loops_of_copy(schedule, copy)

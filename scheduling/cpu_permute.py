@@ -26,8 +26,8 @@ from poly.scheduling.cpu_core import PAGE, Core, core_of, own_share
 from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, only_read, ordered, turned_square, whole_blocks
 from poly.scheduling.cpu_facts import Facts, axis_of, bytes_touched, facts_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
+from poly.scheduling.edits import free_buffer_name
 from poly.scheduling.groups import Group, assignment_of
-from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 2  # iterations along either side
@@ -406,7 +406,7 @@ def _square(
     """The rows of a block of what is read in registers, and the name of these."""
     s = schedule.program.statement[name]
     access = s.reads[read]
-    buffer = free_name(schedule, f"{access.tensor}_{name}_t")
+    buffer = free_buffer_name(schedule, f"{access.tensor}_{name}_t")
     kinds = [(n, schedule.kind(n)) for n in schedule.nests[name].names]
     at = [n for n, kind in kinds if kind == "serial"][-1]
     reads = only_read(s, read)

@@ -23,10 +23,9 @@ from poly.relations import ends_of
 from poly.scheduling.arrange import places_of
 from poly.scheduling.cpu_edits import loop_of
 from poly.scheduling.cpu_nests import MOST_VECTORS, blocks_of, cut_whole, in_registers, shifted_to_zero, step_of_access
-from poly.scheduling.edits import piece_name, settle, unchecked
+from poly.scheduling.edits import free_buffer_name, piece_name, settle, unchecked
 from poly.scheduling.paths import common_prefix
 from poly.scheduling.private_nests import private_tensors
-from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 
@@ -157,7 +156,7 @@ def _kept(
 ) -> Schedule:
     for tensor in private:
         users = [n for n in names if tensor in schedule.program.statement[n].tensors]
-        buffer = free_name(schedule, f"{tensor}_r")
+        buffer = free_buffer_name(schedule, f"{tensor}_r")
         schedule = in_registers(schedule, tensor, loop, machine, users, buffer)
         if {f"ld_{buffer}", f"st_{buffer}"} & schedule.program.statement.keys():
             raise ScheduleError(f"{tensor} is not private to loop {loop}", where=schedule.source.name)

@@ -23,8 +23,7 @@ from poly.relations import ends_of, interval_of
 from poly.scheduling.cpu_edits import loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import axis_of, step_along, widest_element
 from poly.scheduling.cpu_nests import cut_whole, own_loops, shifted_to_zero
-from poly.scheduling.edits import piece_name, settle, unchecked
-from poly.scheduling.promotion import free_name
+from poly.scheduling.edits import free_buffer_name, piece_name, settle, unchecked
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 2  # rows worth running together
@@ -183,7 +182,7 @@ def _chained(schedule: Schedule, name: str, depth: int, ends: tuple[Affine, Affi
     if size < CHAIN:
         return schedule
     schedule = schedule.tile({along: CHAIN}).unroll(f"{along}.p")
-    buffer = free_name(schedule, f"{target}_{part}_r")
+    buffer = free_buffer_name(schedule, f"{target}_{part}_r")
     schedule = schedule.promote(target, f"{along}.o", machine.register_space, name=buffer, users=[part])
     for copy in {f"ld_{buffer}", f"st_{buffer}"} & schedule.nests.keys():
         schedule = unrolled(schedule, loops_of_copy(schedule, copy))
@@ -233,11 +232,11 @@ def _block(schedule: Schedule, name: str, depth: int, scan: Scan, machine: Machi
     schedule = schedule.reorder(f"{rows}.o", f"{along}.o", f"{along}.p", f"{rows}.p")
     at, space = f"{along}.o", machine.register_space
     for tensor in scan.turned:
-        buffer = free_name(schedule, f"{tensor}_{name}_t")
+        buffer = free_buffer_name(schedule, f"{tensor}_{name}_t")
         schedule = schedule.promote(tensor, at, space, name=buffer, users=[name])
         *outer, last = loops_of_copy(schedule, f"ld_{buffer}")
         schedule = unrolled(schedule, outer).vectorise(last)
-    buffer, target = free_name(schedule, f"{s.write.tensor}_{name}_t"), schedule.program.tensor[s.write.tensor]
+    buffer, target = free_buffer_name(schedule, f"{s.write.tensor}_{name}_t"), schedule.program.tensor[s.write.tensor]
     order = [*(d for d in range(target.rank) if d not in place), *(d for d in reversed(place) if d is not None)]
     schedule = schedule.promote(target.name, at, space, name=buffer, users=[name], order=order)
     for copy, lanes in ((f"ld_{buffer}", place[0]), (f"st_{buffer}", place[1])):

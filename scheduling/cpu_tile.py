@@ -32,9 +32,8 @@ from poly.scheduling.cpu_facts import bytes_apart, own_capacity, reduction_exten
 from poly.scheduling.cpu_nontemporal import written_far
 from poly.scheduling.cpu_plan import UNROLLED, BlockPlan, Piece, Strip, TilePlan
 from poly.scheduling.cpu_sums import Sums
-from poly.scheduling.edits import piece_name
+from poly.scheduling.edits import free_buffer_name, piece_name
 from poly.scheduling.groups import Group
-from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 
 MOST_SHORT = 8  # extent of a reduction loop that may be unrolled
@@ -214,7 +213,7 @@ class _Tiles(Tiling[TilePlan]):
             if s.source_name != turn.statement or loop is None:
                 continue
             tensor, space = s.reads[turn.read].tensor, self.machine.register_space
-            buffer = free_name(schedule, f"{tensor}_{name}_t")
+            buffer = free_buffer_name(schedule, f"{tensor}_{name}_t")
             only = only_read(schedule.program.statement[name], turn.read)
             schedule = schedule.promote(tensor, loop, space, name=buffer, users=[name], reads=only)
             own = loops_of_copy(schedule, f"ld_{buffer}")

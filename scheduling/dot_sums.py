@@ -21,13 +21,12 @@ import numpy as np
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import numpy_dtype
 from poly.expr import COMBINERS, DOTS, Apply, Cast, Const, Expr, Read, apply, evaluate, reads_of, with_reads_at
-from poly.program import Access, Program, Statement, Tensor, box_domain
+from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.groups import bare
 from poly.scheduling.sums import (
     OFTEN,
     Factor,
     factors_of,
-    free_name,
     in_order,
     ranges_of,
     start_of,
@@ -281,7 +280,7 @@ class _Work:
         taken = {*self.program.tensor, *self.program.statement, *self.tensors}
         taken |= {s.name for made in self.before.values() for s in made}
         taken |= {t.name for t in (*start.tensors, *start.sums)} if start is not None else set()
-        return free_name(taken, wanted)
+        return unused_name(taken, wanted)
 
 
 # ---- what is there

@@ -76,6 +76,11 @@ def buffer_name(schedule: Schedule, name: str) -> str:
     return name
 
 
+def free_buffer_name(schedule: Schedule, wanted: str) -> str:
+    """A buffer's name that is free, as are those of its copies."""
+    return first_free(schedule, wanted, "ld_", "st_")
+
+
 def first_free(schedule: Schedule, wanted: str, *begin: str) -> str:
     """The first of `wanted`, wanted2, wanted3 ... that is free, also with each of these beginnings."""
     names = (wanted if k == 1 else f"{wanted}{k}" for k in count(1))

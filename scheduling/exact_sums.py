@@ -18,14 +18,13 @@ import numpy as np
 from poly.affine import Affine, Var, var
 from poly.dtypes import Array, numpy_dtype
 from poly.expr import Apply, Cast, Const, Expr, Read, evaluate, reads_of, rewrite, with_reads_at
-from poly.program import Access, Program, Statement, Tensor, box_domain
+from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.groups import tensors_read, tensors_written
 from poly.scheduling.sums import (
     EXACT,
     OFTEN,
     Factor,
     factors_of,
-    free_name,
     in_order,
     magnitude,
     start_of,
@@ -166,7 +165,7 @@ class _Work:
 
     def _free_name(self, wanted: str) -> str:
         made = {s.name for made in self.before.values() for s in made}
-        return free_name({*self.program.tensor, *self.program.statement, *self.tensors, *made}, wanted)
+        return unused_name({*self.program.tensor, *self.program.statement, *self.tensors, *made}, wanted)
 
     def result(self) -> Program:
         """The program, with the conversions before the nests that start their sums."""

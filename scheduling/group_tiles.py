@@ -12,11 +12,10 @@ from poly.machine import Engine, Machine
 from poly.program import Program
 from poly.relations import access_map
 from poly.scheduling.contraction import Contraction
-from poly.scheduling.edits import settle, unchecked
+from poly.scheduling.edits import free_buffer_name, settle, unchecked
 from poly.scheduling.group_plan import Pieces, Plan, by_role, is_empty
 from poly.scheduling.paths import statements_of
 from poly.scheduling.placement import Block, place
-from poly.scheduling.promotion import free_name
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.tiles import Choice, blocks
 from poly.sets import fix_sizes
@@ -77,7 +76,7 @@ def _promote(schedule: Schedule, pieces: Pieces, plan: Plan, tiled: Sequence[str
         depth = shared if p.written else moving[-1] + 1 if moving else 0
         at = user[depth - 1] if depth else None
         buffer = f"{p.tensor}_{p.memory}" + ("" if p.written or len(p.users) == 1 else "_shared")
-        name = free_name(schedule, buffer)
+        name = free_buffer_name(schedule, buffer)
         schedule = schedule.promote(p.tensor, at, p.memory, name=name, users=p.users, pad=p.pad)
         if at is not None and (plan.rotate or not p.written):
             schedule = schedule.double_buffer(name, at)
@@ -171,7 +170,7 @@ def whole(schedule: Schedule, statements: Sequence[str], machine: Machine) -> Sc
         memory = max(room, key=lambda m: room[m])
         if not _touched(schedule.program, t, users):
             continue
-        schedule = schedule.promote(t, None, memory, name=free_name(schedule, f"{t}_{memory}"), users=users)
+        schedule = schedule.promote(t, None, memory, name=free_buffer_name(schedule, f"{t}_{memory}"), users=users)
     schedule = settle(_copies_on_engines(schedule, before, machine))
     for name in statements:
         schedule = _at_once(schedule, name, engine)

@@ -18,10 +18,9 @@ import islpy as isl
 
 from poly.affine import Affine, var
 from poly.expr import IndexValue, Read, walk
-from poly.program import Access, Program, Statement, Tensor, box_domain, default_path
+from poly.program import Access, Program, Statement, Tensor, box_domain, default_path, unused_name
 from poly.scheduling.groups import bare, domain_box
 from poly.scheduling.joined_axes import with_sizes
-from poly.scheduling.sums import free_name
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Columns:
         self, tensor: Tensor, order: Sequence[str], outer: Access, name: str, inward: bool
     ) -> tuple[Access, Tensor, list[Statement]]:
         """A temporary with the columns last, and the copy between it and a tensor."""
-        name = free_name({*self.program.tensor, *self.program.statement}, name, "_copy")
+        name = unused_name({*self.program.tensor, *self.program.statement}, name, "_copy")
         shape = [*(self.ranges[n] for n in order), self._extent]
         new = Tensor(name, tuple(map(Affine.of, shape)), tensor.dtype)
         iterators = (*order, *self.names) if inward else tuple(map(str, outer.affine_index))

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from poly.affine import Affine, var
 from poly.expr import Read
-from poly.program import Access, Program, Statement, Tensor, default_path
+from poly.program import Access, Program, Statement, Tensor, default_path, unused_name
 from poly.scheduling.joined_columns import plain_contraction, whole_box
-from poly.scheduling.sums import free_name
 
 
 def laid_results(program: Program) -> Iterator[Program]:
@@ -40,7 +39,7 @@ def _order(update: Statement, last: int, written: Sequence[str]) -> tuple[str, .
 
 def _laid(program: Program, update: Statement, order: Sequence[str], extents: Mapping[str, int]) -> Program:
     target, clear = program.tensor[update.write.tensor], program.statements[0]
-    name = free_name({*program.tensor, *program.statement}, f"{target.name}_laid", "_copy")
+    name = unused_name({*program.tensor, *program.statement}, f"{target.name}_laid", "_copy")
     laid = Access(name, tuple(map(var, order)))
     statements = (
         _over(replace(clear, write=laid), order, extents),

@@ -16,7 +16,7 @@ from poly.errors import ScheduleError
 from poly.expr import Const, Read
 from poly.program import Access, Layout, Statement, Tensor
 from poly.scheduling.copy_needs import copies_needed, padding, written_part
-from poly.scheduling.edits import buffer_name, finish, first_free
+from poly.scheduling.edits import buffer_name, finish, free_buffer_name
 from poly.scheduling.footprint import Box
 from poly.scheduling.insertion import drop_unused, insert_nest, insert_statement, nest_of_tile, span
 from poly.scheduling.paths import canonical
@@ -57,7 +57,7 @@ def promote(
     order, reads = (None if v is None else tuple(map(int, v)) for v in (order, reads))  # a text has no numpy integers
     fold, block = ({int(d): int(n) for d, n in (v or {}).items()} for v in (fold, block))
     chosen = _users(schedule, tensor, at, users, reads)
-    buffer = buffer_name(schedule, name or free_name(schedule, f"{tensor}_{identifier(space)}"))
+    buffer = buffer_name(schedule, name or free_buffer_name(schedule, f"{tensor}_{identifier(space)}"))
     tile = tile_of(schedule, tensor, at, chosen, pad, reads)
     layout = _layout(tile.box, order, fold, block)
     source = schedule.program.tensor[tensor]
@@ -160,11 +160,6 @@ def _check_reads(schedule: Schedule, tensor: str, users: Sequence[str], reads: S
     else:
         return
     raise ScheduleError(why, where=schedule.source.name, hint=f"reads of {tensor}: {there}, or leave `reads` out")
-
-
-def free_name(schedule: Schedule, wanted: str) -> str:
-    """A buffer's name that is free, as are those of its copies."""
-    return first_free(schedule, wanted, "ld_", "st_")
 
 
 def _layout(

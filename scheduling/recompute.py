@@ -15,10 +15,10 @@ from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import access_map
-from poly.scheduling.edits import buffer_name, finish
+from poly.scheduling.edits import buffer_name, finish, free_buffer_name
 from poly.scheduling.insertion import drop_unused, insert_nest, span
 from poly.scheduling.paths import Nest, canonical
-from poly.scheduling.promotion import free_name, redirected
+from poly.scheduling.promotion import redirected
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.tile_footprints import Tile, apart, named, tile_of
 from poly.sets import coalesced, fix_sizes, identifier
@@ -36,7 +36,7 @@ def recompute(schedule: Schedule, tensor: str, at: str, space: str = "dram", *, 
     writers, consumers = _across(schedule, tensor, at)
     tile = tile_of(schedule, tensor, at, consumers)
     source = program.tensor[tensor]
-    buffer = buffer_name(schedule, name or free_name(schedule, f"{tensor}_{identifier(at)}"))
+    buffer = buffer_name(schedule, name or free_buffer_name(schedule, f"{tensor}_{identifier(at)}"))
     new = Tensor(buffer, tile.box.extents, source.dtype, "temporary", space, None, tile.loops, source.source_name)
     again = [_again(schedule, s, tensor, new, tile) for s in writers]
     nests = dict(schedule.nests)

@@ -18,10 +18,10 @@ import islpy as isl
 
 from poly.affine import Affine, var
 from poly.expr import Read
-from poly.program import Access, Program, Statement, Tensor, box_domain
+from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_window_shape import MOST_TAPS, may_share_rows
-from poly.scheduling.sums import alone, free_name, ranges_of, start_of, touched_by, with_statements
+from poly.scheduling.sums import alone, ranges_of, start_of, touched_by, with_statements
 
 SPARED = 2  # of so many operations one at least, where windows are small: a tensor between is written and read
 
@@ -110,7 +110,7 @@ def _separated(window: _Window) -> Program | None:
         return None
     if any(not c.expr.names <= {place, element} for c in own):
         return None
-    name = free_name({*program.tensor, *program.statement}, f"{s.write.tensor}_{element}", "_start", "_made")
+    name = unused_name({*program.tensor, *program.statement}, f"{s.write.tensor}_{element}", "_start", "_made")
     shape = tuple(Affine.of(window.ranges[place]) if d == axis else e for d, e in enumerate(window.source.shape))
     between = Tensor(name, shape, window.source.dtype)
     first, rest = _along_axis(window, axis, name, loops), _along_others(window, axis, name)

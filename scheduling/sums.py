@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -110,12 +110,6 @@ def touched_by(subscript: Affine, ranges: Mapping[str, int], extent: int) -> tup
         reach = c * (ranges[atom.name] - 1)
         low, high = low + min(reach, 0), high + max(reach, 0)
     return max(low, 0), min(high + 1, extent)
-
-
-def free_name(taken: Collection[str], wanted: str, *ends: str) -> str:
-    """A name that nobody has, nor with any of these ends."""
-    names = (wanted, *(f"{wanted}_{k}" for k in range(1, len(taken) + 2)))
-    return next(n for n in names if not any(f"{n}{end}" in taken for end in ("", *ends)))
 
 
 def in_order(program: Program) -> list[Statement]:

@@ -13,8 +13,8 @@ from typing import Final
 
 from poly.affine import Affine, var
 from poly.expr import Apply, Cast, Const, Expr, Read, rewrite
-from poly.program import Access, Program, Statement, Tensor, box_domain
-from poly.scheduling.sums import OFTEN, free_name, in_order, ranges_of, start_of, touched_by, with_statements
+from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
+from poly.scheduling.sums import OFTEN, in_order, ranges_of, start_of, touched_by, with_statements
 
 _NARROW: Final = ("f16", "bf16")
 
@@ -41,7 +41,7 @@ def sums_of_widened(program: Program) -> Program:
             ends = tuple(touched_by(e, ranges, n) for e, n in _axes(program, access))
             name = made.get((source.name, ends))
             if name is None:
-                name = made[source.name, ends] = free_name(
+                name = made[source.name, ends] = unused_name(
                     {*program.tensor, *program.statement, *tensors}, f"{source.name}_wide", "_made"
                 )
                 before.setdefault(init.name, []).append(_copy(program, source, name, ends))
