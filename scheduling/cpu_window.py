@@ -141,26 +141,32 @@ def _heights(program: Program, shape: Shape, way: _Way, machine: Machine) -> _He
     """Rows of register tiles and strips, and what is copied: a tile's height depends on what is laid out and shuffled,
     that on its bodies, and they on the height; where a copy takes the shuffles away it is chosen again.
     """
-    most = MOST_ROWS if way.by_columns else _most_rows(shape, machine.vector_registers, way)
-    most, taps, vectors = min(shape.height, most), _operations(shape, way), -(-shape.width // way.vector)
+    most = min(shape.height, MOST_ROWS if way.by_columns else _most_rows(shape, machine.vector_registers, way))
+    taps, vectors = _operations(shape, way), -(-shape.width // way.vector)
     body = BODY_BY_COLUMNS if way.by_columns else BODY
     laid_out = -(-shape.height // most) * vectors * most * taps * (2 if shape.step == PICKED else 1)
     small = laid_out <= body  # loads count, too
-    tile, whole = _tiles(shape.height, most, small)
-    long_body = way.by_columns and vectors > 1 and vectors * tile * taps > body
+    highest, _ = _tiles(shape.height, most, small)
+    long_body = way.by_columns and vectors > 1 and vectors * highest * taps > body
     ragged = shape.width % way.vector > 0 and (vectors > FEW_VECTORS or long_body)
     edges = () if small else _edges(program, shape, way.vector)
     bodies = len(edges) + 1 if shape.width % way.vector == 0 or ragged else vectors
-    if way.shifted and not small:
-        tile, whole = _tiles(shape.height, _shuffled_rows(shape.height, tile, shape.step, bodies * taps), small)
+    shuffles = way.shifted and not small
+    rows = _shuffled_rows(shape.height, highest, shape.step, bodies * taps) if shuffles else most
+    tile, whole = _tiles(shape.height, rows, small)
     if not _is_copied(shape, small or bodies * tile * taps <= body):
         return _Heights(tile, whole, shape.height, small, False, edges, ragged)
-    fitting = _fitting(program, shape, machine)
-    small = small and fitting >= shape.height
-    tile, whole = _tiles(shape.height, most, small)
+    return _heights_copied(shape.height, most, small, _fitting(program, shape, machine), ragged)
+
+
+def _heights_copied(height: int, most: int, small: bool, fitting: int, ragged: bool) -> _Heights:
+    """Where what is read is copied: strips are whole tiles of which so many rows are `fitting` the first cache."""
+    one_strip = fitting >= height
+    tile, whole = _tiles(height, most, small and one_strip)
     strips = [n for n in range(tile, whole + 1, tile) if whole % n == 0 and n <= fitting]
-    strip = shape.height if fitting >= shape.height else max(strips, default=tile)
-    return _Heights(tile, whole, strip, small, True, (), ragged)
+    return _Heights(
+        tile, whole, height if one_strip else max(strips, default=tile), small and one_strip, True, (), ragged
+    )
 
 
 def _most_rows(shape: Shape, registers: int, way: _Way) -> int:
