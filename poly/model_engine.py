@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,21 @@ if TYPE_CHECKING:
     from poly.profiler import Profile
 
 _MAX_STAGES: Final = 64
-Key = tuple[object, ...]
+Signature = tuple[object, ...]
+
+
+class Key(NamedTuple):
+    """What a stage is compiled for: where it begins, what came before, shapes and dtypes, and content that decides."""
+
+    position: int
+    history: bytes
+    signature: Signature
+    content: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def shapes(self) -> Key:
+        """Without the content."""
+        return self._replace(content=())
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,8 @@ class ModelEngine(RunByName):
     )
     _evaluators: dict[int, Evaluator] = field(default_factory=dict[int, "Evaluator"], repr=False)
     _warned: set[str] = field(default_factory=set[str], repr=False)
-    _accepted: dict[Key, Key] = field(default_factory=dict[Key, Key], repr=False)
+    _accepted: set[Signature] = field(default_factory=set[Signature], repr=False)
+    _whole: dict[Signature, Key] = field(default_factory=dict[Signature, Key], repr=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -137,28 +152,29 @@ class ModelEngine(RunByName):
         if out is not None:
             require_mapping(out, self.model.model.graph.name)
         given = {name: np.asarray(v) if isinstance(v, np.generic) else v for name, v in inputs.items()}
-        signature = self._check(given)
+        signature = self._checked_signature(given)
         with self._lock:
             results = self._by_one_stage(signature, given) or self._by_stages(signature, given)
         return {**results, **self._copied(results, out)} if out else results
 
-    def _check(self, given: Mapping[str, object]) -> Key:
+    def _checked_signature(self, given: Mapping[str, object]) -> Signature:
         """What the inputs are, but for their content. Raises `RunError` for inputs that the model does not take; what
         it took once is not looked at again.
         """
-        key = tuple((n, v.shape, v.dtype) if isinstance(v, np.ndarray) else (n, None) for n, v in given.items())
-        if key not in self._accepted:
+        found = tuple((n, v.shape, v.dtype) if isinstance(v, np.ndarray) else (n, None) for n, v in given.items())
+        if found not in self._accepted:
             self.model.check_inputs(given)
             if len(self._accepted) >= _MAX_STAGES:
                 self._accepted.clear()
+                self._whole.clear()
             if all(isinstance(v, np.ndarray) for v in given.values()):
-                self._accepted[key] = ()
-        return key
+                self._accepted.add(found)
+        return found
 
-    def _by_one_stage(self, signature: Key, given: Mapping[str, object]) -> dict[str, object] | None:
+    def _by_one_stage(self, signature: Signature, given: Mapping[str, object]) -> dict[str, object] | None:
         """The outputs where a stage that no content decides is known to be all of the model for such inputs."""
-        key = self._accepted.get(signature)
-        found = self._cache.get(key) if key else None
+        key = self._whole.get(signature)
+        found = None if key is None else self._cache.get(key)
         if key is None or found is None or found.engine is None:
             return None
         self._cache.move_to_end(key)
@@ -167,7 +183,7 @@ class ModelEngine(RunByName):
         self.share = Share(time.perf_counter() - start, {})
         return {name: results[name] for name in self.outputs}
 
-    def _by_stages(self, signature: Key, given: Mapping[str, object]) -> dict[str, object]:
+    def _by_stages(self, signature: Signature, given: Mapping[str, object]) -> dict[str, object]:
         values: dict[str, object] = dict(given)
         known: dict[str, Array] = {}
         outside: dict[str, Outside] = {}
@@ -193,10 +209,10 @@ class ModelEngine(RunByName):
         missing = {name: self._default(name) for name in self.outputs if name not in values and name not in known}
         return {name: known[name] if name in known else values.get(name, missing.get(name)) for name in self.outputs}
 
-    def _remember(self, signature: Key, key: Key, found: _Compiled) -> None:
+    def _remember(self, signature: Signature, key: Key, found: _Compiled) -> None:
         """That a stage is all of the model, where no content is part of its key and it computes all outputs."""
-        if found.engine is not None and key == key[:3] and set(self.outputs) <= set(found.engine.outputs):
-            self._accepted[signature] = key
+        if found.engine is not None and not key.content and set(self.outputs) <= set(found.engine.outputs):
+            self._whole[signature] = key
 
     def _copied(self, results: Mapping[str, object], out: Mapping[str, Array]) -> Mapping[str, Array]:
         """The arrays of `out`, with the results in them. Raises `RunError`."""
@@ -231,11 +247,11 @@ class ModelEngine(RunByName):
         self, position: int, history: bytes, values: Mapping[str, object], known: Mapping[str, Array]
     ) -> tuple[Key, _Compiled]:
         """The stage at a node for the values at hand, from the cache or compiled now."""
-        here = (position, history, self._signature(position, values))
+        here = Key(position, history, self._signature(position, values))
         while True:
             decided = sorted(self._decided.get(here, frozenset()))
             content = {name: np.asarray(values[name]) for name in decided}
-            key: Key = (*here, *((name, a.tobytes()) for name, a in content.items()))
+            key = here._replace(content=tuple((name, a.tobytes()) for name, a in content.items()))
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return key, self._cache[key]
@@ -252,10 +268,10 @@ class ModelEngine(RunByName):
         """Forget the oldest stages, and what decided them. Never one of this run, which the next will want again."""
         while len(self._cache) > _MAX_STAGES and (oldest := next(iter(self._cache))) not in used:
             del self._cache[oldest]
-            if not any(key[:3] == oldest[:3] for key in self._cache):
-                self._decided.pop(oldest[:3], None)
+            if not any(key.shapes == oldest.shapes for key in self._cache):
+                self._decided.pop(oldest.shapes, None)
 
-    def _signature(self, position: int, values: Mapping[str, object]) -> Key:
+    def _signature(self, position: int, values: Mapping[str, object]) -> Signature:
         """Shapes and dtypes of what is read from here on."""
         needed = self.model.needed_from(position)
         return tuple(
