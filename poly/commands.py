@@ -312,10 +312,9 @@ def _level_text(work: Work, program: Program, level: Level, machine: Machine, th
         if all(e.names <= program.binding.keys() for e in t.shape)
     }
     if machine.kind == "cpu" and level in ("schedule", "loops"):  # without making code
-        from poly.prepared import edited, prepare
+        from poly.prepared import prepare_program
 
-        planned = edited(program, constants, machine, threads)
-        schedule = work.schedule or prepare(planned, machine, threads).schedule
+        schedule = work.schedule or prepare_program(program, constants, machine, threads)[1].schedule
         return str(schedule) if level == "schedule" else str(schedule.lower())
     with busy("compiling"):
         kernel = compile(program, machine, constants=constants, threads=threads, schedule=work.schedule)

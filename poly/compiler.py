@@ -27,7 +27,7 @@ from poly.errors import MachineError, PolyError, ScheduleError, within_depth
 from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
-from poly.prepared import Prepared, edited, prepare, prepare_free, settled
+from poly.prepared import Prepared, prepare, prepare_free, prepare_program, settled
 from poly.program import Program, program_of
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
@@ -258,8 +258,11 @@ def compile_program(
         from poly.accel.compiled import compile_stream
 
         return compile_stream(program, machine, constants, schedule=settled(schedule) if schedule else None)
-    loops = schedule.source if schedule is not None else edited(program, constants, machine, threads)
-    made = prepare(loops, machine, threads, schedule, early=compiling_processes() > 1)
+    early = compiling_processes() > 1
+    if schedule is not None:
+        loops, made = schedule.source, prepare(schedule.source, machine, threads, schedule, early=early)
+    else:
+        loops, made = prepare_program(program, constants, machine, threads, early=early)
     return _kernel(program, made, machine, _joined(constants, program, loops), threads)
 
 

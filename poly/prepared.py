@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from poly.codegen.jit import Compiling
     from poly.loops import LoopTree
 
+_Edit = Callable[[Program], Program]
 _FOLDERS = ("", "frontend", "scheduling", "codegen", "accel")
 
 
@@ -76,33 +77,44 @@ class Prepared:
                 compile_object(module.ir, machine)
 
 
-def edited(program: Program, constants: Mapping[str, Array], machine: Machine, threads: int) -> Program:
-    """What `prepare` takes: the program as its constants let a CPU's policies edit it. Without any it is left as it is:
-    `prepare` edits it where the cache has nothing.
+def prepare_program(
+    program: Program, constants: Mapping[str, Array], machine: Machine, threads: int, *, early: bool = False
+) -> tuple[Program, Prepared]:
+    """A program under the policy's schedule after its edits (`cpu_program`), and what of them the constants decide: the
+    program that the caller's arrays are for. Without constants the edits are made where the cache has nothing.
     """
-    if not constants:
-        return program
-    from poly.scheduling.cpu_program import known_for_cpu
 
-    return known_for_cpu(program, constants, machine, threads)
+    def edited(program: Program) -> Program:
+        from poly.scheduling.cpu_program import known_for_cpu
+
+        return known_for_cpu(program, constants, machine, threads)
+
+    if not constants:
+        return program, prepare(program, machine, threads, edit=edited, early=early)
+    program = edited(program)
+    return program, prepare(program, machine, threads, early=early)
 
 
 def prepare(
-    program: Program, machine: Machine, threads: int, schedule: Schedule | None = None, *, early: bool = False
-) -> Prepared:
+    program: Program, machine: Machine, threads: int, schedule: Schedule | None = None, *,
+    edit: _Edit | None = None, early: bool = False,
+) -> Prepared:  # fmt: skip
     """A program under a schedule, the policy's where none is given. Raises `PolyError` kinds of `compile`.
 
-    `early`: object code is made by another thread while this one proves that the schedule is legal.
+    `edit`: `known_for_cpu` of a program that has not been edited, made where the cache has nothing. `early`: object
+    code is made by another thread while this one proves that the schedule is legal.
     """
     with collection_paused():
-        return _prepared(program, machine, threads, schedule, _Beginning(machine) if early else None)
+        return _prepared(program, machine, threads, schedule, edit, _Beginning(machine) if early else None)
 
 
 def _prepared(
-    program: Program, machine: Machine, threads: int, schedule: Schedule | None, begin: _Beginning | None
-) -> Prepared:
+    program: Program, machine: Machine, threads: int, schedule: Schedule | None, edit: _Edit | None,
+    begin: _Beginning | None,
+) -> Prepared:  # fmt: skip
     if schedule is None:
-        return _kept(_path(program, machine, threads), lambda: _planned(program, machine, threads, begin))
+        path = _path(program, machine, threads, "" if edit is None else "edited")
+        return _kept(path, lambda: _planned(program if edit is None else edit(program), machine, threads, begin))
     key = ("given", str(schedule.checked), content_text(schedule), machine.hash, package_hash())
     found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _given(schedule, machine, begin))
     return replace(found, kept=schedule if schedule.checked else replace(schedule, checked=True))
@@ -179,11 +191,7 @@ def _planned(program: Program, machine: Machine, threads: int, begin: _Beginning
     """
     from poly.scheduling.cpu import schedule_for_cpu, schedule_one_by_one
     from poly.scheduling.cpu_each import schedule_each
-    from poly.scheduling.cpu_program import known_for_cpu
     from poly.scheduling.shared_sums import share_sums
-
-    if not program.with_role("constant"):
-        program = known_for_cpu(program, {}, machine, threads)
 
     def first(program: Program, machine: Machine, threads: int) -> Schedule:
         return schedule_for_cpu(share_sums(program, machine, threads), machine, threads, begin)

@@ -66,6 +66,15 @@ def test_everything_that_decides_is_in_the_key(own_cache: Path) -> None:
         assert len(entries(own_cache)) == k + 1
 
 
+def test_a_program_is_edited_once_and_only_by_its_own_entry(own_cache: Path) -> None:
+    edits: list[Program] = []
+    for _ in range(2):
+        prepare(PROGRAM, MACHINE, 1, edit=lambda p: edits.append(p) or p)
+        assert len(entries(own_cache)) == 1
+    prepare(PROGRAM, MACHINE, 1)  # a group of a model, say, that has been edited
+    assert edits == [PROGRAM] and len(entries(own_cache)) == 2
+
+
 def test_what_is_kept_is_found_without_the_policy() -> None:
     """The first call of a process does not even import it."""
     call = "import numpy, poly, sys; a = numpy.ones((64, 64), 'f4'); poly.einsum('ij,jk->ik', a, a)"
