@@ -43,7 +43,7 @@ def multinomial(x: Array, *, dtype: int, sample_size: int, seed: float | None = 
 
     weights = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
     bounds = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)[:, :-1]
-    source = np.random.default_rng(None if seed is None else abs(hash(seed)))
+    source = np.random.default_rng(None if seed is None else list(np.float32(seed).tobytes()))
     drawn = source.random((len(x), sample_size))
     found = [np.searchsorted(row, some, side="right") for row, some in zip(bounds, drawn, strict=True)]
     return (np.array(found, helper.tensor_dtype_to_np_dtype(dtype)).reshape(drawn.shape),)

