@@ -1,8 +1,8 @@
 """A model by stages, for what only the run can tell: values that decide shapes, branches, sequences, strings.
 
 A stage is a run of nodes that has a static form once the shapes of what comes in are known, and the content of the few
-inputs that decide something. Where a node has none, the stage ends; the node runs by the reference evaluator, or its
-deciding operands, now computed, become constants of the next stage.
+inputs that decide something. Where a node has none, the stage ends; the node runs by numpy or the reference
+evaluator, or its deciding operands, now computed, become constants of the next stage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stage:
     """Nodes `first` to `end` - 1 of the model as a graph (None where nothing is computed).
 
     `known`: results that follow from the shapes and the deciding inputs alone. `reason`: why it ends before the model
-    does; `alone`: the node at `end` has to run by the reference evaluator.
+    does; `alone`: the node at `end` has to run by numpy or the reference evaluator.
     """
 
     first: int

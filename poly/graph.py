@@ -35,7 +35,7 @@ class Node:
 
     @property
     def external(self) -> bool:
-        """True where the reference evaluator has to run it."""
+        """True where numpy or the reference evaluator has to run it."""
         return any(s.external is not None for s in self.statements)
 
 

@@ -184,7 +184,7 @@ def places_of(accesses: Iterable[Access]) -> set[int]:
 
 @dataclass(frozen=True)
 class External:
-    """A computation outside the affine world, run by the reference evaluator: opaque payload with may-accesses.
+    """A computation outside the affine world, by numpy or the reference evaluator: opaque payload with may-accesses.
 
     `run` is looked up by `kind` in the interpreter ("onnx": payload is a serialised NodeProto).
     """
