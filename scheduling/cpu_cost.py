@@ -55,20 +55,27 @@ def shared_cycles(
             own = inside + sum((c.cycles for k, c in copied.items() if k not in before), np.zeros(()))
             common = sum((copied[k].cycles for k in before), np.zeros(()))
             far = [copied[k].bytes for k in before if not operands[k].depends(loop.iterator)]
-            travelling, edges = sum(far, np.zeros(())) * (1 - 1 / threads), 0.0
+            travelling = sum(far, np.zeros(())) * (1 - 1 / threads)
             for k, o in enumerate(operands):
                 if k in made and k not in before and not o.depends(loop.iterator):
                     travelling = travelling + o.size * (1 - 1 / threads)
-                if o.write and o.stride(loop.iterator) == o.element:
-                    # nobody fetches more of a tensor than what the others write of it
-                    most = o.size * (1 - 1 / threads)
-                    edges += min(EDGE * (threads - 1) * float(prod(o.shape[:-1])), most) / remote
             meetings = reached[-1] * pieces[depth - 1] - 1 + sum(reached[copied[k].depth] for k in before)
             shared = shared_time(own, loop.trips, meetings, travelling, threads, FITTED_REMOTE)
-            cycles = common / threads + shared + edges
+            cycles = common / threads + shared + _at_edges(operands, loop, threads) / remote
             best = np.minimum(best, np.where(loop.trips > 1, cycles, best))
         reached.append(reached[-1] * loop.trips)
     return best
+
+
+def _at_edges(operands: Sequence[Operand], loop: Loop, threads: int) -> float:
+    """Bytes that are fetched at the edges of rows which threads write side by side along a loop: of a tensor no more
+    than what the others write of it.
+    """
+    found = 0.0
+    for o in operands:
+        if o.write and o.stride(loop.iterator) == o.element:
+            found += min(EDGE * (threads - 1) * float(prod(o.shape[:-1])), o.size * (1 - 1 / threads))
+    return found
 
 
 class MemoryCycles(NamedTuple):
