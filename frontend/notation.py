@@ -294,6 +294,17 @@ def _in_brackets(text: str) -> bool:
     return text.startswith("(") and 0 not in depths[:-1]
 
 
+def _refused(name: str, names: Sequence[str], parameters: Sequence[str]) -> str:
+    """Why a name cannot be an index's; "" where it can."""
+    if name in parameters:
+        return "it is a size"
+    if names.count(name) > 1:
+        return "it is another one's"
+    if identifier(name) == f"{name}_":
+        return "the name is reserved"
+    return "" if identifier(name) == name else "it takes letters a to z, digits and _, a letter first"
+
+
 def _iterators(line: StatementLine, used: Mapping[str, None], parameters: Sequence[str]) -> tuple[str, ...]:
     """Those of the label, or those of the `for` lines and then of the statement in the order they occur."""
     around = [step for step in line.prefix if isinstance(step, str)]
@@ -308,9 +319,9 @@ def _iterators(line: StatementLine, used: Mapping[str, None], parameters: Sequen
             if "@" in name:
                 text, hint = "@ has no meaning in a body", "C[i, k] += A[i, j]*B[j, k]"
             raise line.place.error(text, max(line.place.shown.find(name), 0), hint)
-        if identifier(name) != name or name in parameters or names.count(name) > 1:
-            taken = "it is a size" if name in parameters else "the name is reserved"
-            raise line.place.error(f"{name!r} cannot name an index: {taken}", hint="rename it")
+        if why := _refused(name, names, parameters):
+            hint = identifier(name) if identifier(name) != name else "rename it"
+            raise line.place.error(f"{name!r} cannot name an index: {why}", hint=hint)
     return names
 
 

@@ -262,6 +262,7 @@ def test_an_unknown_function_is_answered_with_one_that_means_it(name: str, hint:
     ("y[i] = x[:]", "an index with a name, as in y[i] += A[i, j]"), ("y = x[i] @ x[i]", "C[i, k] += A[i, j]*B[j, k]"),
     ("i,i->", 'poly.einsum("i,i->", ...), or C[i, k] += A[i, j]*B[j, k]'),
     ("y[i] = x[i]^2", "i32(x) or i64(x) inside bit_xor; a power is x**y"),
+    ("y[ï] = x[ï]", "i_"), ("y[mod] = x[mod]", "mod_"), ("y[_] = x[_]", "i_"),
     ("y[i,j] = x[i] where j < 4", "both ends, such as where 0 <= j < 4"),
     ("y[i,j] = x[i] where j > 9", "both ends, such as where 10 <= j < 18"),
     ("y[i] = x[i] + f32(i*0.5)", "convert the other operand: f32(i)"),
