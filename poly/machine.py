@@ -36,6 +36,12 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     "fma": 2, "load": 2, "store": 1, "issue": 3, "latency": 4, "reduce": 5, "page": 192, "near": 0, "overlap": 4,
     "remote": 2, "pages": 64, "turning": 3, "lost": 16,
 }  # fmt: skip
+# The least of every number in a description, by its field; 0 where that has a meaning: not said, or none.
+_LEAST: Final[Mapping[str, int]] = {
+    "clock_mhz": 1, "cores": 1, "capacity": 1, "align": 1, "banks": 1, "bytes_per_cycle": 0, "latency": 0, "line": 0,
+    "rows": 0, "cols": 0, "lanes": 0, "setup": 0, "fill": 0,
+}  # fmt: skip
+_LEAST_COST: Final[Mapping[str, int]] = {"fma": 1, "load": 1, "store": 1, "issue": 1, "remote": 1}  # of rates; else 0
 _ALWAYS_SAID: Final = ("kind", "clock_mhz", "cores", "align", "banks")  # when printed: what one edits, or looks for
 T = TypeVar("T")
 
@@ -58,6 +64,9 @@ class Memory:
     line: int = 0
     dtypes: tuple[str, ...] = ()
     shared: bool | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, f"memory {self.name}")
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,16 @@ class Engine:
     features: tuple[str, ...] = ()
     dots: tuple[tuple[str, int], ...] = ()
 
+    def __post_init__(self) -> None:
+        where = f"engine {self.name}"
+        _check_numbers(self, where)
+        for name, value in self.cost.items():
+            _check_number(f"cost of {name}", value, _LEAST_COST.get(name, 0), where)
+        for name, value in self.dots:
+            _check_number(f"lanes of {name}", value, 1, where)
+        if self.kind in ("core", "vector"):
+            _check_number("lanes", self.lanes, 1, where)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -100,6 +119,7 @@ class Machine:
     cpu: str = ""
 
     def __post_init__(self) -> None:
+        self._check_kind()
         known = {m.name for m in self.memories}
         if len(known) != len(self.memories):
             raise MachineError("two memories of one name", where=f"machine {self.name}")
@@ -119,6 +139,16 @@ class Machine:
                 f"shared caches {names} are not those behind a core's own", where=f"machine {self.name}",
                 hint="shared = true only for the largest caches, never for all",
             )  # fmt: skip
+
+    def _check_kind(self) -> None:
+        """Numbers that every machine needs, or this kind of machine."""
+        _check_numbers(self, f"machine {self.name}")
+        if self.kind == "accelerator" and self.cores != 1:
+            hint = "cores = 1; what works at the same time are engines"
+            raise MachineError("an accelerator has one core", where=f"machine {self.name}", hint=hint)
+        if self.kind == "accelerator" and self.engines_of("dma"):
+            for memory in (m for m in self.memories if m.kind == "dram"):
+                _check_number("bytes_per_cycle", memory.bytes_per_cycle, 1, f"memory {memory.name}")
 
     @cached_property
     def memory(self) -> Mapping[str, Memory]:
@@ -206,6 +236,19 @@ class Machine:
         return machine_html(self)
 
 
+def _check_numbers(part: Machine | Memory | Engine, where: str) -> None:
+    for name in (f.name for f in fields(part) if f.name in _LEAST):
+        value = getattr(part, name)
+        if name != "capacity" or value is not None:  # unbounded
+            _check_number(name, value, _LEAST[name], where)
+
+
+def _check_number(name: str, value: object, least: int, where: str) -> None:
+    if type(value) is not int or value < least:
+        hint = "a positive integer" if least else "an integer, not negative"
+        raise MachineError(f"{name} is {shown(value)}", where=where, hint=hint)
+
+
 def _table(part: Machine | Memory | Engine, head: str) -> str:
     """What a part says, as a table of TOML; its memories and engines are tables of their own."""
     rows = [f for f in fields(part) if f.name not in ("memories", "engines")]
@@ -288,5 +331,5 @@ def _build(kind: type[T], row: Mapping[str, object], where: str) -> T:
         )
     try:
         return cast("Callable[..., T]", kind)(**values)
-    except TypeError as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise MachineError(str(error), where=where) from error

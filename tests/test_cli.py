@@ -333,7 +333,7 @@ def test_a_printed_machine_can_be_edited_and_given_back(
 
 
 def test_a_printed_machine_has_the_names_that_it_had(tmp_path: Path) -> None:
-    machine = replace(machine_of("s16"), name='a "\x7f\t\U0001f680\\ é', cores=3)
+    machine = replace(machine_of("s16"), name='a "\x7f\t\U0001f680\\ é', clock_mhz=3)
     (file := tmp_path / "mine.toml").write_text(str(machine), "utf-8")
     assert read_machine(file) == machine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 
 import poly
 from poly.codegen.host import host_machine, machine_of_features
+from poly.compiler import machine_of
 from poly.errors import MachineError
-from poly.machine import Engine, Machine, Memory
+from poly.machine import Engine, Machine, Memory, machine_of_table
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_core import core_of
@@ -100,3 +102,30 @@ def test_a_model_takes_what_is_usual_where_a_description_leaves_it_out() -> None
     known = machine_of_features("x", ("avx", "avx2"), "x86_64-unknown-linux-gnu", {1: 32768, 2: 1 << 20}, 1, 3000)
     assert core_of(Machine("x", "cpu", (dram, *caches), (core,)), 4) == core_of(known, 4)
     assert [c.rate for c in core_of(Machine("x", "cpu", (dram,), (core,)), 4).caches] == [6]
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("clock_mhz = 1000", "clock_mhz = 0", "clock_mhz is 0"),
+    ("clock_mhz = 1000", "clock_mhz = nan", "clock_mhz is nan"),
+    ("clock_mhz = 1000", "clock_mhz = true", "clock_mhz is True"), ("lanes = 16", "lanes = 0", "lanes is 0"),
+    ("lanes = 16", "lanes = -4", "lanes is -4"), ("fill = 30", "fill = -300", "fill is -300"),
+    ("setup = 4", "setup = -40", "setup is -40"), ("banks = 1", "banks = 0", "banks is 0"),
+    ("bytes_per_cycle = 8", "bytes_per_cycle = 0", "dram: bytes_per_cycle is 0"),
+    ("align = 64", "align = 0", "align is 0"), ("exp = 4", "exp = -1", "cost of exp is -1"),
+    ("capacity = 65536", "capacity = -1", "capacity is -1"), ("cores = 1", "cores = 4", "an accelerator has one core"),
+    ("latency = 64", "latency = -1", "latency is -1"), ("rows = 16", "rows = 1.5", "rows is 1.5"),
+])  # fmt: skip
+def test_numbers_of_a_description_mean_something(old: str, new: str, message: str) -> None:
+    text = str(machine_of("s16"))
+    assert old in text
+    with pytest.raises(MachineError, match=message):
+        machine_of_table(tomllib.loads(text.replace(old, new)), "mine.toml")
+
+
+@pytest.mark.parametrize("row", [{"cost": 5}, {"dots": [1]}, {"dots": [["dot4", 0]]}, {"cost": {"fma": 0}}])
+def test_numbers_of_a_core_mean_something(row: dict[str, object]) -> None:
+    engine = {"name": "core", "kind": "core", "lanes": 8, **row}
+    table = {"schema": 1, "name": "x", "kind": "cpu", "memory": [{"name": "dram", "kind": "dram"}], "engine": [engine]}
+    with pytest.raises(MachineError):
+        machine_of_table(table, "mine.toml")
+    assert machine_of_table({**table, "engine": [{**engine, "cost": {"near": 0}, "dots": []}]}).lanes(4) == 8
