@@ -67,7 +67,7 @@ FORMS: Final[Mapping[str, Form]] = {
         f"{_LONG} * sqrt(1 + ({_SHORT} / {_LONG}) * ({_SHORT} / {_LONG}))", _XY,
     ),
     "relu": Form("max(x, 0)"), "silu": Form("x * sigmoid(x)"),
-    "copysign": Form("abs(x) if y > 0 or 1 / y > 0 else -abs(x)", _XY),
+    "copysign": Form("-abs(x) if y < 0 or 1 / y < 0 else abs(x)", _XY),
     "signbit": Form("x < 0 or 1 / x < 0"),
     "trunc": Form("ceil(x) if x < 0 else floor(x)"), "fix": Form("ceil(x) if x < 0 else floor(x)"),
     "clip": Form("min(max(x, low), high)", ("x", "low", "high")),

@@ -62,7 +62,7 @@ def found_and_exact(name: str, dtype: str, operands: list[np.ndarray]) -> tuple[
 def test_forms(name: str, dtype: str) -> None:
     operands = numbers(dtype, len(FORMS[name].parameters))
     if name in ("copysign", "signbit"):
-        operands = [np.where(np.isnan(a), 1, a).astype(a.dtype) for a in operands]  # a sign of NaN is nobody's
+        operands = [np.where(np.isnan(a), np.nan, a).astype(a.dtype) for a in operands]  # NaN counts as positive
     found, exact = found_and_exact(name, dtype, operands)
     with np.errstate(all="ignore"):
         rounded = exact.astype(operands[0].dtype)
