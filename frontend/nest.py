@@ -127,10 +127,24 @@ def nest(
     return lambda f: Nest(f, exact)
 
 
-@within_depth("nest")
 def read_nest(function: Callable[..., object], *, exact: bool = False) -> Program:
     """The program of a function, in its original order, sizes symbolic. Raises `ParseError`."""
     text = written(function)
+    with within_depth(lambda: _deepest(text)):
+        return _read(text, exact)
+
+
+def _deepest(text: Written) -> tuple[int, str]:
+    """How many expressions are in each other at most, and where in the file."""
+    found, within = (0, 0), list[tuple[int, ast.AST]]([(0, text.definition)])
+    while within:
+        depth, node = within.pop()
+        found = max(found, (depth, getattr(node, "lineno", 0)))
+        within += [(depth + isinstance(child, ast.expr), child) for child in ast.iter_child_nodes(node)]
+    return found[0], f"{text.source.file}:{found[1]}"
+
+
+def _read(text: Written, exact: bool) -> Program:
     arguments, sizes = read_signature(text)
     scalars = frozenset(a.name for a in arguments if a.shape == () and _plain(a))
     reader = Reader(frozenset(a.name for a in arguments), scalars, exact)

@@ -28,7 +28,7 @@ from poly.graph import Graph, SizedGraph
 from poly.machine import Machine
 from poly.pointers import aligned_zeros
 from poly.prepared import Prepared, prepare, prepare_free, prepare_program, settled
-from poly.program import Program, program_of
+from poly.program import Program, deepest_body, program_of
 from poly.scheduling.initialised import check_initialised
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.schedule import Schedule
@@ -103,7 +103,6 @@ def compile(
     progress: Progress | None = None,
 ) -> Kernel | StreamKernel: ...
 @checks_kinds(PolyError, "Schedule")
-@within_depth("compile")
 def compile(
     what: Program | Graph | Schedule | Nest[..., object] | str | onnx.ModelProto | Path,
     target: str | Machine = "cpu",
@@ -138,17 +137,24 @@ def compile(
         if schedule is not None or constants:
             hint = "compile graph.to_program() instead"
             raise ScheduleError("a graph brings its own constants and schedules", hint=hint)
-        return _graph_engine(what, machine, threads or 1, progress)
+        with within_depth(lambda: deepest_body(s for n in what.nodes for s in n.statements)):
+            return _graph_engine(what, machine, threads or 1, progress)
     if _is_model(what):
         if schedule is not None or constants:
             raise ScheduleError("a model brings its own constants and schedules", hint="from_onnx(..., constants=...)")
         return _model_engine(what, machine, threads or 1, progress)
     program, own = _program_and_schedule(what)
-    schedule = schedule or own
-    if schedule is not None and not _is_of(schedule, program, constants or {}):
+    with within_depth(lambda: deepest_body(program.statements)):
+        return _compiled(program, machine, constants or {}, threads or 1, schedule or own)
+
+
+def _compiled(
+    program: Program, machine: Machine, constants: Mapping[str, Array], threads: int, schedule: Schedule | None
+) -> Kernel | StreamKernel:
+    if schedule is not None and not _is_of(schedule, program, constants):
         raise ScheduleError(f"the schedule is of another program, {schedule.source.name!r}", hint="Schedule(program)")
     check_initialised(program)
-    return compile_program(program, machine, dict(constants or {}), threads or 1, schedule)
+    return compile_program(program, machine, dict(constants), threads, schedule)
 
 
 def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array]) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 _WIDTH = 160  # characters of a line in a message
+_DEEP = 100  # operators in each other: each takes two or three of the 1000 calls that Python has
 
 
 class PolyError(Exception):
@@ -98,13 +99,18 @@ class UnsupportedError(PolyError):
 
 
 @contextmanager
-def within_depth(where: str) -> Generator[None]:
-    """An expression that is nested more deeply than Python recurses is an `UnsupportedError`."""
+def within_depth(deepest: Callable[[], tuple[int, str]]) -> Generator[None]:
+    """Where Python does not recurse deeply enough for an expression, an `UnsupportedError`. `deepest`: how deep the
+    deepest one is, and where; where that is not deep, the error is a bug of ours, and stays what it is.
+    """
     try:
         yield
-    except RecursionError:
+    except RecursionError as error:
+        depth, where = deepest()
+        if depth < _DEEP:
+            raise
         hint = "a statement of its own for a part of it"
-        raise UnsupportedError("an expression is nested too deeply", where=where, hint=hint) from None
+        raise UnsupportedError(f"an expression is nested too deeply: {depth}", where=where, hint=hint) from error
 
 
 class OnnxError(PolyError):

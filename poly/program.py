@@ -26,7 +26,7 @@ from poly.affine import Affine, Constraint, var
 from poly.document import counted
 from poly.dtypes import DTYPES, hint_for, size_bytes
 from poly.errors import PolyError, ShapeError
-from poly.expr import Combiner, Const, Expr, IndexValue, dtype_of, reads_of, require_literals, walk
+from poly.expr import Combiner, Const, Expr, IndexValue, children, dtype_of, reads_of, require_literals, walk
 from poly.locks import cached_property
 from poly.text_sets import print_condition
 
@@ -254,6 +254,18 @@ class Statement:
     def tuple_text(self) -> str:
         """`S[i, j]`, as isl writes it."""
         return f"{self.name}[{', '.join(self.iterators)}]"
+
+
+def deepest_body(statements: Iterable[Statement]) -> tuple[int, str]:
+    """How many operators are in each other at most, and in which statement; found without recursion."""
+    found = (0, "")
+    for s in statements:
+        within: list[tuple[int, Expr]] = [(0, s.body)]
+        while within:
+            depth, body = within.pop()
+            found = max(found, (depth, f"statement {s.name}"))
+            within += [(depth + 1, child) for child in children(body)]
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import pytest
 
 from poly.compiler import compile
-from poly.errors import IllegalEdit, PolyError, ScheduleError
+from poly.errors import IllegalEdit, PolyError, ScheduleError, UnsupportedError
+from poly.expr import apply
 from poly.frontend.notation import parse
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
@@ -146,6 +148,26 @@ def test_numpy_integers_are_in_the_text_as_numbers() -> None:
 def test_expressions_beyond_pythons_recursion(body: str) -> None:
     with pytest.raises(PolyError, match="nested too deeply"):
         compile(parse(f"y[i] = {body}", x=(9,)))
+
+
+def test_a_deep_expression_is_named_and_what_else_recurses_is_our_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = parse("y[i] = x[i] + x[i]; z[i] = y[i]", x=(9,))
+    first, second = program.statements
+    body = first.body
+    for _ in range(320):
+        body = apply("neg", body)
+    with pytest.raises(UnsupportedError, match=f"^statement {first.name}: an expression is nested too deeply") as found:
+        compile(replace(program, statements=(replace(first, body=body), second)))
+    assert isinstance(found.value.__cause__, RecursionError)
+
+    def endless(*_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr("poly.compiler.check_initialised", endless)
+    with pytest.raises(RecursionError):
+        compile(program)
+
+
 
 
 @pytest.mark.parametrize("body", ["x[i]*{}", "i64(x[i]) + {}", "(x[i] if i < {} else 0)", "f32(-{})"])
