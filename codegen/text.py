@@ -12,6 +12,7 @@ import struct
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -36,12 +37,14 @@ def scalar_type(dtype: str) -> str:
     return _IR_TYPES[dtype]
 
 
+@cache
 def value_type(dtype: str, lanes: int) -> str:
     """The IR type of a scalar (`lanes` 0) or a vector."""
     scalar = scalar_type(dtype)
     return f"<{lanes} x {scalar}>" if lanes else scalar
 
 
+@cache
 def memory_type(dtype: str, lanes: int = 0) -> str:
     """The IR type in memory: bool is one byte, 0 or 1."""
     scalar = "i8" if dtype == "bool" else scalar_type(dtype)

@@ -32,12 +32,14 @@ class Vectors:
         self._subscripts: dict[int, Sequence[Affine] | None] = {}
         self._instances: dict[str, tuple[Mapping[str, Affine | int], Mapping[Atom, Affine]] | None] = {}
         self._expressions: dict[tuple[str, Affine], Affine | None] = {}
+        self._parts: dict[tuple[str, Affine, int], _Parts] = {}
+        self._inside: dict[tuple[str, tuple[tuple[Affine, int], ...]], tuple[int, int] | None] = {}
 
     def of_fewer(self, schedule: Schedule) -> Vectors:
         """The loop vectors of a schedule of some of the statements with other accesses, but the same instances."""
         found = Vectors(schedule)
         found._maps, found._ranges, found._instances = self._maps, self._ranges, self._instances
-        found._expressions = self._expressions
+        found._expressions, found._parts, found._inside = self._expressions, self._parts, self._inside
         return found
 
     def of(self, s: Statement) -> isl.Map:
@@ -173,31 +175,39 @@ class Vectors:
 
     def _split(self, s: Statement, subscript: Affine, depth: int) -> _Parts:
         """A subscript by the loop at `depth`, those around it (and sizes), and those inside."""
-        nest = self.schedule.nests[s.name]
-        factor, around, inside = 0, set[tuple[Atom, int]](), list[tuple[Affine, int]]()
-        for atom, c in subscript.terms:
-            assert isinstance(atom, Var)
-            place = nest.names.index(atom.name) if atom.name in nest.loops else -1  # -1: a size
-            if place < depth:
-                around.add((atom, c))
-            elif place == depth:
-                factor = c
-            else:
-                inside.append((nest.loops[atom.name], c))
-        return _Parts(factor, frozenset(around), tuple(inside), subscript.constant)
+        key = s.name, subscript, depth
+        if key not in self._parts:
+            nest = self.schedule.nests[s.name]
+            factor, around, inside = 0, set[tuple[Atom, int]](), list[tuple[Affine, int]]()
+            for atom, c in subscript.terms:
+                assert isinstance(atom, Var)
+                place = nest.names.index(atom.name) if atom.name in nest.loops else -1  # -1: a size
+                if place < depth:
+                    around.add((atom, c))
+                elif place == depth:
+                    factor = c
+                else:
+                    inside.append((nest.loops[atom.name], c))
+            self._parts[key] = _Parts(factor, frozenset(around), tuple(inside), subscript.constant)
+        return self._parts[key]
 
     def _range(self, s: Statement, parts: _Parts) -> tuple[int, int] | None:
-        """The least and the most of what loops inside add; None where nothing bounds them."""
-        if not parts.inside:
-            return parts.constant, parts.constant
-        if box_bounds(bound_domain(self.program, s), s.iterators) is None:  # only isl could tell what one loop adds
-            terms = [(atom, c * k) for loop, c in parts.inside for atom, k in loop.terms]
-            constant = parts.constant + sum(c * loop.constant for loop, c in parts.inside)
-            own = _own_bounds(sum_of(terms, constant).recombined())
+        """The least and the most of what loops inside and the constant add; None where nothing bounds them."""
+        key = s.name, parts.inside
+        if key not in self._inside:
+            self._inside[key] = self._found_range(s, parts.inside)
+        found = self._inside[key]
+        return None if found is None else (found[0] + parts.constant, found[1] + parts.constant)
+
+    def _found_range(self, s: Statement, inside: Sequence[tuple[Affine, int]]) -> tuple[int, int] | None:
+        if inside and box_bounds(bound_domain(self.program, s), s.iterators) is None:
+            # only isl could tell what one loop adds
+            terms = [(atom, c * k) for loop, c in inside for atom, k in loop.terms]
+            own = _own_bounds(sum_of(terms, sum(c * loop.constant for loop, c in inside)).recombined())
             if own is not None:
                 return own
-        low = high = parts.constant
-        for loop, c in parts.inside:
+        low = high = 0
+        for loop, c in inside:
             found = range_of(self.program, s, loop)
             if found is None:
                 return None
