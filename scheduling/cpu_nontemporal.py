@@ -72,6 +72,12 @@ def row_bytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:
     return tensor.extents(sizes)[-1] * size_bytes(tensor.dtype) if tensor.rank else 0
 
 
+def whole_lines_past(program: Program, group: Group, machine: Machine, threads: int) -> frozenset[str]:
+    """Those of which every row leaves in whole lines."""
+    past = {t: row_bytes(program.tensor[t], program.binding) for t in results_past(program, group, machine, threads)}
+    return frozenset(t for t, n in past.items() if n >= LEAST_RUN and n % machine.line == 0)
+
+
 def written_past(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:
     """Mark the vector loops of a scheduled group that store such results, one vector beside the other."""
     program = schedule.program

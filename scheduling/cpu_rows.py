@@ -32,6 +32,7 @@ from poly.scheduling.cpu_facts import (
     step_along,
     widest_element,
 )
+from poly.scheduling.cpu_nontemporal import whole_lines_past
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 
 HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements that take a few, ten, more operations
@@ -64,7 +65,8 @@ class RowPlan:
     """`inner`: for every statement its loops inside the row, the lanes last; `height`: rows side by side; `asked`: the
     statements that ask for the next rows of what comes from beyond a core's own caches, where the nearest one has room;
     `ahead`: how many times `height` rows before these are touched. `behind`: where passes are staggered, for every
-    statement how many times `height` rows it is behind the first, in blocks of so many rows (`block`).
+    statement how many times `height` rows it is behind the first, in blocks of so many rows (`block`); `slots`: what a
+    pass hands on in rows that take turns, as the result goes past the caches.
     """
 
     passes: tuple[Pass, ...]
@@ -74,6 +76,7 @@ class RowPlan:
     ahead: int = 1
     behind: Mapping[str, int] = field(default_factory=dict[str, int])
     block: int = 0
+    slots: frozenset[str] = frozenset()
 
     def places(self) -> Mapping[str, tuple[int, int]]:
         """When every statement touches a row: how far it is behind, and its pass."""
@@ -120,7 +123,12 @@ def row_plan(
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
     block = _block(group, height, 1 if in_cache else threads)
     apart = height * held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
-    return plan if apart else _staggered(program, group, replace(plan, block=block), limits)
+    if apart:
+        return plan
+    found = _staggered(program, group, replace(plan, block=block), limits)
+    near = not in_cache and height * held <= 2 * machine.nearest_cache  # two rows, and one that is read
+    past = whole_lines_past(program, group, machine, threads) if near and found.behind else frozenset[str]()
+    return replace(found, slots=frozenset(t for t, r in in_results(program, group, found).items() if r in past))
 
 
 def _inside_rows(program: Program, group: Group) -> dict[str, dict[str, int]] | None:

@@ -74,6 +74,8 @@ class Rows:
 
     def _staggered(self, schedule: Schedule, order: Sequence[str]) -> Schedule:
         """The loops around shared, each statement as many iterations over rows later as it is behind."""
+        for tensor in self.plan.slots:
+            schedule = self._in_slots(schedule, order, tensor)
         first, places = schedule.nests[order[0]], list[Place]()
         new = self.depth - 1 if self.inside else 0  # loops from here on are not shared yet
         prefix = first.path[: first.path.index(first.names[new])]
@@ -86,6 +88,15 @@ class Rows:
             path = (*prefix, *first.names[new : self.depth], k, *inner)
             places.append((name, path, tuple((n, str(v)) for n, v in zip(names, values, strict=True))))
         return schedule.arrange(places)
+
+    def _in_slots(self, schedule: Schedule, order: Sequence[str], tensor: str) -> Schedule:
+        """Rows of a tensor in the nearest cache, by turns: one is made while those before are used."""
+        schedule = fused(schedule, order, range(self.depth))
+        row, buffer = schedule.nests[order[0]].names[self.depth - 1], f"{tensor}_row"
+        users = [s for s in self.group.statements if tensor in (*tensors_read(s), *tensors_written(s))]
+        behind = [self.plan.behind[s.name] for s in users]
+        schedule = schedule.promote(tensor, row, self._space(), name=buffer)
+        return schedule.double_buffer(buffer, row, max(behind) - min(behind) + 1)
 
     def _rows(self, schedule: Schedule, name: str) -> list[str]:
         """The loops of a statement that all share, a row at last."""
@@ -165,7 +176,8 @@ class Rows:
         registers = self.machine.register_space
         inside = set(parts_of(schedule, self.group)) | {s.name for s in schedule.program.statements if s.partial}
         for tensor, place in in_results(schedule.source, self.group, self.plan).items():
-            schedule = schedule.overlay(tensor, place)
+            if tensor not in self.plan.slots:
+                schedule = schedule.overlay(tensor, place)
         handed = crossing(self.group, self.plan)
         for tensor, users in self._users(schedule).items():
             buffer, at, space = f"{tensor}_row", self.row, self._space()

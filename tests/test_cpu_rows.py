@@ -12,7 +12,7 @@ from poly.codegen.host import machine_of_features
 from poly.codegen.kernel import Kernel
 from poly.frontend.nest import nest
 from poly.interp import run_program
-from poly.loops import Alloc, Compute
+from poly.loops import Alloc, Compute, For
 from poly.machine import Machine, Memory
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
@@ -354,6 +354,28 @@ def test_exponentials_lie_in_the_result() -> None:
         schedule = schedule_for_cpu(program, AVX2)
         assert ("overlay(tensor='e', inside='y')" in schedule.script) == inside
         agrees(program, {"x": np.random.default_rng(0).standard_normal((4, 40)).astype("f4")})
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "slots"),
+    [
+        (SOFTMAX, 512, 2),
+        (f"{SOFTMAX[: SOFTMAX.index('y')]}t[i] max= e[i,j] / s[i]; y[i,j] = e[i,j] * t[i]", 512, 3),
+        (SOFTMAX, 500, 0),  # rows that end within a line
+    ],
+)
+def test_exponentials_of_results_past_the_caches_take_turns(text: str, columns: int, slots: int) -> None:
+    """In as many rows of the nearest cache as passes are apart; a result that is read back would not leave at once."""
+    sizes, features = {1: 32 << 10, 2: 128 << 10, 3: 256 << 10}, ("avx", "avx2", "fma", "f16c")
+    small = machine_of_features("x86-64", features, "x86_64-unknown-linux-gnu", sizes, 2, 3000)
+    x = np.random.default_rng(columns).standard_normal((96, columns)).astype("f4")
+    program = poly.parse(text, x=x.shape)
+    schedule = schedule_for_cpu(program, small)
+    past = any(n.nontemporal for n in schedule.lower().nodes() if isinstance(n, For))
+    rows = [t.shape for t in schedule.program.tensors if t.origin == "e"]
+    assert (past, [int(str(r[0])) for r in rows]) == (slots > 0, [slots] * (slots > 0))
+    expected = np.asarray(run_program(program, {"x": x})["y"], "f8")
+    np.testing.assert_allclose(np.asarray(poly.compile(schedule)(x), "f8"), expected, rtol=3e-6, atol=1e-6)
 
 
 def test_threads_share_rows_not_what_is_inside() -> None:
