@@ -35,6 +35,7 @@ from poly.scheduling.cpu_facts import (
     step_along,
     widest_element,
 )
+from poly.scheduling.cpu_sums import LONG_CHAIN, Sums
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
@@ -310,7 +311,7 @@ class _Reduced:
     def __init__(self, group: Group, plan: Reduction, machine: Machine) -> None:
         self.group, self.plan, self.space = group, plan, machine.register_space
         self.cache = machine.cache_space(1)
-        self.vector = plan.vector
+        self.vector, self.sums = plan.vector, Sums(plan.vector, machine)
 
     def run(self, schedule: Schedule) -> Schedule:
         plan = self.plan
@@ -481,14 +482,18 @@ class _Reduced:
         return schedule
 
     def _tile(self, schedule: Schedule, name: str, width: int) -> Schedule:
-        """Some vectors of the target in registers while the rows of a block are added."""
+        """Some vectors of the target in registers while the rows of a block are added: of many rows, from zero."""
         lanes, rows = schedule.nests[name].names[-2:]
         schedule = schedule.tile({lanes: width}).reorder(f"{lanes}.o", rows, f"{lanes}.p").unroll(rows)
         schedule = in_vectors(schedule, f"{lanes}.p", width, self.vector)
         vectors = schedule.nests[name].names[-1]
         if self.plan.ahead and schedule.kind(vectors) == "vector":
             schedule = schedule.prefetch(vectors, f"{lanes}.o", self.plan.ahead)
-        target = schedule.program.statement[name].write.tensor
+        s = schedule.program.statement[name]
+        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
+        if s.reorder and prod(steps.values()) >= 2 * LONG_CHAIN:
+            return self.sums.partial(schedule, s, f"{lanes}.o")
+        target = s.write.tensor
         buffer = f"{target}_{name}_r"
         schedule = schedule.promote(target, f"{lanes}.o", self.space, name=buffer, users=[name])
         for copy in (f"ld_{buffer}", f"st_{buffer}"):

@@ -23,7 +23,7 @@ from poly.scheduling.vectors import Vectors
 FROM_ZERO = 64  # steps of a block from zero: those with fewer are streams of few rows, and wait for their sums
 # Steps of a block that is made for the error alone, hardly a share of the time: a tile's sums come and go through the
 # first cache. Those of a row have their lanes to add up instead, and have shorter blocks (`cpu_reduce`).
-LEAST_CHAIN = 4096
+LONG_CHAIN = 4096
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Sums:
     def in_blocks(self, schedule: Schedule, s: Statement, anchor: str, steps: int) -> Schedule:
         """The same for a tile of so many `steps`; of very many, in blocks, whose sums meet in the first cache."""
         names = schedule.nests[s.name].names
-        loop, size = names[names.index(anchor) + 1], max(LEAST_CHAIN, isqrt(steps))
+        loop, size = names[names.index(anchor) + 1], max(LONG_CHAIN, isqrt(steps))
         trips = _trips(schedule, s, loop) if steps >= 2 * size and schedule.kind(loop) == "serial" else 0
         each = -(-size * trips // steps)
         if trips <= each:

@@ -103,6 +103,7 @@ def test_blocks_of_a_sum_start_from_zero(text: str, shapes: tuple[tuple[int, ...
         (GEMM, ((1, 60000), (60000, 24))),  # one tile of vectors, the last of them not whole
         ("C[i,j] += A[i,k,l] * B[k,l,j]", ((5, 200, 300), (200, 300, 9))),
         ("C[i] += A[k,i] * B[k]", ((60000, 20), (60000,))),
+        ("C[i] += A[k,i] * B[k]", ((60000, 220), (60000,))),  # more columns than a tile holds
     ],
 )
 def test_long_sums_of_equal_elements_err_little(text: str, shapes: tuple[tuple[int, ...], ...], threads: int) -> None:
