@@ -28,6 +28,7 @@ polyhedral compiler: floats then differ in rounding. `@nest(exact=True)` keeps t
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import update_wrapper
@@ -409,28 +410,54 @@ def _check_bounds(
             continue
         instance, element = witness(outside, (s.iterators, [f"dimension {d}" for d in range(len(shape))]))
         allowed = outside.params().complement().intersect(context).gist(context)
-        left = [*_left(outside.range().reset_tuple_id(), access, shape, sizes)]
+        texts = _index_texts(place, access, s.iterators)
+        left = [*_left(outside.range().reset_tuple_id(), texts, shape, sizes)]
         inside = " and ".join(text for _, text in left)
         hint = f"loops in which {inside}"
         if not any(isinstance(e, ReadIndex) or e.names & {*s.iterators} for e in access.index):
             hint = f"a subscript below {' and '.join(map(str, shape))}"
         elif access is not s.write and not access.guard:
             hint += f", or {ast.unparse(place)} if {inside} else 0.0"
-        if not allowed.is_empty() and (condition := print_condition(allowed)):
+        if not allowed.is_empty() and (condition := _python_condition(print_condition(allowed))):
             hint += f", or state what sizes are possible: assert {condition}"
         if _goes_around(source, place, {d for d, _ in left}):
             hint = "what stands before % of a size lies from minus that size to less than twice it"
             text = f"{ast.get_source_segment(source.text, place)} may go around more than once: {instance} -> {element}"
             raise source.error(place, text, hint)
-        raise _out_of_bounds(source, place, access, shape, f"{instance} -> {element}", hint)
+        raise _out_of_bounds(source, place, access, shape, texts, f"{instance} -> {element}", hint)
+
+
+def _python_condition(text: str) -> str:
+    """A condition on sizes as Python writes it, "" where it has no such form."""
+    text = re.sub(r"\(\s*(\w+)\s*\) mod (\d+)", r"\1 % \2", text).replace(" mod ", " % ")
+    text = re.sub(r"(?<![<>=!])=(?!=)", "==", text)
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return ""
+    return text
+
+
+def _index_texts(place: ast.expr, access: Access, iterators: Sequence[str]) -> list[str]:
+    """Each subscript; as it is written where its loop has a step, whose iterator is none of the nest's names."""
+    written = subscripts(place) if isinstance(place, ast.Subscript) else []
+    found = [str(e) for e in access.index]
+    if len(written) != len(found):
+        return found
+    for d, (e, node) in enumerate(zip(access.index, written, strict=True)):
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        made = set() if isinstance(e, ReadIndex) else (e.names & {*iterators}) - names
+        if made and {n.rpartition("_")[0] for n in made} <= names:
+            found[d] = ast.unparse(node)
+    return found
 
 
 def _left(
-    elements: isl.Set, access: Access, shape: Sequence[Affine], sizes: Sequence[str]
+    elements: isl.Set, texts: Sequence[str], shape: Sequence[Affine], sizes: Sequence[str]
 ) -> Iterator[tuple[int, str]]:
     """What an access has to satisfy that reaches these elements outside of its tensor, by dimensions."""
     names = ", ".join(f"d{d}" for d in range(len(shape)))
-    for d, (index, extent) in enumerate(zip(access.index, shape, strict=True)):
+    for d, (index, extent) in enumerate(zip(texts, shape, strict=True)):
         for beyond, inside in ((f"d{d} < 0", f"{index} >= 0"), (f"d{d} >= {extent.isl_text}", f"{index} < {extent}")):
             if not elements.is_disjoint(isl.Set(f"{header(sizes)}{{ [{names}] : {beyond} }}")):
                 yield d, inside
@@ -449,7 +476,8 @@ def _goes_around(source: Source, place: ast.expr, dimensions: Collection[int]) -
 
 
 def _out_of_bounds(
-    source: Source, place: ast.expr, access: Access, shape: Sequence[Affine], shown: str, hint: str
+    source: Source, place: ast.expr, access: Access, shape: Sequence[Affine], texts: Sequence[str], shown: str,
+    hint: str,
 ) -> ParseError:
     extents = ", ".join(map(str, shape))
     if access.indirect:
@@ -458,5 +486,4 @@ def _out_of_bounds(
     if below:  # Python counts from the end
         ends = [e + (shape[d] if d in below else 0) for d, e in enumerate(access.affine_index)]
         hint = f"from the end: {access.tensor}[{', '.join(map(str, ends))}]"
-    index = ", ".join(map(str, access.affine_index))
-    return source.error(place, f"{access.tensor}[{index}] is outside its shape ({extents}): {shown}", hint)
+    return source.error(place, f"{access.tensor}[{', '.join(texts)}] is outside its shape ({extents}): {shown}", hint)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from poly.expr import OPERATORS
+from poly.function_forms import FORMS
 from poly.function_hints import INTERNAL, suggestion
 
 _SIGNS: Final = frozenset("select bit_and bit_or bit_xor shift_left shift_right".split())  # a if c else b, a & b, ...
@@ -124,8 +125,6 @@ def held(node: ast.expr) -> str:
 def value(node: ast.expr) -> str:
     """For an expression that has no meaning as a value."""
     match node:
-        case ast.UnaryOp(op=ast.Invert(), operand=a):
-            return f"-1 - {_grouped(a)} of integers, not {_grouped(a)} of truths"
         case ast.BinOp(op=ast.MatMult()):
             return "a product of matrices is loops: C[i, j] += A[i, k] * B[k, j]"
         case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
@@ -142,8 +141,9 @@ def function(name: str) -> str:
     """For a call of a function that a nest does not know."""
     if name in _SUMS:
         return f"a loop that gathers into a local: s {_SUMS[name]} B[k]"
-    known = ", ".join(FUNCTIONS)
-    return suggestion(name, FUNCTIONS) or f"write what {name} computes with arithmetic and these: {known}"
+    known = ", ".join(sorted({*FUNCTIONS, *FORMS}))
+    what = f"write what {name} computes in its place, as functions are not inlined"
+    return suggestion(name, FUNCTIONS) or f"{what}: arithmetic and {known}"
 
 
 def _grouped(node: ast.expr) -> str:

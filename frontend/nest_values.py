@@ -67,7 +67,7 @@ class Values:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return apply("not", self.truth(operand, guard))
             case ast.UnaryOp(op=op, operand=operand):
-                return self._unary(node, op, self.value(operand, guard))
+                return self._unary(op, self.value(operand, guard))
             case ast.Compare(left=left, ops=ops, comparators=rest):
                 return self._comparison(node, [self.value(e, guard) for e in (left, *rest)], ops)
             case ast.BoolOp(op=op):
@@ -183,7 +183,7 @@ class Values:
             return self._bounded(node, apply("mul", a, a))
         return apply(name, a, b)
 
-    def _unary(self, node: ast.UnaryOp, op: ast.unaryop, operand: Expr) -> Expr:
+    def _unary(self, op: ast.unaryop, operand: Expr) -> Expr:
         match op:
             case ast.USub() if isinstance(operand, Const):
                 return Const(-operand.value)
@@ -191,8 +191,8 @@ class Values:
                 return apply("neg", operand)
             case ast.UAdd():
                 return operand
-            case _:
-                raise self._unknown(node)
+            case _:  # ast.Invert, of integers and truths
+                return apply("bit_xor", operand, Const(-1))
 
     def _comparison(self, node: ast.Compare, sides: Sequence[Expr], ops: Sequence[ast.cmpop]) -> Expr:
         parts: list[Expr] = []

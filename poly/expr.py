@@ -397,6 +397,7 @@ def require_literals(body: Expr, dtype: str, where: str, other: str = "") -> Non
                 raise ShapeError(f"{where}: the literal {node.value} is no {dtype}", hint=convert)
             if not limits.min <= int(node.value) <= limits.max:
                 hint = "convert the other operand to a wider dtype, e.g. i64(x)"
+                hint = f"{limits.max} for all bits, or {hint}" if node.value == -1 else hint
                 values = f"{limits.min} .. {limits.max}"
                 raise ShapeError(f"{where}: the literal {node.value} does not fit {dtype} ({values})", hint=hint)
 

@@ -389,8 +389,8 @@ class BodyReader:
                 return Apply("not", (value,))
             case ast.UAdd():
                 return value
-            case _:
-                raise fragment.node_error(operand, "no such operator", "- and not")
+            case _:  # ast.Invert, of integers and truths
+                return Apply("bit_xor", (value, Const(-1)))
 
     def _compare(self, node: ast.Compare, fragment: Fragment) -> Expr:
         values = [self.value(n, fragment) for n in (node.left, *node.comparators)]
@@ -428,7 +428,7 @@ class BodyReader:
         if name in COMBINERS and len(values) > 2:
             return self._fold(name, values)
         if (parameters := wanted(name)) is None:
-            every = sorted(n for n, o in OPERATORS.items() if o.infix is None and n not in INTERNAL)
+            every = sorted({*FORMS, *(n for n, o in OPERATORS.items() if o.infix is None and n not in INTERNAL)})
             hint = suggestion(called, OPERATORS.keys() | DTYPES) or f"one of {', '.join(every)}"
             raise fragment.node_error(node, f"no function {called!r}", hint)
         if len(parameters) != len(values):

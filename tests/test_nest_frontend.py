@@ -339,7 +339,7 @@ HINTS = {  # what is written, what the hint says, and the line that follows it
     "x[i + 1] = y[i]": ("loops in which i + 1 < N", "if i + 1 < N: x[i + 1] = y[i]"),
     "x[i] = y[i - 1]": ("y[i - 1] if i - 1 >= 0 else 0.0", "x[i] = y[i - 1] if i - 1 >= 0 else 0.0"),
     "x[i] = y[N]": ("a subscript below N", "x[i] = y[N - 1]"),
-    "x[i] = f64(y[i], 2)": ("f64(x)", "x[i] = f64(y[i])"), "x[i] = ~y[i]": ("-1 - y[i]", "x[i] = -1 - y[i]"),
+    "x[i] = f64(y[i], 2)": ("f64(x)", "x[i] = f64(y[i])"), "x[i] = ~y[i]": ("integers or truths", "x[i] = ~i64(y[i])"),
     "x[i] = max(y[i])": ("max(x, y)", "x[i] = max(x[i], y[i])"),
     "x[i] = np.srqt(y[i])": ("sqrt(...)", "x[i] = np.sqrt(y[i])"),
     "x[i] = np.hypot(y[i])": ("hypot(x, y)", "x[i] = np.hypot(y[i], y[i])"),

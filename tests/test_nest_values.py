@@ -14,7 +14,7 @@ import pytest
 
 import poly
 from poly.errors import ParseError, PolyError
-from poly.frontend.nest import Array, boolean, f64, i64, nest, u8, u64
+from poly.frontend.nest import Array, boolean, f64, i32, i64, nest, u8, u64
 from poly.interp import run_program
 
 NAN = float("nan")
@@ -393,3 +393,47 @@ def test_a_choice_that_no_dtype_holds_is_refused() -> None:
 
     with pytest.raises(ParseError, match=r"a choice between u64 and an index(?s:.*)try: u64\(...\) around the index"):
         poly.nest(chosen)
+
+
+@nest
+def turned(N: int, x: i32[Array, "N"], y: i32[Array, "2, N"]) -> None:
+    for i in range(N):
+        y[0, i] = ~x[i]
+        y[1, i] = 1 if ~(x[i] > 0) & (i > 2) else ~0
+
+
+@nest
+def in_pairs(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+    assert N % 2 == 0
+    for i in range(0, N, 2):
+        y[i], y[i + 1] = x[i + 1], x[i]
+
+
+def pairs_of_any_size(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
+    for i in range(0, N, 2):
+        y[i], y[i + 1] = x[i + 1], x[i]
+
+
+def test_bits_turned() -> None:
+    x = np.arange(-4, 4, dtype="i4")
+    kernel: Any = poly.compile(turned)
+    wanted = [~x, np.where(~(x > 0) & (np.arange(8) > 2), 1, -1)]
+    np.testing.assert_array_equal(kernel(x, np.zeros((2, 8), "i4")), wanted)
+
+
+def test_what_is_tried_for_pairs_is_python() -> None:
+    """Of names that the nest has, not of those that its steps got."""
+    with pytest.raises(ParseError, match=r"loops in which i \+ 1 < N, .*: assert N % 2 == 0$"):
+        nest(pairs_of_any_size)
+    kernel: Any = poly.compile(in_pairs)
+    assert [*kernel(np.arange(4.0), np.zeros(4))] == [1, 0, 3, 2]
+
+
+def unknown_function(N: int, y: f64[Array, "N"]) -> None:
+    for i in range(N):
+        y[i] = np.heaviside(y[i], 0.5)
+
+
+def test_an_unknown_function_names_all_that_there_are() -> None:
+    with pytest.raises(ParseError, match=r"not inlined: arithmetic and abs, .*expm1.*hypot, .*log1p.*tanh"):
+        nest(unknown_function)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from poly.compiler import compile as compile_for
+from poly.dtypes import numpy_dtype
 from poly.errors import ArgumentError, ParseError, PolyError, RunError, ShapeError
 from poly.frontend.notation import parse
 from poly.interp import run_program
@@ -590,6 +591,7 @@ def test_operators_on_dtypes_that_they_do_not_have(text: str, message: str) -> N
 
 
 @pytest.mark.parametrize(("text", "same"), [
+    ("y[i] = ~x[i] + ~~x[i]", "y[i] = (x[i] ^ -1) + ((x[i] ^ -1) ^ -1)"),
     ("y[i] = x[i] & 6 | x[i] ^ 3", "y[i] = bit_or(bit_and(x[i], 6), bit_xor(x[i], 3))"),
     ("y[i] = 1 if (x[i] > 0) & (x[i] < 4) else 0", "y[i] = 1 if x[i] > 0 and x[i] < 4 else 0"),
     ("y[i] = 2 if (i >= 1) & (x[i] > 0) | (i == 3) else 0", "y[i] = 2 if i >= 1 and x[i] > 0 or i == 3 else 0"),
@@ -727,6 +729,17 @@ def test_a_missing_shape_is_in_its_error(
     assert wanted is not None and (wanted.tensor, wanted.extents) == (tensor, extents)
     assert str(wanted) in (found.value.hint or "")
     assert pickle.loads(pickle.dumps(found.value)).wanted == wanted
+
+
+@pytest.mark.parametrize("dtype", ["i8", "i32", "i64", "bool"])
+def test_bits_turned(dtype: str) -> None:
+    program = parse("y[i] = ~x[i]; z[i] = ~(x[i] == 1)", x=(4,), dtypes=dtype)
+    x: Any = np.array([0, 1, 1, 0], numpy_dtype(dtype))
+    for found, wanted in zip(compile_for(program)(x), (~x, x != 1), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+        assert found.dtype == wanted.dtype
+    with pytest.raises(PolyError, match="255 for all bits"):
+        parse("y[i] = ~x[i]", x=(4,), dtypes="u8")
 
 
 def test_differences_and_shifts_as_python_writes_them() -> None:
