@@ -221,6 +221,7 @@ class Schedule:
 
             known = [n for n in dir(type(self)) if not n.startswith("_")]
             near = get_close_matches(name, known, 1, 0.7)
+            near = ["poly.explain(program).dependences"] if name == "dependences" else near
             raise NoSuchEdit(f"a schedule has no {name!r}", hint=near[0] if near else f"one of {', '.join(known)}")
 
     # The primitives, so that they chain. Their meaning and checks are in the modules they come from.
