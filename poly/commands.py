@@ -70,8 +70,13 @@ def _figures(array: Array) -> tuple[str, ...]:
     """Least, largest and mean element."""
     if not array.size or array.dtype.kind in "cOSU":
         return ("-", "-", "-")
-    wide = array.astype(np.float64)
-    return tuple(f"{figure:.6g}" for figure in (wide.min(), wide.max(), wide.mean()))
+    wide = array.astype(np.float64).ravel()
+    numbers = wide[~np.isnan(wide)]
+    lost = "" if len(numbers) == len(wide) else f", {len(wide) - len(numbers)} of {len(wide)} NaN"
+    if not len(numbers):
+        return ("nan", "nan", f"nan{lost}")
+    least, largest, mean = (f"{figure:.6g}" for figure in (numbers.min(), numbers.max(), numbers.mean()))
+    return (least, largest, mean + lost)
 
 
 def _run_graph(

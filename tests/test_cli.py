@@ -46,6 +46,13 @@ def test_run_saves_what_numpy_computes(tmp_path: Path) -> None:
     assert np.array_equal(found, a @ b)
 
 
+def test_run_shows_figures_of_the_elements_that_are_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([4, -1, 16, -2], "f4"))
+    assert poly("run", "y[i] = sqrt(x[i])", "--input", f"x={tmp_path}/x.npy") == 0
+    shown = capsys.readouterr().out.splitlines()[-1].split()
+    assert shown == ["y", "float32[4]", "2", "4", "3,", "2", "of", "4", "NaN"]
+
+
 def test_run_notation_with_named_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = np.ones((24, 16), "f4"), -np.ones((16, 32), "f4")
     np.save(tmp_path / "a.npy", a)
