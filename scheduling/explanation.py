@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
-from poly.document import Document, Explanation, Text, bytes_text, count_text, ratio_text, seconds_text, table
+from poly.document import Document, Explanation, Table, Text, bytes_text, count_text, ratio_text, seconds_text, table
 from poly.document import counted as number_of
 from poly.dtypes import size_bytes
 from poly.errors import ScheduleError
@@ -75,6 +75,20 @@ class LoopFacts:
     statements: tuple[str, ...]
 
 
+class Loops(tuple[LoopFacts, ...]):
+    """Loops in the order of their tree, which print as a table."""
+
+    __slots__ = ()
+
+    @property
+    def table(self) -> Table:
+        rows = [("  " * f.depth + f.name, f.kind, count_text(f.values), ", ".join(f.statements)) for f in self]
+        return table("loops", ("loop", "runs", "values", "statements"), rows)
+
+    def __str__(self) -> str:
+        return "\n".join(self.table.lines())
+
+
 @dataclass(frozen=True)
 class BufferFacts:
     """A promoted tensor: one copy for each iteration of the loops in `scope`."""
@@ -132,7 +146,7 @@ class ScheduleExplanation(Explanation):
 
     schedule: Schedule
     program: ProgramExplanation
-    loops: tuple[LoopFacts, ...]
+    loops: Loops
     buffers: tuple[BufferFacts, ...]
     footprints: tuple[FootprintFacts, ...]
     traffic: Traffic
@@ -140,7 +154,6 @@ class ScheduleExplanation(Explanation):
 
     @property
     def document(self) -> Document:
-        loops = [("  " * f.depth + f.name, f.kind, count_text(f.values), ", ".join(f.statements)) for f in self.loops]
         buffers = [
             (b.name, b.origin, b.space, _box(b.extents), bytes_text(b.bytes), ", ".join(b.scope)) for b in self.buffers
         ]
@@ -155,7 +168,7 @@ class ScheduleExplanation(Explanation):
             f"schedule of {self.schedule.source.name}: {number_of(len(self.schedule.log), 'edit')}",
             (("array traffic", f"{dram}; caches are not counted"), ("why legal", "\n".join(self.checks.lines))),
             (
-                table("loops", ("loop", "runs", "values", "statements"), loops),
+                self.loops.table,
                 table("promoted buffers", ("buffer", "of", "memory", "extents", "bytes", "one for each"), buffers),
                 table("footprints of one iteration", ("loop", "tensor", "box", "bytes"), prints),
                 table("bytes moved, caches not counted", ("from", "to", "bytes"), pairs),

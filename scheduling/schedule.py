@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poly.loops import LoopTree
     from poly.scheduling.arrange import Place
     from poly.scheduling.dependences import SourceFacts
-    from poly.scheduling.explanation import LoopFacts
+    from poly.scheduling.explanation import Loops
 
 EditValue = int | str | tuple["EditValue", ...] | tuple[tuple[str, int], ...] | None
 
@@ -136,11 +136,11 @@ class Schedule:
         return names[: names.index(loop) + 1]
 
     @cached_property
-    def loops(self) -> tuple[LoopFacts, ...]:
+    def loops(self) -> Loops:
         """Every loop in the order of the tree: name, depth, how it runs, how many values it takes, statements."""
-        from poly.scheduling.explanation import loop_facts
+        from poly.scheduling.explanation import Loops, loop_facts
 
-        return loop_facts(self, self.tree)
+        return Loops(loop_facts(self, self.tree))
 
     @checks_kinds(ScheduleError)
     def carried(self, loop: str) -> tuple[str, ...]:

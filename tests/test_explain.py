@@ -127,6 +127,9 @@ def test_schedule() -> None:
 def test_loops_of_a_schedule_and_what_they_carry() -> None:
     program = poly.parse("s[i] = (s[i-1] if i >= 1 else 0) + x[i]; y[i,k] = s[i]*w[k]", x=(8,), w=(4,))
     schedule = Schedule(program).tile({"y_set.i": 2}).parallelise("y_set.i.o")
+    head, *rows = str(schedule.loops).splitlines()
+    assert head.split() == ["loop", "runs", "values", "statements"] and len(rows) == len(schedule.loops)
+    assert [row.split()[0] for row in rows] == [loop.name for loop in schedule.loops]
     shown = [(loop.name, loop.depth, loop.kind, loop.values, loop.statements) for loop in schedule.loops]
     assert shown == [
         ("s_set.i", 0, "serial", 8, ("s_set",)), ("y_set.i.o", 0, "parallel", 4, ("y_set",)),
