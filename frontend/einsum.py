@@ -173,7 +173,7 @@ def _output(spec: str, output: Sequence[str] | None, indices: Sequence[Sequence[
             raise ParseError(text, text=spec, line=1, column=spec.rfind(i), hint=hint)
     if ellipsis and _ELLIPSIS not in output:
         raise ShapeError(
-            f"the output leaves out the {len(ellipsis)} dimensions of '...'",
+            f"the output leaves out the {counted(len(ellipsis), 'dimension')} of '...'",
             where=where,
             hint="->..." + "".join(output),
         )

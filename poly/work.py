@@ -76,6 +76,8 @@ def load(
         return _load_onnx(path, given, fixed, files)
     if bind or constants:
         raise UsageError("--bind and --constant are for ONNX files", hint="--shape NAME=64,64")
+    if path.suffix == ".toml":
+        raise UsageError(f"{what} is a machine", hint=f'--target {what}, of a program: "C[i,k] += A[i,j]*B[j,k]"')
     if len(what) < 4096 and "\n" not in what and path.is_file():
         return _load_nest(path) if path.suffix == ".nest" else _load_text(path.read_text(), shapes, path.stem, files)
     if "[" in what or "=" in what:
@@ -125,7 +127,7 @@ def bindings(
         if not sizes and "=" not in file and "[" not in file:  # an einsum
             sizes = "".join(f" --shape {','.join('8' * len(t.strip()))}" for t in file.partition("->")[0].split(","))
         hint = f'poly run "{file}"{sizes or " --shape NAME=64,64"} --check' if notation else near_file(file)
-        raise UsageError(f"no file {file}", hint=hint)
+        raise UsageError(f"{file!r} is no model" if notation else f"no file {file}", hint=hint)
     given: dict[str, tuple[int, ...] | int] = {}
     for name, text in shapes:
         if name is None:

@@ -352,6 +352,8 @@ def test_a_printed_machine_has_the_names_that_it_had(tmp_path: Path) -> None:
         (["run", "ij->i", "--shape", "8,x"], 2, "ints"),
         (["run", "ij->i", "--shape", "8,-8"], 2, "ints"),
         (["run", "missing.onnx"], 2, "no file"),
+        (["check", "ij,jk->ik"], 2, "'ij,jk->ik' is no model"),
+        (["show", "mine.toml"], 2, "--target mine.toml"),
         (["run", "ij->i", "--shape", "8,8", "--target", "nowhere"], 1, "no machine"),
         (["run", "ij->i", "--input", "missing.npy"], 2, "missing.npy"),
         (["run", "C[i] = A[i", "--shape", "A=4"], 1, "^"),
