@@ -16,7 +16,7 @@ from poly.frontend.notation_shapes import Draft, Shapes
 from poly.program import Access
 from poly.relations import access_map
 from poly.sets import header, witness
-from poly.text_body import access_text
+from poly.text_printed import access_text
 
 
 def starts_itself(name: str, drafts: Sequence[Draft], given: Collection[str]) -> bool:

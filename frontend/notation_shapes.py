@@ -26,7 +26,7 @@ from poly.lexical import names_in
 from poly.program import Access, ReadIndex, Statement
 from poly.relations import access_map, box
 from poly.sets import SET, affine_of_pw, header, witness
-from poly.text_body import access_text, read_text
+from poly.text_printed import access_text, read_text
 from poly.text_sets import read_terms
 from poly.text_syntax import StatementLine
 

@@ -63,7 +63,7 @@ def evaluator_of(node: onnx.NodeProto, model: onnx.ModelProto) -> Evaluator:
         try:
             with np.errstate(all="ignore"):
                 results = iter(run(values))
-        except Exception as error:
+        except Exception as error:  # whatever numpy or the evaluator raises
             raise _failed(node, error) from error
         return [next(results) if name else None for name in node.output]
 

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -179,7 +179,7 @@ class ModelEngine(RunByName):
             return None
         self._cache.move_to_end(key)
         start = time.perf_counter()
-        results = found.engine.run({name: given[name] for name in found.engine.inputs})  # type: ignore[misc]
+        results = found.engine.run(_arrays_of(found.engine, given))
         self.share = Share(time.perf_counter() - start, {})
         return {name: results[name] for name in self.outputs}
 
@@ -194,8 +194,7 @@ class ModelEngine(RunByName):
             used.add(key)
             start = time.perf_counter()
             if found.engine is not None:
-                engine = found.engine
-                values |= engine.run({name: values[name] for name in engine.inputs})  # type: ignore[arg-type]
+                values |= found.engine.run(_arrays_of(found.engine, values))
             seconds += time.perf_counter() - start
             known |= found.stage.known
             if position == 0 and found.stage.end == len(self.model.nodes) and signature in self._accepted:
@@ -351,3 +350,8 @@ class ModelEngine(RunByName):
         rows = [line.strip().split(": ", 1) for line in str(self).splitlines()[1:]]
         tables = (table("stages", ("nodes", "run by"), rows),) if rows else ()
         return Document(repr(self).strip("<>"), (), tables).html()
+
+
+def _arrays_of(engine: Engine, values: Mapping[str, object]) -> dict[str, Array]:
+    """What an engine reads; it checks for itself that they are arrays."""
+    return cast("dict[str, Array]", {name: values[name] for name in engine.inputs})

@@ -24,8 +24,9 @@ from poly.expr import Expr
 from poly.graph import Graph
 from poly.lexical import Fragment, decode, quote, quote_string
 from poly.program import Access, External, PathStep, Program, Statement, Tensor
-from poly.text_body import BodyReader, assignment_text, reads_clause
+from poly.text_body import BodyReader
 from poly.text_loops import parse_loops, print_loops
+from poly.text_printed import assignment_text, reads_clause
 from poly.text_sets import print_condition, read_condition
 from poly.text_syntax import ProgramLines, StatementLine, bracketed, read_assignment, read_program_lines, tensor_text
 

@@ -25,7 +25,8 @@ from poly.conditions import affine_or_none, conjunction
 from poly.lexical import Fragment, Line, Source, decode, quote, quote_string, read_lines
 from poly.loops import Alloc, Compute, External, For, If, LoopKind, LoopTree, Node, Sync
 from poly.program import Access, Tensor
-from poly.text_body import BodyReader, access_text, affine, assignment_text, reads_clause
+from poly.text_body import BodyReader, affine
+from poly.text_printed import access_text, assignment_text, reads_clause
 from poly.text_syntax import (
     bracketed,
     is_declaration,

@@ -127,8 +127,13 @@ def row_plan(
         return plan
     found = _staggered(program, group, replace(plan, block=block), limits)
     near = not in_cache and height * held <= 2 * machine.nearest_cache  # two rows, and one that is read
-    past = whole_lines_past(program, group, machine, threads) if near and found.behind else frozenset[str]()
-    return replace(found, slots=frozenset(t for t, r in in_results(program, group, found).items() if r in past))
+    return _with_slots(program, group, found, machine, threads) if near and found.behind else found
+
+
+def _with_slots(program: Program, group: Group, plan: RowPlan, machine: Machine, threads: int) -> RowPlan:
+    """With the temporaries that are slots of a row: those in results whose stores go past the caches."""
+    past = whole_lines_past(program, group, machine, threads)
+    return replace(plan, slots=frozenset(t for t, r in in_results(program, group, plan).items() if r in past))
 
 
 def _inside_rows(program: Program, group: Group) -> dict[str, dict[str, int]] | None:

@@ -18,7 +18,7 @@ from poly.loops import Alloc, Compute, For, If, LoopTree, Node
 from poly.program import Access, Program, Statement, Tensor
 from poly.relations import bound_set
 from poly.sets import PARAM, SET, fix_sizes, parameter_names
-from poly.text_body import access_text
+from poly.text_printed import access_text
 
 BUDGET = 20_000_000
 Interval = tuple[int | None, int | None]

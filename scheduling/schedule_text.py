@@ -29,7 +29,7 @@ from poly.scheduling.paths import Band, Leaf, Ordered, TreeNode
 from poly.scheduling.schedule import Edit, Mark, Schedule
 from poly.scheduling.script import PRIMITIVES, replay
 from poly.text import parse_program, print_program
-from poly.text_body import assignment_text
+from poly.text_printed import assignment_text
 from poly.text_syntax import tensor_text
 
 INDENT = "    "

@@ -17,7 +17,8 @@ from poly.graph import Graph, Node
 from poly.lexical import Source, decode, encode, quote
 from poly.program import Access, External, Layout, Program, ReadIndex, Statement, Tensor, box_domain
 from poly.text import parse_loops, parse_program, print_graph, print_loops, print_program
-from poly.text_body import BodyReader, body_text, reading_order
+from poly.text_body import BodyReader
+from poly.text_printed import body_text, reading_order
 from poly.text_sets import print_condition, read_condition
 from tests.strategies import programs
 
