@@ -59,7 +59,7 @@ class Reduction:
     for ahead, 0 for not at all. `again`: an iterator in all of whose iterations a tile uses what it has loaded, "" for
     none. `turned`: operands that are copied with the lanes' axis last first. `placed`: those that all rows share and
     that are copied to where vectors are lines first, by every thread for `block` rows (0: once for all). `chain`: lanes
-    of the blocks that a long row is summed in, 0 for none.
+    of the blocks that a long row is summed in, 0 for none; `turns`: that many of an iterator of `inner` make a block.
     """
 
     statement: str
@@ -79,6 +79,7 @@ class Reduction:
     placed: tuple[str, ...] = ()
     block: int = 0
     chain: int = 0
+    turns: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,10 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
         plan = _plan_spread(found)
     else:
         plan = _plan_in_order(found) or _plan_folded(found)
-    return replace(plan, turned=turned, chain=_chain(found, plan)) if plan is not None else None
+    if plan is None:
+        return None
+    chain = _chain(found, plan)
+    return replace(plan, turned=turned, chain=chain, turns=None if chain else _turns(found, plan))
 
 
 def _chain(summed: _Sum, plan: Reduction) -> int:
@@ -164,6 +168,18 @@ def _chain(summed: _Sum, plan: Reduction) -> int:
     extent, step = summed.extents[summed.lanes], plan.vector * plan.width
     size = max(LEAST_CHAIN, isqrt(extent // step)) * step
     return size if plan.folded and extent >= 2 * size else 0
+
+
+def _turns(summed: _Sum, plan: Reduction) -> tuple[str, int] | None:
+    """The same for many short rows: so many iterations of a loop around them make a block."""
+    inside = -(-summed.extents[summed.lanes] // (plan.vector * plan.width))
+    size = max(LEAST_CHAIN, isqrt(inside * prod(summed.extents[i] for i in plan.inner)))
+    for iterator in reversed(plan.inner):
+        extent, turns = summed.extents[iterator], -(-size // inside)
+        if extent >= 2 * turns:
+            return iterator, turns
+        inside *= extent
+    return None
 
 
 def _has_lanes(summed: _Sum, turned: Collection[str], everything: bool) -> bool:
@@ -410,12 +426,17 @@ class _Reduced:
         if extent == plan.chain:
             schedule, block, lanes = schedule.tile({lanes: extent}), f"{lanes}.o", f"{lanes}.p"
         schedule = schedule.tile({lanes: step})
+        within = [loop_of(schedule, name, i) for i in plan.inner]
+        if plan.turns is not None:
+            around = loop_of(schedule, name, plan.turns[0])
+            schedule, block = schedule.tile({around: plan.turns[1]}), f"{around}.o"
+            within += [block, f"{around}.p"]
         if plan.rows:
             rows = loop_of(schedule, name, plan.rows)
-            inside = [n for n in schedule.nests[name].names if n in [loop_of(schedule, name, i) for i in plan.inner]]
+            inside = [n for n in schedule.nests[name].names if n in within]
             again = [loop_of(schedule, name, plan.again)] if plan.again else []
             schedule = schedule.tile({rows: height})
-            order = [*inside, *filter(None, [block]), f"{lanes}.o", *again]
+            order = [*inside, *([block] if block and block not in inside else []), f"{lanes}.o", *again]
             schedule = schedule.reorder(f"{rows}.o", *order, f"{rows}.p", f"{lanes}.p")
         buffer = f"{schedule.program.statement[name].write.tensor}_{name}_part"
         schedule = schedule.rfactor(name, f"{lanes}.p", at=block, name=buffer)
