@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from poly.codegen.predicates import State, index_value
 from poly.codegen.values import Value
 from poly.dtypes import is_float
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of_compared, is_free
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of_literals, is_free
 
 
 def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | None, contract: bool) -> Value:
@@ -22,7 +22,7 @@ def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | No
         case Cast(("i32" | "i64") as target, IndexValue(index)):
             return index_value(s, index, target)
         case Cast(target, argument):
-            return s.ops.cast(expression(s, argument, reads, None, contract), target)
+            return s.ops.cast(expression(s, argument, reads, dtype_of_literals((argument,)), contract), target)
         case Apply(name, arguments):
             if contract and name in ("add", "sub"):
                 fused = _contracted(s, name, arguments, reads, dtype)
@@ -40,7 +40,7 @@ def _operands(
 ) -> list[Value]:
     found = [None if is_free(a) else expression(s, a, reads, None, contract) for a in arguments]
     typed = [v for v in (found[1:] if name == "select" else found) if v is not None]
-    literal = typed[0].dtype if typed else dtype_of_compared(arguments) if OPERATORS[name].result == "bool" else dtype
+    literal = typed[0].dtype if typed else dtype_of_literals(arguments) if OPERATORS[name].result == "bool" else dtype
     return [
         expression(s, a, reads, literal, contract) if v is None else v for a, v in zip(arguments, found, strict=True)
     ]

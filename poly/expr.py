@@ -103,8 +103,9 @@ def _erf(x: np.ndarray) -> np.ndarray:
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x)
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
+    wide = x if x.dtype.itemsize > 2 else x.astype(np.float32)  # as numpy does in its own functions of f16
+    e = np.exp(-np.abs(wide))
+    return np.where(wide >= 0, 1 / (1 + e), e / (1 + e)).astype(x.dtype)
 
 
 def _power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -430,7 +431,7 @@ def evaluate(
         case IndexValue(expression):
             return np.asarray(index(expression), np.int64)
         case Cast(target, argument):
-            return converted(evaluate(argument, reads, index), target)
+            return converted(evaluate(argument, reads, index, dtype_of_literals((argument,))), target)
         case Apply(name, arguments):
             return _apply(name, arguments, reads, index, dtype)
 
@@ -450,17 +451,15 @@ def is_free(body: Expr) -> bool:
             return False
 
 
-def dtype_of_compared(literals: Sequence[Expr]) -> str | None:
-    """The dtype in which literals, and what is computed from them alone, are compared: f64 where one is a float; None:
-    as integers and truths, each in its own.
+def dtype_of_literals(literals: Sequence[Expr]) -> str | None:
+    """The dtype in which literals, and what is computed from them alone, are compared, or computed before a cast: f64
+    where one is a float or beyond i64, i64 where integers meet truths; None: all are of one dtype.
     """
-
-    def is_real(e: Expr) -> bool:
-        return isinstance(e, Const) and isinstance(e.value, float) or (
-            isinstance(e, Apply) and OPERATORS[e.operator].result == "float"
-        )
-
-    return "f64" if any(is_real(e) for a in literals for e in walk(a)) else None
+    nodes = [e for a in literals for e in walk(a)]
+    kinds = {type(e.value) for e in nodes if isinstance(e, Const)}
+    real = any(isinstance(e, Apply) and OPERATORS[e.operator].result == "float" for e in nodes)
+    beyond = len(nodes) > 1 and any(isinstance(e, Const) and not -(2**63) <= e.value < 2**63 for e in nodes)
+    return "f64" if real or beyond or float in kinds else "i64" if kinds == {bool, int} else None
 
 
 def _apply(
@@ -475,6 +474,6 @@ def _apply(
     values = [None if is_free(a) else evaluate(a, reads, index) for a in arguments]
     typed = [v for v in (values[1:] if name == "select" else values) if v is not None]
     compared = OPERATORS[name].result == "bool"
-    literal = dtype_name(typed[0].dtype) if typed else dtype_of_compared(arguments) if compared else dtype
+    literal = dtype_name(typed[0].dtype) if typed else dtype_of_literals(arguments) if compared else dtype
     filled = [evaluate(a, reads, index, literal) if v is None else v for a, v in zip(arguments, values, strict=True)]
     return np.asarray(OPERATORS[name].evaluate(*filled))

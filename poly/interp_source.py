@@ -16,7 +16,7 @@ import numpy as np
 from poly.affine import Affine, Constraint, var
 from poly.dtypes import converted, numpy_dtype
 from poly.errors import RunError
-from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of, dtype_of_compared, is_free
+from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of, dtype_of_literals, is_free
 from poly.interp_arrays import extents
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node, Sync, walk
 from poly.program import Access, Program, Tensor
@@ -309,11 +309,11 @@ class _Writer:
             case IndexValue(index):
                 return f"np.int64({scope.affine(index)})"
             case Cast(target, argument):
-                return self.cast(target, self.expression(argument, reads, None, scope))
+                return self.cast(target, self.expression(argument, reads, dtype_of_literals((argument,)), scope))
             case Apply(name, arguments):
                 operands = arguments[1:] if name == "select" else arguments
                 typed = [dtype_of(a, reads) for a in operands if not is_free(a)]
                 compared = OPERATORS[name].result == "bool"
-                literal = typed[0] if typed else dtype_of_compared(arguments) if compared else dtype
+                literal = typed[0] if typed else dtype_of_literals(arguments) if compared else dtype
                 texts = [self.expression(a, reads, literal if is_free(a) else None, scope) for a in arguments]
                 return self.operation(name, texts)

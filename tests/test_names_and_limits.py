@@ -12,6 +12,8 @@ from poly.compiler import compile
 from poly.errors import IllegalEdit, PolyError, ScheduleError, UnsupportedError
 from poly.expr import apply
 from poly.frontend.notation import parse
+from poly.interp import run_program
+from poly.interp_loops import run_loops
 from poly.program import Program
 from poly.scheduling.schedule import Schedule
 
@@ -68,6 +70,23 @@ def test_a_tile_at_fused_loops_of_copies() -> None:
 def test_a_choice_between_literals_takes_the_other_operands_dtype() -> None:
     kernel = compile(parse("C[i] = a[i] + (1 if i < 2 else 2)", a=(3,)))
     np.testing.assert_array_equal(kernel(np.ones(3, np.float32)), np.array([2, 2, 3], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ("f32(2**0.5)", 2**0.5), ("f32(7 % 2.5)", 2), ("f32(1/4)", 0.25), ("f32(2*1.5)", 3),
+        ("f32(sqrt(2) + 3)", 2**0.5 + 3),
+        ("f32(min(2, 1.5))", 1.5), ("f32(2 if x[i] > 0 else 1.5)", 2), ("f32(True + 2)", 3), ("f32(7//2)", 3),
+        ("f32(1180591620717411303424*1)", 2.0**70), ("(3 if True < 2 else 4)", 3),
+        ("f32(u64(18446744073709551615) // 4294967296)", 4294967295),
+    ],
+)  # fmt: skip
+def test_literals_in_a_cast_or_comparison_have_one_dtype(body: str, value: float) -> None:
+    program = parse(f"y[i] = x[i]*{body}", x=(9,))
+    for found in (run_program(program, {"x": ONES})["y"], run_program(program, {"x": ONES}, vectorised=False)["y"],
+                  run_loops(Schedule(program).lower(), {"x": ONES})["y"], compile(program)(ONES)):  # fmt: skip
+        np.testing.assert_array_equal(found, np.full(9, value, np.float32))
 
 
 def test_what_no_statement_writes_is_zero() -> None:
