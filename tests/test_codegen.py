@@ -284,6 +284,20 @@ def test_narrow_floats_compute_in_f32(dtype: str) -> None:
         np.testing.assert_array_equal(found, source.astype(kind).astype(numpy_dtype(target)))
 
 
+@pytest.mark.parametrize("lanes", [0, 7, 8])
+def test_f64_becomes_f16_in_one_rounding(lanes: int) -> None:
+    """At ties between two f16 and beside them, where f32 would be the tie."""
+    halves = np.arange(0, 0x7C00, 997, dtype=np.uint16).view(np.float16)
+    ties = (halves.astype(np.float64) + np.nextafter(halves, np.float16(np.inf)).astype(np.float64)) / 2
+    ends = [0, 5e-324, 2.0**-25, 2.0**-24 * 1.5, 65520.0, 65519.99999999999, 3.4e38, 1e300, np.inf]
+    near = np.concatenate([ties, np.nextafter(ties, 0), np.nextafter(ties, np.inf), ends])
+    x = np.concatenate([near, -near, np.ones(-2 * len(near) % 48)]).reshape(-1, 48)
+    kernel = kernel_of(elementwise(Cast("f16", Read(0)), [tensor("x0", 48, dtype="f64", role="input")], "f16", lanes))
+    with np.errstate(over="ignore"):
+        for row in x:
+            np.testing.assert_array_equal(plain(kernel(row)).view(np.uint16), row.astype(np.float16).view(np.uint16))
+
+
 @pytest.mark.parametrize("source", ["f16", "f32", "f64", "bf16"])
 @pytest.mark.parametrize("target", ["i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"])
 def test_float_to_integer_saturates_on_every_level(source: str, target: str) -> None:
