@@ -18,7 +18,7 @@ from poly.machine import Machine
 from poly.pointers import address
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_contract import contraction_plan, results_past_tiles
-from poly.scheduling.cpu_facts import facts_of
+from poly.scheduling.cpu_facts import facts_of, last_capacity
 from poly.scheduling.cpu_plan import Strip
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -227,6 +227,16 @@ def test_each_thread_counts_on_its_share_of_the_last_cache(text: str, threads: i
     """24 of 32 MiB, as much read as written."""
     program = poly.parse(text, X=(2048, 1536))
     loops = walk(schedule_for_cpu(program, SKYLAKE, threads).lower().body)
+    assert any(isinstance(n, For) and n.nontemporal for n in loops) == past
+
+
+@pytest.mark.parametrize(("rows", "past"), [(2000, False), (3000, True)])
+def test_a_guest_counts_on_no_more_of_a_large_cache_than_cores_have(rows: int, past: bool) -> None:
+    """480 MiB of a cache that are of more cores than the two that a guest sees."""
+    guest = machine_of_features("rocketlake", WIDE, "x86_64-unknown-linux-gnu", {**CACHES, 3: 480 << 20}, 2, 3000)
+    assert last_capacity(guest) == 64 << 20 and last_capacity(SKYLAKE) == 32 << 20
+    program = poly.parse("Y[i, j] = 2 * X[i, j]", X=(rows, 2048))
+    loops = walk(schedule_for_cpu(program, guest, 1).lower().body)
     assert any(isinstance(n, For) and n.nontemporal for n in loops) == past
 
 
