@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, overload
 from poly.arguments import checks_kinds, shown
 from poly.dtypes import Array
 from poly.errors import OnnxError
+from poly.frontend.onnx_extents import extent_of
 from poly.frontend.onnx_importer import Importer
 from poly.frontend.onnx_model import load_model
 from poly.graph import Graph, SizedGraph
@@ -17,7 +18,7 @@ from poly.graph import Graph, SizedGraph
 if TYPE_CHECKING:
     import onnx
 
-Ends = Sequence[int]  # the least and the greatest; looked at by `_checked_ranges`, which says more
+Ends = Sequence[int] | str  # the least and the greatest, or from others; looked at by `_checked_ranges`
 
 
 @overload
@@ -33,7 +34,7 @@ def from_onnx(
     shapes: Mapping[str, Sequence[int] | int] | None = None,
     constants: Mapping[str, Array] | None = None,
     *,
-    ranges: Mapping[str, Sequence[int]],
+    ranges: Mapping[str, Ends],
 ) -> SizedGraph: ...
 @checks_kinds(OnnxError)
 def from_onnx(
@@ -46,7 +47,8 @@ def from_onnx(
 
     `shapes` maps an input's name to its shape, or the name of a dynamic dimension to its extent. `ranges` maps the name
     of a dynamic dimension to its least and greatest extent; it becomes a size of the graph, and one compilation serves
-    them all (`poly.frontend.onnx_symbolic`). `constants` fixes the content of inputs (lengths, flags), which then are
+    them all (`poly.frontend.onnx_symbolic`). One that follows from others has their expression there, as `"past + 1"`,
+    or is called so in the model. `constants` fixes the content of inputs (lengths, flags), which then are
     inputs no longer. The graph's tensors have mangled names; `Graph.labels` gives the names in the file. Initialisers
     are referenced, not copied. Raises `OnnxError`.
     """
@@ -55,10 +57,11 @@ def from_onnx(
 
     def at(sizes: Mapping[str, int]) -> Graph:
         importer = Importer(model, sized=len(single) < len(free))
-        importer.declare_inputs({**given, **sizes}, dict(constants or {}))
+        importer.declare_inputs({**given, **sizes, **_linked(links, {**given, **sizes})}, dict(constants or {}))
         importer.walk(model.graph.node)
         return importer.graph()
 
+    links = {name: ends for name, ends in (ranges or {}).items() if isinstance(ends, str)}
     free = _checked_ranges(model, ranges or {}, given)
     single = {name: low for name, (low, high) in free.items() if low == high}
     given |= single
@@ -69,8 +72,21 @@ def from_onnx(
     return symbolic_graph(at, {n: ends for n, ends in free.items() if n not in single}, model.graph.name)
 
 
+def _linked(links: Mapping[str, str], given: Mapping[str, object]) -> dict[str, int]:
+    """The dimensions that follow from others. Raises `OnnxError`."""
+    sizes = {name: extent for name, extent in given.items() if isinstance(extent, int)}
+    found: dict[str, int] = {}
+    for name, text in links.items():
+        extent = extent_of(text, sizes)
+        if extent is None:
+            hint = f"{' + '.join(sorted(sizes)) or 'n'} + 1, or another expression of sizes and numbers with + - *"
+            raise OnnxError(f"ranges[{name!r}] is {text!r}", hint=hint)
+        found[name] = extent
+    return found
+
+
 def _checked_ranges(
-    model: onnx.ModelProto, ranges: Mapping[str, Sequence[int]], shapes: Mapping[str, object]
+    model: onnx.ModelProto, ranges: Mapping[str, Ends], shapes: Mapping[str, object]
 ) -> dict[str, tuple[int, int]]:
     known = sorted({d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param})
     found: dict[str, tuple[int, int]] = {}
@@ -80,6 +96,8 @@ def _checked_ranges(
             raise OnnxError(f"ranges: {name!r} is no dynamic dimension", hint=hint)
         if name in shapes:
             raise OnnxError(f"{name!r} is in shapes and in ranges", hint="bind it, or leave it free: one of the two")
+        if isinstance(ends, str):
+            continue
         pair = isinstance(ends, Sequence) and len(ends) == 2  # pyright: ignore[reportUnnecessaryIsInstance]
         if not pair or not all(isinstance(e, Integral) for e in ends):
             most = ends if isinstance(ends, int) else 64

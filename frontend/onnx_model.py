@@ -15,6 +15,7 @@ from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.files import near_file, what_instead
 from poly.frontend.onnx_elementwise import ONNX_DTYPES
+from poly.frontend.onnx_extents import extent_of
 from poly.frontend.onnx_notation import Attribute, Call, NoCompiledForm
 from poly.frontend.onnx_terms import Shape, Value
 
@@ -125,6 +126,11 @@ def input_shapes(
         for symbol, extent in zip(symbols.get(name, ()), np.shape(array), strict=False):
             if symbol:
                 _bind(bound, symbol, extent, f"constants[{name!r}]")
+    sizes = {name: value for name, (value, _) in bound.items()}
+    for symbol in known - bound.keys():
+        extent = None if symbol in symbols else extent_of(symbol, sizes)
+        if extent is not None:
+            _bind(bound, symbol, extent, f"{symbol!r}")
     given = {name: tuple(np.shape(array)) for name, array in constants.items()} | dict(shapes)
     return [_input_shape(i, given.get(i.name), {k: v for k, (v, _) in bound.items()}) for i in inputs]
 
@@ -149,7 +155,9 @@ def foreign_inputs(model: onnx.ModelProto) -> frozenset[str]:
 def dynamic_dimensions(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...] | int], constants: Mapping[str, Array]
 ) -> dict[str, int]:
-    """Named dynamic dimensions of the inputs that neither `shapes` nor `constants` bind, each with its first axis."""
+    """Named dynamic dimensions of the inputs that neither `shapes` nor `constants` bind, nor other dimensions
+    (`past + 1`), each with its first axis.
+    """
     initialisers = {i.name for i in model.graph.initializer}
     found: dict[str, int] = {}
     bound: set[str] = {name for name, value in shapes.items() if isinstance(value, int)}
@@ -161,7 +169,11 @@ def dynamic_dimensions(
                 if info.name in shapes or info.name in constants:
                     bound.add(dim.dim_param)
                 found[dim.dim_param] = min(axis, found.get(dim.dim_param, axis))
-    return {name: axis for name, axis in found.items() if name not in bound}
+    sizes = dict.fromkeys(found, 1)
+    return {
+        name: axis for name, axis in found.items()
+        if name not in bound and (name.isidentifier() or extent_of(name, sizes) is None)
+    }  # fmt: skip
 
 
 def _bind(bound: dict[str, tuple[int, str]], symbol: str, extent: int, source: str) -> None:

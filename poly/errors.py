@@ -199,7 +199,9 @@ class FallbackWarning(UserWarning):
 
 
 class SettingWarning(UserWarning):
-    """A setting that cannot do what it is meant to: a name in the environment that is none, threads without cores."""
+    """A setting that cannot do what it is meant to, or that another suits better: a name in the environment that is
+    none, threads without cores, a model that is compiled for ever new sizes.
+    """
 
 
 class Bug(AssertionError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, cast
 
@@ -21,8 +21,9 @@ from poly.document import Document, counted, table
 from poly.dtypes import Array
 from poly.engine import Engine
 from poly.engine_arrays import require_mapping
-from poly.errors import FallbackWarning, RunError, warn_caller
+from poly.errors import FallbackWarning, RunError, SettingWarning, warn_caller
 from poly.frontend.onnx_control import body_name, run_control
+from poly.frontend.onnx_extents import advice
 from poly.frontend.onnx_reference import Evaluator, by_numpy, evaluator_of
 from poly.frontend.onnx_stages import Stage, StagedModel
 from poly.graph import Graph
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from poly.profiler import Profile
 
 _MAX_STAGES: Final = 64
+_MANY_SIZES: Final = 5  # that a model is compiled for, before the caller is told how to leave them free
 Signature = tuple[object, ...]
+_Array = tuple[str, tuple[int, ...], object]
 
 
 class Key(NamedTuple):
@@ -87,11 +90,12 @@ class ModelEngine(RunByName):
 
     Values are arrays; sequences are lists, strings are arrays of objects, an absent optional is None. Inputs with a
     default may be left out. At most 64 stages are kept besides those of the last run, the least recently
-    used go first.
+    used go first. `inner`: it is the body of a node of another model.
     """
 
     model: StagedModel
     build: Callable[[Graph], Engine] = field(repr=False)
+    inner: bool = False
     share: Share | None = None
     compiled: int = 0
     _cache: OrderedDict[Key, _Compiled] = field(default_factory=OrderedDict[Key, _Compiled], repr=False)
@@ -102,6 +106,7 @@ class ModelEngine(RunByName):
     )
     _evaluators: dict[int, Evaluator] = field(default_factory=dict[int, "Evaluator"], repr=False)
     _warned: set[str] = field(default_factory=set[str], repr=False)
+    _advised: bool = field(default=False, repr=False)
     _accepted: set[Signature] = field(default_factory=set[Signature], repr=False)
     _whole: dict[Signature, Key] = field(default_factory=dict[Signature, Key], repr=False)
 
@@ -212,6 +217,17 @@ class ModelEngine(RunByName):
         """That a stage is all of the model, where no content is part of its key and it computes all outputs."""
         if found.engine is not None and not key.content and set(self.outputs) <= set(found.engine.outputs):
             self._whole[signature] = key
+            if len(self._whole) == _MANY_SIZES and not self.inner:
+                self._advise()
+
+    def _advise(self) -> None:
+        """Say once how the sizes that differ can be free."""
+        shapes = [dict((name, shape) for name, shape, _ in cast("Iterable[_Array]", s)) for s in self._whole]
+        graph = self.model.model.graph
+        text = advice(graph.input, shapes) if len({frozenset(s) for s in shapes}) == 1 else None
+        if text is not None and not self._advised:
+            self._advised = True
+            warn_caller(f"model {graph.name!r} is compiled anew for each size {text}", SettingWarning)
 
     def _copied(self, results: Mapping[str, object], out: Mapping[str, Array]) -> Mapping[str, Array]:
         """The arrays of `out`, with the results in them. Raises `RunError`."""
@@ -319,7 +335,7 @@ class ModelEngine(RunByName):
     def _body(self, position: int, name: str) -> ModelEngine:
         """A graph inside of a node, compiled as a model of its own; the control runs here."""
         if (position, name) not in self._bodies:
-            self._bodies[position, name] = ModelEngine(self.model.body(position, name), self.build)
+            self._bodies[position, name] = ModelEngine(self.model.body(position, name), self.build, inner=True)
         return self._bodies[position, name]
 
     def __repr__(self) -> str:

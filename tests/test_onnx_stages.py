@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import poly
-from poly.errors import FallbackWarning, OnnxError, RunError
+from poly.errors import FallbackWarning, OnnxError, RunError, SettingWarning
 from poly.frontend.onnx_stages import StagedModel
 from poly.model_engine import ModelEngine
 from tests.onnx_helpers import assert_close, chain_model, node_model, reference
 from tests.test_onnx import f32
+from tests.test_onnx_symbolic import cache_inputs, cache_model
 
 
 def engine_of(model: onnx.ModelProto) -> ModelEngine:
@@ -292,3 +294,31 @@ def test_what_decided_a_stage_is_forgotten_with_it(monkeypatch: pytest.MonkeyPat
         y = engine.run({"x": np.resize(x, size), "shape": np.array([3, size // 3])})["y"]
         assert np.asarray(y).shape == (3, size // 3)
     assert len(engine._cache) == len(engine._decided) == 1
+
+
+def test_ever_new_sizes_are_told_once_how_they_are_free() -> None:
+    """What the warning says is Python that compiles once for all."""
+    proto = cache_model()
+    engine = engine_of(proto)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for past in (3, 4, 5, 3, 9, 6, 7, 8):
+            engine.run(cache_inputs(past))
+    (one,) = [w for w in told if w.category is SettingWarning]
+    assert one.filename == __file__ and "past: ..., 3, 4, 5, 9, 6)" in str(one.message)
+    text = str(one.message).partition("for all of them: ")[2]
+    arguments = "shapes={'seq': 1}, ranges={'past': (1, 32), 'total': 'past + 1'}"
+    assert text == f"poly.compile(poly.from_onnx(model, {arguments}))"
+    inputs = cache_inputs(30)
+    assert_close(eval(text, {"poly": poly, "model": proto}).run(inputs), reference(proto, inputs))
+
+
+def test_sizes_without_a_name_are_told_nothing() -> None:
+    proto = cache_model()
+    for info in proto.graph.input:
+        info.type.tensor_type.shape.dim[0].Clear()
+    engine = engine_of(proto)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for past in range(1, 8):
+            engine.run(cache_inputs(past))

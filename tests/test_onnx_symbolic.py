@@ -173,6 +173,43 @@ def test_bad_ranges(ranges: Any, message: str) -> None:
         poly.from_onnx(AFFINE["dense"][0], ranges=ranges)
 
 
+def cache_model(total: str = "total") -> onnx.ModelProto:
+    """A step of a decoder: a row for each call, behind those of the calls before."""
+    return model([node("Concat", "cache row", "all", axis=0), node("MatMul", "all w", "m"), node("Add", "m mask", "y")],
+                 {"cache": ["past", 6], "row": ["seq", 6], "mask": [total, 4]}, {"w": W})  # fmt: skip
+
+
+def cache_inputs(past: int) -> dict[str, np.ndarray]:
+    return {"cache": f32(past, 6), "row": f32(1, 6), "mask": f32(past + 1, 4)}
+
+
+@pytest.mark.parametrize(("proto", "linked"), [
+    (cache_model(), {"total": "past + 1"}), (cache_model(), {"total": "seq+past"}), (cache_model("past + seq"), {}),
+    (cache_model(), {"total": "2*past - past + 1"}),
+])  # fmt: skip
+def test_extents_that_follow_from_others(proto: onnx.ModelProto, linked: Mapping[str, str]) -> None:
+    graph = poly.from_onnx(proto, shapes={"seq": 1}, ranges={"past": (1, 40), **linked})
+    assert graph.parameters == ("past",)
+    engine = poly.compile(graph)
+    for past in (1, 2, 17, 40):
+        inputs = cache_inputs(past)
+        assert_close(engine.run(inputs), reference(proto, inputs))
+    assert not engine.engines  # none was compiled for one size
+    with pytest.raises(RunError, match="past is 16 by axis 0 of cache and 17 by axis 0 of mask"):
+        engine.run(cache_inputs(16) | {"mask": f32(18, 4)})
+
+
+def test_a_name_that_is_an_expression_is_bound_by_its_names() -> None:
+    graph = poly.from_onnx(cache_model("past + seq"), shapes={"cache": (5, 6), "seq": 2})
+    assert [t.extents({}) for t in graph.inputs] == [(5, 6), (2, 6), (7, 4)]
+
+
+@pytest.mark.parametrize("text", ["past + rows", "past / 2", "past +", "past[0]", "f(past)", "1.5", "", "(" * 999])
+def test_extents_that_are_no_expressions(text: str) -> None:
+    with pytest.raises(OnnxError, match=r"ranges\['total'\] is .*\n.*expression of sizes and numbers"):
+        poly.from_onnx(cache_model(), shapes={"seq": 1}, ranges={"past": (1, 40), "total": text})
+
+
 def test_inputs_outside_of_the_ranges() -> None:
     proto, _ = AFFINE["dense"]
     engine = poly.compile(poly.from_onnx(proto, ranges={"batch": (1, 4), "len": (2, 8)}))
