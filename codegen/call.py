@@ -88,6 +88,7 @@ class Record:
         keep: object = None,
     ) -> None:
         self.entry, self.arrays, self.key, self.keep = entry, tuple(arrays), key, keep
+        self.outputs, self.release = outputs, release
         given = len(entry.positions)
         moved = [word for move in entry.moves for word in move]
         lengths = [w for a in arrays for w in (*a.shape, *(a.strides or a.shape))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -24,6 +25,7 @@ from poly.codegen.function import Module, decode_status, lower
 from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
+from poly.codegen.sized_calls import MOST_CALLS, Names, SizedCall, names_of
 from poly.codegen.work import work_of
 from poly.dtypes import Array
 from poly.errors import ArgumentTypeError, IndexRangeError, RunError
@@ -96,6 +98,7 @@ class Kernel(NativeCall):
         self._plain = len(arrays) <= MAX_GIVEN and all(known[t.name].layout is None for t in arrays)
         self._records: dict[tuple[int, ...], Record] = {}
         self._native: list[Record] = []
+        self._calls: dict[Names, SizedCall] = {}
         self._parameters = self.module.parameters if self._source is None else self._source.parameters
         self._open = unsolved(inputs, sizes, self.module.parameters)  # native calls know sizes by their shapes only
         attach(self, None)
@@ -135,6 +138,12 @@ class Kernel(NativeCall):
         self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
     ) -> Array | tuple[Array, ...]:
         """A call whose arguments native code did not take as they are."""
+        known = self._calls.get(names) if named and self._calls and (names := names_of(named)) else None
+        return self._by_name(*inputs, out=out, **named) if known is None else known(*inputs, out=out)
+
+    def _by_name(
+        self, /, *inputs: npt.ArrayLike, out: Array | Sequence[Array] | None = None, **named: npt.ArrayLike
+    ) -> Array | tuple[Array, ...]:
         if isinstance(out, np.ndarray) and self._is_inout("out", len(inputs)):
             named = {**named, "out": out}
         if named:  # it may take them in their order
@@ -153,7 +162,22 @@ class Kernel(NativeCall):
         sizes = self._sizes
         if self.module.parameters:
             sizes = infer_sizes(self.inputs, [a.shape for a in given], self._sizes | by_name, self.loops.parameters)
-        return self._computed(given, sizes, out)
+        result = self._computed(given, sizes, out)
+        if by_name and not arrays_by_name and self._plain:
+            self._remember(by_name, sizes)
+        return result
+
+    def _remember(self, by_name: Mapping[str, int], sizes: Mapping[str, int]) -> None:
+        """Let calls like the last one, of these sizes, be native."""
+        record = self._records.get(tuple(sizes[p] for p in self.module.parameters))
+        if record is None:
+            return
+        names = tuple(by_name.items())
+        if names not in self._calls:
+            if len(self._calls) >= MOST_CALLS:
+                self._calls = {}
+            self._calls[names] = SizedCall(partial(self._by_name, **by_name), self._fail)
+        self._calls[names].add(record)
 
     def _computed(
         self, given: Sequence[Array], sizes: Mapping[str, int], out: Array | Sequence[Array] | None
@@ -319,7 +343,9 @@ class Kernel(NativeCall):
 
     def _failed(self, at: int, status: int) -> None:
         """Called by native code."""
-        record = next(r for r in self._native if r.address == at)
+        self._fail(next(r for r in self._native if r.address == at), status)
+
+    def _fail(self, record: Record, status: int) -> NoReturn:
         raise self.failure(status, dict(zip(self.module.parameters, record.key, strict=True)))
 
     def _check(self, status: int, sizes: Mapping[str, int]) -> None:

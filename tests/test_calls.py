@@ -19,8 +19,11 @@ from poly.affine import var
 from poly.codegen.call import NATIVE
 from poly.codegen.host import host_machine
 from poly.codegen.kernel import MAX_RECORDS, Kernel
+from poly.codegen.sized_calls import MOST_CALLS
 from poly.errors import PolyError, RunError
 from poly.expr import Const, IndexValue, Read, apply
+from poly.frontend.nest import Array as Elements
+from poly.frontend.nest import f32, i64
 from poly.given_arrays import overlap
 from poly.loops import LoopTree
 from poly.program import ReadIndex
@@ -497,3 +500,64 @@ def test_scalars_of_numpy_are_taken_as_those_of_python(value: Any) -> None:
     for lost in (np.float64(2), np.int64(2**40), np.complex64(1), np.str_("1"), np.datetime64("2020")):
         with pytest.raises(PolyError, match="input a"):
             kernel(x, lost)
+
+
+@poly.nest
+def thirds(T: int, N: int, x: f32[Elements, "N"], y: f32[Elements, "3"]):  # noqa: F821, UP037
+    assert T <= N
+    for t in range(T):
+        y[t % 3] += x[t]
+
+
+@poly.nest
+def counts(T: int, N: int, p: i64[Elements, "N"], y: f32[Elements, "4"]):  # noqa: F821, UP037
+    assert T <= N
+    for t in range(T):
+        y[p[t]] += 1
+
+
+@native
+def test_calls_that_name_a_size_are_native_from_the_second_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel: Any = poly.compile(thirds)
+    y, arrays = np.ones(3, "f4"), [np.arange(n, dtype="f4") for n in (5, 9, 7)]
+    expected = {(len(a), t): [1 + a[:t][k::3].sum() for k in range(3)] for a in arrays for t in (2, 5)}
+    for (n, steps), wanted in expected.items():
+        np.testing.assert_array_equal(kernel(np.arange(n, dtype="f4"), y, T=steps), wanted)
+    slow: list[object] = []
+    monkeypatch.setattr(Kernel, "_computed", lambda *given: slow.append(given))
+    for (n, steps), wanted in expected.items():
+        x, out = np.arange(n, dtype="f4"), np.empty(3, "f4")
+        np.testing.assert_array_equal(kernel(x, y, T=steps), wanted)
+        assert kernel(x, y, T=steps, out=out) is out and list(out) == wanted
+    assert not slow
+    kernel(arrays[0], y, T=2, N=5)
+    kernel(np.ones(10, "f4")[::2], y, T=2)
+    assert len(slow) == 2
+
+
+def test_what_is_no_size_is_refused_after_calls_that_name_one() -> None:
+    kernel: Any = poly.compile(thirds)
+    x, y = np.ones(5, "f4"), np.zeros(3, "f4")
+    for _ in range(3):
+        assert kernel(x, y, T=1)[0] == 1
+    for steps, refusal in ((True, "size T is True"), (1.0, "size T is 1.0"), (6, "not allowed")):
+        with pytest.raises(PolyError, match=refusal):
+            kernel(x, y, T=steps)
+    assert kernel(x=x, y=y, T=1)[0] == kernel(x, y, T=np.int64(1))[0] == kernel([1, 1, 1.0], y, T=1)[0] == 1
+    for wrong in (x.astype("f8"), x[:, None], "x"):
+        with pytest.raises(PolyError):
+            kernel(wrong, y, T=1)
+    long = np.ones(50, "f4")
+    for steps in range(MOST_CALLS + 3):
+        assert kernel(long, y, T=steps).sum() == kernel(long, y, T=steps).sum() == steps
+
+
+def test_an_index_that_is_out_of_bounds_stops_a_call_that_names_a_size() -> None:
+    kernel: Any = poly.compile(counts)
+    p, y = np.arange(9) % 4, np.zeros(4, "f4")
+    for _ in range(2):
+        np.testing.assert_array_equal(kernel(p, y, T=9), [3, 2, 2, 2])
+    p[7] = 4
+    with pytest.raises(RunError, match="p"):
+        kernel(p, y, T=9)
+    np.testing.assert_array_equal(kernel(p, y, T=7), [2, 2, 2, 1])
