@@ -93,10 +93,10 @@ def _safe(s: State, tensor: Tensor, pointer: str, condition: Bit, fill: Const, l
 
 def raw_load(s: State, tensor: Tensor, pointer: str, lanes: int = 0) -> Value:
     """What is at a pointer; once in a block where nobody writes the tensor, since instruction selection would load it
-    again behind every store.
+    again behind every store or prefetch.
     """
     text = f"load {memory_type(tensor.dtype, lanes)}, ptr {pointer}, align {size_bytes(tensor.dtype)}"
-    found = s.writer.cached(text) if tensor.role in ("input", "constant") else s.writer.value(text)
+    found = s.writer.cached(text) if _still(s, tensor) else s.writer.value(text)
     return _from_memory(s, tensor.dtype, found, lanes)
 
 
@@ -140,8 +140,13 @@ def masked_load(s: State, tensor: Tensor, pointer: str, mask: str, through: str)
     kind = memory_type(tensor.dtype, width)
     name = f"llvm.masked.load.{memory_suffix(tensor.dtype, width)}.p0"
     arguments = (("ptr", pointer), ("i32", str(size_bytes(tensor.dtype))), (f"<{width} x i1>", mask), (kind, through))
-    still = tensor.role in ("input", "constant") or (s.written is not None and tensor.name not in s.written)
-    return _from_memory(s, tensor.dtype, s.writer.intrinsic(kind, name, arguments, again=still), width)
+    again = _still(s, tensor)
+    return _from_memory(s, tensor.dtype, s.writer.intrinsic(kind, name, arguments, again=again), width)
+
+
+def _still(s: State, tensor: Tensor) -> bool:
+    """Whether nothing writes a tensor in an iteration of the loop around."""
+    return tensor.role in ("input", "constant") or (s.written is not None and tensor.name not in s.written)
 
 
 def memory_suffix(dtype: str, lanes: int) -> str:

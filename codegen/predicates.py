@@ -56,8 +56,8 @@ class State:
     `past`: inside of a nontemporal loop, whose stores of whole vectors go past the caches where memory is aligned to
     them; `streamed`: the tensors stored to in that way; `unaligned`: what each such line is where memory is not.
     `ahead`: of such loops, along which loop and how far they ask for what they touch.
-    `written`: tensors that the loops around write, None outside of loops. `plans`: by the identity of an access;
-    `located`: where the accesses of the current statement are.
+    `written`: tensors that the loop around writes, with all in it; None outside of loops. `plans`: by the identity
+    of an access; `located`: where the accesses of the current statement are.
     """
 
     writer: Writer

@@ -234,7 +234,7 @@ class Walker:
     def _iteration(self, node: For) -> None:
         """The body of a loop, with what it asks for."""
         around = self.s.written
-        self.s.written = _targets(node) if around is None else around
+        self.s.written = _targets(node)
         for element in node.asks:
             ask_for(self.s, element)
         self.nodes(node.body)

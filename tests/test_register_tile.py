@@ -104,6 +104,16 @@ def test_convolutions_spill_nothing_either(
     assert full_tiles(machine, tile_loops(machine, program))
 
 
+@pytest.mark.parametrize("machine", [AVX2, AVX512], ids=["avx2", "avx512"])
+def test_what_is_packed_is_loaded_once_between_rows_that_are_asked_for(machine: Machine) -> None:
+    """Rows come from memory and are asked for a tile ahead: LLVM loads memory again behind every prefetch."""
+    loops = tile_loops(machine, einsum_program("ijk,kl->ijl", ((128, 128, 128), (128, 32)), ["f32", "f32"]))
+    asking = [body for body in loops if any("\tprefetch" in line for line in body)]
+    assert asking
+    for body in asking:
+        assert not any("(%" in match[1] for line in body if (match := FMA.match(line)))
+
+
 def wide(machine: Machine) -> str:
     """How the machine's vector registers are called."""
     return "%zmm" if machine.lanes(4) == 16 else "%ymm"
