@@ -117,6 +117,8 @@ def _target(machine: Machine) -> tuple[str, str, str]:
     cores = machine.engines_of("core")
     if machine.kind != "cpu" or not cores:
         raise MachineError("not a CPU", where=f"machine {machine.name}", hint="compile for it with poly.accel")
+    if "-64bit" in cores[0].features:
+        raise MachineError("-64bit among the features", where=f"machine {machine.name}", hint="code is made of 64 bits")
     features = ",".join(f if f.startswith("-") else f"+{f}" for f in cores[0].features)
     return machine.triple, machine.cpu, features
 

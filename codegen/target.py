@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from poly.codegen.host import is_arm, is_x86
 from poly.machine import USUAL_LINE, Machine
 
+# Of the features that we ask for, the ones that each needs; and those that each instruction of `DOTS` needs.
+_NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "sse2": ("sse",), "sse3": ("sse2",), "ssse3": ("sse3",), "sse4.1": ("ssse3",), "sse4.2": ("sse4.1",),
+    "avx": ("sse4.2",), "avx2": ("avx",), "fma": ("avx",), "f16c": ("avx",), "avxvnni": ("avx2",),
+    "avx512f": ("avx2", "fma", "f16c"), "avx512vl": ("avx512f",), "avx512bw": ("avx512f",), "avx512dq": ("avx512f",),
+    "avx512vnni": ("avx512f",),
+}  # fmt: skip
+_DOT_FEATURES: Final[Mapping[tuple[str, int], tuple[set[str], ...]]] = {
+    ("dot2", 16): ({"avx512bw"},), ("dot2", 8): ({"avx2"},),
+    ("dot4", 16): ({"avx512vnni"},), ("dot4", 8): ({"avxvnni"}, {"avx512vnni", "avx512vl"}),
+}  # fmt: skip
 MANY_REGISTERS = 32  # vector registers: what LLVM keeps of addresses and of squares costs no spills
 
 
@@ -35,13 +47,31 @@ class Target:
 
 
 def target_of(machine: Machine) -> Target:
-    """A machine's target."""
-    has = frozenset(f for e in machine.engines_of("core")[:1] for f in e.features)
+    """A machine's target. Of its instructions for `DOTS` those that its features have: LLVM ends the process where it
+    meets another.
+    """
+    has = _known(f for e in machine.engines_of("core")[:1] for f in e.features)
+    dots = {d: n for d, n in machine.dots.items() if any(one <= has for one in _DOT_FEATURES.get((d, n), ()))}
     x86, arm = is_x86(machine.triple), is_arm(machine.triple)
     any_size = "avx512vl" in has  # masks of bits, for elements of any size
     return Target(
         x86=x86, fma="fma" in has or arm, half="f16c" in has or not x86,
         table=16 if "avx512f" in has else 8 if "avx2" in has else 0, scales={"avx512f", "avx512dq"} <= has,
-        dots=machine.dots, vector=machine.lanes(1), line=machine.line, masked_stores=any_size,
+        dots=dots, vector=machine.lanes(1), line=machine.line, masked_stores=any_size,
         least_masked_load=1 if any_size else 4, many_registers=machine.vector_registers >= MANY_REGISTERS,
     )  # fmt: skip
+
+
+def _known(features: Iterable[str]) -> frozenset[str]:
+    """The features there are after one another, as LLVM takes them: with those that they need, and without those that
+    need one which a minus takes away.
+    """
+    has: set[str] = set()
+    for feature in features:
+        name = feature.removeprefix("-")
+        has = has | _with_needs(name) if name == feature else {f for f in has if name not in _with_needs(f)}
+    return frozenset(has)
+
+
+def _with_needs(feature: str) -> set[str]:
+    return {feature}.union(*(_with_needs(f) for f in _NEEDS.get(feature, ())))

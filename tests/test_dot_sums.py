@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import poly
-from poly.codegen.host import host_machine
+from poly.codegen.host import host_machine, is_x86, machine_of_features
+from poly.codegen.target import target_of
 from poly.errors import ScheduleError
 from poly.interp import run_program
 from poly.machine import Machine
@@ -17,7 +18,7 @@ from poly.program import Program
 from poly.scheduling.dot_sums import sums_by_dots
 from poly.text import parse_program
 from tests.onnx_helpers import node_model, reference
-from tests.other_cpus import CPUS, DOT_CPUS, run_here
+from tests.other_cpus import CACHES, CPUS, DOT_CPUS, TRIPLE, run_here
 
 NUMPY = {"u8": np.uint8, "i8": np.int8, "i16": np.int16}
 FOURS, PAIRS = DOT_CPUS["vnni"], DOT_CPUS["avx2"]
@@ -224,3 +225,34 @@ def test_schedules_for_another_machine(name: str, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(again(a, b), wanted(a, b))
     with pytest.raises(ScheduleError, match="another program"):
         poly.compile(product("i8", "i8", (32, 48, 64)), DOT_CPUS[name], schedule=kernel.schedule)
+
+
+def test_a_dot_that_the_features_do_not_have_is_shifts_and_products() -> None:
+    """As in a description whose features somebody edits: LLVM would end the process."""
+    here = host_machine()
+    if not is_x86(here.triple):
+        pytest.skip("x86 only")
+    core = here.engines_of("core")[0]
+    features = (*core.features, "-avx512vnni", "-avx512bw", "-avxvnni")
+    edited = replace(core, features=features, dots=(("dot2", 16), ("dot4", 16)))
+    machine = replace(here, engines=(edited,))
+    a, b = extremes("u8", (33, 64), "random"), extremes("i8", (64, 39), "random")
+    kernel: Any = poly.compile(product("u8", "i8", (33, 39, 64)), target=machine)
+    assert dots_of(kernel.schedule.source) == ["dot4"]
+    np.testing.assert_array_equal(kernel(a, b), wanted(a, b))
+
+
+@pytest.mark.parametrize(
+    ("features", "dots"),
+    [
+        (("avx512vnni", "avx512bw"), {"dot2": 16, "dot4": 16}),
+        (("avx512vnni", "avx512bw", "-avx512vnni"), {"dot2": 16}),
+        (("-avx512bw", "avx512vnni"), {"dot4": 16}),
+        (("avx512bw", "avx512vnni", "-f16c"), {}),
+        (("avx512bw", "avx512vnni", "-f16c", "avx512bw"), {"dot2": 16}),
+    ],
+)
+def test_features_one_after_another_are_those_of_llvm(features: tuple[str, ...], dots: dict[str, int]) -> None:
+    machine = machine_of_features("x", features, TRIPLE, CACHES, 1, 3000)
+    core = replace(machine.engines_of("core")[0], dots=(("dot2", 16), ("dot4", 16)))
+    assert target_of(replace(machine, engines=(core,))).dots == dots
