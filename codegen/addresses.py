@@ -6,7 +6,7 @@ remainders are folded where the known ranges allow, else computed. Strides are i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,7 +103,7 @@ class Indices:
         """`frozen`: whether pointers in heads of loops are, see `_base`."""
         self.writer, self.frozen = writer, frozen
         self.values: dict[str, Linear] = {name: Linear((), value) for name, value in sizes.items()}
-        self.lane_values: dict[str, list[str]] = {}  # indices loaded from memory, one for each lane
+        self.lane_values: dict[str, Callable[[int], str]] = {}  # indices loaded from memory, by lane
         self.ranges: dict[str, tuple[int, int]] = {}
         self.lane_range: tuple[int, int] = (0, 0)
         self.strides_of: dict[str, tuple[Stride, ...]] = {}
@@ -130,7 +130,7 @@ class Indices:
             if atom.name in self.lane_values:
                 if lane is None:
                     raise LaneError
-                return Linear(((self.lane_values[atom.name][lane], 1),))
+                return Linear(((self.lane_values[atom.name](lane), 1),))
             value = self.values[atom.name]
             return value if lane is None or not value.lane else value.at(lane)
         inner = self.linear(atom.argument, lane)

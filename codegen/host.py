@@ -13,6 +13,7 @@ from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine,
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
 _WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3, "remote": 8}
 _WIDE = 16  # f32 lanes
+_GATHERING = "amx-tile"  # of cores that gather an element in a cycle (0089); Zen 5 has vectors as wide, and takes two
 _OWN = 2  # levels that a core has for itself
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 
@@ -67,6 +68,7 @@ def machine_of_features(
     )
     dram = Memory("dram", None, "dram", align=64, line=64, bytes_per_cycle=rates[0])
     memories = (dram, *levels, Memory("reg", registers, "register"))
+    core = {**core, "gather": int(_GATHERING in features)}
     engine = Engine("core", "core", lanes=lanes, features=features, cost=core, dots=_dots(frozenset(features)))
     return Machine(f"cpu-{cpu}", "cpu", memories, (engine,), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu)
 

@@ -11,7 +11,7 @@ from poly.affine import Affine
 from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
 from poly.codegen.asks import ask_of_load
-from poly.codegen.places import address_at, located, pointer_to, register_place
+from poly.codegen.places import address_at, index_offsets, located, places_of_lanes, pointer_to, register_place
 from poly.codegen.predicates import (
     Bit,
     State,
@@ -32,6 +32,7 @@ from poly.expr import Const
 from poly.program import Access, Tensor
 
 ZERO = Const(0)
+GATHERED, FEWEST_GATHERED = 4, 4  # bytes of an element that an instruction can gather, and lanes for which it is used
 
 
 def load(s: State, access: Access, values: dict[int, Value], statement: str, position: int) -> Value:
@@ -58,6 +59,10 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
         return _load_vector(s, tensor, address, whole, lanes, fill)
     if address is not None and stride is not None:
         value = _load_strided(s, tensor, subscripts, address, guard, fill)
+        if value is not None:
+            return value
+    if address is None and access.indirect and s.target.gathers:
+        value = _load_gathered(s, tensor, subscripts, whole, lanes, fill)
         if value is not None:
             return value
     whole_lanes = s.lanes is not None and s.lanes.mask is None and guard is True
@@ -268,12 +273,46 @@ def _row_piece(s: State, tensor: Tensor, subscripts: Sequence[Affine], most: int
     return size, form.constant % size
 
 
+def _load_gathered(
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], whole: Bit, lanes: Bit, fill: Const
+) -> Value | None:
+    """Elements at indices from memory by one instruction, the fill value in other lanes than active ones; None where
+    that does not apply.
+    """
+    assert s.lanes is not None
+    found = index_offsets(s, tensor, subscripts) if whole is True and size_bytes(tensor.dtype) >= GATHERED else None
+    if found is None:
+        return None
+    (rest, offsets), width = found, s.lanes.width
+    try:
+        address = address_at(s, tensor, rest)
+    except LaneError:
+        return None
+    stride = address.lane_stride
+    if stride is None or offsets.lanes != width or width < FEWEST_GATHERED:
+        return None
+    if stride:
+        steps = "<" + ", ".join(f"i64 {stride * i}" for i in range(width)) + ">"
+        offsets = s.ops.op("add", offsets, offsets, Value("i64", width, steps))
+    bits = enabled(s, lanes)
+    mask = "splat (i1 true)" if isinstance(bits, bool) else bits.text
+    through = "poison" if isinstance(bits, bool) else s.ops.const(tensor.dtype, fill.value, width).text
+    kind, base = memory_type(tensor.dtype, width), pointer_to(s, tensor, address.at(0))
+    at = s.writer.cached(f"getelementptr {memory_type(tensor.dtype)}, ptr {base}, <{width} x i64> {offsets.text}")
+    arguments = (
+        (f"<{width} x ptr>", at), ("i32", str(size_bytes(tensor.dtype))), (f"<{width} x i1>", mask), (kind, through),
+    )  # fmt: skip
+    name = f"llvm.masked.gather.{memory_suffix(tensor.dtype, width)}.v{width}p0"
+    return Value(tensor.dtype, width, s.writer.intrinsic(kind, name, arguments))
+
+
 def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: Bit, fill: Const) -> Value:
     """Element by element; inactive and guarded lanes touch nothing."""
     assert s.lanes is not None
     items: list[Value | None] = []
+    place = places_of_lanes(s, tensor, subscripts)
     for i in range(s.lanes.count):
         bit = lane_bit(s, active(s, guard), i)
-        pointer = pointer_to(s, tensor, address_at(s, tensor, subscripts, i))
+        pointer = pointer_to(s, tensor, place(i))
         items.append(raw_load(s, tensor, _safe(s, tensor, pointer, bit, fill)))
     return s.ops.gather(items, s.lanes.width, tensor.dtype)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 from poly.affine import Affine, var
 from poly.codegen.addresses import Address, LaneError
@@ -94,11 +94,10 @@ def _subscripts(
         index = s.ops.cast(values[subscript.position], "i64")
         _check_index(s, access, dimension, index, guard, (statement, position))
         if index.lanes:
-            assert s.lanes is not None
-            lanes = [s.ops.lane(index, i).text for i in range(s.lanes.count)]
-            s.indices.lane_values[name] = lanes
-            s.writer.depth_of |= {name: LOCAL for name in lanes if name not in s.writer.depth_of}
+            s.index_vectors[name] = index
+            s.indices.lane_values[name] = partial(_lane, s, index)
         else:
+            s.index_vectors.pop(name, None)
             s.indices.lane_values.pop(name, None)
             s.indices.values[name] = s.indices.of_value(index.text, index.literal)
             s.writer.depth_of.setdefault(index.text, LOCAL)
@@ -106,18 +105,77 @@ def _subscripts(
     return tuple(found)
 
 
+def index_offsets(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tuple[list[Affine], Value] | None:
+    """What indices from memory come to in elements, for all lanes at once, and the subscripts without them; None where
+    they do not move an address by known strides.
+    """
+    strides = s.indices.strides_of[tensor.name]
+    own = [s.index_vectors.get(_variable(c)) for c in subscripts]
+    if tensor.layout is not None or any(v is not None and t.value for v, t in zip(own, strides, strict=True)):
+        return None
+    total: Value | None = None
+    for index, stride in zip(own, strides, strict=True):
+        if index is not None:
+            step = s.ops.const("i64", stride.factor, index.lanes)
+            part = index if stride.factor == 1 else s.ops.op("mul", index, index, step)
+            total = part if total is None else s.ops.op("add", part, total, part)
+    rest = [c if index is None else Affine() for index, c in zip(own, subscripts, strict=True)]
+    return None if total is None else (rest, total)
+
+
+def places_of_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> Callable[[int], Address]:
+    """The address of each lane."""
+    found = index_offsets(s, tensor, subscripts)
+    if found is None:
+        return lambda lane: address_at(s, tensor, subscripts, lane)
+    rest, offsets = found
+
+    def place(lane: int) -> Address:
+        address = address_at(s, tensor, rest, lane)
+        return address._replace(terms=(*address.terms, ((_lane(s, offsets, lane), ""), 1)))
+
+    return place
+
+
+def _variable(subscript: Affine) -> str:
+    """The variable that a subscript is, "" for any other."""
+    name = next(iter(subscript.names), "")
+    return name if subscript == var(name) else ""
+
+
+def _lane(s: State, index: Value, lane: int) -> str:
+    """One lane of an index."""
+    text = s.ops.lane(index, lane).text
+    s.writer.depth_of.setdefault(text, LOCAL)
+    return text
+
+
 def _check_index(s: State, access: Access, dimension: int, index: Value, guard: Bit, where: tuple[str, int]) -> None:
-    """Leave the function with a status where an index is outside 0 .. extent - 1 in an active lane."""
+    """Leave the function with a status where an index is outside 0 .. extent - 1 in an active lane; where the same has
+    been asked in this block or one around, it is inside.
+    """
     writer = s.writer
     extent = s.indices.text(s.indices.linear(s.tensors[access.tensor].shape[dimension]))
     limit = s.ops.splat(Value("i64", 0, extent), index.lanes)
     bad: Bit = Value("bool", index.lanes, s.ops.op("icmp uge", index, index, limit).text)
     s.writer.depth_of[bad.text] = LOCAL
     bad = as_value(both(s, bad, enabled(s, guard) if index.lanes else guard))
+    if f"checked {bad.text}" in writer.local:
+        return
+    writer.local[f"checked {bad.text}"] = ""
     failed, fine = writer.fresh_label(), writer.fresh_label()
     test = any_lane(s, bad)
     writer.emit(f"br i1 {test.text}, label %{failed}, label %{fine}")
     writer.label(failed)
+    with writer.region() as lines:
+        _leave(s, dimension, index, bad, where)
+    writer.lines += lines
+    writer.label(fine)
+
+
+def _leave(s: State, dimension: int, index: Value, bad: Value, where: tuple[str, int]) -> None:
+    """Return the status of an index that is outside, of the last lane where one is."""
+    writer = s.writer
     value = index.text
     if index.lanes:
         value = "0"
@@ -130,7 +188,6 @@ def _check_index(s: State, access: Access, dimension: int, index: Value, guard: 
     code = encode_status(s.statements[where[0]], where[1], dimension, where[0])
     high = writer.value(f"shl i64 {value}, 32")
     writer.emit(f"ret i64 {writer.value(f'or i64 {high}, {code}')}")
-    writer.label(fine)
 
 
 def encode_status(number: int, position: int, dimension: int, statement: str) -> int:

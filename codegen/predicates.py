@@ -57,7 +57,8 @@ class State:
     them; `streamed`: the tensors stored to in that way; `unaligned`: what each such line is where memory is not.
     `ahead`: of such loops, along which loop and how far they ask for what they touch.
     `written`: tensors that the loop around writes, with all in it; None outside of loops. `plans`: by the identity
-    of an access; `located`: where the accesses of the current statement are.
+    of an access; `located`: where the accesses of the current statement are. `index_vectors`: indices loaded from
+    memory, all lanes.
     """
 
     writer: Writer
@@ -77,6 +78,7 @@ class State:
     written: frozenset[str] | None = None
     plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
     located: dict[int, Address | None] = field(default_factory=dict[int, "Address | None"])
+    index_vectors: dict[str, Value] = field(default_factory=dict[str, Value])
 
     def in_registers(self, tensor: str) -> bool:
         return self.tensors[tensor].space in self.register_spaces

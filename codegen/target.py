@@ -30,7 +30,7 @@ class Target:
     `Ops.limited`, on vectors of 64 bytes. `dots`: lanes of its instructions for operators of `poly.expr.DOTS`.
 
     `vector`, `line`: bytes of one. `masked_stores`: they are cheap. `least_masked_load`: bytes of the smallest elements
-    that it loads under a mask at once.
+    that it loads under a mask at once. `gathers`: one instruction that loads from many places is sooner than loads.
     """
 
     x86: bool = False
@@ -44,6 +44,7 @@ class Target:
     masked_stores: bool = False
     least_masked_load: int = 4
     many_registers: bool = False
+    gathers: bool = False
 
 
 def target_of(machine: Machine) -> Target:
@@ -59,6 +60,7 @@ def target_of(machine: Machine) -> Target:
         table=16 if "avx512f" in has else 8 if "avx2" in has else 0, scales={"avx512f", "avx512dq"} <= has,
         dots=dots, vector=machine.lanes(1), line=machine.line, masked_stores=any_size,
         least_masked_load=1 if any_size else 4, many_registers=machine.vector_registers >= MANY_REGISTERS,
+        gathers="avx2" in has and any(e.cost.get("gather") for e in machine.engines_of("core")[:1]),
     )  # fmt: skip
 
 

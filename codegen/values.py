@@ -82,9 +82,8 @@ class Vectors:
         """One lane as a scalar."""
         if not a.lanes or a.literal is not None:
             return Value(a.dtype, 0, a.text) if not a.lanes else self.const(a.dtype, a.literal or 0)
-        return Value(
-            a.dtype, 0, self.writer.value(f"extractelement {value_type(a.dtype, a.lanes)} {a.text}, i64 {index}")
-        )
+        text = f"extractelement {value_type(a.dtype, a.lanes)} {a.text}, i64 {index}"
+        return Value(a.dtype, 0, self.writer.cached(text))
 
     def shuffle(self, a: Value, b: Value | None, places: Sequence[int | None]) -> Value:
         """The lanes of two vectors at places (those of `b` come after those of `a`; None: any); each once."""
@@ -150,13 +149,13 @@ class Vectors:
     def op(self, text: str, like: Value, *operands: Value, dtype: str | None = None) -> Value:
         """`text <type> a, b`, giving the type of `like` or one of `dtype`."""
         kind = value_type(operands[0].dtype, operands[0].lanes)
-        name = self.writer.value(f"{text} {kind} {', '.join(o.text for o in operands)}")
+        name = self.writer.cached(f"{text} {kind} {', '.join(o.text for o in operands)}")
         return Value(dtype or like.dtype, like.lanes, name)
 
     def recast(self, a: Value, dtype: str) -> Value:
         """The same bits as another dtype."""
         source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
-        return Value(dtype, a.lanes, self.writer.value(f"bitcast {source} {a.text} to {target}"))
+        return Value(dtype, a.lanes, self.writer.cached(f"bitcast {source} {a.text} to {target}"))
 
     def call(self, name: str, *operands: Value, dtype: str | None = None) -> Value:
         """An overloaded intrinsic on operands of one type."""
@@ -179,7 +178,7 @@ class Vectors:
             return a if condition.literal else b
         kind = value_type(a.dtype, a.lanes)
         text = f"select {value_type('bool', a.lanes)} {condition.text}, {kind} {a.text}, {kind} {b.text}"
-        return Value(a.dtype, a.lanes, self.writer.value(text))
+        return Value(a.dtype, a.lanes, self.writer.cached(text))
 
     def compare(self, name: str, a: Value, b: Value) -> Value:
         """eq, ne, lt, le, gt, ge; comparisons with NaN are false, ne is true."""
@@ -294,7 +293,7 @@ class Vectors:
                 name = "sitofp" if signed else "uitofp"
             case _:
                 name = ("sext" if signed else "zext") if wider else "trunc"
-        return Value(dtype, a.lanes, self.writer.value(f"{name} {source} {a.text} to {target}"))
+        return Value(dtype, a.lanes, self.writer.cached(f"{name} {source} {a.text} to {target}"))
 
     def _saturated(self, a: Value, dtype: str) -> Value:
         """Floats in lanes to integers: bounded first, as machines convert lanes without saturating, to 32 bits or more.

@@ -31,7 +31,8 @@ _FAR: Final = 1e9
 
 @dataclass(frozen=True)
 class _Axis:
-    """The taps of one axis: tables of elements and weights, both over `ranges` and then over the tap."""
+    """The taps of one axis: tables of elements and weights, both over the tap and then over `ranges`, so that points
+    lie side by side."""
 
     source: Value
     weight: Value
@@ -39,7 +40,7 @@ class _Axis:
     name: str
 
     def at(self, point: Sequence[Index]) -> tuple[Term, Term]:
-        index = (*point, var(self.name) if self.taps > 1 else 0)
+        index = (var(self.name) if self.taps > 1 else 0, *point)
         return self.source[index], self.weight[index]
 
 
@@ -63,8 +64,8 @@ def _axis(
     b.assign(at, ranges, place, suffix=f"_at{d}")
     low, tap = fn("floor", at[point]), var("t")
     number = low + (index_value(tap).cast(dtype) - (1.0 if mode == "cubic" else 0.0))
-    source, weight = (b.temporary(f"{n}{d}", [*shape, taps], t) for n, t in (("source", "i64"), ("weight", dtype)))
-    everywhere = {**ranges, "t": taps}
+    source, weight = (b.temporary(f"{n}{d}", [taps, *shape], t) for n, t in (("source", "i64"), ("weight", dtype)))
+    everywhere = {"t": taps, **ranges}
     inner = _reflected(number, extent, corners) if outside == "reflection" else number
     b.assign(source, everywhere, fn("min", fn("max", inner, 0.0), float(extent - 1)).cast("i64"), suffix=f"_source{d}")
     away = fn("abs", at[point] - number)

@@ -33,30 +33,36 @@ def _apart(program: Program, s: Statement, position: int, least_read: int = LEAS
     if any(a.guard or a.indirect for a, _ in s.accesses):
         return s
     blocks = sorted({*_blocks(s, least_read)}, key=lambda b: (b[1], b[0]))
-    box = domain_box(program, s, s.iterators) if blocks else None
-    if box is None:
-        return s
-    taken = {*s.iterators, *program.parameters}
-    as_values = {n for e in walk(s.body) if isinstance(e, IndexValue) for n in e.index.names}
     for name, c in blocks:
-        low, high = box[s.iterators.index(name)]
-        if low % c or (high + 1) % c or high - low < c or name in as_values:
-            continue
-        fast = next(n for k in range(len(taken) + 1) if (n := f"{name}_b{'_' * k}") not in taken)
-        write, *reads = (_moved(a, name, fast, c) for a in (s.write, *s.reads))
-        if not all(_is_plain(i, fast) for a in (write, *reads) for i in a.affine_index):
-            continue
-        ranges = [(i, first, last + 1) for i, (first, last) in zip(s.iterators, box, strict=True)]
-        at = s.iterators.index(name)
-        ranges[at : at + 1] = [(name, low // c, (high + 1) // c), (fast, 0, c)]
-        iterators = tuple(i for i, *_ in ranges)
-        apart = replace(
-            s, iterators=iterators, domain=box_domain(s.name, ranges, program.parameters), write=write,
-            reads=tuple(reads), path=default_path(position, iterators),
-        )  # fmt: skip
-        # In whole vectors now, so blocks of blocks may be short: A[i//40,i%40//20,i%20] is 20, then 2 of these.
-        return _apart(program, apart, position, 2 if c >= LEAST_READ else least_read)
+        apart = in_blocks(program, s, position, name, c)
+        if apart is not None:
+            # In whole vectors now, so blocks of blocks may be short: A[i//40,i%40//20,i%20] is 20, then 2 of these.
+            return _apart(program, apart, position, 2 if c >= LEAST_READ else least_read)
     return s
+
+
+def in_blocks(program: Program, s: Statement, position: int, name: str, c: int) -> Statement | None:
+    """A statement with two loops for one, over blocks of c iterations and in them; None where they do not make up all
+    of it, or its values do not follow.
+    """
+    box = domain_box(program, s, s.iterators)
+    if box is None or any(isinstance(e, IndexValue) and name in e.index.names for e in walk(s.body)):
+        return None
+    at, taken = s.iterators.index(name), {*s.iterators, *program.parameters}
+    low, high = box[at]
+    if low % c or (high + 1) % c or high - low < c:
+        return None
+    fast = next(n for k in range(len(taken) + 1) if (n := f"{name}_b{'_' * k}") not in taken)
+    write, *reads = (_moved(a, name, fast, c) for a in (s.write, *s.reads))
+    if not all(_is_plain(i, fast) for a in (write, *reads) for i in a.index if isinstance(i, Affine)):
+        return None
+    ranges = [(i, first, last + 1) for i, (first, last) in zip(s.iterators, box, strict=True)]
+    ranges[at : at + 1] = [(name, low // c, (high + 1) // c), (fast, 0, c)]
+    iterators = tuple(i for i, *_ in ranges)
+    return replace(
+        s, iterators=iterators, domain=box_domain(s.name, ranges, program.parameters), write=write,
+        reads=tuple(reads), path=default_path(position, iterators),
+    )  # fmt: skip
 
 
 def _blocks(s: Statement, least_read: int) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu_columns import columns_like, with_columns
 from poly.scheduling.cpu_padding import filled_like, padding_like, whole_windows, without_padding
+from poly.scheduling.cpu_planes import planes_in_blocks, planes_like
 from poly.scheduling.dot_sums import sums_by_dots
 from poly.scheduling.exact_sums import sums_in_f32
 from poly.scheduling.joined_axes import join_axes
@@ -39,7 +40,7 @@ def for_cpu(program: Program, finite: Collection[str], machine: Machine, threads
     return _edited(
         program,
         lambda p: without_padding(whole_windows(p, machine), finite, machine, threads),
-        lambda p: with_columns(p, machine, threads),
+        lambda p: planes_in_blocks(with_columns(p, machine, threads), machine),
     )
 
 
@@ -58,7 +59,7 @@ def like_another(program: Program, other: Program, constants: Mapping[str, Array
         yield _edited(
             start,
             lambda p, f=finite: padding_like(filled_like(p, other), other, f),
-            lambda p: columns_like(p, other),
+            lambda p: planes_like(columns_like(p, other), other),
         )
 
 

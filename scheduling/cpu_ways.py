@@ -31,6 +31,7 @@ from poly.scheduling.cpu_plan import (
     first_apart,
     square_side,
 )
+from poly.scheduling.cpu_planes import walks_of_planes
 from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.uneven import LONGEST
 
@@ -173,15 +174,20 @@ class Ways:
         """The loops of the reduction that are laid out in tiles of rows as they are shorter at the ends of these."""
         return self.facts.uneven[rows].inside if rows in self.facts.uneven else frozenset()
 
+    @cached_property
+    def walks(self) -> frozenset[str]:
+        """Loops from planes that a core keeps to others, which go outside of all that indices depend on."""
+        return frozenset(walks_of_planes(self.facts.program, self.update, self.facts.machine))
+
     # ---- ways
 
     def ways(self) -> Iterator[Way]:
         lanes = self.names[self.lanes]
-        for rows, name in enumerate(self.names):
+        for rows, name in enumerate(self.names if lanes not in self.walks else ()):
             reads = self.operands[:-1]
             if rows == self.lanes or self.extents[name] < 2 or all(o.depends(name) for o in reads):
                 continue
-            if prod(self.ranges[n] for n in self.laid_out(rows)) > LONGEST:
+            if name in self.walks or prod(self.ranges[n] for n in self.laid_out(rows)) > LONGEST:
                 continue
             if self.turned and not self._turns(rows):
                 continue
@@ -241,7 +247,9 @@ class Ways:
         """The other parallel loops: those outside of the blocks, and those that use again what is packed for lanes."""
         others = [a for a in range(len(self.names)) if a not in (way.rows, self.lanes) and self.facts.extents[a] >= 1]
         packed = [self.operands[k] for k, site in way.packs if site == "lanes" or self._reused(way, k, site)]
-        outer = tuple(a for a in others if not packed or any(o.depends(self.names[a]) for o in packed))
+        walks = tuple(a for a in others if self.names[a] in self.walks)
+        inside = [a for a in others if a not in walks]
+        outer = walks + tuple(a for a in inside if not packed or any(o.depends(self.names[a]) for o in packed))
         return outer, tuple(a for a in others if a not in outer)
 
     def _reused(self, way: Way, k: int, site: Site) -> bool:
