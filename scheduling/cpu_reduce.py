@@ -309,7 +309,7 @@ def _plan_spread(summed: _Sum) -> Reduction | None:
     kept = tuple(dict.fromkeys(r.tensor for r in s.reads if not moves(r, lanes) and moves(r, rows)))
     height = _height(extents[rows], range(DEEP_ROWS, DEEP_ROWS // 2, -1))
     strip = own_share(machine.nearest_cache) // size_bytes(summed.program.tensor[s.write.tensor].dtype)
-    if summed.threads > 1:
+    if all(extents[i] < summed.threads for i in summed.parallel if i != lanes):
         strip = min(strip, -(-extents[lanes] // summed.threads))
     width = 2
     strip = max(1, strip // (width * vector)) * width * vector

@@ -8,8 +8,8 @@ every policy meets p as one more parallel loop; Solomonik and Demmel, "Communica
 multiplication" (Euro-Par 2011), cut the reduction for the same reason. See docs/decisions/0029. Sums of everything,
 `s += exp(x[i])`, leave threads no other loop.
 
-A vector times a matrix uses no element of the matrix twice. Threads that share its columns would each walk pieces of
-all rows; with the sum in parts, each walks whole rows, one after another. See docs/decisions/0053.
+A vector times a matrix uses no element of the matrix twice, nor do sums of columns. Threads that share these would each
+walk pieces of all rows; with the sum in parts, each walks whole rows, one after another. See docs/decisions/0053.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from poly.machine import Machine
 from poly.program import Access, PathStep, Program, Statement, Tensor, box_domain
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import contraction_of
-from poly.scheduling.cpu_core import core_of
-from poly.scheduling.cpu_facts import OPERATIONS, moves, step_along
+from poly.scheduling.cpu_core import SHARE, core_of
+from poly.scheduling.cpu_facts import OPERATIONS, moves, own_capacity, step_along
 from poly.scheduling.cpu_shares import FITTED_REMOTE, MEETING_CYCLES
 from poly.scheduling.groups import domain_box
 from poly.scheduling.joined_axes import axes_apart, with_sizes
@@ -38,6 +38,7 @@ from poly.scheduling.row_groups import groups_for
 
 FEWEST_PARTS, MOST_PARTS = 2, 4  # for each thread: who is late has less left to do, or there is less to add up
 FEW: Final = 5  # elements that threads read in common for one of the parts, which is stored and read again, at least
+LONG_PIECE: Final = 8192  # bytes of a row: as good as a whole one, where there is nothing but rows to read
 LONG: Final = 64  # steps of the reduction in a part, at the least: each tile is started and stored once more
 
 
@@ -131,7 +132,7 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     loop to share, and to fetch a part of it takes longer than to meet and to add up. For memory they wait anyway.
     """
     loop = _longest(program, s)
-    if loop is None or len(s.reads) < 2 or loop.size % threads or loop.steps < LONG * threads:
+    if loop is None or not s.reads or loop.size % threads or loop.steps < LONG * threads:
         return None
     ranges = zip(s.iterators, domain_box(program, s, s.iterators) or (), strict=False)
     long = {i: high - low + 1 for i, (low, high) in ranges if high > low}
@@ -150,7 +151,13 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     rates = [cache.rate for cache in core.caches if size > cache.capacity]
     near = rates and size <= core.part * core.caches[-1].capacity
     spared = size / rates[-1] * (1 - 1 / threads) if near else 0.0
-    return loop.in_parts(threads) if spared > MEETING_CYCLES + (threads - 1) * made * element / FITTED_REMOTE else None
+    if spared <= MEETING_CYCLES + (threads - 1) * made * element / FITTED_REMOTE:
+        return None
+    if len(s.reads) < 2:
+        pieces = long[lanes[0]] * element <= threads * LONG_PIECE and size > threads * SHARE * own_capacity(machine)
+        if not pieces or not _stands_alone(program, s.name, machine, threads, made * loop.steps // LONG):
+            return None
+    return loop.in_parts(threads)
 
 
 def _total_cut(program: Program, s: Statement, machine: Machine, threads: int) -> Cut | None:
@@ -174,12 +181,12 @@ def _total_cut(program: Program, s: Statement, machine: Machine, threads: int) -
     return loop.in_parts(threads) if worth and _stands_alone(program, s.name, machine, threads) else None
 
 
-def _stands_alone(program: Program, name: str, machine: Machine, threads: int) -> bool:
-    """Whether nothing of a statement's group runs through as much as it does."""
+def _stands_alone(program: Program, name: str, machine: Machine, threads: int, most: int = LONG - 1) -> bool:
+    """Whether nothing of a statement's group runs through as much as it does: more than `most` iterations."""
     group = next(g for g in groups_for(program, machine, threads) if name in g.names)
     others = [s for s in group.statements if s.name != name]
     boxes = [domain_box(program, s, s.iterators) for s in others]
-    return all(b is not None and prod(high - low + 1 for low, high in b) < LONG for b in boxes)
+    return all(b is not None and prod(high - low + 1 for low, high in b) <= most for b in boxes)
 
 
 def _common(program: Program, s: Statement, threads: int) -> float:

@@ -373,3 +373,10 @@ def test_errors_of_a_long_sum_grow_with_its_blocks() -> None:
     x = np.full(1 << 22, 0.1, np.float32)
     found = poly.compile(einsum("i->", x.shape))(x)
     assert abs(found / x.sum(dtype=np.float64) - 1) < 2e-5
+
+
+@pytest.mark.parametrize(("text", "strip"), [("S[j] += X[i, j]", 2048), ("S[p, j] += X[p, i, j]", 4096)])
+def test_a_strip_is_a_whole_row_where_threads_share_another_loop(text: str, strip: int) -> None:
+    program = poly.parse(text, X=(2, 1024, 4096) if "p" in text else (1024, 4096))
+    plan = reduction_of(program, groups_of(program)[0], AVX512, 2)
+    assert plan is not None and not plan.folded and min(plan.strip, 4096) == strip

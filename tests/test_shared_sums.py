@@ -15,10 +15,12 @@ from poly.dtypes import Array
 from poly.errors import ScheduleError
 from poly.frontend.einsum import einsum_program
 from poly.interp import run_program
+from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.shared_sums import is_in_parts, share_sums
 from poly.text import parse_program
+from tests.machines import AVX512
 
 MACHINE = host_machine()
 
@@ -27,9 +29,9 @@ def product(m: int, n: int, k: int) -> Program:
     return join_axes(poly.parse("C[i,j] += A[i,k] * B[k,j]", A=(m, k), B=(k, n)))
 
 
-def parts_of(program: Program, threads: int = 2) -> list[int]:
+def parts_of(program: Program, threads: int = 2, machine: Machine = MACHINE) -> list[int]:
     """The parts of each reduction that was cut."""
-    made = share_sums(program, MACHINE, threads)
+    made = share_sums(program, machine, threads)
     return [t.shape[0].constant for t in made.tensors if t.name not in program.tensor]
 
 
@@ -83,6 +85,24 @@ def test_a_vector_times_a_matrix_is_in_a_part_for_each_thread(
     shapes: tuple[tuple[int, ...], ...], spec: str, threads: int, parts: list[int]
 ) -> None:
     assert parts_of(einsum_program(spec, shapes, ["f32"] * 2), threads) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "parts"),
+    [
+        ("S[j] += X[i, j]", (2048, 2048), [2]),
+        ("S[j] max= X[i, j]", (9000, 300), [2]),
+        ("S[j] += X[i, j]", (2048, 8192), []),  # half a row is long
+        ("S[j] += X[i, j]", (500, 300), []),  # each thread's half stays with it
+        ("S[j] += X[i, j]; Y[i, j] = X[i, j] - S[j]", (2048, 2048), []),  # one nest with what uses it
+    ],
+)
+def test_sums_of_columns_are_in_a_part_for_each_thread(text: str, shape: tuple[int, int], parts: list[int]) -> None:
+    assert parts_of(poly.parse(text, X=shape), machine=AVX512) == parts
+
+
+def test_sums_of_columns_in_parts_give_the_same() -> None:
+    check_same(poly.parse("S[j] += X[i, j]", X=(1536, 1024)))
 
 
 def test_a_vector_times_a_matrix_gives_the_same() -> None:
