@@ -11,7 +11,7 @@ from poly.codegen.addresses import Address, Flat, Indices, LaneError, Linear
 from poly.codegen.operators import Ops
 from poly.codegen.registers import Registers
 from poly.codegen.target import Target
-from poly.codegen.text import Writer
+from poly.codegen.text import Writer, constant_text
 from poly.codegen.values import Value
 from poly.program import Access, Tensor
 
@@ -153,17 +153,20 @@ def _test(s: State, constraint: Constraint, lane: int | None) -> Bit:
 
 
 def _lane_test(s: State, form: Linear, relation: str) -> Value:
-    """base + c * lane >= 0 for every lane, in 32 bits: far beyond the lanes the base's exact value does not matter."""
+    """base + c * lane >= 0 for every lane: in 32 bits where all multiples of c are small, as far beyond them the base's
+    exact value does not matter.
+    """
     assert s.lanes is not None
-    width = s.lanes.width
+    width, kind = s.lanes.width, "i64"
     base = s.indices.text(Linear(form.terms, form.constant))
     limit = 1 << 29
-    clamped = s.writer.intrinsic("i64", "llvm.smin.i64", (("i64", base), ("i64", str(limit))), pure=True)
-    clamped = s.writer.intrinsic("i64", "llvm.smax.i64", (("i64", clamped), ("i64", str(-limit))), pure=True)
-    small = _pure(s, f"trunc i64 {clamped} to i32", clamped)
-    splat = splat_pure(s, "i32", small, width)
-    steps = "<" + ", ".join(f"i32 {-form.lane * i}" for i in range(width)) + ">"
-    return Value("bool", width, _pure(s, f"icmp {relation} <{width} x i32> {splat}, {steps}", splat))
+    if abs(form.lane) * (width - 1) < limit:
+        base = s.writer.intrinsic("i64", "llvm.smin.i64", (("i64", base), ("i64", str(limit))), pure=True)
+        base = s.writer.intrinsic("i64", "llvm.smax.i64", (("i64", base), ("i64", str(-limit))), pure=True)
+        base, kind = _pure(s, f"trunc i64 {base} to i32", base), "i32"
+    splat = splat_pure(s, kind, base, width)
+    steps = "<" + ", ".join(f"{kind} {constant_text(kind, -form.lane * i)}" for i in range(width)) + ">"
+    return Value("bool", width, _pure(s, f"icmp {relation} <{width} x {kind}> {splat}, {steps}", splat))
 
 
 def splat_pure(s: State, kind: str, scalar: str, width: int) -> str:
@@ -251,7 +254,7 @@ def index_value(s: State, expression: Affine, dtype: str = "i64") -> Value:
     numbers = [form.lane * i + first for i in range(width)]
     if dtype == "i32" and not all(-(2**31) <= n < 2**31 for n in numbers):
         return s.ops.cast(index_value(s, expression), dtype)
-    steps = "<" + ", ".join(f"{dtype} {n}" for n in numbers) + ">"
+    steps = "<" + ", ".join(f"{dtype} {constant_text(dtype, n)}" for n in numbers) + ">"
     if not form.terms:
         return Value(dtype, width, steps)
     splat = splat_pure(s, dtype, base, width)

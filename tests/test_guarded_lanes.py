@@ -9,6 +9,7 @@ import pytest
 import poly
 from poly.dtypes import numpy_dtype
 from poly.frontend.nest import Array, Nest, f32, f64, i8, i32, nest
+from poly.interp import run_program
 from tests.machines import AVX2
 
 
@@ -94,3 +95,21 @@ def test_results_at_any_sizes(function: Nest[..., None], threads: int) -> None:
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_lanes(function: Nest[..., None]) -> None:
     assert " vector:" in str(poly.compile(function.program, target=AVX2, threads=1).loops)
+
+
+@pytest.mark.parametrize(
+    "condition", ["100000000*i <= 600000000 + j", "1000000000*i <= 3000000000 + j", "1000000000*i == 3000000000 + j"]
+)
+def test_conditions_in_lanes_whose_multiples_are_long(condition: str) -> None:
+    """Up to 2^29 from lane to lane they are compared in 32 bits, clamped; not beyond."""
+    program = poly.parse(f"y[j,i] = (x[j,i] if {condition} else 0.0)", x=(8, 16))
+    x = np.arange(1, 129, dtype="f4").reshape(8, 16)
+    kernel = poly.compile(program, target=AVX2)
+    assert " vector:" in str(kernel.loops)
+    np.testing.assert_array_equal(kernel(x), run_program(program, {"x": x})["y"])
+
+
+def test_values_in_lanes_beyond_32_bits() -> None:
+    program = poly.parse("y[j,i] = x[j,i] + i*1000000000 + j*(-2000000000)", dtypes="i64", x=(8, 16))
+    x = np.arange(128, dtype="i8").reshape(8, 16)
+    np.testing.assert_array_equal(poly.compile(program, target=AVX2)(x), run_program(program, {"x": x})["y"])
