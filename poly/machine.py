@@ -11,6 +11,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Literal, TypeVar, cast, get_args
 
@@ -76,7 +77,8 @@ class Engine:
 
     `reads` and `writes`: the memories that an array's operands (in the order a, b) and results, or a vector engine's
     operands, may lie in. `rows`, `cols`: of an array; `lanes`: elements a cycle of a vector engine or f32 lanes of a
-    core; `features`: LLVM's names; `dots`: instructions of a core for `poly.expr.DOTS`, with their lanes.
+    core; `cost`: of a core by the names of `USUAL_CORE`, else by operator; `features`: LLVM's names; `dots`:
+    instructions of a core for `poly.expr.DOTS`, with their lanes.
     """
 
     name: str
@@ -99,6 +101,10 @@ class Engine:
         where = f"engine {self.name}"
         _check_numbers(self, where)
         for name, value in self.cost.items():
+            if self.kind == "core" and name not in USUAL_CORE:
+                near = get_close_matches(name, USUAL_CORE, 1)
+                hint = f"{near[0]}, it seems" if near else f"it has {', '.join(USUAL_CORE)}"
+                raise MachineError(f"a core has no cost {name!r}", where=where, hint=hint)
             _check_number(f"cost of {name}", value, _LEAST_COST.get(name, 0), where)
         for name, value in self.dots:
             _check_number(f"lanes of {name}", value, 1, where)

@@ -129,3 +129,9 @@ def test_numbers_of_a_core_mean_something(row: dict[str, object]) -> None:
     with pytest.raises(MachineError):
         machine_of_table(table, "mine.toml")
     assert machine_of_table({**table, "engine": [{**engine, "cost": {"near": 0}, "dots": []}]}).lanes(4) == 8
+
+
+@pytest.mark.parametrize(("name", "hint"), [("fmaa", "fma, it seems"), ("x", "it has fma, load, ")])
+def test_costs_of_a_core_are_known(name: str, hint: str) -> None:
+    with pytest.raises(MachineError, match=f"no cost '{name}'(.|\\n)*{hint}"):
+        Engine("core", "core", lanes=8, cost={name: 9})
