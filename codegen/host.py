@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine,
 # What a model of time starts from, for a server core of today with wide vectors: paths grow with them (decision 0041).
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
 _WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3, "remote": 8}
+# Of cores with wide vectors and tiles, whose last cache is large and a mesh away (decision 0085).
+_MESH = frozenset(("avx512fp16", "amx-tile"))
+_MESH_BYTES_PER_CYCLE = {0: 4, 1: 128, 2: 48, 3: 9}
+_MESH_CORE = {**_WIDE_CORE, "near": 112, "sums": 4, "afar": 1}
 _WIDE = 16  # f32 lanes
 _GATHERING = "amx-tile"  # of cores that gather an element in a cycle (0089); Zen 5 has vectors as wide, and takes two
 _OWN = 2  # levels that a core has for itself
@@ -61,7 +66,7 @@ def machine_of_features(
 ) -> Machine:
     """A CPU from its feature names; `caches`: bytes by level. What it has of vectors follows from the features."""
     lanes, registers = _vectors(frozenset(features), triple)
-    rates, core = (_WIDE_BYTES_PER_CYCLE, _WIDE_CORE) if lanes >= _WIDE else (USUAL_BYTES_PER_CYCLE, USUAL_CORE)
+    rates, core = _rates(lanes, frozenset(features))
     levels = tuple(
         Memory(f"l{k}", caches[k], "cache", align=64, line=64, bytes_per_cycle=rates.get(k, rates[0]), shared=k > _OWN)
         for k in sorted(caches, reverse=True)
@@ -71,6 +76,13 @@ def machine_of_features(
     core = {**core, "gather": int(_GATHERING in features)}
     engine = Engine("core", "core", lanes=lanes, features=features, cost=core, dots=_dots(frozenset(features)))
     return Machine(f"cpu-{cpu}", "cpu", memories, (engine,), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu)
+
+
+def _rates(lanes: int, features: frozenset[str]) -> tuple[Mapping[int, int], Mapping[str, int]]:
+    """Bytes a cycle out of each level of the caches and of memory (0), and the numbers of a core, by its kind."""
+    if lanes < _WIDE:
+        return USUAL_BYTES_PER_CYCLE, USUAL_CORE
+    return (_MESH_BYTES_PER_CYCLE, _MESH_CORE) if features >= _MESH else (_WIDE_BYTES_PER_CYCLE, _WIDE_CORE)
 
 
 def _vectors(features: frozenset[str], triple: str) -> tuple[int, int]:

@@ -31,7 +31,8 @@ class Core:
     of the last cache, what one operand may fill; `line`: bytes; `issue`: operations of
     all kinds together; `reduce`: cycles until all lanes of a vector have what its own give together; `remote`: bytes of
     what another core wrote; `pages`: those whose addresses are at hand; `turning`, `lost`: cycles for a vector of a
-    turned tile, and for a line that it stores a piece of and that the first cache has lost.
+    turned tile, and for a line that it stores a piece of and that the first cache has lost; `sums`: for a vector of
+    sums that come and go; `afar`: whether the last cache is as slow as memory elsewhere.
     """
 
     lanes: int
@@ -52,11 +53,18 @@ class Core:
     pages: int = USUAL_CORE["pages"]
     turning: int = USUAL_CORE["turning"]
     lost: int = USUAL_CORE["lost"]
+    sums: int = USUAL_CORE["sums"]
+    afar: int = USUAL_CORE["afar"]
 
     @property
     def own(self) -> tuple[Cache, ...]:
         """The caches that a core has for itself."""
         return tuple([c for c in self.caches if not c.shared])
+
+    @property
+    def asked_into(self) -> int:
+        """The level that holds what copies ask for: the core's own last one where they ask for much."""
+        return len(self.own) - 1 if self.afar else 0
 
     @property
     def in_flight(self) -> int:
@@ -103,7 +111,7 @@ def core_of(machine: Machine, element: int) -> Core:
         (first._replace(ways=max(1, first.capacity // PAGE)), *others),
         float(cost["page"]), float(cost["near"]), float(cost["overlap"]),
         max(SHARED, min(SHARE, 1 / machine.cores)), machine.line, cost["issue"], cost["reduce"],
-        cost["remote"], cost["pages"], cost["turning"], cost["lost"],
+        cost["remote"], cost["pages"], cost["turning"], cost["lost"], cost["sums"], cost["afar"],
     )  # fmt: skip
 
 

@@ -125,6 +125,7 @@ def cycles_of_memory(
                 parts = [moved, *(_brought(core, n, walk, larger)[0] for larger in more)]
                 moved = np.where(walk.packed, sum(parts, np.zeros(())) / len(parts), moved)
             if n == last:
+                moved = moved * held_share(core, walk.operand)
                 coming = coming + np.where(walk.asked > 0, moved, 0.0) / cache.rate
                 moved, burst = _from_last(core, boxes, walk, np.where(walk.asked > 0, 0.0, moved), own, k in along)
                 bursts += burst
@@ -173,11 +174,18 @@ def _burst(core: Core, boxes: Boxes, walk: Walk, moved: Numbers) -> tuple[Number
 
 def memory_share(core: Core, operand: Operand) -> float:
     """What a byte of an operand costs beside one from memory: less where the last cache holds the operand when a kernel
-    starts, but no cache of the core's own does.
+    starts, but no cache of the core's own does (`held_share` says it of all operands).
     """
     *_, own, last = core.caches
-    far = own.capacity < operand.size <= last.capacity * core.part
+    far = own.capacity < operand.size <= last.capacity * core.part and not core.afar
     return last.rate / own.rate if far else 1.0
+
+
+def held_share(core: Core, operand: Operand) -> float:
+    """The same where the last cache is as slow as memory elsewhere, of all that it holds."""
+    *nearer, last = core.caches
+    held = core.afar and nearer and operand.size <= core.counted_on(len(nearer))
+    return last.rate / nearer[-1].rate if held else 1.0
 
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:
@@ -189,7 +197,7 @@ def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tu
     """Of a register tile with `work` sums, `loads` a step: cycles of one step of the reduction, and of all the rest
     (`again`: sums come from memory).
     """
-    rest = TILE_CYCLES + work / core.store_units + again * work / core.load_units
+    rest = TILE_CYCLES + work / core.store_units + again * work * (1 / core.load_units + core.sums)
     return step_cycles(core, work, loads), rest
 
 

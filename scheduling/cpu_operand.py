@@ -150,7 +150,9 @@ def next_stays(
     core: Core, operands: Sequence[Operand], k: int, sizes: Mapping[str, Numbers], level: int = 0
 ) -> npt.NDArray[np.bool_]:
     """Whether a cache holds, besides all that is used of a box, as much of one operand once more: what is copied for
-    the next box can be asked for while this one is used.
+    the next box can be asked for while this one is used. Where much is asked for, as it lies: in few sets, maybe.
     """
-    used = sum((o.elements(sizes) * o.element for o in (*operands, operands[k])), np.zeros(()))
-    return used <= core.caches[level].capacity
+    used = sum((o.elements(sizes) * o.element for o in operands), np.zeros(()))
+    lies = level > 0 and core.afar > 0
+    following = operands[k].lines(core, sizes).needed if lies else operands[k].elements(sizes) * operands[k].element
+    return used + following <= core.caches[level].capacity

@@ -194,7 +194,7 @@ class Boxes:
         times = np.concatenate([self.entered[c.depth, at] for _, c, at in copies])
         rate = np.concatenate([np.broadcast_to(c.rate, at.stop - at.start) for _, c, at in copies])
         near = np.concatenate([np.broadcast_to(c.near, at.stop - at.start) for _, c, at in copies])
-        ahead = (near > 0) & next_stays(self.core, self.operands, k, inner)
+        ahead = (near > 0) & next_stays(self.core, self.operands, k, inner, self.core.asked_into)
         elements = operand.elements(inner) * times
         each = _copy_cycles(self.core, operand, inner, rate, np.where(ahead, near, 0.0))
         cycles, moved = elements * each + times * TILE_CYCLES, elements * operand.element

@@ -333,7 +333,7 @@ class Ways:
         short = self.facts.threads > 1 or pack.block * operand.element < LEAST_LINES * self.core.line
         waits = one and large or far and not asked and short
         if waits or not self._evenly(way, vectors) or not self._on_way(pack, way):
-            return pack
+            return replace(pack, asked=asked and self.core.afar > 0)
         return replace(pack, on_way=True, asked=asked)
 
     def _is_asked(self, pack: Pack, way: Way, vectors: int, depth: int) -> bool:

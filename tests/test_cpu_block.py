@@ -725,7 +725,7 @@ def test_a_single_block_has_no_next_one() -> None:
 @pytest.mark.parametrize(("rows", "columns", "few"), [(8, 1024, False), (2, 1024, True), (2, 512, False)])
 def test_blocks_of_a_reduction_have_many_steps_but_of_streams(rows: int, columns: int, few: bool) -> None:
     """Of few steps are those of what is used as it lies and takes longer to come than all operations, page by page."""
-    choice = choice_of(facts_on(poly.parse(GEMM, A=(rows, 1024), B=(1024, columns))), 1)
+    choice = choice_of(facts_on(poly.parse(GEMM, A=(rows, 1024), B=(1024, columns)), AVX512), 1)
     found = {bool(way.packs): choice.depths_of(way) for way in choice.ways()}
     assert found == {True: [128, 512], False: [16, 128, 512] if few else [128, 512]}
 

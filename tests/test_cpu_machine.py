@@ -15,9 +15,12 @@ from poly.errors import MachineError
 from poly.machine import Engine, Machine, Memory, machine_of_table
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
+from poly.scheduling.cpu_contract import contraction_plan
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_each import schedule_each
-from poly.scheduling.cpu_facts import own_capacity
+from poly.scheduling.cpu_facts import facts_of, own_capacity
+from poly.scheduling.cpu_plan import BlockPlan
+from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 
 RENAMED = replace(
@@ -135,3 +138,54 @@ def test_numbers_of_a_core_mean_something(row: dict[str, object]) -> None:
 def test_costs_of_a_core_are_known(name: str, hint: str) -> None:
     with pytest.raises(MachineError, match=f"no cost '{name}'(.|\\n)*{hint}"):
         Engine("core", "core", lanes=8, cost={name: 9})
+
+
+WIDE_FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512vl", "avx512bw", "avx512dq")
+MESH = machine_of_features(
+    "x", (*WIDE_FEATURES, "avx512fp16", "amx-tile"), "x86_64-unknown-linux-gnu",
+    {1: 48 << 10, 2: 2 << 20, 3: 480 << 20}, 2, 2600,
+)  # fmt: skip
+ZEN5 = machine_of_features(
+    "znver5", WIDE_FEATURES, "x86_64-unknown-linux-gnu", {1: 48 << 10, 2: 1 << 20, 3: 32 << 20}, 2, 3000
+)
+
+
+def product_plan(machine: Machine, rows: int, steps: int, columns: int) -> BlockPlan:
+    program = poly.parse("C[i,j] += A[i,k]*B[k,j]", A=(rows, steps), B=(steps, columns))
+    (group,) = groups_of(program)
+    plan = contraction_plan(facts_of(program, group, machine), 1)
+    assert plan is not None
+    return plan
+
+
+def test_what_kind_of_core_it_is_follows_from_features() -> None:
+    """A core with tiles has its last cache a mesh away; any other with wide vectors has what a Zen 5 has."""
+    mesh, near = core_of(MESH, 4), core_of(ZEN5, 4)
+    assert [c.rate for c in near.caches] == [56, 28, 10] and not near.afar and near.asked_into == 0
+    assert mesh.caches[1].rate < near.caches[1].rate / 2 and mesh.afar and mesh.asked_into == 1
+    half = machine_of_features("x", (*WIDE_FEATURES, "avx512fp16"), ZEN5.triple, {1: 48 << 10, 2: 2 << 20}, 2, 2600)
+    assert half.engines[0].cost == ZEN5.engines[0].cost
+
+
+@pytest.mark.parametrize(
+    ("shape", "width", "heights", "block", "depth"),
+    [
+        ((16, 2048, 2048), 3, [8], 1, ("k", 512)),
+        ((512, 512, 512), 4, [6, 6, 5], 4, None),
+        ((2048, 2048, 2048), 4, [6, 5], 4, None),
+        ((128, 768, 3072), 3, [8, 8], 16, ("k", 128)),
+    ],
+)
+def test_plans_of_a_zen_5_stay(
+    shape: tuple[int, int, int], width: int, heights: list[int], block: int, depth: tuple[str, int] | None
+) -> None:
+    """Those that were measured there (0031, 0061, 0072)."""
+    plan = product_plan(ZEN5, *shape)
+    strip = plan.strips[0]
+    assert (strip.width, [r.tile for r in strip.rows], strip.block, plan.depth) == (width, heights, block, depth)
+
+
+def test_few_rows_ask_a_slow_last_cache_for_the_next_block() -> None:
+    """In blocks of few steps: pieces of more rows, pages apart, meet in few sets of the second cache."""
+    plan = product_plan(MESH, 16, 2048, 2048)
+    assert [(p.tensor, p.asked) for p in plan.packs] == [("B", True)] and plan.depth == ("k", 128)
