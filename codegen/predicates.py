@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -82,6 +83,18 @@ class State:
 
     def in_registers(self, tensor: str) -> bool:
         return self.tensors[tensor].space in self.register_spaces
+
+    @contextmanager
+    def probing(self) -> Generator[None]:
+        """What is walked inside leaves no text, and the place is the same afterwards."""
+        indices, values, lanes = self.indices, dict(self.indices.values), self.lanes
+        lane_range = indices.lane_range
+        self.writer.probing = True
+        try:
+            yield
+        finally:
+            self.writer.probing = False
+            indices.values, indices.lane_range, self.lanes = values, lane_range, lanes
 
 
 Bit = bool | Value

@@ -110,7 +110,7 @@ class Writer:
         self.declarations: set[str] = set()
         self.globals: dict[str, str] = {}
         self.functions: dict[str, str] = {}
-        self.probing = False
+        self.probing = False  # only names are given, see `State.probing`
         self._count = 0
 
     @property

@@ -190,8 +190,6 @@ class Walker:
         """A loop that stays a loop: header with phis, body, latch; guarded where it may not run at all."""
         s, writer = self.s, self.s.writer
         values = ends.values(s.indices)
-        if writer.probing:
-            return self._probe_body(node, values)
         written = self._written(node)
         first, last, certain = ends.first(s.indices), ends.last(s.indices), ends.trips is not None
         if node.kind == "parallel" and self.part is not None:
@@ -272,27 +270,10 @@ class Walker:
         written = {n.write.tensor for n in inside if isinstance(n, Compute)} - own
         if not any(map(s.in_registers, written)):
             return set()
-        saved, part, lanes, emitted = dict(s.indices.values), self.part, s.lanes, self.emitted
-        lane_range = s.indices.lane_range
-        probe = Probe(s, self.allocate, None, self)
-        s.writer.probing = True
-        try:
+        probe = Probe(self)
+        with s.probing():
             probe.loop(node)
-        finally:
-            s.writer.probing = False
-            s.indices.values, self.part, s.lanes, self.emitted = saved, part, lanes, emitted
-            s.indices.lane_range = lane_range
         return probe.written
-
-    def _probe_body(self, node: For, values: tuple[int, int] | None) -> None:
-        s = self.s
-        counter = s.writer.name("i")
-        if values is not None:
-            s.indices.ranges[counter] = values
-        s.indices.values[node.variable] = Linear(((counter, 1),))
-        s.writer.regions.append(Region())
-        self.nodes(node.body)
-        s.writer.regions.pop()
 
     # -- lanes
 
@@ -341,8 +322,6 @@ class Walker:
     def _guarded(self, condition: Value, body: Sequence[Node]) -> None:
         """The body under a branch."""
         s, writer = self.s, self.s.writer
-        if writer.probing:
-            return self.nodes(body)
         before, then, end = writer.fresh_label(), writer.fresh_label(), writer.fresh_label()
         saved = s.registers.snapshot()
         writer.emit(f"br label %{before}")
@@ -371,19 +350,16 @@ class Walker:
             return
         if s.lanes is not None:
             raise UnsupportedError(f"buffer {tensor.name} is allocated inside a vector loop", hint="promote it outside")
-        if not s.writer.probing:
-            s.bases[tensor.name] = self.allocate(node)
+        s.bases[tensor.name] = self.allocate(node)
         s.indices.set_strides(tensor.name, tensor.storage_shape)
         self.nodes(node.body)
 
 
 class Probe(Walker):
-    """Walks without output, to learn which register elements are written."""
+    """Walks inside of `State.probing`, to learn which register elements are written."""
 
-    def __init__(
-        self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None, walker: Walker
-    ) -> None:
-        super().__init__(state, allocate, part)
+    def __init__(self, walker: Walker) -> None:
+        super().__init__(walker.s, walker.allocate, None)
         self.writes, self.probed, self.fixed = walker.writes, walker.probed, walker.fixed
         self.written: set[Place] = set()
 
@@ -402,6 +378,17 @@ class Probe(Walker):
             found = self.probed[key] = frozenset(self.written)
             self.written = around
         self.written |= found
+
+    def _counted(self, node: For, ends: Ends) -> None:
+        indices, values = self.s.indices, ends.values(self.s.indices)
+        counter = self.s.writer.name("i")
+        if values is not None:
+            indices.ranges[counter] = values
+        indices.values[node.variable] = Linear(((counter, 1),))
+        self.nodes(node.body)
+
+    def _guarded(self, condition: Value, body: Sequence[Node]) -> None:  # noqa: ARG002  # it goes everywhere
+        self.nodes(body)
 
     def compute(self, node: Compute) -> None:
         if self.s.in_registers(node.write.tensor):
