@@ -34,6 +34,7 @@ from poly.frontend.onnx_terms import (
     logical_dtype,
     storage,
     stored,
+    sum_dtype,
 )
 from poly.program import Access, PathStep, ReadIndex, Statement, Tensor, box_domain, default_path
 
@@ -302,20 +303,21 @@ class Notation:
     ) -> None:
         """`target[index] combiner= value` over ranges and `over`, begun from `start` or the combiner's identity.
 
-        Sums of products of 16-bit floats are kept in f32 and rounded once.
+        Sums of 16-bit floats, and products in them, are kept in f32 and rounded once.
         """
         subscripts = tuple(map(var, ranges)) if index is None else tuple(index)
-        if combiner == "+" and target.dtype in ("f16", "bf16") and not self._loops:
+        kind = sum_dtype(target.dtype)
+        if combiner == "+" and target.dtype != kind and not self._loops:
+            total = self.temporary(f"{suffix.lstrip('_') or 'total'}_{kind}", target.shape, kind)
             match value.body:
-                case Apply("mul", (Read() as a, Read() as b)):
-                    total = self.temporary(f"{suffix.lstrip('_') or 'total'}_f32", target.shape, "f32")
-                    wide = Term(Apply("mul", (Cast("f32", a), Cast("f32", b))), value.reads)
-                    first = None if start is None else start.cast("f32")
-                    self.reduce(total, ranges, over, wide, index=subscripts, start=first, suffix=f"{suffix}_f32")
-                    self.assign(target, ranges, total[subscripts].cast(target.dtype), subscripts, suffix=suffix)
-                    return
+                case Apply("mul", (a, b)):
+                    wide = Term(Apply("mul", (Cast(kind, a), Cast(kind, b))), value.reads)
                 case _:
-                    pass
+                    wide = value.cast(kind)
+            first = None if start is None else start.cast(kind)
+            self.reduce(total, ranges, over, wide, index=subscripts, start=first, suffix=f"{suffix}_{kind}")
+            self.assign(target, ranges, total[subscripts].cast(target.dtype), subscripts, suffix=suffix)
+            return
         first = Term(COMBINERS[combiner].identity(target.dtype)) if start is None else start
         self.assign(target, ranges, first, subscripts, suffix=f"{suffix}_init")
         self.assign(target, {**ranges, **over}, value, subscripts, suffix=suffix, combiner=combiner)

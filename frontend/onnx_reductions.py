@@ -12,7 +12,7 @@ from poly.affine import Affine, var
 from poly.dtypes import is_float
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import given_axes
-from poly.frontend.onnx_terms import Index, Term, Value, fn
+from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn, sum_dtype
 
 
 def reduction(
@@ -70,9 +70,10 @@ def _reduce(
     if after is None:
         b.reduce(y, ranges, over, before(x[tuple(point)]), combiner, index=place)
         return
-    total = b.temporary("sum", [e for k, e in enumerate(x.shape) if k not in axes], x.dtype)
-    b.reduce(total, ranges, over, before(x[tuple(point)]), combiner, suffix="_sum")
-    b.assign(y, ranges, after(total[tuple(map(var, ranges))]), place)
+    kind = sum_dtype(x.dtype)
+    total = b.temporary("sum", [e for k, e in enumerate(x.shape) if k not in axes], kind)
+    b.reduce(total, ranges, over, before(cast_between(x[tuple(point)], x.dtype, kind)), combiner, suffix="_sum")
+    b.assign(y, ranges, cast_between(after(total[tuple(map(var, ranges))]), kind, x.dtype), place)
 
 
 def reduce_mean(b: Notation) -> None:

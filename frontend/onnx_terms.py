@@ -133,6 +133,16 @@ class Term:
         return Term(Cast(dtype, self.body), self.reads)
 
 
+def sum_dtype(dtype: str) -> str:
+    """The dtype in which elements are added up: f32 for 16-bit floats."""
+    return "f32" if dtype in ("f16", "bf16") else dtype
+
+
+def cast_between(term: Term, dtype: str, other: str) -> Term:
+    """A term of the one dtype as the other."""
+    return term if dtype == other else term.cast(other)
+
+
 def fn(operator: str, *arguments: Term | float) -> Term:
     """An operator of `poly.expr.OPERATORS` on terms and literals; equal reads are shared."""
     reads: dict[Access, int] = {}

@@ -15,7 +15,7 @@ from poly.affine import Affine, Constraint, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.expr import COMBINERS
 from poly.frontend.onnx_notation import Notation, Row
-from poly.frontend.onnx_terms import Index, Shape, Term, Value, fn, index_value, literal
+from poly.frontend.onnx_terms import Index, Shape, Term, Value, cast_between, fn, index_value, literal, sum_dtype
 
 _MOST_COUNTS: Final = 1 << 22
 _MOST_PHASES: Final = 32  # convolutions that one transposed convolution becomes
@@ -346,8 +346,9 @@ def average_pool(b: Notation) -> None:
     y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
     over = _over(axes)
-    total = b.temporary("sum", y.shape, y.dtype)
-    b.reduce(total, ranges, over, b.padded(x, place, 0, {**ranges, **over}), suffix="_sum")
+    total = b.temporary("sum", y.shape, sum_dtype(y.dtype))
+    value = cast_between(b.padded(x, place, 0, {**ranges, **over}), x.dtype, total.dtype)
+    b.reduce(total, ranges, over, value, suffix="_sum")
     divide_by_count(b, y, total, ranges, axes)
 
 
@@ -361,10 +362,11 @@ def divide_by_count(b: Notation, y: Value, total: Value, ranges: Mapping[str, in
         counts = np.multiply.outer(counts, np.maximum(a.covered(low, high), 1))
     point = tuple(map(var, ranges))
     if counts.min() == counts.max():
-        b.assign(y, ranges, total[point] / float(counts.flat[0]))
-        return
-    divisor = b.new_constant("count", counts.astype(numpy_dtype(y.dtype)))
-    b.assign(y, ranges, total[point] / divisor[tuple(var(a.name) for a in axes)])
+        mean = total[point] / float(counts.flat[0])
+    else:
+        divisor = b.new_constant("count", counts.astype(numpy_dtype(total.dtype)))
+        mean = total[point] / divisor[tuple(var(a.name) for a in axes)]
+    b.assign(y, ranges, cast_between(mean, total.dtype, y.dtype))
 
 
 def lp_pool(b: Notation) -> None:
@@ -415,9 +417,10 @@ def global_average_pool(b: Notation) -> None:
     x = b.input(0)
     ranges, over, point, place = _global(b, x)
     y = b.output((*x.shape[:2], *[1] * len(over)), x.dtype)
-    total = b.temporary("sum", x.shape[:2], x.dtype)
-    b.reduce(total, ranges, over, x[point], suffix="_sum")
-    b.assign(y, ranges, total[var("n"), var("c")] / float(np.prod(x.shape[2:])), place)
+    total = b.temporary("sum", x.shape[:2], sum_dtype(x.dtype))
+    b.reduce(total, ranges, over, cast_between(x[point], x.dtype, total.dtype), suffix="_sum")
+    mean = total[var("n"), var("c")] / float(np.prod(x.shape[2:]))
+    b.assign(y, ranges, cast_between(mean, total.dtype, y.dtype), place)
 
 
 def global_max_pool(b: Notation) -> None:

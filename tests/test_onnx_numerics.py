@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -60,6 +61,36 @@ def test_normalisation_by_mean_and_variance_whose_function_is_in_f32(dtype: str,
     for found in results("MeanVarianceNormalization", [x], opset=13, axes=[0, 2, 3]):
         assert found.dtype == x.dtype
         np.testing.assert_allclose(found, want, rtol=near, atol=near)
+
+
+_ROWS: dict[str, tuple[Function, dict[str, object]]] = {
+    "ReduceSum": (lambda v: v.sum(0, keepdims=True), {}),
+    "ReduceMean": (lambda v: v.mean(0, keepdims=True), {}),
+    "ReduceL1": (lambda v: v.sum(0, keepdims=True), {}),
+    "ReduceL2": (lambda v: np.sqrt((v * v).sum(0, keepdims=True)), {}),
+    "Softmax": (lambda v: np.exp(v - v.max(0)) / np.exp(v - v.max(0)).sum(0), {"axis": 0}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("operator", _ROWS)
+def test_sums_of_16_bit_floats_are_rounded_once(operator: str, dtype: str) -> None:
+    """Of 3000 equal elements, whose running sum soon is too large to feel the next one."""
+    wanted, options = _ROWS[operator]
+    x = np.full((3000, 3), 1.5).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+    axes: list[Operand] = [] if operator == "Softmax" else [i64(0)]
+    near = 2.0**-7 if dtype == "bfloat16" else 2.0**-10
+    for found in results(operator, [x, *axes], opset=18, constant=[1] if axes else [], **options):
+        np.testing.assert_allclose(found.astype(np.float64), wanted(x.astype(np.float64)), rtol=near)
+
+
+@pytest.mark.parametrize(
+    ("operator", "options"), [("AveragePool", {"kernel_shape": [9, 50]}), ("GlobalAveragePool", {})]
+)
+def test_means_of_f16_whose_sum_overflows(operator: str, options: dict[str, object]) -> None:
+    x = np.full((1, 2, 9, 50), 300).astype(np.float16)
+    for found in results(operator, [x], opset=18, **options):
+        np.testing.assert_array_equal(found, np.full((1, 2, 1, 1), 300, np.float16))
 
 
 # -- log softmax ---------------------------------------------------------------------------------------------------
