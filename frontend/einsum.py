@@ -86,6 +86,11 @@ def spec_of(sublists: Sequence[Sequence[object]], output: Sequence[object] | Non
     return terms if output is None else f"{terms}->{_letters(output)}"
 
 
+def number_of(letter: str) -> int | None:
+    """The int that a letter of `spec_of` stands for; None of another character."""
+    return _NUMBERED.index(letter) if letter.isalpha() else None
+
+
 def _letters(sublist: Sequence[object]) -> str:
     found: list[str] = []
     for s in sublist:

@@ -153,6 +153,7 @@ class Shapes:
 
     def __init__(self, shapes: dict[str, tuple[Affine, ...]], parameters: tuple[str, ...], context: isl.Set) -> None:
         self.shapes, self.parameters, self.context = shapes, parameters, context
+        self._bounded: dict[tuple[isl.Set, tuple[str, ...]], dict[str, Range]] = {}
 
     def solve(self, drafts: Sequence[Draft]) -> None:
         """Give every draft its domain and every tensor its shape, in the order in which they become known."""
@@ -197,7 +198,7 @@ class Shapes:
 
     def _in_ranges(self, draft: Draft) -> isl.Set:
         """What the ranges of the indices contain, each by itself."""
-        known = ranges_of_set(draft.condition.intersect_params(self.context), draft.iterators)
+        known = self._ranges_of(draft.condition.intersect_params(self.context), draft.iterators)
         return range_box("S", draft.iterators, {**known, **draft.ranges}, self.parameters)
 
     def _started(self, draft: Draft) -> isl.Set:
@@ -271,11 +272,11 @@ class Shapes:
 
     def _ranges(self, draft: Draft, asked: int = 0) -> dict[str, Range]:
         condition = draft.condition.intersect_params(self.context)
-        known = ranges_of_set(condition, draft.iterators)
+        known = self._ranges_of(condition, draft.iterators)
 
         def beside(ranges: Mapping[str, Range]) -> dict[str, Range]:
             inside = range_box("S", draft.iterators, ranges, self.parameters)
-            return ranges_of_set(condition.intersect(inside), draft.iterators)
+            return self._ranges_of(condition.intersect(inside), draft.iterators)
 
         def ends(name: str) -> tuple[str, str]:
             return likely_ends(condition, draft.iterators.index(name))
@@ -290,6 +291,13 @@ class Shapes:
         except ParseError as error:
             raise draft.line.place.error(error.message, hint=error.hint, wanted=error.wanted) from None
         return {name: r for name, r in found.items() if name not in known}
+
+    def _ranges_of(self, domain: isl.Set, iterators: Sequence[str]) -> dict[str, Range]:
+        """`ranges_of_set`, once for each set: where an index has no range, a dozen ways ask for the same ones."""
+        key = (domain, tuple(iterators))
+        if key not in self._bounded:
+            self._bounded[key] = ranges_of_set(domain, iterators)
+        return self._bounded[key]
 
     def _find_shape(self, tensor: str, drafts: Sequence[Draft]) -> None:
         """The shape of a tensor whose writers all have domains: one more than the greatest subscripts."""

@@ -32,8 +32,8 @@ from poly.dlpack import Exporter, from_dlpack
 from poly.dtypes import Array
 from poly.einsum_plan import Compiled, Plan, Viewed, make_plan
 from poly.einsum_rules import Options, Signature, numpy_einsum
-from poly.errors import ArgumentError, ArgumentTypeError, ParseError, RunError
-from poly.frontend.einsum import spec_of
+from poly.errors import ArgumentError, ArgumentTypeError, ParseError, PolyError, RunError
+from poly.frontend.einsum import number_of, spec_of
 from poly.settings import thread_number, usable_cores, warn_of_cores
 
 MOST_SPECS: Final = 4096  # strings, and signatures of one, whose calls are native
@@ -76,7 +76,10 @@ def _einsum(
     options = None if plain else _options(optimize, dtype, order, casting, threads)
     signature = tuple([(a.shape, a.strides, a.dtype) for a in arrays])
     target = None if out is None else _checked(out)
-    plan = _plan(spec, signature, options, None if target is None else (target.shape, target.strides, target.dtype))
+    try:
+        plan = _plan(spec, signature, options, None if target is None else (target.shape, target.strides, target.dtype))
+    except PolyError as error:
+        raise error if isinstance(operands[0], str) else _with_numbers(error, spec) from error.__cause__
     if plain and isinstance(plan, Compiled) and plan.record is not None:
         _native_from_now_on(spec, signature, plan.record)
     elif plain and target is None and isinstance(plan, Viewed):
@@ -235,6 +238,13 @@ def _spelled(operands: tuple[object, ...]) -> tuple[str, tuple[object, ...]]:
 
 
 _letters = lru_cache(maxsize=4096)(spec_of)
+
+
+def _with_numbers(error: PolyError, spec: str) -> PolyError:
+    """An error of a string that was made from lists, with what its letters stand for."""
+    letters = ", ".join(f"{c} is {numbered}" for c in sorted({*spec}) if (numbered := number_of(c)) is not None)
+    error.args = (f"{error}\n  where {letters}",)
+    return error
 
 
 @cache

@@ -404,6 +404,19 @@ def test_lists_of_subscripts() -> None:
     check(a, [Ellipsis, 0], b[:, 0], [0, Ellipsis], [Ellipsis])
 
 
+def test_errors_of_lists_say_what_the_letters_are() -> None:
+    a, b = np.zeros((3, 4)), np.zeros((5, 2))
+    for arguments, refusal in (
+        ((a, [0, 30], b, [30, 2], [0, 2]), r"(?s)extent 4 in operand 0 and 5 in .*\n  where A is 0, C is 2, e is 30$"),
+        ((a, [0, ...], [0, 7]), "(?s)index 'H' of the output.*where A is 0, H is 7$"),
+    ):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=refusal):
+                poly.einsum(*arguments)
+    with pytest.raises(ValueError, match="(?s)^((?!where A).)*$"):
+        poly.einsum("AB,BC", a, b)
+
+
 def test_out_whose_elements_are_interleaved() -> None:
     memory = np.zeros(24, np.float32)
     out = as_strided(memory, (2, 3), (8, 12))  # at 0, 12, 24, 8, 20, 32: no two of them share memory
