@@ -48,10 +48,24 @@ def power(f: Floats, x: Value, y: Value) -> Value:
 
 
 def _known_power(f: Floats, x: Value, y: Value) -> Value | None:
-    """The exponents 1, 2, 3 and -1 by multiplications."""
+    """Small whole exponents by multiplications, those that are halves by square roots."""
     match y.literal:
         case 1:
             return x
+        case 0.5:
+            return _root(f, x)
+        case -0.5:
+            return f.div(f.c(1.0), _root(f, x))
+        case 1.5:
+            return f.mul(f.abs(x), _root(f, x))
+        case -1.5:  # no product that is out of range before the result is
+            return f.div(f.div(f.c(1.0), f.abs(x)), _root(f, x))
+        case -2:
+            inverse = f.div(f.c(1.0), x)
+            return f.mul(inverse, inverse)
+        case 4:
+            square = f.mul(x, x)
+            return f.mul(square, square)
         case 2:
             return f.mul(x, x)
         case 3:
@@ -60,6 +74,12 @@ def _known_power(f: Floats, x: Value, y: Value) -> Value | None:
             return f.div(f.c(1.0), x)
         case _:
             return None
+
+
+def _root(f: Floats, x: Value) -> Value:
+    """x^0.5: the square root but of -0, which is 0, and of minus infinity, which is infinity."""
+    root = f.abs(f.ops.apply("sqrt", (x,)))
+    return f.when(f.equal(x, f.c(float("-inf"))), f.c(float("inf")), root)
 
 
 def _cases(f: Floats, base: Value, exponent: Value, result: Value) -> Value:

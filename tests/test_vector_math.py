@@ -288,6 +288,28 @@ def test_pow_f64() -> None:
     np.testing.assert_array_equal(np.signbit(found[numbers]), np.signbit(expected[numbers]))
 
 
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="no wider float to compare with")
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 1.5, -1.5, -1, -2, 1, 2, 3, 4])
+def test_known_exponents(exponent: float, dtype: str) -> None:
+    """Also where a square or an inverse on the way is out of range, or loses its digits, and the result is not."""
+    rng, wide = np.random.default_rng(3), np.float64 if dtype == "f32" else np.longdouble
+    kind = np.float32 if dtype == "f32" else np.float64
+    ends = np.log10([float(np.finfo(kind).smallest_subnormal), float(np.finfo(kind).max)])
+    some = [10 ** rng.uniform(ends[0], ends[1], 4000), 10 ** rng.uniform(-1, 1, 2000)]
+    x = np.concatenate([*some, -some[0], SPECIALS]).astype(kind)
+    kernel: Any = poly.compile(poly.parse(f"y[i] = x[i]**{exponent}", x=x.shape, dtypes=dtype))
+    with np.errstate(all="ignore"):
+        exact = np.power(x.astype(wide), np.full(x.shape, wide(exponent)))  # of a scalar it is numpy's own choice
+        rounded = exact.astype(kind)
+        found = kernel(x)
+        error = np.abs(found - exact) / np.spacing(np.abs(rounded)).astype(wide)
+    finite, number = np.isfinite(rounded), ~np.isnan(rounded)
+    np.testing.assert_array_equal(found[~finite], rounded[~finite])
+    np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(rounded[number]))
+    assert error[finite].max() <= 2
+
+
 @pytest.mark.parametrize("vector", [True, False])
 @pytest.mark.parametrize(("dtype", "wide", "bound"), [("f4", "f8", 2.3), ("f8", "g", 2.4)])
 def test_atan2(dtype: str, wide: str, bound: float, vector: bool) -> None:
