@@ -154,10 +154,18 @@ def _require_band(schedule: Schedule, loops: Sequence[str]) -> None:
         path = schedule.nests[schedule.under(second)[0]].path
         k = path.index(second)
         if k == 0 or path[k - 1] != first or schedule.under(first) != schedule.under(second):
-            raise ScheduleError(
-                f"loops {first!r} and {second!r} are not directly nested", where=schedule.source.name,
-                hint="distribute or fuse first; a band has no statement between its loops",
-            )  # fmt: skip
+            text = f"loops {first!r} and {second!r} are not directly nested"
+            raise ScheduleError(text, where=schedule.source.name, hint=_how_to_nest(path[:k], first))
+
+
+def _how_to_nest(path: Sequence[str | int], first: str) -> str:
+    """What makes one band of a loop and of one that is under `path`."""
+    if first not in path:
+        return "fuse their loops first; no statement is under both"
+    between = [n for n in path[path.index(first) + 1 :] if isinstance(n, str)]
+    if len(between) == len(path) - path.index(first) - 1:
+        return f"name {' and '.join(between)} between them, too" if between else "distribute first"
+    return "distribute or fuse first; a band has no statement between its loops"
 
 
 def _permute(schedule: Schedule, order: Sequence[str]) -> Schedule:
@@ -349,6 +357,7 @@ def _not_in_scope(schedule: Schedule, loop: str, statements: Sequence[str], what
 def skew(schedule: Schedule, loop: str, by: str, factor: int = 1) -> Schedule:
     """Add `factor` times an outer loop to a loop, for all statements under it (time skewing)."""
     whole_number("the factor", factor)
+    schedule.under(by)
     if by not in schedule.outer(loop)[:-1]:
         raise ScheduleError(
             f"{by!r} is not a loop around {loop!r}",

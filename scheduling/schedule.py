@@ -124,7 +124,8 @@ class Schedule:
         """The statements under a loop. Raises `ScheduleError` where there is no such loop."""
         found = [name for name, nest in self.nests.items() if loop in nest.loops]
         if not found:
-            meant = [name for name in self.loop_statements if name.endswith(f".{loop}")]
+            named = self.loop_statements
+            meant = [name for name in named if name.endswith(f".{loop}") or name in (f"{loop}.o", f"{loop}.p")]
             hint = " or ".join(meant) if meant else f"loops: {', '.join(self.loop_statements)}"
             raise ScheduleError(f"no loop {loop!r}", where=self.source.name, hint=hint)
         return tuple(sorted(found, key=lambda name: self.nests[name].path) if len(found) > 1 else found)
