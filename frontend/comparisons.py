@@ -33,12 +33,21 @@ def comparable(body: Expr, reads: Sequence[str]) -> Expr:
                     return _compared(name, a, b, reads)
                 case Apply("and" | "or" as name, operands):
                     return _truths(name, operands, reads)
+                case Apply("bit_xor", (a, Const(-1))):
+                    return turned_bits(a, dtype_of(a, reads))
                 case _:
                     return None
         except ShapeError:
             return None  # `dtype_of` says so with the statement
 
     return rewrite(body, rule)
+
+
+def turned_bits(value: Expr, dtype: str | None) -> Expr | None:
+    """`~x` of unsigned integers, which have no -1; None of others."""
+    if dtype is None or dtype[0] != "u":
+        return None
+    return apply("bit_xor", value, Const(int(np.iinfo(numpy_dtype(dtype).name).max)))
 
 
 def _compared(name: str, a: Expr, b: Expr, reads: Sequence[str]) -> Expr | None:

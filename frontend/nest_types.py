@@ -17,7 +17,7 @@ import numpy as np
 from poly.dtypes import dtype_name, is_float, is_integer, numpy_dtype
 from poly.errors import ShapeError
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, apply, require_literals, walk
-from poly.frontend.comparisons import MIRRORED, with_literal, with_u64
+from poly.frontend.comparisons import MIRRORED, turned_bits, with_literal, with_u64
 from poly.frontend.nest_literals import dtype_of_literals
 
 Typed = tuple[Expr, str | None]
@@ -53,6 +53,8 @@ def _apply(name: str, arguments: Sequence[Expr], reads: Sequence[str]) -> Typed:
     head = [_truth(arguments[0], reads)] if name == "select" else []
     operands = arguments[len(head) :]
     found = [typed(a, reads) for a in operands]
+    if name == "bit_xor" and operands[1] == Const(-1) and (turned := turned_bits(*found[0])) is not None:
+        return turned, found[0][1]
     if len(found) == 2 and (exact := _exact(name, *found)) is not None:
         return exact
     common = _common(name, [(o, d) for o, (_, d) in zip(operands, found, strict=True)])

@@ -403,6 +403,13 @@ def turned(N: int, x: i32[Array, "N"], y: i32[Array, "2, N"]) -> None:
 
 
 @nest
+def turned_unsigned(N: int, x: u8[Array, "N"], y: u64[Array, "N"]) -> None:
+    for i in range(N):
+        x[i] = ~x[i]
+        y[i] = ~y[i]
+
+
+@nest
 def in_pairs(N: int, x: f64[Array, "N"], y: f64[Array, "N"]) -> None:
     assert N % 2 == 0
     for i in range(0, N, 2):
@@ -419,6 +426,10 @@ def test_bits_turned() -> None:
     kernel: Any = poly.compile(turned)
     wanted = [~x, np.where(~(x > 0) & (np.arange(8) > 2), 1, -1)]
     np.testing.assert_array_equal(kernel(x, np.zeros((2, 8), "i4")), wanted)
+    unsigned: Any = poly.compile(turned_unsigned)
+    x, y = np.arange(4, dtype="u1"), np.arange(4, dtype="u8")
+    for found, wanted in zip(unsigned(x, y), (~x, ~y), strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_what_is_tried_for_pairs_is_python() -> None:
