@@ -79,7 +79,8 @@ def _linked(links: Mapping[str, str], given: Mapping[str, object]) -> dict[str, 
     for name, text in links.items():
         extent = extent_of(text, sizes)
         if extent is None:
-            hint = f"{' + '.join(sorted(sizes)) or 'n'} + 1, or another expression of sizes and numbers with + - *"
+            some = f"'{next(iter(sizes), 'past')} + 1', an expression of sizes and numbers with + - *"
+            hint = f"ranges={{{name!r}: (1, 64)}}, least and greatest, or {some}"
             raise OnnxError(f"ranges[{name!r}] is {text!r}", hint=hint)
         found[name] = extent
     return found
