@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from poly.affine import Affine, var
 from poly.codegen.addresses import Address
 from poly.codegen.places import address_at, pointer_to
-from poly.codegen.predicates import State
+from poly.codegen.state import State
 from poly.dtypes import size_bytes
 from poly.program import Access, Tensor
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from poly.codegen.predicates import State, index_value
+from poly.affine import Affine
+from poly.codegen.addresses import LaneError, Linear
+from poly.codegen.predicates import splat_pure
+from poly.codegen.state import State
+from poly.codegen.text import constant_text
 from poly.codegen.values import Value
 from poly.dtypes import is_float
 from poly.expr import OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of_literals, is_free
@@ -29,6 +33,33 @@ def expression(s: State, body: Expr, reads: Mapping[int, Value], dtype: str | No
                 if fused is not None:
                     return fused
             return s.ops.apply(name, _operands(s, name, arguments, reads, dtype, contract))
+
+
+def index_value(s: State, index: Affine, dtype: str = "i64") -> Value:
+    """An affine expression as an integer, one for each lane where it depends on the lane; narrow ones wrap around."""
+    try:
+        form = s.indices.linear(index)
+    except LaneError:
+        assert s.lanes is not None
+        items = [Value("i64", 0, s.indices.text(s.indices.linear(index, i))) for i in range(s.lanes.count)]
+        return s.ops.cast(s.ops.gather(items, s.lanes.width, "i64"), dtype)
+    if form.is_constant:
+        return s.ops.cast(s.ops.const("i64", form.constant), dtype)
+    base = s.indices.text(Linear(form.terms, form.constant))
+    base = base if dtype == "i64" else s.writer.pure(f"trunc i64 {base} to {dtype}", base)
+    if not form.lane:
+        return Value(dtype, 0, base)
+    assert s.lanes is not None
+    width = s.lanes.width
+    first = 0 if form.terms else form.constant
+    numbers = [form.lane * i + first for i in range(width)]
+    if dtype == "i32" and not all(-(2**31) <= n < 2**31 for n in numbers):
+        return s.ops.cast(index_value(s, index), dtype)
+    steps = "<" + ", ".join(f"{dtype} {constant_text(dtype, n)}" for n in numbers) + ">"
+    if not form.terms:
+        return Value(dtype, width, steps)
+    splat = splat_pure(s, dtype, base, width)
+    return Value(dtype, width, s.writer.pure(f"add <{width} x {dtype}> {splat}, {steps}", splat))
 
 
 def _default(value: float | int | bool) -> str:

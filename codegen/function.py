@@ -15,8 +15,8 @@ from poly.codegen.buffers import Buffers, Placed, bytes_of, memory_map
 from poly.codegen.operators import Ops
 from poly.codegen.phases import Phase, Step, entry_text, loop_values, meetings, passed, phases_of, steps_of
 from poly.codegen.places import WRITE
-from poly.codegen.predicates import State
 from poly.codegen.registers import Registers
+from poly.codegen.state import State
 from poly.codegen.target import target_of
 from poly.codegen.text import Writer, symbol
 from poly.codegen.walker import Walker

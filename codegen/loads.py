@@ -12,20 +12,10 @@ from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
 from poly.codegen.asks import ask_of_load
 from poly.codegen.places import address_at, index_offsets, located, places_of_lanes, pointer_to, register_place
-from poly.codegen.predicates import (
-    Bit,
-    State,
-    active,
-    any_lane,
-    as_value,
-    both,
-    constant_mask,
-    enabled,
-    guard_parts,
-    lane_bit,
-)
+from poly.codegen.predicates import Bit, active, any_lane, as_value, both, enabled, guard_parts, lane_bit
+from poly.codegen.state import State
 from poly.codegen.text import constant_text, memory_type, suffix
-from poly.codegen.values import Value
+from poly.codegen.values import Value, constant_mask
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
 from poly.expr import Const

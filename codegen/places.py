@@ -7,7 +7,8 @@ from functools import lru_cache, partial
 
 from poly.affine import Affine, var
 from poly.codegen.addresses import Address, LaneError
-from poly.codegen.predicates import Bit, Plan, State, any_lane, as_value, both, enabled
+from poly.codegen.predicates import Bit, any_lane, as_value, both, enabled
+from poly.codegen.state import Plan, State
 from poly.codegen.text import LOCAL, memory_type
 from poly.codegen.values import Value
 from poly.errors import UnsupportedError

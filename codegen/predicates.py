@@ -1,101 +1,14 @@
-"""The state at a place of the loop tree, and conditions there: affine constraints as bits, one for each lane."""
+"""Conditions at a place of the loop tree: affine constraints as bits, one for each lane."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Sequence
 
-from poly.affine import Affine, Constraint
-from poly.codegen.addresses import Address, Flat, Indices, LaneError, Linear
-from poly.codegen.operators import Ops
-from poly.codegen.registers import Registers
-from poly.codegen.target import Target
-from poly.codegen.text import Writer, constant_text
+from poly.affine import Constraint
+from poly.codegen.addresses import LaneError, Linear
+from poly.codegen.state import State
+from poly.codegen.text import constant_text
 from poly.codegen.values import Value
-from poly.program import Access, Tensor
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """Inside a vector loop: `width` lanes of which the first `count` at most are active.
-
-    `mask`: None where all lanes are active, else the text of an i1 vector; `constant`: exactly the first `count` are.
-    """
-
-    width: int
-    count: int
-    mask: str | None
-    constant: bool
-
-    @property
-    def runtime_mask(self) -> str | None:
-        """The mask where it is only known when running."""
-        return None if self.constant else self.mask
-
-
-@lru_cache(maxsize=64)
-def first_lanes(width: int, count: int) -> Lanes:
-    """Exactly the first `count` lanes active."""
-    return Lanes(width, count, constant_mask(width, count), True)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an access without indirection comes to wherever it is met: its subscripts, and their sum."""
-
-    access: Access
-    subscripts: tuple[Affine, ...]
-    flat: Flat | None
-
-
-@dataclass
-class State:
-    """What an emitter of one function carries along.
-
-    `past`: inside of a nontemporal loop, whose stores of whole vectors go past the caches where memory is aligned to
-    them; `streamed`: the tensors stored to in that way; `unaligned`: what each such line is where memory is not.
-    `ahead`: of such loops, along which loop and how far they ask for what they touch.
-    `written`: tensors that the loop around writes, with all in it; None outside of loops. `plans`: by the identity
-    of an access; `located`: where the accesses of the current statement are. `index_vectors`: indices loaded from
-    memory, all lanes.
-    """
-
-    writer: Writer
-    ops: Ops
-    indices: Indices
-    registers: Registers
-    tensors: dict[str, Tensor]
-    bases: dict[str, str]
-    register_spaces: frozenset[str]
-    statements: dict[str, int]
-    target: Target
-    lanes: Lanes | None = None
-    past: bool = False
-    ahead: tuple[str, int] | None = None
-    streamed: set[str] = field(default_factory=set[str])
-    unaligned: dict[str, str] = field(default_factory=dict[str, str])
-    written: frozenset[str] | None = None
-    plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
-    located: dict[int, Address | None] = field(default_factory=dict[int, "Address | None"])
-    index_vectors: dict[str, Value] = field(default_factory=dict[str, Value])
-
-    def in_registers(self, tensor: str) -> bool:
-        return self.tensors[tensor].space in self.register_spaces
-
-    @contextmanager
-    def probing(self) -> Generator[None]:
-        """What is walked inside leaves no text, and the place is the same afterwards."""
-        indices, values, lanes = self.indices, dict(self.indices.values), self.lanes
-        lane_range = indices.lane_range
-        self.writer.probing = True
-        try:
-            yield
-        finally:
-            self.writer.probing = False
-            indices.values, indices.lane_range, self.lanes = values, lane_range, lanes
-
 
 Bit = bool | Value
 
@@ -208,13 +121,6 @@ def prefix_mask(s: State, extent: str, width: int) -> str:
     return _pure(s, f"icmp sgt <{width} x i32> {splat}, {steps}", splat)
 
 
-def constant_mask(width: int, count: int) -> str | None:
-    """The mask of the first `count` lanes; None for all."""
-    if count == width:
-        return None
-    return "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width)) + ">"
-
-
 def any_lane(s: State, bits: Value) -> Value:
     """Whether a bit is set in some lane."""
     if not bits.lanes:
@@ -245,30 +151,3 @@ def lane_bit(s: State, bits: Bit, lane: int) -> Bit:
         return bits
     text = f"extractelement <{bits.lanes} x i1> {bits.text}, i64 {lane}"
     return Value("bool", 0, _pure(s, text, bits.text))
-
-
-def index_value(s: State, expression: Affine, dtype: str = "i64") -> Value:
-    """An affine expression as an integer, one for each lane where it depends on the lane; narrow ones wrap around."""
-    try:
-        form = s.indices.linear(expression)
-    except LaneError:
-        assert s.lanes is not None
-        items = [Value("i64", 0, s.indices.text(s.indices.linear(expression, i))) for i in range(s.lanes.count)]
-        return s.ops.cast(s.ops.gather(items, s.lanes.width, "i64"), dtype)
-    if form.is_constant:
-        return s.ops.cast(s.ops.const("i64", form.constant), dtype)
-    base = s.indices.text(Linear(form.terms, form.constant))
-    base = base if dtype == "i64" else _pure(s, f"trunc i64 {base} to {dtype}", base)
-    if not form.lane:
-        return Value(dtype, 0, base)
-    assert s.lanes is not None
-    width = s.lanes.width
-    first = 0 if form.terms else form.constant
-    numbers = [form.lane * i + first for i in range(width)]
-    if dtype == "i32" and not all(-(2**31) <= n < 2**31 for n in numbers):
-        return s.ops.cast(index_value(s, expression), dtype)
-    steps = "<" + ", ".join(f"{dtype} {constant_text(dtype, n)}" for n in numbers) + ">"
-    if not form.terms:
-        return Value(dtype, width, steps)
-    splat = splat_pure(s, dtype, base, width)
-    return Value(dtype, width, _pure(s, f"add <{width} x {dtype}> {splat}, {steps}", splat))

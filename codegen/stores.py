@@ -10,8 +10,9 @@ from poly.codegen.addresses import Address
 from poly.codegen.asks import ask_of_store
 from poly.codegen.loads import load_registers, masked_load, memory_suffix, raw_load
 from poly.codegen.places import WRITE, address_at, direct, located, pointer_to, register_place
-from poly.codegen.predicates import State, active, lane_bit
+from poly.codegen.predicates import active, lane_bit
 from poly.codegen.registers import Entry
+from poly.codegen.state import State
 from poly.codegen.text import memory_type, value_type
 from poly.codegen.values import Value
 from poly.dtypes import size_bytes

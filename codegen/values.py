@@ -40,6 +40,13 @@ def _mask(places: tuple[int | None, ...]) -> str:
     return f"<{len(places)} x i32> <{', '.join('i32 poison' if p is None else f'i32 {p}' for p in places)}>"
 
 
+def constant_mask(width: int, count: int) -> str | None:
+    """The mask of the first `count` lanes; None for all."""
+    if count == width:
+        return None
+    return "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width)) + ">"
+
+
 class Vectors:
     """Emits typed instructions for a target through a writer."""
 

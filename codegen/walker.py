@@ -19,8 +19,9 @@ from poly.codegen.instructions import dot
 from poly.codegen.loads import load
 from poly.codegen.loop_ends import Ends, ends_of
 from poly.codegen.places import WRITE
-from poly.codegen.predicates import Lanes, State, any_lane, both, first_lanes, predicate, prefix_mask
+from poly.codegen.predicates import any_lane, both, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
+from poly.codegen.state import Lanes, State, first_lanes
 from poly.codegen.stores import elementwise, register_writes, store
 from poly.codegen.text import Region
 from poly.codegen.values import Value

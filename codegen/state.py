@@ -1,0 +1,97 @@
+"""What an emitter of one function carries from node to node of the loop tree, and the lanes of a vector loop."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from poly.affine import Affine
+from poly.codegen.addresses import Address, Flat, Indices
+from poly.codegen.operators import Ops
+from poly.codegen.registers import Registers
+from poly.codegen.target import Target
+from poly.codegen.text import Writer
+from poly.codegen.values import Value, constant_mask
+from poly.program import Access, Tensor
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Inside a vector loop: `width` lanes of which the first `count` at most are active.
+
+    `mask`: None where all lanes are active, else the text of an i1 vector; `constant`: exactly the first `count` are.
+    """
+
+    width: int
+    count: int
+    mask: str | None
+    constant: bool
+
+    @property
+    def runtime_mask(self) -> str | None:
+        """The mask where it is only known when running."""
+        return None if self.constant else self.mask
+
+
+@lru_cache(maxsize=64)
+def first_lanes(width: int, count: int) -> Lanes:
+    """Exactly the first `count` lanes active."""
+    return Lanes(width, count, constant_mask(width, count), True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an access without indirection comes to wherever it is met: its subscripts, and their sum."""
+
+    access: Access
+    subscripts: tuple[Affine, ...]
+    flat: Flat | None
+
+
+@dataclass
+class State:
+    """What an emitter of one function carries along.
+
+    `past`: inside of a nontemporal loop, whose stores of whole vectors go past the caches where memory is aligned to
+    them; `streamed`: the tensors stored to in that way; `unaligned`: what each such line is where memory is not.
+    `ahead`: of such loops, along which loop and how far they ask for what they touch.
+    `written`: tensors that the loop around writes, with all in it; None outside of loops. `plans`: by the identity
+    of an access; `located`: where the accesses of the current statement are. `index_vectors`: indices loaded from
+    memory, all lanes.
+    """
+
+    writer: Writer
+    ops: Ops
+    indices: Indices
+    registers: Registers
+    tensors: dict[str, Tensor]
+    bases: dict[str, str]
+    register_spaces: frozenset[str]
+    statements: dict[str, int]
+    target: Target
+    lanes: Lanes | None = None
+    past: bool = False
+    ahead: tuple[str, int] | None = None
+    streamed: set[str] = field(default_factory=set[str])
+    unaligned: dict[str, str] = field(default_factory=dict[str, str])
+    written: frozenset[str] | None = None
+    plans: dict[int, Plan] = field(default_factory=dict[int, Plan])
+    located: dict[int, Address | None] = field(default_factory=dict[int, "Address | None"])
+    index_vectors: dict[str, Value] = field(default_factory=dict[str, Value])
+
+    def in_registers(self, tensor: str) -> bool:
+        return self.tensors[tensor].space in self.register_spaces
+
+    @contextmanager
+    def probing(self) -> Generator[None]:
+        """What is walked inside leaves no text, and the place is the same afterwards."""
+        indices, values, lanes = self.indices, dict(self.indices.values), self.lanes
+        lane_range = indices.lane_range
+        self.writer.probing = True
+        try:
+            yield
+        finally:
+            self.writer.probing = False
+            indices.values, indices.lane_range, self.lanes = values, lane_range, lanes
