@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from poly.affine import Affine
 from poly.codegen.addresses import LaneError, Linear
-from poly.codegen.predicates import splat_pure
 from poly.codegen.state import State
 from poly.codegen.text import constant_text
 from poly.codegen.values import Value
@@ -58,7 +57,7 @@ def index_value(s: State, index: Affine, dtype: str = "i64") -> Value:
     steps = "<" + ", ".join(f"{dtype} {constant_text(dtype, n)}" for n in numbers) + ">"
     if not form.terms:
         return Value(dtype, width, steps)
-    splat = splat_pure(s, dtype, base, width)
+    splat = s.ops.splat(Value(dtype, 0, base), width).text
     return Value(dtype, width, s.writer.pure(f"add <{width} x {dtype}> {splat}, {steps}", splat))
 
 

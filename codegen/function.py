@@ -181,6 +181,7 @@ class _Context:
         state = State(writer, ops, indices, registers, self.all, bases, self.registers, self.statements, self.target)
         for i, parameter in enumerate(self.tree.parameters):
             indices.values[parameter] = indices.of_value(f"%n{i}", None)
+            writer.depth_of[f"%n{i}"] = 0
         loop_values(phase, indices)
         for tensor in self.all.values():
             if not tensor.scope or tensor.name in bases:

@@ -12,7 +12,7 @@ from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
 from poly.codegen.asks import ask_of_load
 from poly.codegen.places import address_at, index_offsets, located, places_of_lanes, pointer_to, register_place
-from poly.codegen.predicates import Bit, active, any_lane, as_value, both, enabled, guard_parts, lane_bit
+from poly.codegen.predicates import Bit, active, as_value, both, enabled, guard_parts, lane_bit
 from poly.codegen.state import State
 from poly.codegen.text import constant_text, memory_type, suffix
 from poly.codegen.values import Value, constant_mask
@@ -103,7 +103,7 @@ def _load_uniform(s: State, tensor: Tensor, address: Address, guard: Bit, fill: 
     """The same element for every lane; in a vector loop at least one lane is active."""
     some = guard
     if isinstance(guard, Value) and guard.lanes:
-        some = any_lane(s, as_value(enabled(s, guard)))
+        some = s.ops.any_lane(as_value(enabled(s, guard)))
     value = raw_load(s, tensor, _safe(s, tensor, pointer_to(s, tensor, address), some, fill))
     if isinstance(guard, Value) and guard.lanes:
         return s.ops.select(guard, value, s.ops.const(tensor.dtype, fill.value))
@@ -182,7 +182,7 @@ def _load_pairs(
     first, last = (_safe(s, tensor, pointer_to(s, tensor, at), guard, fill, width) for at in places)
     mask = constant_mask(width, inside)
     rest = masked_load(s, tensor, last, mask, "zeroinitializer") if mask else raw_load(s, tensor, last, width)
-    return strided.second(s.ops, [raw_load(s, tensor, first, width), rest], phase)
+    return strided.every_second(s.ops, [raw_load(s, tensor, first, width), rest], phase)
 
 
 def _load_strided(
@@ -210,7 +210,7 @@ def _load_strided(
             bits = strided.spread(s.ops, each, offset, stride, lanes.count)
             vectors.append(masked_load(s, tensor, pointer, bits, "zeroinitializer"))
     if pair is not None:
-        return strided.second(s.ops, vectors, pair[0])
+        return strided.every_second(s.ops, vectors, pair[0])
     value = strided.pick(s.ops, tensor.dtype, offsets, [v.text for v in vectors], stride, lanes.count)
     return value if each is None else s.ops.select(each, value, s.ops.const(tensor.dtype, fill.value))
 

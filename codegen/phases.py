@@ -189,6 +189,7 @@ def loop_values(phase: Phase, indices: Indices) -> None:
     """Tell `indices` the loops around a phase."""
     for k, loop in enumerate(phase.loops):
         name = f"%l{k}"
+        indices.writer.depth_of[name] = 0
         lower, upper = ([indices.linear(b) for b in bounds] for bounds in (loop.lower, loop.upper))
         lows = [i[0] for i in map(indices.interval, lower) if i is not None]
         highs = [i[1] - 1 for i in map(indices.interval, upper) if i is not None]

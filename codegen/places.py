@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 
 from poly.affine import Affine, var
 from poly.codegen.addresses import Address, LaneError
-from poly.codegen.predicates import Bit, any_lane, as_value, both, enabled
+from poly.codegen.predicates import Bit, as_value, both, enabled
 from poly.codegen.state import Plan, State
 from poly.codegen.text import LOCAL, memory_type
 from poly.codegen.values import Value
@@ -165,7 +165,7 @@ def _check_index(s: State, access: Access, dimension: int, index: Value, guard: 
         return
     writer.local[f"checked {bad.text}"] = ""
     failed, fine = writer.fresh_label(), writer.fresh_label()
-    test = any_lane(s, bad)
+    test = s.ops.any_lane(bad)
     writer.emit(f"br i1 {test.text}, label %{failed}, label %{fine}")
     writer.label(failed)
     with writer.region() as lines:

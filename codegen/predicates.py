@@ -90,16 +90,10 @@ def _lane_test(s: State, form: Linear, relation: str) -> Value:
         base = s.writer.intrinsic("i64", "llvm.smin.i64", (("i64", base), ("i64", str(limit))), pure=True)
         base = s.writer.intrinsic("i64", "llvm.smax.i64", (("i64", base), ("i64", str(-limit))), pure=True)
         base, kind = _pure(s, f"trunc i64 {base} to i32", base), "i32"
-    splat = splat_pure(s, kind, base, width)
+    known = form.constant if base == str(form.constant) else None
+    splat = s.ops.splat(Value(kind, 0, base, known), width).text
     steps = "<" + ", ".join(f"{kind} {constant_text(kind, -form.lane * i)}" for i in range(width)) + ">"
     return Value("bool", width, _pure(s, f"icmp {relation} <{width} x {kind}> {splat}, {steps}", splat))
-
-
-def splat_pure(s: State, kind: str, scalar: str, width: int) -> str:
-    """A scalar of a loop head in every lane, hoisted there too."""
-    vector = f"<{width} x {kind}>"
-    one = _pure(s, f"insertelement {vector} poison, {kind} {scalar}, i64 0", scalar)
-    return _pure(s, f"shufflevector {vector} {one}, {vector} poison, <{width} x i32> zeroinitializer", one)
 
 
 def _by_lane(s: State, constraint: Constraint) -> Value:
@@ -116,18 +110,9 @@ def _by_lane(s: State, constraint: Constraint) -> Value:
 def prefix_mask(s: State, extent: str, width: int) -> str:
     """The mask of the lanes below `extent` (an i64 that is at most `width`)."""
     small = _pure(s, f"trunc i64 {extent} to i32", extent)
-    splat = splat_pure(s, "i32", small, width)
+    splat = s.ops.splat(Value("i32", 0, small), width).text
     steps = "<" + ", ".join(f"i32 {i}" for i in range(width)) + ">"
     return _pure(s, f"icmp sgt <{width} x i32> {splat}, {steps}", splat)
-
-
-def any_lane(s: State, bits: Value) -> Value:
-    """Whether a bit is set in some lane."""
-    if not bits.lanes:
-        return bits
-    kind = f"<{bits.lanes} x i1>"
-    name = f"llvm.vector.reduce.or.v{bits.lanes}i1"
-    return Value("bool", 0, s.writer.intrinsic("i1", name, ((kind, bits.text),), pure=True))
 
 
 def active(s: State, extra: Bit) -> Bit:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from poly.codegen import transpose
 from poly.codegen.operators import Ops
 from poly.codegen.text import value_type
-from poly.codegen.values import Value
+from poly.codegen.values import Value, constant_mask
 from poly.errors import UnsupportedError
 
 Place = tuple[str, int]  # tensor, element of its storage
@@ -123,7 +123,8 @@ class Registers:
         rows = [self.entries[tensor, start].value for start in starts]
         if len(starts) == count and len(set(starts)) == 1 and rows[0].lanes:
             return self.ops.shuffle(rows[0], None, [*(p - starts[0] for p in places), *[None] * (lanes - count)])
-        if stride == 2 and len(starts) == count and (found := self._second(tensor, places, starts, lanes)) is not None:
+        found = self._every_second(tensor, places, starts, lanes) if stride == 2 and len(starts) == count else None
+        if found is not None:
             return found
         if len(set(starts)) == count > 1:
             width, column = rows[0].lanes, at - starts[0]
@@ -132,26 +133,26 @@ class Registers:
                 return transpose.column(self.ops, rows, column, lanes)
         return self._gathered(tensor, places, lanes)
 
-    def _second(self, tensor: str, places: Sequence[int], starts: Sequence[int], lanes: int) -> Value | None:
+    def _every_second(self, tensor: str, places: Sequence[int], starts: Sequence[int], lanes: int) -> Value | None:
         """Every second element of up to three vectors one behind the other, of one width but for the last; else None.
         Where places start further on, what they share with those that start earlier is picked once.
         """
         start, count = starts[0], len(places)
         width = self.entries[tensor, start].value.lanes
-        last = places[-1] - start
+        reach = places[-1] - start
         if not width or lanes > width or any(s != p - (p - start) % width for p, s in zip(places, starts, strict=True)):
             return None
-        parts = [self.entries[tensor, start + k * width].value for k in range(last // width + 1)]
+        parts = [self.entries[tensor, start + k * width].value for k in range(reach // width + 1)]
         if len(parts) not in (2, 3) or any(v.lanes != width for v in parts[:-1]) or parts[-1].lanes > width:
             return None
-        first, second, *third = (self.ops.widened(v, width) for v in parts)
-        phase, steps = (places[0] - start) % 2, (places[0] - start) // 2
-        picked = self.ops.shuffle(first, second, range(phase, 2 * width, 2))
+        first, following, *last = (self.ops.widened(v, width) for v in parts)
+        steps, odd = divmod(places[0] - start, 2)
+        picked = self.ops.shuffle(first, following, range(odd, 2 * width, 2))
         if not steps and lanes == width:
             return picked
-        every = [*range(steps, width), *(width + phase + 2 * i for i in range(steps))]
+        every = [*range(steps, width), *(width + odd + 2 * i for i in range(steps))]
         wanted = [p if i < count else None for i, p in enumerate(every[:lanes])]
-        return self.ops.shuffle(picked, third[0] if third else None, wanted)
+        return self.ops.shuffle(picked, last[0] if last else None, wanted)
 
     def _gathered(self, tensor: str, places: Sequence[int], lanes: int) -> Value | None:
         items = [self.scalar(tensor, place) for place in places]
@@ -209,9 +210,8 @@ class Registers:
             self.entries[tensor, at] = Entry(value, count)
             return
         if old is not None and old.value.lanes == value.lanes and old.count > count:
-            lanes = value.lanes
-            mask = "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(lanes)) + ">"
-            value = self.ops.select(Value("bool", lanes, mask), value, old.value)
+            mask = constant_mask(value.lanes, count)
+            value = value if mask is None else self.ops.select(Value("bool", value.lanes, mask), value, old.value)
             count = old.count
         else:
             self._clear(tensor, at, count)

@@ -46,7 +46,7 @@ def pick(ops: Ops, dtype: str, offsets: Sequence[int], vectors: Sequence[str], s
     return Value(dtype, width, total)
 
 
-def second(ops: Ops, vectors: Sequence[Value], phase: int) -> Value:
+def every_second(ops: Ops, vectors: Sequence[Value], phase: int) -> Value:
     """Every second element of two vectors that lie one behind the other, from element `phase` (0 or 1) on."""
     first, last = vectors
     width, block = first.lanes, max(2, BLOCK // size_bytes(first.dtype))

@@ -63,7 +63,7 @@ class Vectors:
         return Value(dtype, lanes, f"splat ({scalar_type(dtype)} {text})" if lanes else text, value)
 
     def splat(self, a: Value, lanes: int) -> Value:
-        """A scalar in every lane; vectors and, for `lanes` 0, scalars stay."""
+        """A scalar in every lane, hoisted where it is; vectors and, for `lanes` 0, scalars stay."""
         if a.lanes == lanes:
             return a
         if a.literal is not None:
@@ -204,7 +204,7 @@ class Vectors:
     def unlikely(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
         """`usual`, but what `otherwise` computes (for every lane) where the condition holds in some lane."""
         writer = self.writer
-        test = self.any_lane(condition).text if condition.lanes else condition.text
+        test = self.any_lane(condition).text
         before, slow, join = writer.fresh_label(), writer.fresh_label(), writer.fresh_label()
         writer.emit(f"br label %{before}")
         writer.label(before)
@@ -229,10 +229,13 @@ class Vectors:
         return self.select(unknown, self.const(a.dtype, float("nan")), a)
 
     def any_lane(self, condition: Value) -> Value:
-        """Whether a condition holds in some lane."""
-        kind = value_type("bool", condition.lanes)
-        test = self.writer.intrinsic("i1", f"llvm.vector.reduce.or.v{condition.lanes}i1", ((kind, condition.text),))
-        return Value("bool", 0, test)
+        """Whether a condition holds, in some lane of a vector."""
+        if not condition.lanes:
+            return condition
+        name = f"llvm.vector.reduce.or.v{condition.lanes}i1"
+        argument = value_type("bool", condition.lanes), condition.text
+        hoisted = condition.text in self.writer.depth_of
+        return Value("bool", 0, self.writer.intrinsic("i1", name, (argument,), pure=hoisted))
 
     def _from_bf16(self, a: Value) -> Value:
         """bf16 is the upper half of an f32."""

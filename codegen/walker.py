@@ -19,7 +19,7 @@ from poly.codegen.instructions import dot
 from poly.codegen.loads import load
 from poly.codegen.loop_ends import Ends, ends_of
 from poly.codegen.places import WRITE
-from poly.codegen.predicates import any_lane, both, predicate, prefix_mask
+from poly.codegen.predicates import both, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
 from poly.codegen.state import Lanes, State, first_lanes
 from poly.codegen.stores import elementwise, register_writes, store
@@ -317,7 +317,7 @@ class Walker:
         mask = both(s, Value("bool", outer.width, outer.mask) if outer.mask else True, condition)
         assert isinstance(mask, Value)
         s.lanes = replace(outer, mask=mask.text, constant=False)
-        self._guarded(any_lane(s, mask), node.body)
+        self._guarded(s.ops.any_lane(mask), node.body)
         s.lanes = outer
 
     def _guarded(self, condition: Value, body: Sequence[Node]) -> None:

@@ -98,7 +98,8 @@ def test_lanes(function: Nest[..., None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "condition", ["100000000*i <= 600000000 + j", "1000000000*i <= 3000000000 + j", "1000000000*i == 3000000000 + j"]
+    "condition", ["100000000*i <= 600000000 + j", "1000000000*i <= 3000000000 + j", "1000000000*i == 3000000000 + j",
+     "1000000000*i == 3000000000"]
 )
 def test_conditions_in_lanes_whose_multiples_are_long(condition: str) -> None:
     """Up to 2^29 from lane to lane they are compared in 32 bits, clamped; not beyond."""
