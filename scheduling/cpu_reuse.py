@@ -199,6 +199,10 @@ class Boxes:
         each = _copy_cycles(self.core, operand, inner, rate, np.where(ahead, near, 0.0))
         cycles, moved = elements * each + times * TILE_CYCLES, elements * operand.element
         lines = moved * _line_share(self.core, operand, inner)
+        if self.core.afar:
+            turns = [np.full(at.stop - at.start, not _goes_on(operand, self.nests[n], c)) for n, c, at in copies]
+            starts = _pieces(operand, inner) * times * self.core.page_start
+            lines = lines + np.where(np.concatenate(turns), starts, 0.0)
         coming = np.where(ahead, lines / _source(self.core, operand), 0.0)
         found: dict[int, Copied] = {}
         low = 0
@@ -231,6 +235,10 @@ def _copy_cycles(core: Core, operand: Operand, box: Mapping[str, Numbers], rate:
     rate = np.where((ahead > 0) & stays, ahead, rate)
     waiting = np.where(ahead > 0, 0.0, touched.behind / elements / _source(core, operand))
     each = ((1 / rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
+    first = core.caches[0]
+    if core.afar:  # what is copied in pieces as it comes, into the second cache
+        second = (ahead > 0) & (elements * operand.element > first.capacity) & (_pieces(operand, box) > 0)
+        each = each + np.where(second, operand.element / first.rate, 0.0)
     return each + _spilled(core, elements * operand.element, operand.element)
 
 
@@ -257,6 +265,17 @@ def _entries(operand: Operand, loops: Sequence[Loop]) -> list[int]:
 def _follows(operand: Operand, loops: Sequence[Loop], changed: Sequence[int]) -> list[bool]:
     """By depth whether the loop around a box that changes what it touches walks along memory."""
     return [at > 0 and operand.stride(loops[at - 1].iterator) == operand.element for at in changed]
+
+
+def _goes_on(operand: Operand, nest: BlockedNest, copy: Copy) -> bool:
+    """Whether the next copy goes on in memory where this one ends: else each of its pieces is a new start."""
+    return _follows(operand, nest.loops, _entries(operand, nest.loops))[copy.depth]
+
+
+def _pieces(operand: Operand, box: Mapping[str, Numbers]) -> Numbers:
+    """Parts of rows in a box; none where rows are whole."""
+    length = operand.extents(box)[-1][0]
+    return np.where(length < operand.shape[-1], operand.elements(box) / length, 0.0)
 
 
 def _depth(nest: BlockedNest, k: int) -> int:

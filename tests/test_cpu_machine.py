@@ -189,3 +189,10 @@ def test_few_rows_ask_a_slow_last_cache_for_the_next_block() -> None:
     """In blocks of few steps: pieces of more rows, pages apart, meet in few sets of the second cache."""
     plan = product_plan(MESH, 16, 2048, 2048)
     assert [(p.tensor, p.asked) for p in plan.packs] == [("B", True)] and plan.depth == ("k", 128)
+
+
+def test_blocks_that_are_asked_for_lie_side_by_side_or_are_whole_rows() -> None:
+    """Side by side they go on on the same pages, and the first cache holds one; whole rows are one walk anyway."""
+    beside, whole = product_plan(MESH, 16, 2048, 2048), product_plan(MESH, 48, 8192, 1024)
+    assert beside.strips[0].block == 1 and not beside.lanes_outside
+    assert whole.strips[0].block * whole.strips[0].width * whole.vector == 1024
