@@ -13,10 +13,10 @@ from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine,
 # What a model of time starts from, for a server core of today with wide vectors: paths grow with them (decision 0041).
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
 _WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3, "remote": 8}
-# Of cores with wide vectors and tiles, whose last cache is large and a mesh away (decision 0085).
+# Of cores with wide vectors and tiles, whose last cache is large and a mesh away (decisions 0085, 0087).
 _MESH = frozenset(("avx512fp16", "amx-tile"))
 _MESH_BYTES_PER_CYCLE = {0: 4, 1: 128, 2: 48, 3: 9}
-_MESH_CORE = {**_WIDE_CORE, "near": 112, "sums": 4, "afar": 1}
+_MESH_CORE = {**_WIDE_CORE, "near": 112, "sums": 4, "afar": 1, "crossing": 25}
 _WIDE = 16  # f32 lanes
 _GATHERING = "amx-tile"  # of cores that gather an element in a cycle (0089); Zen 5 has vectors as wide, and takes two
 _OWN = 2  # levels that a core has for itself

@@ -34,10 +34,12 @@ USUAL_BYTES_PER_CYCLE: Final[Mapping[int, int]] = {0: 6, 1: 64, 2: 28, 3: 14}
 # that is turned before it is stored, and for every line that such a tile stores a piece of, if the first cache has lost
 # it by then (0077); cycles of an element where one instruction loads lanes from many places, 0 where loads one by one
 # are sooner done (0089); cycles for every vector of sums that comes and goes with a block of the reduction; whether the
-# last cache is as slow as memory elsewhere: it is asked ahead, too, and holds what a kernel starts with (0085).
+# last cache is as slow as memory elsewhere: it is asked ahead, too, and holds what a kernel starts with (0085);
+# hundredths of a cycle that a vector of a register tile's operand costs besides its loads where it lies in two lines
+# (0087).
 USUAL_CORE: Final[Mapping[str, int]] = {
     "fma": 2, "load": 2, "store": 1, "issue": 3, "latency": 4, "reduce": 5, "page": 192, "near": 0, "overlap": 4,
-    "remote": 2, "pages": 64, "turning": 3, "lost": 16, "gather": 0, "sums": 0, "afar": 0,
+    "remote": 2, "pages": 64, "turning": 3, "lost": 16, "gather": 0, "sums": 0, "afar": 0, "crossing": 0,
 }  # fmt: skip
 # The least of every number in a description, by its field; 0 where that has a meaning: not said, or none.
 _LEAST: Final[Mapping[str, int]] = {

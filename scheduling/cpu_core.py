@@ -32,7 +32,8 @@ class Core:
     all kinds together; `reduce`: cycles until all lanes of a vector have what its own give together; `remote`: bytes of
     what another core wrote; `pages`: those whose addresses are at hand; `turning`, `lost`: cycles for a vector of a
     turned tile, and for a line that it stores a piece of and that the first cache has lost; `sums`: for a vector of
-    sums that come and go; `afar`: whether the last cache is as slow as memory elsewhere.
+    sums that come and go; `afar`: whether the last cache is as slow as memory elsewhere; `crossing`: cycles for a
+    vector that lies in two lines, besides its loads.
     """
 
     lanes: int
@@ -55,6 +56,7 @@ class Core:
     lost: int = USUAL_CORE["lost"]
     sums: int = USUAL_CORE["sums"]
     afar: int = USUAL_CORE["afar"]
+    crossing: float = USUAL_CORE["crossing"] / 100
 
     @property
     def own(self) -> tuple[Cache, ...]:
@@ -112,6 +114,7 @@ def core_of(machine: Machine, element: int) -> Core:
         float(cost["page"]), float(cost["near"]), float(cost["overlap"]),
         max(SHARED, min(SHARE, 1 / machine.cores)), machine.line, cost["issue"], cost["reduce"],
         cost["remote"], cost["pages"], cost["turning"], cost["lost"], cost["sums"], cost["afar"],
+        cost["crossing"] / 100,
     )  # fmt: skip
 
 

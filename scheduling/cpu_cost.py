@@ -193,12 +193,14 @@ def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:
     return np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency) + loads * LOADING
 
 
-def tile_cycles(core: Core, work: Numbers, loads: Numbers, again: Numbers) -> tuple[Numbers, Numbers]:
-    """Of a register tile with `work` sums, `loads` a step: cycles of one step of the reduction, and of all the rest
-    (`again`: sums come from memory).
+def tile_cycles(
+    core: Core, work: Numbers, loads: Numbers, crossed: Numbers, again: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Of a register tile with `work` sums, `loads` a step, `crossed` of them for vectors that lie in two lines: cycles
+    of one step of the reduction, and of all the rest (`again`: sums come from memory).
     """
     rest = TILE_CYCLES + work / core.store_units + again * work * (1 / core.load_units + core.sums)
-    return step_cycles(core, work, loads), rest
+    return step_cycles(core, work, loads) + crossed * core.crossing, rest
 
 
 def overlapped(core: Core, work: Numbers, traffic: MemoryCycles) -> Numbers:

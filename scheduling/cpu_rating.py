@@ -186,7 +186,7 @@ class Choice(Ways):
         blocks = np.where(depth > 0, np.ceil(self.ranges.get(self.deep, 1) / np.maximum(depth, 1)), 1.0)
         wide = np.maximum((width, rest), 1)  # of tiles of a full width, and of what is left over
         number = np.array((np.floor(self.vectors / width), np.minimum(rest, 1)))
-        one, other = tile_cycles(self.core, high * wide, _loads(step, high, wide), again)
+        one, other = tile_cycles(self.core, high * wide, *_loads(step, high, wide), again)
         turning = self._turning(high, wide) if step.turning else 0.0
         each = count * number * ((one + self._missed(step, high)) * steps + (other + turning) * blocks)
         kinds = 1 + (rows % count > 0) + 2 * (rest > 0)
@@ -332,9 +332,14 @@ class Choice(Ways):
         return np.full((), SQUARES if squares else ONE_BY_ONE)
 
 
-def _loads(step: Step, height: Numbers, width: Numbers) -> Numbers:
-    """Loads for one step of the reduction on a register tile."""
+def _loads(step: Step, height: Numbers, width: Numbers) -> tuple[Numbers, Numbers]:
+    """Loads for one step of the reduction on a register tile, and how many of them are for what lies in a second line.
+    """
     total: Numbers = np.zeros(())
+    crossed: Numbers = np.zeros(())
     for by_rows, vectors in step.loads:
-        total = total + (height if by_rows else 1.0) * (1.0 if vectors is None else width * vectors)
-    return total
+        rows = height if by_rows else 1.0
+        total = total + rows * (1.0 if vectors is None else width * vectors)
+        if vectors is not None:
+            crossed = crossed + rows * width * (vectors - 1)
+    return total, crossed

@@ -7,6 +7,7 @@ import pytest
 
 import poly
 from poly.affine import Affine
+from poly.codegen.host import machine_of_features
 from poly.errors import PolyError, ScheduleError
 from poly.frontend.einsum import einsum_program
 from poly.loops import Alloc, Compute, For, LoopTree, Node
@@ -154,6 +155,18 @@ def test_step_is_bound_by_operations_in_large_tiles_and_by_latency_in_small_ones
     core = core_of(AVX2, 4)
     large, small = step_cycles(core, np.array([12.0, 1.0]), np.array([8.0, 2.0]))  # 6 rows of 2 vectors, 1 of 1
     assert 6 <= large < 7 and 4 <= small < 4.5
+
+
+def test_a_panel_whose_vectors_lie_in_two_lines_is_packed_where_that_costs_something() -> None:
+    """An array of a caller starts anywhere in a line; a Zen 5 loads such vectors in the shade of operations."""
+    program, caches = program_of("ik,kj->ij", (256, 256), (256, 256)), {1: 48 << 10, 2: 2 << 20, 3: 64 << 20}
+    wide = ("avx", "avx2", "avx512bw", "avx512dq", "avx512f", "avx512vl", "fma")
+    packed: list[bool] = []
+    for more in ((), ("avx512fp16", "amx-tile")):
+        machine = machine_of_features("", (*wide, *more), "x86_64-unknown-linux-gnu", caches, 2, 3000)
+        schedule = schedule_for_cpu(program, machine)
+        packed.append(any(t.scope and t.space != machine.register_space for t in schedule.program.tensors))
+    assert packed == [False, True]
 
 
 def test_reduction_along_the_contiguous_axis_has_partial_results_in_registers() -> None:
