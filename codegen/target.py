@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 from poly.codegen.host import is_arm, is_x86
@@ -71,9 +72,13 @@ def _known(features: Iterable[str]) -> frozenset[str]:
     has: set[str] = set()
     for feature in features:
         name = feature.removeprefix("-")
-        has = has | _with_needs(name) if name == feature else {f for f in has if name not in _with_needs(f)}
+        if name == feature:
+            has |= _with_needs(name)
+        elif name in has:  # what needs one that is not there is not there either
+            has -= {f for f in has if name in _with_needs(f)}
     return frozenset(has)
 
 
-def _with_needs(feature: str) -> set[str]:
-    return {feature}.union(*(_with_needs(f) for f in _NEEDS.get(feature, ())))
+@cache
+def _with_needs(feature: str) -> frozenset[str]:
+    return frozenset({feature}).union(*(_with_needs(f) for f in _NEEDS.get(feature, ())))
