@@ -47,6 +47,17 @@ def constant_mask(width: int, count: int) -> str | None:
     return "<" + ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(width)) + ">"
 
 
+@lru_cache(maxsize=1024)
+def _float(dtype: str, exact: str) -> tuple[float, str]:
+    return _made(dtype, float.fromhex(exact))
+
+
+def _made(dtype: str, value: float) -> tuple[float, str]:
+    """A number as a floating dtype holds it, and as text."""
+    found = float(rounded(dtype, value))
+    return found, constant_text(dtype, found)
+
+
 class Vectors:
     """Emits typed instructions for a target through a writer."""
 
@@ -58,8 +69,9 @@ class Vectors:
     def const(self, dtype: str, value: float | int | bool, lanes: int = 0) -> Value:
         """A literal, in every lane for a vector."""
         if is_float(dtype):
-            value = float(rounded(dtype, value))
-        text = constant_text(dtype, value)
+            value, text = _float(dtype, value.hex()) if type(value) is float and value == value else _made(dtype, value)
+        else:
+            text = constant_text(dtype, value)
         return Value(dtype, lanes, f"splat ({scalar_type(dtype)} {text})" if lanes else text, value)
 
     def splat(self, a: Value, lanes: int) -> Value:

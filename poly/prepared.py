@@ -91,7 +91,8 @@ def prepare_program(
 
     if not constants:
         return program, prepare(program, machine, threads, edit=edited, early=early)
-    program = edited(program)
+    with collection_paused():
+        program = edited(program)
     return program, prepare(program, machine, threads, early=early)
 
 

@@ -383,7 +383,7 @@ def verify(program: Program) -> None:
     tensors = {t.name: t for t in program.tensors}
     parameters = frozenset(program.parameters)
     for t in program.tensors:
-        unknown = {n for e in t.shape for n in e.names} - set(program.parameters)
+        unknown = {n for e in t.shape if e.terms for n in e.names} - parameters
         if unknown:
             raise PolyError(f"unknown size {sorted(unknown)} in its shape", where=f"tensor {t.name}", hint="declare it")
     for s in program.statements:

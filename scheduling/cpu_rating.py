@@ -5,8 +5,9 @@ What they are rated with is `poly.scheduling.cpu_cost`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from math import inf, prod
 
 import numpy as np
@@ -33,10 +34,14 @@ VECTOR, SHORT_VECTOR, PIECE = 2.0, 4.0, 1.5
 
 @dataclass(frozen=True)
 class Rated:
-    """A plan and the cycles that the model gives it."""
+    """The cycles that the model gives a plan; it is made when it is asked for, as most only lose to others."""
 
     cycles: float
-    plan: BlockPlan
+    made: Callable[[], BlockPlan] = field(compare=False, repr=False)
+
+    @cached_property
+    def plan(self) -> BlockPlan:
+        return self.made()
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Choice(Ways):
             yield from (self._made(grid, cycles, int(k)) for k in np.argsort(cycles, kind="stable")[:each])
 
     def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
-        return Rated(float(cycles[k]), self.plan(grid.way, *(int(v) for v in grid.sizes[k])))
+        return Rated(float(cycles[k]), partial(self.plan, grid.way, *(int(v) for v in grid.sizes[k])))
 
     def _rated(self, ways: Iterable[Way], limit: float) -> list[tuple[Grid, Numbers]]:
         """The sizes of some ways and their cycles."""

@@ -10,6 +10,7 @@ once, while it is short: `t*t` of squares of squares would double each time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -51,12 +52,12 @@ def _in_order(program: Program) -> bool:
 
 
 def _joined_once(program: Program) -> Program | None:
+    writers, readers = _by_tensor(program, tensors_written), _by_tensor(program, tensors_read)
     for t in program.tensors:
-        writers = [s for s in program.statements if t.name in tensors_written(s)]
-        readers = [s for s in program.statements if t.name in tensors_read(s)]
-        if t.role != "temporary" or t.layout is not None or len(writers) != 1 or len(readers) != 1:
+        made, used = writers.get(t.name, []), readers.get(t.name, [])
+        if t.role != "temporary" or t.layout is not None or len(made) != 1 or len(used) != 1:
             continue
-        (first,), (second,) = writers, readers
+        (first,), (second,) = made, used
         if not _can_join(program, first, second) or (one := _one(program, first, second)) is None:
             continue
         statements = [one if s is second else s for s in program.statements if s is not first]
@@ -66,6 +67,15 @@ def _joined_once(program: Program) -> Program | None:
             statements=tuple(replace(s, path=default_path(k, s.iterators)) for k, s in enumerate(statements)),
         )
     return None
+
+
+def _by_tensor(program: Program, names: Callable[[Statement], tuple[str, ...]]) -> dict[str, list[Statement]]:
+    """The statements by what each of them touches."""
+    found: dict[str, list[Statement]] = {}
+    for s in program.statements:
+        for name in {*names(s)}:
+            found.setdefault(name, []).append(s)
+    return found
 
 
 def _can_join(program: Program, first: Statement, second: Statement) -> bool:
