@@ -124,6 +124,15 @@ class _Sum:
         near = last_capacity(self.machine) * NEAR
         return (own_capacity(self.machine) * self.threads if self.has_lines else near) < self.touched
 
+    @property
+    def is_asked_near(self) -> bool:
+        """Whether a single operand is asked for ahead though it comes from a core's own caches, not the first one, on
+        cores whose last cache is far: lines that are at hand give vectors that lie in two of them sooner (0088).
+        """
+        streams = [r for r in self.statement.reads if all(moves(r, i) for i in (*self.others, self.lanes))]
+        own = self.machine.nearest_cache < self.touched <= self.threads * own_capacity(self.machine)
+        return own and self.has_lines and len(streams) == 1 and core_of(self.machine, self.widest).afar > 0
+
 
 def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Reduction | None:
     """The choices for a group around one reduction that uses its largest operand once, or in one tile; else None."""
@@ -253,18 +262,20 @@ def _plan_folded(summed: _Sum) -> Reduction:
     outer, inner = tuple(i for i in parallel if i != rows), tuple(summed.reduced)
     from_memory = summed.touched > last_capacity(summed.machine)
     wanted = BYTES_AHEAD_BY_ROW * (2 if from_memory else 1) if rows else BYTES_AHEAD
-    asked = summed.is_far and (not from_memory or summed.has_lines)
+    asked = (summed.is_far and (not from_memory or summed.has_lines)) or summed.is_asked_near
     ahead = -(-wanted // (width * vector * summed.widest)) if asked else 0
     return Reduction(s.name, outer, rows, inner, lanes, True, vector, height, width, 0, (), ahead)
 
 
 def _plan_in_order(summed: _Sum) -> Reduction | None:
-    """Rows one by one, as a core's own caches give them soonest (0068), where these are long and share an operand that
-    the first cache keeps beside them. Of a caller's array, which starts anywhere, each vector would lie in two lines.
+    """Rows one by one, as a core's own caches give them soonest (0068) where they are not asked for (0088), if these
+    are long and share an operand that the first cache keeps beside them. Of a caller's array, which starts anywhere,
+    each vector would lie in two lines.
     """
     s, extents, parallel = summed.statement, summed.extents, summed.parallel
     machine, threads = summed.machine, summed.threads
-    if not machine.nearest_cache < summed.touched <= threads * own_capacity(machine) or not summed.has_lines:
+    own = machine.nearest_cache < summed.touched <= threads * own_capacity(machine)
+    if not own or not summed.has_lines or summed.is_asked_near:
         return None
     most = core_of(machine, summed.widest).in_flight
     shared = [r for r in s.reads if moves(r, summed.lanes) and any(not moves(r, i) for i in parallel)]

@@ -105,14 +105,15 @@ def row_plan(
     if vector == 1 or machine.registers is None:
         return None
     single = sum(not extents[n] for n in extents)
-    registers, in_flight = machine.vector_registers - single, core_of(machine, widest).in_flight
+    core = core_of(machine, widest)
+    registers, in_flight = machine.vector_registers - single, core.in_flight
     touched = 0 if in_cache else bytes_touched(program, group.statements)
     far, beyond = touched > last_capacity(machine) * NEAR, touched > own_capacity(machine)
-    one_stream = touched > last_capacity(machine)
+    one_stream, slow = touched > last_capacity(machine), core.afar > 0 and touched > threads * own_capacity(machine)
     rows = _row_bytes(program, group, inner, extents)
     held = sum(rows.values()) * sum(bool(p.extents) for p in passes)
     fitting = (machine.nearest_cache - 1) // max(1, held)
-    limits = _Limits(vector, vector * widest, registers, in_flight, fitting, in_cache, beyond, far, one_stream)
+    limits = _Limits(vector, vector * widest, registers, in_flight, fitting, in_cache, beyond, far, one_stream, slow)
     height = _height(program, group, passes, limits)
     asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
     again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
@@ -283,7 +284,8 @@ class _Limits:
     """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
     latency of one; `fitting`: rows of which the nearest cache holds what all passes touch, with something left.
     `in_cache`: rows come from a block in one, `beyond`: from beyond a core's own, side by side no more than a stream is
-    asked for ahead, `far`: at the last one's own pace, `one_stream`: from memory, side by side only as short ones.
+    asked for ahead, `far`: at the last one's own pace, `one_stream`: from memory, side by side only as short ones,
+    `slow`: from a last cache as slow, those without exponentials as well.
     """
 
     vector: int
@@ -295,6 +297,7 @@ class _Limits:
     beyond: bool
     far: bool
     one_stream: bool
+    slow: bool
 
 
 def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Limits) -> int:
@@ -307,7 +310,8 @@ def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Lim
     if chain == 1:  # their passes take turns
         most = min(most, max(1, limits.fitting))
     if limits.beyond:
-        together = STREAM if limits.one_stream else BESIDE_FAR if limits.far and chain else BYTES_AHEAD
+        together = BESIDE_FAR if limits.far and chain else BYTES_AHEAD
+        together = STREAM if limits.one_stream or (limits.slow and not chain) else together
         most = min(most, max(1, together // (vectors * limits.bytes)))
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
     return max((h for h in fitting if all(_held(program, p, limits, h) <= limits.registers for p in passes)), default=1)

@@ -380,3 +380,28 @@ def test_a_strip_is_a_whole_row_where_threads_share_another_loop(text: str, stri
     program = poly.parse(text, X=(2, 1024, 4096) if "p" in text else (1024, 4096))
     plan = reduction_of(program, groups_of(program)[0], AVX512, 2)
     assert plan is not None and not plan.folded and min(plan.strip, 4096) == strip
+
+
+TILES = ("avx512f", "avx512vl", "avx512fp16", "amx-tile")
+LARGE = {1: 48 << 10, 2: 2 << 20, 3: 480 << 20}
+MESH, PLAIN = (machine_of_features("x", f, "x86_64-unknown-linux-gnu", LARGE, 2, 3000) for f in (TILES, TILES[:2]))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("spec", "shapes", "asked"),
+    [
+        ("ij,j->i", ((512, 512), (512,)), True),
+        ("ij->i", ((512, 512),), True),
+        ("ij,ij->i", ((300, 500), (300, 500)), False),  # two streams
+        ("ij->i", ((16, 512),), False),  # in the first cache
+    ],
+)
+def test_rows_from_a_cores_own_cache_are_asked_for_where_vectors_in_two_lines_come_slowly(
+    spec: str, shapes: tuple[tuple[int, ...], ...], asked: bool, threads: int
+) -> None:
+    program = einsum_program(spec, shapes, ["f32"] * len(shapes))
+    mesh, other = (reduction_of(program, groups_of(program)[0], m, threads) for m in (MESH, PLAIN))
+    assert mesh is not None and (mesh.ahead > 0) == asked and not mesh.placed
+    assert other is not None and bool(other.placed) == (spec == "ij,j->i")
+    assert asked or mesh == other

@@ -1,6 +1,7 @@
 """Groups of rows: which chains are joined, that memory sees inputs and results once, results over ragged lengths."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -354,6 +355,25 @@ def test_exponentials_lie_in_the_result() -> None:
         schedule = schedule_for_cpu(program, AVX2)
         assert ("overlay(tensor='e', inside='y')" in schedule.script) == inside
         agrees(program, {"x": np.random.default_rng(0).standard_normal((4, 40)).astype("f4")})
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "threads", "heights"),
+    [
+        (LAYERNORM, (512, 512), 1, (1, 4)),
+        (LAYERNORM, (512, 512), 2, (4, 4)),  # each thread's rows in its own caches
+        (LAYERNORM, (8000, 128), 1, (2, 4)),
+        (SOFTMAX, (4096, 256), 1, (4, 4)),
+    ],
+)
+def test_rows_from_a_last_cache_as_slow_as_memory_are_one_stream(
+    text: str, shape: tuple[int, int], threads: int, heights: tuple[int, int]
+) -> None:
+    mesh = replace(WIDE, engines=(replace(WIDE.engines[0], cost={**WIDE.engines[0].cost, "afar": 1}),))
+    row = (shape[1],)
+    program = poly.parse(text, x=shape, g=row, b=row) if text == LAYERNORM else poly.parse(text, x=shape)
+    plans = [row_plan(program, groups_for(program, m, threads)[0], m, threads) for m in (mesh, WIDE)]
+    assert [p.height for p in plans if p is not None] == [*heights]
 
 
 @pytest.mark.parametrize(
