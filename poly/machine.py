@@ -26,21 +26,31 @@ SCHEMA = 1
 USUAL_REGISTERS, USUAL_CACHE, USUAL_LINE = 16, 32768, 64
 # Sustained bytes a cycle out of each cache level, and out of memory (0).
 USUAL_BYTES_PER_CYCLE: Final[Mapping[int, int]] = {0: 6, 1: 64, 2: 28, 3: 14}
-# Of a core: vector operations a cycle of each kind and of all kinds together, the cycles of a multiply-add, and to
-# reduce the lanes of a vector and hand the value to all of another; bytes that a piece costs more than its lines where
-# it has a page of its own, and near the core, the norm of what overlaps (decision 0041); bytes a cycle of what another
-# core wrote (0021, 0056); pages whose addresses it knows without waiting, what the first level of a
-# translation buffer holds at least, of the cores we know (of Zen 5: 96); cycles for every vector of a register tile
-# that is turned before it is stored, and for every line that such a tile stores a piece of, if the first cache has lost
-# it by then (0077); cycles of an element where one instruction loads lanes from many places, 0 where loads one by one
-# are sooner done (0089); cycles for every vector of sums that comes and goes with a block of the reduction; whether the
-# last cache is as slow as memory elsewhere: it is asked ahead, too, and holds what a kernel starts with (0085);
-# hundredths of a cycle that a vector of a register tile's operand costs besides its loads where it lies in two lines
-# (0087).
+# The numbers of a core, usual values, and in comments: meaning and unit (a decision), then who reads it, modules of
+# `poly.scheduling` if nothing else is said. `poly.scheduling.cpu_core.Core` has them by the same names.
 USUAL_CORE: Final[Mapping[str, int]] = {
-    "fma": 2, "load": 2, "store": 1, "issue": 3, "latency": 4, "reduce": 5, "page": 192, "near": 0, "overlap": 4,
-    "remote": 2, "pages": 64, "turning": 3, "lost": 16, "gather": 0, "sums": 0, "afar": 0, "crossing": 0,
-}  # fmt: skip
+    "fma": 2,  # multiply-adds of vectors a cycle: cpu_cost, and whoever bounds a time by operations alone
+    "load": 2,  # vectors loaded a cycle: cpu_cost, shared_sums
+    "store": 1,  # vectors stored a cycle: cpu_cost
+    "issue": 3,  # operations on vectors of all kinds together a cycle: cpu_across
+    "latency": 4,  # cycles until the next multiply-add can use one's result: cpu_cost, cpu_rating
+    "reduce": 5,  # cycles to reduce the lanes of a vector and hand the value to all of another: cpu_across
+    "page": 192,  # bytes that a piece costs besides its lines in a page of its own (0041): cpu_operand, cpu_reuse
+    "near": 0,  # bytes that a piece costs besides its lines as it comes into the first cache (0041): cpu_operand
+    "overlap": 4,  # norm of what hides behind what takes longest (0041): cpu_cost
+    "remote": 2,  # bytes a cycle of what another core wrote (0021, 0056): cpu_threads, cpu_rating
+    "pages": 64,  # whose addresses it knows without waiting, at least what a first level of a translation buffer holds
+    # of the cores we know (of Zen 5: 96): cpu_operand, cpu_permute
+    "turning": 3,  # cycles for every vector of a register tile that is turned before it is stored (0077): cpu_rating
+    "lost": 16,  # cycles for every line that such a tile stores a piece of, if the first cache has lost it: cpu_rating
+    "gather": 0,  # cycles of an element where one instruction loads lanes from many places, 0 where loads one by one
+    # are sooner done (0089): codegen/target
+    "sums": 0,  # cycles for every vector of sums that comes and goes with a block of the reduction (0085): cpu_cost
+    "afar": 0,  # 1 where the last cache is as slow as memory elsewhere: it is asked ahead, too, and holds what a kernel
+    # starts with (0085): models of contractions, reductions and rows
+    "crossing": 0,  # hundredths of a cycle that a vector of a register tile's operand costs besides its loads where it
+    # lies in two lines (0087): cpu_cost
+}
 # The least of every number in a description, by its field; 0 where that has a meaning: not said, or none.
 _LEAST: Final[Mapping[str, int]] = {
     "clock_mhz": 1, "cores": 1, "capacity": 1, "align": 1, "banks": 1, "bytes_per_cycle": 0, "latency": 0, "line": 0,

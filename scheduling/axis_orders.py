@@ -176,7 +176,7 @@ class _Costs:
         self.program, self.machine = program, machine
         self.tensors = program.tensor
         self.shapes = {t.name: t.extents(program.binding) for t in program.tensors}
-        self.units = core_of(machine, 4).fma_units
+        self.units = core_of(machine, 4).fma
         self.known: dict[str, _Contraction | None] = {}
 
     def elements(self, tensor: str) -> int:

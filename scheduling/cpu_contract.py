@@ -126,7 +126,7 @@ def least_cycles(facts: Facts) -> float:
     s, core = facts.update, core_of(facts.machine, facts.widest())
     assert s is not None
     steps = prod(reduction_extents(facts.program, s, facts.group.axes[s.name]).values())
-    return prod(facts.extents) * steps / core.lanes / core.fma_units / facts.threads
+    return prod(facts.extents) * steps / core.lanes / core.fma / facts.threads
 
 
 def _turned(facts: Facts, axis: int) -> bool:

@@ -190,7 +190,7 @@ def held_share(core: Core, operand: Operand) -> float:
 
 def step_cycles(core: Core, work: Numbers, loads: Numbers) -> Numbers:
     """Cycles of one step of a reduction on a register tile with `work` sums: operations, loads, latency."""
-    return np.maximum(np.maximum(work / core.fma_units, loads / core.load_units), core.latency) + loads * LOADING
+    return np.maximum(np.maximum(work / core.fma, loads / core.load), core.latency) + loads * LOADING
 
 
 def tile_cycles(
@@ -199,8 +199,8 @@ def tile_cycles(
     """Of a register tile with `work` sums, `loads` a step, `crossed` of them for vectors that lie in two lines: cycles
     of one step of the reduction, and of all the rest (`again`: sums come from memory).
     """
-    rest = TILE_CYCLES + work / core.store_units + again * work * (1 / core.load_units + core.sums)
-    return step_cycles(core, work, loads) + crossed * core.crossing, rest
+    rest = TILE_CYCLES + work / core.store + again * work * (1 / core.load + core.sums)
+    return step_cycles(core, work, loads) + crossed * core.crossing / 100, rest
 
 
 def overlapped(core: Core, work: Numbers, traffic: MemoryCycles) -> Numbers:

@@ -20,9 +20,8 @@ from poly.scheduling.cpu_shares import EDGE, Numbers
 
 # Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, what a
 # machine says where it has a page of its own; near the core as much where they all meet in one set, and elsewhere what
-# a machine says. A few pieces are streams.
+# a machine says. Pieces over more pages than a core knows have pages of their own; a few pieces are streams.
 START, STREAMS = 64.0, 4
-PAGES = 64  # that a core finds without looking further: pieces over more of them have pages of their own
 
 
 class Touched(NamedTuple):
@@ -112,7 +111,7 @@ class Operand:
             if rows is not None:
                 count = count * rows
             sets = core.crowding(stride) / count  # the pieces of a step fill the sets that it leaves out
-            over = (extent > 1) & (extent * stride > PAGES * PAGE) & (stride >= PAGE)
+            over = (extent > 1) & (extent * stride > core.pages * PAGE) & (stride >= PAGE)
             if whole is not None and stride == dense:
                 count = np.where(whole, count, count * extent)
                 crowd = np.where(whole | (extent < 2), crowd, np.maximum(crowd, sets))
@@ -128,11 +127,11 @@ class Operand:
         lines = (length - self.element) / line + 1  # of a piece that starts anywhere
         touched = count * lines * line
         starts = np.where(count > STREAMS, count, 0.0)
-        near = touched + starts * (core.near_start + START * (crowd >= core.sets))
+        near = touched + starts * (core.near + START * (crowd >= core.sets))
         left = count * np.where(apart, np.maximum(length / walked, 1.0), 1.0)  # pieces as they are walked
         starts = np.where(left > STREAMS, left, 0.0)
         shared = np.where(follows, np.minimum(length / line, 1.0), 1.0)  # of a line with the box before
-        start = starts * shared * np.where(far, core.page_start, START)
+        start = starts * shared * np.where(far, core.page, START)
         behind = touched * np.where(follows, length / line / lines, 1.0) + start
         return Touched(near, behind, np.where(far, start, 0.0), touched * np.maximum(crowd / lines, 1.0))
 

@@ -201,7 +201,7 @@ class Boxes:
         lines = moved * _line_share(self.core, operand, inner)
         if self.core.afar:
             turns = [np.full(at.stop - at.start, not _goes_on(operand, self.nests[n], c)) for n, c, at in copies]
-            starts = _pieces(operand, inner) * times * self.core.page_start
+            starts = _pieces(operand, inner) * times * self.core.page
             lines = lines + np.where(np.concatenate(turns), starts, 0.0)
         coming = np.where(ahead, lines / _source(self.core, operand), 0.0)
         found: dict[int, Copied] = {}

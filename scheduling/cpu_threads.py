@@ -229,7 +229,7 @@ class _Sharing:
         lanes = lanes or any(schedule.kind(n) == "vector" for n in schedule.nests[name].names)
         steps = sum(isinstance(e, Apply) and e.operator not in LIGHT for e in walk(s.body))
         used = s.combiner is not None and len(s.reads) > 1
-        cycles = (1 / (core.lanes * core.fma_units) if used else moved) + steps * FUNCTION_ELEMENT_CYCLES
+        cycles = (1 / (core.lanes * core.fma) if used else moved) + steps * FUNCTION_ELEMENT_CYCLES
         return cycles * (1.0 if lanes else SCALAR) * prod(_extent(schedule, n) for n in schedule.nests[name].names)
 
     def _travelling(self, schedule: Schedule, loop: str) -> tuple[float, float]:

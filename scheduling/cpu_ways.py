@@ -101,7 +101,7 @@ class Ways:
     @cached_property
     def operation_cycles(self) -> float:
         """Cycles of the operations alone."""
-        return prod(self.extents.values()) / self.core.lanes / self.core.fma_units
+        return prod(self.extents.values()) / self.core.lanes / self.core.fma
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
@@ -367,7 +367,7 @@ class Ways:
         if any(len(axis) != 1 or {*axis.values()} != {1} for axis in operand.axes):
             return False
         steps = [d for d in pack.order if operand.axes[d].keys() <= self.ranges.keys()]
-        used = self.extents[self.names[way.rows]] / self.core.fma_units  # cycles of a vector's multiply-adds
+        used = self.extents[self.names[way.rows]] / self.core.fma  # cycles of a vector's multiply-adds
         return len(steps) == len(self.ranges) and steps == sorted(steps) and COPIED >= WAY_SHARE * used
 
     def _strips(self, width: int, panels: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:

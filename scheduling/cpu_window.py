@@ -233,7 +233,7 @@ def _comes_slowly(program: Program, shape: Shape, vector: int, machine: Machine)
     size = size_bytes(program.tensor[shape.read.tensor].dtype)
     core = core_of(machine, size)
     cycles = shape.step_down * shape.step * vector * size / core.own[-1].rate
-    return cycles * core.fma_units > prod(shape.taps.values())
+    return cycles * core.fma > prod(shape.taps.values())
 
 
 def _tiles(height: int, most: int, small: bool) -> tuple[int, int]:

@@ -218,7 +218,7 @@ class _Model:
     def _lanes(self, s: Statement) -> float:
         widest = max(size_bytes(self.program.tensor[a.tensor].dtype) for a, _ in s.accesses)
         vector = any(self.schedule.kind(n) == "vector" for n in self.schedule.nests[s.name].names)
-        return core_of(self.machine, widest).fma_units * (self.machine.lanes(widest) if vector else 1)
+        return core_of(self.machine, widest).fma * (self.machine.lanes(widest) if vector else 1)
 
 
 def _total(counts: Iterable[float | None]) -> int | None:

@@ -142,7 +142,7 @@ class _Blocks:
             best = max((n for n in fitting if n * row <= near), default=0)
             again = batches * (extent / best - 1) * self._cycles(core, resident) if best else 0.0
         work = sum(prod(self._extents(s).values()) for s in statements if s.combiner is not None)
-        least = LEAST_SAVED * work / core.lanes / core.fma_units
+        least = LEAST_SAVED * work / core.lanes / core.fma
         if not best or saved <= max(again, least):
             return None
         why = f"{best} rows at a time: {row * best} bytes a block instead of {sum(handed)} bytes handed on"

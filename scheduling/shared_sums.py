@@ -171,11 +171,11 @@ def _total_cut(program: Program, s: Statement, machine: Machine, threads: int) -
     made = prod(target.extents(program.binding))
     core = core_of(machine, size_bytes(target.dtype))
     calls = [node.operator for node in walk(s.body) if isinstance(node, Apply)]
-    cycles = made * loop.steps / core.lanes * sum(OPERATIONS[OPERATORS[o].cost] for o in calls) / core.fma_units
+    cycles = made * loop.steps / core.lanes * sum(OPERATIONS[OPERATORS[o].cost] for o in calls) / core.fma
     size = sum(program.tensor[r.tensor].nbytes(program.binding) for r in s.reads)
     rates = [cache.rate for cache in core.caches if size > cache.capacity]
     near = size <= core.part * core.caches[-1].capacity
-    cycles = max(cycles, size / (rates[-1] if rates else core.load_units * core.line) if near else 0.0)
+    cycles = max(cycles, size / (rates[-1] if rates else core.load * core.line) if near else 0.0)
     spared = cycles * (1 - 1 / threads)
     worth = made < threads and spared > MEETING_CYCLES
     return loop.in_parts(threads) if worth and _stands_alone(program, s.name, machine, threads) else None

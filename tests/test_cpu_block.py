@@ -16,7 +16,7 @@ from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, rated_plans, ways_of
-from poly.scheduling.cpu_core import Cache, Core, core_of
+from poly.scheduling.cpu_core import Cache, core_of
 from poly.scheduling.cpu_cost import MemoryCycles, cycles_of_memory, overlapped, shared_cycles
 from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of
 from poly.scheduling.cpu_operand import Operand, Touched
@@ -467,7 +467,7 @@ def test_vectors_of_callers_arrays_lie_in_two_lines(features: tuple[str, ...]) -
 
 
 def test_a_copy_from_far_waits_for_memory() -> None:
-    core = Core(8, 16, 2, 2, 1, 4, (Cache(1 << 15, 32.0), Cache(1 << 19, 4.0)))
+    core = replace(CORE, caches=(Cache(1 << 15, 32.0), Cache(1 << 19, 4.0)))
 
     def cycles(rows: int) -> float:
         operand = Operand("B", ({"k": 1},), (rows,), (4,), 4)
