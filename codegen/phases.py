@@ -16,6 +16,7 @@ from itertools import zip_longest
 
 from poly.affine import Affine
 from poly.codegen.addresses import Indices, Linear
+from poly.codegen.loop_ends import ends_of
 from poly.codegen.team_ir import TAKE
 from poly.codegen.text import Region, Writer
 from poly.errors import UnsupportedError
@@ -190,11 +191,9 @@ def loop_values(phase: Phase, indices: Indices) -> None:
     for k, loop in enumerate(phase.loops):
         name = f"%l{k}"
         indices.writer.depth_of[name] = 0
-        lower, upper = ([indices.linear(b) for b in bounds] for bounds in (loop.lower, loop.upper))
-        lows = [i[0] for i in map(indices.interval, lower) if i is not None]
-        highs = [i[1] - 1 for i in map(indices.interval, upper) if i is not None]
-        if lows and highs:
-            indices.ranges[name] = (max(lows), max(max(lows), min(highs)))
+        values = ends_of(indices, loop).values(indices)
+        if values is not None:
+            indices.ranges[name] = values
         indices.values[loop.variable] = Linear(((name, 1),))
 
 
@@ -258,10 +257,8 @@ class _Entry:
         """A phase whose iterations the parts take in ranges, a part that is alone all at once; the status."""
         writer, (loop,) = self.writer, phase.nodes
         assert isinstance(loop, For)
-        first, last = self._bound(loop.lower, "smax"), self._bound(loop.upper, "smin")
-        raised = writer.value(f"add i64 {writer.value(f'sub i64 {last}, {first}')}, {loop.step - 1}")
-        count = writer.value(f"sdiv i64 {raised}, {loop.step}")
-        count = writer.intrinsic("i64", "llvm.smax.i64", (("i64", count), ("i64", "0")))
+        extent = ends_of(self.indices, loop).extent(self.indices)
+        count = writer.intrinsic("i64", "llvm.smax.i64", (("i64", extent), ("i64", "0")))
         writer.emit(f"br label %{label}")
         writer.label(label)
         writer.emit(f"br i1 %alone, label %{label}w, label %{label}t")
@@ -288,7 +285,8 @@ class _Entry:
 
     def repeated(self, step: Repeated) -> None:
         writer, label, loop = self.writer, self.writer.fresh_label(), step.loop
-        first, last = self._bound(loop.lower, "smax"), self._bound(loop.upper, "smin")
+        ends = ends_of(self.indices, loop)
+        first, last = ends.first(self.indices), ends.last(self.indices)
         counter, following, region = writer.name("i"), writer.name("i"), Region()
         writer.emit(f"br label %{label}p")
         writer.label(f"{label}p")
@@ -303,13 +301,6 @@ class _Entry:
         writer.emit(f"{counter} = phi i64 [{first}, %{label}p], [{following}, %{label}l]")
         writer.lines += [*region.head, *lines]
         writer.latch(label, counter, following, loop.step, last)
-
-    def _bound(self, bounds: Sequence[Affine], name: str) -> str:
-        texts = [self.indices.text(self.indices.linear(b)) for b in bounds]
-        total = texts[0]
-        for text in texts[1:]:
-            total = self.writer.intrinsic("i64", f"llvm.{name}.i64", (("i64", total), ("i64", text)), pure=True)
-        return total
 
 
 def entry_text(
