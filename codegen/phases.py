@@ -198,7 +198,11 @@ def loop_values(phase: Phase, indices: Indices) -> None:
 
 
 class _Entry:
-    """Text of the entry function: steps in order, the parts meeting after each phase but the last."""
+    """Text of the entry function: steps in order, the parts meeting after each phase but the last.
+
+    Blocks of a phase `L`: `Lt` takes a range, `Lw` works, `Ld` is done; `Lm` meets, `Lc` comes from there or did not
+    have to, `Lx` leaves with a status, `Lg` goes on.
+    """
 
     def __init__(self, writer: Writer, indices: Indices, names: Sequence[str]) -> None:
         self.writer, self.indices, self.names = writer, indices, iter(names)

@@ -170,14 +170,8 @@ def _store_lanes(
         if isinstance(bit, bool):
             write()
             continue
-        then, end = s.writer.fresh_label(), s.writer.fresh_label()
-        s.writer.emit(f"br i1 {bit.text}, label %{then}, label %{end}")
-        with s.writer.region() as lines:
+        with s.writer.branch(bit.text):
             write()
-        s.writer.label(then)
-        s.writer.lines += lines
-        s.writer.emit(f"br label %{end}")
-        s.writer.label(end)
 
 
 def _store_registers(

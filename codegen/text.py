@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -98,8 +98,21 @@ class Region:
     pointers: dict[object, str] = field(default_factory=lambda: {})
 
 
+class Branch(NamedTuple):
+    """Labels of a branch: the block of the test, where it has its own, the first one under it, the one behind."""
+
+    before: str
+    then: str
+    end: str
+
+
 class Writer:
-    """The text of one function in the making."""
+    """The text of one function in the making.
+
+    Labels are fresh names `L`, and with a letter behind blocks that belong to one: of a loop `Lp`, in front of it, its
+    latch `Ll` and its exit `Lx`; of a branch whose values meet `Lt`, where what is under it ends. Those of what threads
+    do are in `poly.codegen.phases`.
+    """
 
     def __init__(self, globals_prefix: str = "@.fill") -> None:
         self.globals_prefix = globals_prefix
@@ -172,6 +185,24 @@ class Writer:
         again = self.value(f"icmp slt i64 {following}, {last}")
         self.emit(f"br i1 {again}, label %{label}, label %{label}x")
         self.label(f"{label}x")
+
+    @contextmanager
+    def branch(self, condition: str, own: bool = False) -> Generator[Branch]:
+        """What is emitted inside runs where a bit is set; then both ways go on. `own`: the test has a block of its own,
+        which a phi behind can name.
+        """
+        before = self.fresh_label() if own else ""
+        labels = Branch(before, self.fresh_label(), self.fresh_label())
+        if own:
+            self.emit(f"br label %{before}")
+            self.label(before)
+        self.emit(f"br i1 {condition}, label %{labels.then}, label %{labels.end}")
+        self.label(labels.then)
+        with self.region() as lines:
+            yield labels
+        self.lines += lines
+        self.emit(f"br label %{labels.end}")
+        self.label(labels.end)
 
     def label(self, name: str) -> None:
         self.lines.append(f"{name}:")

@@ -216,19 +216,10 @@ class Vectors:
     def unlikely(self, condition: Value, usual: Value, otherwise: Callable[[], Value]) -> Value:
         """`usual`, but what `otherwise` computes (for every lane) where the condition holds in some lane."""
         writer = self.writer
-        test = self.any_lane(condition).text
-        before, slow, join = writer.fresh_label(), writer.fresh_label(), writer.fresh_label()
-        writer.emit(f"br label %{before}")
-        writer.label(before)
-        writer.emit(f"br i1 {test}, label %{slow}, label %{join}")
-        with writer.region() as lines:
+        with writer.branch(self.any_lane(condition).text, own=True) as labels:
             value = otherwise()
-        writer.label(slow)
-        writer.lines += lines
-        writer.emit(f"br label %{join}")
-        writer.label(join)
         kind = value_type(usual.dtype, usual.lanes)
-        text = writer.value(f"phi {kind} [{usual.text}, %{before}], [{value.text}, %{slow}]")
+        text = writer.value(f"phi {kind} [{usual.text}, %{labels.before}], [{value.text}, %{labels.then}]")
         return Value(usual.dtype, usual.lanes, text)
 
     def extreme(self, name: str, a: Value) -> Value:

@@ -323,23 +323,15 @@ class Walker:
     def _guarded(self, condition: Value, body: Sequence[Node]) -> None:
         """The body under a branch."""
         s, writer = self.s, self.s.writer
-        before, then, end = writer.fresh_label(), writer.fresh_label(), writer.fresh_label()
         saved = s.registers.snapshot()
-        writer.emit(f"br label %{before}")
-        writer.label(before)
-        writer.emit(f"br i1 {condition.text}, label %{then}, label %{end}")
-        with writer.region() as lines:
+        with writer.branch(condition.text, own=True) as labels:
             self.nodes(body)
             for place, entry in saved[0].items():
                 if s.registers.entries.get(place) is not entry:
                     s.registers.same_form(place, entry)
-        writer.label(then)
-        writer.lines += lines
-        writer.emit(f"br label %{end}t")
-        writer.label(f"{end}t")
-        writer.emit(f"br label %{end}")
-        writer.label(end)
-        self._join(saved[0], before, f"{end}t")
+            writer.emit(f"br label %{labels.end}t")
+            writer.label(f"{labels.end}t")
+        self._join(saved[0], labels.before, f"{labels.end}t")
 
     def buffer(self, node: Alloc) -> None:
         s, tensor = self.s, node.tensor
