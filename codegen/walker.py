@@ -404,9 +404,6 @@ def _needed(node: Compute) -> list[int]:
     return sorted({*reads_of(node.body), *(i.position for a in accesses for i in a.index if isinstance(i, ReadIndex))})
 
 
-def _targets(loop: For) -> frozenset[str] | None:
-    """The tensors that are written inside of a loop; None where that is not in its statements."""
-    nodes = list(walk(loop.body))
-    return None if any(isinstance(n, External) for n in nodes) else frozenset(
-        n.write.tensor for n in nodes if isinstance(n, Compute)
-    )
+def _targets(loop: For) -> frozenset[str]:
+    """The tensors that are written inside of a loop."""
+    return frozenset(n.write.tensor for n in walk(loop.body) if isinstance(n, Compute))
