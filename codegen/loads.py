@@ -12,7 +12,7 @@ from poly.codegen import strided
 from poly.codegen.addresses import Address, LaneError
 from poly.codegen.asks import ask_of_load
 from poly.codegen.places import address_at, index_offsets, located, places_of_lanes, pointer_to, register_place
-from poly.codegen.predicates import Bit, active, as_value, both, enabled, guard_parts, lane_bit
+from poly.codegen.predicates import Bit, active_at_runtime, active_lanes, as_value, both, guard_parts, lane_bit
 from poly.codegen.state import State
 from poly.codegen.text import constant_text, memory_type, suffix
 from poly.codegen.values import Value, constant_mask
@@ -103,7 +103,7 @@ def _load_uniform(s: State, tensor: Tensor, address: Address, guard: Bit, fill: 
     """The same element for every lane; in a vector loop at least one lane is active."""
     some = guard
     if isinstance(guard, Value) and guard.lanes:
-        some = s.ops.any_lane(as_value(enabled(s, guard)))
+        some = s.ops.any_lane(as_value(active_lanes(s, guard)))
     value = raw_load(s, tensor, _safe(s, tensor, pointer_to(s, tensor, address), some, fill))
     if isinstance(guard, Value) and guard.lanes:
         return s.ops.select(guard, value, s.ops.const(tensor.dtype, fill.value))
@@ -193,7 +193,7 @@ def _load_strided(
     offsets = strided.loads(lanes.width, stride, lanes.count) if lanes is not None else None
     if lanes is None or offsets is None or tensor.dtype == "bool":
         return None
-    mask = active(s, guard)
+    mask = active_at_runtime(s, guard)
     each = mask if isinstance(mask, Value) and mask.lanes else None
     if stride == 2 and each is None:
         found = _load_pairs(s, tensor, subscripts, address, mask, fill)
@@ -284,7 +284,7 @@ def _load_gathered(
     if stride:
         steps = "<" + ", ".join(f"i64 {stride * i}" for i in range(width)) + ">"
         offsets = s.ops.op("add", offsets, offsets, Value("i64", width, steps))
-    bits = enabled(s, lanes)
+    bits = active_lanes(s, lanes)
     mask = "splat (i1 true)" if isinstance(bits, bool) else bits.text
     through = "poison" if isinstance(bits, bool) else s.ops.const(tensor.dtype, fill.value, width).text
     kind, base = memory_type(tensor.dtype, width), pointer_to(s, tensor, address.at(0))
@@ -302,7 +302,7 @@ def _load_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], guard: B
     items: list[Value | None] = []
     place = places_of_lanes(s, tensor, subscripts)
     for i in range(s.lanes.count):
-        bit = lane_bit(s, active(s, guard), i)
+        bit = lane_bit(s, active_at_runtime(s, guard), i)
         pointer = pointer_to(s, tensor, place(i))
         items.append(raw_load(s, tensor, _safe(s, tensor, pointer, bit, fill)))
     return s.ops.gather(items, s.lanes.width, tensor.dtype)

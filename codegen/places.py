@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 
 from poly.affine import Affine, var
 from poly.codegen.addresses import Address, LaneError
-from poly.codegen.predicates import Bit, as_value, both, enabled
+from poly.codegen.predicates import Bit, active_lanes, as_value, both
 from poly.codegen.state import Plan, State
 from poly.codegen.text import LOCAL, memory_type
 from poly.codegen.values import Value
@@ -160,7 +160,7 @@ def _check_index(s: State, access: Access, dimension: int, index: Value, guard: 
     limit = s.ops.splat(Value("i64", 0, extent), index.lanes)
     bad: Bit = Value("bool", index.lanes, s.ops.op("icmp uge", index, index, limit).text)
     s.writer.depth_of[bad.text] = LOCAL
-    bad = as_value(both(s, bad, enabled(s, guard) if index.lanes else guard))
+    bad = as_value(both(s, bad, active_lanes(s, guard) if index.lanes else guard))
     if f"checked {bad.text}" in writer.local:
         return
     writer.local[f"checked {bad.text}"] = ""

@@ -115,16 +115,16 @@ def prefix_mask(s: State, extent: str, width: int) -> str:
     return _pure(s, f"icmp sgt <{width} x i32> {splat}, {steps}", splat)
 
 
-def active(s: State, extra: Bit) -> Bit:
-    """The active lanes, as far as they are only known when running, where `extra` holds too."""
+def active_at_runtime(s: State, extra: Bit) -> Bit:
+    """Of the active lanes what is only known when running, where `extra` holds too."""
     mask = s.lanes.runtime_mask if s.lanes else None
     if mask is None or s.lanes is None:
         return extra
     return both(s, Value("bool", s.lanes.width, mask), extra)
 
 
-def enabled(s: State, extra: Bit) -> Bit:
-    """The active lanes where `extra` holds too."""
+def active_lanes(s: State, extra: Bit) -> Bit:
+    """The active lanes, those of a constant mask too, where `extra` holds."""
     if s.lanes is None or s.lanes.mask is None:
         return extra
     return both(s, Value("bool", s.lanes.width, s.lanes.mask), extra)

@@ -10,7 +10,7 @@ from poly.codegen.addresses import Address
 from poly.codegen.asks import ask_of_store
 from poly.codegen.loads import load_registers, masked_load, memory_suffix, raw_load
 from poly.codegen.places import WRITE, address_at, direct, located, pointer_to, register_place
-from poly.codegen.predicates import active, lane_bit
+from poly.codegen.predicates import active_at_runtime, lane_bit
 from poly.codegen.registers import Entry
 from poly.codegen.state import State
 from poly.codegen.text import memory_type, value_type
@@ -159,7 +159,7 @@ def _store_lanes(
     """Element by element, in the order of the lanes."""
     assert s.lanes is not None
     for i in range(s.lanes.count):
-        bit = lane_bit(s, active(s, True), i)
+        bit = lane_bit(s, active_at_runtime(s, True), i)
         pointer = pointer_to(s, tensor, address_at(s, tensor, subscripts, i))
         item = s.ops.lane(value, i)
 
@@ -199,7 +199,7 @@ def _store_registers(
         return
     for i in range(lanes.count):
         item = s.ops.lane(value, i)
-        place, bit = (tensor, at + stride * i), lane_bit(s, active(s, True), i)
+        place, bit = (tensor, at + stride * i), lane_bit(s, active_at_runtime(s, True), i)
         before = s.registers.scalar(*place) or s.registers.left_before(place, Entry(item, 1))
         if isinstance(bit, Value) and before is not None:
             item = s.ops.select(bit, item, before)
