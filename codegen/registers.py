@@ -37,7 +37,7 @@ class Registers:
     """The environment of register elements.
 
     `left`: for each loop around, what an iteration of it leaves to the next at places that had no value before the
-    loop, asked for by `left_at`: the value that enters the loop, and the name of the phi.
+    loop, as `phi_for_skipped` asks: the value that enters the loop, and the name of the phi.
     """
 
     def __init__(self, ops: Ops) -> None:
@@ -45,22 +45,24 @@ class Registers:
         self.entries: dict[Place, Entry] = {}
         self.owner: dict[Place, int] = {}
         self.left: list[dict[Place, tuple[str, Entry]]] = []
-        self.outside: dict[str, int] = {}  # the loops around where a tensor's life begins
+        self.begins_at: dict[str, int] = {}  # how many loops are around where a tensor's life begins
 
-    def snapshot(self) -> tuple[dict[Place, Entry], dict[Place, int]]:
-        return dict(self.entries), dict(self.owner)
+    def snapshot(self) -> dict[Place, Entry]:
+        """What is where at the current place."""
+        return dict(self.entries)
 
     def begin(self, tensor: str) -> None:
         """A tensor's life begins here: no element of it has a value."""
         self.forget(tensor)
-        self.outside[tensor] = len(self.left)
+        self.begins_at[tensor] = len(self.left)
 
-    def left_before(self, place: Place, like: Entry) -> Value | None:
-        """What earlier iterations left at a place where nothing has been written in this one, in the form of an entry;
-        None where no iteration is earlier. Raises `UnsupportedError` where vectors of another form lie there.
+    def phi_for_skipped(self, place: Place, like: Entry) -> Value | None:
+        """What earlier iterations left at a place where nothing has been written in this one, in the form of an entry,
+        by a phi that the loops around get for it; None where no iteration is earlier. Raises `UnsupportedError` where
+        vectors of another form lie there.
         """
         text = None
-        for loop in self.left[self.outside.get(place[0], 0) :]:
+        for loop in self.left[self.begins_at.get(place[0], 0) :]:
             if place not in loop:
                 loop[place] = text or "poison", like.named(self.ops.writer.name("c"))
             kept = loop[place][1]

@@ -192,7 +192,7 @@ def _store_registers(
     whole = Entry(value, lanes.count)
     if stride == 1 and (lanes.runtime_mask is None or not s.registers.in_other_forms((tensor, at), whole)):
         if lanes.runtime_mask is not None:
-            before = s.registers.read((tensor, at), whole) or s.registers.left_before((tensor, at), whole)
+            before = s.registers.read((tensor, at), whole) or s.registers.phi_for_skipped((tensor, at), whole)
             if before is not None:
                 value = s.ops.select(Value("bool", lanes.width, lanes.runtime_mask), value, before)
         s.registers.set_vector(tensor, at, value, lanes.count)
@@ -200,7 +200,7 @@ def _store_registers(
     for i in range(lanes.count):
         item = s.ops.lane(value, i)
         place, bit = (tensor, at + stride * i), lane_bit(s, active_at_runtime(s, True), i)
-        before = s.registers.scalar(*place) or s.registers.left_before(place, Entry(item, 1))
+        before = s.registers.scalar(*place) or s.registers.phi_for_skipped(place, Entry(item, 1))
         if isinstance(bit, Value) and before is not None:
             item = s.ops.select(bit, item, before)
         s.registers.set_scalar(tensor, at + stride * i, item)

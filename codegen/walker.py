@@ -198,7 +198,7 @@ class Walker:
             certain, self.part = False, None
         label = writer.fresh_label()
         before = s.registers.snapshot()
-        carried = [(place, before[0][place]) for place in s.registers.starts(written)]
+        carried = [(place, before[place]) for place in s.registers.starts(written)]
         writer.emit(f"br label %{label}p")
         writer.label(f"{label}p")
         if certain:
@@ -228,7 +228,7 @@ class Walker:
         writer.lines += [*region.head, *lines]
         writer.latch(label, counter, following, node.step, last)
         if not certain:
-            self._join(before[0], f"{label}p", f"{label}l")
+            self._join(before, f"{label}p", f"{label}l")
 
     def _iteration(self, node: For) -> None:
         """The body of a loop, with what it asks for."""
@@ -255,7 +255,7 @@ class Walker:
                 continue
             skip = old.value if old is not None and old.value.lanes == entry.value.lanes else None
             if old is None:
-                skip = s.registers.left_before(place, entry)
+                skip = s.registers.phi_for_skipped(place, entry)
             start = "poison" if skip is None else skip.text
             text = s.writer.value(f"phi {entry.type} [{start}, %{skipped}], [{entry.value.text}, %{done}]")
             s.registers.entries[place] = entry.named(text)
@@ -326,12 +326,12 @@ class Walker:
         saved = s.registers.snapshot()
         with writer.branch(condition.text, own=True) as labels:
             self.nodes(body)
-            for place, entry in saved[0].items():
+            for place, entry in saved.items():
                 if s.registers.entries.get(place) is not entry:
                     s.registers.same_form(place, entry)
             writer.emit(f"br label %{labels.end}t")
             writer.label(f"{labels.end}t")
-        self._join(saved[0], labels.before, f"{labels.end}t")
+        self._join(saved, labels.before, f"{labels.end}t")
 
     def buffer(self, node: Alloc) -> None:
         s, tensor = self.s, node.tensor
