@@ -56,10 +56,7 @@ class External:
 
 @dataclass(frozen=True)
 class For:
-    """`for variable from max(lower) while < min(upper) by step`. Bounds are lists, combined by max and min.
-
-    `carried`: register elements (tensor, constant subscripts) that live across iterations; for the emitter's phis.
-    """
+    """`for variable from max(lower) while < min(upper) by step`. Bounds are lists, combined by max and min."""
 
     variable: str
     lower: tuple[Affine, ...]
@@ -69,7 +66,6 @@ class For:
     kind: LoopKind = "serial"
     engine: str | None = None
     fill: str | None = None
-    carried: tuple[tuple[str, tuple[int, ...]], ...] = ()
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None
     asks: tuple[Access, ...] = ()

@@ -6,7 +6,7 @@ input A: f32[64, N]
 output C: f32[64, N]
 for i.o in range(0, 64, 16) parallel:
     alloc temporary Cr: f32[16, 4] in reg scope (i.o):
-        for i.p in range(max(0, 1 - i.o), min(16, N - i.o)) unroll carried (Cr[0, 1]):
+        for i.p in range(max(0, 1 - i.o), min(16, N - i.o)) unroll:
             if i.o + i.p >= 3 and N >= 4 or i.p == 0:
                 upd[i.o + i.p, 0]: Cr[i.p, 0] += A[i.o + i.p, 0] exact
     sync "copies have landed"
@@ -113,13 +113,7 @@ def _for_text(node: For) -> str:
         text += f" asks ({', '.join(map(access_text, node.asks))})"
     if node.nowait is not None:
         text += f" nowait {quote(node.nowait)}"
-    if node.carried:
-        text += f" carried ({', '.join(f'{quote(t, inside=True)}[{_list(index)}]' for t, index in node.carried)})"
     return text
-
-
-def _list(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
 
 
 def _bound_text(function: str, bounds: Sequence[Affine]) -> str:
@@ -195,7 +189,7 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
     match = re.match(r"for\s+([^\W\d]\w*)\s+in\s+range\s*(?=\()", head.text)
     if match is None:
         raise head.error("a loop is `for i in range(LOWER, UPPER, STEP):`")
-    known = (*_KINDS, "engine", "fill", "carried", "nontemporal", "ahead", "asks", "nowait")
+    known = (*_KINDS, "engine", "fill", "nontemporal", "ahead", "asks", "nowait")
     bounds, clauses = split_clauses(head.part(match.end()), known)
     parts = bracketed(bounds)
     if len(parts) not in (2, 3):
@@ -217,7 +211,6 @@ def _for(head: Fragment, body: tuple[Node, ...]) -> For:
         cast(LoopKind, kinds[0]) if kinds else "serial",
         clauses["engine"].name() if "engine" in clauses else None,
         clauses["fill"].name() if "fill" in clauses else None,
-        tuple(_element(p) for p in bracketed(clauses["carried"])) if "carried" in clauses else (),
         "nontemporal" in clauses,
         _ahead(clauses["ahead"]) if "ahead" in clauses else None,
         tuple(_asked(p) for p in bracketed(clauses["asks"])) if "asks" in clauses else (),
@@ -245,14 +238,6 @@ def _bounds(part: Fragment, function: str) -> tuple[Affine, ...]:
             return tuple(affine(a, part) for a in arguments)
         case node:
             return (affine(node, part),)
-
-
-def _element(part: Fragment) -> tuple[str, tuple[int, ...]]:
-    access = BodyReader().access(part.expression(), part)
-    index = [s.constant for s in access.index if isinstance(s, Affine) and s.is_constant] if access else []
-    if access is None or len(index) != len(access.index):
-        raise part.error("an element with literal subscripts is expected", hint="Cr[0, 1]")
-    return access.tensor, tuple(index)
 
 
 def _any_of(condition: Fragment) -> tuple[tuple[Constraint, ...], ...]:

@@ -292,9 +292,6 @@ def test_broken_text_is_refused_in_words(p: Program, data: st.DataObject) -> Non
 
 # ---- loop trees and graphs
 
-CARRIED = st.lists(
-    st.tuples(st.sampled_from(["Cr", "a b"]), st.lists(st.integers(0, 5), max_size=2).map(tuple)), max_size=2
-)
 BOUNDS = st.lists(affines(1), min_size=1, max_size=2).map(tuple)
 CHOICES = st.lists(st.lists(GUARDS, max_size=2).map(tuple), max_size=2).map(tuple)
 
@@ -316,7 +313,7 @@ BUFFER = Tensor("Cr", (Affine((), 6), var("N")), "f32", "temporary", "reg", None
 def nests(inner: st.SearchStrategy[loops.Node]) -> st.SearchStrategy[loops.Node]:
     body = st.lists(inner, max_size=3).map(tuple)
     kinds = st.sampled_from(["serial", "unroll", "vector", "parallel", "unit"])
-    past = st.tuples(st.just("vector"), st.none(), st.none(), CARRIED.map(tuple), st.just(True))
+    past = st.tuples(st.just("vector"), st.none(), st.none(), st.just(True))
     return st.one_of(
         st.builds(
             loops.For,
@@ -328,7 +325,6 @@ def nests(inner: st.SearchStrategy[loops.Node]) -> st.SearchStrategy[loops.Node]
             kinds,
             st.sampled_from([None, "mac"]),
             st.sampled_from([None, "alu"]),
-            CARRIED.map(tuple),
         ),
         st.builds(
             lambda name, low, high, inside, how: loops.For(name, low, high, inside, 1, *how),
@@ -376,7 +372,7 @@ input A: f32[64, N]
 output C: f32[64, N]
 for i.o in range(0, 64, 16) parallel:
     alloc temporary Cr: f32[16, 4] in reg scope (i.o):
-        for i.p in range(max(0, -i.o + 1), min(16, N - i.o)) unroll carried (Cr[0, 1]):
+        for i.p in range(max(0, -i.o + 1), min(16, N - i.o)) unroll:
             if i.o + i.p >= 3 and N >= 4 or i.p == 0:
                 upd[i.o + i.p, 0]: Cr[i.p, 0] += A[i.o + i.p, 0] exact
         for x@1 in range(0, N) unit engine mac:
