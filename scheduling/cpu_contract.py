@@ -15,8 +15,8 @@ from math import gcd, inf, prod
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program
-from poly.scheduling.cpu_core import SHARE, core_of
-from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, last_capacity, reduction_extents
+from poly.scheduling.cpu_core import core_of, last_share
+from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, reduction_extents
 from poly.scheduling.cpu_nontemporal import row_bytes, tensors_read_anywhere
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Choice, Rated
@@ -52,7 +52,7 @@ def results_past_tiles(facts: Facts, plan: BlockPlan, cycles: float) -> frozense
     found = [t for t in program.tensors if t.name in targets and t.role == "output"]
     written = sum(t.nbytes(program.binding) for t in found)
     felt = written / core_of(machine, facts.widest()).caches[-1].rate >= cycles * FELT
-    filled = 0 < last_capacity(machine) * min(1.0, SHARE * facts.threads) <= written
+    filled = 0 < last_share(machine, facts.threads) <= written
     if not felt or not filled or plan.depth is not None or not plan.lanes_inside:
         return frozenset()
     pieces = {t.name: gcd(*(plan.vector * s.width * size_bytes(t.dtype) for s in plan.strips)) for t in found}

@@ -9,9 +9,15 @@ from typing import NamedTuple
 from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Machine
 
 TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
-# Of a cache, what stays with the tiles: of one core's own half, as the core's other hardware thread may be at work for
-# somebody else, of one of many cores an eighth.
-SHARE, SHARED = 0.5, 0.125
+# What a cache gives. Who keeps something there counts on a share of what the description says: of one core's own half,
+# as the core's other hardware thread may be at work for somebody else (`own_share`), of one of many cores an eighth
+# (`Core.counted_on`, for both). One operand that was there before may fill a core's part of the last one, an eighth to
+# a half (`Core.part`). Who asks whether bytes come from memory or go there, as streams, rows and stores past the caches
+# do, asks what the machine's cores can have at all (`last_capacity`, `last_share`): a guest of a larger machine sees
+# all of its cache, of which cores that it does not see have parts, none more than `MOST_OF_LAST`. For contractions
+# an eighth of that, and not of all that is seen, is too little: 1024 and 2048 cubed 1.23, 1.27 (0088).
+OWN_SHARE, LAST_SHARE = 0.5, 0.125
+MOST_OF_LAST = 32 * 1024**2
 PAGE = 4096  # bytes
 
 
@@ -86,12 +92,22 @@ class Core:
     def counted_on(self, level: int) -> float:
         """Bytes of a cache that stay with the tiles."""
         cache = self.caches[level]
-        return cache.capacity * (SHARED if cache.shared else SHARE)
+        return cache.capacity * (LAST_SHARE if cache.shared else OWN_SHARE)
 
 
 def own_share(capacity: int) -> int:
     """Bytes of one of a core's own caches that are counted on."""
-    return int(SHARE * capacity)
+    return int(OWN_SHARE * capacity)
+
+
+def last_capacity(machine: Machine) -> int:
+    """Bytes of the last cache, as far as they can be those of the machine's cores; 0 where there is none."""
+    return min(max((m.capacity or 0 for m in machine.caches), default=0), machine.cores * MOST_OF_LAST)
+
+
+def last_share(machine: Machine, threads: int) -> float:
+    """Bytes of these that some threads count on: half of them for one, else all."""
+    return last_capacity(machine) * min(1.0, OWN_SHARE * threads)
 
 
 def core_of(machine: Machine, element: int) -> Core:
@@ -103,7 +119,7 @@ def core_of(machine: Machine, element: int) -> Core:
     behind = [float(rate) for rate in (*rates[1:], memory)]
     first, *others = (Cache(n, rate, shared=shared) for (n, shared), rate in zip(sizes, behind, strict=True))
     caches = (first._replace(ways=max(1, first.capacity // PAGE)), *others)
-    part = max(SHARED, min(SHARE, 1 / machine.cores))
+    part = max(LAST_SHARE, min(OWN_SHARE, 1 / machine.cores))
     return Core(machine.lanes(element), machine.vector_registers, caches, part, machine.line, **_costs(machine))
 
 

@@ -29,15 +29,7 @@ FUNCTION_CYCLES, FUNCTION_ELEMENT_CYCLES = 20, 2.0  # of a vector that waits for
 INTERLEAVED = {1: 1.0, 2: 0.95, 4: 0.87}  # vectors of a long chain of operations as one wide one: time of each of them
 BYTES_AHEAD = 8192  # that a stream is asked for: the hardware's own prefetchers stop at the end of a page
 FEWEST_LANES = 4  # iterations of a loop along which lanes pay
-# Bytes of the last cache for each core: none has more. A guest of a larger machine sees all of its cache, of which
-# cores that it does not see have their parts (0088).
-MOST_OF_LAST = 32 * 1024**2
 NEAR = 0.25  # of the last cache: what is larger comes from it at its own pace, not at that of a nearer one
-
-
-def last_capacity(machine: Machine) -> int:
-    """Bytes of the last cache, as far as they can be those of the machine's cores; 0 where there is none."""
-    return min(max((m.capacity or 0 for m in machine.caches), default=0), machine.cores * MOST_OF_LAST)
 
 
 def own_capacity(machine: Machine) -> int:

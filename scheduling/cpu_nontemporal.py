@@ -17,13 +17,12 @@ from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
 from poly.scheduling.cpu_chain import parts_of
-from poly.scheduling.cpu_core import SHARE
+from poly.scheduling.cpu_core import last_capacity, last_share
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
     bytes_apart,
     bytes_touched,
     functions_in,
-    last_capacity,
     own_capacity,
 )
 from poly.scheduling.groups import Group
@@ -63,7 +62,7 @@ def _beyond(program: Program, group: Group, machine: Machine, threads: int) -> b
     touched = bytes_touched(program, group.statements)
     targets = {s.write.tensor for s in group.statements}
     written = sum(t.nbytes(program.binding) for t in program.tensors if t.name in targets and t.role == "output")
-    enough = last * min(1.0, SHARE * threads) if touched - written >= written * MUCH_READ else last
+    enough = last_share(machine, threads) if touched - written >= written * MUCH_READ else last
     return 0 < last and touched >= enough
 
 

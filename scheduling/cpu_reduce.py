@@ -20,14 +20,13 @@ from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.relations import bound_domain, interval_of, intervals_of
-from poly.scheduling.cpu_core import core_of, own_share
+from poly.scheduling.cpu_core import core_of, last_capacity, own_share
 from poly.scheduling.cpu_edits import axis_last, in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
     FEWEST_LANES,
     NEAR,
     bytes_touched,
-    last_capacity,
     most_vectors,
     moves,
     own_capacity,

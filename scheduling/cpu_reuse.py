@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from poly.scheduling.cpu_core import SHARE, TILE_CYCLES, Core
+from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_operand import Operand, Touched, next_stays
 from poly.scheduling.cpu_shares import Numbers
 
@@ -231,7 +231,7 @@ def boxes_of(
 def _copy_cycles(core: Core, operand: Operand, box: Mapping[str, Numbers], rate: Numbers, ahead: Numbers) -> Numbers:
     """Cycles an element of a box's copy; `ahead`: elements a cycle of what has been asked for, 0 where nothing is."""
     touched, elements = operand.lines(core, box), operand.elements(box)
-    stays = touched.needed <= SHARE * core.caches[0].capacity
+    stays = touched.needed <= core.counted_on(0)
     rate = np.where((ahead > 0) & stays, ahead, rate)
     waiting = np.where(ahead > 0, 0.0, touched.behind / elements / _source(core, operand))
     each = ((1 / rate) ** COPYING + waiting**COPYING) ** (1 / COPYING)
@@ -296,5 +296,5 @@ def _source(core: Core, operand: Operand) -> float:
 
 def _spilled(core: Core, size: Numbers, element: int) -> Numbers:
     """Cycles an element of a packed buffer that leaves the core's own caches, on its way out and back."""
-    capacity, rate, *_ = core.own[-1]
-    return np.where(size > SHARE * capacity, 2 * element / rate, 0.0)
+    level = len(core.own) - 1
+    return np.where(size > core.counted_on(level), 2 * element / core.caches[level].rate, 0.0)

@@ -18,7 +18,7 @@ from poly.dtypes import size_bytes
 from poly.expr import OPERATORS
 from poly.machine import Machine
 from poly.program import Program, Statement
-from poly.scheduling.cpu_core import core_of
+from poly.scheduling.cpu_core import core_of, last_capacity
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
     FEWEST_LANES,
@@ -26,7 +26,6 @@ from poly.scheduling.cpu_facts import (
     bytes_touched,
     functions_in,
     interleaved,
-    last_capacity,
     own_capacity,
     reduction_extents,
     step_along,

@@ -16,8 +16,7 @@ from poly.affine import Affine
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_core import own_share
-from poly.scheduling.cpu_facts import last_capacity
+from poly.scheduling.cpu_core import last_capacity, own_share
 from poly.scheduling.groups import (
     Group,
     bare,

@@ -29,7 +29,7 @@ from poly.machine import Machine
 from poly.program import Access, PathStep, Program, Statement, Tensor, box_domain
 from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_contract import contraction_of
-from poly.scheduling.cpu_core import SHARE, core_of
+from poly.scheduling.cpu_core import OWN_SHARE, core_of
 from poly.scheduling.cpu_facts import OPERATIONS, moves, own_capacity, step_along
 from poly.scheduling.cpu_shares import FITTED_REMOTE, MEETING_CYCLES
 from poly.scheduling.groups import domain_box
@@ -154,7 +154,7 @@ def _rows_cut(program: Program, s: Statement, machine: Machine, threads: int) ->
     if spared <= MEETING_CYCLES + (threads - 1) * made * element / FITTED_REMOTE:
         return None
     if len(s.reads) < 2:
-        pieces = long[lanes[0]] * element <= threads * LONG_PIECE and size > threads * SHARE * own_capacity(machine)
+        pieces = long[lanes[0]] * element <= threads * LONG_PIECE and size > threads * OWN_SHARE * own_capacity(machine)
         if not pieces or not _stands_alone(program, s.name, machine, threads, made * loop.steps // LONG):
             return None
     return loop.in_parts(threads)

@@ -18,7 +18,8 @@ from poly.machine import Machine
 from poly.pointers import address
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_contract import contraction_plan, results_past_tiles
-from poly.scheduling.cpu_facts import facts_of, last_capacity
+from poly.scheduling.cpu_core import last_capacity
+from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.cpu_plan import Strip
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
