@@ -155,12 +155,12 @@ def _pair_row(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tuple[i
     forms = [s.indices.linear(c) for c in subscripts]
     if tensor.layout is not None or any(f.lane for f in forms[:-1]):
         return None
-    phase = forms[-1].constant % 2
+    odd = forms[-1].constant % 2
     extent, reach = s.indices.linear(tensor.shape[-1]), s.indices.interval(forms[-1])
     assert s.lanes is not None
-    if extent.terms or reach is None or reach[0] < phase:
-        return phase, 0
-    return phase, extent.constant - (reach[1] - 2 * (s.lanes.count - 1) - phase)
+    if extent.terms or reach is None or reach[0] < odd:
+        return odd, 0
+    return odd, extent.constant - (reach[1] - 2 * (s.lanes.count - 1) - odd)
 
 
 def _load_pairs(
@@ -173,16 +173,16 @@ def _load_pairs(
     assert s.lanes is not None
     if found is None:
         return None
-    (phase, room), width = found, s.lanes.width
+    (odd, room), width = found, s.lanes.width
     inside = min(width, room - width)
     cheap = inside == width or size_bytes(tensor.dtype) >= s.target.least_masked_load
-    if phase + 2 * (s.lanes.count - 1) >= width + inside or not cheap:
+    if odd + 2 * (s.lanes.count - 1) >= width + inside or not cheap:
         return None
-    places = (address.at(0)._replace(constant=address.constant + n - phase) for n in (0, width))
+    places = (address.at(0)._replace(constant=address.constant + n - odd) for n in (0, width))
     first, last = (_safe(s, tensor, pointer_to(s, tensor, at), guard, fill, width) for at in places)
     mask = constant_mask(width, inside)
     rest = masked_load(s, tensor, last, mask, "zeroinitializer") if mask else raw_load(s, tensor, last, width)
-    return strided.every_second(s.ops, [raw_load(s, tensor, first, width), rest], phase)
+    return strided.every_second(s.ops, [raw_load(s, tensor, first, width), rest], odd)
 
 
 def _load_strided(
@@ -190,7 +190,7 @@ def _load_strided(
 ) -> Value | None:
     """Elements a small stride apart, by whole loads; masked where lanes are; None where that does not apply."""
     lanes, stride = s.lanes, address.lane_stride or 0
-    offsets = strided.loads(lanes.width, stride, lanes.count) if lanes is not None else None
+    offsets = strided.offsets(lanes.width, stride, lanes.count) if lanes is not None else None
     if lanes is None or offsets is None or tensor.dtype == "bool":
         return None
     mask = active_at_runtime(s, guard)
@@ -211,7 +211,7 @@ def _load_strided(
             vectors.append(masked_load(s, tensor, pointer, bits, "zeroinitializer"))
     if pair is not None:
         return strided.every_second(s.ops, vectors, pair[0])
-    value = strided.pick(s.ops, tensor.dtype, offsets, [v.text for v in vectors], stride, lanes.count)
+    value = strided.pick(s.ops, offsets, vectors, stride, lanes.count)
     return value if each is None else s.ops.select(each, value, s.ops.const(tensor.dtype, fill.value))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poly.codegen.operators import Ops
-from poly.codegen.text import memory_type
 from poly.codegen.values import Value
 from poly.dtypes import size_bytes
 
@@ -18,7 +17,7 @@ MOST_STRIDE = 4
 BLOCK = 16  # bytes
 
 
-def loads(width: int, stride: int, count: int) -> tuple[int, ...] | None:
+def offsets(width: int, stride: int, count: int) -> tuple[int, ...] | None:
     """Offsets, in elements, of the loads of `width` elements that hold the elements 0, stride .. stride*(count - 1).
 
     None where the stride is no small one above 1, or the elements lie closer together than one load.
@@ -29,29 +28,27 @@ def loads(width: int, stride: int, count: int) -> tuple[int, ...] | None:
     return tuple(sorted({min(k * width, span - width) for k in range(-(-span // width))}))
 
 
-def pick(ops: Ops, dtype: str, offsets: Sequence[int], vectors: Sequence[str], stride: int, count: int) -> Value:
+def pick(ops: Ops, offsets: Sequence[int], vectors: Sequence[Value], stride: int, count: int) -> Value:
     """The elements 0, stride .. of loads at the offsets, as one vector; lanes from `count` on mean nothing."""
-    width = _width(offsets, stride, count)
-    kind = memory_type(dtype, width)
-    total, done = "poison", 0
-    for k, (offset, vector) in enumerate(zip(offsets, vectors, strict=True)):
+    width, done = vectors[0].lanes, 0
+    total = Value(vectors[0].dtype, width, "poison")
+    for offset, vector in zip(offsets, vectors, strict=True):
         inside = [i for i in range(done, count) if stride * i < offset + width]
-        places = [f"i32 {i}" if i < done else "i32 poison" for i in range(width)]
+        places: list[int | None] = [i if i < done else None for i in range(width)]
         for i in inside:
-            places[i] = f"i32 {width + stride * i - offset}"
-        text = f"shufflevector {kind} {total}, {kind} {vector}, <{width} x i32> <{', '.join(places)}>"
+            places[i] = width + stride * i - offset
         if inside:
-            total, done = ops.writer.value(text), inside[-1] + 1
-        assert k < len(offsets) - 1 or done == count
-    return Value(dtype, width, total)
+            total, done = ops.shuffle(total, vector, places), inside[-1] + 1
+    assert done == count
+    return total
 
 
-def every_second(ops: Ops, vectors: Sequence[Value], phase: int) -> Value:
-    """Every second element of two vectors that lie one behind the other, from element `phase` (0 or 1) on."""
+def every_second(ops: Ops, vectors: Sequence[Value], odd: int) -> Value:
+    """Every second element of two vectors that lie one behind the other, from element `odd` (0 or 1) on."""
     first, last = vectors
     width, block = first.lanes, max(2, BLOCK // size_bytes(first.dtype))
     halves = [(first_of, start) for start in range(0, width, block) for first_of in (0, width)]
-    taken = [part + start + k for part, start in halves for k in range(phase, min(block, width), 2)]
+    taken = [part + start + k for part, start in halves for k in range(odd, min(block, width), 2)]
     return ops.arranged(ops.shuffle(first, last, taken), tuple(place // 2 for place in taken))
 
 
@@ -62,7 +59,3 @@ def spread(ops: Ops, mask: Value, offset: int, stride: int, count: int) -> str:
     places = ", ".join(f"i32 {lane_at.get(p, width)}" for p in range(width))
     kind = f"<{width} x i1>"
     return ops.writer.value(f"shufflevector {kind} {mask.text}, {kind} zeroinitializer, <{width} x i32> <{places}>")
-
-
-def _width(offsets: Sequence[int], stride: int, count: int) -> int:
-    return stride * (count - 1) + 1 - offsets[-1]

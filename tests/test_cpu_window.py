@@ -251,7 +251,7 @@ def test_lanes_picked_in_blocks_are_arranged(lanes: int, dtype: str, phase: int)
 def test_strided_loads_stay_inside(width: int, stride: int) -> None:
     """Every load lies between the first and the last element, and together they hold all of them."""
     for count in range(1, width + 1):
-        offsets = strided.loads(width, stride, count)
+        offsets = strided.offsets(width, stride, count)
         span = stride * (count - 1) + 1
         if offsets is None:
             assert span < width
