@@ -69,10 +69,8 @@ class Address(NamedTuple):
         """Elements between lanes; None where only known when running."""
         if not self.lane:
             return 0
-        if len(self.lane) == 1:
-            value, stride = self.lane[0]
-            return None if value else stride
-        return None if any(value for value, _ in self.lane) else self.lane[0][1]
+        value, stride = self.lane[0]
+        return stride if len(self.lane) == 1 and not value else None
 
     def at(self, lane: int) -> Address:
         """The address of one lane."""

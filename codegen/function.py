@@ -24,7 +24,6 @@ from poly.errors import UnsupportedError
 from poly.locks import cached_property
 from poly.loops import Alloc, Compute, LoopTree
 from poly.machine import Machine
-from poly.pointers import ALIGN
 from poly.program import Tensor
 
 STACK_ALIGN = 16  # bytes, by the calling convention
@@ -170,7 +169,7 @@ class _Context:
         tested = [i for i, t in enumerate(self.outside) if t.name in state.streamed]
         aligned = text("aligned", writer.lines) if tested else ""
         given = [s.replace(" noalias", "") for s in slots]
-        return plain + aligned + _wrapper(name, given, passed(phase), tested, ALIGN)
+        return plain + aligned + _wrapper(name, given, passed(phase), tested, self.target.vector)
 
     def _body(self, phase: Phase, writer: Writer) -> tuple[State, list[str]]:
         """One phase in the writer; gives what it was emitted with, and what stands before the writer's lines."""
@@ -202,8 +201,10 @@ class _Context:
             indices.set_strides(tensor.name, tensor.storage_shape)
 
 
-def _wrapper(name: str, slots: Sequence[str], given: str, tested: Sequence[int], align: int = 1) -> str:
-    """Loads the arguments and calls the body, the one for aligned tensors where all that are `tested` are so."""
+def _wrapper(name: str, slots: Sequence[str], given: str, tested: Sequence[int], vector: int) -> str:
+    """Loads the arguments and calls the body: the one for aligned tensors, where all that are `tested` are so, to a
+    vector of so many bytes.
+    """
     lines = [f"define internal i64 @{name}(ptr %args, {given}) nounwind {{"]
     arguments: list[str] = []
     for i, slot in enumerate(slots):
@@ -217,7 +218,7 @@ def _wrapper(name: str, slots: Sequence[str], given: str, tested: Sequence[int],
         for k in tested[1:]:
             lines.append(f"  %o{k} = or i64 {total}, %i{k}")
             total = f"%o{k}"
-        lines += [f"  %rest = and i64 {total}, {align - 1}", "  %fits = icmp eq i64 %rest, 0"]
+        lines += [f"  %rest = and i64 {total}, {vector - 1}", "  %fits = icmp eq i64 %rest, 0"]
         lines += ["  br i1 %fits, label %past, label %usual", "past:"]
         lines += [f"  %s = call i64 @{name}.aligned({given})", "  ret i64 %s", "usual:"]
     return "\n".join([*lines, f"  %r = call i64 @{name}.body({given})", "  ret i64 %r", "}"])

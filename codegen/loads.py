@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import gcd
+from math import copysign, gcd
 
 from poly.affine import Affine
 from poly.codegen import strided
@@ -217,7 +217,7 @@ def _load_strided(
 
 def _is_zero(fill: Const) -> bool:
     """Whether a value is all bits zero; -0.0 is not."""
-    return str(float(fill.value)) == "0.0"
+    return fill.value == 0 and copysign(1, fill.value) > 0
 
 
 def _load_repeated(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> Value | None:

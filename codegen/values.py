@@ -99,8 +99,10 @@ class Vectors:
 
     def lane(self, a: Value, index: int) -> Value:
         """One lane as a scalar."""
-        if not a.lanes or a.literal is not None:
-            return Value(a.dtype, 0, a.text) if not a.lanes else self.const(a.dtype, a.literal or 0)
+        if not a.lanes:
+            return a
+        if a.literal is not None:
+            return self.const(a.dtype, a.literal)
         text = f"extractelement {value_type(a.dtype, a.lanes)} {a.text}, i64 {index}"
         return Value(a.dtype, 0, self.writer.cached(text))
 

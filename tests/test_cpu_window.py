@@ -228,7 +228,7 @@ def test_long_tiles_are_asked_for_ahead() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f64", "i8"])
 @pytest.mark.parametrize("phase", [0, 1])
 def test_lanes_picked_in_blocks_are_arranged(lanes: int, dtype: str, phase: int) -> None:
-    """The shuffles that `strided.every_second` emits, done on numbers: every second element, in order; and sums of such."""
+    """The shuffles of `strided.every_second`, done on numbers: every second element, in order; and sums of such."""
     ops = Ops(Writer("@.c"), Target(fma=True, half=True))
     known: dict[str, np.ndarray] = {"%a": np.arange(lanes), "%b": np.arange(lanes, 2 * lanes)}
     picked = strided.every_second(ops, [Value(dtype, lanes, "%a"), Value(dtype, lanes, "%b")], phase)
