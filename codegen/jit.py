@@ -27,7 +27,7 @@ def compile_object(ir: str, machine: Machine) -> bytes:
     path = _entry(ir, machine)
     if (found := read_entry(path)) is not None:
         return found
-    code = target_machine(*_target(machine)).emit_object(_parse(ir))
+    code = target_machine(*parts_of(machine)).emit_object(_parse(ir))
     write_entry(path, code)
     return code
 
@@ -36,7 +36,7 @@ def _entry(ir: str, machine: Machine) -> Path | None:
     import llvmlite
     import llvmlite.binding as llvm
 
-    parts = (ir, *_target(machine), str(OPT_LEVEL), str(llvm.llvm_version_info), llvmlite.__version__)
+    parts = (ir, *parts_of(machine), str(OPT_LEVEL), str(llvm.llvm_version_info), llvmlite.__version__)
     return cache_entry("objects", parts, ".o")
 
 
@@ -52,7 +52,7 @@ class Compiling:
         self._code = {ir: code for ir, path in paths.items() if (code := read_entry(path)) is not None}
         self._paths = {ir: path for ir, path in paths.items() if ir not in self._code}
         modules = {ir: _parse(ir) for ir in self._paths}
-        self._thread = Thread(target=self._run, args=(modules, target_machine(*_target(machine))))
+        self._thread = Thread(target=self._run, args=(modules, target_machine(*parts_of(machine))))
         self._thread.start()
 
     def _run(self, modules: Mapping[str, ModuleRef], compiler: TargetMachine) -> None:
@@ -73,7 +73,7 @@ class Compiling:
 
 def assembly(ir: str, machine: Machine) -> str:
     """The assembly text of a module."""
-    return str(target_machine(*_target(machine)).emit_assembly(_parse(ir)))
+    return str(target_machine(*parts_of(machine)).emit_assembly(_parse(ir)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _parse(ir: str) -> ModuleRef:
     return module
 
 
-def _target(machine: Machine) -> tuple[str, str, str]:
+def parts_of(machine: Machine) -> tuple[str, str, str]:
     """triple, cpu, features; checked against what LLVM knows, since it ends the process on nonsense."""
     cores = machine.engines_of("core")
     if machine.kind != "cpu" or not cores:

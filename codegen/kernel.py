@@ -22,13 +22,14 @@ from poly.codegen.arguments import (
 from poly.codegen.call import Entry, Expected, NativeCall, Record, attach
 from poly.codegen.call_ir import MAX_GIVEN, NO_MEMORY
 from poly.codegen.function import Module, decode_status, lower
+from poly.codegen.here import absent_here
 from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.sized_calls import MOST_CALLS, Names, SizedCall, names_of
 from poly.codegen.work import work_of
 from poly.dtypes import Array
-from poly.errors import ArgumentTypeError, IndexRangeError, RunError
+from poly.errors import ArgumentTypeError, IndexRangeError, MachineError, RunError
 from poly.given_arrays import check_shape, results_of, shares_any, typed
 from poly.interp import run_program
 from poly.interp_arrays import check_context, extents, lacks_elements, pack, unpack
@@ -60,7 +61,8 @@ class Kernel(NativeCall):
     is its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR,
     where it is there, and `code` their object code; `refused`: why the schedule is not the policy's first. Calls
     may run at the same time: one of them has the worker threads, the others run alone, with the same results.
-    Raises `RunError`; an argument missing or too many is a `TypeError`, too.
+    Code for a machine that this one is not can be looked at, and not called. Raises `RunError`; an argument missing or
+    too many is a `TypeError`, too; `MachineError`.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class Kernel(NativeCall):
         known = {t.name: t for t in (*tree.tensors, *inputs, *outputs)}
         self._tensors = [known[name] for name in self.module.tensors]
         self.constants = self._constants(constants or {}, stored or {})
-        self._linked = link(code or compile_object(self.module.ir, machine), [self.module.entry])
+        code = code or compile_object(self.module.ir, machine)
+        self._absent = absent_here(machine)
+        self._linked = None if self._absent else link(code, [self.module.entry])
         work = work_of(tree)
         self._long = work is None or work > BRIEF
         self.partial = unwritten(self._source, outputs)
@@ -102,7 +106,7 @@ class Kernel(NativeCall):
         self._parameters = self.module.parameters if self._source is None else self._source.parameters
         self._open = unsolved(inputs, sizes, self.module.parameters)  # native calls know sizes by their shapes only
         attach(self, None)
-        if not self.module.parameters:
+        if not self.module.parameters and self._linked is not None:
             self._prepare(sizes)
         self.seconds = perf_counter() - start
 
@@ -228,8 +232,11 @@ class Kernel(NativeCall):
         """How native code enters with pointers of the tensors `names`; a name given twice takes the last.
 
         What is not among them is a constant of the kernel, or a temporary in the buffers of the call. Raises `RunError`
-        for free sizes that the loops were not proven for.
+        for free sizes that the loops were not proven for, `MachineError` where the code is another machine's.
         """
+        if self._linked is None:
+            text, hint = f"this CPU has no {', '.join(self._absent)}", 'compile it with target="cpu" to call it here'
+            raise MachineError(text, where=f"kernel {self.loops.name} for {self.machine.name}", hint=hint)
         known = self._sizes | dict(sizes or {})
         if missing := [p for p in self.module.parameters if p not in known]:
             text = f"size {missing[0]} is free and has no value"

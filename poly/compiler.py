@@ -297,6 +297,8 @@ def _kernel(
 
 def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, Array]], dict[str, Array]] | None:
     """The function from constants to those computed of them, in memory as their layouts say; zero where none lies."""
+    from poly.codegen.here import absent_here
+    from poly.codegen.host import host_machine
     from poly.codegen.kernel import Kernel
 
     split = made.split
@@ -304,7 +306,10 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
         return None
     inputs = [t for t in split.before.tensors if t.role == "constant"]
     outputs = [t for t in split.before.tensors if t.is_output]
-    kernel = Kernel(split.before, machine, inputs, outputs, module=made.before, code=made.code(made.before))
+    if absent_here(machine):  # they are computed here
+        kernel = Kernel(split.before, host_machine(), inputs, outputs)
+    else:
+        kernel = Kernel(split.before, machine, inputs, outputs, module=made.before, code=made.code(made.before))
     sizes = dict(split.before.sizes)
 
     def compute(constants: Mapping[str, Array]) -> dict[str, Array]:

@@ -151,7 +151,7 @@ class CapacityError(IllegalEdit):
 
 
 class MachineError(PolyError):
-    """A machine description that is inconsistent, or a target that does not exist."""
+    """A machine description that is inconsistent, a target that does not exist, or a call of another CPU's code."""
 
 
 class RunError(PolyError):

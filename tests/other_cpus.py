@@ -44,10 +44,10 @@ def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     here = host_machine()
     if not is_x86(here.triple):
         pytest.skip("x86 only")
-    target_of, parse = vars(jit)["_target"], vars(jit)["_parse"]
+    parts_of, parse = jit.parts_of, vars(jit)["_parse"]
     monkeypatch.setenv("POLYLOOM_CACHE", "off")
     others = (*CPUS.values(), *DOT_CPUS.values())
-    monkeypatch.setattr(jit, "_target", lambda machine: target_of(here if machine in others else machine))
+    monkeypatch.setattr(jit, "parts_of", lambda machine: parts_of(here if machine in others else machine))
     monkeypatch.setattr(jit, "_parse", lambda ir: parse(_generic(ir)))
 
 
