@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import gcd
 
 from poly.affine import Affine
@@ -22,33 +23,38 @@ from poly.program import Access, Tensor
 Combine = Callable[[Value, Value], Value]  # (old, new) -> what the element becomes
 
 
-def store(
-    s: State,
-    access: Access,
-    value: Value,
-    combine: Combine | None,
-    combiner: Combiner | None,
-    values: dict[int, Value],
-    statement: str,
-) -> None:
-    """Write a value, or merge it into what is there as `combine` does, which is `combiner` in code.
+@dataclass(frozen=True)
+class Update:
+    """A value to write, or to merge into what is there as `combine` does, which is `combiner` in code.
+
+    Of a product that is added in one rounding `value` is one factor, and `combine` has the other. That is for lanes
+    side by side, which meet what is there all at once: others are taken apart, or merged with each other, before.
+    """
+
+    value: Value
+    combine: Combine | None = None
+    combiner: Combiner | None = None
+
+
+def store(s: State, access: Access, update: Update, values: dict[int, Value], statement: str) -> None:
+    """Write a value, or merge it into what is there.
 
     Lanes that all merge into one element are reduced first, halves by halves; others that share one go one by one.
     """
     if s.in_registers(access.tensor):
-        return _store_registers(s, access, value, combine, combiner, statement)
+        return _store_registers(s, access, update, statement)
     tensor = s.tensors[access.tensor]
     subscripts, address = located(s, access, values, True, statement, WRITE)
     stride = None if address is None else address.lane_stride
     ask_of_store(s, tensor, subscripts, address)
     if address is not None and stride == 0:
         pointer = pointer_to(s, tensor, address)
-        new = _fold(s, value, combine, combiner, lambda: raw_load(s, tensor, pointer))
+        new = _fold(s, update, lambda: raw_load(s, tensor, pointer))
         _raw_store(s, tensor, pointer, new)
     elif address is not None and stride == 1:
-        _store_vector(s, tensor, address.at(0), value, combine)
+        _store_vector(s, tensor, address.at(0), update)
     else:
-        _store_lanes(s, tensor, subscripts, value, combine)
+        _store_lanes(s, tensor, subscripts, update)
 
 
 def _raw_store(s: State, tensor: Tensor, pointer: str, value: Value) -> None:
@@ -63,10 +69,9 @@ def _to_memory(s: State, value: Value) -> str:
     return s.writer.value(f"zext {value_type('bool', value.lanes)} {value.text} to {kind}")
 
 
-def _fold(
-    s: State, value: Value, combine: Combine | None, combiner: Combiner | None, old: Callable[[], Value]
-) -> Value:
+def _fold(s: State, update: Update, old: Callable[[], Value]) -> Value:
     """What one element becomes when all active lanes write it: the last one's, or the lanes reduced and merged."""
+    value, combine, combiner = update.value, update.combine, update.combiner
     if s.lanes is None:
         return value if combine is None else combine(old(), value)
     if combine is not None and combiner is not None:
@@ -110,9 +115,10 @@ def _store_past(s: State, tensor: Tensor, address: Address, value: Value) -> boo
     return True
 
 
-def _store_vector(s: State, tensor: Tensor, address: Address, value: Value, combine: Combine | None) -> None:
+def _store_vector(s: State, tensor: Tensor, address: Address, update: Update) -> None:
     """A vector into memory, side by side: past the caches, whole, its first lanes only, or under a mask."""
     assert s.lanes is not None
+    value, combine = update.value, update.combine
     if s.past and s.lanes.mask is None and combine is None:
         value = s.ops.splat(value, s.lanes.width)
         if _store_past(s, tensor, address, value):
@@ -149,15 +155,10 @@ def _store_prefix(s: State, tensor: Tensor, pointer: str, value: Value, count: i
         done += size
 
 
-def _store_lanes(
-    s: State,
-    tensor: Tensor,
-    subscripts: Sequence[Affine],
-    value: Value,
-    combine: Combine | None,
-) -> None:
+def _store_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], update: Update) -> None:
     """Element by element, in the order of the lanes."""
     assert s.lanes is not None
+    value, combine = update.value, update.combine
     for i in range(s.lanes.count):
         bit = lane_bit(s, active_at_runtime(s, True), i)
         pointer = pointer_to(s, tensor, address_at(s, tensor, subscripts, i))
@@ -174,15 +175,13 @@ def _store_lanes(
             write()
 
 
-def _store_registers(
-    s: State, access: Access, value: Value, combine: Combine | None, combiner: Combiner | None, statement: str
-) -> None:
+def _store_registers(s: State, access: Access, update: Update, statement: str) -> None:
     """A vector into registers: one entry where its elements lie side by side. What a mask leaves out stays."""
-    tensor = access.tensor
+    tensor, value, combine = access.tensor, update.value, update.combine
     at, stride = register_place(s, access, statement)
     old = load_registers(s, access, statement) if combine is not None else None
     if s.lanes is None or stride == 0:
-        new = _fold(s, value, combine, combiner, lambda: old if old is not None else value)
+        new = _fold(s, update, lambda: old if old is not None else update.value)
         s.registers.set_scalar(tensor, at, new)
         return
     lanes = s.lanes
@@ -206,8 +205,8 @@ def _store_registers(
         s.registers.set_scalar(tensor, at + stride * i, item)
 
 
-def elementwise(s: State, access: Access) -> bool:
-    """Whether a write puts each lane's value (or, outside of vector loops, the one value) at a place of its own."""
+def side_by_side(s: State, access: Access) -> bool:
+    """Whether a write puts the lanes one behind the other, or is outside of vector loops."""
     if s.lanes is None:
         return True
     if access.indirect:

@@ -14,23 +14,17 @@ from dataclasses import replace
 from poly.affine import Constraint, var
 from poly.codegen.addresses import Linear
 from poly.codegen.asks import ask_for
-from poly.codegen.expressions import expression, multiply_accumulate
-from poly.codegen.instructions import dot
-from poly.codegen.loads import load
 from poly.codegen.loop_ends import Ends, ends_of
-from poly.codegen.places import WRITE
 from poly.codegen.predicates import both, predicate, prefix_mask
 from poly.codegen.registers import Entry, Place
 from poly.codegen.state import Lanes, State, first_lanes
-from poly.codegen.stores import elementwise, register_writes, store
+from poly.codegen.statements import compute, needed_reads
+from poly.codegen.stores import register_writes
 from poly.codegen.text import Region
 from poly.codegen.values import Value
 from poly.codegen.written import RegisterWrites
-from poly.dtypes import is_float
 from poly.errors import UnsupportedError
-from poly.expr import DOTS, Apply, reads_of
 from poly.loops import MAX_LANES, Alloc, Compute, External, For, If, Node, Sync, walk
-from poly.program import ReadIndex
 
 MAX_STATEMENTS = 50_000  # statements after unrolling: beyond, the code would neither compile in time nor fit a cache
 MAX_LENGTH = 16_000  # instructions of an unrolled loop, for which LLVM needs some seconds
@@ -82,49 +76,10 @@ class Walker:
             raise UnsupportedError(
                 f"more than {MAX_STATEMENTS} statements after unrolling", where=f"statement {node.statement}"
             )
-        s = self.s
-        s.located.clear()
         needed = self.needed.get(id(node))
         if needed is None:
-            needed = self.needed[id(node)] = _needed(node)
-        values: dict[int, Value] = {}
-        for position in needed:
-            values[position] = load(s, node.reads[position], values, node.statement, position)
-        target = s.tensors[node.write.tensor].dtype
-        try:
-            value, combine = self._update(node, values, target)
-        except UnsupportedError as error:
-            raise UnsupportedError(error.message, where=f"statement {node.statement}", hint=error.hint) from None
-        store(s, node.write, value, combine, node.combiner, values, node.statement)
-
-    def _update(
-        self, node: Compute, values: dict[int, Value], dtype: str
-    ) -> tuple[Value, Callable[[Value, Value], Value] | None]:
-        """The value to write and how it merges with the old one. A product to be summed may merge in one rounding."""
-        s, body = self.s, node.body
-        combiner = None if node.combiner is None else node.combiner.operator
-        sign, product = "add", body
-        if isinstance(body, Apply) and body.operator == "neg":
-            sign, product = "sub", body.arguments[0]
-        if (
-            combiner == "add"
-            and node.contract
-            and is_float(dtype)
-            and isinstance(product, Apply)
-            and product.operator == "mul"
-        ):
-            factors = s.ops.same(*(expression(s, a, values, dtype, True) for a in product.arguments))
-            if factors[0].dtype == dtype == factors[1].dtype and elementwise(s, node.write):
-                first, second = factors
-                return first, lambda old, new: multiply_accumulate(s, sign, new, second, old)
-        if combiner == "add" and dtype == "i32" and isinstance(body, Apply) and body.operator in DOTS:
-            first, second = (expression(s, a, values, dtype, True) for a in body.arguments)
-            if elementwise(s, node.write):
-                return first, lambda old, new: dot(s.ops, body.operator, new, second, old)
-        value = s.ops.cast(expression(s, body, values, dtype, node.contract), dtype)
-        if combiner is None:
-            return value, None
-        return value, lambda old, new: s.ops.cast(s.ops.apply(combiner, (old, new)), dtype)
+            needed = self.needed[id(node)] = needed_reads(node)
+        compute(self.s, node, needed)
 
     # -- loops
 
@@ -391,17 +346,6 @@ class Probe(Walker):
     def buffer(self, node: Alloc) -> None:
         self.s.indices.set_strides(node.tensor.name, node.tensor.storage_shape)
         self.nodes(node.body)
-
-
-def _needed(node: Compute) -> list[int]:
-    """The reads whose values a statement takes. Raises `UnsupportedError` for more than a status can tell apart."""
-    if len(node.reads) > WRITE:
-        raise UnsupportedError(
-            f"reads {len(node.reads)} elements, at most {WRITE}", where=f"statement {node.statement}",
-            hint="compute it in several statements",
-        )  # fmt: skip
-    accesses = [*node.reads, node.write]
-    return sorted({*reads_of(node.body), *(i.position for a in accesses for i in a.index if isinstance(i, ReadIndex))})
 
 
 def _targets(loop: For) -> frozenset[str]:
