@@ -296,10 +296,11 @@ def agrees(graph: Graph, literal: Graph, sizes: Sizes) -> bool:
     for name, array in literal.constants.items():
         if name not in graph.constants or not leads(array, graph.constants[name]):
             return False
+    known = {t.name: t.extents(sizes) for t in graph.tensors}
     for ours, theirs in zip(graph.nodes, literal.nodes, strict=True):
         if len(ours.statements) != len(theirs.statements) or theirs.external:
             return False
-        shapes = {t.name: t.extents(sizes) for t in (*graph.tensors, *ours.temporaries)}
+        shapes = known | {t.name: t.extents(sizes) for t in ours.temporaries}
         for t in (*theirs.temporaries, *(literal.tensor[n] for n in theirs.outputs)):
             if shapes.get(t.name) != t.extents({}):
                 return False

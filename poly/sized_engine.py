@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from poly.codegen.kernel import Kernel
     from poly.profiler import Profile
 
-MOST_SIZES: Final = 64
+MOST_SIZES: Final = 256
+MOST_COMPARED: Final = 65536  # as a comparison takes as long as importing the model
 MOST_ENGINES: Final = 8
 Key = tuple[int, ...]
 CompileKernel = Callable[[Program], "Kernel"]
@@ -76,7 +77,7 @@ class _Prepared:
 class SizedEngine(RunByName):
     """`run({name: array}) -> {name: array}` for inputs of any shape in the ranges. Safe to call from several threads.
 
-    `steps` are empty where every size is compiled for itself. At most 64 sizes are remembered, and 8 engines of sizes
+    `steps` are empty where every size is compiled for itself. At most 256 sizes are kept ready, and 8 engines of sizes
     that are compiled for themselves; the least recently used go first.
     """
 
@@ -88,6 +89,7 @@ class SizedEngine(RunByName):
     _prepared: OrderedDict[Key, _Prepared | None] = field(
         default_factory=OrderedDict[Key, "_Prepared | None"], repr=False
     )
+    _same: dict[Key, bool] = field(default_factory=dict[Key, bool], repr=False)
     _engines: OrderedDict[Key, Engine] = field(default_factory=OrderedDict[Key, Engine], repr=False)
     _sizes: dict[tuple[object, ...], dict[str, int]] = field(
         default_factory=dict[tuple[object, ...], dict[str, int]], repr=False
@@ -274,16 +276,23 @@ class SizedEngine(RunByName):
         if key in self._prepared:
             self._prepared.move_to_end(key)
             return self._prepared[key]
-        found = self._prepare(sizes) if self.steps and self._holds(sizes) else None
+        found = self._prepare(sizes) if self.steps and self._holds(key, sizes) else None
         self._prepared[key] = found
         while len(self._prepared) > MOST_SIZES:
             self._prepared.popitem(last=False)
         return found
 
-    def _holds(self, sizes: Mapping[str, int]) -> bool:
+    def _holds(self, key: Key, sizes: Mapping[str, int]) -> bool:
+        """Whether the graph is at a size what the front end makes for it."""
         from poly.frontend.onnx_symbolic import agrees
 
-        return self.graph.literal is None or agrees(self.graph, self.graph.literal(sizes), sizes)
+        if self.graph.literal is None:
+            return True
+        if key not in self._same:
+            if len(self._same) >= MOST_COMPARED:
+                self._same.clear()
+            self._same[key] = agrees(self.graph, self.graph.literal(sizes), sizes)
+        return self._same[key]
 
     def _prepare(self, sizes: Mapping[str, int]) -> _Prepared:
         between = [[n for n in step.arrays if self._tensors[n].role == "temporary"] for step in self.steps]
