@@ -14,9 +14,9 @@ from poly.codegen.addresses import Indices
 from poly.codegen.buffers import Buffers, Placed, bytes_of, memory_map
 from poly.codegen.operators import Ops
 from poly.codegen.phases import Phase, Step, entry_text, loop_values, meetings, passed, phases_of, steps_of
-from poly.codegen.places import WRITE
 from poly.codegen.registers import Registers
 from poly.codegen.state import State
+from poly.codegen.status import MOST_NUMBERED
 from poly.codegen.target import target_of
 from poly.codegen.text import Writer, symbol
 from poly.codegen.walker import Walker
@@ -41,7 +41,7 @@ class Module:
     phases are shared out.
     `args` points to 8-byte slots: a pointer for each tensor of `tensors`, each free size of `parameters`, then three
     for buffers: shared memory, private memory, and bytes of private memory for each part (all aligned to 64).
-    Tensors must not overlap. The result is 0, or a status (see `decode_status`).
+    Tensors must not overlap. The result is 0, or a status (see `poly.codegen.status`).
     """
 
     ir: str
@@ -73,23 +73,6 @@ class Module:
         """The private ones of all phases."""
         known = dict(self.tree.sizes)
         return tuple(b for p in phases_of(self._steps) for b in memory_map(p.nodes, known).private)
-
-
-@dataclass(frozen=True)
-class Status:
-    """An index that was out of range: which statement, which read (None: the write), which dimension, which value."""
-
-    statement: str
-    read: int | None
-    dimension: int
-    value: int
-
-
-def decode_status(module: Module, status: int) -> Status:
-    """What a non-zero result of an entry says; the value is the end of 32 bits where it lies beyond."""
-    position = (status >> 8 & 0xFF) - 1
-    read = None if position == WRITE else position
-    return Status(module.statements[status >> 16 & 0xFFFF], read, (status & 0xFF) - 1, status >> 32)
 
 
 def lower(tree: LoopTree, machine: Machine, entry: str) -> Module:
@@ -146,7 +129,7 @@ class _Context:
         self.all = {t.name: t for t in tree.tensors} | {
             n.tensor.name: n.tensor for n in tree.nodes() if isinstance(n, Alloc)
         }
-        if len(statements) > 0xFFFF:
+        if len(statements) > MOST_NUMBERED:
             raise UnsupportedError(f"{len(statements)} statements in one loop tree", hint="split it into groups")
 
     def function(self, name: str, phase: Phase, writer: Writer) -> str:

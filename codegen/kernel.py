@@ -21,12 +21,13 @@ from poly.codegen.arguments import (
 )
 from poly.codegen.call import Entry, Expected, NativeCall, Record, attach
 from poly.codegen.call_ir import MAX_GIVEN, NO_MEMORY
-from poly.codegen.function import Module, decode_status, lower
+from poly.codegen.function import Module, lower
 from poly.codegen.here import absent_here
 from poly.codegen.jit import assembly, compile_object, link
 from poly.codegen.pool import pool
 from poly.codegen.pool_ir import MAX_THREADS
 from poly.codegen.sized_calls import MOST_CALLS, Names, SizedCall, names_of
+from poly.codegen.status import decode_status
 from poly.codegen.work import work_of
 from poly.dtypes import Array
 from poly.errors import ArgumentTypeError, IndexRangeError, MachineError, RunError
@@ -363,7 +364,7 @@ class Kernel(NativeCall):
         """The error that a status other than 0 stands for."""
         if status == NO_MEMORY:
             return RunError("no memory for the buffers", where=self.loops.name)
-        found = decode_status(self.module, status)
+        found = decode_status(self.module.statements, status)
         node = next(n for n in self.loops.nodes() if isinstance(n, Compute) and n.statement == found.statement)
         access = node.write if found.read is None else node.reads[found.read]
         tensor = next(t for t in (*self.loops.tensors, *self._tensors) if t.name == access.tensor)

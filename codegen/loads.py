@@ -25,11 +25,11 @@ ZERO = Const(0)
 GATHERED, FEWEST_GATHERED = 4, 4  # bytes of an element that an instruction can gather, and lanes for which it is used
 
 
-def load(s: State, access: Access, values: dict[int, Value], statement: str, position: int) -> Value:
+def load(s: State, access: Access, values: dict[int, Value], position: int) -> Value:
     """The value of a read: scalar, or a vector where it depends on the lane.
 
     `values`: the statement's earlier reads, for indirect subscripts; those are checked against the extents, where the
-    guard holds, before anything is touched.
+    guard holds, before anything is touched. `position`: of this one.
     """
     tensor = s.tensors[access.tensor]
     whole, lanes = guard_parts(s, access.guard)
@@ -38,9 +38,9 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     if guard is False:
         return s.ops.const(tensor.dtype, fill.value)
     if s.in_registers(tensor.name):
-        value = load_registers(s, access, statement)
+        value = load_registers(s, access)
         return value if guard is True else s.ops.select(as_value(guard), value, s.ops.const(tensor.dtype, fill.value))
-    subscripts, address = located(s, access, values, guard, statement, position)
+    subscripts, address = located(s, access, values, guard, position)
     stride = None if address is None else address.lane_stride
     ask_of_load(s, tensor, subscripts, address)
     if address is not None and stride == 0:
@@ -60,8 +60,8 @@ def load(s: State, access: Access, values: dict[int, Value], statement: str, pos
     return _load_lanes(s, tensor, subscripts, guard, fill) if value is None else value
 
 
-def load_registers(s: State, access: Access, statement: str) -> Value:
-    at, stride = register_place(s, access, statement)
+def load_registers(s: State, access: Access) -> Value:
+    at, stride = register_place(s, access)
     if s.lanes is None or stride == 0:
         value = s.registers.scalar(access.tensor, at)
     elif stride == 1:
@@ -69,9 +69,7 @@ def load_registers(s: State, access: Access, statement: str) -> Value:
     else:
         value = s.registers.strided(access.tensor, at, stride, s.lanes.width, s.lanes.count)
     if value is None:
-        raise UnsupportedError(
-            f"register element {access.tensor}[{at}] is read before it is written", where=f"statement {statement}"
-        )
+        raise UnsupportedError(f"register element {access.tensor}[{at}] is read before it is written")
     return value
 
 

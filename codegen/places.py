@@ -9,34 +9,33 @@ from poly.affine import Affine, var
 from poly.codegen.addresses import Address, LaneError
 from poly.codegen.predicates import Bit, active_lanes, as_value, both
 from poly.codegen.state import Plan, State
+from poly.codegen.status import encode_status
 from poly.codegen.text import LOCAL, memory_type
 from poly.codegen.values import Value
 from poly.errors import UnsupportedError
 from poly.program import Access, Layout, Tensor
 
-WRITE = 254  # the place of a statement's write among its reads, in a status (8 bits, 0 for none)
-MAX_DIMENSIONS = 255
 
-
-def register_place(s: State, access: Access, statement: str) -> tuple[int, int]:
+def register_place(s: State, access: Access) -> tuple[int, int]:
     """Storage element at lane 0 and the stride of the lanes. Raises `UnsupportedError` where it is not constant."""
     address = direct(s, access) if id(access) in s.plans or not access.indirect else None
     if address is not None and not address.terms and (stride := address.lane_stride) is not None:
         return address.constant, stride
     raise UnsupportedError(
         f"the index of register tensor {access.tensor} is not constant: {', '.join(str(i) for i in access.index)}",
-        where=f"statement {statement}",
         hint="unroll the loops that occur in it",
     )
 
 
 def located(
-    s: State, access: Access, values: dict[int, Value], guard: Bit, statement: str, position: int
+    s: State, access: Access, values: dict[int, Value], guard: Bit, position: int
 ) -> tuple[tuple[Affine, ...], Address | None]:
-    """The subscripts of an access, and where it is; None where that is not linear in the lane."""
+    """The subscripts of an access, and where it is; None where that is not linear in the lane. `position`: of a read
+    among those of its statement, or `WRITE`.
+    """
     if id(access) in s.plans or not access.indirect:
         return _plan(s, access).subscripts, direct(s, access)
-    subscripts = _subscripts(s, access, values, guard, statement, position)
+    subscripts = _subscripts(s, access, values, guard, position)
     try:
         return subscripts, address_at(s, s.tensors[access.tensor], subscripts)
     except LaneError:
@@ -83,7 +82,7 @@ def pointer_to(s: State, tensor: Tensor, address: Address) -> str:
 
 
 def _subscripts(
-    s: State, access: Access, values: dict[int, Value], guard: Bit, statement: str, position: int
+    s: State, access: Access, values: dict[int, Value], guard: Bit, position: int
 ) -> tuple[Affine, ...]:
     """Affine subscripts, where a loaded index is a variable of its own; indices are checked first."""
     found: list[Affine] = []
@@ -93,7 +92,7 @@ def _subscripts(
             continue
         name = f"#{subscript.position}"
         index = s.ops.cast(values[subscript.position], "i64")
-        _check_index(s, access, dimension, index, guard, (statement, position))
+        _check_index(s, access, dimension, index, guard, position)
         if index.lanes:
             s.index_vectors[name] = index
             s.indices.lane_values[name] = partial(_lane, s, index)
@@ -151,7 +150,7 @@ def _lane(s: State, index: Value, lane: int) -> str:
     return text
 
 
-def _check_index(s: State, access: Access, dimension: int, index: Value, guard: Bit, where: tuple[str, int]) -> None:
+def _check_index(s: State, access: Access, dimension: int, index: Value, guard: Bit, position: int) -> None:
     """Leave the function with a status where an index is outside 0 .. extent - 1 in an active lane; where the same has
     been asked in this block or one around, it is inside.
     """
@@ -169,12 +168,12 @@ def _check_index(s: State, access: Access, dimension: int, index: Value, guard: 
     writer.emit(f"br i1 {test.text}, label %{failed}, label %{fine}")
     writer.label(failed)
     with writer.region() as lines:
-        _leave(s, dimension, index, bad, where)
+        _leave(s, dimension, index, bad, position)
     writer.lines += lines
     writer.label(fine)
 
 
-def _leave(s: State, dimension: int, index: Value, bad: Value, where: tuple[str, int]) -> None:
+def _leave(s: State, dimension: int, index: Value, bad: Value, position: int) -> None:
     """Return the status of an index that is outside, of the last lane where one is."""
     writer = s.writer
     value = index.text
@@ -186,13 +185,6 @@ def _leave(s: State, dimension: int, index: Value, bad: Value, where: tuple[str,
     for test, end in (("slt", -(2**31)), ("sgt", 2**31 - 1)):  # as far as a status can tell
         beyond = writer.value(f"icmp {test} i64 {value}, {end}")
         value = writer.value(f"select i1 {beyond}, i64 {end}, i64 {value}")
-    code = encode_status(s.statements[where[0]], where[1], dimension, where[0])
+    code = encode_status(s.statements[s.statement], position, dimension)
     high = writer.value(f"shl i64 {value}, 32")
     writer.emit(f"ret i64 {writer.value(f'or i64 {high}, {code}')}")
-
-
-def encode_status(number: int, position: int, dimension: int, statement: str) -> int:
-    """The low 32 bits of a status, see `poly.codegen.function.decode_status`; `position`: of the read, or `WRITE`."""
-    if dimension >= MAX_DIMENSIONS:
-        raise UnsupportedError(f"an indirect access has {dimension + 1} dimensions", where=f"statement {statement}")
-    return number << 16 | (position + 1) << 8 | (dimension + 1)

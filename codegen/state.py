@@ -14,6 +14,7 @@ from poly.codegen.registers import Registers
 from poly.codegen.target import Target
 from poly.codegen.text import Writer
 from poly.codegen.values import Value, constant_mask
+from poly.errors import UnsupportedError
 from poly.program import Access, Tensor
 
 
@@ -54,6 +55,7 @@ class Plan:
 class State:
     """What an emitter of one function carries along.
 
+    `statements`: their numbers; `statement`: the current one.
     `past`: inside of a nontemporal loop, whose stores of whole vectors go past the caches where memory is aligned to
     them; `streamed`: the tensors stored to in that way; `unaligned`: what each such line is where memory is not.
     `ahead`: of such loops, along which loop and how far they ask for what they touch.
@@ -72,6 +74,7 @@ class State:
     statements: dict[str, int]
     target: Target
     lanes: Lanes | None = None
+    statement: str = ""
     past: bool = False
     ahead: tuple[str, int] | None = None
     streamed: set[str] = field(default_factory=set[str])
@@ -83,6 +86,17 @@ class State:
 
     def in_registers(self, tensor: str) -> bool:
         return self.tensors[tensor].space in self.register_spaces
+
+    @contextmanager
+    def at_statement(self, name: str) -> Generator[None]:
+        """Inside of a statement: what has no compiled form there is said to be in it."""
+        self.statement = name
+        self.located.clear()
+        try:
+            yield
+        except UnsupportedError as error:
+            where = error.where or f"statement {name}"
+            raise UnsupportedError(error.message, where=where, hint=error.hint) from None
 
     @contextmanager
     def probing(self) -> Generator[None]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from poly.codegen.expressions import expression, multiply_accumulate
 from poly.codegen.instructions import dot
 from poly.codegen.loads import load
-from poly.codegen.places import WRITE
 from poly.codegen.state import State
+from poly.codegen.status import WRITE
 from poly.codegen.stores import Update, side_by_side, store
 from poly.codegen.values import Value
 from poly.dtypes import is_float
@@ -31,15 +31,11 @@ def needed_reads(node: Compute) -> list[int]:
 
 def compute(s: State, node: Compute, needed: Sequence[int]) -> None:
     """A statement at the current place. `needed`: of its reads, as `needed_reads` gives them."""
-    s.located.clear()
-    values: dict[int, Value] = {}
-    for position in needed:
-        values[position] = load(s, node.reads[position], values, node.statement, position)
-    try:
-        update = _update(s, node, values)
-    except UnsupportedError as error:
-        raise UnsupportedError(error.message, where=f"statement {node.statement}", hint=error.hint) from None
-    store(s, node.write, update, values, node.statement)
+    with s.at_statement(node.statement):
+        values: dict[int, Value] = {}
+        for position in needed:
+            values[position] = load(s, node.reads[position], values, position)
+        store(s, node.write, _update(s, node, values), values)
 
 
 def _update(s: State, node: Compute, values: dict[int, Value]) -> Update:

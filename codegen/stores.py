@@ -10,10 +10,11 @@ from poly.affine import Affine
 from poly.codegen.addresses import Address
 from poly.codegen.asks import ask_of_store
 from poly.codegen.loads import load_registers, masked_load, memory_suffix, raw_load
-from poly.codegen.places import WRITE, address_at, direct, located, pointer_to, register_place
+from poly.codegen.places import address_at, direct, located, pointer_to, register_place
 from poly.codegen.predicates import active_at_runtime, lane_bit
 from poly.codegen.registers import Entry
 from poly.codegen.state import State
+from poly.codegen.status import WRITE
 from poly.codegen.text import memory_type, value_type
 from poly.codegen.values import Value
 from poly.dtypes import size_bytes
@@ -36,15 +37,15 @@ class Update:
     combiner: Combiner | None = None
 
 
-def store(s: State, access: Access, update: Update, values: dict[int, Value], statement: str) -> None:
+def store(s: State, access: Access, update: Update, values: dict[int, Value]) -> None:
     """Write a value, or merge it into what is there.
 
     Lanes that all merge into one element are reduced first, halves by halves; others that share one go one by one.
     """
     if s.in_registers(access.tensor):
-        return _store_registers(s, access, update, statement)
+        return _store_registers(s, access, update)
     tensor = s.tensors[access.tensor]
-    subscripts, address = located(s, access, values, True, statement, WRITE)
+    subscripts, address = located(s, access, values, True, WRITE)
     stride = None if address is None else address.lane_stride
     ask_of_store(s, tensor, subscripts, address)
     if address is not None and stride == 0:
@@ -175,11 +176,11 @@ def _store_lanes(s: State, tensor: Tensor, subscripts: Sequence[Affine], update:
             write()
 
 
-def _store_registers(s: State, access: Access, update: Update, statement: str) -> None:
+def _store_registers(s: State, access: Access, update: Update) -> None:
     """A vector into registers: one entry where its elements lie side by side. What a mask leaves out stays."""
     tensor, value, combine = access.tensor, update.value, update.combine
-    at, stride = register_place(s, access, statement)
-    old = load_registers(s, access, statement) if combine is not None else None
+    at, stride = register_place(s, access)
+    old = load_registers(s, access) if combine is not None else None
     if s.lanes is None or stride == 0:
         new = _fold(s, update, lambda: old if old is not None else update.value)
         s.registers.set_scalar(tensor, at, new)
@@ -215,8 +216,8 @@ def side_by_side(s: State, access: Access) -> bool:
     return address is not None and address.lane_stride == 1
 
 
-def register_writes(s: State, access: Access, statement: str) -> list[tuple[str, int]]:
+def register_writes(s: State, access: Access) -> list[tuple[str, int]]:
     """The register elements that a write at the current place touches."""
-    at, stride = register_place(s, access, statement)
+    at, stride = register_place(s, access)
     count = s.lanes.count if s.lanes is not None and stride else 1
     return [(access.tensor, at + stride * i) for i in range(count)]

@@ -340,8 +340,8 @@ class Probe(Walker):
 
     def compute(self, node: Compute) -> None:
         if self.s.in_registers(node.write.tensor):
-            self.s.located.clear()
-            self.written |= set(register_writes(self.s, node.write, node.statement))
+            with self.s.at_statement(node.statement):
+                self.written |= set(register_writes(self.s, node.write))
 
     def buffer(self, node: Alloc) -> None:
         self.s.indices.set_strides(node.tensor.name, node.tensor.storage_shape)
