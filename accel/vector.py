@@ -15,7 +15,7 @@ from poly.accel.isa import Convert, Imm, Index, Linear, Load, Micro, Op, Region,
 from poly.affine import Affine
 from poly.dtypes import Array, converted, numpy_dtype
 from poly.errors import RunError, ShapeError
-from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of
+from poly.expr import COMBINERS, OPERATORS, Apply, Cast, Const, Expr, IndexValue, Read, dtype_of, is_known, known_value
 
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
@@ -246,6 +246,8 @@ class _Maker:
                 return self.add(self.loads[position])
             case IndexValue(index):
                 return self.add(Index(self.linear(index)))
+            case Cast(target) if is_known(body):
+                return self.add(Imm(known_value(body), target))
             case Cast(target, argument):
                 return self.add(Convert(target, self.emit(argument, dtype_of(argument, self.dtypes) or target)))
             case Apply(name, arguments):

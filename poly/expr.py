@@ -349,6 +349,9 @@ def dtype_of(body: Expr, reads: Sequence[str]) -> str | None:
             return "bool" if operator.result == "bool" else dtype
 
 
+_OF_NUMBERS: Final = ("sub", "neg", "sign", "pow", "floor_div", "mod")  # not of truths
+
+
 def _require_kind(operator: Operator, dtype: str | None) -> None:
     name, integer = operator.name, operator.result == "integer"
     if integer and dtype is None:
@@ -361,7 +364,7 @@ def _require_kind(operator: Operator, dtype: str | None) -> None:
         raise ShapeError(f"{name}: takes i32, not {dtype}", hint="each holds two i16, or four integers of 8 bits")
     if dtype is not None and dtype[0] == "c" and name in ("floor_div", "mod"):
         raise ShapeError(f"{operator.infix}: takes integers and floats, not {dtype}", hint="/ of complex numbers")
-    if dtype == "bool" and name in ("sub", "neg", "sign", "pow", "floor_div", "mod"):
+    if dtype == "bool" and name in _OF_NUMBERS:
         raise ShapeError(f"{name}: takes numbers, not bool", hint="i32(x) or f32(x) for 0 and 1; x != y, not x")
 
 
@@ -381,19 +384,22 @@ def _values(body: Expr) -> Iterator[Expr]:
 
 
 def require_literals(body: Expr, dtype: str, where: str, other: str = "") -> None:
-    """Raise `ShapeError` where free literals of a body are no numbers of the integers `dtype` (NEP 50 refuses them).
+    """Raise `ShapeError` where free literals of a body are no numbers of the integers `dtype` (NEP 50 refuses them), or
+    are truths to which an operator of numbers is applied.
 
     `other`: what they are combined with, if anything.
     """
-    if not is_integer(dtype) or not is_free(body):
+    if not (is_integer(dtype) or dtype == "bool") or not is_free(body):
         return
-    limits = np.iinfo(numpy_dtype(dtype).name)
+    limits = np.iinfo("u1" if dtype == "bool" else numpy_dtype(dtype).name)
     convert = f"convert the other operand: f32({other})" if other else "a whole number, or f32 for the target"
     for node in _values(body):
-        if isinstance(node, Apply) and OPERATORS[node.operator].result == "float":
-            shown = OPERATORS[node.operator].infix or node.operator
-            raise ShapeError(f"{where}: {shown} of literals is no {dtype}", hint=convert)
-        if isinstance(node, Const):
+        if isinstance(node, Apply):
+            if OPERATORS[node.operator].result == "float":
+                shown = OPERATORS[node.operator].infix or node.operator
+                raise ShapeError(f"{where}: {shown} of literals is no {dtype}", hint=convert)
+            _require_kind(OPERATORS[node.operator], dtype)
+        if isinstance(node, Const) and dtype != "bool":
             if not isfinite(node.value) or node.value != int(node.value):
                 raise ShapeError(f"{where}: the literal {node.value} is no {dtype}", hint=convert)
             if not limits.min <= int(node.value) <= limits.max:
@@ -453,13 +459,32 @@ def is_free(body: Expr) -> bool:
 
 def dtype_of_literals(literals: Sequence[Expr]) -> str | None:
     """The dtype in which literals, and what is computed from them alone, are compared, or computed before a cast: f64
-    where one is a float or beyond i64, i64 where integers meet truths; None: all are of one dtype.
+    where one is a float or beyond i64, or an exponent is negative, i64 where integers meet truths; None: all are of one
+    dtype.
     """
     nodes = [e for a in literals for e in walk(a)]
     kinds = {type(e.value) for e in nodes if isinstance(e, Const)}
-    real = any(isinstance(e, Apply) and OPERATORS[e.operator].result == "float" for e in nodes)
+    real = any(isinstance(e, Apply) and (OPERATORS[e.operator].result == "float" or _is_fraction(e)) for e in nodes)
     beyond = len(nodes) > 1 and any(isinstance(e, Const) and not -(2**63) <= e.value < 2**63 for e in nodes)
     return "f64" if real or beyond or float in kinds else "i64" if kinds == {bool, int} else None
+
+
+def is_known(body: Expr) -> bool:
+    """Whether an expression is made of literals and nothing else, conditions included."""
+    return not any(isinstance(e, Read | IndexValue) for e in walk(body))
+
+
+def known_value(body: Expr, dtype: str | None = None) -> float | int | bool:
+    """The value of an expression that `is_known`."""
+    value: float | int | bool = evaluate(body, (), lambda _: 0, dtype).item()
+    return value
+
+
+def _is_fraction(body: Apply) -> bool:
+    """Whether it is a power with a negative literal as its exponent: as in Python, no integer."""
+    if body.operator != "pow" or not is_known(exponent := body.arguments[1]) or not is_free(exponent):
+        return False
+    return known_value(exponent) < 0
 
 
 def _apply(

@@ -514,6 +514,19 @@ def test_literals_of_a_dtype_are_converted_as_values_are(literal: str, value: in
         np.testing.assert_array_equal(found, np.full(5, value))
 
 
+@pytest.mark.parametrize(("literals", "value"), [
+    ("2**-1", 0.5), ("2**-(1+1)", 0.25), ("-(2**-1)", -0.5), ("3**21", 3**21), ("7//2", 3), ("7/2", 3.5), ("1//3", 0),
+    ("2**-1 > 0", 1), ("2**40", 2**40), ("i32(2.7)", 2), ("i32(3*2**-1)", 1),
+])  # fmt: skip
+def test_literals_mean_the_same_everywhere(literals: str, value: float) -> None:
+    """On an accelerator they were of the dtype that they are cast to; a power of a negative exponent was 0."""
+    program, x = parse(f"y[i] = f32({literals}) * x[i]", x=(4,)), np.ones(4, np.float32)
+    kernels: Any = (compile_for(program), compile_for(program, "g16"))
+    found = [k(x) for k in kernels] + [run_program(program, {"x": x}, vectorised=v)["y"] for v in (False, True)]
+    for y in found:
+        np.testing.assert_array_equal(y, np.full(4, value, np.float32))
+
+
 @pytest.mark.parametrize("target", ["cpu", "s16"])
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 4), (0, 0, 0)])
 def test_extents_may_be_0(m: int, k: int, n: int, target: str) -> None:
@@ -583,7 +596,9 @@ def test_division_and_bits_of_integers(body: str, value: Any, target: str) -> No
     ("y[i] = f32(x[i]) << 1", "shift_left: takes integers, not f32"),
     ("y[i] = trunc_div(f32(x[i]), 2)", "trunc_div: takes integers, not f32"),
     ("y[i] = shift_right(1, 2) + x[i]", "shift_right: of literals only"), ("y and= x[i]", "and= combines truths"),
-    ("y[i] = -(x[i] > 0)", "neg: takes numbers, not bool"), ("y += x[i] > 0", r"try: i64\(...\) around the right side"),
+    ("y[i] = -(x[i] > 0)", "neg: takes numbers, not bool"), ("y[i] = (x[i] > 0) & -min(3, 3)", "neg: takes numbers"),
+    ("y[i] = (x[i] > 0) | (3 - 1)", "sub: takes numbers, not bool"),
+    ("y[i] = (x[i] > 0) | sqrt(4.0)", "sqrt of literals"), ("y += x[i] > 0", r"try: i64\(...\) around the right side"),
 ])  # fmt: skip
 def test_operators_on_dtypes_that_they_do_not_have(text: str, message: str) -> None:
     with pytest.raises(PolyError, match=message):
