@@ -127,6 +127,13 @@ def square_side(extent: int, vector: int) -> int:
     return side if side >= min(vector, LEAST_SIDE) else 0
 
 
+def tallest(width: int, masked: bool, registers: int) -> int:
+    """Rows of the tallest register tile of so many vectors, less than 1 where there is none. Registers hold its sums,
+    the vectors of one step, what a row has beside them, and where the only vector is `masked` the mask, which is kept.
+    """
+    return (registers - 1 - (masked and width == 1)) // width - 1
+
+
 def window_stays(height: int, width: int, steps: int, registers: int) -> bool:
     """Whether registers hold the sums of a tile, the elements that all steps of a window along its rows meet, and the
     vectors of one step: each is read once then. The first is not needed any more when the last is read.

@@ -16,7 +16,7 @@ from poly.locks import cached_property
 from poly.scheduling.cpu_cost import cycles_of_memory, overlapped, shared_cycles, tile_cycles
 from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_operand import Operand
-from poly.scheduling.cpu_plan import BlockPlan, Site, window_stays
+from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
 from poly.scheduling.cpu_reuse import FREE, BlockedNest, Copied, Copy, Loop
 from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.cpu_ways import Way, Ways
@@ -126,13 +126,11 @@ class Choice(Ways):
     def _shapes(self, step: Step, even: bool, deep: tuple[int, ...]) -> Shapes:
         """The register tiles that take the fewest cycles of operations, and such that keep a window."""
         rows = self.extents[self.names[step.rows]]
-        registers, heights = self.core.registers, range(1, self.core.registers)
-        masked = self.facts.extents[self.lanes] % self.vector > 0  # by a vector that is kept where it is the only one
+        registers, masked = self.core.registers, self.facts.extents[self.lanes] % self.vector > 0
         shapes = [
             (h, w)
             for w in range(1, min(self.vectors, MOST_VECTORS) + 1)
-            for h in heights
-            if h <= rows and h * w + w + 1 + (masked and w == 1) <= registers
+            for h in range(1, min(rows, tallest(w, masked, registers)) + 1)
             if h == -(-rows // -(-rows // h)) and not (even and rows % h)
         ]
         if next(reversed(self.ranges), "") in self.laid_out(step.rows):

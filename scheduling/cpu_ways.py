@@ -30,6 +30,7 @@ from poly.scheduling.cpu_plan import (
     ends_apart,
     first_apart,
     square_side,
+    tallest,
 )
 from poly.scheduling.cpu_planes import walks_of_planes
 from poly.scheduling.cpu_shares import Numbers
@@ -277,7 +278,7 @@ class Ways:
         rest = self.vectors % width
         last = height
         if self.turned and depth and rest:  # of sums that stay in registers
-            last = max(height, min(extent, (self.core.registers - 1 - (rest == 1)) // rest - 1))
+            last = max(height, min(extent, tallest(rest, True, self.core.registers)))  # also of a whole vector
         rows = [balanced(start, extent, h) for h in (height, last)]
         ends = self.facts.uneven.get(way.rows)
         if ends is not None:

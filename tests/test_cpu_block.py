@@ -20,7 +20,7 @@ from poly.scheduling.cpu_core import Cache, core_of
 from poly.scheduling.cpu_cost import MemoryCycles, cycles_of_memory, overlapped, shared_cycles
 from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of
 from poly.scheduling.cpu_operand import Operand, Touched
-from poly.scheduling.cpu_plan import BlockPlan, window_stays
+from poly.scheduling.cpu_plan import BlockPlan, tallest, window_stays
 from poly.scheduling.cpu_rating import Choice
 from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
 from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, MEETING_CYCLES
@@ -277,6 +277,15 @@ def test_a_blocked_schedule_prints_as_a_script_that_replays() -> None:
     assert plan is not None
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
     assert str(Schedule.parse(str(schedule))) == str(schedule)
+
+
+@pytest.mark.parametrize("registers", [16, 32])
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_no_more_rows_fit_registers_than_in_the_tallest_tile(width: int, registers: int) -> None:
+    for masked in (False, True):
+        height = tallest(width, masked, registers)
+        beside = width + 1 + (masked and width == 1)
+        assert height * width + beside <= registers < (height + 1) * width + beside
 
 
 def test_the_choice_is_among_the_best_of_the_model() -> None:
