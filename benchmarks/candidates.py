@@ -27,11 +27,11 @@ from poly.prepared import Prepared, prepare
 from poly.program import Program, Tensor
 from poly.scheduling.cpu import recognised
 from poly.scheduling.cpu_block import schedule_contraction
-from poly.scheduling.cpu_contract import contraction_plan, ways_of
+from poly.scheduling.cpu_contract import contraction_plan, other_lanes
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_program import for_cpu
-from poly.scheduling.cpu_rating import Rated
+from poly.scheduling.cpu_rating import Rated, RatedWays
 from poly.scheduling.edits import settle, unchecked
 from poly.scheduling.grouping import group_program
 from poly.scheduling.groups import groups_of
@@ -107,7 +107,11 @@ def plans_of(nest: Nest, count: int, far: float) -> list[Rated]:
     """The model's favourites of every way to do it by turns, the best ways first, none predicted to take more than
     `far` times as long as the best: so they differ in more than a block size. The model's choice is among them.
     """
-    rated = (list(choice.best_of_each([way], count)) for choice, way in ways_of(nest.facts, nest.lanes))
+    update = nest.facts.update
+    assert update is not None
+    lanes = (nest.lanes, *other_lanes(nest.facts, update, nest.lanes))  # any loop as lanes that can be
+    choices = [RatedWays(nest.facts, update, a) for a in lanes]
+    rated = (list(c.best_of_each([way], count)) for c in choices for way in c.ways())
     ways = [found for found in rated if found]
     ways.sort(key=lambda found: found[0].cycles)
     limit = far * ways[0][0].cycles

@@ -14,12 +14,12 @@ from math import gcd, inf, prod
 
 from poly.dtypes import size_bytes
 from poly.machine import Machine
-from poly.program import Program
+from poly.program import Program, Statement
 from poly.scheduling.cpu_core import core_of, last_share
 from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, reduction_extents
 from poly.scheduling.cpu_nontemporal import row_bytes, tensors_read_anywhere
 from poly.scheduling.cpu_plan import BlockPlan
-from poly.scheduling.cpu_rating import Choice, Rated
+from poly.scheduling.cpu_rating import Rated, RatedWays
 from poly.scheduling.cpu_ways import Way
 from poly.scheduling.groups import Group
 
@@ -74,11 +74,11 @@ def best_rated(facts: Facts, lanes: int) -> Rated | None:
     """The plan of `contraction_plan` and the cycles that the model gives it; remembered, since edits of the whole
     program ask for it before the policy does.
     """
-    if facts.update is None:
+    update, group = facts.update, facts.group
+    if update is None:
         return None
-    group = facts.group
     content = (str(facts.program), *sorted(group.axes.items()), group.box, *facts.extents, facts.threads)
-    return _remembered(_Key((*content, facts.machine.hash), lanes, facts))
+    return _remembered(_Key((*content, facts.machine.hash), lanes, facts, update))
 
 
 @dataclass(frozen=True)
@@ -88,35 +88,33 @@ class _Key:
     content: tuple[object, ...]
     lanes: int
     facts: Facts = field(compare=False)
+    update: Statement = field(compare=False)
 
 
 @lru_cache(maxsize=16)
 def _remembered(key: _Key) -> Rated | None:
-    facts, lanes = key.facts, key.lanes
+    facts, lanes, update = key.facts, key.lanes, key.update
     uneven = lanes in facts.uneven
-    best = None if uneven else _best(facts, lanes, None)
+    best = None if uneven else _best(facts, update, lanes, None)
     if best is None and not uneven:
         return None
     if best is None or best.cycles > GOOD * least_cycles(facts):
-        for axis in other_lanes(facts, lanes):
-            best = _best(facts, axis, best) or best
+        for axis in other_lanes(facts, update, lanes):
+            best = _best(facts, update, axis, best) or best
     return best
 
 
-def _best(facts: Facts, lanes: int, best: Rated | None) -> Rated | None:
+def _best(facts: Facts, update: Statement, lanes: int, best: Rated | None) -> Rated | None:
     """The best plan with these lanes, if it is better than one that is known; ways whose operations alone take longer
     than a whole plan are not rated further.
     """
-    update = facts.update
-    if update is None:
-        return best
-    found = Choice(facts, update, lanes).best(best.cycles if best is not None else inf)
+    found = RatedWays(facts, update, lanes).best(best.cycles if best is not None else inf)
     return best if found is None or (best is not None and best.cycles <= found.cycles) else found
 
 
-def other_lanes(facts: Facts, lanes: int) -> list[int]:
+def other_lanes(facts: Facts, update: Statement, lanes: int) -> list[int]:
     """The longest loops that can be lanes besides the contiguous one."""
-    others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, a)]
+    others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, update, a)]
     others = [a for a in others if a not in facts.uneven]
     return sorted(others, key=lambda a: -facts.extents[a])[:MOST_OTHERS]
 
@@ -129,11 +127,8 @@ def least_cycles(facts: Facts) -> float:
     return prod(facts.extents) * steps / core.lanes / core.fma / facts.threads
 
 
-def _turned(facts: Facts, axis: int) -> bool:
+def _turned(facts: Facts, s: Statement, axis: int) -> bool:
     """Whether a loop can be lanes though the reduction's target is not contiguous along it."""
-    s = facts.update
-    if s is None:
-        return False
     at = axis_of(s.write, facts.group.axes[s.name][axis])
     if at is None or at == len(s.write.index) - 1:
         return False
@@ -141,21 +136,7 @@ def _turned(facts: Facts, axis: int) -> bool:
     return all(o.combiner is None and facts.regular(o, axis) for o in before)
 
 
-def rated_plans(
-    facts: Facts, lanes: int, each: int = 1, suits: Callable[[Way], bool] = lambda _: True
-) -> Iterator[Rated]:
-    """The best `each` plans of every way to do it that `suits`."""
-    update = facts.update
-    if update is None:
-        return
-    choice = Choice(facts, update, lanes)
-    yield from choice.best_of_each(filter(suits, choice.ways()), each)
-
-
-def ways_of(facts: Facts, lanes: int) -> Iterator[tuple[Choice, Way]]:
-    """All ways to do it, with any loop as lanes that can be: what a search would try."""
-    update = facts.update
-    if update is not None:
-        for axis in (lanes, *other_lanes(facts, lanes)):
-            choice = Choice(facts, update, axis)
-            yield from ((choice, way) for way in choice.ways())
+def rated_plans(facts: Facts, update: Statement, lanes: int, suits: Callable[[Way], bool]) -> Iterator[Rated]:
+    """The best plan of every way to do it that `suits`."""
+    ways = RatedWays(facts, update, lanes)
+    return ways.best_of_each(filter(suits, ways.ways()), 1)

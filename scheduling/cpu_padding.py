@@ -87,10 +87,10 @@ def _has_lanes(program: Program, group: Group, machine: Machine) -> bool:
     if group.box is None or not group.axes:
         return True
     facts = facts_of(program, group, machine)
-    lanes = facts.lanes()
-    if lanes is None or lanes not in facts.uneven:
+    lanes, update = facts.lanes(), facts.update
+    if lanes is None or update is None or lanes not in facts.uneven:
         return True
-    return any(facts.extents[a] >= machine.lanes(facts.widest()) for a in other_lanes(facts, lanes))
+    return any(facts.extents[a] >= machine.lanes(facts.widest()) for a in other_lanes(facts, update, lanes))
 
 
 def _changed(program: Program, other: Program) -> set[str]:

@@ -83,8 +83,8 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Choice(Ways):
-    """What can be chosen for one reduction with given lanes, rated."""
+class RatedWays(Ways):
+    """What can be chosen for one reduction with given lanes, by the cycles that it takes."""
 
     def best(self, limit: float) -> Rated | None:
         """The best sizes of the best way; ways whose operations alone take more cycles than `limit` are left out."""

@@ -75,7 +75,7 @@ def _product(program: Program, part: Group, group: Group, machine: Machine, thre
     def suits(found: Rated) -> bool:
         return found.plan.depth is None and not any(p.pad for p in found.plan.packs)
 
-    plans = rated_plans(facts, lanes, suits=possible)
+    plans = rated_plans(facts, updates[0], lanes, possible)
     best = min(filter(suits, plans), key=lambda r: r.cycles, default=None)
     if best is None:
         return None

@@ -15,13 +15,13 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_block import block_group, schedule_contraction
-from poly.scheduling.cpu_contract import contraction_plan, rated_plans, ways_of
+from poly.scheduling.cpu_contract import contraction_plan
 from poly.scheduling.cpu_core import Cache, core_of
 from poly.scheduling.cpu_cost import MemoryCycles, cycles_of_memory, overlapped, shared_cycles
 from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of
 from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, tallest, window_stays
-from poly.scheduling.cpu_rating import Choice
+from poly.scheduling.cpu_rating import RatedWays
 from poly.scheduling.cpu_reuse import BlockedNest, Copied, Copy, Loop
 from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, MEETING_CYCLES
 from poly.scheduling.edits import settle, unchecked
@@ -54,9 +54,9 @@ def facts_on(program: Program, machine: Machine | None = None) -> Facts:
     return facts_of(program, group, machine or host_machine())
 
 
-def choice_of(facts: Facts, lanes: int) -> Choice:
+def rated_ways(facts: Facts, lanes: int) -> RatedWays:
     assert facts.update is not None
-    return Choice(facts, facts.update, lanes)
+    return RatedWays(facts, facts.update, lanes)
 
 
 def run(program: Program, plan: BlockPlan, facts: Facts | None = None) -> None:
@@ -84,7 +84,7 @@ def test_blocks_of_a_sum_start_from_zero(text: str, shapes: tuple[tuple[int, ...
     facts = facts_on(program)
     depth, seen = 16 if "l" in text else 128, 0
     for lanes in (0, 1):
-        choice = choice_of(facts, lanes)
+        choice = rated_ways(facts, lanes)
         for way in (w for w in choice.ways() if depth in choice.depths_of(w)):
             plan = choice.plan(way, 3, 2, 2, 0, depth)
             schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
@@ -118,7 +118,7 @@ def test_every_way_of_a_product_is_exact(text: str) -> None:
     a, b = ((21, 40), (40, 35)) if text == GEMM else ((40, 21), (35, 40))
     program = poly.parse(text, A=a, B=b)
     facts = facts_on(program)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     for k, way in enumerate(w for w in choice.ways() if not w.lanes_outside):
         run(program, choice.plan(way, 4, 2, 2, 2 if dict(way.packs).get(0) == "rows" else 0, 16 * (k % 3 == 2)))
 
@@ -130,7 +130,7 @@ def test_a_copy_across_has_squares_as_wide_as_divides_its_rows(steps: int, depth
     """And those of the last block of the reduction."""
     program = poly.parse(TRANSPOSED, A=(steps, 12), B=(32, steps))
     facts = facts_on(program, AVX2)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
     plan = choice.plan(way, 6, 2, 1, 0, depth)
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
@@ -144,7 +144,7 @@ def test_a_copy_across_has_squares_to_the_last_lane(columns: int, rows: list[int
     """Whole blocks of 16, whole vectors of the last one, and the rest."""
     program = poly.parse(TRANSPOSED, A=(24, 12), B=(columns, 24))
     facts = facts_on(program, AVX2)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
     plan = choice.plan(way, 6, min(2, choice.vectors), 1, 0, 0)
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, AVX2)
@@ -156,7 +156,7 @@ def test_a_copy_across_has_squares_to_the_last_lane(columns: int, rows: list[int
 def test_partial_sums_go_through_memory() -> None:
     program = poly.parse(GEMM, A=(13, 50), B=(50, 24))
     facts = facts_on(program)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if not w.packs)
     plan = choice.plan(way, 6, 2, 1, 0, 16)
     assert plan.depth == ("k", 16)
@@ -166,7 +166,7 @@ def test_partial_sums_go_through_memory() -> None:
 def test_blocks_of_lanes_around_those_of_the_reduction() -> None:
     program = poly.parse(GEMM, A=(13, 260), B=(260, 41))
     facts = facts_on(program)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     ways = [w for w in choice.ways() if w.lanes_outside]
     assert {tuple(site for _, site in w.packs) for w in ways} >= {(), ("lanes",), ("rows", "lanes")}
     for way in ways[::2]:
@@ -180,7 +180,8 @@ def test_blocks_of_lanes_around_those_of_the_reduction() -> None:
 
 def test_lanes_along_a_strided_axis_of_the_target_are_turned_in_registers() -> None:
     program = poly.parse(WINDOW, W=(32, 5, 3), X=(5, 27), Y=(32, 13))
-    plans = [r.plan for r in sorted(rated_plans(facts_on(program), 0, 8), key=lambda r: r.cycles)]
+    each = rated_ways(facts_on(program), 0)
+    plans = [r.plan for r in sorted(each.best_of_each(each.ways(), 8), key=lambda r: r.cycles)]
     assert plans and all(p.lanes == 0 and p.rows == 1 and p.depth is None for p in plans)
     for plan in plans[:3]:
         run(program, plan)
@@ -197,7 +198,7 @@ def test_maps_of_one_column_have_lanes() -> None:
 def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int) -> None:
     program = parse_program(WITH_BIAS_AND_SUM)
     facts = facts_on(program)
-    choice = choice_of(facts, 0)
+    choice = rated_ways(facts, 0)
     ways = [*choice.ways()]
     assert {w.rows for w in ways} == {1}
     for way in ways[:2]:
@@ -208,7 +209,7 @@ def test_what_follows_a_turned_tile_runs_along_its_rows(height: int, width: int)
 def test_partial_sums_of_turned_tiles_are_in_a_buffer_where_lanes_are_contiguous(height: int, width: int) -> None:
     program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(40, 32, 3, 3), X=(32, 5, 11))
     facts = facts_on(program)
-    choice = choice_of(facts, 0)
+    choice = rated_ways(facts, 0)
     ways = [w for w in choice.ways() if w.lanes_outside and w.rows == 2]
     plan = choice.plan(ways[0], height, width, 1, 0, 16)
     schedule = settle(block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine))
@@ -236,7 +237,7 @@ def test_a_reduction_in_blocks_with_a_map_behind_it(outside: bool) -> None:
     """What a block meets of a constant lies in one piece: its steps of the window one after the other."""
     program = parse_program(WITH_MAP_BEHIND)
     facts = facts_on(program, AVX2)
-    choice = choice_of(facts, 0)
+    choice = rated_ways(facts, 0)
     way = next(w for w in choice.ways() if w.rows == 2 and w.reused and w.lanes_outside == outside)
     plan = choice.plan(way, 4, 2, 1, 0, 16)
     assert plan.depth == ("c", 16) and [p.deep for p in plan.packs] == [(1, 16)]
@@ -259,7 +260,7 @@ def test_what_is_walked_in_one_piece_is_not_cut() -> None:
         program = replace(program, tensors=tuple(
             replace(t, role="constant") if t.name == "W" else t for t in program.tensors
         ))  # fmt: skip
-        choice = choice_of(facts_on(program, AVX2), 1)
+        choice = rated_ways(facts_on(program, AVX2), 1)
         way = next(w for w in choice.ways() if dict(w.packs).get(1) == "whole")
         assert all(p.deep is None for p in choice.plan(way, 4, 2, 1, 0, 16).packs)
 
@@ -267,7 +268,7 @@ def test_what_is_walked_in_one_piece_is_not_cut() -> None:
 def test_a_tile_is_not_turned_for_what_follows_in_another_order() -> None:
     text = WITH_BIAS_AND_SUM.replace("S: f32[40, 18]", "S: f32[18, 40]").replace("S[o, x]", "S[x, o]")
     facts = facts_on(parse_program(text))
-    assert not [*choice_of(facts, 0).ways()]
+    assert not [*rated_ways(facts, 0).ways()]
 
 
 def test_a_blocked_schedule_prints_as_a_script_that_replays() -> None:
@@ -290,7 +291,8 @@ def test_no_more_rows_fit_registers_than_in_the_tallest_tile(width: int, registe
 
 def test_the_choice_is_among_the_best_of_the_model() -> None:
     facts = facts_on(poly.parse(GEMM, A=(96, 200), B=(200, 96)))
-    best = min(rated_plans(facts, 1, 5), key=lambda r: r.cycles)
+    each = rated_ways(facts, 1)
+    best = min(each.best_of_each(each.ways(), 5), key=lambda r: r.cycles)
     assert contraction_plan(facts, 1) == best.plan
 
 
@@ -299,7 +301,7 @@ def test_ways_do_not_double_with_every_factor() -> None:
     for n in (3, 12):
         shapes: dict[str, Any] = {f"A{k}": (33, 19) for k in range(n)} | {"B": (19, 40)}
         program = poly.parse(f"S: C[i,j] += {'*'.join(f'A{k}[i,l]' for k in range(n))} * B[l,j]", **shapes)
-        counts.append(len(list(ways_of(facts_on(program), 1))))
+        counts.append(len([*rated_ways(facts_on(program), 1).ways()]))
     assert 0 < counts[0] == counts[1]
 
 
@@ -464,9 +466,7 @@ def test_vectors_of_callers_arrays_lie_in_two_lines(features: tuple[str, ...]) -
     """A packed vector is one load; of an array that starts anywhere, as many more as a vector is of a line."""
     machine = machine_of_features("x", features, "x86_64-unknown-linux-gnu", {1: 32 << 10, 2: 1 << 20}, 1, 4000)
     facts = facts_on(poly.parse(GEMM, A=(64, 64), B=(64, 64)), machine)
-    update = facts.update
-    assert update is not None
-    choice = Choice(facts, update, 1)
+    choice = rated_ways(facts, 1)
     b = next(k for k, o in enumerate(choice.operands[:-1]) if o.tensor == "B")
     found = {  # by whether B is packed
         b in dict(way.packs): choice._step(way).loads[b][1]  # pyright: ignore[reportPrivateUsage]
@@ -606,7 +606,7 @@ def test_a_window_that_stays_in_registers_is_read_once() -> None:
     assert not window_stays(7, 1, 1, 16)
     program = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(16, 8, 3, 3), X=(8, 9, 9))
     facts = facts_on(program)
-    choice = choice_of(facts, 0)
+    choice = rated_ways(facts, 0)
     plan = choice.plan(next(w for w in choice.ways() if w.rows == 2), 7, 1, 1, 0, 0)
     schedule = block_group(unchecked(Schedule(program)), facts.group, plan, facts.machine)
     assert unrolled_steps(schedule, "r")
@@ -629,7 +629,7 @@ def test_the_next_block_of_a_large_operand_is_asked_for(rows: int, columns: int,
     program = poly.parse(GEMM, A=(rows, 1536), B=(1536, columns))
     (group,) = groups_of(program)
     facts = facts_of(program, group, AVX2)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside and not w.lanes_inside)
     plan = choice.plan(way, 6, 2, 1, 0, 128)
     assert [p.ahead for p in plan.packs] == [ahead]
@@ -658,7 +658,7 @@ def test_the_first_tile_of_rows_makes_the_copy(
     program = poly.parse(text, A=shapes[0], B=shapes[1])
     facts = facts_on(program)
     lanes = 0 if text == TRANSPOSED else len(shapes[0]) - 1 if "n" in text else 1
-    choice = choice_of(facts, lanes)
+    choice = rated_ways(facts, lanes)
     ways = [w for w in choice.ways() if (w.lanes_inside, w.lanes_outside) == (inside, outside)]
     plans = [choice.plan(way, 3, 2, 2, 0, depth) for way in ways]
     plan = next(p for p in plans if any(pack.on_way for pack in p.packs))
@@ -689,7 +689,7 @@ def test_which_copies_the_first_tile_makes(
     machine: Machine, rows: int, columns: int, panels: int, depth: int, on_way: bool, asked: bool
 ) -> None:
     facts = facts_on(poly.parse(GEMM, A=(rows, 768), B=(768, columns)), machine)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
     (pack,) = choice.plan(way, 6, 4 if machine is AVX512 else 2, panels, 0, depth).packs
     assert (pack.on_way, pack.asked) == (on_way, asked)
@@ -701,7 +701,7 @@ def test_threads_share_blocks_whose_first_tile_makes_the_copy(columns: int, on_w
     program = poly.parse(GEMM, A=(64, 64), B=(64, columns))
     (group,) = groups_of(program)
     facts = facts_of(program, group, AVX512, 2)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
     plan = choice.plan(way, 6, 4, 1, 0, 0)
     assert [p.on_way for p in plan.packs] == [on_way]
@@ -711,7 +711,7 @@ def test_threads_share_blocks_whose_first_tile_makes_the_copy(columns: int, on_w
 def test_short_pieces_of_a_copy_fill_whole_lines() -> None:
     program = poly.parse("C[i,j] += A[k,i] * B[k,j]", A=(16, 24), B=(16, 32))
     facts = facts_on(program)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     way = next(w for w in choice.ways() if (0, "rows") in w.packs and len(w.packs) == 1 and not w.lanes_inside)
     plan = choice.plan(way, 6, 1, 1, 4, 0)
     run(program, plan)
@@ -725,7 +725,7 @@ def test_short_pieces_of_a_copy_fill_whole_lines() -> None:
 def test_a_single_block_has_no_next_one() -> None:
     program = poly.parse("C[b,i,j] += A[b,i,k] * B[b,k,j]", A=(4096, 8, 8), B=(4096, 8, 8))
     (group,) = groups_of(program)
-    choice = choice_of(facts_of(program, group, AVX2), 2)
+    choice = rated_ways(facts_of(program, group, AVX2), 2)
     way = next(w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside)
     assert not choice.plan(way, 8, 1, 1, 0, 0).packs[0].ahead
     assert not choice.asks(way, 1, np.ones(1), np.zeros(1)).any()
@@ -734,14 +734,14 @@ def test_a_single_block_has_no_next_one() -> None:
 @pytest.mark.parametrize(("rows", "columns", "few"), [(8, 1024, False), (2, 1024, True), (2, 512, False)])
 def test_blocks_of_a_reduction_have_many_steps_but_of_streams(rows: int, columns: int, few: bool) -> None:
     """Of few steps are those of what is used as it lies and takes longer to come than all operations, page by page."""
-    choice = choice_of(facts_on(poly.parse(GEMM, A=(rows, 1024), B=(1024, columns)), AVX512), 1)
+    choice = rated_ways(facts_on(poly.parse(GEMM, A=(rows, 1024), B=(1024, columns)), AVX512), 1)
     found = {bool(way.packs): choice.depths_of(way) for way in choice.ways()}
     assert found == {True: [128, 512], False: [16, 128, 512] if few else [128, 512]}
 
 
 def test_blocks_of_a_windows_channels_have_many_steps() -> None:
     window = poly.parse("Y[o,y,x] += W[o,c,q,r] * X[c,y + q,x + r]", W=(32, 64, 3, 3), X=(64, 20, 20))
-    choice = choice_of(facts_on(window), 0)
+    choice = rated_ways(facts_on(window), 0)
     assert {tuple(choice.depths_of(way)) for way in choice.ways()} == {(16,)}
 
 
@@ -787,7 +787,7 @@ output C: f32[49, 512]
 init[i, j]: C[i, j] = 0 where 0 <= i <= 48 and 0 <= j <= 511
 s[i, j, k]: C[i, j] += A[i, k]*B[k, j] where 0 <= i <= 48 and 0 <= j <= 511 and 0 <= k <= 511
 """
-        choice = choice_of(facts_on(parse_program(text), AVX512), 1)
+        choice = rated_ways(facts_on(parse_program(text), AVX512), 1)
         ways = [w for w in choice.ways() if w.packs == ((1, "whole" if role == "constant" else "lanes"),)]
         step = choice._step(ways[0])  # pyright: ignore[reportPrivateUsage]
         return {w for _, w in choice._shapes(step, False, (0,)).best}  # pyright: ignore[reportPrivateUsage]
@@ -805,7 +805,7 @@ def test_a_panel_that_fills_half_of_a_cache_spares_blocks_of_a_reduction(spec: s
 def test_blocks_of_rows_left_over_start_at_their_first() -> None:
     """What whole tiles leave starts inside of a block of tiles: a register tile of two blocks has no constant place."""
     program = poly.parse("T[m,h] += X[h,c] * W[m,c]", X=(232, 5), W=(16, 5))
-    choice = choice_of(facts_on(program), 0)
+    choice = rated_ways(facts_on(program), 0)
     way = next(w for w in choice.ways() if w.rows == 1)
     plan = choice.plan(way, 9, 1, 1, 4, 0)
     rows = plan.strips[0].rows

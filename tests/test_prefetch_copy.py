@@ -20,7 +20,7 @@ from poly.scheduling.edits import unchecked
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.schedule_text import parse_schedule
 from poly.text import parse_loops, print_loops
-from tests.test_cpu_block import AVX512, GEMM, choice_of, facts_on
+from tests.test_cpu_block import AVX512, GEMM, facts_on, rated_ways
 
 HOST = host_machine()
 LINE = 8
@@ -145,7 +145,7 @@ def test_operands_from_afar_that_few_rows_use_are_asked_for(
 ) -> None:
     program = poly.parse(GEMM, A=(rows, steps), B=(steps, columns))
     facts = replace(facts_on(program, AVX512), threads=threads)
-    choice = choice_of(facts, 1)
+    choice = rated_ways(facts, 1)
     ways = [w for w in choice.ways() if w.packs == ((1, "lanes"),) and not w.lanes_outside]
     plan = choice.plan(next(w for w in ways if w.lanes_inside == inside), 6, 4, 1 if threads > 1 else 4, 0, 0)
     assert [(p.on_way, p.asked) for p in plan.packs] == [(on_way, asks)]
