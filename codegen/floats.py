@@ -32,16 +32,16 @@ class Floats:
         return self.ops.const(self.bits_type, value, self.lanes)
 
     def add(self, a: Value, b: Value) -> Value:
-        return self.ops.op("fadd", a, a, b)
+        return self.ops.op("fadd", a, b)
 
     def sub(self, a: Value, b: Value) -> Value:
-        return self.ops.op("fsub", a, a, b)
+        return self.ops.op("fsub", a, b)
 
     def mul(self, a: Value, b: Value) -> Value:
-        return self.ops.op("fmul", a, a, b)
+        return self.ops.op("fmul", a, b)
 
     def div(self, a: Value, b: Value) -> Value:
-        return self.ops.op("fdiv", a, a, b)
+        return self.ops.op("fdiv", a, b)
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         return self.ops.multiply_add(a, b, c)
@@ -62,7 +62,7 @@ class Floats:
         return self.ops.compare("eq", a, b)
 
     def unordered(self, a: Value, b: Value) -> Value:
-        return self.ops.op("fcmp uno", a, a, b, dtype="bool")
+        return self.ops.op("fcmp uno", a, b, dtype="bool")
 
     def at_most(self, a: Value, limit: float) -> Value:
         """min(a, limit); NaN stays."""
@@ -72,7 +72,7 @@ class Floats:
         return self.when(self.less(a, self.c(limit)), self.c(limit), a)
 
     def int_op(self, name: str, a: Value, b: Value) -> Value:
-        return self.ops.op(name, a, a, b)
+        return self.ops.op(name, a, b)
 
     def recast(self, a: Value, dtype: str) -> Value:
         """The same bits as another dtype."""

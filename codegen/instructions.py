@@ -54,7 +54,7 @@ def dot(ops: Vectors, name: str, a: Value, b: Value, total: Value) -> Value:
     a, b, total = ops.same(a, b, total)
     width = ops.target.dots.get(name, 0)
     if not a.lanes or not width:
-        return ops.op("add", total, total, _dot_of_parts(ops, name, a, b))
+        return ops.op("add", total, _dot_of_parts(ops, name, a, b))
     kind = f"<{width} x i32>"
 
     def four(x: Value, y: Value, z: Value) -> str:
@@ -77,10 +77,10 @@ def _dot_of_parts(ops: Vectors, name: str, a: Value, b: Value) -> Value:
     products: list[Value] = []
     for place in range(0, 32, bits):
         up = ops.const("i32", 32 - bits - place, a.lanes)
-        x, y = (ops.op("shl", v, v, up) for v in (a, b))
-        x = ops.op("lshr" if name == "dot4" else "ashr", x, x, top)
-        products.append(ops.op("mul", x, x, ops.op("ashr", y, y, top)))
-    return reduce(lambda x, y: ops.op("add", x, x, y), products)
+        x, y = (ops.op("shl", v, up) for v in (a, b))
+        x = ops.op("lshr" if name == "dot4" else "ashr", x, top)
+        products.append(ops.op("mul", x, ops.op("ashr", y, top)))
+    return reduce(lambda x, y: ops.op("add", x, y), products)
 
 
 def _by_whole(ops: Vectors, width: int, one: Callable[..., str], *operands: Value) -> Value:

@@ -281,7 +281,7 @@ def _load_gathered(
         return None
     if stride:
         steps = "<" + ", ".join(f"i64 {stride * i}" for i in range(width)) + ">"
-        offsets = s.ops.op("add", offsets, offsets, Value("i64", width, steps))
+        offsets = s.ops.op("add", offsets, Value("i64", width, steps))
     bits = active_lanes(s, lanes)
     mask = "splat (i1 true)" if isinstance(bits, bool) else bits.text
     through = "poison" if isinstance(bits, bool) else s.ops.const(tensor.dtype, fill.value, width).text

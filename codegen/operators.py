@@ -37,7 +37,7 @@ class Ops(Vectors):
             return self.arranged(self.multiply_add(*found[0]), found[1])
         if self.target.fma:
             return self.call("fma", a, b, c)
-        return self.op("fadd", a, self.op("fmul", a, a, b), c)
+        return self.op("fadd", self.op("fmul", a, b), c)
 
     def negate(self, a: Value) -> Value:
         if a.literal is not None:
@@ -45,10 +45,10 @@ class Ops(Vectors):
         if a.dtype in NARROW:
             return self.cast(self.negate(self.cast(a, "f32")), a.dtype)
         if is_float(a.dtype):
-            return self.op("fneg", a, a)
+            return self.op("fneg", a)
         if a.dtype == "bool":
             raise UnsupportedError("neg of a bool", hint="use not")
-        return self.op("sub", a, self.const(a.dtype, 0, a.lanes), a)
+        return self.op("sub", self.const(a.dtype, 0, a.lanes), a)
 
     def apply(self, name: str, arguments: Sequence[Value]) -> Value:
         """An operator of `poly.expr.OPERATORS`. Raises `UnsupportedError` where numpy has none for the dtype."""
@@ -80,11 +80,11 @@ class Ops(Vectors):
             case "dot2" | "dot4":
                 return instructions.dot(self, name, operands[0], operands[1], self.const("i32", 0, a.lanes))
             case "and" | "or":
-                return self.op(name, a, *(self.truth(o) for o in operands), dtype="bool")
+                return self.op(name, *(self.truth(o) for o in operands), dtype="bool")
             case "not":
-                return self.op("xor", a, self.truth(a), self.const("bool", True, a.lanes), dtype="bool")
+                return self.op("xor", self.truth(a), self.const("bool", True, a.lanes), dtype="bool")
             case "div" if is_float(a.dtype):
-                return self.op("fdiv", a, *operands)
+                return self.op("fdiv", *operands)
             case "trunc_div" if is_integer(a.dtype):
                 return division.truncated(self, *operands)
             case "floor_div" | "mod" if a.dtype != "bool":
@@ -110,23 +110,23 @@ class Ops(Vectors):
 
     def _arithmetic(self, name: str, a: Value, b: Value) -> Value:
         if is_float(a.dtype):
-            return self.op(f"f{name}", a, a, b)
+            return self.op(f"f{name}", a, b)
         if a.dtype == "bool":
             if name == "sub":
                 raise UnsupportedError("sub of bools", hint="use !=, or convert with a cast")
-            return self.op("or" if name == "add" else "and", a, a, b)
-        return self.op(name, a, a, b)
+            return self.op("or" if name == "add" else "and", a, b)
+        return self.op(name, a, b)
 
     def _bitwise(self, name: str, a: Value, b: Value) -> Value:
         if name.startswith("bit_") and not is_float(a.dtype):
-            return self.op(name.removeprefix("bit_"), a, a, b)
+            return self.op(name.removeprefix("bit_"), a, b)
         if is_integer(a.dtype):
             return self._shift(name, a, b)
         raise UnsupportedError(f"{name} of {a.dtype}", hint="convert the operands to integers")
 
     def _extreme(self, name: str, a: Value, b: Value) -> Value:
         if a.dtype == "bool":
-            return self.op("or" if name == "max" else "and", a, a, b)
+            return self.op("or" if name == "max" else "and", a, b)
         if is_integer(a.dtype):
             return self.call(("s" if a.dtype[0] == "i" else "u") + name, a, b)
         if b.literal is not None and not np.isnan(b.literal):
@@ -139,7 +139,7 @@ class Ops(Vectors):
         chosen = self.select(self.compare("gt" if name == "max" else "lt", a, b), a, b)
         if a.literal is not None and not np.isnan(a.literal):
             return chosen
-        return self.select(self.op("fcmp uno", a, a, a, dtype="bool"), a, chosen)
+        return self.select(self.op("fcmp uno", a, a, dtype="bool"), a, chosen)
 
     def _abs(self, a: Value) -> Value:
         if is_float(a.dtype):
@@ -155,7 +155,7 @@ class Ops(Vectors):
             return self.select(positive, one, zero)
         rest = self.select(self.compare("lt", a, zero), self.const(a.dtype, -1, a.lanes), zero)
         if is_float(a.dtype):
-            rest = self.select(self.op("fcmp uno", a, a, a, dtype="bool"), a, rest)
+            rest = self.select(self.op("fcmp uno", a, a, dtype="bool"), a, rest)
         return self.select(positive, one, rest)
 
     def _shift(self, name: str, a: Value, count: Value) -> Value:
@@ -164,12 +164,12 @@ class Ops(Vectors):
         width = 8 * size_bytes(a.dtype)
         inside = self.compare("lt", count, self.const(a.dtype, width, a.lanes))
         if signed:
-            inside = self.op("and", a, inside, self.compare("ge", count, zero), dtype="bool")
+            inside = self.op("and", inside, self.compare("ge", count, zero), dtype="bool")
         safe = self.select(inside, count, zero)
         if name == "shift_left":
-            return self.select(inside, self.op("shl", a, a, safe), zero)
-        beyond = self.op("ashr", a, a, self.const(a.dtype, width - 1, a.lanes)) if signed else zero
-        return self.select(inside, self.op("ashr" if signed else "lshr", a, a, safe), beyond)
+            return self.select(inside, self.op("shl", a, safe), zero)
+        beyond = self.op("ashr", a, self.const(a.dtype, width - 1, a.lanes)) if signed else zero
+        return self.select(inside, self.op("ashr" if signed else "lshr", a, safe), beyond)
 
     def _integer_power(self, a: Value, b: Value) -> Value:
         """Square and multiply over the exponent's bits, 64 at most; known exponents take only their own bits."""
@@ -178,15 +178,15 @@ class Ops(Vectors):
         signed, zero, one = a.dtype[0] == "i", self.const(a.dtype, 0, a.lanes), self.const(a.dtype, 1, a.lanes)
         result, base, exponent = one, a, b
         for _ in range(8 * size_bytes(a.dtype) - signed):
-            odd = self.op("and", a, exponent, one)
-            result = self.select(self.compare("ne", odd, zero), self.op("mul", a, result, base), result)
-            base = self.op("mul", a, base, base)
-            exponent = self.op("lshr", a, exponent, one)
+            odd = self.op("and", exponent, one)
+            result = self.select(self.compare("ne", odd, zero), self.op("mul", result, base), result)
+            base = self.op("mul", base, base)
+            exponent = self.op("lshr", exponent, one)
         if not signed:
             return result
         minus = self.const(a.dtype, -1, a.lanes)
         is_one = self.compare("eq", a, one)
-        odd = self.compare("ne", self.op("and", a, b, one), zero)
+        odd = self.compare("ne", self.op("and", b, one), zero)
         unit = self.select(is_one, one, self.select(self.compare("eq", a, minus), self.select(odd, minus, one), zero))
         return self.select(self.compare("lt", b, zero), unit, result)
 
@@ -198,5 +198,5 @@ class Ops(Vectors):
                 factors.append(base)
             exponent >>= 1
             if exponent:
-                base = self.op("mul", a, base, base)
-        return reduce(lambda x, y: self.op("mul", a, x, y), factors) if factors else self.const(a.dtype, 1, a.lanes)
+                base = self.op("mul", base, base)
+        return reduce(lambda x, y: self.op("mul", x, y), factors) if factors else self.const(a.dtype, 1, a.lanes)

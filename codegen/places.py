@@ -117,8 +117,8 @@ def index_offsets(s: State, tensor: Tensor, subscripts: Sequence[Affine]) -> tup
     for index, stride in zip(own, strides, strict=True):
         if index is not None:
             step = s.ops.const("i64", stride.factor, index.lanes)
-            part = index if stride.factor == 1 else s.ops.op("mul", index, index, step)
-            total = part if total is None else s.ops.op("add", part, total, part)
+            part = index if stride.factor == 1 else s.ops.op("mul", index, step)
+            total = part if total is None else s.ops.op("add", total, part)
     rest = [c if index is None else Affine() for index, c in zip(own, subscripts, strict=True)]
     return None if total is None else (rest, total)
 
@@ -157,7 +157,7 @@ def _check_index(s: State, access: Access, dimension: int, index: Value, guard: 
     writer = s.writer
     extent = s.indices.text(s.indices.linear(s.tensors[access.tensor].shape[dimension]))
     limit = s.ops.splat(Value("i64", 0, extent), index.lanes)
-    bad: Bit = Value("bool", index.lanes, s.ops.op("icmp uge", index, index, limit).text)
+    bad: Bit = s.ops.op("icmp uge", index, limit, dtype="bool")
     s.writer.depth_of[bad.text] = LOCAL
     bad = as_value(both(s, bad, active_lanes(s, guard) if index.lanes else guard))
     if f"checked {bad.text}" in writer.local:

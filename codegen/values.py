@@ -167,11 +167,12 @@ class Vectors:
                 text = self.writer.value(kind)
         return Value(dtype, width, text)
 
-    def op(self, text: str, like: Value, *operands: Value, dtype: str | None = None) -> Value:
-        """`text <type> a, b`, giving the type of `like` or one of `dtype`."""
-        kind = value_type(operands[0].dtype, operands[0].lanes)
+    def op(self, text: str, *operands: Value, dtype: str | None = None) -> Value:
+        """`text <type> a, b`, giving their dtype or another one."""
+        first = operands[0]
+        kind = value_type(first.dtype, first.lanes)
         name = self.writer.cached(f"{text} {kind} {', '.join(o.text for o in operands)}")
-        return Value(dtype or like.dtype, like.lanes, name)
+        return Value(dtype or first.dtype, first.lanes, name)
 
     def recast(self, a: Value, dtype: str) -> Value:
         """The same bits as another dtype."""
@@ -208,8 +209,8 @@ class Vectors:
             a, b = self.cast(a, "f32"), self.cast(b, "f32")
         floating, signed, unsigned = COMPARE[name]
         if is_float(a.dtype):
-            return self.op(f"fcmp {floating}", a, a, b, dtype="bool")
-        return self.op(f"icmp {signed if a.dtype[0] == 'i' else unsigned}", a, a, b, dtype="bool")
+            return self.op(f"fcmp {floating}", a, b, dtype="bool")
+        return self.op(f"icmp {signed if a.dtype[0] == 'i' else unsigned}", a, b, dtype="bool")
 
     def truth(self, a: Value) -> Value:
         """a != 0; NaN is true."""
@@ -226,7 +227,7 @@ class Vectors:
 
     def extreme(self, name: str, a: Value) -> Value:
         """The greatest or least lane of floats, NaN where one is: found by one test beside the comparisons."""
-        unknown = self.any_lane(self.op("fcmp uno", a, a, a, dtype="bool"))
+        unknown = self.any_lane(self.op("fcmp uno", a, a, dtype="bool"))
         while a.lanes:
             half = a.lanes // 2
             x, y = (self.part(a, k * half, half) if half > 1 else self.lane(a, k) for k in (0, 1))
@@ -246,7 +247,7 @@ class Vectors:
         """bf16 is the upper half of an f32."""
         narrow, wide = value_type("u16", a.lanes), value_type("u32", a.lanes)
         bits = Value("u32", a.lanes, self.writer.value(f"zext {narrow} {a.text} to {wide}"))
-        high = self.op("shl", bits, bits, self.const("u32", 16, a.lanes))
+        high = self.op("shl", bits, self.const("u32", 16, a.lanes))
         return Value("f32", a.lanes, self.writer.value(f"bitcast {wide} {high.text} to {value_type('f32', a.lanes)}"))
 
     def _to_bf16(self, a: Value) -> Value:
@@ -254,12 +255,12 @@ class Vectors:
         wide, lanes = value_type("u32", a.lanes), a.lanes
         bits = Value("u32", lanes, self.writer.value(f"bitcast {value_type('f32', lanes)} {a.text} to {wide}"))
         odd = self.op(
-            "and", bits, self.op("lshr", bits, bits, self.const("u32", 16, lanes)), self.const("u32", 1, lanes)
+            "and", self.op("lshr", bits, self.const("u32", 16, lanes)), self.const("u32", 1, lanes)
         )
-        up = self.op("add", bits, self.op("add", bits, bits, self.const("u32", 0x7FFF, lanes)), odd)
-        quiet = self.op("or", bits, bits, self.const("u32", 0x400000, lanes))
-        chosen = self.select(self.op("fcmp uno", a, a, a, dtype="bool"), quiet, up)
-        high = self.op("lshr", bits, chosen, self.const("u32", 16, lanes))
+        up = self.op("add", self.op("add", bits, self.const("u32", 0x7FFF, lanes)), odd)
+        quiet = self.op("or", bits, self.const("u32", 0x400000, lanes))
+        chosen = self.select(self.op("fcmp uno", a, a, dtype="bool"), quiet, up)
+        high = self.op("lshr", chosen, self.const("u32", 16, lanes))
         return Value("bf16", lanes, self.writer.value(f"trunc {wide} {high.text} to {value_type('u16', lanes)}"))
 
     def _to_odd(self, a: Value) -> Value:
@@ -270,7 +271,7 @@ class Vectors:
         back, bits = self.cast(near, "f64"), self.recast(near, "i32")
         one, same = self.const("i32", 1, a.lanes), self.compare("eq", back, a)
         above = self.compare("gt", self.call("fabs", back), self.call("fabs", a))
-        cut = self.op("or", bits, self.select(above, self.op("sub", bits, bits, one), bits), one)
+        cut = self.op("or", self.select(above, self.op("sub", bits, one), bits), one)
         return self.recast(self.select(same, bits, cut), "f32")
 
     def cast(self, a: Value, dtype: str) -> Value:
@@ -319,7 +320,7 @@ class Vectors:
         beyond = self.compare("ge", a, self.const(a.dtype, top, lanes)) if top > limits.max else None
         most = top if beyond is None else float(np.nextafter(rounded(a.dtype, top), rounded(a.dtype, 0)))
         if limits.min < 0:
-            a = self.select(self.op("fcmp ord", a, a, a, dtype="bool"), a, self.const(a.dtype, 0, lanes))
+            a = self.select(self.op("fcmp ord", a, a, dtype="bool"), a, self.const(a.dtype, 0, lanes))
         for name, limit in (("maxnum", float(limits.min)), ("minnum", most)):  # of a NaN the limit, which is 0 here
             bound = self.const(a.dtype, limit, lanes)
             intrinsic = f"llvm.{name}.{suffix(a.dtype, lanes)}"
