@@ -1,7 +1,7 @@
-"""Sums of products of 16-bit floats in f32: operands that are used often are widened once, not at every use.
+"""Sums of products of operands that have another dtype than the sums: used often, they are converted once, before.
 
-A core widens a vector of them while it loads it, but not what all lanes share: that takes a load, a conversion and a
-broadcast where f32 has one broadcast from memory. Values are the same.
+A core converts a vector of them while it loads it, but not what all lanes share: that takes a load, a conversion and a
+broadcast where the sum's own dtype has one broadcast from memory. Values are the same.
 """
 
 from __future__ import annotations
@@ -16,52 +16,66 @@ from poly.expr import Apply, Cast, Const, Expr, Read, rewrite
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.sums import OFTEN, in_order, ranges_of, start_of, touched_by, with_statements
 
-_NARROW: Final = ("f16", "bf16")
+_SUMS: Final = ("f32", "f64")
 
 
 def sums_of_widened(program: Program) -> Program:
-    """The program with operands of sums in f32 copied to f32 before, where each element is used often. Programs with
-    free sizes stay as they are.
+    """The program with operands of sums in f32 and f64 copied to that dtype before, where each element is used often.
+    Programs with free sizes stay as they are.
     """
     if set(program.parameters) - program.binding.keys():
         return program
     changed: dict[str, Statement] = {}
     tensors: dict[str, Tensor] = {}
     before: dict[str, list[Statement]] = {}
-    made: dict[tuple[str, tuple[tuple[int, int], ...]], str] = {}
+    made: dict[tuple[str, str, tuple[tuple[int, int], ...]], str] = {}
     for s in in_order(program):  # the first user's copy is there for the others
         init = start_of(program, s) if _sums_products(program, s) else None
         ranges = ranges_of(program, s) if init is not None else None
         if init is None or ranges is None:
             continue
+        dtype = program.tensor[s.write.tensor].dtype
         for k, access in enumerate(s.reads):
             source = program.tensor[access.tensor]
-            if source.dtype not in _NARROW or prod(ranges.values()) < OFTEN * prod(source.extents(program.binding)):
+            if source.dtype == dtype or prod(ranges.values()) < OFTEN * prod(source.extents(program.binding)):
                 continue
             ends = tuple(touched_by(e, ranges, n) for e, n in _axes(program, access))
-            name = made.get((source.name, ends))
+            name = made.get((source.name, dtype, ends))
             if name is None:
-                name = made[source.name, ends] = unused_name(
+                name = made[source.name, dtype, ends] = unused_name(
                     {*program.tensor, *program.statement, *tensors}, f"{source.name}_wide", "_made"
                 )
-                before.setdefault(init.name, []).append(_copy(program, source, name, ends))
-                tensors[name] = Tensor(name, source.shape, "f32")
-            changed[s.name] = _reading(changed.get(s.name, s), k, name)
+                before.setdefault(init.name, []).append(_copy(program, source, name, dtype, ends))
+                tensors[name] = Tensor(name, source.shape, dtype)
+            changed[s.name] = _reading(changed.get(s.name, s), k, name, dtype)
     return with_statements(program, changed, tensors, before) if changed else program
 
 
 def _sums_products(program: Program, s: Statement) -> bool:
-    """Whether a statement alone in its nest adds products of two widened elements to f32."""
+    """Whether a statement alone in its nest adds products of two operands, one converted at least, to f32 or f64."""
     target = program.tensor[s.write.tensor]
     alone = sum(o.path[:1] == s.path[:1] for o in program.statements) == 1 and isinstance(s.path[0], int)
-    if s.combiner is None or s.combiner.symbol != "+" or target.dtype != "f32" or s.external is not None or not alone:
+    if s.combiner is None or s.combiner.symbol != "+" or target.dtype not in _SUMS or s.external is not None:
         return False
-    plain = all(not r.indirect and program.tensor[r.tensor].layout is None for r in (*s.reads, s.write))
+    plain = alone and all(not r.indirect and program.tensor[r.tensor].layout is None for r in (*s.reads, s.write))
     match s.body:
-        case Apply("mul", (Cast("f32", Read(a)), Cast("f32", Read(b)))):
-            return plain and a != b and s.reads[a].tensor != s.reads[b].tensor
+        case Apply("mul", (first, second)) if plain:
+            a, b = (_operand(program, s, factor) for factor in (first, second))
+            return a is not None and b is not None and s.reads[a].tensor != s.reads[b].tensor
         case _:
             return False
+
+
+def _operand(program: Program, s: Statement, factor: Expr) -> int | None:
+    """The read that a factor is, of the target's dtype or converted to it."""
+    dtype = program.tensor[s.write.tensor].dtype
+    match factor:
+        case Read(k) if program.tensor[s.reads[k].tensor].dtype == dtype:
+            return k
+        case Cast(wanted, Read(k)) if wanted == dtype:
+            return k
+        case _:
+            return None
 
 
 def _axes(program: Program, access: Access) -> list[tuple[Affine, int]]:
@@ -69,20 +83,20 @@ def _axes(program: Program, access: Access) -> list[tuple[Affine, int]]:
     return list(zip(access.affine_index, extents, strict=True))
 
 
-def _copy(program: Program, source: Tensor, name: str, ends: Sequence[tuple[int, int]]) -> Statement:
-    """What widens the elements of a tensor that are read."""
+def _copy(program: Program, source: Tensor, name: str, dtype: str, ends: Sequence[tuple[int, int]]) -> Statement:
+    """What converts the elements of a tensor that are read."""
     point = tuple(f"i{k}" for k in range(source.rank))
     label, index = f"{name}_made", tuple(map(var, point))
     domain = box_domain(label, [(i, *e) for i, e in zip(point, ends, strict=True)])
     domain = domain.align_params(program.context.get_space())
-    return Statement(label, point, domain, Access(name, index), (Access(source.name, index),), Cast("f32", Read(0)))
+    return Statement(label, point, domain, Access(name, index), (Access(source.name, index),), Cast(dtype, Read(0)))
 
 
-def _reading(s: Statement, read: int, name: str) -> Statement:
-    """A statement with one operand from a wide tensor."""
+def _reading(s: Statement, read: int, name: str, dtype: str) -> Statement:
+    """A statement with one operand from a tensor of the sum's dtype."""
 
     def rule(e: Expr) -> Expr | None:
-        return Read(read) if e == Cast("f32", Read(read)) else None
+        return Read(read) if e == Cast(dtype, Read(read)) else None
 
     access = s.reads[read]
     fill = None if access.fill is None else Const(float(access.fill.value))

@@ -1,4 +1,4 @@
-"""Products of 16-bit floats: sums in f32, rounded once; operands that are used often are widened before."""
+"""Sums of products of another dtype: rounded once; operands that are used often are converted before."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import poly
+from poly.dtypes import numpy_dtype
 from poly.interp import run_program
 from poly.scheduling.widened import sums_of_widened
 from poly.text import parse_program
@@ -58,9 +59,29 @@ def test_operands_that_are_used_often() -> None:
     np.testing.assert_array_equal(before, after)
     few = parse_program(TEXT.replace("< 32", "< 12"))
     assert "x_wide" not in {t.name for t in sums_of_widened(few).tensors}
-    for old, new in (("+= f32", "max= f32"), ("f32[20", "f64[20"), ("*f32(w[k, j])", "*f32(x[k, j])")):
-        other = parse_program(TEXT.replace(old, new).replace("f32(", "f64(" if "f64" in new else "f32("))
+    w = "*f32(w[k, j])"
+    for old, new in (("+= f32", "max= f32"), (w, "*f32(x[k, j])"), (w, "*sqrt(f32(w[k, j]))")):
+        other = parse_program(TEXT.replace(old, new))
         assert sums_of_widened(other) is other
+
+
+@pytest.mark.parametrize(("a", "b", "total", "made"), [
+    ("f32", "f64", "f64", ["x_wide"]), ("f64", "f16", "f64", ["w_wide"]), ("i32", "f32", "f64", ["w_wide", "x_wide"]),
+    ("i8", "f32", "f32", ["x_wide"]), ("f64", "f32", "f32", ["x_wide"]), ("f64", "f64", "f64", []),
+])  # fmt: skip
+def test_operands_of_any_dtype(a: str, b: str, total: str, made: list[str]) -> None:
+    text = TEXT.replace("x: f16", f"x: {a}").replace("w: f16", f"w: {b}").replace("y: f32", f"y: {total}")
+    for dtype, read in ((a, "x[i, k]"), (b, "w[k, j]")):
+        text = text.replace(f"f32({read})", f"{total}({read})" if dtype != total else read)
+    program = parse_program(text)
+    changed = sums_of_widened(program)
+    assert sorted(t.name for t in changed.tensors if t.name not in program.tensor) == made
+    assert all(changed.tensor[name].dtype == total for name in made)
+    given = {"x": (normal((24, 40)) * 9).astype(numpy_dtype(a)), "w": (normal((30, 32)) * 9).astype(numpy_dtype(b))}
+    want: Any = run_program(program, given)["y"]
+    np.testing.assert_array_equal(run_program(changed, given)["y"], want)
+    found: Any = poly.compile(program)(given["x"], given["w"])
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-4)
 
 
 QUERIES = """
