@@ -36,6 +36,18 @@ class Touched(NamedTuple):
     needed: Numbers
 
 
+class _Pieces(NamedTuple):
+    """Pieces of memory: elements of one (`run`), their number, of the first cache's sets the most that a step
+    leaves out for each piece (`crowd`); whether pages lie `apart`, and so `far` that a core does not know them all.
+    """
+
+    run: Numbers
+    number: Numbers
+    crowd: Numbers
+    apart: npt.NDArray[np.bool_]
+    far: npt.NDArray[np.bool_]
+
+
 @dataclass(frozen=True)
 class Operand:
     """One access. `axes`: factors of the iterators in every subscript; `strides`: bytes along every axis."""
@@ -101,6 +113,21 @@ class Operand:
         the first cache has lost by then. `walked`: bytes after which a walk through the box leaves a piece.
         """
         line = core.line
+        run, count, crowd, apart, far = self._pieces(core, sizes)
+        length = run * self.element
+        lines = (length - self.element) / line + 1  # of a piece that starts anywhere
+        touched = count * lines * line
+        starts = np.where(count > STREAMS, count, 0.0)
+        near = touched + starts * (core.near + START * (crowd >= core.sets))
+        left = count * np.where(apart, np.maximum(length / walked, 1.0), 1.0)  # pieces as they are walked
+        starts = np.where(left > STREAMS, left, 0.0)
+        shared = np.where(follows, np.minimum(length / line, 1.0), 1.0)  # of a line with the box before
+        start = starts * shared * np.where(far, core.page, START)
+        behind = touched * np.where(follows, length / line / lines, 1.0) + start
+        return Touched(near, behind, np.where(far, start, 0.0), touched * np.maximum(crowd / lines, 1.0))
+
+    def _pieces(self, core: Core, sizes: Mapping[str, Numbers]) -> _Pieces:
+        """The pieces of memory that a box lies in, by its axes from the fastest on."""
         run, count, crowd = np.ones(()), np.ones(()), np.ones(())
         far = apart = np.zeros((), bool)
         whole: npt.NDArray[np.bool_] | None = np.ones((), bool)  # the axes so far lie in one piece; None: they cannot
@@ -123,17 +150,7 @@ class Operand:
             count = count * extent
             crowd = np.where(extent < 2, crowd, np.maximum(crowd, sets))
             far, apart = far | over, apart | ((extent > 1) & (stride >= PAGE))
-        length = run * self.element
-        lines = (length - self.element) / line + 1  # of a piece that starts anywhere
-        touched = count * lines * line
-        starts = np.where(count > STREAMS, count, 0.0)
-        near = touched + starts * (core.near + START * (crowd >= core.sets))
-        left = count * np.where(apart, np.maximum(length / walked, 1.0), 1.0)  # pieces as they are walked
-        starts = np.where(left > STREAMS, left, 0.0)
-        shared = np.where(follows, np.minimum(length / line, 1.0), 1.0)  # of a line with the box before
-        start = starts * shared * np.where(far, core.page, START)
-        behind = touched * np.where(follows, length / line / lines, 1.0) + start
-        return Touched(near, behind, np.where(far, start, 0.0), touched * np.maximum(crowd / lines, 1.0))
+        return _Pieces(run, count, crowd, apart, far)
 
 
 def _reach(axis: Mapping[str, int], extent: int, sizes: Mapping[str, Numbers]) -> Numbers:

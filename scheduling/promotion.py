@@ -50,19 +50,14 @@ def promote(
     out where somebody else needs what they write. Raises `ScheduleError` where the part has no box with an affine
     corner.
     """
-    if tensor not in schedule.program.tensor:
-        raise ScheduleError(
-            f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(schedule.program.tensor)}"
-        )
+    source = _known(schedule, tensor)
     order, reads = (None if v is None else tuple(map(int, v)) for v in (order, reads))  # a text has no numpy integers
     fold, block = ({int(d): int(n) for d, n in (v or {}).items()} for v in (fold, block))
     chosen = _users(schedule, tensor, at, users, reads)
     buffer = buffer_name(schedule, name or free_buffer_name(schedule, f"{tensor}_{identifier(space)}"))
     tile = tile_of(schedule, tensor, at, chosen, pad, reads)
     layout = _layout(tile.box, order, fold, block)
-    source = schedule.program.tensor[tensor]
-    extents, origin = tile.box.extents, source.source_name
-    new = Tensor(buffer, extents, source.dtype, "temporary", space, layout, tile.loops, origin)
+    new = Tensor(buffer, tile.box.extents, source.dtype, "temporary", space, layout, tile.loops, source.source_name)
     result = _Promoting(schedule, source, new, tile, at, chosen, pad, reads).result(order)
     return finish(
         schedule, result, "promote", tensor=tensor, at=at, space=space, name=buffer,
@@ -121,6 +116,14 @@ class _Promoting:
         write, read = (outer, inner) if outward else (inner, outer)
         iterators, rank = (*tile.variables, *elements), len(tile.loops)
         return Statement(name, iterators, domain, write, (read,), Read(0), copies=self.source.name, tile_rank=rank)
+
+
+def _known(schedule: Schedule, tensor: str) -> Tensor:
+    """The tensor of a name. Raises `ScheduleError` where there is none."""
+    known = schedule.program.tensor
+    if tensor not in known:
+        raise ScheduleError(f"no tensor {tensor!r}", where=schedule.source.name, hint=f"tensors: {', '.join(known)}")
+    return known[tensor]
 
 
 def _users(
