@@ -32,8 +32,8 @@ def load(s: State, access: Access, values: dict[int, Value], position: int) -> V
     guard holds, before anything is touched. `position`: of this one.
     """
     tensor = s.tensors[access.tensor]
-    whole, lanes = guard_parts(s, access.guard)
-    guard = both(s, whole, lanes)
+    all_lanes, each_lane = guard_parts(s, access.guard)
+    guard = both(s, all_lanes, each_lane)
     fill = access.fill or ZERO
     if guard is False:
         return s.ops.const(tensor.dtype, fill.value)
@@ -46,17 +46,17 @@ def load(s: State, access: Access, values: dict[int, Value], position: int) -> V
     if address is not None and stride == 0:
         return _load_uniform(s, tensor, address, guard, fill)
     if address is not None and stride == 1:
-        return _load_vector(s, tensor, address, whole, lanes, fill)
+        return _load_vector(s, tensor, address, all_lanes, each_lane, fill)
     if address is not None and stride is not None:
         value = _load_strided(s, tensor, subscripts, address, guard, fill)
         if value is not None:
             return value
     if address is None and access.indirect and s.target.gathers:
-        value = _load_gathered(s, tensor, subscripts, whole, lanes, fill)
+        value = _load_gathered(s, tensor, subscripts, all_lanes, each_lane, fill)
         if value is not None:
             return value
-    whole_lanes = s.lanes is not None and s.lanes.mask is None and guard is True
-    value = _load_repeated(s, tensor, subscripts) if whole_lanes and address is None and not access.indirect else None
+    unmasked = s.lanes is not None and s.lanes.mask is None and guard is True
+    value = _load_repeated(s, tensor, subscripts) if unmasked and address is None and not access.indirect else None
     return _load_lanes(s, tensor, subscripts, guard, fill) if value is None else value
 
 
@@ -73,24 +73,24 @@ def load_registers(s: State, access: Access) -> Value:
     return value
 
 
-def _safe(s: State, tensor: Tensor, pointer: str, condition: Bit, fill: Const, lanes: int = 0) -> str:
+def _safe(s: State, tensor: Tensor, pointer: str, condition: Bit, fill: Const, width: int = 0) -> str:
     """The pointer where the condition holds, else one to the fill value."""
     if isinstance(condition, bool):
         return pointer
     text = constant_text(tensor.dtype, fill.value)
     if tensor.dtype == "bool":
         text = str(int(bool(fill.value)))
-    place = s.writer.constant(memory_type(tensor.dtype), lanes, text)
+    place = s.writer.constant(memory_type(tensor.dtype), width, text)
     return s.writer.value(f"select i1 {condition.text}, ptr {pointer}, ptr {place}")
 
 
-def raw_load(s: State, tensor: Tensor, pointer: str, lanes: int = 0) -> Value:
+def raw_load(s: State, tensor: Tensor, pointer: str, width: int = 0) -> Value:
     """What is at a pointer; once in a block where nobody writes the tensor, since instruction selection would load it
     again behind every store or prefetch.
     """
-    text = f"load {memory_type(tensor.dtype, lanes)}, ptr {pointer}, align {size_bytes(tensor.dtype)}"
+    text = f"load {memory_type(tensor.dtype, width)}, ptr {pointer}, align {size_bytes(tensor.dtype)}"
     found = s.writer.cached(text) if _still(s, tensor) else s.writer.value(text)
-    return _from_memory(s, tensor.dtype, found, lanes)
+    return _from_memory(s, tensor.dtype, found, width)
 
 
 def _from_memory(s: State, dtype: str, text: str, lanes: int) -> Value:
@@ -108,16 +108,18 @@ def _load_uniform(s: State, tensor: Tensor, address: Address, guard: Bit, fill: 
     return value
 
 
-def _load_vector(s: State, tensor: Tensor, address: Address, whole: Bit, lanes: Bit, fill: Const) -> Value:
+def _load_vector(
+    s: State, tensor: Tensor, address: Address, all_lanes: Bit, each_lane: Bit, fill: Const
+) -> Value:
     """Neighbouring elements, masked where lanes are inactive or guarded; where all are, the fill value is loaded.
 
-    `whole`, `lanes`: the guard, as `guard_parts` gives it.
+    `all_lanes`, `each_lane`: the guard, as `guard_parts` gives it.
     """
     assert s.lanes is not None
     width, mask = s.lanes.width, s.lanes.mask
-    pointer = _safe(s, tensor, pointer_to(s, tensor, address.at(0)), whole, fill, width)
-    if isinstance(lanes, Value):
-        mask = as_value(both(s, lanes, Value("bool", width, mask) if mask else True)).text
+    pointer = _safe(s, tensor, pointer_to(s, tensor, address.at(0)), all_lanes, fill, width)
+    if isinstance(each_lane, Value):
+        mask = as_value(both(s, each_lane, Value("bool", width, mask) if mask else True)).text
     if mask is None:
         return raw_load(s, tensor, pointer, width)
     through = s.ops.const("u8" if tensor.dtype == "bool" else tensor.dtype, fill.value, width).text
@@ -262,13 +264,13 @@ def _row_piece(s: State, tensor: Tensor, subscripts: Sequence[Affine], most: int
 
 
 def _load_gathered(
-    s: State, tensor: Tensor, subscripts: Sequence[Affine], whole: Bit, lanes: Bit, fill: Const
+    s: State, tensor: Tensor, subscripts: Sequence[Affine], all_lanes: Bit, each_lane: Bit, fill: Const
 ) -> Value | None:
     """Elements at indices from memory by one instruction, the fill value in other lanes than active ones; None where
     that does not apply.
     """
     assert s.lanes is not None
-    found = index_offsets(s, tensor, subscripts) if whole is True and size_bytes(tensor.dtype) >= GATHERED else None
+    found = index_offsets(s, tensor, subscripts) if all_lanes is True and size_bytes(tensor.dtype) >= GATHERED else None
     if found is None:
         return None
     (rest, offsets), width = found, s.lanes.width
@@ -282,7 +284,7 @@ def _load_gathered(
     if stride:
         steps = "<" + ", ".join(f"i64 {stride * i}" for i in range(width)) + ">"
         offsets = s.ops.op("add", offsets, Value("i64", width, steps))
-    bits = active_lanes(s, lanes)
+    bits = active_lanes(s, each_lane)
     mask = "splat (i1 true)" if isinstance(bits, bool) else bits.text
     through = "poison" if isinstance(bits, bool) else s.ops.const(tensor.dtype, fill.value, width).text
     kind, base = memory_type(tensor.dtype, width), pointer_to(s, tensor, address.at(0))

@@ -48,15 +48,15 @@ def predicate(s: State, any_of: Sequence[Sequence[Constraint]], lane: int | None
 
 def guard_parts(s: State, guard: Sequence[Constraint]) -> tuple[Bit, Bit]:
     """The conditions that are the same for all lanes, and those of each."""
-    whole: Bit = True
-    lanes: Bit = True
+    all_lanes: Bit = True
+    each_lane: Bit = True
     for constraint in guard:
         bit = _test(s, constraint, None)
         if isinstance(bit, Value) and bit.lanes:
-            lanes = both(s, lanes, bit)
+            each_lane = both(s, each_lane, bit)
         else:
-            whole = both(s, whole, bit)
-    return whole, lanes
+            all_lanes = both(s, all_lanes, bit)
+    return all_lanes, each_lane
 
 
 def _test(s: State, constraint: Constraint, lane: int | None) -> Bit:
