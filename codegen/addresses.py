@@ -110,6 +110,12 @@ class Indices:
         """The form of an i64 value."""
         return Linear(((text, 1),)) if literal is None else Linear((), int(literal))
 
+    def set_variable(self, name: str, counter: str, interval: tuple[int, int] | None) -> None:
+        """A loop's variable is an SSA value, whose least and greatest value are given where they are known."""
+        if interval is not None:
+            self.ranges[counter] = interval
+        self.values[name] = Linear(((counter, 1),))
+
     def linear(self, expression: Affine, lane: int | None = None) -> Linear:
         """The expression at the current place; for one lane only where `lane` is given. Raises `LaneError`."""
         if not expression.terms:

@@ -93,7 +93,7 @@ def _by_whole(ops: Vectors, width: int, one: Callable[..., str], *operands: Valu
         return ops.lane(parts[0], 0)
     while len(parts) > 1:
         parts = [ops.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0] if a.lanes >= width else ops.part(parts[0], 0, a.lanes)
+    return parts[0] if a.lanes >= width else ops.piece(parts[0], 0, a.lanes)
 
 
 def _whole(ops: Vectors, a: Value, start: int, width: int) -> Value:

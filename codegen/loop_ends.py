@@ -19,7 +19,7 @@ class Ends(NamedTuple):
     step: int
     trips: int | None
 
-    def values(self, indices: Indices) -> tuple[int, int] | None:
+    def interval(self, indices: Indices) -> tuple[int, int] | None:
         """Values that the variable can take."""
         lows = [b[0] for b in map(indices.interval, self.lower) if b is not None]
         highs = [b[1] - 1 for b in map(indices.interval, self.upper) if b is not None]

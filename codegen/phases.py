@@ -191,13 +191,11 @@ def loop_values(phase: Phase, indices: Indices) -> None:
     for k, loop in enumerate(phase.loops):
         name = f"%l{k}"
         indices.writer.depth_of[name] = 0
-        values = ends_of(indices, loop).values(indices)
-        if values is not None:
-            indices.ranges[name] = values
-        indices.values[loop.variable] = Linear(((name, 1),))
+        interval = ends_of(indices, loop).interval(indices)
+        indices.set_variable(loop.variable, name, interval)
 
 
-class _Entry:
+class _EntryText:
     """Text of the entry function: steps in order, the parts meeting after each phase but the last.
 
     Blocks of a phase `L`: `Lt` takes a range, `Lw` works, `Ld` is done; `Lm` meets, `Lc` comes from there or did not
@@ -326,7 +324,7 @@ def entry_text(
     for k, parameter in enumerate(free):
         at = writer.pure(f"getelementptr i64, ptr %args, i64 {tensors + k}")
         indices.values[parameter] = Linear(((writer.pure(f"load i64, ptr {at}, align 8", at), 1),))
-    _Entry(writer, indices, names).steps(steps, True)
+    _EntryText(writer, indices, names).steps(steps, True)
     lines = [
         f"define i64 @{entry}(ptr %args, i64 %part, i64 %parts, ptr %team) nounwind \"stackrealign\" {{", "entry:",
         "  %alone = icmp eq i64 %parts, 1", "  %first = icmp eq i64 %part, 0",

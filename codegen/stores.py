@@ -98,7 +98,7 @@ def _reduced(s: State, value: Value, combine: Combine, combiner: Combiner) -> Va
         return s.ops.extreme(combiner.symbol, value)
     while value.lanes > 2:
         half = value.lanes // 2
-        value = combine(s.ops.part(value, 0, half), s.ops.part(value, half, half))
+        value = combine(s.ops.piece(value, 0, half), s.ops.piece(value, half, half))
     return combine(s.ops.lane(value, 0), s.ops.lane(value, 1))
 
 

@@ -25,7 +25,7 @@ def column(ops: Ops, rows: Sequence[Value], at: int, lanes: int) -> Value:
     """Lane `at` of each row (at most `lanes` of them) as a vector of `lanes`; lanes without a row mean nothing."""
     side = min(lanes, rows[0].lanes)
     first = at // side * side
-    parts = [r if r.lanes == side else ops.part(r, first, side) for r in rows]
+    parts = [r if r.lanes == side else ops.piece(r, first, side) for r in rows]
     parts += [Value(parts[0].dtype, side, "poison")] * (lanes - len(parts))
     return _column(ops, [_beside(ops, parts[k::side]) for k in range(side)], at - first)
 

@@ -152,7 +152,7 @@ class Vectors:
         self.writer.declare(f"{kind} @{name}({kind})")
         return Value(a.dtype, a.lanes, self.writer.cached(f"call {kind} @{name}({kind} {a.text})"))
 
-    def part(self, a: Value, start: int, count: int) -> Value:
+    def piece(self, a: Value, start: int, count: int) -> Value:
         """The lanes start .. start + count - 1."""
         if a.literal is not None:
             return self.const(a.dtype, a.literal, count)
@@ -230,7 +230,7 @@ class Vectors:
         unknown = self.any_lane(self.op("fcmp uno", a, a, dtype="bool"))
         while a.lanes:
             half = a.lanes // 2
-            x, y = (self.part(a, k * half, half) if half > 1 else self.lane(a, k) for k in (0, 1))
+            x, y = (self.piece(a, k * half, half) if half > 1 else self.lane(a, k) for k in (0, 1))
             a = self.select(self.compare("gt" if name == "max" else "lt", x, y), x, y)
         return self.select(unknown, self.const(a.dtype, float("nan")), a)
 

@@ -33,12 +33,12 @@ MAX_LENGTH = 16_000  # instructions of an unrolled loop, for which LLVM needs so
 class Walker:
     """Emits nodes at the current place of `state.writer`.
 
-    `allocate` gives the base pointer of a memory buffer; `part`: the SSA values (begin, end), which
-    iterations of the first parallel loop met are run, counted from 0; None to run every parallel loop in one piece.
+    `allocate` gives the base pointer of a memory buffer; `taken`: the SSA values (begin, end), which iterations of the
+    first parallel loop met are run, counted from 0; None to run every parallel loop in one piece.
     """
 
-    def __init__(self, state: State, allocate: Callable[[Alloc], str], part: tuple[str, str] | None) -> None:
-        self.s, self.allocate, self.part = state, allocate, part
+    def __init__(self, state: State, allocate: Callable[[Alloc], str], taken: tuple[str, str] | None) -> None:
+        self.s, self.allocate, self.taken = state, allocate, taken
         self.emitted = 0  # statements
         self.guarded: dict[int, For] = {}  # unrolled loops with ragged ends, as they are printed
         self.needed: dict[int, list[int]] = {}
@@ -93,7 +93,7 @@ class Walker:
             return self._vector(node, ends)
         if node.kind == "unroll" and ends.trips is None:
             return self._ragged(node, ends)
-        splitting = node.kind == "parallel" and self.part is not None
+        splitting = node.kind == "parallel" and self.taken is not None
         if node.kind == "unroll" or (ends.trips == 1 and not splitting):
             return self._copies(node, ends.lower[0], ends.trips or 0)
         self._counted(node, ends)
@@ -145,12 +145,12 @@ class Walker:
     def _counted(self, node: For, ends: Ends) -> None:
         """A loop that stays a loop: header with phis, body, latch; guarded where it may not run at all."""
         s, writer = self.s, self.s.writer
-        values = ends.values(s.indices)
         written = self._written(node)
+        interval = ends.interval(s.indices)
         first, last, certain = ends.first(s.indices), ends.last(s.indices), ends.trips is not None
-        if node.kind == "parallel" and self.part is not None:
+        if node.kind == "parallel" and self.taken is not None:
             first, last = self._partition(first, node.step)
-            certain, self.part = False, None
+            certain, self.taken = False, None
         label = writer.fresh_label()
         before = s.registers.snapshot()
         carried = [(place, before[place]) for place in s.registers.starts(written)]
@@ -167,9 +167,7 @@ class Walker:
         s.registers.left.append({})
         region = Region()
         writer.depth_of[counter] = writer.depth + 1
-        if values is not None:
-            s.indices.ranges[counter] = values
-        s.indices.values[node.variable] = Linear(((counter, 1),))
+        s.indices.set_variable(node.variable, counter, interval)
         with writer.region(region) as lines:
             self._iteration(node)
             for place, entry in carried:
@@ -196,9 +194,9 @@ class Walker:
 
     def _partition(self, first: str, step: int) -> tuple[str, str]:
         """The bounds of the iterations that are run."""
-        assert self.part is not None
+        assert self.taken is not None
         emit = self.s.writer.value
-        begin, end = (emit(f"add i64 {first}, {emit(f'mul i64 {at}, {step}')}") for at in self.part)
+        begin, end = (emit(f"add i64 {first}, {emit(f'mul i64 {at}, {step}')}") for at in self.taken)
         return begin, end
 
     def _join(self, before: dict[Place, Entry], skipped: str, done: str) -> None:
@@ -328,11 +326,8 @@ class Probe(Walker):
         self.written |= found
 
     def _counted(self, node: For, ends: Ends) -> None:
-        indices, values = self.s.indices, ends.values(self.s.indices)
-        counter = self.s.writer.name("i")
-        if values is not None:
-            indices.ranges[counter] = values
-        indices.values[node.variable] = Linear(((counter, 1),))
+        indices = self.s.indices
+        indices.set_variable(node.variable, self.s.writer.name("i"), ends.interval(indices))
         self.nodes(node.body)
 
     def _guarded(self, condition: Value, body: Sequence[Node]) -> None:  # noqa: ARG002  # it goes everywhere
