@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Machine
 
+# Fitted together with what descriptions say, and alike on the cores that we know. What a core waits in `cpu_cost` is of
+# this kind, too, and what concerns threads in `cpu_shares`.
 TILE_CYCLES = 20.0  # of a register tile, or a copy, besides loads, operations and stores: a missed branch, full units
+# Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, what a
+# machine says where it has a page of its own; near the core as much where they all meet in one set, and elsewhere what
+# a machine says. Pieces over more pages than a core knows have pages of their own; a few pieces are streams.
+START, STREAMS = 64.0, 4
+WALKED = 32  # pieces of a register tile that prefetchers follow from memory at once
 # What a cache gives. Who keeps something there counts on a share of what the description says: of one core's own half,
 # as the core's other hardware thread may be at work for somebody else (`own_share`), of one of many cores an eighth
 # (`Core.counted_on`, for both). One operand that was there before may fill a core's part of the last one, an eighth to

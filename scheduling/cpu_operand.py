@@ -15,13 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.locks import cached_property
-from poly.scheduling.cpu_core import PAGE, Core
+from poly.scheduling.cpu_core import PAGE, START, STREAMS, Core
 from poly.scheduling.cpu_shares import EDGE, Numbers
-
-# Pieces that do not follow one another: each costs as much as so many bytes more until a prefetcher follows it, what a
-# machine says where it has a page of its own; near the core as much where they all meet in one set, and elsewhere what
-# a machine says. Pieces over more pages than a core knows have pages of their own; a few pieces are streams.
-START, STREAMS = 64.0, 4
 
 
 class Touched(NamedTuple):

@@ -13,12 +13,11 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from poly.scheduling.cpu_core import TILE_CYCLES, Core
+from poly.scheduling.cpu_core import TILE_CYCLES, WALKED, Core
 from poly.scheduling.cpu_operand import Operand, Touched, next_stays
 from poly.scheduling.cpu_shares import Numbers
 
 FREE = 1e9  # elements a cycle of what is copied when compiling
-WALKED = 32  # pieces of a register tile that prefetchers follow from memory at once
 COPYING = 1.5  # norm of a copy's instructions and of the time that it waits for what it reads: they hardly overlap
 
 
