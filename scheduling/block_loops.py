@@ -78,7 +78,7 @@ def _blocks(s: Statement, least_read: int) -> Iterator[tuple[str, int]]:
 
 
 def _moved(access: Access, name: str, fast: str, c: int) -> Access:
-    """An access with `c*name + fast` for an iterator."""
+    """An access, with its guard, with `c*name + fast` for an iterator."""
 
     def atom(a: Var | FloorDiv | Mod) -> Affine:
         if isinstance(a, Var):
@@ -92,7 +92,8 @@ def _moved(access: Access, name: str, fast: str, c: int) -> Access:
     def moved(i: Affine) -> Affine:
         return sum((atom(a) * k for a, k in i.terms), Affine.of(i.constant))
 
-    return replace(access, index=tuple(moved(i) if isinstance(i, Affine) else i for i in access.index))
+    index = tuple(moved(i) if isinstance(i, Affine) else i for i in access.index)
+    return replace(access, index=index, guard=tuple(replace(g, expr=moved(g.expr)) for g in access.guard))
 
 
 def _is_plain(i: Affine, name: str) -> bool:

@@ -168,6 +168,7 @@ class Boxes:
         inner = {i: sizes[-1] for i, sizes in self.sizes.items()}
         pieces = operand.extents(inner)[-1][0] * operand.element
         few = operand.elements(inner) * operand.element <= WALKED * pieces
+        few = np.broadcast_to(few, self.entered.shape[1:])  # one for all where every subscript is from memory
         found = np.broadcast_to(pieces, few.shape).copy()
         for nest, own in _placed(self.nests):
             run, goes_on = found[own], few[own]

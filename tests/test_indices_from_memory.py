@@ -5,6 +5,7 @@ that they walk, in blocks.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,3 +197,35 @@ def test_no_planes(text: str) -> None:
     shapes = {"x": (16, 16, 16), "i": (100, 16), "j": (100, 16), "w": (100, 16)}
     program = poly.parse(text, dtypes={"x": "f32", "i": "i64", "j": "i64", "w": "f32", "y": "f32"}, **shapes)
     assert planes_in_blocks(program, small(4 * PLANE * 4)) is program
+
+
+@pytest.mark.parametrize("text", [
+    "y[c,p] += (x[c,i[p,t],j[p,t]] if c >= 5 else 0) * w[p,t] where 0 <= c < 16",
+    "y[c,p] += x[c,i[p,t],j[p,t]] * (w[p,t] if c >= 5 else 0)",
+    "y[c,p] += (x[c-1,i[p,t],j[p,t]] if c >= 1 else 0) * w[p,t] where 0 <= c < 16",
+    "y[c,p] += (x[c+1,i[p,t],j[p,t]] if c < 15 else 0) * w[p,t] where 0 <= c < 16",
+    SAMPLED + "; z[c,p] = y[c,p] if c >= 9 else 0",
+])  # fmt: skip
+def test_conditions_on_blocks_of_planes(text: str) -> None:
+    """What is asked of c is asked of both loops that it becomes."""
+    _, values = sampled(16, 100, 16)
+    shapes = {name: value.shape for name, value in values.items()}
+    program = poly.parse(text, dtypes={"x": "f32", "i": "i64", "j": "i64", "w": "f32", "y": "f32"}, **shapes)
+    machine = small(4 * PLANE * 4 + PLANE)
+    assert planes_in_blocks(program, machine) is not program
+    kernel = poly.compile(program, target=machine)
+    found: Any = kernel(*(values[t.name] for t in kernel.inputs))
+    want = run_program(program, values)
+    np.testing.assert_array_equal(found, want[kernel.outputs[0].name])
+
+
+def test_every_subscript_from_memory() -> None:
+    """An operand without an iterator of its own, larger than what is counted on of the last cache."""
+    shapes = {"i": (64,), "j": (64, 4), "x": (200, 200)}
+    program = poly.parse("y[a,b] += x[i[a],j[a,b]]", dtypes={"x": "f32", "i": "i64", "j": "i32"}, **shapes)
+    rng = np.random.default_rng(5)
+    values = {"x": rng.standard_normal((200, 200)).astype("f4"), "i": rng.integers(0, 200, 64)}
+    values["j"] = rng.integers(0, 200, (64, 4)).astype("i4")
+    kernel = poly.compile(program, target=small(4096), threads=1)
+    found: Any = kernel(*(values[t.name] for t in kernel.inputs))
+    np.testing.assert_array_equal(found, values["x"][values["i"][:, None], values["j"]])
