@@ -33,7 +33,7 @@ from poly.einsum_rules import (
     sample,
     steps_of,
 )
-from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, ScheduleError, warn_caller
+from poly.errors import ArgumentError, ArgumentTypeError, FallbackWarning, PolyError, warn_caller
 from poly.frontend.complex_sums import apart_operands, real_operands
 from poly.frontend.contraction import HALVES, Steps, kept_alone
 from poly.frontend.contraction_forms import Form
@@ -350,9 +350,6 @@ def _bound_kernel(form: Form, values: tuple[int, ...], threads: int) -> Kernel:
 
 
 def _compiled_form(program: Program, threads: int, plain: bool) -> Kernel:
-    try:
-        kernel = compile_program(program, machine_of("cpu"), {}, threads, Schedule(program) if plain else None)
-    except ScheduleError:  # the policy found no schedule that fits the machine: the program's own order always does
-        kernel = compile_program(program, machine_of("cpu"), {}, threads, Schedule(program))
+    kernel = compile_program(program, machine_of("cpu"), {}, threads, Schedule(program) if plain else None)
     assert isinstance(kernel, Kernel)
     return kernel
