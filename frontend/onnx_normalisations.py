@@ -13,8 +13,9 @@ from poly.dtypes import Array, is_float, numpy_dtype
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_reductions import axes_from, outer_and_inner
 from poly.frontend.onnx_shapes import positions
-from poly.frontend.onnx_terms import Index, Value, fn
+from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn, sum_dtype
 
+_BF16: Final = 16  # ONNX's number for it
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -57,21 +58,23 @@ def _batch_statistics(b: Notation, x: Value, scale: Value, shift: Value, mean: V
     ranges, over, point = outer_and_inner(x, axes)
     c, everywhere = point[1], dict(zip(map(str, point), x.shape, strict=True))
     count = float(np.prod(list(over.values()), dtype=np.int64))
-    total, own = b.temporary("sum", x.shape[1:2], x.dtype), b.temporary("mean", x.shape[1:2], x.dtype)
-    b.reduce(total, ranges, over, x[tuple(point)], suffix="_sum")
+    kind, element = sum_dtype(x.dtype), _wide(x, point)
+    total, own = b.temporary("sum", x.shape[1:2], kind), b.temporary("mean", x.shape[1:2], kind)
+    b.reduce(total, ranges, over, element, suffix="_sum")
     b.assign(own, ranges, total[c] / count, suffix="_mean")
-    squares = b.temporary("squares", x.shape[1:2], x.dtype)
-    away = x[tuple(point)] - own[c]
+    squares = b.temporary("squares", x.shape[1:2], kind)
+    away = element - own[c]
     b.reduce(squares, ranges, over, away * away, suffix="_squares")
-    factor = b.temporary("factor", x.shape[1:2], x.dtype)
+    factor = b.temporary("factor", x.shape[1:2], kind)
+    by, offset = (cast_between(v[c], v.dtype, kind) for v in (scale, shift))
     epsilon, momentum = b.float_attribute("epsilon", 1e-5), b.float_attribute("momentum", 0.9)
-    b.assign(factor, ranges, scale[c] / fn("sqrt", squares[c] / count + epsilon), suffix="_factor")
-    b.assign(y, everywhere, (x[tuple(point)] - own[c]) * factor[c] + shift[c])
+    b.assign(factor, ranges, by / fn("sqrt", squares[c] / count + epsilon), suffix="_factor")
+    b.assign(y, everywhere, cast_between((element - own[c]) * factor[c] + offset, kind, x.dtype))
     for position, before, now in ((1, mean, own[c]), (2, variance, squares[c] / count)):
         if b.wants(position):
             kept = b.output(x.shape[1:2], before.dtype, position)
-            value = before[c] * momentum + now * (1 - momentum)
-            b.assign(kept, ranges, value, suffix=f"_{position}")
+            value = cast_between(before[c], before.dtype, kind) * momentum + now * (1 - momentum)
+            b.assign(kept, ranges, cast_between(value, kind, before.dtype), suffix=f"_{position}")
 
 
 def affine_of_statistics(
@@ -90,22 +93,26 @@ def affine_of_statistics(
 
 
 def layer_normalization(b: Notation) -> None:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on."""
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the axes from `axis` on.
+
+    16-bit floats are normalised in f32 and rounded before the scale, as `stash_type` says, which f32 and f64 need not.
+    """
     x, scale, bias = b.input(0), b.input(1), b.optional(2)
     axes = axes_from(x.rank, b.axis(b.int_attribute("axis", -1), x.rank))
     y = b.output(x.shape, x.dtype)
     mean, inverse = _moments(b, x, axes, b.float_attribute("epsilon", 1e-5))
     ranges, _, point = outer_and_inner(x, axes)
     outer = tuple(map(var, ranges))
-    value = (x[tuple(point)] - mean[outer]) * inverse[outer] * scale.aligned(point, x.shape)
+    normal = (_wide(x, point) - mean[outer]) * inverse[outer]
+    value = cast_between(normal, mean.dtype, x.dtype) * scale.aligned(point, x.shape)
     everywhere = dict(zip(map(str, point), x.shape, strict=True))
+    stashed = "bf16" if b.int_attribute("stash_type", 1) == _BF16 and mean.dtype == "f32" else mean.dtype
     b.assign(y, everywhere, value if bias is None else value + bias.aligned(point, x.shape))
     for position, source in ((1, mean), (2, inverse)):
         if b.wants(position):
-            kept = b.output([1 if k in axes else e for k, e in enumerate(x.shape)], x.dtype, position)
-            b.assign(
-                kept, ranges, source[outer], [0 if k in axes else p for k, p in enumerate(point)], suffix=f"_{position}"
-            )
+            kept = b.output([1 if k in axes else e for k, e in enumerate(x.shape)], stashed, position)
+            place = [0 if k in axes else p for k, p in enumerate(point)]
+            b.assign(kept, ranges, cast_between(source[outer], source.dtype, stashed), place, suffix=f"_{position}")
 
 
 def instance_normalization(b: Notation) -> None:
@@ -117,24 +124,34 @@ def instance_normalization(b: Notation) -> None:
     mean, inverse = _moments(b, x, axes, b.float_attribute("epsilon", 1e-5))
     ranges, _, point = outer_and_inner(x, axes)
     outer = tuple(map(var, ranges))
-    value = (x[tuple(point)] - mean[outer]) * inverse[outer] * scale[point[1]] + bias[point[1]]
-    b.assign(y, dict(zip(map(str, point), x.shape, strict=True)), value)
+    factor, shift = (cast_between(v[point[1]], v.dtype, mean.dtype) for v in (scale, bias))
+    value = (_wide(x, point) - mean[outer]) * inverse[outer] * factor + shift
+    b.assign(y, dict(zip(map(str, point), x.shape, strict=True)), cast_between(value, mean.dtype, x.dtype))
 
 
 def _moments(b: Notation, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
-    """The mean, and 1 / sqrt(variance + epsilon), along the axes; in two passes, as the variance is about the mean."""
+    """The mean, and 1 / sqrt(variance + epsilon), along the axes; in two passes, as the variance is about the mean.
+
+    Of 16-bit floats they are f32.
+    """
     ranges, over, point = outer_and_inner(x, axes)
     outer, shape = tuple(map(var, ranges)), list(ranges.values())
     count = float(np.prod(list(over.values()), dtype=np.int64))
     b.require(is_float(x.dtype) and count > 0, f"{x.dtype}{list(x.shape)} has no mean along {list(axes)}")
-    total, mean = b.temporary("sum", shape, x.dtype), b.temporary("mean", shape, x.dtype)
-    b.reduce(total, ranges, over, x[tuple(point)], suffix="_sum")
+    kind = sum_dtype(x.dtype)
+    total, mean = b.temporary("sum", shape, kind), b.temporary("mean", shape, kind)
+    b.reduce(total, ranges, over, _wide(x, point), suffix="_sum")
     b.assign(mean, ranges, total[outer] / count, suffix="_mean")
-    squares, inverse = b.temporary("squares", shape, x.dtype), b.temporary("inverse", shape, x.dtype)
-    away = x[tuple(point)] - mean[outer]
+    squares, inverse = b.temporary("squares", shape, kind), b.temporary("inverse", shape, kind)
+    away = _wide(x, point) - mean[outer]
     b.reduce(squares, ranges, over, away * away, suffix="_squares")
     b.assign(inverse, ranges, 1.0 / fn("sqrt", squares[outer] / count + epsilon), suffix="_inverse")
     return mean, inverse
+
+
+def _wide(x: Value, point: Sequence[Index]) -> Term:
+    """An element in the dtype in which elements are added up."""
+    return cast_between(x[tuple(point)], x.dtype, sum_dtype(x.dtype))
 
 
 ROWS: Final[dict[str, Row]] = {

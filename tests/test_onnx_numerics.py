@@ -316,3 +316,28 @@ def test_means_of_nothing() -> None:
         assert found.shape == (0, 1)
     with pytest.raises(OnnxError, match="no integers"):
         results("ReduceMean", [NOTHING.astype(np.int32), i64(0)], opset=18, constant=[1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_normalised_half_floats_are_rounded_where_the_standard_says(dtype: str) -> None:
+    """Sums of squares here are beyond f16; the mean in 16 bits would err by more than a thousandth of the result."""
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+    eps = float(ml_dtypes.finfo(kind).eps)
+    rng = np.random.default_rng(1)
+    given = (rng.standard_normal((3, 2500)) * 9 + 90, *rng.standard_normal((2, 2500)))
+    x, scale, bias = (a.astype(kind) for a in given)
+    wide = x.astype("f8")
+    inverse = 1 / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    normal = ((wide - wide.mean(1, keepdims=True)) * inverse).astype(kind)
+    want = (normal * scale + bias).astype("f8")
+    model, arrays = node_model("LayerNormalization", [x, scale, bias], outputs=3, opset=17)
+    for found in (run_model(model, arrays), compiled(model, arrays)):
+        assert found["y0"].dtype == kind and found["y1"].dtype == found["y2"].dtype == np.float32
+        # a normalised value that lies between two of 16 bits may be either
+        np.testing.assert_allclose(found["y0"].astype("f8"), want, rtol=eps, atol=eps * 12)
+        np.testing.assert_allclose(found["y1"], wide.mean(1, keepdims=True), rtol=1e-6)
+        np.testing.assert_allclose(found["y2"], inverse, rtol=1e-5)
+    model, arrays = node_model("InstanceNormalization", [x[None], scale[0, None].repeat(3), bias[:3]], opset=17)
+    exact = (wide - wide.mean(1, keepdims=True)) * inverse * float(scale[0]) + bias[:3, None].astype("f8")
+    for found in (run_model(model, arrays), compiled(model, arrays)):
+        np.testing.assert_allclose(found["y0"][0].astype("f8"), exact, rtol=eps, atol=1e-4)
