@@ -43,10 +43,12 @@ def batch_normalization(b: Notation) -> None:
         f, o = b.new_constant("factor", factor.astype(dtype)), b.new_constant("offset", offset.astype(dtype))
         b.assign(y, ranges, x[tuple(point)] * f[c] + o[c])
         return
-    factor_value = b.temporary("factor", (channels,), x.dtype)
-    i = var("c")
-    b.assign(factor_value, {"c": channels}, scale[i] / fn("sqrt", variance[i] + epsilon), suffix="_factor")
-    b.assign(y, ranges, (x[tuple(point)] - mean[c]) * factor_value[c] + shift[c])
+    kind = sum_dtype(x.dtype)
+    factor_value = b.temporary("factor", (channels,), kind)
+    by, around = (cast_between(v[var("c")], v.dtype, kind) for v in (scale, variance))
+    b.assign(factor_value, {"c": channels}, by / fn("sqrt", around + epsilon), suffix="_factor")
+    center, add = (cast_between(v[c], v.dtype, kind) for v in (mean, shift))
+    b.assign(y, ranges, cast_between((_wide(x, point) - center) * factor_value[c] + add, kind, x.dtype))
 
 
 def _batch_statistics(b: Notation, x: Value, scale: Value, shift: Value, mean: Value, variance: Value) -> None:

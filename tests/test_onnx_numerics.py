@@ -341,3 +341,26 @@ def test_normalised_half_floats_are_rounded_where_the_standard_says(dtype: str) 
     exact = (wide - wide.mean(1, keepdims=True)) * inverse * float(scale[0]) + bias[:3, None].astype("f8")
     for found in (run_model(model, arrays), compiled(model, arrays)):
         np.testing.assert_allclose(found["y0"][0].astype("f8"), exact, rtol=eps, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [0, 1])
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_half_floats_normalised_by_batches(kind: type, training: int) -> None:
+    """Statistics of f16 or f32; the batch's own have sums that f16 does not hold."""
+    x = (np.random.default_rng(0).standard_normal((4, 3, 50, 50)) * 5 + 20).astype(np.float16)
+    rows = ([1, 2, 0.5], [0, 1, 2], [18, 19, 20], [20, 25, 30])
+    scale, shift, mean, variance = (np.array(row, kind) for row in rows)
+    wide = x.astype("f8")
+    own = (wide.mean((0, 2, 3)), wide.var((0, 2, 3))) if training else (mean.astype("f8"), variance.astype("f8"))
+    about, spread = (v[:, None, None] for v in own)
+    want = (wide - about) / np.sqrt(spread + 1e-5) * scale[:, None, None] + shift[:, None, None]
+    model, arrays = node_model(
+        "BatchNormalization", [x, scale, shift, mean, variance], opset=17, outputs=1 + 2 * training,
+        training_mode=training,
+    )  # fmt: skip
+    for found in (run_model(model, arrays), compiled(model, arrays)):
+        np.testing.assert_allclose(found["y0"].astype("f8"), want, rtol=1e-3, atol=1e-4)
+        if training:
+            assert found["y1"].dtype == found["y2"].dtype == kind
+            np.testing.assert_allclose(found["y1"], mean * 0.9 + own[0] * 0.1, rtol=1e-3)
+            np.testing.assert_allclose(found["y2"], variance * 0.9 + own[1] * 0.1, rtol=1e-3)
