@@ -14,7 +14,7 @@ from poly.frontend.onnx_indexing import wrapped_indices
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_reductions import softmax_axes
 from poly.frontend.onnx_shapes import positions
-from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
+from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn, index_value, literal, sum_dtype
 from poly.frontend.onnx_top_k import top_k
 
 _BEYOND: Final = {"i32": 2**31 - 1, "i64": 2**62}
@@ -105,7 +105,7 @@ def _hardmax_of_several(b: Notation, x: Value, axes: Sequence[int]) -> None:
 
 
 def prefix(operator: str, neutral: int) -> Row:
-    """CumSum and CumProd: each element from the one before it."""
+    """CumSum and CumProd: each element from the one before it, of 16-bit floats in f32."""
 
     def row(b: Notation) -> None:
         x = b.input(0)
@@ -114,6 +114,8 @@ def prefix(operator: str, neutral: int) -> Row:
         y = b.output(x.shape, x.dtype)
         if x.size == 0:
             return
+        wide = sum_dtype(x.dtype)
+        total = y if wide == x.dtype else b.temporary("wide", x.shape, wide)
         extent = x.shape[axis]
         ranges, point = positions(x.shape)
 
@@ -122,11 +124,14 @@ def prefix(operator: str, neutral: int) -> Row:
             return tuple(placed if k == axis else p for k, p in enumerate(point))
 
         outer = {name: e for name, e in ranges.items() if name != f"i{axis}"}
-        first = x[at(0)] if not exclusive else literal(float(neutral) if is_float(x.dtype) else neutral)
-        b.assign(y, outer, first, at(0), suffix="_first")
+        start = literal(float(neutral) if is_float(x.dtype) else neutral)
+        b.assign(total, outer, start if exclusive else cast_between(x[at(0)], x.dtype, wide), at(0), suffix="_first")
         inner = {**ranges, f"i{axis}": extent - 1}
         i = point[axis]
-        b.assign(y, inner, fn(operator, y[at(i)], x[at(i if exclusive else i + 1)]), at(i + 1))
+        step = cast_between(x[at(i if exclusive else i + 1)], x.dtype, wide)
+        b.assign(total, inner, fn(operator, total[at(i)], step), at(i + 1), suffix="" if total is y else "_wide")
+        if total is not y:
+            b.assign(y, ranges, total[tuple(point)].cast(x.dtype), point)
 
     return row
 

@@ -287,6 +287,16 @@ def test_batch_normalisation_without_variance_or_epsilon_is_as_in_the_reference(
         np.testing.assert_array_equal(found, want)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"exclusive": 1}, {"reverse": 1}, {"exclusive": 1, "reverse": 1}], ids=str)
+def test_running_sums_of_16_bit_floats_are_kept_in_f32(options: dict[str, int], dtype: type) -> None:
+    x = np.full((3000, 3), 1.5).astype(dtype)
+    sums = 1.5 * (np.arange(3000) + (0 if "exclusive" in options else 1))
+    want = (sums[::-1] if "reverse" in options else sums)[:, None] * np.ones(3)
+    for found in results("CumSum", [x, i64(0)], opset=14, constant=[1], **options):
+        np.testing.assert_array_equal(found, want.astype(dtype))
+
+
 # -- no elements ---------------------------------------------------------------------------------------------------
 
 NOTHING = np.zeros((0, 3), np.float32)
