@@ -31,6 +31,8 @@ _SYSTEMS: Final = ("windows", "darwin", "macos", "ios", "linux")
 def absent_here(machine: Machine) -> tuple[str, ...]:
     """What code for a machine may use and this one does not have: its triple, or features. Where there is any, the code
     must not run."""
+    if machine is host_machine():
+        return ()
     target, host = jit.parts_of(machine), jit.parts_of(host_machine())
     return () if target == host else _absent(target, host)
 

@@ -16,7 +16,9 @@ from poly.codegen.function import lower
 from poly.codegen.host import host_machine, machine_of_features
 from poly.codegen.jit import assembly
 from poly.codegen.kernel import Kernel
+from poly.dtypes import numpy_dtype
 from poly.expr import Read, apply
+from poly.interp import run_program
 from poly.loops import Compute, For, LoopTree
 from poly.machine import Machine
 from poly.program import Access, Tensor
@@ -308,6 +310,20 @@ def test_known_exponents(exponent: float, dtype: str) -> None:
     np.testing.assert_array_equal(found[~finite], rounded[~finite])
     np.testing.assert_array_equal(np.signbit(found[number]), np.signbit(rounded[number]))
     assert error[finite].max() <= 2
+
+
+@pytest.mark.parametrize("dtype", ["f16", "f32", "f64"])
+@pytest.mark.parametrize("exponent", [4, -2, 0.5, -0.5, 1.5, -1.5])
+def test_known_exponents_of_special_values_are_those_of_c(exponent: float, dtype: str) -> None:
+    """Also in the interpreters, where numpy takes roots of its own."""
+    x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 4.0, -4.0, 0.25] * 7, numpy_dtype(dtype))
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype("f8"), np.full(x.shape, float(exponent))).astype(x.dtype)
+    program = poly.parse(f"y[i] = x[i]**{exponent}", x=x.shape, dtypes=dtype)
+    kernel: Any = poly.compile(program)
+    for found in (kernel(x), *(run_program(program, {"x": x}, vectorised=v)["y"] for v in (False, True))):
+        np.testing.assert_array_equal(found, want)
+        np.testing.assert_array_equal(np.signbit(found[~np.isnan(want)]), np.signbit(want[~np.isnan(want)]))
 
 
 @pytest.mark.parametrize("vector", [True, False])
