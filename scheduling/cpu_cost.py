@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from poly.scheduling.cpu_core import TILE_CYCLES, Core
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_reuse import BlockedNest, Boxes, Copied, Kept, Loop, Walk, boxes_of
-from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, shared_time
+from poly.scheduling.cpu_shares import EDGE, FITTED_REMOTE, Numbers, Shares, shared_time
 
 # Of what pieces with pages of their own cost behind the core's caches: no prefetcher fetches them, so a core waits.
 WAITING = 0.67
@@ -37,6 +38,7 @@ def shared_cycles(
     pieces: Sequence[Numbers],
     made: Collection[int] = (),
     remote: float = FITTED_REMOTE,
+    shares: Mapping[int, Shares] = MappingProxyType({}),
 ) -> Numbers:
     """Cycles until the last of some threads has done a nest that takes one of them `inside`, and its copies.
 
@@ -44,6 +46,7 @@ def shared_cycles(
     after each of these. What is copied there and does not move along the loop comes to every thread, from the one that
     copied it, and so do operands that are `made` by other nests. `pieces`: loops one after another that each of `loops`
     stands for. `remote`: bytes a cycle of what is fetched at the edges of rows that threads write side by side.
+    `shares`: by position what threads have of loops whose iterations are not alike.
     """
     best = inside + sum((c.cycles for c in copied.values()), np.zeros(()))
     if threads == 1:
@@ -60,9 +63,14 @@ def shared_cycles(
                 if k in made and k not in before and not o.depends(loop.iterator):
                     travelling = travelling + o.size * (1 - 1 / threads)
             meetings = reached[-1] * pieces[depth - 1] - 1 + sum(reached[copied[k].depth] for k in before)
-            shared = shared_time(own, loop.trips, meetings, travelling, threads, FITTED_REMOTE)
+            share, trips = shares.get(depth - 1), loop.trips
+            if share is None:
+                shared = shared_time(own, trips, meetings, travelling, threads, FITTED_REMOTE)
+            else:
+                shared = share.cycles(own) + shared_time(0.0, trips, meetings, travelling, threads, FITTED_REMOTE)
+                trips = share.trips
             cycles = common / threads + shared + _at_edges(operands, loop, threads) / remote
-            best = np.minimum(best, np.where(loop.trips > 1, cycles, best))
+            best = np.minimum(best, np.where(trips > 1, cycles, best))
         reached.append(reached[-1] * loop.trips)
     return best
 

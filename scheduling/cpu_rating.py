@@ -18,7 +18,7 @@ from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
 from poly.scheduling.cpu_reuse import FREE, BlockedNest, Copied, Copy, Loop
-from poly.scheduling.cpu_shares import Numbers
+from poly.scheduling.cpu_shares import Numbers, Shares, blocks_shared, tiles_shared
 from poly.scheduling.cpu_ways import Way, Ways
 
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
@@ -62,24 +62,29 @@ class Step:
 @dataclass(frozen=True)
 class Shapes:
     """Register tiles that are rated with all blocks, for each of them and of `depths` the cycles of operations over
-    all tiles and the number of tiles of rows; `least`: cycles of operations of any tile.
+    all tiles, the number of tiles of rows, and the share of what is left over of the lanes; `least`: cycles of
+    operations of any tile.
     """
 
     best: tuple[tuple[int, int], ...]
     depths: tuple[int, ...]
     work: Numbers
     count: Numbers
+    rest: Numbers
     least: float
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Candidates of one way: rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
+    """Candidates of one way: rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth), and of
+    each what `Shapes` has.
+    """
 
     way: Way
     sizes: Numbers
     work: Numbers
     count: Numbers
+    rest: Numbers
 
 
 @dataclass(frozen=True)
@@ -137,9 +142,9 @@ class RatedWays(Ways):
             window, least = self._window(step.rows), self.core.in_flight
             shapes = [(h, w) for h, w in shapes if h * w > least and window_stays(h, w, window, registers)]
         if not shapes:
-            return Shapes((), (), np.empty((0, 0)), np.empty(0), inf)
+            return Shapes((), (), np.empty((0, 0)), np.empty(0), np.empty(0), inf)
         table = np.array(shapes, float)
-        work, _ = self._work(step, table[:, 0], table[:, 1], np.zeros(()))
+        work, _, _ = self._work(step, table[:, 0], table[:, 1], np.zeros(()))
         window = self._window(step.rows)
         liked = [shapes[k] for k in np.argsort(work, kind="stable")]
         # Of a panel that costs no copy also the best of each width, but of one: a load for every multiply-add.
@@ -150,8 +155,8 @@ class RatedWays(Ways):
             if n < TILES or first.get(w) == (h, w) or window_stays(h, w, window, registers)
         ][: 2 * TILES]
         full = np.array([(h, w, d) for h, w in best for d in deep], float)
-        each, count = self._work(step, full[:, 0], full[:, 1], full[:, 2])
-        return Shapes(tuple(best), deep, each, count, float(work.min()))
+        each, count, apart = self._work(step, full[:, 0], full[:, 1], full[:, 2])
+        return Shapes(tuple(best), deep, each, count, apart, float(work.min()))
 
     def _grid(self, way: Way, shapes: Shapes) -> Grid:
         """Candidates (height, vectors, tiles of lanes a block, tiles of rows a block, depth)."""
@@ -171,7 +176,7 @@ class RatedWays(Ways):
                 panels = sorted({*panels, -(-tiles // self.facts.threads)})
             found += [(h, w, p, b, d) for p in panels for b in blocks for d in shapes.depths]
             kinds += [n * len(deep) + d for _ in panels for _ in blocks for d in deep]
-        return Grid(way, np.array(found, float), shapes.work[kinds], shapes.count[kinds])
+        return Grid(way, np.array(found, float), shapes.work[kinds], shapes.count[kinds], shapes.rest[kinds])
 
     def _window(self, axis: int) -> int:
         """Iterations of the innermost loop of the reduction where it moves a window along the rows; else 0."""
@@ -179,8 +184,12 @@ class RatedWays(Ways):
         slides = any(rows in axis and inner in axis for o in self.operands for axis in o.axes)
         return self.ranges[inner] if slides else 0
 
-    def _work(self, step: Step, height: Numbers, width: Numbers, depth: Numbers) -> tuple[Numbers, Numbers]:
-        """Cycles of the operations over all tiles with their edges, and the number of tiles."""
+    def _work(
+        self, step: Step, height: Numbers, width: Numbers, depth: Numbers
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """Cycles of the operations over all tiles with their edges, the number of tiles of rows, and the share of what
+        is left over of the lanes.
+        """
         rows = self.extents[self.names[step.rows]]
         count = np.ceil(rows / height)
         high, rest = rows / count, self.vectors % width
@@ -196,7 +205,9 @@ class RatedWays(Ways):
         if step.rows in self.facts.uneven:  # tiles at the ends
             kinds = kinds + np.minimum(count - 1, 2)
         around = float(prod(e for k, e in enumerate(self.facts.extents) if k not in (step.rows, self.lanes)))
-        return (each[0] + each[1]) * (1 + PIECE_COST * (kinds - 1)) * around, count
+        cut = self.facts.extents[self.lanes] % (width * self.vector) > 0  # though vectors may be whole ones
+        apart = np.where(rest > 0, each[1] / (each[0] + each[1]), cut / np.maximum(number[0], 1))
+        return (each[0] + each[1]) * (1 + PIECE_COST * (kinds - 1)) * around, count, apart
 
     def _turning(self, height: Numbers, width: Numbers) -> Numbers:
         """Cycles to turn a register tile and to store it: a piece of a row for each lane, in lines that may meet in few
@@ -278,13 +289,35 @@ class RatedWays(Ways):
                 size = float(prod(o.shape))
                 copied[k] = Copied(0, np.full((), size / GUARDED), np.full((), size * o.element))
         pieces: list[Numbers] = []
+        shares: dict[int, Shares] = {}
         if self.facts.threads > 1:
-            cut = 1.0 + (self.extents[self.names[grid.way.rows]] % grid.count > 0)
-            pieces = [np.where(d < sites["rows"], 1.0, cut) for d in range(1, len(nest.loops) + 1)]
+            cut = np.asarray(1.0 + (self.extents[self.names[grid.way.rows]] % grid.count > 0), np.float64)
+            rows_packed = any(site == "rows" for _, site in grid.way.packs)  # again for what is left over of the lanes
+            again = 1.0 + (rows_packed & (grid.rest > 0))
+            pieces = [np.where(d < sites["rows"], 1.0, cut * again) for d in range(1, len(nest.loops) + 1)]
+            shares = self._shares(grid, nest, sites, cut)
         made, carried = self._made_before, [*self.ranges]
         return shared_cycles(
-            inside, self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote
-        )
+            inside, self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote,
+            shares,
+        )  # fmt: skip
+
+    def _shares(self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], cut: Numbers) -> dict[int, Shares]:
+        """What threads have of the loops over tiles: those of lanes that are not whole are in pieces of their own."""
+        lanes, threads = self.names[self.lanes], self.facts.threads
+        width, panels = grid.sizes[:, 1], grid.sizes[:, 2]
+        whole = np.asarray(np.maximum(np.floor(self.facts.extents[self.lanes] / (width * self.vector)), 1))
+        size = np.asarray(np.minimum(panels, whole))
+        rows = blocks_shared(grid.count, np.ones(()), threads)
+        copied = any(site == "lanes" for _, site in grid.way.packs)
+        found: dict[int, Shares] = {}
+        for k, loop in enumerate(nest.loops):
+            if loop.iterator == lanes:
+                shared, trips = (tiles_shared, size) if k >= sites["rows"] else (blocks_shared, np.ceil(whole / size))
+                found[k] = Shares(trips, shared(whole, size, threads), grid.rest, rows, cut, copied)
+            elif k >= sites["rows"]:
+                found[k] = Shares(loop.trips, rows, grid.rest, rows, cut)
+        return found
 
     @cached_property
     def _made_before(self) -> frozenset[int]:

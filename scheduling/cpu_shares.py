@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,3 +32,42 @@ def shared_time(
     share = np.asarray(np.ceil(np.asarray(trips) / threads) + UNEVEN)
     part = share / trips if largest is None else np.minimum(1.0, share * largest)
     return np.asarray(cycles * part + meetings * MEETING_CYCLES + travelling / remote)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Of a nest whose loop has iterations that are not alike, and what is left over behind them in `pieces` of its own.
+
+    `most`: of all but the rest, what the slowest thread does; `trips`: iterations; `rest`: of all cycles, what is left
+    over, of which a thread does `rows` where threads share its rows, else all; `copied`: whether they meet between its
+    copies and its rows.
+    """
+
+    trips: Numbers
+    most: Numbers
+    rest: Numbers
+    rows: Numbers
+    pieces: Numbers
+    copied: bool = False
+
+    def cycles(self, whole: Numbers) -> Numbers:
+        """Cycles of the slowest thread, where one takes `whole`."""
+        rest = whole * self.rest
+        shared = rest * self.rows + self.pieces * CALL + self.copied * MEETING_CYCLES
+        return np.asarray((whole - rest) * self.most + np.minimum(rest, shared))
+
+
+def blocks_shared(tiles: Numbers, size: Numbers, threads: int) -> Numbers:
+    """Of tiles in blocks of a size, of which the last may be smaller, what the slowest thread does of whole blocks."""
+    blocks = np.ceil(tiles / size)
+    rounds = np.ceil(blocks / threads)
+    late = np.where((blocks - 1) % threads == 0, tiles - (blocks - 1) * size, size)  # of the last round
+    return np.asarray(np.minimum(1.0, ((rounds - 1 + UNEVEN) * size + late) / tiles))
+
+
+def tiles_shared(tiles: Numbers, size: Numbers, threads: int) -> Numbers:
+    """The same where threads share the tiles of each block."""
+    blocks = np.ceil(tiles / size)
+    last = tiles - (blocks - 1) * size
+    most = [np.minimum(n, np.ceil(n / threads) + UNEVEN) for n in (size, last)]
+    return np.asarray(np.minimum(1.0, ((blocks - 1) * most[0] + most[1]) / tiles))

@@ -230,7 +230,8 @@ class _Sharing:
         steps = sum(isinstance(e, Apply) and e.operator not in LIGHT for e in walk(s.body))
         used = s.combiner is not None and len(s.reads) > 1
         cycles = (1 / (core.lanes * core.fma) if used else moved) + steps * FUNCTION_ELEMENT_CYCLES
-        return cycles * (1.0 if lanes else SCALAR) * prod(_extent(schedule, n) for n in schedule.nests[name].names)
+        whole = core.lanes if used else 1  # a vector takes as long for a part of its lanes
+        return cycles * (1.0 if lanes else SCALAR) * _run(schedule, name, whole)
 
     def _travelling(self, schedule: Schedule, loop: str) -> tuple[float, float]:
         """Bytes of what a loop and other nests have in common that go from one thread to another where threads share
@@ -401,6 +402,12 @@ def _carries(schedule: Schedule, loop: str) -> bool:
 def _instances(schedule: Schedule, loop: str) -> int:
     """Of all statements under a loop, without those whose sizes are free."""
     return sum(prod(_extent(schedule, n) for n in schedule.nests[name].names) for name in schedule.under(loop))
+
+
+def _run(schedule: Schedule, name: str, lanes: int) -> int:
+    """Iterations of all loops of a statement, those of loops of lanes in whole vectors; 0 where a size is free."""
+    loops = {n: _extent(schedule, n) for n in schedule.nests[name].names}
+    return prod(-(-e // lanes) * lanes if schedule.kind(n) == "vector" else e for n, e in loops.items())
 
 
 def _extent(schedule: Schedule, loop: str) -> int:

@@ -163,6 +163,7 @@ def test_what_kind_of_core_it_is_follows_from_features() -> None:
     mesh, near = core_of(MESH, 4), core_of(ZEN5, 4)
     assert [c.rate for c in near.caches] == [56, 28, 10] and not near.afar and near.asked_into == 0
     assert mesh.caches[1].rate < near.caches[1].rate / 2 and mesh.afar and mesh.asked_into == 1
+    assert mesh.remote < near.remote / 2  # what another core wrote
     half = machine_of_features("x", (*WIDE_FEATURES, "avx512fp16"), ZEN5.triple, {1: 48 << 10, 2: 2 << 20}, 2, 2600)
     assert half.engines[0].cost == ZEN5.engines[0].cost
 
@@ -189,6 +190,17 @@ def test_few_rows_ask_a_slow_last_cache_for_the_next_block() -> None:
     """In blocks of few steps: pieces of more rows, pages apart, meet in few sets of the second cache."""
     plan = product_plan(MESH, 16, 2048, 2048)
     assert [(p.tensor, p.asked) for p in plan.packs] == [("B", True)] and plan.depth == ("k", 128)
+
+
+def test_threads_share_columns_that_are_left_over() -> None:
+    """Four of 100, which take a core as long as sixteen; each piece is a loop of its own that both threads run."""
+    schedule = schedule_for_cpu(poly.parse("C[i,j] += A[i,k]*B[k,j]", A=(100, 100), B=(100, 100)), MESH, threads=2)
+    kinds = [
+        [schedule.kind(n) for n in schedule.nests[s.name].names]
+        for s in schedule.program.statements
+        if s.combiner is not None
+    ]
+    assert len(kinds) > 1 and all("parallel" in k for k in kinds)
 
 
 def test_blocks_that_are_asked_for_lie_side_by_side_or_are_whole_rows() -> None:
