@@ -272,7 +272,8 @@ class Ways:
 
     # ---- the plan
 
-    def plan(self, way: Way, height: int, width: int, panels: int, blocks: int, depth: int) -> BlockPlan:
+    def plan(self, way: Way, height: int, width: int, lane_block: int, row_block: int, depth: int) -> BlockPlan:
+        """The plan for a register tile, tiles in a block of lanes and of rows (0: all), and steps of the sum in one."""
         outer, middle = self.around(way)
         start, extent = self.facts.group_low(way.rows), self.facts.extents[way.rows]
         rest = self.vectors % width
@@ -283,26 +284,26 @@ class Ways:
         ends = self.facts.uneven.get(way.rows)
         if ends is not None:
             rows = [ends_apart(pieces, ends.low, ends.high) for pieces in rows]
-        sizes = [panels]
-        if not blocks and not way.lanes_inside and extent >= SPREAD * height:
+        sizes = [lane_block]
+        if not row_block and not way.lanes_inside and extent >= SPREAD * height:
             # smaller blocks, in which the same tiles follow one another
-            sizes = [panels >> n for n in range(panels.bit_length())]
+            sizes = [lane_block >> n for n in range(lane_block.bit_length())]
         made = [(n, self._packs(way, height, width, n, depth)) for n in sizes]
-        panels, packs = next((m for m in made if any(p.asked for p in m[1])), made[0])
-        packs = tuple(replace(p, asked=p.asked or self._is_asked(p, way, width * panels, depth)) for p in packs)
+        lane_block, packs = next((m for m in made if any(p.asked for p in m[1])), made[0])
+        packs = tuple(replace(p, asked=p.asked or self._is_asked(p, way, width * lane_block, depth)) for p in packs)
         if any(p.on_way for p in packs):
             rows = [first_apart(pieces) for pieces in rows]
-        strips = self._strips(width, panels, rows[0], rows[1])
+        strips = self._strips(width, lane_block, rows[0], rows[1])
         return BlockPlan(
             outer=outer, middle=middle, rows=way.rows, lanes=self.lanes, vector=self.vector, strips=strips, packs=packs,
-            depth=(self.deep, depth) if depth else None, row_block=blocks, lanes_inside=way.lanes_inside,
+            depth=(self.deep, depth) if depth else None, row_block=row_block, lanes_inside=way.lanes_inside,
             lanes_outside=way.lanes_outside and depth > 0,
         )  # fmt: skip
 
-    def _packs(self, way: Way, height: int, width: int, panels: int, depth: int) -> tuple[Pack, ...]:
+    def _packs(self, way: Way, height: int, width: int, lane_block: int, depth: int) -> tuple[Pack, ...]:
         """What is packed, for blocks of so many tiles of lanes."""
         packs = (self._pack(k, site, way, height, width, depth) for k, site in way.packs)
-        return tuple(self._in_time(pack, way, width * panels, depth) for pack in packs)
+        return tuple(self._in_time(pack, way, width * lane_block, depth) for pack in packs)
 
     def asks(self, way: Way, k: int, vectors: Numbers, depth: Numbers) -> Numbers:
         """Where the next one of several blocks of so many vectors can be asked for: it comes as it lies from beyond a
@@ -371,14 +372,14 @@ class Ways:
         used = self.extents[self.names[way.rows]] / self.core.fma  # cycles of a vector's multiply-adds
         return len(steps) == len(self.ranges) and steps == sorted(steps) and COPIED >= WAY_SHARE * used
 
-    def _strips(self, width: int, panels: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
+    def _strips(self, width: int, block: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
         """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""
         low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
         whole, rest = divmod(self.vectors, width)
         if not rest and extent % self.vector and whole > 1:
             whole, rest = whole - 1, width
         cut = low + min(extent, whole * width * self.vector)
-        strips = (Strip(low, cut, width, rows, min(panels, whole)), Strip(cut, low + extent, rest, last))
+        strips = (Strip(low, cut, width, rows, min(block, whole)), Strip(cut, low + extent, rest, last))
         return tuple(s for s in strips if s.low < s.high)
 
     def _pack(self, k: int, site: Site, way: Way, height: int, width: int, depth: int) -> Pack:
