@@ -16,7 +16,7 @@ _WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3, "remote": 8}
 # Of cores with wide vectors and tiles, whose last cache is large and a mesh away (decisions 0085, 0087).
 _MESH = frozenset(("avx512fp16", "amx-tile"))
 _MESH_BYTES_PER_CYCLE = {0: 4, 1: 128, 2: 48, 3: 9}
-_MESH_CORE = {**_WIDE_CORE, "remote": 3, "near": 112, "sums": 4, "afar": 1, "crossing": 25}
+_MESH_CORE = {**_WIDE_CORE, "remote": 3, "near": 112, "sums": 4, "afar": 1, "crossing": 25, "guarded": 10}
 _WIDE = 16  # f32 lanes
 _GATHERING = "amx-tile"  # of cores that gather an element in a cycle (0089); Zen 5 has vectors as wide, and takes two
 _OWN = 2  # levels that a core has for itself

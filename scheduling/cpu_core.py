@@ -65,6 +65,7 @@ class Core:
     sums: int
     afar: int
     crossing: int
+    guarded: int
 
     @property
     def own(self) -> tuple[Cache, ...]:

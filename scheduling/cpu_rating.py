@@ -26,8 +26,8 @@ PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
 MOST_VECTORS = 4  # side by side in a register tile
 TILES = 3  # shapes of register tiles that are rated with all blocks, besides as many others that suit what they read
 PANELS, ROW_BLOCKS = (1, 4, 8, 16, 64), (4, 16, 64)
-# Elements a cycle of copies: by squares in registers, with padding, one by one.
-SQUARES, GUARDED, ONE_BY_ONE = 2.0, 1.4, 0.7
+# Elements a cycle of copies: by squares in registers, of what strides leave apart, one by one.
+SQUARES, STRIDED, ONE_BY_ONE = 2.0, 1.4, 0.7
 # Cycles of a copy for a vector in long runs, in short ones, and for what rows share, as wide as their number allows.
 VECTOR, SHORT_VECTOR, PIECE = 2.0, 4.0, 1.5
 
@@ -287,7 +287,7 @@ class RatedWays(Ways):
         for k, o in enumerate(self.operands):
             if self.update.accesses[k][0].guard and k not in packed:
                 size = float(prod(o.shape))
-                copied[k] = Copied(0, np.full((), size / GUARDED), np.full((), size * o.element))
+                copied[k] = Copied(0, np.full((), size / (self.core.guarded / 10)), np.full((), size * o.element))
         pieces: list[Numbers] = []
         shares: dict[int, Shares] = {}
         if self.facts.threads > 1:
@@ -353,7 +353,7 @@ class RatedWays(Ways):
         """Elements a cycle of a copy; without end for what is copied when compiling."""
         operand, access = self.operands[k], self.update.accesses[k][0]
         if access.guard or self._strided(k):
-            return np.full((), GUARDED)
+            return np.full((), self.core.guarded / 10 if access.guard else STRIDED)
         if self.facts.program.tensor[access.tensor].role == "constant" and dict(way.packs)[k] == "whole":
             return np.full((), FREE)
         moving = operand.depends(self.names[self.lanes])
