@@ -13,12 +13,14 @@ from poly.machine import USUAL_BYTES_PER_CYCLE, USUAL_CACHE, USUAL_CORE, Engine,
 # What a model of time starts from, for a server core of today with wide vectors: paths grow with them (decision 0041).
 _WIDE_BYTES_PER_CYCLE = {0: 10, 1: 128, 2: 56, 3: 28}
 _WIDE_CORE = {**USUAL_CORE, "page": 64, "near": 64, "overlap": 3, "remote": 8}
-# Of cores with wide vectors and tiles, whose last cache is large and a mesh away (decisions 0085, 0087).
+# Of cores with wide vectors and tiles, whose last cache is large and a mesh away (decisions 0085, 0087), and which
+# gather an element in a cycle, where a Zen 5 takes two (0089).
 _MESH = frozenset(("avx512fp16", "amx-tile"))
 _MESH_BYTES_PER_CYCLE = {0: 4, 1: 128, 2: 48, 3: 9}
-_MESH_CORE = {**_WIDE_CORE, "remote": 3, "near": 112, "sums": 4, "afar": 1, "crossing": 25, "guarded": 10}
+_MESH_CORE = {
+    **_WIDE_CORE, "remote": 3, "near": 112, "sums": 4, "afar": 1, "crossing": 25, "guarded": 10, "gather": 1,
+}  # fmt: skip
 _WIDE = 16  # f32 lanes
-_GATHERING = "amx-tile"  # of cores that gather an element in a cycle (0089); Zen 5 has vectors as wide, and takes two
 _OWN = 2  # levels that a core has for itself
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
 
@@ -73,7 +75,6 @@ def machine_of_features(
     )
     dram = Memory("dram", None, "dram", align=64, line=64, bytes_per_cycle=rates[0])
     memories = (dram, *levels, Memory("reg", registers, "register"))
-    core = {**core, "gather": int(_GATHERING in features)}
     engine = Engine("core", "core", lanes=lanes, features=features, cost=core, dots=_dots(frozenset(features)))
     return Machine(f"cpu-{cpu}", "cpu", memories, (engine,), clock_mhz=clock, cores=cores, triple=triple, cpu=cpu)
 

@@ -72,7 +72,8 @@ def advice(inputs: Sequence[onnx.ValueInfoProto], seen: Signatures) -> str | Non
     name = next(iter(first.values()))
     shown = ", ".join(map(str, free[name][-_MOST_SHOWN:]))
     arguments = f"shapes={fixed}, ranges={ranges}" if fixed else f"ranges={ranges}"
-    return f"({name}: ..., {shown}); once for all of them: poly.compile(poly.from_onnx(model, {arguments}))"
+    before = "..., " if len(seen) > _MOST_SHOWN else ""
+    return f"({name}: {before}{shown}); once for all of them: poly.compile(poly.from_onnx(model, {arguments}))"
 
 
 def _shifted(name: str, by: int) -> str:

@@ -13,7 +13,7 @@ from poly.dtypes import Array, is_float, numpy_dtype
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_reductions import axes_from, outer_and_inner
 from poly.frontend.onnx_shapes import positions
-from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn, sum_dtype
+from poly.frontend.onnx_terms import Index, Value, cast_between, fn, sum_dtype, summand
 
 _BF16: Final = 16  # ONNX's number for it
 FloatArray = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ def batch_normalization(b: Notation) -> None:
     by, around = (cast_between(v[var("c")], v.dtype, kind) for v in (scale, variance))
     b.assign(factor_value, {"c": channels}, by / fn("sqrt", around + epsilon), suffix="_factor")
     center, add = (cast_between(v[c], v.dtype, kind) for v in (mean, shift))
-    b.assign(y, ranges, cast_between((_wide(x, point) - center) * factor_value[c] + add, kind, x.dtype))
+    b.assign(y, ranges, cast_between((summand(x, point) - center) * factor_value[c] + add, kind, x.dtype))
 
 
 def _batch_statistics(b: Notation, x: Value, scale: Value, shift: Value, mean: Value, variance: Value) -> None:
@@ -60,7 +60,7 @@ def _batch_statistics(b: Notation, x: Value, scale: Value, shift: Value, mean: V
     ranges, over, point = outer_and_inner(x, axes)
     c, everywhere = point[1], dict(zip(map(str, point), x.shape, strict=True))
     count = float(np.prod(list(over.values()), dtype=np.int64))
-    kind, element = sum_dtype(x.dtype), _wide(x, point)
+    kind, element = sum_dtype(x.dtype), summand(x, point)
     total, own = b.temporary("sum", x.shape[1:2], kind), b.temporary("mean", x.shape[1:2], kind)
     b.reduce(total, ranges, over, element, suffix="_sum")
     b.assign(own, ranges, total[c] / count, suffix="_mean")
@@ -105,7 +105,7 @@ def layer_normalization(b: Notation) -> None:
     mean, inverse = _moments(b, x, axes, b.float_attribute("epsilon", 1e-5))
     ranges, _, point = outer_and_inner(x, axes)
     outer = tuple(map(var, ranges))
-    normal = (_wide(x, point) - mean[outer]) * inverse[outer]
+    normal = (summand(x, point) - mean[outer]) * inverse[outer]
     value = cast_between(normal, mean.dtype, x.dtype) * scale.aligned(point, x.shape)
     everywhere = dict(zip(map(str, point), x.shape, strict=True))
     stashed = "bf16" if b.int_attribute("stash_type", 1) == _BF16 and mean.dtype == "f32" else mean.dtype
@@ -127,7 +127,7 @@ def instance_normalization(b: Notation) -> None:
     ranges, _, point = outer_and_inner(x, axes)
     outer = tuple(map(var, ranges))
     factor, shift = (cast_between(v[point[1]], v.dtype, mean.dtype) for v in (scale, bias))
-    value = (_wide(x, point) - mean[outer]) * inverse[outer] * factor + shift
+    value = (summand(x, point) - mean[outer]) * inverse[outer] * factor + shift
     b.assign(y, dict(zip(map(str, point), x.shape, strict=True)), cast_between(value, mean.dtype, x.dtype))
 
 
@@ -142,18 +142,13 @@ def _moments(b: Notation, x: Value, axes: Sequence[int], epsilon: float) -> tupl
     b.require(is_float(x.dtype) and count > 0, f"{x.dtype}{list(x.shape)} has no mean along {list(axes)}")
     kind = sum_dtype(x.dtype)
     total, mean = b.temporary("sum", shape, kind), b.temporary("mean", shape, kind)
-    b.reduce(total, ranges, over, _wide(x, point), suffix="_sum")
+    b.reduce(total, ranges, over, summand(x, point), suffix="_sum")
     b.assign(mean, ranges, total[outer] / count, suffix="_mean")
     squares, inverse = b.temporary("squares", shape, kind), b.temporary("inverse", shape, kind)
-    away = _wide(x, point) - mean[outer]
+    away = summand(x, point) - mean[outer]
     b.reduce(squares, ranges, over, away * away, suffix="_squares")
     b.assign(inverse, ranges, 1.0 / fn("sqrt", squares[outer] / count + epsilon), suffix="_inverse")
     return mean, inverse
-
-
-def _wide(x: Value, point: Sequence[Index]) -> Term:
-    """An element in the dtype in which elements are added up."""
-    return cast_between(x[tuple(point)], x.dtype, sum_dtype(x.dtype))
 
 
 ROWS: Final[dict[str, Row]] = {

@@ -12,7 +12,7 @@ from poly.affine import Affine, var
 from poly.dtypes import is_float
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import given_axes
-from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn, sum_dtype
+from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn, sum_dtype, summand
 
 
 def reduction(
@@ -72,7 +72,7 @@ def _reduce(
         return
     kind = sum_dtype(x.dtype)
     total = b.temporary("sum", [e for k, e in enumerate(x.shape) if k not in axes], kind)
-    b.reduce(total, ranges, over, before(cast_between(x[tuple(point)], x.dtype, kind)), combiner, suffix="_sum")
+    b.reduce(total, ranges, over, before(summand(x, point)), combiner, suffix="_sum")
     b.assign(y, ranges, cast_between(after(total[tuple(map(var, ranges))]), kind, x.dtype), place)
 
 

@@ -14,7 +14,7 @@ from poly.frontend.onnx_indexing import wrapped_indices
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_reductions import softmax_axes
 from poly.frontend.onnx_shapes import positions
-from poly.frontend.onnx_terms import Index, Term, Value, cast_between, fn, index_value, literal, sum_dtype
+from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal, sum_dtype, summand
 from poly.frontend.onnx_top_k import top_k
 
 _BEYOND: Final = {"i32": 2**31 - 1, "i64": 2**62}
@@ -125,10 +125,10 @@ def prefix(operator: str, neutral: int) -> Row:
 
         outer = {name: e for name, e in ranges.items() if name != f"i{axis}"}
         start = literal(float(neutral) if is_float(x.dtype) else neutral)
-        b.assign(total, outer, start if exclusive else cast_between(x[at(0)], x.dtype, wide), at(0), suffix="_first")
+        b.assign(total, outer, start if exclusive else summand(x, at(0)), at(0), suffix="_first")
         inner = {**ranges, f"i{axis}": extent - 1}
         i = point[axis]
-        step = cast_between(x[at(i if exclusive else i + 1)], x.dtype, wide)
+        step = summand(x, at(i if exclusive else i + 1))
         b.assign(total, inner, fn(operator, total[at(i)], step), at(i + 1), suffix="" if total is y else "_wide")
         if total is not y:
             b.assign(y, ranges, total[tuple(point)].cast(x.dtype), point)

@@ -138,6 +138,11 @@ def sum_dtype(dtype: str) -> str:
     return "f32" if dtype in ("f16", "bf16") else dtype
 
 
+def summand(x: Value, index: Sequence[Index]) -> Term:
+    """An element in the dtype in which elements are added up."""
+    return cast_between(x[tuple(index)], x.dtype, sum_dtype(x.dtype))
+
+
 def cast_between(term: Term, dtype: str, other: str) -> Term:
     """A term of the one dtype as the other."""
     return term if dtype == other else term.cast(other)

@@ -15,7 +15,18 @@ from poly.affine import Affine, Constraint, var
 from poly.dtypes import is_float, numpy_dtype
 from poly.expr import COMBINERS
 from poly.frontend.onnx_notation import Notation, Row
-from poly.frontend.onnx_terms import Index, Shape, Term, Value, cast_between, fn, index_value, literal, sum_dtype
+from poly.frontend.onnx_terms import (
+    Index,
+    Shape,
+    Term,
+    Value,
+    cast_between,
+    fn,
+    index_value,
+    literal,
+    sum_dtype,
+    summand,
+)
 
 _MOST_COUNTS: Final = 1 << 22
 _MOST_PHASES: Final = 32  # convolutions that one transposed convolution becomes
@@ -418,7 +429,7 @@ def global_average_pool(b: Notation) -> None:
     ranges, over, point, place = _global(b, x)
     y = b.output((*x.shape[:2], *[1] * len(over)), x.dtype)
     total = b.temporary("sum", x.shape[:2], sum_dtype(x.dtype))
-    b.reduce(total, ranges, over, cast_between(x[point], x.dtype, total.dtype), suffix="_sum")
+    b.reduce(total, ranges, over, summand(x, point), suffix="_sum")
     mean = total[var("n"), var("c")] / float(np.prod(x.shape[2:]))
     b.assign(y, ranges, cast_between(mean, total.dtype, y.dtype), place)
 

@@ -100,24 +100,17 @@ def row_plan(
     passes = passes_of(group, inner, extents)
     if not any(p.extents for p in passes):
         return None
-    vector = machine.lanes(widest)
-    if vector == 1 or machine.registers is None:
+    if machine.lanes(widest) == 1 or machine.registers is None:
         return None
     single = sum(not extents[n] for n in extents)
-    core = core_of(machine, widest)
-    registers, in_flight = machine.vector_registers - single, core.in_flight
-    touched = 0 if in_cache else bytes_touched(program, group.statements)
-    far, beyond = touched > last_capacity(machine) * NEAR, touched > own_capacity(machine)
-    one_stream, slow = touched > last_capacity(machine), core.afar > 0 and touched > threads * own_capacity(machine)
     rows = _row_bytes(program, group, inner, extents)
     held = sum(rows.values()) * sum(bool(p.extents) for p in passes)
-    fitting = (machine.nearest_cache - 1) // max(1, held)
-    limits = _Limits(vector, vector * widest, registers, in_flight, fitting, in_cache, beyond, far, one_stream, slow)
+    limits = _limits(program, group, machine, widest, held, single, threads, in_cache)
     height = _height(program, group, passes, limits)
-    asked = _asking(program, group, passes, inner) if beyond else frozenset[str]()
+    asked = _asking(program, group, passes, inner) if limits.beyond else frozenset[str]()
     again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
     step = height * max((n for t, n in rows.items() if t in again), default=BYTES_AHEAD)
-    ahead = max(1, round(BYTES_AHEAD / step)) if far else 1
+    ahead = max(1, round(BYTES_AHEAD / step)) if limits.far else 1
     fits = height * sum(n * (1 + ahead * (t in again)) for t, n in rows.items()) <= machine.nearest_cache
     sized = tuple(_sized(program, p, limits, height) for p in passes)
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
@@ -128,6 +121,20 @@ def row_plan(
     found = _staggered(program, group, replace(plan, block=block), limits)
     near = not in_cache and height * held <= 2 * machine.nearest_cache  # two rows, and one that is read
     return _with_slots(program, group, found, machine, threads) if near and found.behind else found
+
+
+def _limits(
+    program: Program, group: Group, machine: Machine, widest: int, held: int, single: int, threads: int, in_cache: bool
+) -> _Limits:
+    """What bounds rows of which all passes hold so many bytes, beside `single` values that each have a register."""
+    vector, core = machine.lanes(widest), core_of(machine, widest)
+    touched = 0 if in_cache else bytes_touched(program, group.statements)
+    far, beyond = touched > last_capacity(machine) * NEAR, touched > own_capacity(machine)
+    one_stream, slow = touched > last_capacity(machine), core.afar > 0 and touched > threads * own_capacity(machine)
+    fitting, registers = (machine.nearest_cache - 1) // max(1, held), machine.vector_registers - single
+    return _Limits(
+        vector, vector * widest, registers, core.in_flight, fitting, in_cache, beyond, far, one_stream, slow
+    )
 
 
 def _with_slots(program: Program, group: Group, plan: RowPlan, machine: Machine, threads: int) -> RowPlan:

@@ -305,7 +305,7 @@ def test_ever_new_sizes_are_told_once_how_they_are_free() -> None:
         for past in (3, 4, 5, 3, 9, 6, 7, 8):
             engine.run(cache_inputs(past))
     (one,) = [w for w in told if w.category is SettingWarning]
-    assert one.filename == __file__ and "past: ..., 3, 4, 5, 9, 6)" in str(one.message)
+    assert one.filename == __file__ and "(past: 3, 4, 5, 9, 6)" in str(one.message)
     text = str(one.message).partition("for all of them: ")[2]
     arguments = "shapes={'seq': 1}, ranges={'past': (1, 32), 'total': 'past + 1'}"
     assert text == f"poly.compile(poly.from_onnx(model, {arguments}))"
