@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -149,41 +149,57 @@ class Session:
         live = [w for w in workers if "absent" not in ready[w.name]]
         times: dict[str, list[float]] = {w.name: [] for w in live}
         bounds: list[dict[str, float | str | None]] = []
+        beside: list[float] = []
         for k in range(self.rounds):
             self.progress(f"{case.name}: round {k + 1} of {self.rounds}")
             if case.kind != "model":
                 bounds.append(self._limits.ask(limits=case.name))
             for w in live[k % len(live) :] + live[: k % len(live)] if live else ():
-                answer = w.ask(time=self.seconds, least=self.least)
+                own = w.name == "ours" and case.kind != "model"
+                answer = w.ask(time=self.seconds, least=self.least, peak=own)
                 if "seconds" in answer:
                     times[w.name].append(_number(answer["seconds"]))
-        return self._row(case, ready, times, [b for b in bounds if "seconds" in b])
+                if "flops" in answer:
+                    beside.append(self.threads * _number(answer["flops"]))
+        bound = _bound([b for b in bounds if "flops" in b], beside)
+        return self._row(case, ready, times, bound)
 
     def _row(
         self,
         case: Case,
         ready: dict[str, dict[str, float | str | None]],
         times: dict[str, list[float]],
-        bounds: list[dict[str, float | str | None]],
+        bound: dict[str, float | str],
     ) -> Row:
         absent = {n: str(r["absent"]) for n, r in ready.items() if "absent" in r}
         made = {n: r for n, r in ready.items() if "absent" not in r}
         errors = {n: _number(r["error"]) for n, r in made.items()}
         middle = min if self.least else median
         most = MODEL_ROUNDING if case.kind == "model" else ROUNDING
-        bound: dict[str, float | str] = {}
-        if bounds:
-            bound = {k: median(_number(b[k]) for b in bounds) for k in ("flops", "bandwidth")}
-            bound["pattern"] = str(bounds[0]["pattern"])
         cached = made.get("ours", {}).get("cached")
         return Row(
             case.name, self.threads, {n: middle(t) for n, t in times.items() if t},
             {n: (max(t) - min(t)) / median(t) for n, t in times.items() if t}, errors,
             tuple(n for n, e in errors.items() if not e < most), absent,
-            middle(_number(b["seconds"]) for b in bounds) if bounds else None, bound,
+            _least_time(case, bound) if bound else None, bound,
             {n: _number(r["compile"]) for n, r in made.items()}, _number(cached) if cached is not None else None,
             {n: _number(r["memory"]) for n, r in made.items()} if case.kind == "model" else {},
         )  # fmt: skip
+
+
+def _bound(bounds: Sequence[Mapping[str, float | str | None]], beside: Sequence[float]) -> dict[str, float | str]:
+    """Medians of the rounds' limits; operations a second are those `beside` our calls, where there are any."""
+    if not bounds:
+        return {}
+    found: dict[str, float | str] = {"pattern": str(bounds[0]["pattern"])}
+    found |= {k: median(_number(b[k]) for b in bounds) for k in ("flops", "bandwidth", "functions")}
+    return found | {"flops": median(beside)} if beside else found
+
+
+def _least_time(case: Case, bound: Mapping[str, float | str]) -> float:
+    """Seconds: the greatest of operations, bytes and functions."""
+    flops, bandwidth, functions = (_number(bound[k]) for k in ("flops", "bandwidth", "functions"))
+    return max(case.flops / flops, case.traffic / bandwidth, functions)
 
 
 def _number(value: float | str | None) -> float:

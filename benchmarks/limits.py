@@ -1,7 +1,7 @@
 """What the machine allows, measured beside every case: multiply-adds, bandwidth by pattern and working set, functions.
 
 Loops are written as IR, one vector a machine instruction; functions are our own kernels on operands that fit the L1
-cache.
+cache. Rates are medians, as the kernels' times are (docs/decisions/0098).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -19,7 +20,8 @@ from benchmarks.limits_moved import Turn, seconds, turned
 from benchmarks.loops import BESIDE, FLOATS, LINE, PREFETCH, Loops, at_line, loops_of, together
 
 CHAINS = 12  # independent multiply-adds, enough for latency times units
-TRIPS = 100_000
+TRIPS = 40_000
+TRIES = 9
 UNROLL = 8
 MOST_READ = 3  # arrays read beside one that is written
 SECONDS = 0.002  # of one measurement
@@ -62,10 +64,9 @@ class Limits:
     bandwidth: float
     calls: Mapping[str, float]
 
-    def seconds(self, case: Case, threads: int) -> float:
-        """The least time of a case: the greatest of operations, bytes and functions."""
-        functions = sum(n * self.calls[f] for f, n in case.calls.items()) / threads
-        return max(case.flops / self.flops, case.traffic / self.bandwidth, functions)
+    def functions(self, case: Case, threads: int) -> float:
+        """Seconds of a case's calls of functions."""
+        return sum(n * self.calls[f] for f, n in case.calls.items()) / threads
 
 
 def pattern_of(case: Case) -> str:
@@ -78,7 +79,7 @@ def pattern_of(case: Case) -> str:
 
 
 def measure(case: Case, threads: int) -> Limits:
-    """The limits of a case now: the best of a few tries each."""
+    """The limits of a case now."""
     pattern = pattern_of(case)
     size = max(4096, case.traffic)
     ways = [way for way in (pattern, f"{pattern}_ahead", f"{pattern}_past") if way in _STREAMS]
@@ -86,22 +87,22 @@ def measure(case: Case, threads: int) -> Limits:
     if turn is not None and turn.whole.elements:
         pattern, bandwidth = "turned", _turning(turn.whole, threads)
     else:
-        bandwidth = max(_bandwidth(way, size, threads) for _ in range(3) for way in ways)
-    flops = max(_peak(threads) for _ in range(3))
-    return Limits(pattern, flops, bandwidth, {f: min(_function(f) for _ in range(5)) for f in case.calls})
+        bandwidth = max(_bandwidth(way, size, threads) for way in ways)
+    calls = {f: median(_function(f) for _ in range(TRIES)) for f in case.calls}
+    return Limits(pattern, peak(threads), bandwidth, calls)
 
 
-# ---- loops
-
-
-def _peak(threads: int) -> float:
-    loop, lanes = _loops().functions["peak"], _lanes()
-    times = 5
+def peak(threads: int, tries: int = TRIES) -> float:
+    """Floating-point operations a second of vector multiply-adds, all threads together."""
+    loop = _loops().functions["peak"]
 
     def work(_: int) -> None:
         loop(0, 0, 0, TRIPS)
 
-    return 2 * lanes * CHAINS * TRIPS * threads / min(together(work, threads) for _ in range(times))
+    return 2 * _lanes() * CHAINS * TRIPS * threads / median(together(work, threads) for _ in range(tries))
+
+
+# ---- loops
 
 
 def _bandwidth(pattern: str, size: int, threads: int) -> float:
@@ -116,7 +117,7 @@ def _bandwidth(pattern: str, size: int, threads: int) -> float:
     def work(k: int) -> None:
         loop(starts[k] + BESIDE, starts[k] + LINE + part * (arrays - 1), part // 4, times)
 
-    return part * arrays * times * threads / min(together(work, threads) for _ in range(3))
+    return part * arrays * times * threads / median(together(work, threads) for _ in range(TRIES))
 
 
 def _turning(turn: Turn, threads: int) -> float:

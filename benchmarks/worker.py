@@ -1,8 +1,9 @@
 """One peer in a process of its own: reads requests as JSON lines, answers with JSON lines.
 
 `{"case": k}` makes case k ready: {"error", "compile": seconds, "cached": seconds or null, "memory": greatest resident
-bytes}; `{"time": seconds, "least": bool}` measures it for about that long: {"seconds": of one call}; `limits`, which is
-a worker like the peers, answers `{"limits": k}` with what the machine allows.
+bytes}; `{"time": seconds, "least": bool}` measures it for about that long: {"seconds": of one call}, and with `"peak":
+true` as long again {"flops": operations a second of one core between calls}; `limits`, which is a worker like the
+peers, answers `{"limits": k}` with what the machine allows.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from time import perf_counter, process_time, sleep
 import numpy as np
 
 from benchmarks.cases import Case, conv, einsum
-from benchmarks.limits import measure
+from benchmarks.limits import measure, peak
 from benchmarks.peers import PEERS, Call, ours, pin
 from benchmarks.reference import error_of
 
 WARM = 3
 SAMPLE = 2e-5  # seconds at least of what the clock measures at once
+SHORT = 1e-4  # seconds of calls between two measurements of the core's peak
 REST = 5e-3  # seconds in which threads that are not at work use hardly any time of a core
 Answer = dict[str, float | str | None]
 
@@ -44,7 +46,7 @@ def main() -> None:
             found = measure(cases[request["limits"]], threads)
             answer = {
                 "pattern": found.pattern, "flops": found.flops, "bandwidth": found.bandwidth,
-                "seconds": found.seconds(cases[request["limits"]], threads),
+                "functions": found.functions(cases[request["limits"]], threads),
             }  # fmt: skip
         elif "case" in request:
             call = None  # the last case's memory goes first
@@ -52,6 +54,8 @@ def main() -> None:
         else:
             assert call is not None
             answer = {"seconds": _measure(call, request["time"], least=request["least"])}
+            if request.get("peak"):
+                answer["flops"] = _peak_between(call, request["time"], least=request["least"])
         _at_rest()
         print(json.dumps(answer), file=answers, flush=True)
 
@@ -152,6 +156,21 @@ def _measure(call: Call, budget: float, *, least: bool) -> float:
         if samples[-1] > 2 * budget:
             break
     return min(samples) if least else float(np.median(samples))
+
+
+def _peak_between(call: Call, budget: float, *, least: bool) -> float:
+    """Operations a second of one core between calls: its clock is then that of the calls. What they left of other
+    code's and data's place in the caches is no part of it: the first run of the loop does not count.
+    """
+    found: list[float] = []
+    end = perf_counter() + budget
+    while len(found) < 3 or perf_counter() < end:
+        start = perf_counter()
+        while perf_counter() < start + SHORT:
+            call()
+        peak(1, tries=1)
+        found.append(peak(1, tries=1))
+    return max(found) if least else float(np.median(found))
 
 
 if __name__ == "__main__":
