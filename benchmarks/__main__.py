@@ -76,7 +76,7 @@ def _run(
     for threads in options.threads:
         _warn_of_cores(threads)
         print(f"\n{threads} thread{'s' * (threads > 1)}; microseconds (!: wrong result), ratio: ours / best peer")
-        print("limit: what the machine allows (operations: at the clock between our calls) / ours; compile time cold and cached")
+        print("limit: what the machine allows (at the clock between our calls) / ours; compile time cold and cached")
         print(heading(names))
         with _bar(len(chosen)) as (step, told):
             session = Session(names, threads, chosen, options.rounds, options.seconds, options.least, told)
