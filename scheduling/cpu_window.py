@@ -50,7 +50,7 @@ class Window:
     `shifted`: the columns are taken from a row in registers; `by_columns`: one is done for all rows before the next.
     `columns_first`: what a window takes from a row, in its `columns`, is reduced before rows are.
     `asks_ahead`: what is copied, or read by long tiles or faster than it comes, is from beyond a core's own caches, so
-    that it is asked for a strip, or a tile, ahead.
+    that it is asked for a strip, or a tile, ahead. `asks_results`: and so is what tiles write.
     """
 
     statement: str
@@ -75,6 +75,7 @@ class Window:
     lane_cuts: tuple[int, ...]
     vector_cuts: tuple[int, ...]
     asks_ahead: bool = False
+    asks_results: bool = False
     shifted: bool = False
     by_columns: bool = False
     columns_first: bool = False
@@ -122,6 +123,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
     found = _heights(program, shape, way, machine)
     rows = group.axes[update.name][shape.rows]
     long = found.tile * (bytes_apart(program, shape.read, rows) or 0) >= LONG
+    beyond = bytes_touched(program, group.statements) > own_capacity(machine)
     asking = found.copied or long or (shifted and _comes_slowly(program, shape, vector, machine))
     return Window(
         statement=update.name, tensor=shape.read.tensor, rows=shape.rows, lanes=shape.lanes, down=shape.down,
@@ -131,7 +133,7 @@ def window_of(program: Program, group: Group, machine: Machine, _threads: int = 
         copied=found.copied, kept=kept, unrolled=found.small,
         cuts=(found.whole,) if found.whole < shape.height else (), vector_cuts=found.edges,
         lane_cuts=(shape.width // vector * vector,) if found.ragged else (),
-        asks_ahead=asking and bytes_touched(program, group.statements) > own_capacity(machine),
+        asks_ahead=asking and beyond, asks_results=beyond and not by_columns and core_of(machine, 1).afar > 0,
         shifted=shifted and not found.copied, by_columns=by_columns,
         columns_first=way.columns_first, columns=shape.taps[shape.sideways],
     )  # fmt: skip

@@ -379,6 +379,29 @@ def test_rows_that_come_slower_than_they_are_used_are_asked_for(taps: int, strid
     assert plan.shifted and plan.asks_ahead == wanted
 
 
+@pytest.mark.parametrize(
+    ("shape", "taps", "afar", "wanted"),
+    [
+        ((96, 56, 56), 3, 1, True),
+        ((96, 56, 56), 3, 0, False),
+        ((96, 56, 56), 7, 1, False),  # a column at a time: multiply-adds take longer
+        ((32, 56, 56), 3, 1, False),  # the core's own caches hold all
+    ],
+)
+def test_results_in_a_last_cache_as_slow_as_memory_are_asked_for(
+    shape: tuple[int, int, int], taps: int, afar: int, wanted: bool
+) -> None:
+    levels = [Memory("l1", 48 << 10, "cache"), Memory("l2", 2 << 20, "cache"), Memory("l3", 480 << 20, "cache")]
+    core = replace(WIDE.engines[0], cost={**WIDE.engines[0].cost, "afar": afar})
+    machine = replace(WIDE, memories=(WIDE.memories[0], *levels, WIDE.memories[-1]), engines=(core,))
+    attrs = {"pads": [taps // 2] * 4, "group": shape[0]}
+    program = graph_of("Conv", (1, *shape), (shape[0], 1, taps, taps), attrs=attrs)[0].to_program()
+    schedule = schedule_for_cpu(program, machine)
+    (output,) = program.outputs
+    stores = [s.name for s in schedule.program.statements if s.write.tensor == output.name and s.combiner is None]
+    assert stores and {schedule.marks[schedule.nests[n].names[-1]].ahead is not None for n in stores} == {wanted}
+
+
 def test_a_copied_window_has_tiles_of_its_own_height() -> None:
     """Its columns are not shuffled, so that low tiles, which have fewer shuffles ahead, would gain nothing."""
     attrs = {"kernel_shape": [3] * 3, "strides": [2] * 3, "pads": [1] * 6}
