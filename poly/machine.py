@@ -50,6 +50,8 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     # starts with (0085): models of contractions, reductions and rows
     "crossing": 0,  # hundredths of a cycle that a vector of a register tile's operand costs besides its loads where it
     # lies in two lines (0087): cpu_cost
+    "asked": 0,  # steps of a register tile's reduction before which lanes that lie apart are asked for where the first
+    # cache does not hold those of all steps; 0: not at all (0099): cpu_block_ahead
     "guarded": 14,  # tenths of an element that a copy with padding moves a cycle (0085): cpu_rating
 }
 # The least of every number in a description, by its field; 0 where that has a meaning: not said, or none.

@@ -282,6 +282,7 @@ class Blocking(Tiling[BlockPlan]):
         schedule = self._with_sums(schedule, schedule.program.statement[updates[0]], tiles[-1])
         schedule = self.ahead.rows(schedule, updates[0], tiles[0 if self.plan.lanes_inside else 1], height)
         schedule = self.ahead.constants(schedule, updates[0])
+        schedule = self.ahead.lanes(schedule, updates[0])
         return self.ahead.beside(schedule, names, tiles[-1])
 
     def _with_sums(self, schedule: Schedule, s: Statement, anchor: str) -> Schedule:

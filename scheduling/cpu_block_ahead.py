@@ -9,6 +9,7 @@ from math import prod
 from poly.affine import Affine, Mod
 from poly.dtypes import size_bytes
 from poly.machine import Machine
+from poly.program import Statement
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_core import core_of
@@ -37,8 +38,8 @@ class Ahead:
         """
         s, plan, vector = schedule.program.statement[name], self.plan, schedule.nests[name].names[-1]
         axes = self.group.axes[s.source_name]
-        rows, lanes, steps = axes[plan.rows], axes[plan.lanes], reduction_extents(schedule.program, s, axes)
-        once = prod(plan.depth[1] if plan.depth and n == plan.depth[0] else e for n, e in steps.items())
+        rows, lanes, once = axes[plan.rows], axes[plan.lanes], self._steps_at_once(schedule, s, axes)
+        steps = reduction_extents(schedule.program, s, axes)
         uses = sum(-(-(p.high - p.low) // (plan.vector * p.width)) for p in plan.strips)
         if uses > FEW_USES or schedule.kind(vector) != "vector":
             return schedule
@@ -71,29 +72,41 @@ class Ahead:
         """A packed constant that a core's own caches do not hold is asked for on its way: between two uses comes the
         rest of it, and every tile, block and step of a window is a new stream for a prefetcher.
         """
-        s, nest = schedule.program.statement[name], schedule.nests[name]
-        vector = nest.names[-1]
+        vector = schedule.nests[name].names[-1]
         if schedule.kind(vector) != "vector" or schedule.marks[vector].ahead:
             return schedule
-        inner = [n for n in nest.names if nest.loops[n].names - set(self.group.axes[s.source_name])]
-        laid = [n for n in inner if schedule.kind(n) == "unroll"]
-        rolled = [n for n in inner if n not in laid]
+        rolled = self._reduction_loops(schedule, name)[1]
         for pack in self.plan.packs if rolled else ():
             tensor = schedule.source.tensor[pack.tensor]
             size = size_bytes(tensor.dtype)
             far = size * prod(tensor.extents(schedule.program.binding)) > own_capacity(self.machine)
             if pack.site == "whole" and pack.block and tensor.role == "constant" and far:
-                after = [n for n in laid if nest.names.index(n) > nest.names.index(rolled[-1])]
-                step = size * pack.block * prod(self._laid_trips(schedule, name, n) for n in after)
+                step = size * pack.block * self._laid_steps(schedule, name, rolled[-1])
                 return schedule.prefetch(vector, rolled[-1], -(-BYTES_AHEAD // step))
         return schedule
 
-    def _laid_trips(self, schedule: Schedule, name: str, loop: str) -> int:
-        """Copies of a loop that is laid out: of a whole one, or of a tile."""
-        atom = schedule.nests[name].loops[loop].terms[0][0]
-        if isinstance(atom, Mod):
-            return atom.divisor
-        return Steps(self.group, self.plan, self.machine).trips(schedule, name, loop)
+    def lanes(self, schedule: Schedule, name: str) -> Schedule:
+        """Lanes of an operand that is used as it lies, more in a tile's steps than the first cache holds, are asked for
+        some steps ahead: pieces of rows that lie apart, which no prefetcher follows, come from slower caches each time.
+        Not where each row of another operand would be asked for by itself then.
+        """
+        program, nest, vector = schedule.program, schedule.nests[name], schedule.nests[name].names[-1]
+        s, rolled = program.statement[name], self._reduction_loops(schedule, name)[1]
+        wanted, axes, near = core_of(self.machine, 4).asked, self.group.axes[s.source_name], self.machine.nearest_cache
+        if not wanted or schedule.kind(vector) != "vector" or schedule.marks[vector].ahead or not rolled:
+            return schedule
+        moving = [r for r in s.reads if not program.tensor[r.tensor].scope]
+        for n in nest.loops[rolled[-1]].names:
+            moving = [r for r in moving if (bytes_apart(program, r, n) or 0) >= self.machine.line]
+        if any((bytes_apart(program, r, axes[self.plan.rows]) or 0) >= self.machine.line for r in moving):
+            return schedule
+        panel = self._steps_at_once(schedule, s, axes) * self.plan.vector * max(p.width for p in self.plan.strips)
+        for r in moving:
+            element = size_bytes(program.tensor[r.tensor].dtype)
+            if bytes_apart(program, r, axes[self.plan.lanes]) == element and element * panel > near:
+                each = self._laid_steps(schedule, name, rolled[-1])
+                return schedule.prefetch(vector, rolled[-1], max(1, wanted // each))
+        return schedule
 
     def beside(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:
         """What is read beside the reduction from beyond a core's own caches is asked for a register tile ahead."""
@@ -103,3 +116,26 @@ class Ahead:
             if s.combiner is None and far and schedule.kind(vector) == "vector":
                 schedule = schedule.prefetch(vector, tile)
         return schedule
+
+    def _reduction_loops(self, schedule: Schedule, name: str) -> tuple[list[str], list[str]]:
+        """Loops of a statement's nest along its reduction, and those of them that are not laid out."""
+        nest, axes = schedule.nests[name], {*self.group.axes[schedule.program.statement[name].source_name]}
+        inner = [n for n in nest.names if nest.loops[n].names - axes]
+        return inner, [n for n in inner if schedule.kind(n) != "unroll"]
+
+    def _steps_at_once(self, schedule: Schedule, s: Statement, axes: Sequence[str]) -> int:
+        """Steps of the reduction of a tile, before sums go back to memory."""
+        steps, depth = reduction_extents(schedule.program, s, axes), self.plan.depth
+        return prod(depth[1] if depth and n == depth[0] else e for n, e in steps.items())
+
+    def _laid_steps(self, schedule: Schedule, name: str, loop: str) -> int:
+        """Steps of a reduction that are laid out in a body of one of its loops."""
+        inner, rolled = self._reduction_loops(schedule, name)
+        return prod(self._laid_trips(schedule, name, n) for n in inner[inner.index(loop) + 1 :] if n not in rolled)
+
+    def _laid_trips(self, schedule: Schedule, name: str, loop: str) -> int:
+        """Copies of a loop that is laid out: of a whole one, or of a tile."""
+        atom = schedule.nests[name].loops[loop].terms[0][0]
+        if isinstance(atom, Mod):
+            return atom.divisor
+        return Steps(self.group, self.plan, self.machine).trips(schedule, name, loop)

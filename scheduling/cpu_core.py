@@ -65,6 +65,7 @@ class Core:
     sums: int
     afar: int
     crossing: int
+    asked: int
     guarded: int
 
     @property

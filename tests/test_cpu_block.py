@@ -623,6 +623,33 @@ def test_only_what_comes_from_afar_is_asked_for() -> None:
     assert asked(1024, 512) == {"Y"}
 
 
+@pytest.mark.parametrize(
+    ("text", "steps", "number", "asked"),
+    [
+        ("C[i,j] += A[i,k] * B[k,j]", 700, 8, True),
+        ("C[i,j] += A[i,k] * B[k,j]", 700, 0, False),
+        ("C[i,j] += A[i,k] * B[k,j]", 200, 8, False),
+        ("C[i,j] += A[i,k,0] * B[k,j]", 700, 8, False),
+    ],
+)
+def test_lanes_that_lie_apart_are_asked_for(text: str, steps: int, number: int, asked: bool) -> None:
+    """Where a core says so, and the first cache does not hold those of a tile; not with each row of another operand."""
+    rows = (40, steps, 100) if "0" in text else (40, steps)
+    program = poly.parse(text, A=rows, B=(steps, 90))
+    (group,) = groups_of(program)
+    machine = replace(AVX2, engines=(replace(AVX2.engines[0], cost={**AVX2.engines[0].cost, "asked": number}),))
+    choice = rated_ways(facts_of(program, group, machine), 1)
+    plan = choice.plan(next(w for w in choice.ways() if not w.packs and not w.lanes_outside), 4, 2, 1, 0, 0)
+    schedule = block_group(unchecked(Schedule(program)), group, plan, machine)
+    for nest in (schedule.nests[n] for n in schedule.nests if n.startswith("C_update")):
+        found, laid = schedule.marks[nest.names[-1]].ahead, [n for n in nest.names if schedule.kind(n) == "unroll"]
+        assert (found is not None) == asked
+        if found is not None:
+            assert nest.loops[found[0]].names == {"k"} and found[0] not in laid and 1 <= found[1] <= 8
+    if asked:
+        run(program, plan)
+
+
 @pytest.mark.parametrize(("rows", "columns", "ahead"), [(16, 1536, True), (64, 1536, False), (16, 64, False)])
 def test_the_next_block_of_a_large_operand_is_asked_for(rows: int, columns: int, ahead: bool) -> None:
     """Where the nearest cache holds it besides all that is used until then, and where it comes from afar."""
