@@ -23,7 +23,7 @@ from poly.dtypes import is_float
 from poly.frontend.onnx_notation import Notation, Row
 from poly.frontend.onnx_shapes import positions, reshape_indices
 from poly.frontend.onnx_terms import Index, Term, Value, fn, index_value, literal
-from poly.frontend.onnx_windows import spatial_names, windows
+from poly.frontend.onnx_windows import kernel_of, spatial_names, windows
 
 _TAPS: Final = {"nearest": 1, "linear": 2, "cubic": 4}
 _FAR: Final = 1e9
@@ -144,21 +144,23 @@ def deform_conv(b: Notation) -> None:
     x, w, offset, bias, mask = b.input(0), b.input(1), b.input(2), b.optional(3), b.optional(4)
     rank, group, parts = x.rank - 2, b.int_attribute("group", 1), b.int_attribute("offset_group", 1)
     b.require(rank >= 1 and w.rank == offset.rank == x.rank, "needs X [N, C, ...], W [M, C / group, ...] and offsets")
-    channels, kernel = x.shape[1], w.shape[2:]
+    channels, kernel = x.shape[1], kernel_of(b, w)
     area = int(np.prod(kernel, dtype=np.int64))
-    fits = channels == w.shape[1] * group and w.shape[0] % group == 0 and channels % parts == 0
+    fits = min(group, parts) > 0 and channels == w.shape[1] * group
+    fits = fits and w.shape[0] % group == 0 and channels % parts == 0
     fits = fits and offset.shape[:2] == (x.shape[0], parts * area * rank)
     b.require(fits, f"{list(x.shape)}, weights {list(w.shape)} and offsets {list(offset.shape)} do not fit together")
     out = windows(b, x.shape[2:], kernel)
-    b.require(offset.shape[2:] == tuple(a.size for a in out), f"offsets {list(offset.shape)} are not one a position")
-    ranges = {"n": x.shape[0], "g": parts, **{f"k{a.name}": a.kernel for a in out}, **{a.name: a.size for a in out}}
+    spots = {a.name: a.positions for a in out}
+    b.require(offset.shape[2:] == (*spots.values(),), f"offsets {list(offset.shape)} are not one a position")
+    ranges = {"n": x.shape[0], "g": parts, **{f"k{a.name}": a.kernel for a in out}, **spots}
     point, spot = tuple(map(var, ranges)), [var(a.name) for a in out]
     flat = sum((var(f"k{a.name}") * int(np.prod(kernel[d + 1 :], dtype=np.int64)) for d, a in enumerate(out)), Affine())
     axes: list[_Axis] = []
     for d, a in enumerate(out):
         tap = index_value(var(a.name) * a.stride + var(f"k{a.name}") * a.dilation - a.before).cast("f64")
         moved = offset[(var("n"), (var("g") * area + flat) * rank + d, *spot)].cast("f64")
-        axes.append(_axis(b, d, ranges, tap + moved, a.extent, "linear", "zeros", True))
+        axes.append(_axis(b, d, ranges, tap + moved, a.elements, "linear", "zeros", True))
     each = channels // parts
     sampled = b.temporary("sampled", [ranges["n"], channels, *list(ranges.values())[2:]], x.dtype)
     term = _sampled(x, (var("n"), var("g") * each + var("c")), axes, point)
@@ -169,7 +171,7 @@ def deform_conv(b: Notation) -> None:
     b.reduce(sampled, {**ranges, "c": each}, _over(axes), term, index=place, suffix="_sampled")
     y = b.output((x.shape[0], w.shape[0], *offset.shape[2:]), x.dtype)
     outer, inner = w.shape[0] // group, w.shape[1]
-    ranges = {"n": x.shape[0], "g": group, "q": outer, **{a.name: a.size for a in out}}
+    ranges = {"n": x.shape[0], "g": group, "q": outer, **spots}
     over = {"c": inner, **{f"k{a.name}": a.kernel for a in out}}
     taps = [var(f"k{a.name}") for a in out]
     m = var("g") * outer + var("q")
@@ -235,7 +237,8 @@ def max_unpool(b: Notation) -> None:
     kernel = b.ints_attribute("kernel_shape") or ()
     strides = b.ints_attribute("strides") or (1,) * len(kernel)
     pads = b.ints_attribute("pads") or (0,) * (2 * len(kernel))
-    b.require(places.shape == x.shape and len(kernel) == x.rank - 2 == len(strides) == len(pads) // 2, "do not fit")
+    b.require(places.shape == x.shape and len(kernel) == x.rank - 2 == len(strides), "do not fit")
+    b.require(len(pads) == 2 * len(kernel), f"pads {list(pads)} do not fit {len(kernel)} spatial axes")
     inner = [
         (e - 1) * s - pads[d] - pads[d + len(kernel)] + k
         for d, (e, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))

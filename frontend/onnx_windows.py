@@ -35,16 +35,16 @@ _SPATIAL: Final = {1: ("l",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
 @dataclass(frozen=True)
 class Window:
-    """One axis of a sliding window: `size` positions with `kernel` taps each, over `extent` padded elements."""
+    """One axis of a sliding window: `positions` with `kernel` taps each, over `elements` with padding around them."""
 
     name: str
-    extent: int
+    elements: int
     kernel: int
     stride: int
     dilation: int
     before: int
     after: int
-    size: int
+    positions: int
 
     @property
     def tap(self) -> Affine | int:
@@ -53,12 +53,12 @@ class Window:
 
     @property
     def place(self) -> Affine:
-        """The input element under a position and a tap."""
+        """The element under a position and a tap."""
         return var(self.name) * self.stride + self.tap * self.dilation - self.before
 
     def covered(self, low: int, high: int) -> npt.NDArray[np.int64]:
         """For each position the number of taps that lie in low .. high-1."""
-        start = np.arange(self.size, dtype=np.int64) * self.stride - self.before
+        start = np.arange(self.positions, dtype=np.int64) * self.stride - self.before
         first = np.maximum(-((start - low) // self.dilation), 0)  # ceil((low - start) / dilation)
         end = np.minimum(-((start - high) // self.dilation), self.kernel)
         return np.maximum(end - first, 0)
@@ -68,21 +68,39 @@ def spatial_names(rank: int) -> tuple[str, ...]:
     return _SPATIAL.get(rank) or tuple(f"i{k}" for k in range(rank))
 
 
+def _ints(b: Notation, name: str, usual: Sequence[int], rank: int) -> tuple[int, ...]:
+    """An attribute of as many integers as `usual`, which stand for it where it is left out."""
+    values = b.ints_attribute(name) or tuple(usual)
+    b.require(len(values) == len(usual), f"{name} {list(values)} do not fit {rank} spatial axes")
+    return values
+
+
+def _attributes(b: Notation, kernel: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]:
+    """Strides, dilations, pads and auto_pad of a node with windows. Raises `OnnxError` on such as do not fit."""
+    rank = len(kernel)
+    b.require(rank > 0, "has no spatial axes")
+    strides, dilations = _ints(b, "strides", (1,) * rank, rank), _ints(b, "dilations", (1,) * rank, rank)
+    pads = _ints(b, "pads", (0,) * (2 * rank), rank)
+    b.require(min((*strides, *dilations, *kernel)) > 0, "strides, dilations and kernel must be positive")
+    auto = b.string_attribute("auto_pad", "NOTSET")
+    b.require(auto in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), f"auto_pad {auto!r} is unknown")
+    return strides, dilations, pads, auto
+
+
+def kernel_of(b: Notation, w: Value) -> tuple[int, ...]:
+    """The taps along each spatial axis of weights, which the node may say again."""
+    kernel = b.ints_attribute("kernel_shape") or w.shape[2:]
+    b.require(tuple(kernel) == w.shape[2:], f"kernel_shape {list(kernel)} is not that of the weights {list(w.shape)}")
+    return kernel
+
+
 def windows(b: Notation, extents: Sequence[int], kernel: Sequence[int], partial: bool = False) -> list[Window]:
     """The axes of the node's window. Raises `OnnxError` on attributes that do not fit.
 
     `partial`: one that exceeds the padded extent by less than a stride has a position, as onnx's shape inference and
     ONNX Runtime divide; the reference evaluator rounds down, and has none.
     """
-    rank = len(extents)
-    strides = b.ints_attribute("strides") or (1,) * rank
-    dilations = b.ints_attribute("dilations") or (1,) * rank
-    pads = b.ints_attribute("pads") or (0,) * (2 * rank)
-    for name, values, wanted in (("strides", strides, rank), ("dilations", dilations, rank), ("pads", pads, 2 * rank)):
-        b.require(len(values) == wanted, f"{name} {list(values)} do not fit {rank} spatial axes")
-    b.require(min((*strides, *dilations, *kernel)) > 0, "strides, dilations and kernel must be positive")
-    auto = b.string_attribute("auto_pad", "NOTSET")
-    b.require(auto in ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), f"auto_pad {auto!r} is unknown")
+    rank, (strides, dilations, pads, auto) = len(extents), _attributes(b, kernel)
     ceil = b.int_attribute("ceil_mode", 0) == 1
     found: list[Window] = []
     for k, name in enumerate(spatial_names(rank)):
@@ -112,8 +130,8 @@ def _positions(room: int, stride: int, ceil: bool, begin_end: int) -> int:
     return size - 1 if ceil and (size - 1) * stride >= begin_end else size
 
 
-def sizes(axes: Sequence[Window]) -> tuple[int, ...]:
-    return tuple(a.size for a in axes)
+def _extents(axes: Sequence[Window]) -> tuple[int, ...]:
+    return tuple(a.positions for a in axes)
 
 
 def _over(axes: Sequence[Window]) -> dict[str, int]:
@@ -142,17 +160,15 @@ def conv_nest(b: Notation, x: Value, w: Value, bias: Value | None) -> ConvNest:
     fits = group > 0 and x.shape[1] == inner * group and outer % group == 0
     b.require(fits, f"{x.shape[1]} channels, weights {list(w.shape)} and group {group} do not fit together")
     b.require(bias is None or bias.shape == (outer,), f"bias is not [{outer}]")
-    kernel = b.ints_attribute("kernel_shape") or w.shape[2:]
-    b.require(tuple(kernel) == w.shape[2:], f"kernel_shape {list(kernel)} is not that of the weights {list(w.shape)}")
-    axes = windows(b, x.shape[2:], kernel)
+    axes = windows(b, x.shape[2:], kernel_of(b, w))
     ranges, m, first = _channels(outer, inner, group)
-    ranges = {"n": x.shape[0], **ranges, **{a.name: a.size for a in axes}}
+    ranges = {"n": x.shape[0], **ranges, **{a.name: a.positions for a in axes}}
     over = ({} if group > 1 and inner == 1 else {"c": inner}) | _over(axes)
     c: Index = var("c") if "c" in over else 0
     source = (var("n"), first + c, *(a.place for a in axes))
     place = (var("n"), m, *(var(a.name) for a in axes))
     taps = (m, c, *(a.tap for a in axes))
-    return ConvNest((x.shape[0], outer, *sizes(axes)), ranges, over, place, m, source, taps)
+    return ConvNest((x.shape[0], outer, *_extents(axes)), ranges, over, place, m, source, taps)
 
 
 def conv(b: Notation) -> None:
@@ -186,25 +202,26 @@ def conv_transpose(b: Notation) -> None:
     b.require(rank >= 1 and w.rank == x.rank, f"ranks {x.rank} and {w.rank}: needs [N, C, ...] and [C, M / group, ...]")
     b.require(group > 0 and x.shape[1] == w.shape[0] and w.shape[0] % group == 0, f"weights {list(w.shape)} do not fit")
     each, inner = w.shape[1], w.shape[0] // group
-    axes = _transposed(b, x.shape[2:], w.shape[2:])
-    y = b.output((x.shape[0], each * group, *sizes(axes)), x.dtype)
+    b.require(bias is None or bias.shape == (each * group,), f"bias is not [{each * group}]")
+    axes = _transposed(b, x.shape[2:], kernel_of(b, w))
+    y = b.output((x.shape[0], each * group, *(a.elements for a in axes)), x.dtype)
     start = literal(0) if bias is None else bias[var("m")]
     # Where taps neither overlap nor leave gaps, sums start where they are made: by position and tap.
     even = all(a.stride == a.kernel and a.dilation == 1 for a in axes)
-    apart = even and all(a.before == 0 and a.size == a.extent * a.stride for a in axes)
+    apart = even and all(a.before == 0 and a.elements == a.positions * a.stride for a in axes)
     if not apart and prod(a.stride for a in axes) <= _MOST_PHASES:
         return _by_phases(b, y, x, w, bias, axes, each)
-    ranges = {a.name: a.extent if apart else a.size for a in axes} | (_over(axes) if apart else {})
+    ranges = {a.name: a.positions if apart else a.elements for a in axes} | (_over(axes) if apart else {})
     places = [a.place if apart else var(a.name) for a in axes]
     ranges = {"n": x.shape[0], "m": each * group, **ranges}
     b.assign(y, ranges, start, (var("n"), var("m"), *places), suffix="_init")
     channels, m, first = _channels(each * group, inner, group)
     within: Index = var("m") if group == 1 else var("q") if "q" in channels else 0
     over = {"c": inner} | _over(axes)
-    ranges = {"n": x.shape[0], **channels, **{a.name: a.extent for a in axes}, **over}
+    ranges = {"n": x.shape[0], **channels, **{a.name: a.positions for a in axes}, **over}
     source = (var("n"), first + var("c"), *(var(a.name) for a in axes))
     value = x[source] * w[(first + var("c"), within, *(a.tap for a in axes))]
-    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.size - 1 - a.place))]
+    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.elements - 1 - a.place))]
     b.assign(y, ranges, value, (var("n"), m, *(a.place for a in axes)), combiner="+", where=inside)
 
 
@@ -236,7 +253,7 @@ def _by_phases(
 
 @dataclass(frozen=True)
 class Phase:
-    """The positions of one remainder along an axis of a transposed window: `size` of them, with `taps` each, which read
+    """The elements of one remainder along an axis of a transposed window: `size` of them, with `taps` each, which read
     at `source` what meets the `tap` of the weights.
     """
 
@@ -252,7 +269,7 @@ class Phase:
         common = gcd(axis.stride, axis.dilation)
         step, shift = axis.stride // common, remainder + axis.before
         begins = [k for k in range(min(step, axis.kernel)) if (shift - axis.dilation * k) % axis.stride == 0]
-        size = max(0, -((remainder - axis.size) // axis.stride))
+        size = max(0, -((remainder - axis.elements) // axis.stride))
         if not begins:
             return cls(axis.name, size, 0, Affine(), Affine())
         taps = -((begins[0] - axis.kernel) // step)
@@ -262,14 +279,10 @@ class Phase:
 
 
 def _transposed(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> list[Window]:
-    rank = len(extents)
-    strides = b.ints_attribute("strides") or (1,) * rank
-    dilations = b.ints_attribute("dilations") or (1,) * rank
-    extra = b.ints_attribute("output_padding") or (0,) * rank
-    pads, wanted = b.ints_attribute("pads") or (0,) * (2 * rank), b.ints_attribute("output_shape")
-    lengths = (len(strides), len(dilations), len(extra), len(pads) // 2, len(wanted or extra))
-    b.require(set(lengths) == {rank}, f"attributes do not fit {rank} spatial axes")
-    auto = b.string_attribute("auto_pad", "NOTSET")
+    rank, (strides, dilations, pads, auto) = len(extents), _attributes(b, kernel)
+    extra = _ints(b, "output_padding", (0,) * rank, rank)
+    b.require(min(extra) >= 0, f"output_padding {list(extra)} is negative")
+    wanted = _ints(b, "output_shape", (0,) * rank, rank) if b.ints_attribute("output_shape") else None
     found: list[Window] = []
     for k, name in enumerate(spatial_names(rank)):
         full = strides[k] * (extents[k] - 1) + extra[k] + (kernel[k] - 1) * dilations[k] + 1
@@ -283,7 +296,7 @@ def _transposed(b: Notation, extents: Sequence[int], kernel: Sequence[int]) -> l
             before = after = 0
         size = full - before - after
         b.require(size > 0, f"the output would have the extent {size} along axis {k + 2}")
-        found.append(Window(name, extents[k], kernel[k], strides[k], dilations[k], before, after, size))
+        found.append(Window(name, size, kernel[k], strides[k], dilations[k], before, after, extents[k]))
     return found
 
 
@@ -293,7 +306,7 @@ def col_to_im(b: Notation) -> None:
     area, count = int(np.prod(block, dtype=np.int64)), len(image)
     b.require(x.rank == 3 and len(block) == count and area > 0, f"{list(x.shape)} has no blocks of {list(block)}")
     axes = windows(b, image, block)
-    positions = int(np.prod(sizes(axes), dtype=np.int64))
+    positions = int(np.prod(_extents(axes), dtype=np.int64))
     fits = x.shape[1] % area == 0 and x.shape[2] == positions
     b.require(fits, f"{list(x.shape)} are not columns of {area} elements at {positions} positions")
     channels = x.shape[1] // area
@@ -303,10 +316,10 @@ def col_to_im(b: Notation) -> None:
     taps, places = Affine(), Affine()
     for k, a in enumerate(axes):
         taps = taps + int(np.prod(block[k + 1 :], dtype=np.int64)) * Affine.of(a.tap)
-        places = places + int(np.prod(sizes(axes)[k + 1 :], dtype=np.int64)) * var(a.name)
+        places = places + int(np.prod(_extents(axes)[k + 1 :], dtype=np.int64)) * var(a.name)
     value = x[(var("n"), var("c") * area + taps, places)]
-    ranges = {**outer, **{a.name: a.size for a in axes}, **_over(axes)}
-    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.extent - 1 - a.place))]
+    ranges = {**outer, **{a.name: a.positions for a in axes}, **_over(axes)}
+    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.elements - 1 - a.place))]
     b.assign(y, ranges, value, (var("n"), var("c"), *(a.place for a in axes)), combiner="+", where=inside)
 
 
@@ -318,14 +331,14 @@ def _pool_axes(b: Notation, x: Value) -> list[Window]:
 
 
 def _pool_ranges(x: Value, axes: Sequence[Window]) -> tuple[dict[str, int], tuple[Affine, ...]]:
-    ranges = {"n": x.shape[0], "c": x.shape[1], **{a.name: a.size for a in axes}}
+    ranges = {"n": x.shape[0], "c": x.shape[1], **{a.name: a.positions for a in axes}}
     return ranges, (var("n"), var("c"), *(a.place for a in axes))
 
 
 def max_pool(b: Notation) -> None:
     x = b.input(0)
     axes = _pool_axes(b, x)
-    y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
+    y = b.output((*x.shape[:2], *_extents(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
     over = _over(axes)
     lowest = COMBINERS["max"].identity(x.dtype).value
@@ -345,7 +358,7 @@ def _max_indices(b: Notation, x: Value, y: Value, axes: Sequence[Window]) -> Non
     flat = sum((p * stride for p, stride in zip(place, strides, strict=True)), Affine())
     number = fn("select", fn("eq", x[place], y[point]), index_value(flat), x.size)
     b.assign(found, ranges, literal(x.size), suffix="_indices_init")
-    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.extent - 1 - a.place))]
+    inside = [c for a in axes for c in (Constraint(a.place), Constraint(a.elements - 1 - a.place))]
     over = _over(axes)
     b.assign(found, {**ranges, **over}, number, point, combiner="min", where=inside, suffix="_indices")
 
@@ -354,7 +367,7 @@ def average_pool(b: Notation) -> None:
     """The sum of a window over how many elements it covers: a literal, or a constant tensor over the positions."""
     x = b.input(0)
     axes = _pool_axes(b, x)
-    y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
+    y = b.output((*x.shape[:2], *_extents(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
     over = _over(axes)
     total = b.temporary("sum", y.shape, sum_dtype(y.dtype))
@@ -366,10 +379,10 @@ def average_pool(b: Notation) -> None:
 def divide_by_count(b: Notation, y: Value, total: Value, ranges: Mapping[str, int], axes: Sequence[Window]) -> None:
     """y = total / taps covered at each position."""
     padded = b.int_attribute("count_include_pad", 0) == 1
-    b.supported(prod(sizes(axes)) <= _MOST_COUNTS, "too many positions to count what each covers")
+    b.supported(prod(_extents(axes)) <= _MOST_COUNTS, "too many positions to count what each covers")
     counts = np.ones((), np.int64)
     for a in axes:
-        low, high = (-a.before, a.extent + a.after) if padded else (0, a.extent)
+        low, high = (-a.before, a.elements + a.after) if padded else (0, a.elements)
         counts = np.multiply.outer(counts, np.maximum(a.covered(low, high), 1))
     point = tuple(map(var, ranges))
     if counts.min() == counts.max():
@@ -384,7 +397,7 @@ def lp_pool(b: Notation) -> None:
     x, p = b.input(0), b.int_attribute("p", 2)
     b.require(p > 0, f"p = {p} is not positive")
     axes = _pool_axes(b, x)
-    y = b.output((*x.shape[:2], *sizes(axes)), x.dtype)
+    y = b.output((*x.shape[:2], *_extents(axes)), x.dtype)
     ranges, place = _pool_ranges(x, axes)
     over = _over(axes)
     v = b.padded(x, place, 0, {**ranges, **over})

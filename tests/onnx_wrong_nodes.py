@@ -63,6 +63,18 @@ WRONG_NODES: Final[Sequence[tuple[str, Sequence[Operand], dict[str, Any], str]]]
     # windows
     ("Conv", [_IMAGE, f32(3, 2, 2, 2)], {"auto_pad": "NONE"}, "auto_pad 'NONE' is unknown"),
     ("Conv", [_IMAGE, f32(3, 2, 2, 2), f32(2)], {}, r"bias is not \[3\]"),
+    *[("ConvTranspose", [_IMAGE, f32(2, 3, 2, 2)], options, words) for options, words in (
+        ({"strides": [0, 1]}, "strides, dilations and kernel must be positive"),
+        ({"dilations": [1, -1]}, "strides, dilations and kernel must be positive"),
+        ({"strides": [1]}, r"strides \[1\] do not fit 2 spatial axes"),
+        ({"pads": [1, 1, 1, 1, 1]}, r"pads \[1, 1, 1, 1, 1\] do not fit 2 spatial axes"),
+        ({"output_padding": [0, -1]}, r"output_padding \[0, -1\] is negative"),
+        ({"output_shape": [6]}, r"output_shape \[6\] do not fit 2 spatial axes"),
+        ({"kernel_shape": [3, 2]}, r"kernel_shape \[3, 2\] is not that of the weights"),
+        ({"auto_pad": "FOO"}, "auto_pad 'FOO' is unknown"),
+    )],
+    ("ConvTranspose", [_IMAGE, f32(2, 3, 2, 2), f32(2)], {}, r"bias is not \[3\]"),
+    ("Col2Im", [f32(1, 1, 1), i64(), i64()], {"opset": 18, "constant": [1, 2]}, "has no spatial axes"),
     ("Col2Im", [f32(1, 5, 5), i64(5, 5), i64(2, 2)], {"opset": 18, "constant": [1, 2]}, "blocks|columns"),
     ("Col2Im", [f32(1, 4, 7), i64(5, 5), i64(2, 2)], {"opset": 18, "constant": [1, 2]}, "blocks|columns"),
     # resampling
@@ -76,6 +88,9 @@ WRONG_NODES: Final[Sequence[tuple[str, Sequence[Operand], dict[str, Any], str]]]
     ("RoiAlign", [_IMAGE, f32(1, 4), i64(0)], {"opset": 16, "mode": "sum", "sampling_ratio": 2}, "mode .sum. is unkn"),
     ("DeformConv", [_IMAGE, f32(3, 2, 2, 2), f32(1, 8, 3, 4)], {"opset": 19}, "not one a position"),
     ("DeformConv", [_IMAGE, f32(3, 2, 2, 2), f32(1, 8, 4, 4), f32(3), f32(1, 3, 4, 4)], {"opset": 19}, "mask .* fit"),
+    ("DeformConv", [_IMAGE, f32(3, 2, 2, 2), f32(1, 8, 4, 4)], {"opset": 19, "offset_group": 0}, "do not fit together"),
+    ("DeformConv", [_IMAGE, f32(3, 2, 2, 2), f32(1, 8, 4, 4)], {"opset": 19, "kernel_shape": [2, 3]}, "kernel_shape"),
+    ("MaxUnpool", [_IMAGE, np.zeros((1, 2, 5, 5), np.int64)], {"kernel_shape": [2, 2], "pads": [0] * 5}, "do not fit"),
     # selection
     ("TopK", [_X, i64(9)], {"constant": [1], "outputs": 2, "axis": 1}, "k = 9 of 3"),
     ("ScatterElements", [f32(3), i64(1), f32(1)], {"opset": 18, "reduction": "xor"}, "reduction 'xor' is unknown"),

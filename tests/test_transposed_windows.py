@@ -19,7 +19,7 @@ from tests.onnx_helpers import assert_close, chain_model, reference, run_graph
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5])
 def test_phases_have_every_tap_once(stride: int, dilation: int, kernel: int) -> None:
     for before, size in product(range(3), (1, 4, 7)):
-        axis = Window("h", 9, kernel, stride, dilation, before, 0, size)
+        axis = Window("h", size, kernel, stride, dilation, before, 0, 9)
         found: list[tuple[int, int, int]] = []
         for remainder in range(stride):
             phase = Phase.of(axis, remainder)
