@@ -54,6 +54,10 @@ def from_onnx(
     """
     model = load_model(path)
     given = {n: tuple(map(int, v)) if isinstance(v, Sequence) else int(v) for n, v in (shapes or {}).items()}
+    links = {name: ends for name, ends in (ranges or {}).items() if isinstance(ends, str)}
+    free = _checked_ranges(model, ranges or {}, given)
+    single = {name: low for name, (low, high) in free.items() if low == high}
+    given |= single
 
     def at(sizes: Mapping[str, int]) -> Graph:
         importer = Importer(model, sized=len(single) < len(free))
@@ -61,10 +65,6 @@ def from_onnx(
         importer.walk(model.graph.node)
         return importer.graph()
 
-    links = {name: ends for name, ends in (ranges or {}).items() if isinstance(ends, str)}
-    free = _checked_ranges(model, ranges or {}, given)
-    single = {name: low for name, (low, high) in free.items() if low == high}
-    given |= single
     if len(single) == len(free):
         return at({})
     from poly.frontend.onnx_symbolic import symbolic_graph

@@ -42,10 +42,7 @@ if TYPE_CHECKING:
     import onnx
 
 _CHECKER: Final = "onnx.checker.check_model(path, full_check=True) may say more"
-Fate = Literal[
-    "compiled", "expanded", "folded", "inlined", "at first run", "by numpy", "fallback", "refused",
-    "not reached",
-]  # fmt: skip
+Outcome = Literal["compiled", "expanded", "folded", "inlined", "fallback"]  # of a node that was imported
 
 
 class Interrupted(Exception):
@@ -107,7 +104,7 @@ class Importer:
         for proto in nodes:
             self.node(proto)
 
-    def node(self, proto: onnx.NodeProto) -> Fate:
+    def node(self, proto: onnx.NodeProto) -> Outcome:
         """Import one node: what becomes of it. Raises `OnnxError`; staged: `Interrupted`."""
         fate = self._node(proto)
         self._serial += 1
@@ -147,7 +144,7 @@ class Importer:
         """The version of a domain that the model imports, 0 where it imports none."""
         return self._schemas.versions.get(domain, 0)
 
-    def _node(self, proto: onnx.NodeProto) -> Fate:
+    def _node(self, proto: onnx.NodeProto) -> Outcome:
         try:
             call = self._call(proto)
         except OnnxError as error:
@@ -172,7 +169,7 @@ class Importer:
             words = str(error).partition("\n")[0] or ("no memory" if isinstance(error, MemoryError) else "operands")
             raise OnnxError(f"cannot be written down: {words}", where=call.where, hint=_CHECKER) from error
 
-    def _import(self, call: Call, proto: onnx.NodeProto) -> Fate:
+    def _import(self, call: Call, proto: onnx.NodeProto) -> Outcome:
         self._schemas.check(call)
         twice = [name for name in call.outputs if name and name in self.values]
         if twice:
@@ -204,7 +201,7 @@ class Importer:
         inputs = tuple("" if v is None else v.name for v in call.inputs)
         return (call.operator, call.domain, call.opset, inputs, *attributes, *(bool(name) for name in call.outputs))
 
-    def _repeated(self, call: Call, first: tuple[str, ...]) -> Fate:
+    def _repeated(self, call: Call, first: tuple[str, ...]) -> Outcome:
         """A common subexpression: the outputs are those of the node that was first."""
         for name, known in zip(call.outputs, first, strict=True):
             if name:
@@ -363,7 +360,7 @@ class Importer:
         """The node that makes a value which is read once."""
         return None if value is None or self.values.readers(value) != 1 else self._made_by(value)
 
-    def _notate(self, call: Call, proto: onnx.NodeProto) -> Fate:
+    def _notate(self, call: Call, proto: onnx.NodeProto) -> Outcome:
         notation = Notation(call, self.values.names)
         row = OPERATORS.get(call.operator) if not call.domain else None
         try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.frontend.onnx_control import CONTROL
-from poly.frontend.onnx_importer import Fate, Importer, Interrupted
+from poly.frontend.onnx_importer import Importer, Interrupted, Outcome
 from poly.frontend.onnx_model import foreign_inputs
 from poly.frontend.onnx_reference import by_numpy, captured_names
 from poly.graph import Graph
@@ -17,6 +17,7 @@ from poly.graph import Graph
 if TYPE_CHECKING:
     import onnx
 
+Fate = Outcome | Literal["at first run", "by numpy", "refused", "not reached"]
 
 
 @dataclass(frozen=True)

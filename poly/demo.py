@@ -177,7 +177,7 @@ def _network_on(
     differences = [compare(f"{NETWORK} on {machine.name}: {n}", outputs[n], a, TOLERANCE) for n, a in expected.items()]
     if engine.fallbacks:
         nodes = counted(len(engine.fallbacks), "node")
-        missing = f"{nodes} ran by the reference evaluator: {', '.join(engine.fallbacks[:4])}"
+        missing = f"{nodes} ran by the reference evaluator or the interpreter: {', '.join(engine.fallbacks[:4])}"
         differences.append(Difference(f"{NETWORK} on {machine.name}", 0.0, 0.0, 0.0, missing))
     explained = explain_engine(engine)
     worst = max(d.worst for d in differences)

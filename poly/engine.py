@@ -2,7 +2,8 @@
 
 Each fusion group is compiled as a program of its own, identical groups once (same canonical text). Tensors between
 groups lie in one arena at planned offsets and share space where their lifetimes allow; constants are referenced where
-they are. What has no compiled form runs by numpy (`by_numpy`) or by the reference evaluator (`fallbacks`).
+they are. What has no compiled form runs by numpy (`by_numpy`), or by the reference evaluator or the interpreter
+(`fallbacks`).
 """
 
 from __future__ import annotations

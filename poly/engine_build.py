@@ -181,7 +181,9 @@ class _Build:
 
 
 def _outside(graph: Graph, steps: Sequence[Step]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The model's nodes with a statement that no unit runs: those that fall back, and those that numpy runs."""
+    """The model's nodes with a statement that no unit runs: those that fall back (some in groups whose compilation was
+    refused), and those that numpy runs.
+    """
     slow = {s.name: s for step in steps if step.unit is None for s in step.program.statements}
     found: tuple[list[str], list[str]] = ([], [])
     for node in graph.nodes:

@@ -19,9 +19,8 @@ from poly.document import Document, Table, bytes_text, count_text, counted
 from poly.dtypes import Array
 from poly.errors import OnnxError
 from poly.expr import Apply, walk
-from poly.frontend.onnx_importer import Fate
 from poly.frontend.onnx_model import dynamic_dimensions, load_model
-from poly.frontend.onnx_survey import NodeFate, survey_onnx
+from poly.frontend.onnx_survey import Fate, NodeFate, survey_onnx
 from poly.graph import Graph
 from poly.machine import Machine
 from poly.program import Program, Statement

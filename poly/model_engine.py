@@ -133,7 +133,7 @@ class ModelEngine(RunByName):
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that the reference evaluator ran in the last run, or has to run in a compiled stage."""
+        """Nodes that the reference evaluator ran in the last run, and the `fallbacks` of compiled stages."""
         inner = [name for engine in self.engines for name in engine.fallbacks]
         return tuple(dict.fromkeys([*self._run_by("onnx.reference"), *inner]))
 

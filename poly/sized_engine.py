@@ -131,7 +131,7 @@ class SizedEngine(RunByName):
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that the reference evaluator runs."""
+        """Nodes that the reference evaluator or the interpreter runs."""
         return tuple(dict.fromkeys(name for engine in self.engines for name in engine.fallbacks))
 
     @property
