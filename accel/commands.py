@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from poly.accel.isa import (
     MAX_DMA_RANK,
+    MAX_INNER,
     MAX_OUTER,
     MAX_VEC_RANK,
     Command,
@@ -29,7 +30,7 @@ from poly.accel.isa import (
     Vec,
 )
 from poly.accel.regions import Bent, Form, Scope, address, element_strides
-from poly.accel.vector import code_of
+from poly.accel.vector_code import code_of
 from poly.affine import Affine, Constraint
 from poly.dtypes import size_bytes
 from poly.errors import UnsupportedError
@@ -38,8 +39,6 @@ from poly.loops import Compute
 from poly.machine import Engine
 from poly.program import Access, ReadIndex, Tensor
 from poly.scheduling.contraction import product_of
-
-MAX_INNER = 6
 
 
 @dataclass(frozen=True)
@@ -143,17 +142,13 @@ def dma(site: Site) -> Command:
         raise site.cut_outermost()
     write, reads = site.operands[compute.write.tensor], site.operands[read.tensor]
     return Dma(
-        _with_strides(write.region(target, ()), [d.target for d in dims]),
-        _with_strides(reads.region(moved, ()), [d.source for d in dims]),
+        replace(write.region(target, ()), strides=tuple(d.target for d in dims)),
+        replace(reads.region(moved, ()), strides=tuple(d.source for d in dims)),
         tuple(d.inside[1] - d.inside[0] for d in dims),
         tuple((d.inside[0], d.trips - d.inside[1]) for d in dims),
         fill,
         tag=site.tag,
     )
-
-
-def _with_strides(region: Region, strides: Sequence[int]) -> Region:
-    return Region(region.memory, region.offset, region.dtype, tuple(strides), (), region.symbol)
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,6 @@ def compile_stream(
     chosen = schedule if schedule is not None else schedule_for_accelerator(program, machine)
     tree = chosen.lower()
     check_instances(tree, chosen.program)
-    stream = emit_stream([tree], machine, constants, name=program.name)
+    stream = emit_stream(tree, machine, constants, name=program.name)
     require_verified(stream, machine)
     return StreamKernel(program, machine, tree, stream, chosen, perf_counter() - start)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from poly.accel.commands import Operand, Site, command
-from poly.accel.isa import Command, CommandStream, Symbol, SymbolRole, Vec, constant
+from poly.accel.isa import Command, CommandStream, Symbol, Vec, constant
 from poly.accel.memory import MemoryPlan, plan_memory
 from poly.accel.regions import Bent, Form, Ints, Scope
 from poly.accel.roll import roll
@@ -33,35 +33,21 @@ MAX_TABLE = 1_000_000
 
 
 def emit_stream(
-    trees: Sequence[LoopTree],
-    machine: Machine,
-    constants: Mapping[str, np.ndarray] | None = None,
-    *,
-    name: str | None = None,
-    roles: Mapping[str, SymbolRole] | None = None,
-    rolled: bool = True,
+    tree: LoopTree, machine: Machine, constants: Mapping[str, np.ndarray] | None = None, *, name: str | None = None
 ) -> CommandStream:
-    """The stream that runs the trees one after another. Tensors outside of them are DRAM symbols, shared by name.
+    """The stream that runs a tree. Tensors outside of it are DRAM symbols of their names.
 
-    `roles`: of symbols, where they differ from the tensors' (a tensor between two trees is a temporary). `constants`:
-    data of the symbols of role constant. Raises `UnsupportedError` naming the statement that the machine cannot run and
-    `CapacityError` where buffers do not fit.
+    `constants`: data of the symbols of role constant. Raises `UnsupportedError` naming the statement that the machine
+    cannot run and `CapacityError` where buffers do not fit.
     """
-    symbols: dict[str, Symbol] = {}
+    constants, sizes = constants or {}, dict(tree.sizes)
+    operands = _operands(tree, plan_memory(tree, machine), machine)
+    symbols = [_symbol(o.tensor, sizes, constants, o.memory) for o in operands.values() if o.symbol is not None]
     program: list[tuple[str, Command]] = []
-    for tree in trees:
-        plan = plan_memory(tree, machine)
-        operands = _operands(tree, plan, machine)
-        for t in (o.tensor for o in operands.values() if o.symbol is not None):
-            symbols.setdefault(
-                t.name, _symbol(t, dict(tree.sizes), dict(constants or {}), roles or {}, operands[t.name].memory)
-            )
-        walk = _Walk(tree, machine, operands, program)
-        walk.nodes(tree.body, Scope({n: Form(v, {}) for n, v in tree.sizes}, {}), ())
-    title = name or "_".join(t.name for t in trees)
-    data = {n: np.ascontiguousarray(constants[n]) for n, s in symbols.items() if s.role == "constant" and constants}
-    stream = synchronise(title, machine, list(symbols.values()), program, data)
-    return roll(stream) if rolled else stream
+    walk = _Walk(tree, machine, operands, program)
+    walk.nodes(tree.body, Scope({n: Form(v, {}) for n, v in tree.sizes}, {}), ())
+    data = {s.name: np.ascontiguousarray(constants[s.name]) for s in symbols if s.role == "constant" and constants}
+    return roll(synchronise(name or tree.name, machine, symbols, program, data))
 
 
 def _operands(tree: LoopTree, plan: MemoryPlan, machine: Machine) -> dict[str, Operand]:
@@ -69,25 +55,17 @@ def _operands(tree: LoopTree, plan: MemoryPlan, machine: Machine) -> dict[str, O
     for t in (*tree.tensors, *plan.buffers.values()):
         memory = machine.memory.get(t.space)
         if memory is None or memory.kind == "dram":
-            dram = t.space if memory is not None else next(m.name for m in machine.memories if m.kind == "dram")
-            found[t.name] = Operand(t, dram, 0, t.name)
+            found[t.name] = Operand(t, machine.dram.name if memory is None else t.space, 0, t.name)
         else:
             found[t.name] = Operand(t, t.space, plan.offset(t))
     return found
 
 
-def _symbol(
-    t: Tensor,
-    sizes: Mapping[str, int],
-    constants: Mapping[str, np.ndarray],
-    roles: Mapping[str, SymbolRole],
-    memory: str,
-) -> Symbol:
-    role = roles.get(t.name, t.role)
-    if role == "constant" and t.name in constants:
+def _symbol(t: Tensor, sizes: Mapping[str, int], constants: Mapping[str, np.ndarray], memory: str) -> Symbol:
+    if t.role == "constant" and t.name in constants:
         return constant(t.name, np.asarray(constants[t.name], numpy_dtype(t.dtype)), memory)
     elements = t.nbytes(sizes) // numpy_dtype(t.dtype).itemsize
-    return Symbol(t.name, t.dtype, elements, role, memory)
+    return Symbol(t.name, t.dtype, elements, t.role, memory)
 
 
 @dataclass
@@ -316,9 +294,9 @@ def bounds(node: For, scope: Scope) -> tuple[int, int]:
         size = int(np.prod([scope.axes[a] for a in moving], dtype=np.int64)) if moving else 1
         if size > MAX_TABLE:
             raise Bent(scope.singles(moving[0]))
-        values: Ints = scope.table(forms[0], moving)
+        values: Ints = scope.values(forms[0], moving)
         for f in forms[1:]:
-            values = combine(values, scope.table(f, moving))
+            values = combine(values, scope.values(f, moving))
         if moving and (values != values.flat[0]).any():
             whole = np.broadcast_to(values, tuple(scope.axes[a] for a in moving))
             parts = scope.runs(moving[0], whole)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -83,9 +83,13 @@ def box_of(command: Command, region: Region) -> tuple[int, ...]:
 def reach(region: Region, trips: Sequence[int], counts: Sequence[int]) -> tuple[int, int]:
     """First and last-plus-one offset of a region over its loops and over `Rep`s of these counts; guards not counted."""
     low, dims = strided(region.strides, tuple(trips), region.unit)
+    return repeated(region, low, dense(low, dims), counts)
+
+
+def repeated(region: Region, low: int, high: int, counts: Sequence[int]) -> tuple[int, int]:
+    """Where `low` to `high` from a region's start lie over `Rep`s of these counts."""
     moves = [s * (n - 1) for s, n in zip(region.steps, counts, strict=False)]
-    first = region.offset + low + sum(min(0, m) for m in moves)
-    return first, region.offset + dense(low, dims) + sum(max(0, m) for m in moves)
+    return region.offset + low + sum(min(0, m) for m in moves), region.offset + high + sum(max(0, m) for m in moves)
 
 
 def injective(strides: Sequence[int], trips: Sequence[int]) -> bool:
@@ -181,28 +185,31 @@ def footprints(command: Command, counters: tuple[int, ...] = ()) -> tuple[Footpr
             return *loads, *own, _box("write", "dst", dst, trips)
 
 
-def view(data: npt.NDArray[np.generic], footprint: Footprint, start: int, unit: int = 1) -> npt.NDArray[np.generic]:
-    """The touched part of a one-dimensional array of `unit`s; a copy for an irregular set."""
-    if footprint.points is not None:
-        return data[(footprint.points + start) // unit]
-    item = data.itemsize
-    low = (start + footprint.low) // unit
+def coarser(footprint: Footprint, unit: int) -> Footprint:
+    """The same set in units of so many, which every start, step and stride is made of."""
     if unit == 1:
-        dims = footprint.dims
-    else:
-        dims = tuple((n // unit, 1) if s == 1 else (n, s // unit) for n, s in footprint.dims)
+        return footprint
+    dims = tuple((n // unit, 1) if s == 1 else (n, s // unit) for n, s in footprint.dims)
+    points = None if footprint.points is None else np.unique(footprint.points // unit)
+    return replace(footprint, low=footprint.low // unit, high=-(-footprint.high // unit), dims=dims, points=points)
+
+
+def view(data: npt.NDArray[np.generic], footprint: Footprint, start: int) -> npt.NDArray[np.generic]:
+    """The touched part of a one-dimensional array; a copy for an irregular set."""
+    if footprint.points is not None:
+        return data[footprint.points + start]
+    item, dims, low = data.itemsize, footprint.dims, start + footprint.low
     if len(dims) == 1 and dims[0][1] == 1:
         return data[low : low + dims[0][0]]
-    shape, strides = tuple(n for n, _ in dims), tuple(s * item for _, s in dims)
-    return np.ndarray(shape, data.dtype, data, low * item, strides)
+    return np.ndarray([n for n, _ in dims], data.dtype, data, low * item, [s * item for _, s in dims])
 
 
-def fill(data: npt.NDArray[np.generic], footprint: Footprint, start: int, value: int, unit: int = 1) -> None:
-    """Write `value` to the touched part of a one-dimensional array of `unit`s."""
+def fill(data: npt.NDArray[np.generic], footprint: Footprint, start: int, value: int) -> None:
+    """Write `value` to the touched part of a one-dimensional array."""
     if footprint.points is not None:
-        data[(footprint.points + start) // unit] = value
+        data[footprint.points + start] = value
     else:
-        view(data, footprint, start, unit)[...] = value
+        view(data, footprint, start)[...] = value
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from poly.accel.findings import Finding
-from poly.accel.footprint import Flat, Footprint, footprints, view
+from poly.accel.footprint import Flat, Footprint, coarser, fill, footprints, view
 from poly.accel.isa import Command, CommandStream, Mm, Vec
 from poly.accel.tokens import Firing
 from poly.machine import Machine
@@ -55,28 +55,10 @@ class _Space:
 
 @dataclass(frozen=True)
 class _Access:
-    """One operand of one static command: a slice or strided window, precomputed."""
+    """One operand of one static command: its footprint, in units of its space."""
 
     footprint: Footprint
     space: _Space
-    low: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def window(self, data: npt.NDArray[np.generic], start: int) -> npt.NDArray[np.generic]:
-        low = start // self.space.unit + self.low
-        if self.footprint.points is not None:
-            return view(data, self.footprint, start, self.space.unit)
-        if self.strides == (1,):
-            return data[low : low + self.shape[0]]
-        item = data.itemsize
-        return np.ndarray(self.shape, data.dtype, data, low * item, tuple(s * item for s in self.strides))
-
-    def mark(self, data: npt.NDArray[np.generic], start: int, value: int) -> None:
-        if self.footprint.points is not None:
-            data[(self.footprint.points + start) // self.space.unit] = value
-        else:
-            self.window(data, start)[...] = value
 
 
 def memory_findings(
@@ -108,29 +90,30 @@ class Shadows:
 
     def __init__(self, stream: CommandStream, machine: Machine, flats: Sequence[Flat]) -> None:
         self.flats = flats
-        per_command = [[footprints(c, (0,) * 8) for c in flat.commands] for flat in flats]
+        per_command = [[footprints(c) for c in flat.commands] for flat in flats]
         everything = [(e, f) for e, rows in enumerate(per_command) for prints in rows for f in prints]
         self.spaces = _spaces(stream, machine, everything)
         self.access = [[self.plans(prints) for prints in rows] for rows in per_command]
         self.moving = [[any(f.moving for f in prints) for prints in rows] for rows in per_command]
 
     def plans(self, prints: Sequence[Footprint]) -> tuple[_Access, ...]:
-        return tuple(_plan(f, self.spaces[f.region.key]) for f in prints if f.region.key in self.spaces)
+        found = [(f, self.spaces[f.region.key]) for f in prints if f.region.key in self.spaces]
+        return tuple(_Access(coarser(f, space.unit), space) for f, space in found)
 
     def accesses(self, engine: int, instance: int) -> list[tuple[_Access, int]]:
-        """The accesses of an instance, with the starts of their regions."""
+        """The accesses of an instance, with the starts of their regions, in units of the space."""
         position, counters = self.flats[engine].instances[instance]
         plans = self.access[engine][position]
         if self.moving[engine][position]:
             plans = self.plans(footprints(self.flats[engine].commands[position], counters))
-        return [(a, a.footprint.region.start(counters)) for a in plans if a.footprint.size]
+        return [(a, a.footprint.region.start(counters) // a.space.unit) for a in plans if a.footprint.size]
 
     def latest(self, engine: int, instance: int, known: Sequence[int]) -> dict[int, int]:
         """Per other engine: one more than its last instance in conflict with this one; at most `known` is left out."""
         found: dict[int, int] = {}
         for access, start in self.accesses(engine, instance):
             for other, shadow, _ in access.space.rivals(engine, access.footprint.kind == "write", known):
-                found[other] = max(found.get(other, 0), int(access.window(shadow, start).max()))
+                found[other] = max(found.get(other, 0), int(view(shadow, access.footprint, start).max()))
         return found
 
     def mark(self, engine: int, instance: int) -> None:
@@ -138,19 +121,13 @@ class Shadows:
         for access, start in self.accesses(engine, instance):
             space = access.space
             if access.footprint.kind == "write":
-                access.mark(space.writes[engine], start, instance + 1)
+                fill(space.writes[engine], access.footprint, start, instance + 1)
                 space.last_write[engine] = instance + 1
                 if space.written is not None:
-                    access.mark(space.written, start, 1)
+                    fill(space.written, access.footprint, start, 1)
             else:
-                access.mark(space.reads[engine], start, instance + 1)
+                fill(space.reads[engine], access.footprint, start, instance + 1)
                 space.last_read[engine] = instance + 1
-
-
-def _plan(footprint: Footprint, space: _Space) -> _Access:
-    unit = space.unit
-    dims = [(n // unit, 1) if s == 1 and unit > 1 else (n, s // unit) for n, s in footprint.dims]
-    return _Access(footprint, space, footprint.low // unit, tuple(n for n, _ in dims), tuple(s for _, s in dims))
 
 
 class _Replay(Shadows):
@@ -166,7 +143,7 @@ class _Replay(Shadows):
             for other, shadow, code in access.space.rivals(engine, write, clock):
                 self.compare(access, start, shadow, code, engine, instance, other, clock[other])
             if not write and access.space.written is not None:
-                seen = access.window(access.space.written, start)
+                seen = view(access.space.written, access.footprint, start)
                 if not seen.all():
                     self.uninitialised(access, start, seen, engine, instance)
         self.mark(engine, instance)
@@ -174,7 +151,7 @@ class _Replay(Shadows):
     def compare(
         self, access: _Access, start: int, shadow: Shadow, code: str, engine: int, instance: int, other: int, known: int
     ) -> None:
-        seen = access.window(shadow, start)
+        seen = view(shadow, access.footprint, start)
         latest = int(seen.max())
         if latest <= known:
             return
@@ -201,14 +178,15 @@ class _Replay(Shadows):
             )
 
     def address(self, access: _Access, start: int, hit: npt.NDArray[np.bool_]) -> str:
-        """The first unit of a window where `hit` holds, as text."""
-        unit, space = access.space.unit, access.space
-        if access.footprint.points is not None:
-            place = int(access.footprint.points[int(np.argmax(hit))]) + start
+        """The first unit of a view where `hit` holds, as text."""
+        touched, key, first = access.footprint, access.space.key, int(np.argmax(hit))
+        if touched.points is not None:
+            place = start + int(touched.points[first])
         else:
-            index = np.unravel_index(int(np.argmax(hit)), access.shape)
-            place = start + (access.low + sum(int(i) * s for i, s in zip(index, access.strides, strict=True))) * unit
-        return f"element {place} of {space.key[1:]}" if space.key.startswith("@") else f"byte {place:#x} of {space.key}"
+            index = np.unravel_index(first, [n for n, _ in touched.dims])
+            place = start + touched.low + sum(int(i) * s for i, (_, s) in zip(index, touched.dims, strict=True))
+        byte = place * access.space.unit
+        return f"element {place} of {key[1:]}" if key.startswith("@") else f"byte {byte:#x} of {key}"
 
 
 def _accumulates(command: Command) -> bool:

@@ -31,6 +31,7 @@ from poly.locks import cached_property
 
 MAX_DMA_RANK: Final = 6
 MAX_OUTER: Final = 6
+MAX_INNER: Final = 6
 MAX_VEC_RANK: Final = 8
 MAX_REP_DEPTH: Final = 4
 MAX_TOKENS: Final = 255
@@ -241,9 +242,8 @@ class Mm:
         _require(set(self.roles) <= set("omnk"), f"roles {self.roles!r} are not of o, m, n, k", self)
         outer = len(self.roles) - len(self.roles.lstrip("o"))
         _require("o" not in self.roles[outer:], "outer loops come first", self)
-        _require(
-            outer <= MAX_OUTER and len(self.roles) - outer <= 6, f"at most {MAX_OUTER} outer and 6 inner loops", self
-        )
+        fits = outer <= MAX_OUTER and len(self.roles) - outer <= MAX_INNER
+        _require(fits, f"at most {MAX_OUTER} outer and {MAX_INNER} inner loops", self)
         _common(self, self.trips, (self.c, self.a, self.b))
         for region, role, name in ((self.a, "n", "a"), (self.b, "m", "b"), (self.c, "k", "c")):
             loops = zip(region.strides, self.trips, self.roles, strict=True)

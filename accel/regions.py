@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from poly.accel.footprint import Ints, grid
 from poly.affine import Affine, FloorDiv, Mod, Var
 from poly.program import Tensor
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -142,14 +140,9 @@ class Scope:
         starts = [0, *changes.tolist(), len(flat)]
         return [self.cut(axis, a, b - a) for a, b in zip(starts[:-1], starts[1:], strict=True)]
 
-    def table(self, form: Form, axes: Sequence[str]) -> Ints:
-        """All values of a form over some counters (those it moves with among them)."""
-        total: Ints = np.full((1,) * len(axes), form.base, np.int64)
-        for d, axis in enumerate(axes):
-            shape = [1] * len(axes)
-            shape[d] = self.axes[axis]
-            total = total + (np.arange(self.axes[axis], dtype=np.int64) * form.terms.get(axis, 0)).reshape(shape)
-        return total
+    def values(self, form: Form, axes: Sequence[str]) -> Ints:
+        """All values of a form over some counters (those it moves with among them), as `grid` gives them."""
+        return grid(form.base, [form.terms.get(a, 0) for a in axes], [self.axes[a] for a in axes])
 
 
 def _moved(place: Form, axis: str, start: int, trips: int) -> Form:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from poly.accel.footprint import Flat, Footprint, box_of, fill, flatten, footprints, grid, injective, reach, view
 from poly.accel.isa import Command, CommandStream, Dma, Mm, Region, StreamError, Vec, digest_of
+from poly.accel.tokens import take
 from poly.accel.vector import Array, Bytes, Memory, base, run_vec, window
 from poly.dtypes import numpy_dtype
 from poly.errors import RunError
@@ -98,10 +99,8 @@ def _burst(flat: Flat, head: int, tokens: dict[str, int], burst: int) -> int:
     """Fire up to `burst` commands of one engine; how many could."""
     for fired, (position, _) in enumerate(flat.instances[head : head + burst]):
         command = flat.commands[position]
-        if any(tokens.get(name, 0) < count for name, count in command.wait):
+        if take(tokens, command) is not None:
             return fired
-        for name, count in command.wait:
-            tokens[name] -= count
         for name, count in command.post:
             tokens[name] = tokens.get(name, 0) + count
     return min(burst, len(flat.instances) - head)
@@ -168,7 +167,7 @@ def _prepare(command: Command, memories: Mapping[str, Memory], tally: _Tally, ch
             body = _mm(command, memories, tally)
         case Vec():
             body = _vec(command, memories, where)
-    prints = footprints(command, (0,) * 8)
+    prints = footprints(command)
 
     def guarded(counters: tuple[int, ...]) -> None:
         now = footprints(command, counters) if any(p.moving for p in prints) else prints

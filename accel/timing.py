@@ -20,10 +20,11 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from poly.accel.footprint import Flat, flatten
 from poly.accel.isa import Command, CommandStream, Dma, Load, Mm, Op, Region, StreamError, Vec
+from poly.accel.tokens import take
 from poly.dtypes import size_bytes
 from poly.machine import Engine, Machine
 
@@ -92,6 +93,34 @@ class Report:
         return "\n".join(lines)
 
 
+class _Post(NamedTuple):
+    """Tokens come to a semaphore."""
+
+    semaphore: str
+    tokens: int
+
+
+class _Open(NamedTuple):
+    """An engine may look at its next command."""
+
+    engine: int
+
+
+class _Want(NamedTuple):
+    """An engine wants the bus."""
+
+    engine: int
+
+
+class _Leave(NamedTuple):
+    """An engine's turn on the bus is over."""
+
+    engine: int
+
+
+_Event = _Post | _Open | _Want | _Leave
+
+
 @dataclass(frozen=True)
 class _Cost:
     """Of one static command. DMA: bus cycles (`bus`) or plain `work`. Array: `passes` groups of `work` rows. Vector:
@@ -156,8 +185,8 @@ class _Simulation:
             if queue.engine not in machine.engine:
                 raise StreamError(f"{machine.name} has no engine {queue.engine!r}", where=f"stream {stream.name}")
             spec, flat = machine.engine[queue.engine], flatten(queue)
-            self.engines.append(_Engine(spec, flat, [_cost(c, spec, machine) for c in flat.commands]))
-        self.events: list[tuple[int, int, str, int, str]] = []
+            self.engines.append(_Engine(spec, flat, [_cost(c, spec, machine, overlap) for c in flat.commands]))
+        self.events: list[tuple[int, int, _Event]] = []
         self.sequence = 0
         self.bus_owner: int | None = None
         self.turn = 0
@@ -169,17 +198,15 @@ class _Simulation:
         self.bus_bytes = 0
         self.macs = 0
         self.spans: list[Span] = []
-        memory = next(m for m in machine.memories if m.kind == "dram")
-        self.slot = max(1, QUANTUM // max(1, memory.bytes_per_cycle))
-        self.latency = memory.latency
+        self.slot = max(1, QUANTUM // max(1, machine.dram.bytes_per_cycle))
+        self.latency = machine.dram.latency
 
     def run(self) -> Report:
         self.start_ready()
         while self.events:
             self.now = self.events[0][0]
             while self.events and self.events[0][0] == self.now:
-                _, _, kind, number, name = heapq.heappop(self.events)
-                self.handle(kind, number, name)
+                self.handle(heapq.heappop(self.events)[2])
             self.start_ready()
             self.grant()
         stuck = [e for e in self.engines if e.at < len(e.flat.instances)]
@@ -195,20 +222,20 @@ class _Simulation:
         peak = sum(e.rows * e.cols for e in self.machine.engines_of("array"))
         return Report(self.end, reports, self.read, self.written, self.bus_bytes, self.macs, peak, tuple(self.spans))
 
-    def push(self, time: int, kind: str, number: int, name: str = "") -> None:
+    def push(self, time: int, event: _Event) -> None:
         self.sequence += 1
-        heapq.heappush(self.events, (time, self.sequence, kind, number, name))
+        heapq.heappush(self.events, (time, self.sequence, event))
 
-    def handle(self, kind: str, number: int, name: str) -> None:
-        match kind:
-            case "post":
-                self.tokens[name] = self.tokens.get(name, 0) + number
-            case "open":
-                self.engines[number].open = True
-            case "want":
-                self.wanting.append(number)
-            case _:  # the bus is free again
-                self.release(number)
+    def handle(self, event: _Event) -> None:
+        match event:
+            case _Post(semaphore, count):
+                self.tokens[semaphore] = self.tokens.get(semaphore, 0) + count
+            case _Open(engine):
+                self.engines[engine].open = True
+            case _Want(engine):
+                self.wanting.append(engine)
+            case _Leave(engine):
+                self.release(engine)
 
     def start_ready(self) -> None:
         for number, engine in enumerate(self.engines):
@@ -216,12 +243,9 @@ class _Simulation:
                 continue
             command = engine.command
             engine.account(self.now, engine.reason)
-            missing = next((name for name, count in command.wait if self.tokens.get(name, 0) < count), None)
-            if missing is not None:
+            if (missing := take(self.tokens, command)) is not None:
                 engine.reason = f"semaphore {missing}"
                 continue
-            for name, count in command.wait:
-                self.tokens[name] -= count
             engine.reason, engine.open, engine.started = "", False, self.now
             self.begin(number, engine, engine.costs[engine.flat.instances[engine.at][0]])
 
@@ -238,7 +262,7 @@ class _Simulation:
             case "dma" if cost.bus:
                 engine.account(now + spec.setup, "setup")
                 engine.remaining = cost.work
-                self.push(now + spec.setup, "want", number)
+                self.push(now + spec.setup, _Want(number))
             case _:
                 engine.account(now + spec.setup, "setup")
                 end = now + spec.setup + cost.work
@@ -263,14 +287,14 @@ class _Simulation:
         """The command's work ends at `end`; it posts at `complete`; the next may take its waits at `follow`."""
         engine.complete = max(engine.complete, complete)
         for name, count in engine.command.post:
-            self.push(engine.complete, "post", count, name)
+            self.push(engine.complete, _Post(name, count))
         if self.tracing:
             label = engine.flat.label(engine.at)
             self.spans.append(Span(engine.spec.name, label, engine.started, end, engine.complete))
         engine.at += 1
         engine.reason = "drain"
         self.end = max(self.end, engine.complete)
-        self.push(follow if self.overlap else engine.complete, "open", number)
+        self.push(follow if self.overlap else engine.complete, _Open(number))
 
     def grant(self) -> None:
         """Give the free bus to the engine whose turn it is, for at most one slot."""
@@ -286,7 +310,7 @@ class _Simulation:
         engine.account(self.now, "bus")
         engine.account(self.now + slot, "")
         engine.remaining -= slot
-        self.push(self.now + slot, "bus", number)
+        self.push(self.now + slot, _Leave(number))
 
     def release(self, number: int) -> None:
         self.bus_owner = None
@@ -297,14 +321,15 @@ class _Simulation:
             self.finish(number, engine, self.now, self.now + self.latency, self.now)
 
 
-def _cost(command: Command, engine: Engine, machine: Machine) -> _Cost:
+def _cost(command: Command, engine: Engine, machine: Machine, overlap: bool) -> _Cost:
+    """What a command costs; `group_plan._work` foretells it for a statement whose code is not made yet."""
     match command:
         case Dma():
             return _dma_cost(command, engine, machine)
         case Mm(_, _, b, trips, roles):
             outer = [(t, s) for t, s, r in zip(trips, b.strides, roles, strict=True) if r == "o" and t > 1]
             same = 1
-            while outer and not outer[-1][1]:
+            while overlap and outer and not outer[-1][1]:
                 same *= outer.pop()[0]
             passes = math.prod(t for t, _ in outer)
             rows = command.extent("m")

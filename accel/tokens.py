@@ -12,9 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from poly.accel.footprint import Flat
-from poly.accel.isa import CommandStream
+from poly.accel.isa import Command, CommandStream
 
 Clock = tuple[int, ...]
+
+
+def take(tokens: dict[str, int], command: Command) -> str | None:
+    """Take all tokens that a command waits for. Where a semaphore has too few: its name, and nothing is taken."""
+    for name, count in command.wait:
+        if tokens.get(name, 0) < count:
+            return name
+    for name, count in command.wait:
+        tokens[name] -= count
+    return None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from poly.accel.footprint import (
     grid,
     injective,
     reach,
+    repeated,
 )
 from poly.accel.hazards import memory_findings
 from poly.accel.isa import MAX_REP_DEPTH, Command, CommandStream, Dma, Mm, Region, StreamError, Vec
@@ -163,7 +164,7 @@ class _Check:
             )
 
     def bounds(self) -> Iterator[Problem]:
-        for footprint in footprints(self.command, (0,) * len(self.counts)):
+        for footprint in footprints(self.command):
             region = footprint.region
             if region.symbol is not None:
                 limit = self.stream.symbol[region.symbol].elements
@@ -187,9 +188,7 @@ class _Check:
             return 0, 0
         if footprint.moving:
             return reach(region, box_of(self.command, region), self.counts)
-        low, high = footprint.low, footprint.high
-        moves = [s * (n - 1) for s, n in zip(region.steps, self.counts, strict=False)]
-        return region.offset + low + sum(min(0, m) for m in moves), region.offset + high + sum(max(0, m) for m in moves)
+        return repeated(region, footprint.low, footprint.high, self.counts)
 
     def moving_range(self, operand: str) -> tuple[int, int]:
         spans: list[tuple[int, int]] = []

@@ -186,6 +186,11 @@ class Machine:
     def engines_of(self, kind: EngineKind) -> tuple[Engine, ...]:
         return tuple(e for e in self.engines if e.kind == kind)
 
+    @cached_property
+    def dram(self) -> Memory:
+        """The main memory; the first one where there are several."""
+        return next(m for m in self.memories if m.kind == "dram")
+
     @property
     def registers(self) -> Memory | None:
         """The register space, if the machine has one."""
@@ -224,8 +229,7 @@ class Machine:
 
     def cache_space(self, level: int) -> str:
         """The name of a cache, 0 for the nearest; of the last one where there are fewer, of main memory without any."""
-        main = next(m.name for m in self.memories if m.kind == "dram")
-        return self.caches[min(level, len(self.caches) - 1)].name if self.caches else main
+        return self.caches[min(level, len(self.caches) - 1)].name if self.caches else self.dram.name
 
     def lanes(self, dtype_bytes: int) -> int:
         """Elements of one vector of a core or of the vector engine."""

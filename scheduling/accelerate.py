@@ -129,7 +129,7 @@ def _memories(machine: Machine) -> tuple[str, ...]:
     """Memories that the vector engine works in and that DMA engines load and store."""
     engine = _vector(machine)
     paths = {p for e in machine.engines_of("dma") for p in e.paths}
-    dram = next(m.name for m in machine.memories if m.kind == "dram")
+    dram = machine.dram.name
     both = [m for m in engine.reads if m in engine.writes and {(dram, m), (m, dram)} <= paths]
     if not both:
         raise UnsupportedError("no memory is reached by the DMA and the vector engine", where=f"machine {machine.name}")

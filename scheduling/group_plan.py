@@ -128,10 +128,9 @@ def _extents(program: Program, s: Statement) -> dict[str, int]:
 
 def problem_of(program: Program, pieces: Pieces, plan: Plan, machine: Machine, room: Mapping[str, int]) -> Problem:
     """What the tile search needs to know. `room`: bytes by memory."""
-    dram = next(m for m in machine.memories if m.kind == "dram")
     spaces = {p.memory: Space(room[p.memory], machine.memory[p.memory].align) for p in plan.promotions}
     setup = max((e.setup for e in machine.engines_of("dma")), default=0)
-    bus = Bus(max(1, dram.bytes_per_cycle), max(1, dram.line), setup)
+    bus = Bus(max(1, machine.dram.bytes_per_cycle), max(1, machine.dram.line), setup)
     buffers = tuple(_buffer(program, pieces, p, plan.rotate) for p in plan.promotions)
     work = tuple(_work(pieces, s, plan, machine.engine[plan.engines[s.name]]) for s in pieces.statements)
     variables = _variables(pieces, plan.array)
@@ -195,6 +194,7 @@ def _orders(pieces: Pieces, way: Contraction | None) -> tuple[tuple[str, ...], .
 
 
 def _work(pieces: Pieces, s: Statement, plan: Plan, engine: Engine) -> Work:
+    """A statement's cycles, about those of `accel.timing`, for which what a body computes twice is one operation."""
     place = pieces.places[s.name]
     names = tuple(place[i] for i in s.iterators)
     if plan.array is not None and plan.array.statement == s.name:

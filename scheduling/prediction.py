@@ -16,7 +16,7 @@ import islpy as isl
 from poly.affine import var
 from poly.dtypes import size_bytes
 from poly.expr import DOTS, Apply, walk
-from poly.machine import Machine, Memory
+from poly.machine import Machine
 from poly.program import Statement, Tensor
 from poly.relations import relation_of
 from poly.scheduling.cpu_core import core_of
@@ -59,7 +59,7 @@ def predict(schedule: Schedule, machine: Machine, threads: int = 1) -> Predictio
     work = _Model(schedule, machine)
     caches = [m for m in machine.caches if m.capacity]
     levels: list[CacheLevel] = []
-    for cache, supply in zip(caches, [*caches[1:], _dram(machine)], strict=True):
+    for cache, supply in zip(caches, [*caches[1:], machine.dram], strict=True):
         moved = work.entering(cache.capacity or 0, cache.line or 64)
         rate = supply.bytes_per_cycle
         own = threads if cache in machine.own_caches else 1
@@ -73,10 +73,6 @@ def predict(schedule: Schedule, machine: Machine, threads: int = 1) -> Predictio
     cycles = resources.get(limit) if compute is not None else None
     seconds = cycles / (machine.clock_mhz * 1e6) if cycles is not None else None
     return Prediction(tuple(levels), operations, compute, cycles, limit, seconds)
-
-
-def _dram(machine: Machine) -> Memory:
-    return next(m for m in machine.memories if m.kind == "dram")
 
 
 class _Model:

@@ -24,7 +24,6 @@ from poly.frontend.notation import parse
 from poly.interp import run_program
 from poly.loops import Alloc, Compute, For, LoopTree, Sync
 from poly.program import Access, Program, Tensor
-from poly.scheduling.accelerate import schedule_for_accelerator
 from poly.scheduling.contraction import contractions
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.tiles import Buffer, Bus, Problem, Space, Variable, Work, best_tiles
@@ -325,12 +324,12 @@ def test_a_schedule_by_hand() -> None:
 def test_nothing_reaches_dram_directly() -> None:
     program = parse("Y[i] = X[i] + 1", X=(10,))
     with pytest.raises(UnsupportedError, match=r"statement Y_set(.|\n)*tensorise its loops"):
-        emit_stream([Schedule(program).lower()], S16)
+        emit_stream(Schedule(program).lower(), S16)
     scalar = Schedule(parse("Y[i] = X[i] + 1", X=(1,)))
     with pytest.raises(StreamError, match="ve does not read dram"):
         compile_stream(scalar.program, S16, schedule=scalar.tensorise((), "ve", statement="Y_set"))
     with pytest.raises(UnsupportedError, match="no engine 'gpu'"):
-        emit_stream([Schedule(program).tensorise(["i"], "gpu").lower()], S16)
+        emit_stream(Schedule(program).tensorise(["i"], "gpu").lower(), S16)
 
 
 def test_the_tree_names_every_engine() -> None:
@@ -340,18 +339,18 @@ def test_the_tree_names_every_engine() -> None:
         with pytest.raises(ScheduleError, match="loops or a statement"):
             scalar.tensorise(loops, "ve", statement=statement)
     with pytest.raises(UnsupportedError, match="no engine is named"):
-        emit_stream([scalar.lower()], S16)
+        emit_stream(scalar.lower(), S16)
     given = scalar.tensorise((), "ve", statement="Y_set")
     assert Schedule.parse(str(given)) == given
-    ((engine, (command,)),) = ((q.engine, q.items) for q in emit_stream([given.lower()], S16).queues)
+    ((engine, (command,)),) = ((q.engine, q.items) for q in emit_stream(given.lower(), S16).queues)
     assert engine == "ve" and isinstance(command, Vec)
 
-    (filled,) = emit_stream([all_padding("ve")], S16).queues
+    (filled,) = emit_stream(all_padding("ve"), S16).queues
     assert filled.engine == "ve" and parse_loops(str(all_padding("ve"))) == all_padding("ve")
     without = replace(S16, engines=tuple(replace(e, writes=("acc",)) if e.kind == "vector" else e for e in S16.engines))
     for fill, machine in (None, S16), ("ve", without), ("mm", S16):
         with pytest.raises(UnsupportedError, match="padding only"):
-            emit_stream([all_padding(fill)], machine)
+            emit_stream(all_padding(fill), machine)
 
 
 def test_loops_of_too_many_commands_are_refused_by_their_counts() -> None:
@@ -360,7 +359,7 @@ def test_loops_of_too_many_commands_are_refused_by_their_counts() -> None:
     with pytest.raises(UnsupportedError, match="more than 500000 commands"):
         compile_stream(steps, S16)
     with pytest.raises(UnsupportedError, match="tensorise its loops"):
-        emit_stream([Schedule(parse("Y[i] = X[i] + 1", X=(10**9,))).lower()], S16)
+        emit_stream(Schedule(parse("Y[i] = X[i] + 1", X=(10**9,))).lower(), S16)
 
 
 def all_padding(fill: str | None) -> LoopTree:
@@ -407,7 +406,7 @@ def test_elements_that_move_inside_of_one_tensor(moved: str) -> None:
 
 def test_a_sync_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="sync"):
-        emit_stream([LoopTree("f", (), (Sync(),))], S16)
+        emit_stream(LoopTree("f", (), (Sync(),)), S16)
 
 
 def test_lists_are_converted() -> None:
@@ -434,18 +433,6 @@ def test_the_kernel_checks_its_arguments() -> None:
         with pytest.raises(RunError):
             kernel(*wrong)
     assert "StreamKernel" in repr(kernel) and "cycles" in str(kernel)
-
-
-def test_two_trees_in_one_stream() -> None:
-    """Symbols are shared by name; what lies between is a temporary in DRAM."""
-    first = parse("C[i, j] += A[i, k]*B[k, j]", A=(20, 30), B=(30, 24))
-    second = parse("Y[i, j] = max(C[i, j], 0)", C=(20, 24))
-    trees = [schedule_for_accelerator(p, S16).lower() for p in (first, second)]
-    stream = emit_stream(trees, S16, roles={"C": "temporary"}, name="both")
-    assert verify(stream, S16) == []
-    inputs = inputs_for(first)
-    found, _ = run(stream, inputs, seed=1)
-    np.testing.assert_array_equal(found["Y"].reshape(20, 24), np.maximum(inputs["A"] @ inputs["B"], 0))
 
 
 def test_constants_are_in_the_stream() -> None:
@@ -485,10 +472,9 @@ def test_bent_expressions_are_cut_exactly(text: str) -> None:
         except Bent as bent:
             parts += bent.parts
             continue
-        places = {n: part.table(p, list(part.axes)).reshape(-1) for n, p in part.places.items()}
-        values = part.table(form, list(part.axes)).reshape(-1)
-        size = max(len(v) for v in (*places.values(), values))
-        i, j, value = (np.broadcast_to(v, size) for v in (places["i"], places["j"], values))
+        axes, size = list(part.axes), tuple(part.axes.values())
+        forms = (part.places["i"], part.places["j"], form)
+        i, j, value = (np.broadcast_to(part.values(f, axes), size).ravel() for f in forms)
         for point in zip(i.tolist(), j.tolist(), value.tolist(), strict=True):
             assert point[:2] not in found
             found[point[:2]] = point[2]

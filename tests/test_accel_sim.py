@@ -39,7 +39,7 @@ from poly.accel.simulate import run
 from poly.accel.stream import parse_stream
 from poly.accel.synchronise import synchronise
 from poly.accel.timing import Report, simulate
-from poly.accel.vector import code_of
+from poly.accel.vector_code import code_of
 from poly.accel.verify import verify
 from poly.affine import Affine, var
 from poly.dtypes import dtype_name
@@ -371,6 +371,7 @@ def test_cycles_of_the_array(m: int, passes: int) -> None:
     alone = accounted(simulate(mm_stream(m, passes), MACHINE, overlap=False))
     scale_sim = passes * (m + 2 * 16 + 16 - 2) - 1
     assert alone.cycles - 1 == scale_sim
+    assert simulate(mm_stream(m, passes, same=True), MACHINE, overlap=False).cycles == alone.cycles
     assert accounted(simulate(mm_stream(m, passes, same=True), MACHINE)).cycles == 16 + passes * m + 30
 
 
