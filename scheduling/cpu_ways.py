@@ -123,9 +123,16 @@ class Ways:
 
     @cached_property
     def deep(self) -> str:
-        """The reduction loop that may be cut in blocks: the longest."""
+        """The reduction loop that may be cut in blocks: the longest, or one of at least half its length whose blocks
+        leave operands in longer pieces.
+        """
         found = [n for n in self.ranges if n not in names_of(self.update.write)]
-        return max(found, key=lambda n: self.ranges[n], default="")
+        long = [n for n in found if 2 * self.ranges[n] >= max(self.ranges[m] for m in found)]
+        return max(long, key=lambda n: (self._piece(n), self.ranges[n]), default="")
+
+    def _piece(self, name: str) -> int:
+        """Bytes between what neighbouring iterations of a loop read, the least of all operands that move with it."""
+        return min((abs(o.stride(name)) for o in self.operands[:-1] if o.depends(name)), default=0)
 
     @cached_property
     def depths(self) -> list[int]:

@@ -650,6 +650,13 @@ def test_lanes_that_lie_apart_are_asked_for(text: str, steps: int, number: int, 
         run(program, plan)
 
 
+@pytest.mark.parametrize(("outer", "inner", "deep"), [(100, 140, "i"), (140, 100, "i"), (60, 140, "k"), (3, 140, "k")])
+def test_the_loop_that_is_cut_leaves_long_pieces(outer: int, inner: int, deep: str) -> None:
+    """The one outside, along which the large operand's steps are whole rows, if it is about as long as the longest."""
+    program = poly.parse("C[j,l] += A[i,j,k] * B[i,k,l]", A=(outer, 30, inner), B=(outer, inner, 16))
+    assert rated_ways(facts_on(program), 1).deep == deep
+
+
 @pytest.mark.parametrize(("rows", "columns", "ahead"), [(16, 1536, True), (64, 1536, False), (16, 64, False)])
 def test_the_next_block_of_a_large_operand_is_asked_for(rows: int, columns: int, ahead: bool) -> None:
     """Where the nearest cache holds it besides all that is used until then, and where it comes from afar."""
