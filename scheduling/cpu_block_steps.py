@@ -20,6 +20,7 @@ from poly.scheduling.uneven import uneven_axes
 # in a body, fewer would cost registers and spare hardly anything. Of what comes from afar, eight if they fit.
 STEPS = (4, 5, 6, 7, 8, 3, 2)
 STEPS_FROM_AFAR = (8, *(n for n in STEPS if n != 8))
+CLUSTER = 4  # neighbouring loads that LLVM keeps together: of two steps with three vectors, one of the second step's
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,9 @@ class Steps:
             return with_short_unrolled(schedule, self.group, name, free, body)
         most = UNROLLED // body
         program = schedule.program
+        full = CLUSTER % tile[1] > 0 and body + CLUSTER + 1 >= registers  # then two steps take sums to the stack
         far = any(from_afar(program, r.tensor, self.machine) for r in program.statement[name].reads)
-        wished = STEPS_FROM_AFAR if far else STEPS
+        wished = [n for n in (STEPS_FROM_AFAR if far else STEPS) if not (full and n == 2)]
         for loop in reversed(free) if most >= STEPS[0] else ():
             lengths = self._lengths(schedule, name, loop)
             steps = next((u for u in wished if u <= most and not any(n % u for n in lengths)), 1)

@@ -55,6 +55,15 @@ def test_multiply_adds_fill_the_registers_and_nothing_is_spilled(machine: Machin
 
 
 @pytest.mark.parametrize("machine", [AVX2, AVX512], ids=["avx2", "avx512"])
+@pytest.mark.parametrize("rows, columns, depth", [(484, 802, 46), (326, 187, 530), (326, 187, 94)])
+def test_steps_that_only_two_divides_spill_nothing(machine: Machine, rows: int, columns: int, depth: int) -> None:
+    """A body of two steps with three vectors each has one more loaded than the largest tile leaves registers for."""
+    program = einsum_program("ik,jk->ij", ((rows, depth), (columns, depth)), ["f32", "f32"])
+    for body in tile_loops(machine, program):
+        assert sum(1 for line in body if FMA.match(line)) < 24 or not spills(body)
+
+
+@pytest.mark.parametrize("machine", [AVX2, AVX512], ids=["avx2", "avx512"])
 @pytest.mark.parametrize(
     "spec, shapes",
     [
