@@ -8,13 +8,16 @@ the product are groups with policies of their own; what the model gives them is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from math import inf, prod
 
 from poly.dtypes import size_bytes
+from poly.locks import cached_property
 from poly.machine import Machine
 from poly.program import Program, Statement
-from poly.scheduling.cpu_contract import best_rated, least_cycles
+from poly.scheduling.cpu_contract import best_rated, least_cycles, least_of_plans
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import Facts, facts_of
 from poly.scheduling.cpu_rating import SHORT_VECTOR, SQUARES
@@ -42,13 +45,44 @@ def with_columns(program: Program, machine: Machine, threads: int) -> Program:
     lanes = facts.lanes() if facts is not None else None
     if facts is None or lanes is None:
         return program
-    moved = [join_axes(p) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined)]
-    best, limit, least = program, GAIN * _cycles(facts), least_cycles(facts)
-    for copies, k in sorted((_copies(p, machine, threads), k) for k, p in enumerate(moved)):
-        product = _facts(moved[k], machine, threads) if copies + least < limit else None
-        cycles = copies + _cycles(product) if product is not None else inf
-        if cycles < limit:
-            best, limit = moved[k], cycles
+    found = [join_axes(p) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined)]
+    moved = [_Moved(p, _copies(p, machine, threads), facts) for p in found]
+    best = _soonest(moved, GAIN * _least(facts)) if moved else None
+    if best is None and moved:
+        best = _soonest(moved, GAIN * _cycles(facts))
+    return program if best is None else best.program
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """Another program for a contraction, the cycles of its copies, and facts about the one that it is made of."""
+
+    program: Program
+    copies: float
+    source: Facts
+
+    @cached_property
+    def facts(self) -> Facts | None:
+        return _facts(self.program, self.source.machine, self.source.threads)
+
+    @cached_property
+    def least(self) -> float:
+        """Cycles that it takes in any case."""
+        return self.copies + (_least(self.facts) if self.facts is not None else inf)
+
+    @cached_property
+    def cycles(self) -> float:
+        return self.copies + (_cycles(self.facts) if self.facts is not None else inf)
+
+
+def _soonest(moved: Sequence[_Moved], limit: float) -> _Moved | None:
+    """The one that takes the fewest cycles, if these are fewer than `limit`; what takes more in any case is not rated.
+    """
+    best: _Moved | None = None
+    likely = [m for m in moved if m.copies + least_cycles(m.source) < limit]
+    for one in sorted(likely, key=lambda m: (m.least, m.copies)):
+        if one.least < limit and one.cycles < limit:
+            best, limit = one, one.cycles
     return best
 
 
@@ -81,6 +115,12 @@ def _cycles(facts: Facts) -> float:
     lanes = facts.lanes()
     best = best_rated(facts, lanes) if lanes is not None else None
     return inf if best is None else best.cycles
+
+
+def _least(facts: Facts) -> float:
+    """What the model gives it at least."""
+    lanes = facts.lanes()
+    return inf if lanes is None else least_of_plans(facts, lanes)
 
 
 def _filled(facts: Facts, lanes: int) -> float:

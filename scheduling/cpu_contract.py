@@ -112,6 +112,15 @@ def _best(facts: Facts, update: Statement, lanes: int, best: Rated | None) -> Ra
     return best if found is None or (best is not None and best.cycles <= found.cycles) else found
 
 
+def least_of_plans(facts: Facts, lanes: int) -> float:
+    """Cycles that the plan of `best_rated` takes at least: told without rating what it brings into caches."""
+    update = facts.update
+    if update is None:
+        return inf
+    axes = [*([] if lanes in facts.uneven else [lanes]), *other_lanes(facts, update, lanes)]
+    return min((RatedWays(facts, update, a).least for a in axes), default=inf)
+
+
 def other_lanes(facts: Facts, update: Statement, lanes: int) -> list[int]:
     """The longest loops that can be lanes besides the contiguous one."""
     others = [a for a, extent in enumerate(facts.extents) if a != lanes and extent > 1 and _turned(facts, update, a)]

@@ -13,7 +13,7 @@ from math import inf, prod
 import numpy as np
 
 from poly.locks import cached_property
-from poly.scheduling.cpu_cost import cycles_of_memory, overlapped, shared_cycles, tile_cycles
+from poly.scheduling.cpu_cost import cycles_of_memory, held_share, overlapped, shared_cycles, tile_cycles
 from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
@@ -107,16 +107,29 @@ class RatedWays(Ways):
     def _made(self, grid: Grid, cycles: Numbers, k: int) -> Rated:
         return Rated(float(cycles[k]), partial(self.plan, grid.way, *(int(v) for v in grid.sizes[k])))
 
-    def _rated(self, ways: Iterable[Way], limit: float) -> list[tuple[Grid, Numbers]]:
-        """The sizes of some ways and their cycles."""
+    @cached_property
+    def least(self) -> float:
+        """Cycles that no plan takes less than: operations of its register tiles, and a result past the last cache."""
+        core, result = self.core, self.operands[-1]
+        past = core.caches and result.size > core.counted_on(len(core.caches) - 1)
+        written = 2 * result.size * held_share(core, result) / core.caches[-1].rate if past else 0.0
+        works = [shapes.least for _, shapes in self._shaped(self.ways())]
+        return (min(works, default=inf) + written) / self.facts.threads
+
+    def _shaped(self, ways: Iterable[Way]) -> Iterator[tuple[Way, Shapes]]:
+        """Some ways with their register tiles, where there are any."""
         known: dict[tuple[object, ...], Shapes] = {}
-        grids: list[Grid] = []
         for way in ways:
             key = self._step(way), self._even(way), self._deep_of(way)
             if key not in known:
                 known[key] = self._shapes(*key)
-            if known[key].best and known[key].least <= limit * self.facts.threads:
-                grids.append(self._grid(way, known[key]))
+            if known[key].best:
+                yield way, known[key]
+
+    def _rated(self, ways: Iterable[Way], limit: float) -> list[tuple[Grid, Numbers]]:
+        """The sizes of some ways and their cycles."""
+        shaped = [(way, shapes) for way, shapes in self._shaped(ways) if shapes.least <= limit * self.facts.threads]
+        grids = [self._grid(way, shapes) for way, shapes in shaped]
         return [*zip(grids, self._cycles(grids), strict=True)] if grids else []
 
     def _even(self, way: Way) -> bool:

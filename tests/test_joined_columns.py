@@ -9,6 +9,9 @@ import poly
 from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.cpu_columns import with_columns
+from poly.scheduling.cpu_contract import best_rated, least_cycles, least_of_plans
+from poly.scheduling.cpu_facts import facts_of
+from poly.scheduling.groups import groups_of
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_columns import columns_of
 from poly.scheduling.schedule import Schedule
@@ -100,6 +103,31 @@ def test_joins_spare_cycles_and_lanes(other: int, columns: int, joined: bool) ->
     """Of 8: 6 % of the cycles, and 2 %. Of 14 and 6: 1/8 of the lanes, and 1/16, too few."""
     given: Given = {"A": (other,) * 4, "B": (other, other, columns, other)}
     assert bool(copies(chosen(APART, given))) == joined
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("cpu", ["avx512", "sse"])
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (APART, (24, 24, 24, 24, 24, 24)), (APART, (20, 30, 8, 12, 40, 16)), (APART, (64, 4, 64, 8, 48, 4)),
+        ("C[a,b,c,d] += A[a,b,e] * B[f,e,c,d] * D[f]", (9, 17, 33, 20, 40, 3)),
+        ("C[b,a,d,c] += A[a,e,c,f] * B[b,f,d,e]", (24, 12, 36, 20, 6, 6)),
+    ],
+)
+def test_no_plan_takes_less_than_what_is_told_without_rating(
+    text: str, sizes: tuple[int, ...], cpu: str, threads: int
+) -> None:
+    extent = dict(zip("abcdef", sizes, strict=True))
+    axes = {"A": "aecf", "B": "bfde"} if "D" not in text else {"A": "abe", "B": "fecd", "D": "f"}
+    program = poly.parse(text, **{t: tuple(extent[i] for i in own) for t, own in axes.items()})  # pyright: ignore[reportArgumentType]
+    for one in (program, *(join_axes(way.joined()) for way in columns_of(program))):
+        group = next(g for g in groups_of(one) if any(s.combiner is not None for s in g.statements))
+        facts = facts_of(one, group, CPUS[cpu], threads)
+        lanes = facts.lanes()
+        rated = best_rated(facts, lanes) if lanes is not None else None
+        if lanes is not None and rated is not None:
+            assert least_cycles(facts) < least_of_plans(facts, lanes) <= rated.cycles
 
 
 def test_a_schedule_with_joined_columns_can_be_used_again() -> None:
