@@ -62,6 +62,9 @@ def walk_steps(
         every = list(dict.fromkeys(i for _, indices in chosen for i in indices))
         later = {*result, *(i for _, indices in left for i in indices)}
         needed = [i for i in every if i in later]
+        innermost = {indices[-1] for _, indices in chosen if indices}
+        if len(innermost) == 1:  # stays there: nothing is turned
+            needed.sort(key=lambda i: i in innermost)
         yield [k for k, _ in chosen], every, needed
         left.append((number, needed))
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poly.affine import var
 from poly.dtypes import dtype_name
 from poly.errors import PolyError
 from poly.frontend.einsum import einsum_program
@@ -131,6 +132,17 @@ def test_many_operands_go_in_pairs() -> None:
     assert p.tensor["t0"].shape == () and p.statement["t0_update"].iterators == ("e",)
     texts = {str(einsum_program("ab,bc,cd,ea,fe,df->", [(4, 4)] * 6, ["f32"] * 6)) for _ in range(3)}
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("equation", "between"),
+    [("ijk,jl,kl->il", "jkl"), ("ab,cb,db->acd", "cdb"), ("ab,bc,cd->ad", "bd"), ("nhd,mhd,mhe->nhe", "hde")],
+)
+def test_what_operands_have_innermost_stays_there_between_products(equation: str, between: str) -> None:
+    extent = dict(zip("abcdehijklmn", (9, 8, 7, 6, 5, 4, 11, 12, 13, 3, 14, 15), strict=True))
+    shapes = [tuple(extent[i] for i in term) for term in equation.split("->")[0].split(",")]
+    p = einsum_program(equation, shapes, ["f32"] * 3)
+    assert p.tensor["t0"].shape == tuple(var(f"N{i}") for i in between)
 
 
 @pytest.mark.parametrize(
