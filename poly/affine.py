@@ -120,8 +120,8 @@ class Affine:
             inner = rest.terms[0][0]
             if isinstance(inner, FloorDiv):  # floor(floor(x/a)/b) = floor(x/(a*b))
                 return whole + Affine(((FloorDiv(inner.argument, inner.divisor * divisor), 1),))
-            if isinstance(inner, Mod) and inner.divisor <= divisor:
-                return whole
+        if _is_below(rest, divisor):
+            return whole
         return whole + Affine(((FloorDiv(rest, divisor), 1),))
 
     def __mod__(self, divisor: int) -> Affine:
@@ -135,8 +135,8 @@ class Affine:
             inner = rest.terms[0][0]
             if isinstance(inner, Mod) and inner.divisor % divisor == 0:
                 return inner.argument % divisor
-            if isinstance(inner, Mod) and inner.divisor <= divisor:
-                return rest
+        if _is_below(rest, divisor):
+            return rest
         return Affine(((Mod(rest, divisor), 1),))
 
     @cached_property
@@ -269,6 +269,16 @@ def _text_of(atom: Atom) -> str:
 def _place(term: tuple[Atom, int]) -> str:
     """The place of a floor or remainder among others."""
     return _text_of(term[0])
+
+
+def _is_below(rest: Affine, divisor: int) -> bool:
+    """Whether a sum of remainders is in 0 .. divisor-1."""
+    most = rest.constant
+    for atom, coefficient in rest.terms:
+        if not isinstance(atom, Mod) or coefficient < 0:
+            return False
+        most += coefficient * (atom.divisor - 1)
+    return most < divisor
 
 
 def sum_of(terms: list[tuple[Atom, int]], constant: int) -> Affine:

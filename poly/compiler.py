@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from poly.sized_engine import SizedEngine
 
 Progress = Callable[[int, int], None]
-Ahead = Callable[[Sequence[Program]], AbstractContextManager[None]]
+CompileUnit = Callable[[Program, Machine], Unit]
+Ahead = Callable[[Sequence[Program], Machine], AbstractContextManager[None]]
 
 
 def machine_of(target: str | Machine) -> Machine:
@@ -321,7 +322,7 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
     return compute
 
 
-def _literal_engine(machine: Machine, threads: int, unit: Callable[[Program], Unit], graph: Graph) -> Engine:
+def _literal_engine(machine: Machine, threads: int, unit: CompileUnit, graph: Graph) -> Engine:
     from poly.engine_build import build_engine
 
     return build_engine(graph, machine, unit, threads=threads)
@@ -337,20 +338,20 @@ def _sized_kernel(machine: Machine, threads: int, program: Program) -> Kernel:
     return _kernel(program, prepare_free(program, machine, threads), machine, {}, threads)
 
 
-def _unit_compiler(machine: Machine, threads: int) -> tuple[Callable[[Program], Unit], Ahead | None]:
+def _unit_compiler(machine: Machine, threads: int) -> tuple[CompileUnit, Ahead | None]:
     """What compiles a group, and for a CPU what lets other cores prepare a model's groups, too."""
     if machine.kind == "accelerator":
-        return partial(_stream_unit, machine), None
+        return _stream_unit, None
 
-    def prepare_ahead(programs: Sequence[Program]) -> AbstractContextManager[None]:
+    def prepare_ahead(programs: Sequence[Program], machine: Machine) -> AbstractContextManager[None]:
         from poly.ahead import prepared_ahead
 
         return prepared_ahead(programs, machine, threads)
 
-    return partial(_cpu_unit, machine, threads), prepare_ahead
+    return partial(_cpu_unit, threads), prepare_ahead
 
 
-def _stream_unit(machine: Machine, program: Program) -> Unit:
+def _stream_unit(program: Program, machine: Machine) -> Unit:
     """A group as a command stream, to which constants are inputs."""
     from poly.accel.compiled import compile_stream
 
@@ -367,7 +368,7 @@ def _stream_unit(machine: Machine, program: Program) -> Unit:
     return Unit(loose, run, kernel, perf_counter() - start, arguments)
 
 
-def _cpu_unit(machine: Machine, threads: int, program: Program) -> Unit:
+def _cpu_unit(threads: int, program: Program, machine: Machine) -> Unit:
     """A group as a kernel, whose constants are arguments: groups that differ only in them share it."""
     from poly.codegen.kernel import Kernel
 

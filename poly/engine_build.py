@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from poly.disk_cache import cache_entry, write_entry
 from poly.dtypes import Array
 from poly.engine import Engine, Step, Unit
+from poly.engine_constants import in_order_of_use, streaming
 from poly.errors import CapacityError, UnsupportedError
 from poly.frontend.onnx_reference import external_by_numpy
 from poly.graph import Graph
@@ -24,7 +25,8 @@ from poly.scheduling.grouping import Grouping, group_program
 from poly.scheduling.groups import Group
 from poly.scheduling.uneven import finite_factors
 
-CompileUnit = Callable[[Program], Unit]
+CompileUnit = Callable[[Program, Machine], Unit]
+PrepareAhead = Callable[[Sequence[Program], Machine], AbstractContextManager[None]]
 
 
 def build_engine(
@@ -34,7 +36,7 @@ def build_engine(
     *,
     threads: int = 1,
     progress: Callable[[int, int], None] | None = None,
-    prepare_ahead: Callable[[Sequence[Program]], AbstractContextManager[None]] | None = None,
+    prepare_ahead: PrepareAhead | None = None,
 ) -> Engine:
     """Compile every group of a graph. `progress(done, all)` is called after each.
 
@@ -44,9 +46,10 @@ def build_engine(
     source = model_for_cpu(graph.to_program(), graph.constants, machine)
     grouping, cuts = _cut_up(source, machine, threads, finite_factors(source, graph.constants))
     program = grouping.program
-    work = _Build(program, _given(grouping, graph), compile_unit, _reasons(graph))
+    parts_machine = streaming(machine, graph.constants)
+    work = _Build(program, _given(grouping, graph), parts_machine, compile_unit, _reasons(graph))
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
-    with prepare_ahead([*different.values()]) if prepare_ahead is not None else nullcontext():
+    with prepare_ahead([*different.values()], parts_machine) if prepare_ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
             work.step(cut)
             if progress is not None:
@@ -126,6 +129,7 @@ class _Build:
 
     program: Program
     given: Mapping[str, Array]
+    machine: Machine
     compile_unit: CompileUnit
     outside: Mapping[str, str] = field(default_factory=dict[str, str])
     steps: list[Step] = field(default_factory=list[Step])
@@ -146,7 +150,7 @@ class _Build:
             return
         if key not in self.units:
             try:
-                self.units[key] = self.compile_unit(canonical)
+                self.units[key] = self.compile_unit(canonical, self.machine)
             except (UnsupportedError, CapacityError) as error:
                 self.units[key] = "not compiled: " + "; ".join(line.strip() for line in str(error).splitlines())
         found = self.units[key]
@@ -173,8 +177,9 @@ class _Build:
     def constants(self) -> dict[str, Array]:
         """Everything that steps read and nothing else, so that no weight is kept in two forms without need; read-only,
         so that none of it can be the `out` of a run."""
-        used = {name for step in self.steps for name in step.inputs}
-        found = {n: a.view() for n, a in {**self.given, **self.computed}.items() if n in used}
+        used = dict.fromkeys(name for step in self.steps for name in step.inputs)
+        computed = in_order_of_use(self.computed, [*used], self.machine)
+        found = {n: a.view() for n, a in {**self.given, **computed}.items() if n in used}
         for array in found.values():
             array.flags.writeable = False
         return found

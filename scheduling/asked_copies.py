@@ -77,10 +77,10 @@ def asked(
     each = -(-total // trips)
     if each > MOST_ASKS:
         return ()
-    first, share = _number(inner, extents) * each, gcd(total, each * trips)
+    first, share = number_of(inner, extents) * each, gcd(total, each * trips)
     found: list[Access] = []
     for k in range(each):
-        digits = _digits((first + k) * (total // share) // (each * trips // share), pieces)
+        digits = digits_of((first + k) * (total // share) // (each * trips // share), pieces)
         digits[-1] *= line
         found.append(Access(s.reads[0].tensor, tuple(c + d for c, d in zip(corner, digits, strict=True))))
     return tuple(found)
@@ -100,7 +100,7 @@ def _next_corner(
     corner = copy.express([e - i for e, i in zip(elements, s.write.affine_index, strict=True)])
     if any(not c.names <= {*scope, *copy.parameters} for c in corner):
         return None
-    moved = _digits(_number(scope, extents) + 1, [_trips(extents[n]) for n in scope])
+    moved = digits_of(number_of(scope, extents) + 1, [_trips(extents[n]) for n in scope])
     following = {n: d + extents[n][0] for n, d in zip(scope, moved, strict=True)}
     return tuple(c.substitute(following) for c in corner)
 
@@ -109,7 +109,7 @@ def _trips(ends: tuple[int, int]) -> int:
     return ends[1] - ends[0] + 1
 
 
-def _number(loops: Sequence[str], extents: Mapping[str, tuple[int, int]]) -> Affine:
+def number_of(loops: Sequence[str], extents: Mapping[str, tuple[int, int]]) -> Affine:
     """Which of the iterations of some loops it is."""
     number = Affine()
     for n in loops:
@@ -117,7 +117,7 @@ def _number(loops: Sequence[str], extents: Mapping[str, tuple[int, int]]) -> Aff
     return number
 
 
-def _digits(number: Affine, extents: Sequence[int]) -> list[Affine]:
+def digits_of(number: Affine, extents: Sequence[int]) -> list[Affine]:
     """The places along some axes that a number is; along the first one the rest."""
     digits: list[Affine] = []
     for extent in reversed(extents[1:]):

@@ -242,7 +242,7 @@ class Blocking(Tiling[BlockPlan]):
             schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
         schedule = self._tile(schedule, names, depth, blocks, piece.tile)
         longest = max(strip.rows, key=lambda p: p.high - p.low)
-        return self.ahead.copies(schedule, names) if piece == longest else schedule
+        return self.ahead.blocks(self.ahead.copies(schedule, names), names) if piece == longest else schedule
 
     def _laid_out(self, schedule: Schedule, name: str, loops: Sequence[str], piece: Piece) -> Schedule:
         """The reduction's loops that are shorter at the ends of a tile, laid out so that each of its rows has its own.

@@ -9,7 +9,8 @@ from math import prod
 from poly.affine import Affine, Mod
 from poly.dtypes import size_bytes
 from poly.machine import Machine
-from poly.program import Statement
+from poly.program import Access, Statement
+from poly.relations import bound_domain
 from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_core import core_of
@@ -17,6 +18,7 @@ from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, from_afar, own_c
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.groups import Group
 from poly.scheduling.schedule import Schedule
+from poly.sets import interval
 
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
 # of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
@@ -107,6 +109,43 @@ class Ahead:
                 each = self._laid_steps(schedule, name, rolled[-1])
                 return schedule.prefetch(vector, rolled[-1], max(1, wanted // each))
         return schedule
+
+    def blocks(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
+        """The next block of a constant that was packed once is asked for all through the tiles that use this one, where
+        that comes from afar. In a model whose constants all do, what comes next is asked for behind the last block:
+        they lie in the order in which they are used (`poly.engine_constants`).
+        """
+        for name in names:
+            s, nest = schedule.program.statement[name], schedule.nests[name]
+            loops = [n for n in nest.names if schedule.kind(n) == "serial"]
+            for pack in self.plan.packs if s.combiner is not None and loops else ():
+                tensor = schedule.source.tensor[pack.tensor]
+                element = size_bytes(tensor.dtype)
+                core = core_of(self.machine, element)
+                least = self.machine.nearest_cache if core.streamed else own_capacity(self.machine)
+                far = core.afar and element * prod(tensor.extents(schedule.program.binding)) > least
+                if pack.site == "whole" and tensor.role == "constant" and far:
+                    read = s.reads[pack.read]
+                    along = self._blocks_loop(schedule, name, read, loops[:-1])
+                    if along is not None or core.streamed:
+                        line = self.machine.line // element
+                        schedule = schedule.prefetch_block(loops[-1], read.tensor, line, along)
+        return schedule
+
+    def _blocks_loop(self, schedule: Schedule, name: str, read: Access, loops: Sequence[str]) -> str | None:
+        """The innermost of the loops of which each iteration reads a part of its own, and no part a second time."""
+        s, nest = schedule.program.statement[name], schedule.nests[name]
+        moving = {n for i in read.affine_index for n in i.names}
+        domain = bound_domain(schedule.program, s)
+        ends = {n: interval(domain, k) or (0, 1) for k, n in enumerate(s.iterators)}
+        along: str | None = None
+        for loop in loops:
+            e = nest.loops[loop]
+            first, last = (int(e.evaluate({n: ends[n][k] for n in e.names})) for k in (0, 1))
+            if not e.names <= moving and (first != last or any(isinstance(a, Mod) for a, _ in e.terms)):
+                break
+            along = loop if e.names & moving and first != last else along
+        return along
 
     def beside(self, schedule: Schedule, names: Sequence[str], tile: str) -> Schedule:
         """What is read beside the reduction from beyond a core's own caches is asked for a register tile ahead."""

@@ -67,6 +67,7 @@ class Core:
     crossing: int
     asked: int
     guarded: int
+    streamed: int
 
     @property
     def own(self) -> tuple[Cache, ...]:

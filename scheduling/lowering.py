@@ -18,6 +18,7 @@ from poly.errors import UnsupportedError
 from poly.expr import Expr, IndexValue, rewrite
 from poly.loops import Alloc, Compute, External, For, If, LoopTree, Node
 from poly.program import Access, Tensor
+from poly.scheduling.asked_blocks import asked_block
 from poly.scheduling.asked_copies import asked, copies_into
 from poly.scheduling.bounds import holds_always, loop_bounds, same, with_last
 from poly.scheduling.loop_vectors import LoopVectors, loop_vectors
@@ -143,17 +144,24 @@ class _Lowering:
             upper = tuple(b.substitute(values) for b in bounds.upper)
             how = For(tree.loop, lower, upper, inside, bounds.step, mark.kind, mark.engine, mark.fill)
             ahead = mark.ahead if mark.ahead and mark.ahead[0] in names and mark.ahead[0] not in values else None
-            asks = self.asks(*mark.asks, inner, values) if mark.asks is not None and mark.kind == "serial" else ()
+            asks = self.asks(mark, inner, values) if mark.kind == "serial" else ()
             body = (replace(how, nontemporal=mark.nontemporal, ahead=ahead, asks=asks, nowait=mark.nowait),)
         return [_Segment(guarded([guard], body, values), frozenset(members))]
 
-    def asks(self, buffer: str, line: int, around: Names, values: Mapping[str, Affine]) -> tuple[Access, ...]:
-        """What the innermost of the loops around asks for, of what is copied next into a buffer."""
-        copy = next((self.placed[n] for n in copies_into(self.schedule, buffer) if n in self.placed), None)
-        if copy is None:
-            return ()
-        user = next(p for p in self.placed.values() if p.loops[: len(around)] == around)
-        return tuple(a.substitute(values) for a in asked(self.schedule, copy, user, around, line))
+    def asks(self, mark: Mark, around: Names, values: Mapping[str, Affine]) -> tuple[Access, ...]:
+        """What the innermost of the loops around asks for: of what is copied next into a buffer, of a next block."""
+        users = [p for p in self.placed.values() if p.loops[: len(around)] == around]
+        found: tuple[Access, ...] = ()
+        if mark.asks is not None:
+            buffer, line = mark.asks
+            copy = next((self.placed[n] for n in copies_into(self.schedule, buffer) if n in self.placed), None)
+            found += asked(self.schedule, copy, users[0], around, line) if copy is not None else ()
+        if mark.block is not None:
+            name, line, along = mark.block
+            reader = next((p for p in users if any(r.tensor == name for r in p.statement.reads)), None)
+            tensor = self.schedule.program.tensor.get(name)
+            found += asked_block(reader, tensor, around, line, along) if reader and tensor else ()
+        return tuple(a.substitute(values) for a in found)
 
     def leaf(self, name: str, context: isl.Set, names: Names, values: Mapping[str, Affine]) -> _Segment:
         """A statement, inside an `If` for what it demands beyond the loops."""

@@ -38,6 +38,7 @@ class Mark:
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None
     asks: tuple[str, int] | None = None
+    block: tuple[str, int, str | None] | None = None
     nowait: str | None = None
 
 
@@ -324,6 +325,16 @@ class Schedule:
         from poly.scheduling.asked_copies import prefetch_copy
 
         return prefetch_copy(self, loop, buffer, int(line))
+
+    @checks_kinds(ScheduleError)
+    def prefetch_block(self, loop: str, tensor: str, line: SupportsIndex, along: str | None = None) -> Schedule:
+        """Let a serial loop ask for its share of the lines that the next iteration of `along` reads of a whole tensor.
+
+        `along`: None for what lies behind all that is read. Raises ScheduleError.
+        """
+        from poly.scheduling.asked_blocks import prefetch_block
+
+        return prefetch_block(self, loop, tensor, int(line), along)
 
     @checks_kinds(ScheduleError)
     def parallelise(self, loop: str) -> Schedule:

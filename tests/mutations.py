@@ -163,6 +163,13 @@ def random_prefetch_copy(rng: random.Random, schedule: Schedule) -> tuple[str, t
     return "prefetch_copy", (loop, tensor.name, rng.randint(1, 8))  # type: ignore[attr-defined]
 
 
+def random_prefetch_block(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
+    loop = pick(rng, [loop for loop in loops_of(schedule) if schedule.kind(loop) == "serial"])
+    tensor = pick(rng, [t.name for t in schedule.program.tensors if not t.scope])
+    along = pick(rng, ["", *schedule.outer(loop)]) or None
+    return "prefetch_block", (loop, tensor, rng.randint(1, 8), along)
+
+
 def random_parallelise(rng: random.Random, schedule: Schedule) -> tuple[str, tuple[object, ...]]:
     return "parallelise", (pick(rng, loops_of(schedule)),)
 
@@ -238,7 +245,7 @@ PRIMITIVES: Final[Mapping[str, Callable[[random.Random, Schedule], tuple[str, tu
     "tile": random_tile, "interchange": random_interchange, "fuse": random_fuse, "distribute": random_distribute,
     "shift": random_shift, "skew": random_skew, "split": random_split, "unroll": random_unroll,
     "vectorise": random_vectorise, "nontemporal": random_nontemporal, "prefetch": random_prefetch,
-    "prefetch_copy": random_prefetch_copy, "parallelise": random_parallelise,
+    "prefetch_copy": random_prefetch_copy, "prefetch_block": random_prefetch_block, "parallelise": random_parallelise,
     "tensorise": random_tensorise,
     "promote": random_promote, "recompute": random_recompute, "double_buffer": random_double_buffer,
     "rfactor": random_rfactor, "overlay": random_overlay,

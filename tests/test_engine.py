@@ -14,10 +14,11 @@ from poly.errors import RunError, UnsupportedError
 from poly.explainer import explain
 from poly.frontend.notation import parse
 from poly.graph import Graph, Node
+from poly.machine import Machine
 from poly.program import Program
 
 
-def refuse(_program: Program) -> Unit:
+def refuse(_program: Program, _machine: Machine) -> Unit:
     raise UnsupportedError("has no compiled form", where="statement S", hint="another one")
 
 
