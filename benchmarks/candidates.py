@@ -25,7 +25,7 @@ from poly.errors import PolyError
 from poly.machine import Machine
 from poly.prepared import Prepared, prepare
 from poly.program import Program, Tensor
-from poly.scheduling.cpu import recognised
+from poly.scheduling.cpu import POLICIES
 from poly.scheduling.cpu_block import schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan, other_lanes
 from poly.scheduling.cpu_facts import Facts, facts_of
@@ -80,7 +80,8 @@ def nests_of(case: Case, machine: Machine) -> list[Nest]:
         group = groups[0]
         if len(groups) != 1 or group.box is None or not group.axes or group.parts:
             continue
-        if not isinstance(recognised(program, group, machine, THREADS), BlockPlan):
+        plans = (policy.recognise(program, group, machine, THREADS) for policy in POLICIES)
+        if not isinstance(next((plan for plan in plans if plan is not None), None), BlockPlan):
             continue
         facts = facts_of(program, group, machine, THREADS)
         lanes = facts.lanes()

@@ -32,7 +32,8 @@ from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_nests import schedule_nest
 from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
 from poly.scheduling.cpu_private import schedule_private
-from poly.scheduling.cpu_reduce import reduction_of, schedule_reduction
+from poly.scheduling.cpu_reduce import reduction_of
+from poly.scheduling.cpu_reduce_nest import schedule_reduction
 from poly.scheduling.cpu_rows import row_plan
 from poly.scheduling.cpu_rows_nest import schedule_rows
 from poly.scheduling.cpu_scan import schedule_scans
@@ -207,12 +208,6 @@ POLICIES: Final = (
     Policy(handed_of, schedule_handed),
     Policy(tiles_of, schedule_tiles),
 )
-
-
-def recognised(program: Program, group: Group, machine: Machine, threads: int) -> object:
-    """The choices of the first of `POLICIES` that recognises a group; None where none does."""
-    plans = (policy.recognise(program, group, machine, threads) for policy in POLICIES)
-    return next((plan for plan in plans if plan is not None), None)
 
 
 def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: int) -> Schedule:

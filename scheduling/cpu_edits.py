@@ -94,6 +94,18 @@ def ordered(schedule: Schedule, name: str, order: Sequence[str]) -> Schedule:
     return schedule.reorder(*order) if tuple(order) != now[len(now) - len(order) :] else schedule
 
 
+def last_first(schedule: Schedule, name: str, loops: int) -> Schedule:
+    """The innermost loop around the others of the last few, so that a cut of it parts these, too."""
+    *others, last = schedule.nests[name].names[-loops:]
+    return ordered(schedule, name, [last, *others])
+
+
+def first_last(schedule: Schedule, name: str, loops: int) -> Schedule:
+    """The first of the last few loops inside the others: what `last_first` turned around."""
+    first, *others = schedule.nests[name].names[-loops:]
+    return ordered(schedule, name, [*others, first])
+
+
 def outermost(schedule: Schedule, name: str, first: Sequence[str]) -> Schedule:
     """Some of a statement's loops in an order, around the others."""
     now = schedule.nests[name].names

@@ -19,9 +19,8 @@ from poly.dtypes import size_bytes
 from poly.loops import MAX_LANES
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.relations import bound_domain, interval_of, intervals_of
+from poly.relations import bound_domain
 from poly.scheduling.cpu_core import core_of, last_capacity, own_share
-from poly.scheduling.cpu_edits import axis_last, in_vectors, loop_of, loops_of_copy, ordered, unrolled, whole_blocks
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
     FEWEST_LANES,
@@ -34,10 +33,7 @@ from poly.scheduling.cpu_facts import (
     step_along,
     widest_element,
 )
-from poly.scheduling.cpu_sums import LONG_CHAIN, Sums
-from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group
-from poly.scheduling.schedule import Schedule
 
 ROWS = 4  # walked side by side
 DEEP_ROWS = 8  # of the operand, on one strip of the result
@@ -50,35 +46,49 @@ STEP = 2  # between lanes that are picked from two vectors
 BYTES_AHEAD_BY_ROW = 512  # where rows are read side by side: what fetches streams is late for them; twice from memory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """`outer`, `rows`, `inner`, `lanes`: iterators of the reduction `statement`, from the outside in; `rows` "" where
-    there are none. `folded`: the lanes are reduced. Of a tile: `height` rows and `width` vectors. `strip`: lanes of a
-    strip. `kept`: operands that the lanes do not move. `ahead`: iterations of the loop over tiles that loads are asked
-    for ahead, 0 for not at all. `again`: an iterator in all of whose iterations a tile uses what it has loaded, "" for
-    none. `turned`: operands that are copied with the lanes' axis last first. `placed`: those that all rows share and
-    that are copied to where vectors are lines first, by every thread for `block` rows (0: once for all). `chain`: lanes
-    of the blocks that a long row is summed in, 0 for none; `turns`: that many of an iterator of `inner` make a block.
+    """`outer`, `rows` ("" where there are none), then those of its kind, and `lanes`: iterators of the reduction
+    `statement`, from the outside in. A tile has `height` rows and `width` vectors, each of `vector` lanes. `ahead`:
+    iterations of the loop over tiles that loads are asked for ahead, 0 for not at all.
     """
 
     statement: str
     outer: tuple[str, ...]
     rows: str
-    inner: tuple[str, ...]
     lanes: str
-    folded: bool
     vector: int
     height: int
     width: int
-    strip: int
-    kept: tuple[str, ...]
     ahead: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded(Reduction):
+    """The lanes are reduced, and the `inner` iterators around them. `again`: a parallel one in all of whose iterations
+    a tile uses what it has loaded, "" for none. `turned`: operands that are copied with the lanes' axis last first.
+    `placed`: those that all rows share and that are copied to where vectors are lines first, by every thread for
+    `placed_for` rows (0: once for all). `lane_block`: lanes of the blocks that a long row is summed in, 0 for none;
+    `block_of`: an iterator of `inner` and how many of its iterations make a block of many short rows.
+    """
+
+    inner: tuple[str, ...] = ()
     again: str = ""
     turned: tuple[str, ...] = ()
     placed: tuple[str, ...] = ()
-    block: int = 0
-    chain: int = 0
-    turns: tuple[str, int] | None = None
+    placed_for: int = 0
+    lane_block: int = 0
+    block_of: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread(Reduction):
+    """The lanes are those of the result, in strips of `strip`, and `rows` are added. `kept`: operands that the lanes do
+    not move.
+    """
+
+    strip: int
+    kept: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,9 @@ class _Sum:
 
     @property
     def is_far(self) -> bool:
-        """Whether operands come from where they are asked for ahead."""
+        """Whether operands are asked for ahead: where vectors are lines, those from behind the cores' own caches, else
+        those from behind the near part of the last one.
+        """
         near = last_capacity(self.machine) * NEAR
         return (own_capacity(self.machine) * self.threads if self.has_lines else near) < self.touched
 
@@ -133,7 +145,7 @@ class _Sum:
         return own and self.has_lines and len(streams) == 1 and core_of(self.machine, self.widest).afar > 0
 
 
-def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Reduction | None:
+def reduction_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Folded | Spread | None:
     """The choices for a group around one reduction that uses its largest operand once, or in one tile; else None."""
     update = [s for s in group.statements if s.combiner is not None]
     if len(update) != 1 or group.box is None or machine.registers is None:
@@ -159,40 +171,37 @@ def reduction_of(program: Program, group: Group, machine: Machine, threads: int 
     turned = _turned(found, large, again)
     if not _has_lanes(found, turned, everything=not {*axes} & long.keys()):
         return None
-    if again:
-        plan = None if lanes in axes else _plan_again(found, again)
-    elif lanes in axes:
-        plan = _plan_spread(found)
-    else:
-        plan = _plan_in_order(found) or _plan_folded(found)
+    if lanes in axes:
+        return None if again else _plan_spread(found)
+    plan = _plan_again(found, again) if again else _plan_in_order(found) or _plan_folded(found)
     if plan is None:
         return None
-    chain = _chain(found, plan)
-    return replace(plan, turned=turned, chain=chain, turns=None if chain else _turns(found, plan))
+    block = _lane_block(found, plan)
+    return replace(plan, turned=turned, lane_block=block, block_of=None if block else _block_of(found, plan))
 
 
-def _chain(summed: _Sum, plan: Reduction) -> int:
+def _lane_block(summed: _Sum, plan: Folded) -> int:
     """Lanes of a block of a long row: errors grow with the additions to one partial sum, and with the blocks."""
     extent, step = summed.extents[summed.lanes], plan.vector * plan.width
     size = max(LEAST_CHAIN, isqrt(extent // step)) * step
-    return size if plan.folded and extent >= 2 * size else 0
+    return size if extent >= 2 * size else 0
 
 
-def _turns(summed: _Sum, plan: Reduction) -> tuple[str, int] | None:
+def _block_of(summed: _Sum, plan: Folded) -> tuple[str, int] | None:
     """The same for many short rows: so many iterations of a loop around them make a block."""
     inside = -(-summed.extents[summed.lanes] // (plan.vector * plan.width))
     size = max(LEAST_CHAIN, isqrt(inside * prod(summed.extents[i] for i in plan.inner)))
     for iterator in reversed(plan.inner):
-        extent, turns = summed.extents[iterator], -(-size // inside)
-        if extent >= 2 * turns:
-            return iterator, turns
+        extent, iterations = summed.extents[iterator], -(-size // inside)
+        if extent >= 2 * iterations:
+            return iterator, iterations
         inside *= extent
     return None
 
 
 def _has_lanes(summed: _Sum, turned: Collection[str], everything: bool) -> bool:
-    """Whether what is touched lies side by side along the lanes, but for copies that are turned. `everything`: the sum
-    is of all elements, so no other loop has better lanes.
+    """Whether what is touched lies side by side along the lanes, or apart by `STEP` where these are reduced, but for
+    copies that are turned. `everything`: the sum is of all elements, so no other loop has better lanes.
     """
     accesses = [a for a, _ in summed.statement.accesses if a.tensor not in turned]
     steps = {step_along(summed.program, a, summed.lanes) for a in accesses}
@@ -225,7 +234,7 @@ def _turned(summed: _Sum, large: Access, again: str) -> tuple[str, ...]:
     """
     program, s, lanes, extents = summed.program, summed.statement, summed.lanes, summed.extents
     others = [a for a, _ in s.accesses if moves(a, lanes) and step_along(program, a, lanes) not in (1, STEP)]
-    if not again or len(others) != 1 or others[0] not in s.reads or _axis(others[0], lanes) is None:
+    if not again or len(others) != 1 or others[0] not in s.reads or axis_along(others[0], lanes) is None:
         return ()
     (other,) = others
     uses = prod(n for i, n in extents.items() if moves(large, i) and not moves(other, i))
@@ -235,7 +244,7 @@ def _turned(summed: _Sum, large: Access, again: str) -> tuple[str, ...]:
     return (other.tensor,) if own and uses * steps + copied <= uses * extents[lanes] else ()
 
 
-def _axis(access: Access, iterator: str) -> int | None:
+def axis_along(access: Access, iterator: str) -> int | None:
     """The axis of a tensor that a loop alone walks along."""
     found = [n for n, c in enumerate(access.affine_index) if iterator in c.names]
     return found[0] if len(found) == 1 and access.affine_index[found[0]].names == frozenset((iterator,)) else None
@@ -250,7 +259,7 @@ def _plain(program: Program, s: Statement) -> bool:
     return bool(bound_domain(program, s).is_box()) and not any(a.indirect for a, _ in s.accesses)
 
 
-def _plan_folded(summed: _Sum) -> Reduction:
+def _plan_folded(summed: _Sum) -> Folded:
     """Rows that share an operand go side by side, others where they are short; asked for ahead where they are far."""
     s, extents, lanes, vector, parallel = summed.statement, summed.extents, summed.lanes, summed.vector, summed.parallel
     most = core_of(summed.machine, summed.widest).in_flight
@@ -258,18 +267,20 @@ def _plan_folded(summed: _Sum) -> Reduction:
     rows = shared[-1] if shared else parallel[-1] if parallel and extents[lanes] < most * vector * 4 else ""
     height = _height(extents[rows], (ROWS, ROWS + 1, ROWS - 1)) if rows else 1
     width = max(1, min(most // height, extents[lanes] // vector, MAX_LANES // vector))
-    outer, inner = tuple(i for i in parallel if i != rows), tuple(summed.reduced)
     from_memory = summed.touched > last_capacity(summed.machine)
     wanted = BYTES_AHEAD_BY_ROW * (2 if from_memory else 1) if rows else BYTES_AHEAD
     asked = (summed.is_far and (not from_memory or summed.has_lines)) or summed.is_asked_near
     ahead = -(-wanted // (width * vector * summed.widest)) if asked else 0
-    return Reduction(s.name, outer, rows, inner, lanes, True, vector, height, width, 0, (), ahead)
+    return Folded(
+        statement=s.name, outer=tuple(i for i in parallel if i != rows), rows=rows, inner=tuple(summed.reduced),
+        lanes=lanes, vector=vector, height=height, width=width, ahead=ahead,
+    )  # fmt: skip
 
 
-def _plan_in_order(summed: _Sum) -> Reduction | None:
+def _plan_in_order(summed: _Sum) -> Folded | None:
     """Rows one by one, as a core's own caches give them soonest (0068) where they are not asked for (0088), if these
     are long and share an operand that the first cache keeps beside them. Of a caller's array, which starts anywhere,
-    each vector would lie in two lines.
+    each vector would lie in two lines: it is copied first, by each thread for blocks of the rows that they share.
     """
     s, extents, parallel = summed.statement, summed.extents, summed.parallel
     machine, threads = summed.machine, summed.threads
@@ -281,28 +292,33 @@ def _plan_in_order(summed: _Sum) -> Reduction | None:
     if len(shared) != 1 or shared[0].guard or summed.reduced or extents[summed.lanes] < most * summed.vector:
         return None
     tensor = summed.program.tensor[shared[0].tensor]
-    foreign, block = tensor.role in ("input", "inout"), 0
-    if foreign and threads > 1:
-        block = min(MOST_BLOCK, extents[parallel[-1]] // (BLOCKS * threads))
-    alone = len(parallel) == 1 or not block  # what threads share
     if ROWS * _size(shared[0], extents) * size_bytes(tensor.dtype) > machine.nearest_cache:
         return None
-    if foreign and (tensor.rank > 1 or not alone or (threads > 1 and block < LEAST_BLOCK)):
+    foreign, block = tensor.role in ("input", "inout"), 0
+    if foreign and tensor.rank > 1:
         return None
+    if foreign and threads > 1:
+        block = min(MOST_BLOCK, extents[parallel[-1]] // (BLOCKS * threads))
+        if len(parallel) > 1 or block < LEAST_BLOCK:
+            return None
     width = min(most // 2, MAX_LANES // summed.vector)  # two loads for each: half of what a core could have in flight
-    plan = Reduction(s.name, tuple(parallel), "", (), summed.lanes, True, summed.vector, 1, width, 0, ())
-    return replace(plan, placed=(tensor.name,) if foreign else (), block=block)
+    return Folded(
+        statement=s.name, outer=tuple(parallel), rows="", lanes=summed.lanes, vector=summed.vector, height=1,
+        width=width, placed=(tensor.name,) if foreign else (), placed_for=block,
+    )  # fmt: skip
 
 
-def _plan_again(summed: _Sum, again: str) -> Reduction | None:
+def _plan_again(summed: _Sum, again: str) -> Folded | None:
     """As many rows side by side as leave registers for what they are multiplied by."""
     if not summed.parallel:
         return None
     *outer, rows = summed.parallel
     most = min(ROWS, (summed.machine.vector_registers - ROWS) // summed.extents[again])
     height = _height(summed.extents[rows], range(most, 1, -1))
-    name, inner = summed.statement.name, tuple(summed.reduced)
-    return Reduction(name, tuple(outer), rows, inner, summed.lanes, True, summed.vector, height, 1, 0, (), again=again)
+    return Folded(
+        statement=summed.statement.name, outer=tuple(outer), rows=rows, inner=tuple(summed.reduced),
+        lanes=summed.lanes, vector=summed.vector, height=height, width=1, again=again,
+    )  # fmt: skip
 
 
 def _height(extent: int, wanted: Sequence[int]) -> int:
@@ -310,7 +326,7 @@ def _height(extent: int, wanted: Sequence[int]) -> int:
     return min(extent, next((n for n in wanted if extent % n == 0), wanted[0]))
 
 
-def _plan_spread(summed: _Sum) -> Reduction | None:
+def _plan_spread(summed: _Sum) -> Spread | None:
     """Where one tile of registers holds a whole row of the result there is no strip to walk."""
     s, extents, lanes, vector, machine = summed.statement, summed.extents, summed.lanes, summed.vector, summed.machine
     rows = summed.reduced[-1]
@@ -323,212 +339,8 @@ def _plan_spread(summed: _Sum) -> Reduction | None:
         strip = min(strip, -(-extents[lanes] // summed.threads))
     width = 2
     strip = max(1, strip // (width * vector)) * width * vector
-    outer = tuple(i for i in summed.others if i != rows)
     ahead = -(-BYTES_AHEAD_BY_ROW // (width * vector * summed.widest)) if summed.is_far else 0
-    return Reduction(s.name, outer, rows, (), lanes, False, vector, height, width, strip, kept, ahead)
-
-
-def schedule_reduction(schedule: Schedule, group: Group, plan: Reduction, machine: Machine) -> Schedule:
-    """Split, tile, promote and mark the reduction; the group's other statements run before and after it in vectors."""
-    return _Reduced(group, plan, machine).run(schedule)
-
-
-class _Reduced:
-    def __init__(self, group: Group, plan: Reduction, machine: Machine) -> None:
-        self.group, self.plan, self.space = group, plan, machine.register_space
-        self.cache = machine.cache_space(1)
-        self.vector, self.sums = plan.vector, Sums(plan.vector, machine)
-
-    def run(self, schedule: Schedule) -> Schedule:
-        plan = self.plan
-        for s in self.group.statements:
-            if s.name != plan.statement:
-                schedule = self._beside(schedule, s)
-        name = plan.statement
-        s = schedule.program.statement[name]
-        wanted = [*plan.outer, *filter(None, [plan.rows]), *plan.inner, *filter(None, [plan.again]), plan.lanes]
-        order = [loop_of(schedule, name, i) for i in (*(i for i in s.iterators if i not in wanted), *wanted)]
-        schedule = self._shifted_to_zero(schedule, name, order)
-        schedule = ordered(schedule, name, order)
-        return self._fold(schedule, name) if plan.folded else self._spread(schedule, name)
-
-    def _shifted_to_zero(self, schedule: Schedule, name: str, loops: Sequence[str]) -> Schedule:
-        """Every loop from 0, so that tiles are whole."""
-        found = intervals_of(schedule.program, schedule.program.statement[name])
-        for loop in loops:
-            (iterator,) = schedule.nests[name].loops[loop].names
-            low, _ = found[iterator] or (0, 0)
-            if low:
-                schedule = schedule.shift(name, loop, -low)
-        return schedule
-
-    def _beside(self, schedule: Schedule, s: Statement) -> Schedule:
-        """Another statement of the group, in vectors along the last loop that its target is contiguous along."""
-        program = schedule.program
-        steps = {i: [step_along(program, a, i) for a, _ in s.accesses] for i in s.iterators}
-        found = [i for i, each in steps.items() if each[-1] == 1 and set(each) <= {0, 1}]
-        if not found or s.external is not None:
-            return schedule
-        loop = loop_of(schedule, s.name, found[-1])
-        rest = [n for n in schedule.nests[s.name].names if n != loop]
-        if rest:
-            schedule = schedule.reorder(*rest, loop)
-        return schedule.tile({loop: self.vector}).vectorise(f"{loop}.p")
-
-    def _extent(self, schedule: Schedule, name: str, iterator: str) -> int:
-        found = interval_of(schedule.program, schedule.program.statement[name], iterator)
-        assert found is not None  # `_plain`
-        return found[1] - found[0] + 1
-
-    def _cut(self, schedule: Schedule, name: str, iterator: str, block: int) -> tuple[Schedule, list[tuple[str, int]]]:
-        """The loop of an iterator in pieces of whole blocks: statements with their blocks' sizes, each from 0."""
-        depth = schedule.nests[name].names.index(loop_of(schedule, name, iterator))
-        return whole_blocks(schedule, name, depth, self._extent(schedule, name, iterator), block)
-
-    # ---- lanes that are reduced
-
-    def _fold(self, schedule: Schedule, name: str) -> Schedule:
-        schedule, blocks = self._blocks(self._placed(self._turned(schedule, name), name), name)
-        for block, extent in blocks:
-            parts = [(block, 1)]
-            if self.plan.rows:
-                schedule, parts = self._cut(schedule, block, self.plan.rows, self.plan.height)
-            for part, height in parts:
-                schedule = self._folded(schedule, part, height, extent)
-        return schedule
-
-    def _blocks(self, schedule: Schedule, name: str) -> tuple[Schedule, list[tuple[str, int]]]:
-        """A long row in blocks and what is left over, with their sizes."""
-        if not self.plan.chain:
-            return schedule, [(name, self._extent(schedule, name, self.plan.lanes))]
-        *outer, lanes = schedule.nests[name].names
-        schedule, blocks = self._cut(ordered(schedule, name, [lanes, *outer]), name, self.plan.lanes, self.plan.chain)
-        for block, _ in blocks:
-            lanes, *outer = schedule.nests[block].names
-            schedule = ordered(schedule, block, [*outer, lanes])
-        return schedule, blocks
-
-    def _turned(self, schedule: Schedule, name: str) -> Schedule:
-        for tensor in self.plan.turned:
-            read = next(r for r in schedule.program.statement[name].reads if r.tensor == tensor)
-            axis = _axis(read, self.plan.lanes)
-            assert axis is not None
-            order = axis_last(schedule, tensor, axis)
-            schedule = schedule.promote(tensor, None, self.cache, name=f"{tensor}_{name}_t", users=[name], order=order)
-        return schedule
-
-    def _placed(self, schedule: Schedule, name: str) -> Schedule:
-        site = None
-        if self.plan.block:
-            rows = loop_of(schedule, name, self.plan.outer[-1])
-            schedule, site = schedule.tile({rows: self.plan.block}), f"{rows}.o"
-        for tensor in self.plan.placed:
-            buffer = f"{tensor}_{name}_p"
-            schedule = schedule.promote(tensor, site, self.cache, name=buffer, users=[name])
-            (loop,) = loops_of_copy(schedule, f"ld_{buffer}")
-            schedule = in_vectors(schedule, loop, self._extent(schedule, name, self.plan.lanes), self.vector, most=ROWS)
-        return schedule
-
-    def _folded(self, schedule: Schedule, name: str, height: int, extent: int) -> Schedule:
-        """Rows, or their blocks, each with partial sums of its own."""
-        plan, step = self.plan, self.vector * self.plan.width
-        lanes, block = loop_of(schedule, name, plan.lanes), None
-        if extent == plan.chain:
-            schedule, block, lanes = schedule.tile({lanes: extent}), f"{lanes}.o", f"{lanes}.p"
-        schedule = schedule.tile({lanes: step})
-        within = [loop_of(schedule, name, i) for i in plan.inner]
-        if plan.turns is not None:
-            around = loop_of(schedule, name, plan.turns[0])
-            schedule, block = schedule.tile({around: plan.turns[1]}), f"{around}.o"
-            within += [block, f"{around}.p"]
-        if plan.rows:
-            rows = loop_of(schedule, name, plan.rows)
-            inside = [n for n in schedule.nests[name].names if n in within]
-            again = [loop_of(schedule, name, plan.again)] if plan.again else []
-            schedule = schedule.tile({rows: height})
-            order = [*inside, *([block] if block and block not in inside else []), f"{lanes}.o", *again]
-            schedule = schedule.reorder(f"{rows}.o", *order, f"{rows}.p", f"{lanes}.p")
-        buffer = f"{schedule.program.statement[name].write.tensor}_{name}_part"
-        schedule = schedule.rfactor(name, f"{lanes}.p", at=block, name=buffer)
-        scope = schedule.program.tensor[buffer].scope
-        pieces = [name]
-        if extent % step and extent > step:
-            pieces = [piece_name(schedule, name, "lo"), piece_name(schedule, name, "hi")]
-            schedule = schedule.split(f"{lanes}.o", extent // step)
-        for piece in pieces:
-            *_, rows, lanes = ("", *schedule.nests[piece].names)
-            schedule = schedule.unroll(rows) if plan.rows else schedule
-            schedule = schedule.unroll(schedule.nests[piece].names[-3]) if plan.again else schedule
-            tiles = [n for n in schedule.nests[piece].names if n != lanes and schedule.kind(n) == "serial"][-1]
-            schedule = in_vectors(schedule, lanes, min(step, extent), self.vector)
-            if plan.ahead:
-                schedule = schedule.prefetch(schedule.nests[piece].names[-1], tiles, plan.ahead)
-        schedule = self._cleared(schedule, buffer, min(step, extent))
-        return schedule.promote(buffer, scope[-1] if scope else None, self.space, name=f"{buffer}_r")
-
-    def _cleared(self, schedule: Schedule, buffer: str, extent: int) -> Schedule:
-        """The neutral element by vectors; the merge of each row's lanes by halves."""
-        for name in (f"clear_{buffer}", f"merge_{buffer}"):
-            own = loops_of_copy(schedule, name)
-            schedule = unrolled(schedule, own[:-1])
-            if own and name.startswith("merge"):
-                schedule = schedule.vectorise(own[-1])
-            elif own:
-                schedule = in_vectors(schedule, own[-1], extent, self.vector)
-        return schedule
-
-    # ---- lanes along the result
-
-    def _spread(self, schedule: Schedule, name: str) -> Schedule:
-        """Whole strips and what is left over, then whole blocks of rows and what is left over: nests of their own."""
-        plan = self.plan
-        rows, lanes = loop_of(schedule, name, plan.rows), loop_of(schedule, name, plan.lanes)
-        schedule = schedule.reorder(lanes, rows)
-        schedule, strips = self._cut(schedule, name, plan.lanes, plan.strip)
-        for strip, columns in strips:
-            schedule = schedule.reorder(*reversed(schedule.nests[strip].names[-2:]))
-            schedule, parts = self._cut(schedule, strip, plan.rows, plan.height)
-            for part, height in parts:
-                schedule = self._strip(schedule, part, height, columns)
-        return schedule
-
-    def _strip(self, schedule: Schedule, name: str, height: int, columns: int) -> Schedule:
-        """Strips, blocks of rows with what the lanes do not move in registers, tiles of vectors."""
-        rows, lanes = schedule.nests[name].names[-2:]
-        schedule = schedule.tile({rows: height, lanes: columns})
-        schedule = schedule.reorder(f"{lanes}.o", f"{rows}.o", f"{lanes}.p", f"{rows}.p")
-        step = self.vector * self.plan.width
-        pieces = [(name, min(step, columns))]
-        if columns % step and columns > step:
-            pieces = [(piece_name(schedule, name, "lo"), step), (piece_name(schedule, name, "hi"), columns % step)]
-            schedule = schedule.split(f"{lanes}.p", columns // step * step)
-            upper = pieces[1][0]
-            schedule = schedule.shift(upper, schedule.nests[upper].names[-2], -(columns // step * step))
-        for tensor in self.plan.kept:
-            buffer, users = f"{tensor}_{name}_k", [piece for piece, _ in pieces]
-            schedule = schedule.promote(tensor, f"{rows}.o", self.space, name=buffer, users=users)
-            schedule = unrolled(schedule, loops_of_copy(schedule, f"ld_{buffer}"))
-        for piece, width in pieces:
-            schedule = self._tile(schedule, piece, width)
-        return schedule
-
-    def _tile(self, schedule: Schedule, name: str, width: int) -> Schedule:
-        """Some vectors of the target in registers while the rows of a block are added: of many rows, from zero."""
-        lanes, rows = schedule.nests[name].names[-2:]
-        schedule = schedule.tile({lanes: width}).reorder(f"{lanes}.o", rows, f"{lanes}.p").unroll(rows)
-        schedule = in_vectors(schedule, f"{lanes}.p", width, self.vector)
-        vectors = schedule.nests[name].names[-1]
-        if self.plan.ahead and schedule.kind(vectors) == "vector":
-            schedule = schedule.prefetch(vectors, f"{lanes}.o", self.plan.ahead)
-        s = schedule.program.statement[name]
-        steps = reduction_extents(schedule.program, s, self.group.axes[s.source_name])
-        if s.reorder and prod(steps.values()) >= 2 * LONG_CHAIN:
-            return self.sums.partial(schedule, s, f"{lanes}.o")
-        target = s.write.tensor
-        buffer = f"{target}_{name}_r"
-        schedule = schedule.promote(target, f"{lanes}.o", self.space, name=buffer, users=[name])
-        for copy in (f"ld_{buffer}", f"st_{buffer}"):
-            own = loops_of_copy(schedule, copy)
-            schedule = unrolled(schedule, own[:-1])
-            schedule = in_vectors(schedule, own[-1], width, self.vector) if own else schedule
-        return schedule
+    return Spread(
+        statement=s.name, outer=tuple(i for i in summed.others if i != rows), rows=rows, lanes=lanes, vector=vector,
+        height=height, width=width, ahead=ahead, strip=strip, kept=kept,
+    )  # fmt: skip

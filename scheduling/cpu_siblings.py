@@ -13,7 +13,8 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.relations import intervals_of
 from poly.scheduling.cpu_edits import fused
-from poly.scheduling.cpu_reduce import Reduction, reduction_of, schedule_reduction
+from poly.scheduling.cpu_reduce import Spread, reduction_of
+from poly.scheduling.cpu_reduce_nest import schedule_reduction
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
 
@@ -22,17 +23,17 @@ from poly.scheduling.schedule import Schedule
 class Siblings:
     """`plans`: one for each part of a group, alike but for the names."""
 
-    plans: tuple[Reduction, ...]
+    plans: tuple[Spread, ...]
 
 
 def siblings_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Siblings | None:
     """The choices for a group of sums of columns, of which none adds up what another part makes; else None."""
-    plans: list[Reduction] = []
+    plans: list[Spread] = []
     starts = list[int]()  # statements before each sum
     made = set[str]()
     for part in group.parts:
         plan = reduction_of(program, part, machine, threads)
-        if plan is None or plan.folded or plan.again:
+        if not isinstance(plan, Spread):
             return None
         starts.append(part.names.index(plan.statement))
         if made & {t for s in part.statements[: starts[-1] + 1] for t in (*tensors_read(s), *tensors_written(s))}:
@@ -45,7 +46,7 @@ def siblings_of(program: Program, group: Group, machine: Machine, threads: int =
     return Siblings(tuple(plans)) if len(plans) > 1 and len(forms) == 1 and len({*starts}) == 1 else None
 
 
-def _extents(program: Program, plan: Reduction) -> tuple[int, ...]:
+def _extents(program: Program, plan: Spread) -> tuple[int, ...]:
     found = intervals_of(program, program.statement[plan.statement])
     loops = (*plan.outer, plan.rows, plan.lanes)
     return tuple(high - low + 1 for low, high in (found[i] or (0, -1) for i in loops))

@@ -79,7 +79,7 @@ def test_product_packs_what_moves_along_the_lanes(spec: str) -> None:
         ("Y[c,y,x] += X[c,y+r,x+s]*W[c,r,s]", {"X": (3, 18, 18), "W": (3, 3, 3), "Y": (3, 16, 16)}, "Window"),
         ("B[j,i] = A[i,j]", {"A": (40, 32)}, "Permutation"),
         ("B[j,i,k] = A[i,j,k]", {"A": (20, 30, 64)}, "Runs"),
-        ("C[i] += A[i,k]*B[k]", {"A": (64, 256), "B": (256,)}, "Reduction"),
+        ("C[i] += A[i,k]*B[k]", {"A": (64, 256), "B": (256,)}, "Folded"),
         ("C[i,j] += A[i,k]*B[k,j]", {"A": (64, 64), "B": (64, 64)}, "BlockPlan"),
         ("C[i,j] = A[i,j] + B[i,j]", {"A": (64, 64), "B": (64, 64)}, "TilePlan"),
     ],

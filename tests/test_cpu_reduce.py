@@ -16,7 +16,7 @@ from poly.frontend.einsum import einsum_program
 from poly.interp import run_program
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_reduce import Reduction, reduction_of
+from poly.scheduling.cpu_reduce import Folded, Spread, reduction_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
@@ -28,7 +28,7 @@ AVX2 = machine_of_features("x86-64", ("avx", "avx2", "fma", "f16c"), "x86_64-unk
 AVX512 = machine_of_features("x86-64-v4", ("avx512f", "avx512vl"), "x86_64-unknown-linux-gnu", CACHES, 2, 3000)
 
 
-def plan_of(program: Program, threads: int = 1) -> Reduction | None:
+def plan_of(program: Program, threads: int = 1) -> Folded | Spread | None:
     (group,) = groups_of(program)
     return reduction_of(program, group, AVX2, threads)
 
@@ -39,7 +39,7 @@ def einsum(spec: str, *shapes: tuple[int, ...], dtype: str = "f32") -> Program:
 
 def test_rows_that_share_an_operand_go_side_by_side() -> None:
     found = plan_of(einsum("ij,j->i", (512, 512), (512,)))
-    assert found is not None and found.folded
+    assert isinstance(found, Folded)
     assert (found.rows, found.lanes, found.height, found.width) == ("i", "j", 4, 2)
 
 
@@ -58,7 +58,7 @@ def test_rows_in_a_cores_own_cache_go_one_by_one(
     program = einsum("ij,j->i", (rows, columns), (columns,))
     (group,) = groups_of(program)
     found = reduction_of(program, group, AVX512, threads)
-    assert found is not None and (found.rows == "", found.block) == (ordered, block)
+    assert isinstance(found, Folded) and (found.rows == "", found.placed_for) == (ordered, block)
     assert found.placed == (("x1",) if ordered else ())
 
 
@@ -89,8 +89,10 @@ def test_results_of_rows_one_by_one(spec: str, shapes: list[tuple[int, ...]], th
 def test_a_few_vectors_use_every_row_in_one_tile(vectors: int, height: int) -> None:
     """What is used again is in registers, beside a sum for each; with too many there is a better way to use it."""
     found = plan_of(einsum("ij,kj->ik", (vectors, 96), (60, 96)))
-    assert (found.again, found.rows, found.height, found.width) == ("i", "k", height, 1) if found else height == 0
     assert (found is None) == (height == 0)
+    if found is not None:
+        assert isinstance(found, Folded)
+        assert (found.again, found.rows, found.height, found.width) == ("i", "k", height, 1)
 
 
 def test_a_constant_is_packed_for_lanes_along_the_target() -> None:
@@ -108,6 +110,7 @@ def test_few_columns_are_turned_where_rows_are_long(rows: int, steps: int, colum
     found = plan_of(einsum("ij,jk->ik", (rows, steps), (steps, columns)))
     assert (found is not None) == turned
     if found is not None:
+        assert isinstance(found, Folded)
         assert (found.turned, found.again, found.lanes) == (("x1",), "k", "j")
 
 
@@ -186,10 +189,10 @@ def test_rows_side_by_side_are_asked_for_a_little_ahead(spec: str, shape: tuple[
 
 def test_rows_of_the_operand_go_over_a_strip_in_the_first_cache() -> None:
     found = plan_of(einsum("ij,i->j", (4096, 8192), (4096,)))
-    assert found is not None and not found.folded
+    assert isinstance(found, Spread)
     assert (found.rows, found.lanes, found.strip, found.kept) == ("i", "j", 4096, ("x1",))
     threads = plan_of(einsum("ij,i->j", (4096, 2048), (4096,)), threads=2)
-    assert threads is not None and threads.strip == 1024
+    assert isinstance(threads, Spread) and threads.strip == 1024
 
 
 @pytest.mark.parametrize(
@@ -225,7 +228,7 @@ def test_guarded_reads_have_lanes(text: str, lanes: str, folded: bool, dtype: st
     shapes = {name: shape for name, shape in shapes.items() if f"{name}[" in text}
     program = poly.parse(text, dtypes=dict.fromkeys(shapes, dtype), **shapes)
     found = plan_of(program)
-    assert found is not None and (found.lanes, found.folded) == (lanes, folded)
+    assert found is not None and (found.lanes, isinstance(found, Folded)) == (lanes, folded)
     rng = np.random.default_rng(0)
     arrays = {name: rng.integers(-4, 5, shape).astype(numpy_dtype(dtype)) for name, shape in shapes.items()}
     for threads in (1, 2):
@@ -379,7 +382,7 @@ def test_errors_of_a_long_sum_grow_with_its_blocks() -> None:
 def test_a_strip_is_a_whole_row_where_threads_share_another_loop(text: str, strip: int) -> None:
     program = poly.parse(text, X=(2, 1024, 4096) if "p" in text else (1024, 4096))
     plan = reduction_of(program, groups_of(program)[0], AVX512, 2)
-    assert plan is not None and not plan.folded and min(plan.strip, 4096) == strip
+    assert isinstance(plan, Spread) and min(plan.strip, 4096) == strip
 
 
 TILES = ("avx512f", "avx512vl", "avx512fp16", "amx-tile")
@@ -402,6 +405,6 @@ def test_rows_from_a_cores_own_cache_are_asked_for_where_vectors_in_two_lines_co
 ) -> None:
     program = einsum_program(spec, shapes, ["f32"] * len(shapes))
     mesh, other = (reduction_of(program, groups_of(program)[0], m, threads) for m in (MESH, PLAIN))
-    assert mesh is not None and (mesh.ahead > 0) == asked and not mesh.placed
-    assert other is not None and bool(other.placed) == (spec == "ij,j->i")
+    assert isinstance(mesh, Folded) and (mesh.ahead > 0) == asked and not mesh.placed
+    assert isinstance(other, Folded) and bool(other.placed) == (spec == "ij,j->i")
     assert asked or mesh == other
