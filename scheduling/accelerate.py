@@ -19,7 +19,7 @@ from poly.machine import Engine, Machine
 from poly.program import Program, Statement
 from poly.scheduling.contraction import Contraction, contractions
 from poly.scheduling.edits import settle, unchecked
-from poly.scheduling.group_plan import Pieces, Plan, Promotion, pieces_of, problem_of
+from poly.scheduling.group_plan import Plan, Promotion, TiledGroup, problem_of, tiled_group
 from poly.scheduling.group_tiles import build, copy_engine, overflow, whole
 from poly.scheduling.groups import Group, groups_of
 from poly.scheduling.schedule import Schedule
@@ -68,26 +68,22 @@ def _scheduled(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
 
 
 def _attempts(schedule: Schedule, group: Group, machine: Machine) -> Iterator[Callable[[], Schedule]]:
-    pieces = pieces_of(schedule.program, group)
-    if pieces is not None:
-        ways = _on_array(schedule.program, pieces, machine)
+    program, tiled = schedule.program, tiled_group(schedule.program, group)
+    if tiled is not None:
+        ways = _on_array(program, tiled, machine)
         if ways:
-            yield lambda: _tiled(
-                schedule, pieces, machine, [_array_plans(schedule.program, pieces, w, machine) for w in ways]
-            )
-        if _is_copy(pieces.statements):
-            yield lambda: _tiled(schedule, pieces, machine, [_copy_plans(schedule.program, pieces, machine)])
+            yield lambda: _tiled(schedule, tiled, machine, [_array_plans(program, tiled, w, machine) for w in ways])
+        if _is_copy(group.statements):
+            yield lambda: _tiled(schedule, tiled, machine, [_copy_plans(program, tiled, machine)])
         for pad in (True, False):
-            yield lambda pad=pad: _tiled(
-                schedule, pieces, machine, [_vector_plans(pieces, machine, pad)]
-            )
+            yield lambda pad=pad: _tiled(schedule, tiled, machine, [_vector_plans(tiled, machine, pad)])
     yield lambda: whole(unchecked(schedule), group.names, machine)
 
 
-def _on_array(program: Program, pieces: Pieces, machine: Machine) -> list[Contraction]:
+def _on_array(program: Program, group: TiledGroup, machine: Machine) -> list[Contraction]:
     """The ways in which a matrix unit can run a statement of the group."""
     for engine in machine.engines_of("array"):
-        for s in pieces.statements:
+        for s in group.statements:
             found = contractions(program, s, engine)
             if found:
                 return found
@@ -103,18 +99,18 @@ def _is_copy(statements: Sequence[Statement]) -> bool:
     return plain and not s.write.indirect and s.reads[0].tensor != s.write.tensor
 
 
-def _tiled(schedule: Schedule, pieces: Pieces, machine: Machine, options: Sequence[Sequence[Plan]]) -> Schedule:
+def _tiled(schedule: Schedule, group: TiledGroup, machine: Machine, options: Sequence[Sequence[Plan]]) -> Schedule:
     """The best plan with its best tiles, as edits; again with less room where buffers came out larger than foreseen."""
     plans = [replace(plan, rotate=r) for option in options for plan in option for r in (True, False)]
     room = {m.name: m.capacity or 0 for m in machine.memories}
     for _ in range(MAX_TRIES):
-        best = best_tiles([problem_of(schedule.program, pieces, plan, machine, room) for plan in plans])
+        best = best_tiles([problem_of(schedule.program, group, plan, machine, room) for plan in plans])
         if best is None:
             raise CapacityError(
-                "no tile fits the memories", kind="capacity", where=", ".join(s.name for s in pieces.statements)
+                "no tile fits the memories", kind="capacity", where=", ".join(s.name for s in group.statements)
             )
         plan, choice = plans[best[0]], best[1]
-        result = build(unchecked(schedule), pieces, plan, choice, machine)
+        result = build(unchecked(schedule), group, plan, choice, machine)
         excess = overflow(schedule, result, machine)
         if not excess:
             return result
@@ -140,17 +136,17 @@ def _vector(machine: Machine) -> Engine:
     return machine.engines_of("vector")[0]
 
 
-def _array_plans(program: Program, pieces: Pieces, way: Contraction, machine: Machine) -> list[Plan]:
+def _array_plans(program: Program, group: TiledGroup, way: Contraction, machine: Machine) -> list[Plan]:
     """The operands in the array's memories, its result in the accumulator; the rest in one memory or another."""
     s = program.statement[way.statement]
     operands = {s.reads[way.a].tensor: way.engine.reads[0], s.reads[way.b].tensor: way.engine.reads[-1]}
-    engines = {t.name: _vector(machine).name for t in pieces.statements} | {way.statement: way.engine.name}
+    engines = {t.name: _vector(machine).name for t in group.statements} | {way.statement: way.engine.name}
     result = way.engine.writes[0]
     if result not in _memories(machine):
         raise UnsupportedError(f"the vector engine of {machine.name} does not reach {result}", where=program.name)
     fixed: list[Promotion] = []
     free: list[Promotion] = []
-    for p in pieces.promotions():
+    for p in group.promotions():
         if p.tensor == s.write.tensor:
             fixed.append(replace(p, memory=result))
         elif p.tensor in operands and p.users == (way.statement,):
@@ -160,10 +156,10 @@ def _array_plans(program: Program, pieces: Pieces, way: Contraction, machine: Ma
     return [Plan((*fixed, *rest), engines, way) for rest in _assigned(free, machine)]
 
 
-def _vector_plans(pieces: Pieces, machine: Machine, pad: bool) -> list[Plan]:
+def _vector_plans(group: TiledGroup, machine: Machine, pad: bool) -> list[Plan]:
     """Everything on the vector engine: what is read in one memory, what is written in the same or another."""
-    engines = {t.name: _vector(machine).name for t in pieces.statements}
-    return [Plan(rest, engines, None) for rest in _assigned(pieces.promotions(pad), machine)]
+    engines = {t.name: _vector(machine).name for t in group.statements}
+    return [Plan(rest, engines, None) for rest in _assigned(group.promotions(pad), machine)]
 
 
 def _assigned(promotions: Sequence[Promotion], machine: Machine) -> list[tuple[Promotion, ...]]:
@@ -179,11 +175,11 @@ def _assigned(promotions: Sequence[Promotion], machine: Machine) -> list[tuple[P
     return found
 
 
-def _copy_plans(program: Program, pieces: Pieces, machine: Machine) -> list[Plan]:
+def _copy_plans(program: Program, group: TiledGroup, machine: Machine) -> list[Plan]:
     """Straight from DRAM into a buffer of the result, and back; what is read needs no buffer of its own."""
-    (s,) = pieces.statements
+    (s,) = group.statements
     dram = program.tensor[s.reads[0].tensor].space
-    promotions = [p for p in pieces.promotions() if p.written]
+    promotions = [p for p in group.promotions() if p.written]
     plans: list[Plan] = []
     for memory in _memories(machine):
         engine = copy_engine(machine, dram, memory)

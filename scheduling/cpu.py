@@ -22,8 +22,9 @@ from poly.scheduling.capacity import check_capacity
 from poly.scheduling.cpu_across import across_of, schedule_across
 from poly.scheduling.cpu_beside import beside_of, schedule_beside
 from poly.scheduling.cpu_block import schedule_contraction
-from poly.scheduling.cpu_chain import keep_values, parts_of
+from poly.scheduling.cpu_chain import keep_values
 from poly.scheduling.cpu_contract import contraction_of
+from poly.scheduling.cpu_edits import pieces_of
 from poly.scheduling.cpu_free import schedule_free
 from poly.scheduling.cpu_free_walks import schedule_walks
 from poly.scheduling.cpu_handed import handed_of, schedule_handed
@@ -92,13 +93,14 @@ def _schedule(
             pass
     try:
         schedule = _by_plans(start, every, machine, threads)
-        left = [g for g in every if not _has_plan(g)]
+        left = [g for g in every if not _can_be_planned(g)]
         if begin is not None and not left:
             begin(schedule)
         schedule = settle(schedule)
     except ScheduleError:
         return schedule_one_by_one(program, machine, threads)
-    return _with_nests(schedule, left, machine, threads, begin if len(left) == len(every) else None)
+    none = len(left) == len(every)  # where some have plans, most of what takes long is checked by now
+    return _with_nests(schedule, left, machine, threads, begin if none else None)
 
 
 def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Machine, threads: int) -> Schedule:
@@ -107,7 +109,7 @@ def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Mach
     every = groups_for(apart, machine, threads)
     nests = [s.name for s in program.statements if s.path[0] in whole]
     try:
-        schedule, left = settle(_by_plans(start, every, machine, threads)), [g for g in every if not _has_plan(g)]
+        schedule, left = settle(_by_plans(start, every, machine, threads)), [g for g in every if not _can_be_planned(g)]
         if len(left) < len(every):
             check_capacity(schedule.lower(), machine)
     except ScheduleError:
@@ -118,7 +120,7 @@ def _schedule_whole(program: Program, whole: Collection[PathStep], machine: Mach
 
 
 def _by_plans(schedule: Schedule, groups: Sequence[Group], machine: Machine, threads: int) -> Schedule:
-    for group in filter(_has_plan, groups):
+    for group in filter(_can_be_planned, groups):
         schedule = schedule_group(schedule, group, machine, threads)
     return without_meetings(schedule) if threads > 1 else schedule
 
@@ -138,7 +140,7 @@ def _by_plans_alone(
     schedule: Schedule, every: Sequence[Group], machine: Machine, threads: int
 ) -> tuple[Schedule, list[Group]]:
     """Groups in a checked schedule, each checked alone, and those that have no plan, or whose plan was refused."""
-    groups, left = [g for g in every if _has_plan(g)], [g for g in every if not _has_plan(g)]
+    groups, left = [g for g in every if _can_be_planned(g)], [g for g in every if not _can_be_planned(g)]
     while groups:
         group = groups.pop(0)
         try:
@@ -165,7 +167,7 @@ def _with_nests(
     return share_outermost(schedule, rest, threads) if threads > 1 else schedule
 
 
-def _has_plan(group: Group) -> bool:
+def _can_be_planned(group: Group) -> bool:
     return group.box is not None and bool(group.axes) and all(s.external is None for s in group.statements)
 
 
@@ -256,4 +258,4 @@ def _shared(
     if threads == 1:
         return schedule
     new = schedule.program.statement.keys() - before.program.statement.keys()
-    return share(schedule, {*parts_of(schedule, group), *new}, machine, threads, depth)
+    return share(schedule, {*pieces_of(schedule, group), *new}, machine, threads, depth)

@@ -16,6 +16,7 @@ from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.program import Program
 from poly.relations import expressions_map
+from poly.scheduling.cpu_edits import pieces_of
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.paths import common_prefix, statements_of
 from poly.scheduling.schedule import Schedule
@@ -28,20 +29,14 @@ def keep_values(schedule: Schedule, group: Group, machine: Machine) -> Schedule:
     """Fuse a tiled group's assignments inward, and promote what only they touch to registers."""
     if machine.registers is None or len(group.statements) < 2:
         return schedule
-    parts = set(parts_of(schedule, group))
-    names = [n for n in statements_of(schedule.tree) if n in parts and _assigns(schedule, n)]
+    pieces = set(pieces_of(schedule, group))
+    names = [n for n in statements_of(schedule.tree) if n in pieces and _assigns(schedule, n)]
     for first, second in zip(names, names[1:], strict=False):
         schedule = _fused_inward(schedule, group, first, second)
     for tensor in handed_on(schedule.program, names):
         for users in _clusters(schedule, names, tensor):
             schedule = _kept(schedule, tensor, users, machine)
     return schedule
-
-
-def parts_of(schedule: Schedule, group: Group) -> list[str]:
-    """The statements of a schedule that are a group's, or pieces of one, in program order."""
-    inside = set(group.names)
-    return [s.name for s in schedule.program.statements if s.source_name in inside]
 
 
 def _assigns(schedule: Schedule, name: str) -> bool:

@@ -37,6 +37,12 @@ def loop_of_axis(schedule: Schedule, group: Group, statement: str, axis: int) ->
     return loop_of(schedule, statement, group.axes[s.source_name][axis])
 
 
+def pieces_of(schedule: Schedule, group: Group) -> list[str]:
+    """The statements of a schedule that are a group's, or pieces of one, in program order."""
+    inside = set(group.names)
+    return [s.name for s in schedule.program.statements if s.source_name in inside]
+
+
 def loops_of_copy(schedule: Schedule, copy: str) -> list[str]:
     """The loops of a copy, or of the start or merge of partial results, over the axes of its buffer."""
     return [n for n in schedule.nests[copy].names if n.startswith(f"{copy}.")]

@@ -16,8 +16,8 @@ from poly.affine import var
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Tensor
-from poly.scheduling.cpu_chain import parts_of
 from poly.scheduling.cpu_core import last_capacity, last_share
+from poly.scheduling.cpu_edits import pieces_of
 from poly.scheduling.cpu_facts import (
     BYTES_AHEAD,
     bytes_apart,
@@ -83,7 +83,7 @@ def written_past(schedule: Schedule, group: Group, machine: Machine, threads: in
     past = results_past(program, group, machine, threads)
     rows = {t: row_bytes(program.tensor[t], program.binding) for t in past}
     results = {t for t, n in rows.items() if n >= LEAST_ROW or (n >= LEAST_RUN and n % machine.line == 0)}
-    return _stored_past(schedule, parts_of(schedule, group), results) if results else schedule
+    return _stored_past(schedule, pieces_of(schedule, group), results) if results else schedule
 
 
 def stored_past(schedule: Schedule, results: Collection[str]) -> Schedule:
@@ -114,7 +114,7 @@ def _written_ahead(schedule: Schedule, group: Group, machine: Machine) -> Schedu
     far = own_capacity(machine) * FAR < touched <= last_capacity(machine)
     if not far or touched - written > written * LITTLE_READ or functions_in(group.statements):
         return schedule
-    for name in parts_of(schedule, group):
+    for name in pieces_of(schedule, group):
         rows = _rows_written(schedule, name)
         vector = schedule.nests[name].names[-1] if rows is not None else ""
         if rows is not None and schedule.kind(vector) == "vector" and not schedule.marks[vector].nontemporal:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from poly.errors import ScheduleError
 from poly.machine import Machine
 from poly.scheduling.arrange import Place
-from poly.scheduling.cpu_chain import parts_of
-from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, unrolled
+from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, pieces_of, unrolled
 from poly.scheduling.cpu_nontemporal import written_past
 from poly.scheduling.cpu_rows import Pass, RowPlan, crossing, in_results, moves
 from poly.scheduling.edits import piece_name
@@ -174,7 +173,7 @@ class Rows:
 
     def _promoted(self, schedule: Schedule) -> Schedule:
         registers = self.machine.register_space
-        inside = set(parts_of(schedule, self.group)) | {s.name for s in schedule.program.statements if s.partial}
+        inside = set(pieces_of(schedule, self.group)) | {s.name for s in schedule.program.statements if s.partial}
         for tensor, place in in_results(schedule.source, self.group, self.plan).items():
             if tensor not in self.plan.slots:
                 schedule = schedule.overlay(tensor, place)

@@ -14,9 +14,9 @@ from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_block import Blocking
-from poly.scheduling.cpu_chain import handed_on, keep_values, parts_of
+from poly.scheduling.cpu_chain import handed_on, keep_values
 from poly.scheduling.cpu_contract import rated_plans
-from poly.scheduling.cpu_edits import cut, cut_loops, fused, loop_of, ordered
+from poly.scheduling.cpu_edits import cut, cut_loops, fused, loop_of, ordered, pieces_of
 from poly.scheduling.cpu_facts import facts_of
 from poly.scheduling.cpu_plan import BlockPlan, balanced
 from poly.scheduling.cpu_rating import Rated
@@ -109,7 +109,7 @@ def schedule_stages(schedule: Schedule, group: Group, plan: StagePlan, machine: 
         else:
             schedule = Rows(stage.group, stage.plan, machine, inside=True).run(schedule)
         schedule = keep_values(schedule, stage.group, machine)
-    for tensor in handed_on(schedule.program, parts_of(schedule, group)):
+    for tensor in handed_on(schedule.program, pieces_of(schedule, group)):
         schedule = schedule.promote(tensor, block, machine.cache_space(1), name=f"{tensor}_block")
     return schedule
 

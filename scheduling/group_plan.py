@@ -43,8 +43,11 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """`places`: for every statement the variable that each of its iterators is. Parallel variables are shared."""
+class TiledGroup:
+    """A fusion group by the loops that tiles are made of: its statements share the parallel `variables`, and each
+    reduction has some of its own. `places`: for every statement the variable that each of its iterators is. `sizes`:
+    the binding of the program.
+    """
 
     statements: tuple[Statement, ...]
     variables: tuple[Variable, ...]
@@ -86,7 +89,7 @@ class Pieces:
         return frozenset(names)
 
 
-def pieces_of(program: Program, group: Group) -> Pieces | None:
+def tiled_group(program: Program, group: Group) -> TiledGroup | None:
     """The group by variables; None where its statements do not share one box of parallel loops."""
     if any(s.external is not None or is_empty(program, s) for s in group.statements):
         return None
@@ -110,7 +113,7 @@ def pieces_of(program: Program, group: Group) -> Pieces | None:
                     return None
                 places[s.name][i] = f"r{len(variables)}"
                 variables.append(Variable(f"r{len(variables)}", ranges[s.name][i], reduction=True))
-    return Pieces(tuple(group.statements), tuple(variables), places, program.binding)
+    return TiledGroup(tuple(group.statements), tuple(variables), places, program.binding)
 
 
 def is_empty(program: Program, s: Statement) -> bool:
@@ -126,47 +129,47 @@ def _extents(program: Program, s: Statement) -> dict[str, int]:
 # ---- the search problem
 
 
-def problem_of(program: Program, pieces: Pieces, plan: Plan, machine: Machine, room: Mapping[str, int]) -> Problem:
+def problem_of(program: Program, group: TiledGroup, plan: Plan, machine: Machine, room: Mapping[str, int]) -> Problem:
     """What the tile search needs to know. `room`: bytes by memory."""
     spaces = {p.memory: Space(room[p.memory], machine.memory[p.memory].align) for p in plan.promotions}
     setup = max((e.setup for e in machine.engines_of("dma")), default=0)
     bus = Bus(max(1, machine.dram.bytes_per_cycle), max(1, machine.dram.line), setup)
-    buffers = tuple(_buffer(program, pieces, p, plan.rotate) for p in plan.promotions)
-    work = tuple(_work(pieces, s, plan, machine.engine[plan.engines[s.name]]) for s in pieces.statements)
-    variables = _variables(pieces, plan.array)
-    return Problem(variables, buffers, work, _orders(pieces, plan.array), spaces, bus)
+    buffers = tuple(_buffer(program, group, p, plan.rotate) for p in plan.promotions)
+    work = tuple(_work(group, s, plan, machine.engine[plan.engines[s.name]]) for s in group.statements)
+    variables = _variables(group, plan.array)
+    return Problem(variables, buffers, work, _orders(group, plan.array), spaces, bus)
 
 
-def _buffer(program: Program, pieces: Pieces, p: Promotion, rotate: bool) -> Buffer:
+def _buffer(program: Program, group: TiledGroup, p: Promotion, rotate: bool) -> Buffer:
     t = program.tensor[p.tensor]
     accesses: list[tuple[Affine, ...]] = []
-    for s in pieces.statements:
+    for s in group.statements:
         if s.name in p.users:
-            accesses += [pieces.subscripts(s, a) for a, _ in s.accesses if a.tensor == p.tensor]
-    names = {s.name for s in pieces.statements}
+            accesses += [group.subscripts(s, a) for a, _ in s.accesses if a.tensor == p.tensor]
+    names = {s.name for s in group.statements}
     outside = any(p.tensor in tensors_read(s) for s in program.statements if s.name not in names)
     stored = p.written and (t.is_output or outside)
     extents = t.extents(program.binding)
     unique = tuple(dict.fromkeys(accesses))
-    order = [k for k, s in enumerate(pieces.statements) if s.name in p.users]
+    order = [k for k, s in enumerate(group.statements) if s.name in p.users]
     alive = (order[0], order[-1]) if p.written and not rotate else None
     return Buffer(
         t.name, unique, extents, size_bytes(t.dtype), p.memory, not p.written, stored, p.written and rotate, alive
     )
 
 
-def _variables(pieces: Pieces, way: Contraction | None) -> tuple[Variable, ...]:
+def _variables(group: TiledGroup, way: Contraction | None) -> tuple[Variable, ...]:
     """With units from the array's sides for the longest loops along them; windows whole."""
     if way is None:
-        return tuple(_windowed(v, ()) for v in pieces.variables)
+        return tuple(_windowed(v, ()) for v in group.variables)
     units: dict[str, int] = {}
-    extent = {v.name: v.extent for v in pieces.variables}
-    for side, limit in ((by_role(pieces, way, "n"), way.engine.cols), (by_role(pieces, way, "k"), way.engine.rows)):
+    extent = {v.name: v.extent for v in group.variables}
+    for side, limit in ((by_role(group, way, "n"), way.engine.cols), (by_role(group, way, "k"), way.engine.rows)):
         if side and extent[side[0]] >= limit:
             units[side[0]] = limit
     return tuple(
         Variable(v.name, v.extent, v.reduction, units[v.name]) if v.name in units else _windowed(v, units)
-        for v in pieces.variables
+        for v in group.variables
     )
 
 
@@ -174,31 +177,31 @@ def _windowed(v: Variable, units: Sequence[str] | Mapping[str, int]) -> Variable
     return Variable(v.name, v.extent, v.reduction, 1, v.reduction and v.extent <= WINDOW and v.name not in units)
 
 
-def by_role(pieces: Pieces, way: Contraction, role: str) -> tuple[str, ...]:
+def by_role(group: TiledGroup, way: Contraction, role: str) -> tuple[str, ...]:
     """Variables of a role, the longest first."""
-    extent = {v.name: v.extent for v in pieces.variables}
-    place = pieces.places[way.statement]
+    extent = {v.name: v.extent for v in group.variables}
+    place = group.places[way.statement]
     iterators = {"n": way.n, "k": way.k, "m": way.m, "batch": way.batch}[role]
     return tuple(sorted((place[i] for i in iterators), key=lambda v: -extent[v]))
 
 
-def _orders(pieces: Pieces, way: Contraction | None) -> tuple[tuple[str, ...], ...]:
+def _orders(group: TiledGroup, way: Contraction | None) -> tuple[tuple[str, ...], ...]:
     """Orders of the parallel tile loops worth looking at."""
-    axes = pieces.parallel
+    axes = group.parallel
     orders = [axes, *((*(a for a in axes if a != last), last) for last in axes)]
     if way is not None:
-        place = pieces.places[way.statement]
+        place = group.places[way.statement]
         batch, m, n = (tuple(place[i] for i in which) for which in (way.batch, way.m, way.n))
         orders += [(*batch, *m, *n), (*batch, *n, *m)]
     return tuple(dict.fromkeys(orders))
 
 
-def _work(pieces: Pieces, s: Statement, plan: Plan, engine: Engine) -> Work:
+def _work(group: TiledGroup, s: Statement, plan: Plan, engine: Engine) -> Work:
     """A statement's cycles, about those of `accel.timing`, for which what a body computes twice is one operation."""
-    place = pieces.places[s.name]
+    place = group.places[s.name]
     names = tuple(place[i] for i in s.iterators)
     if plan.array is not None and plan.array.statement == s.name:
-        columns, rows = by_role(pieces, plan.array, "n"), by_role(pieces, plan.array, "k")
+        columns, rows = by_role(group, plan.array, "n"), by_role(group, plan.array, "k")
         lead = engine.rows + engine.fill
         return Work(engine.name, names, lead, columns=columns, rows=rows, shape=(engine.rows, engine.cols))
     operators = [node.operator for node in walk(s.body) if isinstance(node, Apply)]

@@ -13,7 +13,7 @@ from poly.program import Program
 from poly.relations import access_map
 from poly.scheduling.contraction import Contraction
 from poly.scheduling.edits import free_buffer_name, settle, unchecked
-from poly.scheduling.group_plan import Pieces, Plan, by_role, is_empty
+from poly.scheduling.group_plan import Plan, TiledGroup, by_role, is_empty
 from poly.scheduling.paths import statements_of
 from poly.scheduling.placement import Block, place
 from poly.scheduling.schedule import Schedule
@@ -21,21 +21,21 @@ from poly.scheduling.tiles import Choice, blocks
 from poly.sets import fix_sizes
 
 
-def build(schedule: Schedule, pieces: Pieces, plan: Plan, choice: Choice, machine: Machine) -> Schedule:
+def build(schedule: Schedule, group: TiledGroup, plan: Plan, choice: Choice, machine: Machine) -> Schedule:
     """A group by its plan and tile sizes; nothing is checked yet (pass an unchecked schedule and settle the result)."""
     before = set(schedule.program.statement)
-    extent = {v.name: v.extent for v in pieces.variables}
+    extent = {v.name: v.extent for v in group.variables}
     tiled = [v for v in choice.order if choice.sizes[v] < extent[v]]
     points: dict[str, dict[str, str]] = {}
-    for s in pieces.statements:
-        schedule, points[s.name] = _tile(schedule, s.name, pieces.places[s.name], tiled, choice.sizes)
-    shared = [v for v in tiled if v in pieces.parallel]
-    schedule = _fuse(schedule, [s.name for s in pieces.statements], len(shared))
-    schedule = _promote(schedule, pieces, plan, tiled, len(shared))
-    for s in pieces.statements:
+    for s in group.statements:
+        schedule, points[s.name] = _tile(schedule, s.name, group.places[s.name], tiled, choice.sizes)
+    shared = [v for v in tiled if v in group.parallel]
+    schedule = _fuse(schedule, [s.name for s in group.statements], len(shared))
+    schedule = _promote(schedule, group, plan, tiled, len(shared))
+    for s in group.statements:
         if plan.array is not None and plan.array.statement == s.name:
-            schedule = _array_points(schedule, pieces, plan.array, points[s.name], choice.sizes)
-        depth = sum(v in pieces.places[s.name].values() for v in tiled)
+            schedule = _array_points(schedule, group, plan.array, points[s.name], choice.sizes)
+        depth = sum(v in group.places[s.name].values() for v in tiled)
         chain = schedule.nests[s.name].names[depth:]
         schedule = _on_engine(schedule, s.name, chain, machine.engine[plan.engines[s.name]], machine)
     return _copies_on_engines(schedule, before, machine)
@@ -67,12 +67,12 @@ def _fuse(schedule: Schedule, statements: Sequence[str], levels: int) -> Schedul
     return schedule
 
 
-def _promote(schedule: Schedule, pieces: Pieces, plan: Plan, tiled: Sequence[str], shared: int) -> Schedule:
+def _promote(schedule: Schedule, group: TiledGroup, plan: Plan, tiled: Sequence[str], shared: int) -> Schedule:
     """Results at the innermost shared loop, what is read at the innermost loop that moves it, in rotation."""
     for p in plan.promotions:
         user = schedule.nests[p.users[0]].names
-        own = [v for v in tiled if v in pieces.places[p.users[0]].values()]
-        moving = [k for k, v in enumerate(own) if v in pieces.moving(p)]
+        own = [v for v in tiled if v in group.places[p.users[0]].values()]
+        moving = [k for k, v in enumerate(own) if v in group.moving(p)]
         depth = shared if p.written else moving[-1] + 1 if moving else 0
         at = user[depth - 1] if depth else None
         buffer = f"{p.tensor}_{p.memory}" + ("" if p.written or len(p.users) == 1 else "_shared")
@@ -84,13 +84,13 @@ def _promote(schedule: Schedule, pieces: Pieces, plan: Plan, tiled: Sequence[str
 
 
 def _array_points(
-    schedule: Schedule, pieces: Pieces, way: Contraction, points: Mapping[str, str], sizes: Mapping[str, int]
+    schedule: Schedule, group: TiledGroup, way: Contraction, points: Mapping[str, str], sizes: Mapping[str, int]
 ) -> Schedule:
     """Point loops of the statement on the array: passes outside, then streamed rows, then columns and reduction."""
-    outside = [points[v] for v in by_role(pieces, way, "batch")]
+    outside = [points[v] for v in by_role(group, way, "batch")]
     inside: dict[str, list[str]] = {"n": [], "k": []}
     for role, limit in (("n", way.engine.cols), ("k", way.engine.rows)):
-        names = by_role(pieces, way, role)
+        names = by_role(group, way, role)
         found, _ = blocks(names, {v: np.array(sizes[v]) for v in names}, limit)
         for v in names:
             block = int(found[v])
@@ -102,7 +102,7 @@ def _array_points(
                 schedule = schedule.tile({points[v]: block})
                 outside.append(f"{points[v]}.o")
                 inside[role].append(f"{points[v]}.p")
-    streamed = [points[v] for v in reversed(by_role(pieces, way, "m"))]
+    streamed = [points[v] for v in reversed(by_role(group, way, "m"))]
     names = schedule.nests[way.statement].names
     wanted = [*outside, *streamed, *inside["n"], *reversed(inside["k"])]
     depth = len(names) - len(wanted)

@@ -47,7 +47,7 @@ def check(schedule: Schedule, previous: Schedule | None = None, *, budget: int =
     vectors = Vectors(schedule)
     what = "the edit" if budget == EDIT_BUDGET else "the schedule"
     with bounded(budget, f"the check of {what}", schedule.source.name):
-        check_parts(schedule)
+        check_pieces(schedule)
         check_order(schedule, changed, vectors)
         check_marks(schedule, changed, previous, vectors)
         check_values(schedule, vectors)
@@ -63,21 +63,21 @@ def _changed(schedule: Schedule, previous: Schedule | None) -> frozenset[str]:
     return frozenset(name for name in schedule.nests if name not in places or places[name] != before[name])
 
 
-def check_parts(schedule: Schedule) -> None:
-    """The parts of a statement are its instances, all of them and each once (recomputed statements are left out)."""
+def check_pieces(schedule: Schedule) -> None:
+    """The pieces of a statement are its instances, all of them and each once (recomputed statements are left out)."""
     program, source = schedule.program, schedule.source.statement
-    parts = parts_of(program)
+    pieces = pieces_of(program)
     again = {s.origin for s in program.statements if s.recomputed}
     for name, original in source.items():
-        group = parts.get(name, [])
+        group = pieces.get(name, [])
         if len(group) == 1 and group[0].domain is original.domain or not group and name in again:
             continue
         whole = bound_domain(program, original)
         seen = whole.subtract(whole)
         for s in group:
-            part = _bound(schedule, s).set_tuple_name(name)
-            _same_instances(schedule, name, original.iterators, part.intersect(seen), "twice")
-            seen = seen.union(part)
+            piece = _bound(schedule, s).set_tuple_name(name)
+            _same_instances(schedule, name, original.iterators, piece.intersect(seen), "twice")
+            seen = seen.union(piece)
         _same_instances(schedule, name, original.iterators, whole.subtract(seen), "never")
         _same_instances(schedule, name, original.iterators, seen.subtract(whole), "outside its domain")
 
@@ -89,27 +89,27 @@ def _same_instances(schedule: Schedule, name: str, iterators: Sequence[str], wro
 
 
 def check_order(schedule: Schedule, changed: frozenset[str] | None = None, vectors: Vectors | None = None) -> None:
-    """Every dependence of the source program still points forward, between all parts of its two statements."""
-    parts, order = parts_of(schedule.program), _Order(schedule, vectors or Vectors(schedule))
+    """Every dependence of the source program still points forward, between all pieces of its two statements."""
+    pieces, order = pieces_of(schedule.program), _Order(schedule, vectors or Vectors(schedule))
     for dependence in schedule.facts.dependences:
         if dependence.kind == "reduction":
             continue
-        for first in parts.get(dependence.source, ()):
-            for second in parts.get(dependence.sink, ()):
+        for first in pieces.get(dependence.source, ()):
+            for second in pieces.get(dependence.sink, ()):
                 if changed is None or first.name in changed or second.name in changed:
                     order.check(dependence, first, second)
 
 
-def parts_of(program: Program) -> Mapping[str, list[Statement]]:
+def pieces_of(program: Program) -> Mapping[str, list[Statement]]:
     """By statement of the source program, the statements that run its instances: itself or its pieces.
 
-    Copies are nobody's part; recomputed instances (more iterators than the origin) are judged by their values.
+    Copies are nobody's piece; recomputed instances (more iterators than the origin) are judged by their values.
     """
-    parts: dict[str, list[Statement]] = {}
+    pieces: dict[str, list[Statement]] = {}
     for s in program.statements:
         if not s.copies and not s.recomputed and not s.partial:
-            parts.setdefault(s.source_name, []).append(s)
-    return parts
+            pieces.setdefault(s.source_name, []).append(s)
+    return pieces
 
 
 class _Order:

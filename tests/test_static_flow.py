@@ -18,7 +18,7 @@ from poly.relations import _values_in_box, box_bounds
 from poly.scheduling.edits import unchecked
 from poly.scheduling.flow import Flow, _same_reduction
 from poly.scheduling.inverse import by_loops, equalities_of, inverse_of, loops_that_are
-from poly.scheduling.legality import _in_sequence, parts_of, violation
+from poly.scheduling.legality import _in_sequence, pieces_of, violation
 from poly.scheduling.schedule import Schedule
 from poly.scheduling.vectors import Vectors, together
 from poly.sets import IN, OUT
@@ -155,7 +155,7 @@ def test_dependences_that_are_plainly_in_sequence_are_in_order() -> None:
     for name in NAMES:
         legal = random_legal(rng, Schedule(program(name)), 3, ANY)
         schedule = random_legal(rng, unchecked(legal), 2, ("interchange", "fuse", "shift", "split", "tile"))
-        vectors, parts = Vectors(schedule), parts_of(schedule.program)
+        vectors, parts = Vectors(schedule), pieces_of(schedule.program)
         for d in (d for d in schedule.facts.dependences if d.kind != "reduction"):
             for first, second in product(parts.get(d.source, ()), parts.get(d.sink, ())):
                 total += 1
