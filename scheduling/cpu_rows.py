@@ -3,14 +3,15 @@
 Sums along a row get as many vectors of partial results as hide the latency of an operation; short rows go side by side.
 `poly.scheduling.cpu_rows_nest` composes them.
 
-Passes with functions are one loop (`_staggered`): the next one goes over the row before, so that none waits for what
-another one adds up at its end (docs/decisions/0062, 0069).
+Passes over the same loops with exponentials, and no other function, are one loop (`_staggered`): the next one goes over
+the row before, so that none waits for what another one adds up at its end (docs/decisions/0062, 0069).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from math import prod
 
 from poly.affine import Affine, var
@@ -34,11 +35,20 @@ from poly.scheduling.cpu_facts import (
 from poly.scheduling.cpu_nontemporal import whole_lines_past
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 
-HEIGHTS = (  # up to so many vectors in a row: rows side by side; for elements that take a few, ten, more operations
-    ((2, 8), (128, 4)),
-    ((16, 4), (128, 2)),
-    ((8, 4), (32, 2)),
-)
+
+class Cost(IntEnum):
+    """What an element of a pass takes: a few operations, those of an exponential (ten), or of other functions, too."""
+
+    PLAIN = 0
+    EXPONENTIAL = 1
+    FUNCTION = 2
+
+
+HEIGHTS = {  # up to so many vectors in a row: rows side by side
+    Cost.PLAIN: ((2, 8), (128, 4)),
+    Cost.EXPONENTIAL: ((16, 4), (128, 2)),
+    Cost.FUNCTION: ((8, 4), (32, 2)),
+}
 SIDE_BY_SIDE = 4  # vectors of an assignment in one iteration
 PER_VECTOR = 6  # registers for each vector of exponentials side by side
 LEAST_STEPS, MOST_BLOCK = 16, 512  # staggered: iterations over the rows of a block at least; its rows at most
@@ -82,6 +92,29 @@ class RowPlan:
         return {n: (self.behind.get(n, 0), k) for k, part in enumerate(self.passes) for n in part.statements}
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """What bounds a group's rows. `vector`, `bytes`: lanes of a vector, and its bytes; `registers`: free for rows;
+    `in_flight`: operations that hide the latency of one; `fitting`: rows of which the nearest cache holds what all
+    passes touch, with something left.
+
+    Where rows come from: `in_cache`: from a block in a cache; else, by what the group touches, from `beyond` a core's
+    own caches, so `far` that the last one gives them at its own pace, `from_memory`; `slow`: from beyond the own caches
+    of all threads where the last one is a mesh away.
+    """
+
+    vector: int
+    bytes: int
+    registers: int
+    in_flight: int
+    fitting: int
+    in_cache: bool
+    beyond: bool
+    far: bool
+    from_memory: bool
+    slow: bool
+
+
 def row_plan(
     program: Program, group: Group, machine: Machine, threads: int = 1, in_cache: bool = False
 ) -> RowPlan | None:
@@ -104,8 +137,8 @@ def row_plan(
         return None
     single = sum(not extents[n] for n in extents)
     rows = _row_bytes(program, group, inner, extents)
-    held = sum(rows.values()) * sum(bool(p.extents) for p in passes)
-    limits = _limits(program, group, machine, widest, held, single, threads, in_cache)
+    pass_bytes = sum(rows.values()) * sum(bool(p.extents) for p in passes)
+    limits = _limits(program, group, machine, widest, pass_bytes, single, threads, in_cache)
     height = _height(program, group, passes, limits)
     asked = _asking(program, group, passes, inner) if limits.beyond else frozenset[str]()
     again = {a.tensor for n in asked for a, _ in program.statement[n].accesses}
@@ -115,26 +148,29 @@ def row_plan(
     sized = tuple(_sized(program, p, limits, height) for p in passes)
     plan = RowPlan(sized, inner, height, asked if fits else frozenset(), ahead)
     block = _block(group, height, 1 if in_cache else threads)
-    apart = height * held > own_capacity(machine) // 2 or block < LEAST_STEPS * height
+    apart = height * pass_bytes > own_capacity(machine) // 2 or block < LEAST_STEPS * height
     if apart:
         return plan
     found = _staggered(program, group, replace(plan, block=block), limits)
-    near = not in_cache and height * held <= 2 * machine.nearest_cache  # two rows, and one that is read
+    # Half of what passes hold stays near: of three with a row in and one out, two slots and the row that is read.
+    near = not in_cache and height * pass_bytes <= 2 * machine.nearest_cache
     return _with_slots(program, group, found, machine, threads) if near and found.behind else found
 
 
 def _limits(
-    program: Program, group: Group, machine: Machine, widest: int, held: int, single: int, threads: int, in_cache: bool
-) -> _Limits:
-    """What bounds rows of which all passes hold so many bytes, beside `single` values that each have a register."""
+    program: Program, group: Group, machine: Machine, widest: int, pass_bytes: int, single: int, threads: int,
+    in_cache: bool,
+) -> _Limits:  # fmt: skip
+    """The limits where all passes touch so many bytes of a row, beside `single` values that each have a register."""
     vector, core = machine.lanes(widest), core_of(machine, widest)
     touched = 0 if in_cache else bytes_touched(program, group.statements)
     far, beyond = touched > last_capacity(machine) * NEAR, touched > own_capacity(machine)
-    one_stream, slow = touched > last_capacity(machine), core.afar > 0 and touched > threads * own_capacity(machine)
-    fitting, registers = (machine.nearest_cache - 1) // max(1, held), machine.vector_registers - single
     return _Limits(
-        vector, vector * widest, registers, core.in_flight, fitting, in_cache, beyond, far, one_stream, slow
-    )
+        vector=vector, bytes=vector * widest, registers=machine.vector_registers - single, in_flight=core.in_flight,
+        fitting=(machine.nearest_cache - 1) // max(1, pass_bytes), in_cache=in_cache, beyond=beyond, far=far,
+        from_memory=touched > last_capacity(machine),
+        slow=core.afar > 0 and touched > threads * own_capacity(machine),
+    )  # fmt: skip
 
 
 def _with_slots(program: Program, group: Group, plan: RowPlan, machine: Machine, threads: int) -> RowPlan:
@@ -167,15 +203,16 @@ def _block(group: Group, height: int, threads: int) -> int:
 
 
 def _staggered(program: Program, group: Group, plan: RowPlan, limits: _Limits) -> RowPlan:
-    """The plan with all passes as one, each of them behind the one before, where some of them have functions.
+    """The plan with all passes as one, each of them behind the one before, where all have the same extents, and some of
+    them exponentials, none another function.
 
     The end of a pass, lanes that are added up and a division, takes as long as many vectors, and the next pass waits
     for it: on another row there is enough to do meanwhile. What a pass hands on is a value for each row of the block,
     or lies where the results will. Vectors side by side are one wide one, operations of one between those of another.
     """
     moving = [p for p in plan.passes if p.extents]
-    chains = [_chain(program, p) for p in moving]
-    if len(moving) < 2 or len({p.extents for p in moving}) > 1 or max(chains) != 1:
+    costs = [_cost(program, p) for p in moving]
+    if len(moving) < 2 or len({p.extents for p in moving}) > 1 or max(costs) != Cost.EXPONENTIAL:
         return plan
     behind = _behind(group, moving)
     made = {s.write.tensor for s in group.statements}
@@ -213,13 +250,13 @@ def crossing(group: Group, plan: RowPlan) -> set[str]:
 
 def _handed_rows(group: Group, plan: RowPlan) -> set[str]:
     """Of that what has more than one element a row."""
-    return {t for t in crossing(group, plan) if any(moves(plan, s, t) for s in group.statements)}
+    return {t for t in crossing(group, plan) if any(moves_inside(plan.inner, s, t) for s in group.statements)}
 
 
-def moves(plan: RowPlan, s: Statement, tensor: str) -> bool:
-    """Whether a statement touches different elements of a tensor inside a row."""
-    inner = {*plan.inner[s.name]}
-    return any(i.names & inner for a, _ in s.accesses if a.tensor == tensor for i in a.affine_index)
+def moves_inside(inner: Mapping[str, tuple[str, ...]], s: Statement, tensor: str) -> bool:
+    """Whether a statement touches different elements of a tensor in its `inner` loops."""
+    loops = {*inner[s.name]}
+    return any(i.names & loops for a, _ in s.accesses if a.tensor == tensor for i in a.affine_index)
 
 
 def in_results(program: Program, group: Group, plan: RowPlan) -> dict[str, str]:
@@ -239,7 +276,7 @@ def _ends_in(program: Program, plan: RowPlan, name: str, s: Statement) -> bool:
     """
     tensor, target = program.tensor[name], program.tensor[s.write.tensor]
     form = (tensor.role, target.role, tensor.shape, tensor.dtype)
-    if form != ("temporary", "output", target.shape, target.dtype) or not moves(plan, s, name):
+    if form != ("temporary", "output", target.shape, target.dtype) or not moves_inside(plan.inner, s, name):
         return False
     touched = {o.name: (*tensors_read(o), *tensors_written(o)) for o in program.statements}
     if any(target.name in tensors for o, tensors in touched.items() if o != s.name):
@@ -258,15 +295,16 @@ def _asking(
     that moves along a row, the one with most to compute.
     """
     made = {s.write.tensor for s in group.statements}
-    first, found = dict[str, int](), dict[str, tuple[int, str]]()
+    first, found = dict[str, int](), dict[str, tuple[Cost, str]]()
     for k, part in enumerate(passes):
         for name in part.statements:
             s = program.statement[name]
-            rows = {r.tensor for r in s.reads if any(i.names & {*inner[name]} for i in r.affine_index)} - made
+            rows = {r.tensor for r in s.reads if moves_inside(inner, s, r.tensor)} - made
             for tensor in rows:
                 again = first.setdefault(tensor, k) < k and len(rows) == 1
-                if again and found.get(tensor, (-1, ""))[0] < (chain := _chain(program, part)):
-                    found[tensor] = chain, name
+                cost = _cost(program, part)
+                if again and (tensor not in found or found[tensor][0] < cost):
+                    found[tensor] = cost, name
     return frozenset(name for _, name in found.values())
 
 
@@ -285,46 +323,26 @@ def _row_bytes(
     return sizes
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """`vector`, `bytes`: lanes and bytes of one; `registers`: free for rows; `in_flight`: operations that hide the
-    latency of one; `fitting`: rows of which the nearest cache holds what all passes touch, with something left.
-    `in_cache`: rows come from a block in one, `beyond`: from beyond a core's own, side by side no more than a stream is
-    asked for ahead, `far`: at the last one's own pace, `one_stream`: from memory, side by side only as short ones,
-    `slow`: from a last cache as slow, those without exponentials as well.
-    """
-
-    vector: int
-    bytes: int
-    registers: int
-    in_flight: int
-    fitting: int
-    in_cache: bool
-    beyond: bool
-    far: bool
-    one_stream: bool
-    slow: bool
-
-
 def _height(program: Program, group: Group, passes: Sequence[Pass], limits: _Limits) -> int:
     """Rows side by side, so that what each adds up and divides at its end overlaps with another one's."""
     assert group.box is not None
     rows = group.box[-1][1] + 1
     vectors = max(-(-prod(p.extents) // limits.vector) for p in passes)
-    chain = max(_chain(program, p) for p in passes)
-    most = next((h for limit, h in HEIGHTS[chain] if vectors <= limit), 1)
-    if chain == 1:  # their passes take turns
+    cost = max(_cost(program, p) for p in passes)
+    most = next((h for limit, h in HEIGHTS[cost] if vectors <= limit), 1)
+    if cost == Cost.EXPONENTIAL:  # their passes take turns
         most = min(most, max(1, limits.fitting))
-    if limits.beyond:
-        together = BESIDE_FAR if limits.far and chain else BYTES_AHEAD
-        together = STREAM if limits.one_stream or (limits.slow and not chain) else together
+    if limits.beyond:  # no more than a stream is asked for ahead, and what a prefetcher takes for one
+        together = BESIDE_FAR if limits.far and cost > Cost.PLAIN else BYTES_AHEAD
+        together = STREAM if limits.from_memory or (limits.slow and cost == Cost.PLAIN) else together
         most = min(most, max(1, together // (vectors * limits.bytes)))
     fitting = [h for h in range(1, most + 1) if rows % h == 0]
-    return max((h for h in fitting if all(_held(program, p, limits, h) <= limits.registers for p in passes)), default=1)
+    held = {h: max(_registers_held(program, p, limits, h) for p in passes) for h in fitting}
+    return max((h for h in fitting if held[h] <= limits.registers), default=1)
 
 
-def _held(program: Program, part: Pass, limits: _Limits, height: int) -> int:
-    """Registers for the partial results of a pass, and for those of one of them by whole vectors."""
+def _registers_held(program: Program, part: Pass, limits: _Limits, height: int) -> int:
+    """Those for the partial results of a pass, and for those of one of them by whole vectors."""
     sized = _sized(program, part, limits, height)
     return height * sized.lanes // limits.vector * (_reductions(program, part) * sized.width + 1)
 
@@ -377,18 +395,20 @@ def _reductions(program: Program, part: Pass) -> int:
     return sum(program.statement[n].combiner is not None for n in part.statements)
 
 
-def _chain(program: Program, part: Pass) -> int:
-    """How long a chain of operations an element of some statement takes: 0 a few, 1 ten (an exponential), 2 more."""
+def _cost(program: Program, part: Pass) -> Cost:
     used = functions_in([program.statement[n] for n in part.statements])
-    return 0 if not used else 1 if {OPERATORS[o].cost for o in used} == {"exponential"} else 2
+    exponentials = {OPERATORS[o].cost for o in used} == {"exponential"}
+    return Cost.PLAIN if not used else Cost.EXPONENTIAL if exponentials else Cost.FUNCTION
 
 
 def _sized(program: Program, part: Pass, limits: _Limits, height: int) -> Pass:
     """A pass with its vectors: several side by side hide the latency of an operation, or two as one wide one."""
     if not part.extents:
         return part
-    chain = _chain(program, part)
-    lanes = limits.vector * (interleaved(part.extents[-1], limits.vector, height) if chain == 2 else 1)
+    cost = _cost(program, part)
+    joined = interleaved(part.extents[-1], limits.vector, height) if cost == Cost.FUNCTION else 1
+    lanes = limits.vector * joined
     reductions = _reductions(program, part)
-    most = 1 if chain else limits.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
+    most = limits.in_flight // (reductions * height) if reductions else SIDE_BY_SIDE // height
+    most = 1 if cost > Cost.PLAIN else most
     return replace(part, lanes=lanes, width=max(1, min(most, part.extents[-1] // lanes)))

@@ -15,7 +15,7 @@ from poly.machine import Machine
 from poly.scheduling.arrange import Place
 from poly.scheduling.cpu_edits import fused, in_vectors, loop_of, pieces_of, unrolled
 from poly.scheduling.cpu_nontemporal import written_past
-from poly.scheduling.cpu_rows import Pass, RowPlan, crossing, in_results, moves
+from poly.scheduling.cpu_rows import Pass, RowPlan, crossing, in_results, moves_inside
 from poly.scheduling.edits import piece_name
 from poly.scheduling.groups import Group, tensors_read, tensors_written
 from poly.scheduling.schedule import Schedule
@@ -180,7 +180,7 @@ class Rows:
         handed = crossing(self.group, self.plan)
         for tensor, users in self._users(schedule).items():
             buffer, at, space = f"{tensor}_row", self.row, self._space()
-            single = not any(moves(self.plan, s, tensor) for s in self.group.statements)
+            single = not any(moves_inside(self.plan.inner, s, tensor) for s in self.group.statements)
             if tensor in handed:
                 at = schedule.outer(self.row)[-2]
                 space = space if single else self.machine.cache_space(1)
