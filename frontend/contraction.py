@@ -62,11 +62,30 @@ def walk_steps(
         every = list(dict.fromkeys(i for _, indices in chosen for i in indices))
         later = {*result, *(i for _, indices in left for i in indices)}
         needed = [i for i in every if i in later]
-        innermost = {indices[-1] for _, indices in chosen if indices}
-        if len(innermost) == 1:  # stays there: nothing is turned
-            needed.sort(key=lambda i: i in innermost)
+        needed = _along_operands([indices for _, indices in chosen], needed, result)
         yield [k for k, _ in chosen], every, needed
         left.append((number, needed))
+
+
+def _along_operands(terms: Sequence[Sequence[str]], kept: list[str], result: Sequence[str]) -> list[str]:
+    """What a product of terms keeps, in an order whose last index is such that vectors along it turn few operands: one
+    that all of them have innermost; else one that some operand has innermost, best the one that the result has last,
+    and of a sum one that no other operand has; where sums use nothing twice, that of the operand with most indices.
+    """
+    innermost = [t[-1] for t in terms if t]
+    own = {i for i in kept if sum(i in t for t in terms) == 1}
+    along = [t for t in terms if t and t[-1] in own]
+    summed = any(i not in kept for t in terms for i in t)
+    last = kept[-1] if kept else ""
+    if len({*innermost}) == 1:
+        last = innermost[0]
+    elif result and result[-1] in innermost and (not summed or result[-1] in own):
+        last = result[-1]
+    elif summed and along:
+        last = last if last in (*result[-1:], *(t[-1] for t in along)) else max(along, key=len)[-1]
+    elif summed and sum(not own.isdisjoint(t) for t in terms) < 2:  # else registers use again what is turned
+        last = max(terms, key=len)[-1]
+    return sorted(kept, key=lambda i: i == last)
 
 
 class Contractions:

@@ -136,10 +136,16 @@ def test_many_operands_go_in_pairs() -> None:
 
 @pytest.mark.parametrize(
     ("equation", "between"),
-    [("ijk,jl,kl->il", "jkl"), ("ab,cb,db->acd", "cdb"), ("ab,bc,cd->ad", "bd"), ("nhd,mhd,mhe->nhe", "hde")],
+    [
+        ("ijk,jl,kl->il", "jkl"), ("ab,cb,db->acd", "cdb"),  # all have it
+        ("ab,bc,cd->ad", "bd"), ("nhd,mhd,mhe->nhe", "hde"), ("cf,fb,ae->abec", "cb"),  # one alone has it
+        ("abc,ai,bj->ijc", "bic"), ("bij,jk,ki->bk", "jik"), ("fd,cf,ae->adec", "dc"),  # so has the result
+        ("dac,abcd,ba->db", "abd"), ("bac,cda,abdc->ba", "abc"), ("bca,cdab,cd->dbc", "cdb"),  # nothing is used twice
+        ("fdc,cbf,ae->adbec", "dcb"),  # both are turned in any case
+    ],
 )
-def test_what_operands_have_innermost_stays_there_between_products(equation: str, between: str) -> None:
-    extent = dict(zip("abcdehijklmn", (9, 8, 7, 6, 5, 4, 11, 12, 13, 3, 14, 15), strict=True))
+def test_vectors_along_what_comes_between_products_turn_few_operands(equation: str, between: str) -> None:
+    extent = dict(zip("abcdehijklmnf", (9, 8, 7, 6, 5, 4, 11, 12, 13, 3, 14, 15, 10), strict=True))
     shapes = [tuple(extent[i] for i in term) for term in equation.split("->")[0].split(",")]
     p = einsum_program(equation, shapes, ["f32"] * 3)
     assert p.tensor["t0"].shape == tuple(var(f"N{i}") for i in between)
