@@ -79,8 +79,6 @@ class Blocking(Tiling[BlockPlan]):
             schedule = self.packing.packed(schedule, [update], pack, self._once(schedule, update, pack))
         if not plan.lanes_outside:
             schedule = self._deep(schedule, update, self._outside())
-            around = schedule.nests[update].names[: self._outside() + (plan.depth is not None)]
-            schedule = self._packed_at(schedule, [update], "outer", around[-1] if around else None)
         schedule, parts = cut(schedule, self.group, names, plan.lanes, [s.low for s in plan.strips[1:]])
         for strip, part in zip(plan.strips, parts, strict=True):
             schedule = self._strip(schedule, strip, part)

@@ -13,7 +13,7 @@ from typing import Literal
 LEAST_SIDE = 4  # elements of a row that are loaded at once and turned
 UNROLLED = 128  # multiply-adds in the body of the innermost loop that stays: four steps of the largest register tile
 
-Site = Literal["whole", "outer", "lanes", "rows"]
+Site = Literal["whole", "lanes", "rows"]
 
 
 @dataclass(frozen=True)

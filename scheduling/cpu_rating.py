@@ -19,7 +19,8 @@ from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
 from poly.scheduling.cpu_reuse import FREE, BlockedNest, Copied, Copy, Loop
 from poly.scheduling.cpu_shares import Numbers, Shares, blocks_shared, tiles_shared
-from poly.scheduling.cpu_ways import Way, Ways
+from poly.scheduling.cpu_ways import Way
+from poly.scheduling.cpu_ways_plan import PlannedWays
 
 SHORT = 256  # bytes of a piece from which on a copy keeps its pace
 PIECE_COST = 0.004  # a kind of edge tile more must save this share of the time
@@ -88,7 +89,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class RatedWays(Ways):
+class RatedWays(PlannedWays):
     """What can be chosen for one reduction with given lanes, by the cycles that it takes."""
 
     def best(self, limit: float) -> Rated | None:
@@ -194,7 +195,7 @@ class RatedWays(Ways):
     def _window(self, axis: int) -> int:
         """Iterations of the innermost loop of the reduction where it moves a window along the rows; else 0."""
         rows, inner = self.names[axis], next(reversed(self.ranges), "")
-        slides = any(rows in axis and inner in axis for o in self.operands for axis in o.axes)
+        slides = any(rows in moved and inner in moved for o in self.operands for moved in o.axes)
         return self.ranges[inner] if slides else 0
 
     def _work(
@@ -353,7 +354,7 @@ class RatedWays(Ways):
         if self.deep:
             blocks_of.append(Loop(self.deep, full[self.deep], np.where(depth > 0, depth, full[self.deep])))
         loops += blocks_of if way.lanes_outside else reversed(blocks_of)
-        sites: dict[Site, int] = {"whole": 0, "outer": len(loops) - 1, "lanes": len(loops)}
+        sites: dict[Site, int] = {"whole": 0, "lanes": len(loops)}
         loops += [Loop(self.names[a], full[self.names[a]], one) for a in middle]
         tile = full[rows] / count
         high = np.where(blocks > 0, np.minimum(full[rows], tile * blocks), full[rows])
@@ -361,6 +362,10 @@ class RatedWays(Ways):
         sites["rows"] = len(loops)
         tiles = [Loop(lanes, block, panel), Loop(rows, high, tile)]
         return [*loops, *(reversed(tiles) if way.lanes_inside else tiles)], sites
+
+    def _strided(self, k: int) -> bool:
+        """Whether the lanes walk along the contiguous axis in steps."""
+        return self.operands[k].axes[-1].get(self.names[self.lanes], 0) > 1
 
     def _rate(self, way: Way, k: int, height: Numbers, vectors: Numbers) -> Numbers:
         """Elements a cycle of a copy; without end for what is copied when compiling."""

@@ -1,4 +1,4 @@
-"""What can be chosen for a contraction besides numbers, from access maps alone, and the plan for some numbers.
+"""What can be chosen for a contraction besides numbers, from access maps, sizes and what a core's own caches hold.
 
 Which loop is rows, what is packed and where, and the order of the loops are a `Way`.
 """
@@ -6,7 +6,7 @@ Which loop is rows, what is packed and where, and the order of the loops are a `
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
@@ -18,34 +18,14 @@ from poly.locks import cached_property
 from poly.program import Access, Statement
 from poly.scheduling.contraction import names_of
 from poly.scheduling.cpu_core import PAGE, Core, core_of
-from poly.scheduling.cpu_facts import Facts, axis_of, from_afar, own_capacity, reduction_extents, step_of
-from poly.scheduling.cpu_operand import Operand, next_stays
-from poly.scheduling.cpu_plan import (
-    BlockPlan,
-    Pack,
-    Piece,
-    Site,
-    Strip,
-    balanced,
-    ends_apart,
-    first_apart,
-    square_side,
-    tallest,
-)
+from poly.scheduling.cpu_facts import Facts, axis_of, own_capacity, reduction_extents
+from poly.scheduling.cpu_operand import Operand
+from poly.scheduling.cpu_plan import Site
 from poly.scheduling.cpu_planes import walks_of_planes
-from poly.scheduling.cpu_shares import Numbers
 from poly.scheduling.uneven import LONGEST
 
 DEPTHS = (16, 128, 512)  # iterations in a block of the reduction
 FEWEST_STEPS = 64  # of such a block: sums that come and go take as long as some of them
-# Cycles of a copied vector, which the first tile of rows hides where it makes the copy; the share of the time of
-# operations that these take at least.
-COPIED, WAY_SHARE = 4.0, 1 / 128
-SPREAD = 8  # tiles of rows at least for which blocks are made smaller so that the next one is asked for, little by each
-EVEN_SHARES = 16  # iterations for each thread where one more for some of them is little
-# Of the operations' time, what a copy from memory takes at least where it is asked for while tiles are at work.
-ASKED_SHARE = 1 / 16
-LEAST_LINES = 2  # of a piece that such a copy reads from afar where nobody has asked for it
 MOST_CHOOSING = 3  # operands that may be packed or not, a choice for each
 
 
@@ -253,7 +233,7 @@ class Ways:
 
     def around(self, way: Way) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The other parallel loops: those outside of the blocks, and those that use again what is packed for lanes."""
-        others = [a for a in range(len(self.names)) if a not in (way.rows, self.lanes) and self.facts.extents[a] >= 1]
+        others = [a for a in range(len(self.names)) if a not in (way.rows, self.lanes)]
         packed = [self.operands[k] for k, site in way.packs if site == "lanes" or self._reused(way, k, site)]
         walks = tuple(a for a in others if self.names[a] in self.walks)
         inside = [a for a in others if a not in walks]
@@ -263,169 +243,3 @@ class Ways:
     def _reused(self, way: Way, k: int, site: Site) -> bool:
         """Whether an operand that is packed once says which loops are outside."""
         return way.reused and site == "whole" and self.operands[k].depends(self.names[self.lanes])
-
-    def _strided(self, k: int) -> bool:
-        """Whether the lanes walk along the contiguous axis in steps."""
-        return self.operands[k].axes[-1].get(self.names[self.lanes], 0) > 1
-
-    def _fast_axis(self, k: int) -> int | None:
-        """The axis of an operand that is contiguous in memory and long enough for squares in registers."""
-        axis = len(self.operands[k].axes) - 1
-        names = self.operands[k].axes[axis]
-        side = (c == 1 and square_side(self.ranges.get(n, 0), self.vector) for n, c in names.items())
-        if len(names) == 1 and all(side):
-            return axis
-        return None
-
-    # ---- the plan
-
-    def plan(self, way: Way, height: int, width: int, lane_block: int, row_block: int, depth: int) -> BlockPlan:
-        """The plan for a register tile, tiles in a block of lanes and of rows (0: all), and steps of the sum in one."""
-        outer, middle = self.around(way)
-        start, extent = self.facts.group_low(way.rows), self.facts.extents[way.rows]
-        rest = self.vectors % width
-        last = height
-        if self.turned and depth and rest:  # of sums that stay in registers
-            last = max(height, min(extent, tallest(rest, True, self.core.registers)))  # also of a whole vector
-        rows = [balanced(start, extent, h) for h in (height, last)]
-        ends = self.facts.uneven.get(way.rows)
-        if ends is not None:
-            rows = [ends_apart(pieces, ends.low, ends.high) for pieces in rows]
-        sizes = [lane_block]
-        if not row_block and not way.lanes_inside and extent >= SPREAD * height:
-            # smaller blocks, in which the same tiles follow one another
-            sizes = [lane_block >> n for n in range(lane_block.bit_length())]
-        made = [(n, self._packs(way, height, width, n, depth)) for n in sizes]
-        lane_block, packs = next((m for m in made if any(p.asked for p in m[1])), made[0])
-        packs = tuple(replace(p, asked=p.asked or self._is_asked(p, way, width * lane_block, depth)) for p in packs)
-        if any(p.on_way for p in packs):
-            rows = [first_apart(pieces) for pieces in rows]
-        strips = self._strips(width, lane_block, rows[0], rows[1])
-        return BlockPlan(
-            outer=outer, middle=middle, rows=way.rows, lanes=self.lanes, vector=self.vector, strips=strips, packs=packs,
-            depth=(self.deep, depth) if depth else None, row_block=row_block, lanes_inside=way.lanes_inside,
-            lanes_outside=way.lanes_outside and depth > 0,
-        )  # fmt: skip
-
-    def _packs(self, way: Way, height: int, width: int, lane_block: int, depth: int) -> tuple[Pack, ...]:
-        """What is packed, for blocks of so many tiles of lanes."""
-        packs = (self._pack(k, site, way, height, width, depth) for k, site in way.packs)
-        return tuple(self._in_time(pack, way, width * lane_block, depth) for pack in packs)
-
-    def asks(self, way: Way, k: int, vectors: Numbers, depth: Numbers) -> Numbers:
-        """Where the next one of several blocks of so many vectors can be asked for: it comes as it lies from beyond a
-        core's own caches.
-        """
-        operand, access = self.operands[k], self.update.accesses[k][0]
-        far = from_afar(self.facts.program, access.tensor, self.facts.machine)
-        contiguous = not access.guard and operand.stride(self.names[self.lanes]) == operand.element
-        several = (vectors < self.vectors) | (way.lanes_outside & (depth > 0))
-        return np.where(far and contiguous and dict(way.packs)[k] == "lanes", several, False)
-
-    def _in_time(self, pack: Pack, way: Way, vectors: int, depth: int) -> Pack:
-        """A copy for blocks of so many vectors, with when the next one is asked for, or its first use makes it."""
-        k, own = pack.read, self.core.own
-        box = {n: np.full((), float(e)) for n, e in self.extents.items()}
-        box |= {self.names[a]: np.ones(()) for a in self.around(way)[0]}
-        box[self.names[self.lanes]] = np.full((), float(min(self.facts.extents[self.lanes], vectors * self.vector)))
-        if depth:
-            box[self.deep] = np.full((), float(depth))
-        asks = bool(self.asks(way, k, np.full((), float(vectors)), np.full((), float(depth))))
-        if asks and next_stays(self.core, self.operands, k, box):
-            return replace(pack, ahead=True)
-        operand = self.operands[k]
-        one = vectors >= self.vectors and not (way.lanes_outside and depth)
-        large = operand.elements(box) * operand.element > own[-1].capacity
-        # of results each tile comes and goes once, whatever else is in a cache
-        asked = asks and bool(next_stays(self.core, self.operands[:-1], k, box, len(own) - 1))
-        far = operand.size > own_capacity(self.facts.machine)
-        short = self.facts.threads > 1 or pack.block * operand.element < LEAST_LINES * self.core.line
-        waits = one and large or far and not asked and short
-        if waits or not self._evenly(way, vectors) or not self._on_way(pack, way):
-            return replace(pack, asked=asked and self.core.afar > 0)
-        return replace(pack, on_way=True, asked=asked)
-
-    def _is_asked(self, pack: Pack, way: Way, vectors: int, depth: int) -> bool:
-        """Whether the next block of so many vectors is asked for by tiles, whoever copies it: it comes from memory, for
-        a share of the time of operations, no tile meets all of a block, and no sums are kept from block to block, which
-        would be pushed out.
-        """
-        plain = pack.site == "lanes" and pack.lane == len(pack.order) - 1 and not pack.ahead
-        if not plain or vectors >= self.vectors or way.lanes_inside or (way.lanes_outside and depth):
-            return False
-        size, last = self.operands[pack.read].size, len(self.core.caches) - 1
-        far = size > self.core.counted_on(last) and from_afar(self.facts.program, pack.tensor, self.facts.machine)
-        return far and size / self.core.caches[last].rate >= ASKED_SHARE * self.operation_cycles
-
-    def _evenly(self, way: Way, vectors: int) -> bool:
-        """Whether threads share the loops around the blocks of so many vectors, or these: a first tile is one thread's.
-        """
-        threads = self.facts.threads
-        around = prod(self.facts.extents[a] for a in self.around(way)[0]) * -(-self.vectors // vectors)
-        return around % threads == 0 or around >= EVEN_SHARES * threads
-
-    def _on_way(self, pack: Pack, way: Way) -> bool:
-        """Whether the first tile of rows makes the copy of what is packed, step by step: it lies along the lanes, every
-        step reads some of it, in the order in which it lies, and the copy takes a share of the time of operations. (All
-        in one block that a core's own caches do not hold is a walk along memory, which prefetchers follow.)
-        """
-        operand, access = self.operands[pack.read], self.update.accesses[pack.read][0]
-        plain = not access.guard and operand.stride(self.names[self.lanes]) == operand.element and pack.site == "lanes"
-        if not plain or self.around(way)[1] or way.rows in self.facts.uneven:
-            return False
-        if any(len(axis) != 1 or {*axis.values()} != {1} for axis in operand.axes):
-            return False
-        steps = [d for d in pack.order if operand.axes[d].keys() <= self.ranges.keys()]
-        used = self.extents[self.names[way.rows]] / self.core.fma  # cycles of a vector's multiply-adds
-        return len(steps) == len(self.ranges) and steps == sorted(steps) and COPIED >= WAY_SHARE * used
-
-    def _strips(self, width: int, block: int, rows: tuple[Piece, ...], last: tuple[Piece, ...]) -> tuple[Strip, ...]:
-        """Tiles of one width in blocks, and what is left over in narrower ones; a masked vector is in a tile alone."""
-        low, extent = self.facts.group_low(self.lanes), self.facts.extents[self.lanes]
-        whole, rest = divmod(self.vectors, width)
-        if not rest and extent % self.vector and whole > 1:
-            whole, rest = whole - 1, width
-        cut = low + min(extent, whole * width * self.vector)
-        strips = (Strip(low, cut, width, rows, min(block, whole)), Strip(cut, low + extent, rest, last))
-        return tuple(s for s in strips if s.low < s.high)
-
-    def _pack(self, k: int, site: Site, way: Way, height: int, width: int, depth: int) -> Pack:
-        operand, access = self.operands[k], self.update.accesses[k][0]
-        moving = operand.depends(self.names[self.lanes])
-        iterator = self.names[self.lanes if moving else way.rows]
-        axis = axis_of(access, iterator)
-        assert axis is not None
-        block = (width * self.vector if moving else height) if self._simple(k, axis, iterator) else 0
-        if moving and access.guard:
-            block = 0
-        order = self._order(access, axis, first=block > 0)
-        deep = self._deep_axis(k, order) if depth and block else None
-        if deep is not None:
-            order = (deep, *(d for d in order if d != deep))
-        return Pack(
-            self.update.name, access.tensor, k, order, axis, bool(access.guard), step_of(access, axis, iterator),
-            block, site, self._fast_axis(k) if moving and block else None, deep=None if deep is None else (deep, depth),
-        )  # fmt: skip
-
-    def _deep_axis(self, k: int, order: Sequence[int]) -> int | None:
-        """The axis of a constant operand along the blocks of the reduction, where a block is many pieces: with all that
-        it meets in one, no prefetcher starts anew at every step of a window. (What is copied in a call keeps its long
-        runs.)
-        """
-        pieces = any(self.operands[k].axes[d].keys() & self.ranges.keys() for d in order[:-1])
-        constant = self.facts.program.tensor[self.operands[k].tensor].role == "constant"
-        return order[-1] if constant and pieces and self._simple(k, order[-1], self.deep) else None
-
-    def _order(self, access: Access, lane: int, first: bool) -> tuple[int, ...]:
-        """Axes in the order of the loops, the lanes' axis outside of the reduction (in blocks) or last."""
-
-        def depth(axis: int) -> tuple[int, int, int]:
-            subscript = access.index[axis]
-            names = subscript.names if isinstance(subscript, Affine) else frozenset[str]()
-            inner = [n for n in names if n in self.ranges]
-            place = min((self.update.iterators.index(n) for n in inner), default=-1)
-            if axis == lane:
-                return (1 if first else 3), place, axis
-            return (2 if inner else 0), place, axis
-
-        return tuple(sorted(range(len(access.index)), key=depth))
