@@ -31,12 +31,13 @@ from poly.scheduling.cpu_handed import handed_of, schedule_handed
 from poly.scheduling.cpu_interleaved import interleaved_of, schedule_interleaved
 from poly.scheduling.cpu_lanes import tiles_of
 from poly.scheduling.cpu_nests import schedule_nest
-from poly.scheduling.cpu_permute import permutation_of, runs_of, schedule_permutation, schedule_runs
+from poly.scheduling.cpu_permute import permutation_of, schedule_permutation
 from poly.scheduling.cpu_private import schedule_private
 from poly.scheduling.cpu_reduce import reduction_of
 from poly.scheduling.cpu_reduce_nest import schedule_reduction
 from poly.scheduling.cpu_rows import row_plan
 from poly.scheduling.cpu_rows_nest import schedule_rows
+from poly.scheduling.cpu_runs import runs_of, schedule_runs
 from poly.scheduling.cpu_scan import schedule_scans
 from poly.scheduling.cpu_siblings import schedule_siblings, siblings_of
 from poly.scheduling.cpu_stages import schedule_stages, stages_of
@@ -68,9 +69,9 @@ def schedule_for_cpu(
             if begin is not None and is_short(schedule, machine):
                 begin(schedule)
 
-        alone = _schedule(program, machine, 1, begin_short)
-        if is_short(alone, machine):
-            return alone
+        on_one = _schedule(program, machine, 1, begin_short)
+        if is_short(on_one, machine):
+            return on_one
     return _schedule(program, machine, threads, begin)
 
 
@@ -230,8 +231,8 @@ def schedule_group(schedule: Schedule, group: Group, machine: Machine, threads: 
         found = policy.apply(schedule, group, machine, threads)
         if found is not None:
             shared = _shared(schedule, found, group, machine, threads)
-            alone = shared is found and threads > 1 and any(s.combiner is not None for s in group.statements)
-            return (policy.apply(schedule, group, machine, 1) if alone else None) or shared
+            on_one = shared is found and threads > 1 and any(s.combiner is not None for s in group.statements)
+            return (policy.apply(schedule, group, machine, 1) if on_one else None) or shared
     raise ScheduleError(f"no policy fits {', '.join(group.names)}", where=schedule.source.name)
 
 

@@ -8,8 +8,7 @@ that it leaves in long runs (of several rows where short ones follow one another
 for. What goes past the caches in vectors that are whole lines leaves straight from registers (docs/decisions/0044). So
 it does where the target's rows are short, and the loops follow the read, which then comes in streams. Edges are
 index-set splits.
-Where both are contiguous along one loop only the order of the others matters: that of the read, so that memory is read
-in few streams, and written in runs.
+Where both are contiguous along one loop only the order of the others matters (`cpu_runs`).
 """
 
 from __future__ import annotations
@@ -18,24 +17,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from poly.affine import Affine
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.cpu_core import PAGE, Core, core_of, own_share
-from poly.scheduling.cpu_edits import FEW_VECTORS, in_vectors, loop_of, only_read, ordered, turned_square, whole_blocks
-from poly.scheduling.cpu_facts import Facts, axis_of, bytes_touched, facts_of
-from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past, written_past
+from poly.scheduling.cpu_edits import (
+    FEW_VECTORS,
+    first_last,
+    in_vectors,
+    loop_of,
+    only_read,
+    ordered,
+    turned_square,
+    whole_blocks,
+)
+from poly.scheduling.cpu_facts import Facts, axis_of, bytes_touched, facts_of, step_of
+from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past
 from poly.scheduling.edits import free_buffer_name
 from poly.scheduling.groups import Group, assignment_of
 from poly.scheduling.schedule import Schedule
 
 FEWEST = 2  # iterations along either side
 FEW_READ, PIECE = 5, 8  # so many elements, or bytes, are read at once: less is sooner picked from whole vectors
-RUN = 8  # iterations that write one after the other before the order of the read goes on
 MOST_RUN = 640  # bytes of a row of the target that leave the caches together, at most
 NARROW = 16  # bytes of a row read that are turned in few registers: as many as machines interleave in an instruction
 WIDE = 2  # lines of a row read that are turned before the next row's, where whole lines of the target leave at once
+FEW_PAGES = 8  # times those that a core holds: what blocks without tiles may walk through
 TILES_AHEAD = 2  # such pieces of rows that are asked for before they are turned
 BUFFER = 0.67  # of the nearest cache: the tile of a target whose own lines meet in few sets of it
 STRIPS = 3  # of the target's lanes, at the least
@@ -49,19 +56,30 @@ MEETING = 0.125  # of its sets: those that the lines of a strip's target are to 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A block is `rows` iterations of the target's lanes times `columns` of the read's, a tile (of both) whole blocks
-    (None: no tiles, and lanes inside; `inside`: in and of tiles, too). `past`: the target is written past the caches;
-    `buffered`: tile by tile from a buffer, else straight from registers; `beside`: iterations of the innermost of the
-    other loops in a tile.
+    """A block is `rows` iterations of the target's lanes times `columns` of the read's. Here they follow one another
+    along the target's lanes.
     """
 
     rows: int
     columns: int
-    tile: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Tiles(Blocks):
+    """In tiles of both, of whole blocks. These follow one another along the read's lanes, `lanes_inside`: along the
+    target's. `past`: what is written goes past the caches, in vectors straight from registers.
+    """
+
+    tile: tuple[int, int]
     past: bool = False
-    buffered: bool = False
+    lanes_inside: bool = False
+
+
+@dataclass(frozen=True)
+class Buffered(Tiles):
+    """Tile by tile from a buffer. `beside`: iterations of the innermost of the other loops in a tile."""
+
     beside: tuple[int, ...] = ()
-    inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,57 +95,6 @@ class Permutation:
     turned: tuple[int, ...]
     vector: int
     blocks: Blocks
-
-
-@dataclass(frozen=True)
-class Runs:
-    """An assignment in the order of what it reads. `outer`, `lanes`: positions among the group's parallel loops;
-    `run`: the one of `outer` along which the target is closest, some iterations of it inside.
-    """
-
-    statement: str
-    outer: tuple[int, ...]
-    run: int
-    lanes: int
-    vector: int
-    threads: int
-
-
-def runs_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Runs | None:
-    """The choices for a group that is one assignment with another order of its loops than its largest read's."""
-    s = assignment_of(group)
-    if s is None or any(a.indirect or a.guard for a, _ in s.accesses):
-        return None
-    axes = group.axes[s.name]
-    facts = facts_of(program, group, machine, threads)
-    extents = facts.extents
-    strides, lanes = facts.strides(s), facts.lanes()
-    long = [a for a, n in enumerate(extents) if n > 1]
-    large = next((step for step in strides[:-1] if all(step[a] for a in long)), None)
-    if lanes is None or large is None or any(step[lanes] not in (0, 1) for step in strides) or large[lanes] != 1:
-        return None
-    target = sorted((a for a in long if a != lanes), key=lambda a: -(strides[-1][a] or 0))
-    outer = sorted(target, key=lambda a: -(large[a] or 0))
-    rest = [a for a in range(len(axes)) if a not in long and a != lanes]
-    return None if outer == target else Runs(s.name, (*rest, *outer), target[-1], lanes, facts.vector(lanes), threads)
-
-
-def schedule_runs(schedule: Schedule, group: Group, plan: Runs, machine: Machine) -> Schedule:
-    """Order, tile and mark the group's statement."""
-    assert group.box is not None
-    axes, name = group.axes[plan.statement], plan.statement
-    order = [loop_of(schedule, name, axes[a]) for a in (*plan.outer, plan.lanes)]
-    low, high = group.box[plan.lanes]
-    if low:
-        schedule = schedule.shift(name, order[-1], -low)
-    schedule = ordered(schedule, name, order)
-    run = loop_of(schedule, name, axes[plan.run])
-    schedule = schedule.tile({run: RUN})
-    schedule = schedule.reorder(*(f"{n}.o" if n == run else n for n in order[:-1]), f"{run}.p", order[-1])
-    schedule, parts = whole_blocks(schedule, name, len(plan.outer) + 1, high - low + 1, plan.vector)
-    for part, _ in parts:
-        schedule = in_vectors(schedule, schedule.nests[part].names[-1], high - low + 1, plan.vector, FEW_VECTORS)
-    return written_past(schedule, group, machine, plan.threads)
 
 
 def permutation_of(program: Program, group: Group, machine: Machine, threads: int = 1) -> Permutation | None:
@@ -154,13 +121,18 @@ def permutation_of(program: Program, group: Group, machine: Machine, threads: in
     if vector < 2:
         return None
     blocks = _blocks_of(facts, s, lanes, read_lanes, turned, size, vector)
-    leading = strides[turned[0] if blocks.past and not blocks.buffered else -1]  # whose order the other loops follow
+    leading = strides[turned[0] if _straight(blocks) else -1]  # whose order the other loops follow
     others = [a for a in range(len(axes)) if a not in (lanes, read_lanes)]
     outer = tuple(sorted(others, key=lambda a: -(leading[a] or 0)))
     return Permutation(
         statement=s.name, outer=outer, lanes=lanes, read_lanes=read_lanes, turned=tuple(turned), vector=vector,
         blocks=blocks,
     )  # fmt: skip
+
+
+def _straight(blocks: Blocks) -> bool:
+    """Whether vectors go past the caches straight from registers."""
+    return isinstance(blocks, Tiles) and blocks.past and not isinstance(blocks, Buffered)
 
 
 def _side(facts: Facts, steps: Mapping[int, int | None], size: int) -> int | None:
@@ -182,12 +154,12 @@ def _blocks_of(
         run = _run(facts.extents[lanes], size, line)
         if run * size < LEAST_RUN:  # in a buffer it would touch a page a line
             rows = vector * wide
-            return Blocks(rows, min(vector, max(1, NARROW // size)), (rows, line // size), past=True)
+            return Tiles(rows, min(vector, max(1, NARROW // size)), (rows, line // size), past=True)
         if vector * size >= line:
-            return Blocks(vector, vector, (LEAST_RUN // size, WIDE * line // size), past=True)
+            return Tiles(vector, vector, (LEAST_RUN // size, WIDE * line // size), past=True)
         if all(2 * run <= _kept(core, (strides[k][lanes] or 0) * size, line) for k in turned):
             columns = vector * wide
-            return Blocks(vector, columns, (run, columns), past=True, buffered=True)
+            return Buffered(vector, columns, (run, columns), past=True)
     columns = vector * wide
     tile = _tile(core, facts.extents[lanes], strides[turned[0]][lanes], size, columns)
     crowded = core.lines_kept((strides[-1][read_lanes] or 0) * size) < columns
@@ -196,10 +168,12 @@ def _blocks_of(
         beside = _joined(facts.extents, others, lanes, MOST_RUN // size)
         run = facts.extents[lanes] if beside else _run(facts.extents[lanes], size, line)
         fit = min(MOST_RUN // size, int(BUFFER * machine.nearest_cache) // (run * prod(beside) * size))
-        return Blocks(vector, columns, (run, max(1, fit // columns) * columns), buffered=True, beside=beside)
+        return Buffered(vector, columns, (run, max(1, fit // columns) * columns), beside=beside)
     rows = vector * max(1, min(line // (vector * size), room // wide))
-    strip = _strips(facts, core, lanes, read_lanes, strides[turned[0]], strides[-1], size) if tile is None else None
-    return Blocks(rows, columns, strip or tile, inside=strip is not None)
+    if tile is not None:
+        return Tiles(rows, columns, tile)
+    strip = _strips(facts, core, lanes, read_lanes, strides[turned[0]], strides[-1], size)
+    return Blocks(rows, columns) if strip is None else Tiles(rows, columns, strip, lanes_inside=True)
 
 
 def _strips(
@@ -278,27 +252,23 @@ def _turns(s: Statement, read: Access, lanes: str, read_lanes: str) -> bool:
     places = [axis_of(read, lanes), axis_of(read, read_lanes)]
     if None in places or places[0] == places[1]:
         return False
-    steps = [_step(read, d, i) for d, i in zip(places, (lanes, read_lanes), strict=True)]
+    steps = [step_of(read, d, i) for d, i in zip(places, (lanes, read_lanes), strict=True) if d is not None]
     return steps == [1, 1] and read.tensor != s.write.tensor
-
-
-def _step(read: Access, axis: int | None, iterator: str) -> int:
-    subscript = read.index[axis or 0]
-    return subscript.coefficient(iterator) if isinstance(subscript, Affine) else 0
 
 
 def _tile(core: Core, extent: int, step: int | None, size: int, columns: int) -> tuple[int, int] | None:
     """Sides of a tile that is in few pages; where the target's rows are short blocks of them are one run: no tiles."""
     pages = extent * min(1.0, (step or PAGE) * size / PAGE)
     most = max(core.pages, columns)
-    return None if extent * size <= PAGE and pages <= 8 * core.pages else (most, most)
+    return None if extent * size <= PAGE and pages <= FEW_PAGES * core.pages else (most, most)
 
 
 def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, machine: Machine) -> Schedule:
     """Split, tile, promote and mark the group's statement."""
     assert group.box is not None
     axes, name = group.axes[plan.statement], plan.statement
-    shared = len(plan.outer) - len(plan.blocks.beside)  # loops that a cut leaves whole
+    blocks = plan.blocks
+    shared = len(plan.outer) - (len(blocks.beside) if isinstance(blocks, Buffered) else 0)  # a cut leaves them whole
     places = (*plan.outer[:shared], plan.read_lanes, *plan.outer[shared:], plan.lanes)
     order = [loop_of(schedule, name, axes[a]) for a in places]
     for loop, a in zip(order, places, strict=True):
@@ -307,25 +277,23 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
     schedule = ordered(schedule, name, order)
     extents = [high - low + 1 for low, high in group.box]
     depth = len(plan.outer)
-    schedule, strips = whole_blocks(schedule, name, shared, extents[plan.read_lanes], plan.blocks.columns)
+    schedule, strips = whole_blocks(schedule, name, shared, extents[plan.read_lanes], blocks.columns)
     for strip, columns in strips:
-        side, *inner = schedule.nests[strip].names[shared:]
-        schedule = schedule.reorder(*inner, side)  # so that a cut parts all of the nest
-        rest = extents[plan.lanes]
-        tile = plan.blocks.tile if plan.blocks.buffered and columns == plan.blocks.columns else None
-        if tile is not None and rest >= tile[0]:
-            schedule, (whole, *others) = whole_blocks(schedule, strip, depth, rest, tile[0])
-            schedule = _buffered(schedule, plan, whole[0], machine)
+        schedule, rest = first_last(schedule, strip, depth + 2 - shared), extents[plan.lanes]
+        if isinstance(blocks, Buffered) and columns == blocks.columns and rest >= blocks.tile[0]:
+            schedule, (whole, *others) = whole_blocks(schedule, strip, depth, rest, blocks.tile[0])
+            schedule = _buffered(schedule, plan, blocks, whole[0], machine)
             if not others:
                 continue
             strip, rest = others[0]
-        schedule, parts = whole_blocks(schedule, strip, depth, rest, plan.blocks.rows)
+        schedule, parts = whole_blocks(schedule, strip, depth, rest, blocks.rows)
         for part, rows in parts:
             schedule = _blocks(schedule, plan, part, rows, columns, extents)
             for read in plan.turned:
                 schedule, square = _square(schedule, plan, part, read, machine.register_space)
                 rows_read = schedule.nests[f"ld_{square}"].names[-1]
-                ahead = _ahead(schedule, plan, part, rows, extents) if plan.blocks.past else None
+                past = isinstance(blocks, Tiles) and blocks.past
+                ahead = _ahead(schedule, plan, part, rows, extents) if past else None
                 if ahead is not None and schedule.kind(rows_read) == "vector":
                     schedule = schedule.prefetch(rows_read, *ahead)
     return schedule
@@ -337,9 +305,10 @@ def _ahead(
     """Along which loop lines of what is read are asked for, and how many iterations ahead, where tiles of several
     blocks follow one another along its rows, or these are short, or other loops follow its order.
     """
-    loops, depth = schedule.nests[name].names, len(plan.outer)
-    if plan.blocks.tile is not None and plan.blocks.tile[0] > rows:
-        return loops[depth + (extents[plan.read_lanes] > plan.blocks.tile[1])], TILES_AHEAD
+    loops, depth, blocks = schedule.nests[name].names, len(plan.outer), plan.blocks
+    if isinstance(blocks, Tiles) and blocks.tile[0] > rows:
+        several = extents[plan.read_lanes] > blocks.tile[1]
+        return loops[depth + 1 if several else depth], TILES_AHEAD
     return (loops[depth - 1], 1) if plan.outer else None
 
 
@@ -354,36 +323,38 @@ def _blocks(
 ) -> Schedule:
     """One piece in blocks, all of them whole."""
     lanes, read_lanes = schedule.nests[name].names[len(plan.outer) :]
-    tiles: list[str] = []
-    if plan.blocks.tile is not None:
+    tiles, inside = list[str](), True
+    if isinstance(plan.blocks, Tiles):
         height = _even(extents[plan.lanes], rows, plan.blocks.tile[0])
         width = _even(extents[plan.read_lanes], columns, plan.blocks.tile[1])
+        inside = plan.blocks.lanes_inside
         schedule = schedule.tile({lanes: height, read_lanes: width})
         tiles = [f"{lanes}.o", f"{read_lanes}.o"]
         lanes, read_lanes = f"{lanes}.p", f"{read_lanes}.p"
     schedule = schedule.tile({lanes: rows, read_lanes: columns})
     blocks = [f"{lanes}.o", f"{read_lanes}.o"]
-    if not tiles or plan.blocks.inside:
+    if inside:
         tiles.reverse()
         blocks.reverse()
     schedule = schedule.reorder(*tiles, *blocks, f"{read_lanes}.p", f"{lanes}.p")
     schedule = schedule.unroll(f"{read_lanes}.p")
     schedule = in_vectors(schedule, f"{lanes}.p", rows, plan.vector, FEW_VECTORS)
-    straight = plan.blocks.past and not plan.blocks.buffered and rows == plan.blocks.rows
+    straight = _straight(plan.blocks) and rows == plan.blocks.rows
     return schedule.nontemporal(schedule.nests[name].names[-1]) if straight else schedule
 
 
-def _buffered(schedule: Schedule, plan: Permutation, name: str, machine: Machine) -> Schedule:
+def _buffered(
+    schedule: Schedule, plan: Permutation, blocks: Buffered, name: str, machine: Machine
+) -> Schedule:
     """A piece of whole tiles, each turned into a buffer that then leaves row by row."""
-    assert plan.blocks.tile is not None
-    (*outer, lanes, read_lanes), (height, width) = schedule.nests[name].names, plan.blocks.tile
-    beside = dict(zip(outer[len(outer) - len(plan.blocks.beside) :], plan.blocks.beside, strict=True))
-    columns, depth = plan.blocks.columns, len(outer) + 2 + len(beside)
+    (*outer, lanes, read_lanes), (height, width) = schedule.nests[name].names, blocks.tile
+    beside = dict(zip(outer[len(outer) - len(blocks.beside) :], blocks.beside, strict=True))
+    columns, depth = blocks.columns, len(outer) + 2 + len(beside)
     schedule = schedule.tile({**beside, lanes: height, read_lanes: width})
     schedule = schedule.tile({f"{read_lanes}.p": columns})
     tiles, inner = [f"{n}.o" for n in (*beside, lanes, read_lanes)], [f"{n}.p" for n in (*beside, lanes)]
     schedule = schedule.reorder(*tiles, *inner, f"{read_lanes}.p.o", f"{read_lanes}.p.p")
-    schedule, parts = whole_blocks(schedule, name, depth, height, plan.blocks.rows)
+    schedule, parts = whole_blocks(schedule, name, depth, height, blocks.rows)
     for part, rows in parts:
         lanes, squares, column = schedule.nests[part].names[depth:]
         schedule = schedule.tile({lanes: rows}).reorder(f"{lanes}.o", squares, column, f"{lanes}.p").unroll(column)
@@ -397,7 +368,7 @@ def _buffered(schedule: Schedule, plan: Permutation, name: str, machine: Machine
     schedule = schedule.promote(target, tiles[-1], machine.cache_space(0), name=buffer, users=users)
     row = f"st_{buffer}.{schedule.program.tensor[target].rank - 1}"
     schedule = in_vectors(schedule, row, height, plan.vector)
-    return schedule.nontemporal(schedule.nests[f"st_{buffer}"].names[-1]) if plan.blocks.past else schedule
+    return schedule.nontemporal(schedule.nests[f"st_{buffer}"].names[-1]) if blocks.past else schedule
 
 
 def _square(

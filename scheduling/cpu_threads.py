@@ -411,7 +411,7 @@ def _run(schedule: Schedule, name: str, lanes: int) -> int:
 
 
 def _extent(schedule: Schedule, loop: str) -> int:
-    """Iterations of a loop over all statements under it, 0 where not known."""
+    """Iterations of a loop: the most of those that are known of the statements under it, 0 where none are."""
     most = 0
     for name in schedule.loop_statements[loop]:
         s = schedule.program.statement[name]

@@ -16,7 +16,8 @@ from poly.loops import For, walk
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_permute import Permutation, permutation_of, runs_of
+from poly.scheduling.cpu_permute import Buffered, Permutation, Tiles, permutation_of
+from poly.scheduling.cpu_runs import runs_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
 from poly.text import parse_program
@@ -54,7 +55,8 @@ def test_blocks_fill_registers_and_lines(dtype: str, features: tuple[str, ...], 
 def test_short_rows_of_the_target_are_written_one_after_the_other() -> None:
     avx2 = machine(AVX2)
     long, short = plan_of(permuted("ij->ji", 2048, 2048), avx2), plan_of(permuted("ij->ji", 128, 3136), avx2)
-    assert long is not None and long.blocks.tile and short is not None and short.blocks.tile is None
+    assert long is not None and isinstance(long.blocks, Tiles)
+    assert short is not None and not isinstance(short.blocks, Tiles)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +68,11 @@ def test_strips_of_rows_stay_near(rows: int, columns: int, strip: int) -> None:
     avx512 = machine(AVX512)
     program = poly.parse("Y[j, i] = X[i, j]", X=(rows, columns))
     plan = plan_of(program, avx512)
-    assert plan is not None and plan.blocks.inside == bool(strip) and not plan.blocks.buffered
+    assert plan is not None and not isinstance(plan.blocks, Buffered)
+    inside = isinstance(plan.blocks, Tiles) and plan.blocks.lanes_inside
+    assert inside == bool(strip)
     if strip:
-        assert plan.blocks.tile == (strip, 256)
+        assert isinstance(plan.blocks, Tiles) and plan.blocks.tile == (strip, 256)
     for threads in (1, 2):
         assert_transposes(schedule_for_cpu(program, avx512, threads), (rows, columns))
 
@@ -233,8 +237,8 @@ def test_short_rows_that_follow_one_another_leave_together(
     on = machine(features)
     program = poly.parse(text, X=shape)
     plan, schedule = plan_of(program, on), schedule_for_cpu(program, on)
-    assert plan is not None and plan.blocks.buffered
-    assert (plan.blocks.tile or (0, 0))[0] == tile and plan.blocks.beside == beside
+    assert plan is not None and isinstance(plan.blocks, Buffered)
+    assert plan.blocks.tile[0] == tile and plan.blocks.beside == beside
     assert any(t.space == on.cache_space(0) and t.origin == "Y" for t in schedule.program.tensors)
     kernel = poly.compile(schedule, threads=1)
     assert isinstance(kernel, Kernel)
@@ -254,7 +258,7 @@ def test_vectors_that_are_lines_leave_straight(shape: tuple[int, int], along: st
     small = machine_of_features("x86-64", AVX512, "x86_64-unknown-linux-gnu", caches, 2, 3000)
     program = poly.parse("Y[j, i] = X[i, j]", X=shape)
     plan, schedule = plan_of(program, small), schedule_for_cpu(program, small)
-    assert plan is not None and plan.blocks.tile == (64, 32)
+    assert plan is not None and isinstance(plan.blocks, Tiles) and plan.blocks.tile == (64, 32)
     loops = [n for n in walk(schedule.lower().body) if isinstance(n, For)]
     assert any(n.nontemporal for n in loops)
     assert not any(t.space == small.cache_space(0) for t in schedule.program.tensors)
