@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import gcd, inf, prod
+from math import gcd, inf
 
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_core import core_of, last_share
-from poly.scheduling.cpu_facts import Facts, axis_of, facts_of, reduction_extents
+from poly.scheduling.cpu_facts import Facts, axis_of, facts_of
 from poly.scheduling.cpu_nontemporal import row_bytes, tensors_read_anywhere
 from poly.scheduling.cpu_plan import BlockPlan
 from poly.scheduling.cpu_rating import Rated, RatedWays
-from poly.scheduling.cpu_ways import Way
+from poly.scheduling.cpu_ways import Way, operation_cycles
 from poly.scheduling.groups import Group
 
 MOST_OTHERS = 2  # loops that are tried as lanes besides the contiguous one
@@ -37,7 +37,7 @@ def contraction_of(program: Program, group: Group, machine: Machine, threads: in
     plan = None if lanes is None else contraction_plan(facts, lanes)
     if plan is None or plan.lanes != lanes:
         return plan
-    return replace(plan, past=results_past_tiles(facts, plan, least_cycles(facts) * threads))
+    return replace(plan, past=results_past_tiles(facts, plan, operation_cycles(facts)))
 
 
 def results_past_tiles(facts: Facts, plan: BlockPlan, cycles: float) -> frozenset[str]:
@@ -130,10 +130,7 @@ def other_lanes(facts: Facts, update: Statement, lanes: int) -> list[int]:
 
 def least_cycles(facts: Facts) -> float:
     """Cycles of a group's multiply-adds alone, shared by its threads."""
-    s, core = facts.update, core_of(facts.machine, facts.widest())
-    assert s is not None
-    steps = prod(reduction_extents(facts.program, s, facts.group.axes[s.name]).values())
-    return prod(facts.extents) * steps / core.lanes / core.fma / facts.threads
+    return operation_cycles(facts) / facts.threads
 
 
 def _turned(facts: Facts, s: Statement, axis: int) -> bool:

@@ -20,7 +20,7 @@ from math import prod
 from poly.dtypes import size_bytes
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
-from poly.scheduling.cpu_core import PAGE, Core, core_of, own_share
+from poly.scheduling.cpu_core import PAGE, Core, core_of
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     first_last,
@@ -48,9 +48,8 @@ BUFFER = 0.67  # of the nearest cache: the tile of a target whose own lines meet
 STRIPS = 3  # of the target's lanes, at the least
 PART = 1024  # bytes of rows read that all strips of the target are made from before the next
 SHARES = 8  # such parts for each thread, at the least
-# Of the nearest cache's lines: rows read whose lines stay until the next block takes the rest of them; of what is
-# counted on of the last cache: tensors that stay there (0074).
-KEPT = 0.75
+KEPT = 0.75  # of the nearest cache's lines: rows read whose lines stay until the next block takes the rest of them
+STAYS = 0.375  # of the last cache: tensors that stay there (0074)
 MEETING = 0.125  # of its sets: those that the lines of a strip's target are to be in at least, so that many may come
 
 
@@ -192,7 +191,7 @@ def _strips(
     extent, apart = facts.extents[lanes], (read[lanes] or 0) * size
     strip = _strip(core, apart, (written[read_lanes] or 0) * size, size)
     touched = bytes_touched(facts.program, facts.group.statements)
-    stays = touched <= KEPT * own_share(core.caches[-1].capacity)
+    stays = touched <= STAYS * core.caches[-1].capacity
     if STRIPS * (strip if facts.threads == 1 and stays else core.lines_kept(apart)) >= extent:
         return None
     shares = SHARES * facts.threads if facts.threads > 1 else 1

@@ -44,6 +44,14 @@ class Way:
     lanes_outside: bool = False
 
 
+def operation_cycles(facts: Facts) -> float:
+    """Cycles of a group's multiply-adds alone, of all threads."""
+    s, core = facts.update, core_of(facts.machine, facts.widest())
+    assert s is not None
+    steps = prod(reduction_extents(facts.program, s, facts.group.axes[s.name]).values())
+    return prod(facts.extents) * steps / core.lanes / core.fma
+
+
 @dataclass(frozen=True)
 class Ways:
     """What can be chosen for one reduction with given lanes."""
@@ -81,8 +89,8 @@ class Ways:
 
     @cached_property
     def operation_cycles(self) -> float:
-        """Cycles of the operations alone."""
-        return prod(self.extents.values()) / self.core.lanes / self.core.fma
+        """Cycles of the operations alone, of all threads."""
+        return operation_cycles(self.facts)
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:

@@ -17,11 +17,12 @@ from poly.expr import Apply, walk
 from poly.machine import Machine
 from poly.program import Access, Program, Statement
 from poly.scheduling.contraction import names_of
-from poly.scheduling.cpu_core import Core, core_of, own_share
+from poly.scheduling.cpu_core import Core, core_of
 from poly.scheduling.cpu_facts import FUNCTION_CYCLES, LIGHT, widest_element
 from poly.scheduling.groups import Group, bare, domain_box, tensors_read, tensors_written, written_once
 
 KEPT = 0.75  # of a cache that a block and the operands that all rows use may fill
+HELD = 0.5  # of any cache, the last one, too: what it still holds of bytes when they are wanted again
 LEAST_ROWS, MOST_ROWS = 8, 128  # of a block: enough register tiles to use a panel again, and no more than pays
 LEAST_SAVED = 1 / 16  # of the operations' time, which every nest of the block pays back
 
@@ -195,7 +196,7 @@ class _Blocks:
 
     def _cycles(self, core: Core, size: int) -> float:
         """Cycles to bring bytes, or take them, from behind the caches that cannot hold them; 0 where the second can."""
-        behind = [c.rate for c in core.caches if size > own_share(c.capacity)]
+        behind = [c.rate for c in core.caches if size > HELD * c.capacity]
         return size / behind[-1] if len(behind) > 1 or (behind and len(core.caches) < 2) else 0.0
 
 
