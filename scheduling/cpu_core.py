@@ -85,6 +85,11 @@ class Core:
         return self.fma * self.latency
 
     @property
+    def padded_rate(self) -> float:
+        """Elements a cycle of a copy with padding."""
+        return self.guarded / 10
+
+    @property
     def sets(self) -> int:
         """Sets of the first cache: a line is looked for by what its address is within a page."""
         return PAGE // self.line

@@ -301,7 +301,7 @@ class RatedWays(PlannedWays):
         for k, o in enumerate(self.operands):
             if self.update.accesses[k][0].guard and k not in packed:
                 size = float(prod(o.shape))
-                copied[k] = Copied(0, np.full((), size / (self.core.guarded / 10)), np.full((), size * o.element))
+                copied[k] = Copied(0, np.full((), size / self.core.padded_rate), np.full((), size * o.element))
         pieces: list[Numbers] = []
         shares: dict[int, Shares] = {}
         if self.facts.threads > 1:
@@ -371,7 +371,7 @@ class RatedWays(PlannedWays):
         """Elements a cycle of a copy; without end for what is copied when compiling."""
         operand, access = self.operands[k], self.update.accesses[k][0]
         if access.guard or self._strided(k):
-            return np.full((), self.core.guarded / 10 if access.guard else STRIDED)
+            return np.full((), self.core.padded_rate if access.guard else STRIDED)
         if self.facts.program.tensor[access.tensor].role == "constant" and dict(way.packs)[k] == "whole":
             return np.full((), FREE)
         moving = operand.depends(self.names[self.lanes])
