@@ -1,11 +1,13 @@
 """Statements that compute each element by itself as one with the only one that reads them, where that turns a tensor or
 adds it up: `t[p, c] = f(x[p, c])` and `y[c, p] = t[p, c]` are `y[c, p] = f(x[p, c])`, and so it is the other way round;
-`q[i, j] = x[i, j]*x[i, j]` and `s[j] += q[i, j]` are `s[j] += x[i, j]*x[i, j]`.
+`q[i, j] = x[i, j]*x[i, j]` and `s[j] += q[i, j]` are `s[j] += x[i, j]*x[i, j]`. A product reads what would be copied
+for it in another order where that lies, as it packs what it does not want to read like that: `t[k, j] = x[j, k]` and
+`c[i, j] += a[i, k]*t[k, j]` are `c[i, j] += a[i, k]*x[j, k]`.
 
 Apart, all elements go through memory once more, and what is turned has lanes along rows that may be a few elements.
-Each element of the tensor between is used by one iteration, and computed from what nobody writes later, so values do
-not change. A body that reads it in several places has the value as often, which a compiler of bodies finds and computes
-once, while it is short: `t*t` of squares of squares would double each time.
+But for copies, each element of the tensor between is used by one iteration, and computed from what nobody writes
+later, so values do not change. A body that reads it in several places has the value as often, which a compiler of
+bodies finds and computes once, while it is short: `t*t` of squares of squares would double each time.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ def _can_join(program: Program, first: Statement, second: Statement) -> bool:
     at = order.index(first.name)
     ways = _way(program, first), _way(program, second)
     fit = ways in (("turns", "along"), ("along", "turns")) or (_is_map(first) and _adds_up(program, second))
+    fit = fit or (ways[0] == "turns" and isinstance(first.body, Read) and _multiplies(second, first.write.tensor))
     if at > order.index(second.name) or not fit:
         return False
     later = {name for s in program.statements[at:] for name in tensors_written(s)}
@@ -106,6 +109,15 @@ def _adds_up(program: Program, s: Statement) -> bool:
         return False
     long = {i for i, (low, high) in zip(s.iterators, box, strict=True) if low < high}
     return long <= {bare(i) for i in read.affine_index}
+
+
+def _multiplies(s: Statement, tensor: str) -> bool:
+    """Whether a statement sums products of a tensor's elements and others, no windows of it."""
+    found = [r for r in s.reads if r.tensor == tensor]
+    if s.combiner is None or len(s.reads) < 2 or len(found) != 1 or any(a.indirect or a.guard for a, _ in s.accesses):
+        return False
+    names = [bare(i) for i in found[0].affine_index]
+    return None not in names and len({*names}) == len(names)
 
 
 def _way(program: Program, s: Statement) -> Way:

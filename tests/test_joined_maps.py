@@ -68,6 +68,27 @@ def test_sums_of_one_statement_have_the_same_results(text: str, shape: tuple[int
     assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f[c,p] = x[p,c]; y[c] += f[c,p]*b[c]",
+        "f[c,p] = x[p,c]; y[p,q] += f[c,p]*x[q,c]",
+        "f[c,p] = x[p,c]; y[p,c] max= f[c,p] - b[c]",
+    ],
+)
+@pytest.mark.parametrize("shape", [(40, 5), (3, 50), (33, 47)])
+def test_products_read_copies_where_they_lie(text: str, shape: tuple[int, int]) -> None:
+    program = parsed(text, shape)
+    joined = with_maps_joined(program)
+    assert "f" not in joined.tensor and len(joined.statements) < len(program.statements)
+    random = np.random.default_rng(0)
+    given = {n: random.integers(-4, 5, program.tensor[n].extents({})) for n in program.tensor if n in "xb"}
+    arrays = {n: a.astype("f4") for n, a in given.items()}
+    expected = run_program(program, arrays)["y"]
+    assert np.array_equal(run_program(joined, arrays)["y"], expected)
+    assert np.allclose(poly.compile(program, threads=1)(**arrays), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("last", ["y[c,p] = t10[c,p]", "y[c] += t10[c,p]*t10[c,p]"])
 def test_squares_of_squares_stay_short(last: str) -> None:
     squares = [f"t{k + 1}[c,p] = t{k}[c,p]*t{k}[c,p] - 0.5" for k in range(10)]
@@ -98,6 +119,9 @@ def test_axes_of_one_element_and_images() -> None:
         "f[p] = x[p,0]*2 where 0 <= p < 40; y[p,c] += f[p] where 0 <= p < 40 and 0 <= c < 3",  # elements used again
         "f[p,c] = x[p,c]*f32(c); y[p] += f[p,c]",
         "f[5*p + c] = x[p,c]*2; y += f[i]",  # in another shape
+        "f[c,p] = x[p,c]*2; y[p,q] += f[c,p]*x[q,c]",  # a product of it, but no copy
+        "f[c,p] = x[p,c]; y[c,i] += f[c,i+r]*x[r,c] where 0 <= i < 30 and 0 <= r < 3 and 0 <= c < 5",  # windows
+        "f[c,p] = x[p,c]; y[p,q] += f[c,p]*f[c,q]",
     ],
 )
 def test_others_stay(text: str) -> None:
