@@ -2,7 +2,8 @@
 
 Semantics are numpy's, as `poly.expr.evaluate` gives them: maximum and minimum propagate NaN, integer division truncates
 and gives 0 for a zero divisor. A power of integers with a negative exponent (an error in numpy) is 0, or +-1 for the
-bases +-1. f16 and bf16 compute in f32 and round after each operation.
+bases +-1. f16 and bf16 compute in f32 and round after each operation. Where a core computes in f16 itself, it does so
+where that gives the same: what is once rounded from f32's 24 bits to 11 is rounded right.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from poly.expr import BITS
 _ARITHMETIC: Final = frozenset({"add", "sub", "mul"})
 _LANEWISE: Final = _ARITHMETIC | {"max", "min"}
 _BITWISE: Final = frozenset({"bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"})
+_CHOOSING: Final = frozenset({"max", "min", "abs", "neg"})  # their results are operands but for the sign
+_HALVES: Final = _ARITHMETIC | _CHOOSING | frozenset(COMPARE) | {"div", "sqrt", "floor", "ceil", "round"}
 _ROUND: Final[dict[str, str]] = {"floor": "floor", "ceil": "ceil", "round": "rint", "sqrt": "sqrt"}
 
 
@@ -31,7 +34,7 @@ class Ops(Vectors):
     def multiply_add(self, a: Value, b: Value, c: Value) -> Value:
         """a * b + c: in one rounding where the target has it."""
         a, b, c = self.same(a, b, c)
-        if a.dtype in NARROW:
+        if self.in_f32(a.dtype):
             return self.cast(self.multiply_add(*(self.cast(v, "f32") for v in (a, b, c))), a.dtype)
         if self.sources and (found := self.unarranged((a, b, c))) is not None:
             return self.arranged(self.multiply_add(*found[0]), found[1])
@@ -42,7 +45,7 @@ class Ops(Vectors):
     def negate(self, a: Value) -> Value:
         if a.literal is not None:
             return self.const(a.dtype, -a.literal, a.lanes)
-        if a.dtype in NARROW:
+        if self.in_f32(a.dtype):
             return self.cast(self.negate(self.cast(a, "f32")), a.dtype)
         if is_float(a.dtype):
             return self.op("fneg", a)
@@ -58,8 +61,10 @@ class Ops(Vectors):
         a = operands[0]
         if name == "bits":
             return self.recast(a, BITS[a.dtype])
-        if a.dtype in NARROW:
+        if a.dtype in NARROW and (name not in _HALVES or self.in_f32(a.dtype)):
             result = self.apply(name, [self.cast(o, "f32") for o in operands])
+            if a.dtype == "bf16" and name in _CHOOSING:
+                return self.upper_half(result)
             return result if result.dtype == "bool" else self.cast(result, a.dtype)
         if self.sources and name in _LANEWISE and (found := self.unarranged(operands)) is not None:
             return self.arranged(self.apply(name, found[0]), found[1])

@@ -15,7 +15,7 @@ _NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "sse2": ("sse",), "sse3": ("sse2",), "ssse3": ("sse3",), "sse4.1": ("ssse3",), "sse4.2": ("sse4.1",),
     "avx": ("sse4.2",), "avx2": ("avx",), "fma": ("avx",), "f16c": ("avx",), "avxvnni": ("avx2",),
     "avx512f": ("avx2", "fma", "f16c"), "avx512vl": ("avx512f",), "avx512bw": ("avx512f",), "avx512dq": ("avx512f",),
-    "avx512vnni": ("avx512f",),
+    "avx512vnni": ("avx512f",), "avx512fp16": ("avx512bw", "avx512dq", "avx512vl"),
 }  # fmt: skip
 _DOT_FEATURES: Final[Mapping[tuple[str, int], tuple[set[str], ...]]] = {
     ("dot2", 16): ({"avx512bw"},), ("dot2", 8): ({"avx2"},),
@@ -26,9 +26,10 @@ MANY_REGISTERS = 32  # vector registers: what LLVM keeps of addresses and of squ
 
 @dataclass(frozen=True)
 class Target:
-    """`fma`, `half`: it has fused multiply-add, conversions of f16. `table`: 32-bit numbers among which one instruction
-    chooses for every lane (0: it has no such instruction). `scales`: it has instructions for `Ops.scaled` and
-    `Ops.limited`, on vectors of 64 bytes. `dots`: lanes of its instructions for operators of `poly.expr.DOTS`.
+    """`fma`, `half`: it has fused multiply-add, conversions of f16; `halves`: arithmetic on it. `table`: 32-bit numbers
+    among which one instruction chooses for every lane (0: it has no such instruction). `scales`: it has instructions
+    for `Ops.scaled` and `Ops.limited`, on vectors of 64 bytes. `dots`: lanes of its instructions for operators of
+    `poly.expr.DOTS`.
 
     `vector`, `line`: bytes of one. `masked_stores`: they are cheap. `least_masked_load`: bytes of the smallest elements
     that it loads under a mask at once. `gathers`: one instruction that loads from many places is sooner than loads.
@@ -37,6 +38,7 @@ class Target:
     x86: bool = False
     fma: bool = False
     half: bool = False
+    halves: bool = False
     table: int = 0
     scales: bool = False
     dots: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -57,7 +59,7 @@ def target_of(machine: Machine) -> Target:
     x86, arm = is_x86(machine.triple), is_arm(machine.triple)
     any_size = "avx512vl" in has  # masks of bits, for elements of any size
     return Target(
-        x86=x86, fma="fma" in has or arm, half="f16c" in has or not x86,
+        x86=x86, fma="fma" in has or arm, half="f16c" in has or not x86, halves="avx512fp16" in has,
         table=16 if "avx512f" in has else 8 if "avx2" in has else 0, scales={"avx512f", "avx512dq"} <= has,
         dots=dots, vector=machine.lanes(1), line=machine.line, masked_stores=any_size,
         least_masked_load=1 if any_size else 4, many_registers=machine.vector_registers >= MANY_REGISTERS,

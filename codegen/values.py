@@ -27,7 +27,7 @@ class Value(NamedTuple):
     literal: float | int | bool | None = None
 
 
-NARROW: Final = frozenset({"f16", "bf16"})  # kept in two bytes, each operation done in f32 and rounded
+NARROW: Final = frozenset({"f16", "bf16"})  # kept in two bytes, mostly calculated with in f32 and rounded
 COMPARE: Final[dict[str, tuple[str, str, str]]] = {  # floats, signed, unsigned and bool
     "eq": ("oeq", "eq", "eq"), "ne": ("une", "ne", "ne"), "lt": ("olt", "slt", "ult"),
     "le": ("ole", "sle", "ule"), "gt": ("ogt", "sgt", "ugt"), "ge": ("oge", "sge", "uge"),
@@ -174,6 +174,10 @@ class Vectors:
         name = self.writer.cached(f"{text} {kind} {', '.join(o.text for o in operands)}")
         return Value(dtype or first.dtype, first.lanes, name)
 
+    def in_f32(self, dtype: str) -> bool:
+        """Whether a dtype is calculated with in f32."""
+        return dtype in NARROW and not (dtype == "f16" and self.target.halves)
+
     def recast(self, a: Value, dtype: str) -> Value:
         """The same bits as another dtype."""
         source, target = value_type(a.dtype, a.lanes), value_type(dtype, a.lanes)
@@ -205,7 +209,7 @@ class Vectors:
     def compare(self, name: str, a: Value, b: Value) -> Value:
         """eq, ne, lt, le, gt, ge; comparisons with NaN are false, ne is true."""
         a, b = self.same(a, b)
-        if a.dtype in NARROW:
+        if self.in_f32(a.dtype):
             a, b = self.cast(a, "f32"), self.cast(b, "f32")
         floating, signed, unsigned = COMPARE[name]
         if is_float(a.dtype):
@@ -260,7 +264,13 @@ class Vectors:
         up = self.op("add", self.op("add", bits, self.const("u32", 0x7FFF, lanes)), odd)
         quiet = self.op("or", bits, self.const("u32", 0x400000, lanes))
         chosen = self.select(self.op("fcmp uno", a, a, dtype="bool"), quiet, up)
-        high = self.op("lshr", chosen, self.const("u32", 16, lanes))
+        return self.upper_half(chosen)
+
+    def upper_half(self, a: Value) -> Value:
+        """The bf16 that is an f32's upper half."""
+        wide, lanes = value_type("u32", a.lanes), a.lanes
+        bits = a if a.dtype == "u32" else self.recast(a, "u32")
+        high = self.op("lshr", bits, self.const("u32", 16, lanes))
         return Value("bf16", lanes, self.writer.value(f"trunc {wide} {high.text} to {value_type('u16', lanes)}"))
 
     def _to_odd(self, a: Value) -> Value:

@@ -284,6 +284,41 @@ def test_narrow_floats_compute_in_f32(dtype: str) -> None:
         np.testing.assert_array_equal(found, source.astype(kind).astype(numpy_dtype(target)))
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "max", "min", "sqrt", "neg", "floor", "le"])
+def test_any_bits_of_narrow_floats(dtype: str, name: str) -> None:
+    """Also where the core computes in f16 itself; operands that are alike, too."""
+    kind, rng = numpy_dtype(dtype), np.random.default_rng(7)
+    bits = rng.integers(0, 1 << 16, 4096, dtype=np.uint16)
+    near = np.where(rng.random(4096) < 0.5, bits ^ rng.integers(0, 64, 4096, dtype=np.uint16), rng.permutation(bits))
+    operands = [b.view(kind) for b in (bits, near)][: OPERATORS[name].arity]
+    tensors = [tensor(f"x{k}", 4096, dtype=dtype, role="input") for k in range(len(operands))]
+    with np.errstate(all="ignore"):
+        expected = np.asarray(OPERATORS[name].evaluate(*(o.astype(np.float32) for o in operands)))
+        expected = expected if expected.dtype == bool else expected.astype(kind).astype(np.float32)
+    body = apply(name, *(Read(k) for k in range(len(operands))))
+    out = "bool" if expected.dtype == bool else dtype
+    for lanes in (0, 32):
+        found = plain(kernel_of(elementwise(body, tensors, out, lanes, 4096))(*operands)).astype(expected.dtype)
+        np.testing.assert_array_equal(found, expected)
+        known = ~np.isnan(expected) & (expected != 0)
+        np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(expected[known]))
+
+
+@pytest.mark.skipif(not HOST.triple.startswith("x86_64"), reason="the host is no x86-64")
+@pytest.mark.parametrize(
+    ("name", "halves"), [("add", True), ("div", True), ("max", True), ("lt", True), ("sqrt", True), ("exp", False)]
+)
+def test_f16_where_a_core_computes_in_it(name: str, halves: bool) -> None:
+    features = ("fma", "f16c", "avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512fp16")
+    tensors = [tensor(n, 64, dtype="f16", role="input") for n in ("x0", "x1")][: OPERATORS[name].arity]
+    body, out = apply(name, *(Read(k) for k in range(len(tensors)))), "bool" if name == "lt" else "f16"
+    for has in (features, features[:-1]):
+        core = machine_of_features("skylake-avx512", has, HOST.triple, {1: 32768}, 1, 1000)
+        text = assembly(emit(elementwise(body, tensors, out, 32, 64), core, "f"), core)
+        assert ("vcvtph2ps" not in text) == (halves and has is features)
+
+
 @pytest.mark.parametrize("lanes", [0, 7, 8])
 def test_f64_becomes_f16_in_one_rounding(lanes: int) -> None:
     """At ties between two f16 and beside them, where f32 would be the tie."""
