@@ -26,6 +26,7 @@ from poly.accel.footprint import Flat, flatten
 from poly.accel.isa import Command, CommandStream, Dma, Load, Mm, Op, Region, StreamError, Vec
 from poly.accel.tokens import take
 from poly.dtypes import size_bytes
+from poly.expr import COMBINERS
 from poly.machine import Engine, Machine
 
 QUANTUM: Final = 512
@@ -338,7 +339,7 @@ def _cost(command: Command, engine: Engine, machine: Machine, overlap: bool) -> 
             operands = sum(isinstance(m, Load) for m in code)
             ops = sum(engine.cost.get(m.name, 1) for m in code if isinstance(m, Op))
             vectors = -(-math.prod(trips) // max(1, engine.lanes))
-            combine = engine.cost.get(command.combine, 1) if command.combine else 0
+            combine = engine.cost.get(COMBINERS[command.combine].operator, 1) if command.combine else 0
             return _Cost(vectors * max(1, ops + combine, operands + command.accumulate))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from poly.codegen.processors import require_known
 from poly.disk_cache import cache_entry, read_entry, write_entry
 from poly.errors import Bug, MachineError
 from poly.machine import Machine
@@ -120,6 +121,8 @@ def parts_of(machine: Machine) -> tuple[str, str, str]:
     if "-64bit" in cores[0].features:
         raise MachineError("-64bit among the features", where=f"machine {machine.name}", hint="code is made of 64 bits")
     features = ",".join(f if f.startswith("-") else f"+{f}" for f in cores[0].features)
+    if machine.triple.startswith(("x86_64", "amd64")) and "64bit" not in cores[0].features:
+        features = f"{features},+64bit".lstrip(",")  # names of old CPUs do not imply it
     return machine.triple, machine.cpu, features
 
 
@@ -128,11 +131,14 @@ def target_machine(triple: str, cpu: str, features: str) -> TargetMachine:
     """LLVM's target machine; position-independent code of the small model. Raises `MachineError`."""
     import llvmlite.binding as llvm
 
-    _initialise(triple in ("", llvm.get_process_triple()))
+    native = llvm.get_process_triple()
+    _initialise(triple in ("", native))
     try:
-        target = llvm.Target.from_triple(triple or llvm.get_process_triple())
+        target = llvm.Target.from_triple(triple or native)
     except RuntimeError as error:
         raise MachineError(f"no target {triple!r}: {error}") from error
+    if cpu not in ("", "generic", llvm.get_host_cpu_name()):
+        require_known(cpu, triple or native)
     return target.create_target_machine(cpu=cpu, features=features, opt=OPT_LEVEL, reloc="pic", codemodel="small")
 
 

@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeVar, cast, get_args
 
 from poly.arguments import shown
 from poly.errors import MachineError
+from poly.expr import OPERATORS
 from poly.files import near_file
 from poly.locks import cached_property
 
@@ -118,11 +119,12 @@ class Engine:
     def __post_init__(self) -> None:
         where = f"engine {self.name}"
         _check_numbers(self, where)
+        known = USUAL_CORE if self.kind == "core" else OPERATORS
         for name, value in self.cost.items():
-            if self.kind == "core" and name not in USUAL_CORE:
-                near = get_close_matches(name, USUAL_CORE, 1)
-                hint = f"{near[0]}, it seems" if near else f"it has {', '.join(USUAL_CORE)}"
-                raise MachineError(f"a core has no cost {name!r}", where=where, hint=hint)
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"{near[0]}, it seems" if near else f"it has {', '.join(known)}"
+                raise MachineError(f"{self.kind} has no cost {name!r}", where=where, hint=hint)
             _check_number(f"cost of {name}", value, _LEAST_COST.get(name, 0), where)
         for name, value in self.dots:
             _check_number(f"lanes of {name}", value, 1, where)

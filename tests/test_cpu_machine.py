@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -134,10 +136,13 @@ def test_numbers_of_a_core_mean_something(row: dict[str, object]) -> None:
     assert machine_of_table({**table, "engine": [{**engine, "cost": {"near": 0}, "dots": []}]}).lanes(4) == 8
 
 
-@pytest.mark.parametrize(("name", "hint"), [("fmaa", "fma, it seems"), ("x", "it has fma, load, ")])
-def test_costs_of_a_core_are_known(name: str, hint: str) -> None:
-    with pytest.raises(MachineError, match=f"no cost '{name}'(.|\\n)*{hint}"):
-        Engine("core", "core", lanes=8, cost={name: 9})
+@pytest.mark.parametrize(("kind", "name", "hint"), [
+    ("core", "fmaa", "fma, it seems"), ("core", "x", "it has fma, load, "),
+    ("vector", "expo", "exp, it seems"), ("vector", "+", "it has or, and, "),
+])  # fmt: skip
+def test_costs_of_an_engine_are_known(kind: Literal["core", "vector"], name: str, hint: str) -> None:
+    with pytest.raises(MachineError, match=f"{kind} has no cost {re.escape(repr(name))}(.|\\n)*{hint}"):
+        Engine(kind, kind, lanes=8, cost={name: 9})
 
 
 WIDE_FEATURES = ("avx", "avx2", "fma", "avx512f", "avx512vl", "avx512bw", "avx512dq")

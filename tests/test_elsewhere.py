@@ -106,3 +106,20 @@ def test_engine() -> None:
     assert "y" in str(poly.explain(engine))
     with pytest.raises(MachineError, match="this CPU has no"):
         engine.run({"x": integers(8, 16)})
+
+
+@pytest.mark.parametrize(("name", "triple"), [
+    ("x", "x86_64-unknown-linux-gnu"), ("znver9", "x86_64-unknown-linux-gnu"), ("neoverse-v9", "aarch64-linux-gnu"),
+])  # fmt: skip
+def test_a_cpu_that_llvm_does_not_know(name: str, triple: str) -> None:
+    """LLVM ended the process: "64-bit code requested on a subtarget that doesn't support it"."""
+    program = poly.parse("y[i] = x[i] * x[i]", x=(100,))
+    with pytest.raises(MachineError, match=f"no CPU '{name}'\n  try: LLVM has {name[:-1] or 'generic'}"):
+        poly.compile(program, target=machine(name, triple))
+
+
+def test_a_cpu_without_64_bits_gets_them() -> None:
+    target = machine("pentium4", "x86_64-unknown-linux-gnu")
+    kernel = poly.compile(poly.parse("y[i] = x[i] * x[i]", x=(100,)), target=target)
+    assert isinstance(kernel, Kernel)
+    assert "mulps" in kernel.asm or "mulss" in kernel.asm
