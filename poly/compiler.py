@@ -160,16 +160,27 @@ def _compiled(
 
 def _is_of(schedule: Schedule, program: Program, constants: Mapping[str, Array]) -> bool:
     """Whether a schedule is of a program as it is written, or as the policies for a CPU take it."""
+    from poly.scheduling.items import items_of, one_item
+
+    source = schedule.source
+    if _is_like(source, program, constants):
+        return True
+    items, own = items_of(program), items_of(source)
+    if items is not None and own is not None:
+        return _is_like(one_item(source, own), one_item(program, items), constants)
+    return source == program  # one set has several texts, of which a file may hold another
+
+
+def _is_like(source: Program, program: Program, constants: Mapping[str, Array]) -> bool:
+    """Whether a program is another one after edits of the policies."""
     from poly.scheduling.cpu_program import like_another
     from poly.scheduling.shared_sums import is_in_parts
 
-    text = str(schedule.source)
+    text = str(source)
     if text == str(program):
         return True
-    for joined in like_another(program, schedule.source, constants):
-        if text == str(joined) or is_in_parts(schedule.source, joined) or schedule.source == joined:
-            return True
-    return schedule.source == program  # one set has several texts, of which a file may hold another
+    edited = like_another(program, source, constants)
+    return any(text == str(p) or is_in_parts(source, p) or source == p for p in edited)
 
 
 def _is_model(what: object) -> TypeGuard[onnx.ModelProto | Path]:
@@ -201,10 +212,12 @@ def _graph_engine(graph: Graph, machine: Machine, threads: int, progress: Progre
             return _graph_engine(graph, machine, threads, shown_steps)
     unit, prepare_ahead = _unit_compiler(machine, threads)
     if isinstance(graph, SizedGraph):
-        from poly.sized_engine import build_sized_engine
+        from poly.sized_build import build_sized_engine
 
         kernel, literal = partial(_sized_kernel, machine, threads), partial(_literal_engine, machine, threads, unit)
-        return build_sized_engine(graph, machine, kernel, literal, progress=progress)
+        return build_sized_engine(
+            graph, machine, kernel, literal, compile_unit=unit, threads=threads, progress=progress
+        )
     return build_engine(graph, machine, unit, threads=threads, progress=progress, prepare_ahead=prepare_ahead)
 
 

@@ -47,7 +47,7 @@ def build_engine(
     grouping, cuts = _cut_up(source, machine, threads, finite_factors(source, graph.constants))
     program = grouping.program
     parts_machine = streaming(machine, graph.constants)
-    work = _Build(program, _given(grouping, graph), parts_machine, compile_unit, _reasons(graph))
+    work = Build(program, _given(grouping, graph), parts_machine, compile_unit, _reasons(graph))
     different = {cut.key: cut.canonical for cut in cuts if cut.canonical is not None}
     with prepare_ahead([*different.values()], parts_machine) if prepare_ahead is not None else nullcontext():
         for k, cut in enumerate(cuts):
@@ -73,7 +73,7 @@ def _given(grouping: Grouping, graph: Graph) -> Mapping[str, Array]:
 
 def _cut_up(
     program: Program, machine: Machine, threads: int, finite: Collection[str]
-) -> tuple[Grouping, tuple[_Cut, ...]]:
+) -> tuple[Grouping, tuple[Cut, ...]]:
     """The groups of a model, from the disk cache where it was compiled before. `finite`: see `inside_windows`."""
     path = cache_entry(
         "groups", (str(program), repr(sorted(finite)), str(threads), machine.hash, package_hash()), ".pickle"
@@ -84,7 +84,7 @@ def _cut_up(
     grouping = group_program(program, machine, threads)
     parts = grouping.parts
     cuts = tuple(
-        _Cut.of(parts[k], group, f"group {k}", machine, threads, finite) for k, group in grouping.groups.items()
+        Cut.of(parts[k], group, f"group {k}", machine, threads, finite) for k, group in grouping.groups.items()
     )
     if path is not None:
         write_entry(path, pickled(_Kept(grouping, cuts)))
@@ -92,7 +92,7 @@ def _cut_up(
 
 
 @dataclass(frozen=True)
-class _Cut:
+class Cut:
     """A group as a program, and with canonical names and, for a CPU, axes joined (None where it is computed outside);
     `old`: names before.
     """
@@ -105,13 +105,13 @@ class _Cut:
     key: str
 
     @staticmethod
-    def of(part: Program, group: Group, name: str, machine: Machine, threads: int, finite: Collection[str]) -> _Cut:
+    def of(part: Program, group: Group, name: str, machine: Machine, threads: int, finite: Collection[str]) -> Cut:
         if any(s.external is not None for s in part.statements):
-            return _Cut(group, name, part, None, {}, "")
+            return Cut(group, name, part, None, {}, "")
         canonical, old = canonical_names(part)
         if machine.kind == "cpu":
             canonical = for_cpu(canonical, {n for n in old if old[n] in finite}, machine, threads)
-        return _Cut(group, name, part, canonical, old, str(canonical))
+        return Cut(group, name, part, canonical, old, str(canonical))
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ class _Kept:
     """An entry of the disk cache."""
 
     grouping: Grouping
-    cuts: tuple[_Cut, ...]
+    cuts: tuple[Cut, ...]
 
 
 @dataclass
-class _Build:
+class Build:
     """Steps under construction: units by canonical text, and computed constants, each made once. `outside`: why
     statements are external."""
 
@@ -139,7 +139,7 @@ class _Build:
         default_factory=dict[tuple[int, tuple[str, ...]], Mapping[str, str]]
     )
 
-    def step(self, cut: _Cut) -> None:
+    def step(self, cut: Cut) -> None:
         group, name, part, canonical, old, key = cut.group, cut.name, cut.part, cut.canonical, cut.old, cut.key
         outputs = tuple(t.name for t in part.tensors if t.is_output)
         inputs = tuple(t.name for t in part.tensors if t.is_input or t.role == "constant")

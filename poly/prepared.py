@@ -115,7 +115,10 @@ def _prepared(
 ) -> Prepared:  # fmt: skip
     if schedule is None:
         path = _path(program, machine, threads, "" if edit is None else "edited")
-        return _kept(path, lambda: _planned(program if edit is None else edit(program), machine, threads, begin))
+        return _kept(
+            path, lambda: _repeated(program, machine, threads)
+            or _planned(program if edit is None else edit(program), machine, threads, begin),
+        )  # fmt: skip
     key = ("given", str(schedule.checked), content_text(schedule), machine.hash, package_hash())
     found = _kept(cache_entry("prepared", key, ".pickle"), lambda: _given(schedule, machine, begin))
     return replace(found, kept=schedule if schedule.checked else replace(schedule, checked=True))
@@ -129,6 +132,8 @@ def prepare_free(program: Program, machine: Machine, threads: int, small: bool =
     from poly.scheduling.cpu_each import schedule_each
 
     def made() -> Prepared:
+        if not small and (found := _repeated(program, machine, threads)) is not None:
+            return found
         try:
             return _lowered(settled(schedule_each(program, machine, threads, not small)), machine)
         except PolyError:
@@ -204,6 +209,17 @@ def _planned(program: Program, machine: Machine, threads: int, begin: _Beginning
         except (CapacityError, UnsupportedError) as error:
             refused = refused or error.message
     return replace(_lowered(Schedule(program), machine), refused=refused)
+
+
+def _repeated(program: Program, machine: Machine, threads: int) -> Prepared | None:
+    """A program whose one free size counts items as the plan for one of them, where that pays and has code."""
+    from poly.scheduling.cpu_items import schedule_items
+
+    try:
+        schedule = schedule_items(program, machine, threads)
+        return None if schedule is None else _lowered(schedule, machine)
+    except (CapacityError, UnsupportedError):
+        return None
 
 
 def _lowered(chosen: Schedule, machine: Machine, begin: _Beginning | None = None) -> Prepared:

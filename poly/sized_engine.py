@@ -4,8 +4,9 @@ The sizes of a call follow from the shapes of its inputs. Before a size is used 
 with what the front end makes for it (see `poly.frontend.onnx_symbolic`); where it is not the same, and on machines that
 need literal sizes, the model is compiled for that size alone. Code for free sizes is right at every size, and has lanes
 and register tiles, packed operands and blocks of fixed sizes (`poly.scheduling.cpu_free`), but fuses less than code for
-one: `specialise(batch=8)` compiles for a size that matters, and calls of that size take it from then on. A bounded
-number of sizes is remembered. (`poly.compile(Path("model.onnx"))` compiles for every shape that comes.)
+one, unless the free size counts items (`poly.sized_build`): `specialise(batch=8)` compiles for a size that matters, and
+calls of that size take it from then on. A bounded number of sizes is remembered. (`poly.compile(Path("model.onnx"))`
+compiles for every shape that comes.)
 """
 
 from __future__ import annotations
@@ -26,15 +27,13 @@ from poly.dtypes import Array, numpy_dtype
 from poly.engine import Engine
 from poly.engine_arrays import ExpectedInput, inputs_of, targets_of
 from poly.engine_errors import named_as_in_file
-from poly.errors import CapacityError, IndexRangeError, RunError, UnsupportedError
+from poly.errors import IndexRangeError, RunError, UnsupportedError
 from poly.graph import Graph, SizedGraph
 from poly.interp_arrays import bind_sizes
 from poly.locks import Lock, cached_property
 from poly.machine import Machine
 from poly.pointers import ALIGN, aligned_bytes
-from poly.program import Program, Tensor
-from poly.scheduling.group_programs import canonical_names, extract
-from poly.scheduling.groups import groups_of
+from poly.program import Tensor
 from poly.scheduling.placement import blocks_of, place
 from poly.sets import fix_sizes
 
@@ -46,7 +45,6 @@ MOST_SIZES: Final = 256
 MOST_COMPARED: Final = 65536  # as a comparison takes as long as importing the model
 MOST_ENGINES: Final = 8
 Key = tuple[int, ...]
-CompileKernel = Callable[[Program], "Kernel"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,8 @@ class SizedEngine(RunByName):
     machine: Machine
     steps: tuple[SizedStep, ...]
     literal: Callable[[Graph], Engine] = field(repr=False)
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    constants: Mapping[str, Array] = field(repr=False)
     seconds: float = 0.0
     _prepared: OrderedDict[Key, _Prepared | None] = field(
         default_factory=OrderedDict[Key, "_Prepared | None"], repr=False
@@ -110,8 +110,14 @@ class SizedEngine(RunByName):
         }
 
     @cached_property
-    def _tensors(self) -> Mapping[str, Tensor]:
-        return {t.name: t for t in (*self.graph.tensors, *(t for n in self.graph.nodes for t in n.temporaries))}
+    def _fixed(self) -> dict[str, int]:
+        """Where the constants are."""
+        return {name: a.ctypes.data for name, a in self.constants.items()}
+
+    @cached_property
+    def _given_back(self) -> Mapping[str, Array]:
+        """The outputs that are constants."""
+        return {t.name: self.graph.constants[t.name] for t in self.graph.outputs if t.name in self.graph.constants}
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -159,13 +165,13 @@ class SizedEngine(RunByName):
             prepared = None if key in self._engines else self._at(key, sizes)
             if prepared is None:
                 return self._specialised(key, sizes).run(inputs, out=out)
-            values: dict[str, Array] = {**self.graph.constants, **given}
+            values: dict[str, Array] = {**self._given_back, **given}
             values |= self._targets(out, sizes, values) if out is not None else {}
             arena = aligned_bytes(prepared.arena)
             for t, _ in self._filled:
                 values.setdefault(t.name, np.zeros(t.extents(sizes), numpy_dtype(t.dtype)))
             places = {name: arena.ctypes.data + offset for name, offset in prepared.offsets.items()}
-            places |= {name: a.ctypes.data for name, a in values.items()}
+            places |= self._fixed | {name: a.ctypes.data for name, a in values.items()}
             for step, call in zip(self.steps, prepared.calls, strict=True):
                 start_of_step = time.perf_counter()
                 try:
@@ -183,7 +189,7 @@ class SizedEngine(RunByName):
     ) -> dict[str, Array]:
         """The arrays of `out` by tensor, with what the outputs are before the steps."""
         known = {self.graph.label(t.name): (t.name, t.extents(sizes), numpy_dtype(t.dtype)) for t in self.graph.outputs}
-        found = targets_of(out, known, [*values.values()], self.graph.name)
+        found = targets_of(out, known, [*values.values(), *self.constants.values()], self.graph.name)
         for name, array in found.items():
             array[...] = values.get(name, 0)  # an output may be an input or a constant
         return found
@@ -295,8 +301,9 @@ class SizedEngine(RunByName):
         return self._same[key]
 
     def _prepare(self, sizes: Mapping[str, int]) -> _Prepared:
-        between = [[n for n in step.arrays if self._tensors[n].role == "temporary"] for step in self.steps]
-        plan = place(blocks_of(between, lambda name: self._tensors[name].nbytes(sizes)), align=ALIGN)
+        own = {n for n, t in self.tensors.items() if t.role == "temporary"} - self.constants.keys()
+        between = [[n for n in step.arrays if n in own] for step in self.steps]
+        plan = place(blocks_of(between, lambda name: self.tensors[name].nbytes(sizes)), align=ALIGN)
         calls = tuple(step.kernel.runner(_own_names(step.kernel), sizes) for step in self.steps)
         return _Prepared(plan.offsets, plan.size, calls)
 
@@ -326,45 +333,3 @@ class SizedEngine(RunByName):
 
 def _own_names(kernel: Kernel) -> list[str]:
     return [t.name for t in (*kernel.inputs, *kernel.outputs)]
-
-
-def build_sized_engine(
-    graph: SizedGraph, machine: Machine, compile_kernel: CompileKernel, literal: Callable[[Graph], Engine], *,
-    progress: Callable[[int, int], None] | None = None,
-) -> SizedEngine:  # fmt: skip
-    """An engine for all sizes of a graph: `compile_kernel` is for one group, sizes free; `literal` for one size."""
-    start = time.perf_counter()
-    steps: tuple[SizedStep, ...] = ()
-    if machine.kind == "cpu":
-        try:
-            steps = tuple(_steps(graph.to_program(), compile_kernel, progress))
-        except (UnsupportedError, CapacityError):
-            if graph.literal is None:
-                raise
-    return SizedEngine(graph, machine, steps, literal, time.perf_counter() - start)
-
-
-def _steps(
-    program: Program, compile_kernel: CompileKernel, progress: Callable[[int, int], None] | None
-) -> list[SizedStep]:
-    groups = groups_of(program)
-    kernels: dict[str, Kernel] = {}
-    steps: list[SizedStep] = []
-    for k, group in enumerate(groups):
-        part = extract(program, group, f"group_{k}")
-        canonical, old = canonical_names(replace(part, tensors=tuple(_as_input(t) for t in part.tensors)))
-        key = str(canonical)
-        if key not in kernels:
-            kernels[key] = compile_kernel(canonical)
-        kernel = kernels[key]
-        steps.append(SizedStep(
-            f"group {k}", kernel, tuple(old[t.name] for t in kernel.inputs), tuple(old[t.name] for t in kernel.outputs),
-            tuple(s.name for s in part.statements),
-        ))  # fmt: skip
-        if progress is not None:
-            progress(k + 1, len(groups))
-    return steps
-
-
-def _as_input(t: Tensor) -> Tensor:
-    return replace(t, role="input") if t.role == "constant" else t

@@ -17,6 +17,7 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.errors import PolyError, ScheduleError
 from poly.machine import Machine
+from poly.program import Access
 from poly.relations import extents_of
 from poly.scheduling.cpu_edits import (
     copies_in_vectors,
@@ -84,6 +85,7 @@ class _Composing:
         self.product, self.machine, self.threads = product, machine, threads
         self.vector = self.height = self.block = 0
         self.axes = dict(product.axes)
+        self.packed = product.packed  # in each call
         self.reductions = dict[str, Affine]()
 
     def run(self, schedule: Schedule) -> Schedule:
@@ -96,6 +98,7 @@ class _Composing:
             raise ScheduleError("no lanes")
         ends = extents_of(program, program.statement[product.update]) or {}
         self.reductions = {i: e for i, e in ends.items() if i not in product.axes[product.update]}
+        schedule = self._with_constants_packed(schedule)
         schedule, many, few = self._versions(schedule)
         for names, packed in ((many, True), (few, False)):
             if names:
@@ -172,7 +175,7 @@ class _Composing:
         schedule = fused(schedule, names, [depth])
         update = self._update(schedule, names)
         around = schedule.nests[update].names[depth]
-        for read in product.packed if packed else ():
+        for read in self.packed if packed else ():
             before = set(schedule.nests)
             schedule = self._pack(schedule, update, read, self._axis(update, product.lanes), around, lanes)
             copy = next(n for n in schedule.nests if n not in before)
@@ -266,6 +269,32 @@ class _Composing:
 
     # ---- packing
 
+    def _with_constants_packed(self, schedule: Schedule) -> Schedule:
+        """Constants among the operands that are packed for lanes, whole and before the nest: once, when compiling."""
+        product, left = self.product, list[int]()
+        for read in product.packed:
+            s = schedule.program.statement[product.update]
+            tensor = schedule.program.tensor[s.reads[read].tensor]
+            if tensor.role != "constant" or not all(e.is_constant for e in tensor.shape):
+                left.append(read)
+                continue
+            axis = axis_of(s.reads[read], self._axis(product.update, product.lanes))
+            assert axis is not None
+            buffer = free_buffer_name(schedule, f"{tensor.name}_{product.update}_p")
+            schedule = schedule.promote(
+                tensor.name, None, self.machine.cache_space(1), name=buffer, users=[product.update],
+                order=self._order(s.reads[read], axis), block={axis: WIDTH * self.vector}, reads=only_read(s, read),
+            )  # fmt: skip
+        self.packed = tuple(left)
+        return schedule
+
+    def _order(self, access: Access, axis: int) -> tuple[int, ...]:
+        """The axes of a packed buffer from slow to fast: the block's last but for those that the reduction walks."""
+        bares = bare_axes(access)
+        assert bares is not None
+        order = (*(d for d in range(len(bares)) if d != axis and bares[d] not in self.reductions), axis)
+        return order + tuple(d for d in range(len(bares)) if d not in order)
+
     def _pack(self, schedule: Schedule, update: str, read: int, iterator: str, at: str, block: int) -> Schedule:
         """One operand in panels of `block` lanes or rows."""
         s = schedule.program.statement[update]
@@ -273,8 +302,7 @@ class _Composing:
         axis = axis_of(access, iterator)
         bares = bare_axes(access)
         assert axis is not None and bares is not None
-        order = (*(d for d in range(len(bares)) if d != axis and bares[d] not in self.reductions), axis)
-        order += tuple(d for d in range(len(bares)) if d not in order)
+        order = self._order(access, axis)
         buffer = free_buffer_name(schedule, f"{access.tensor}_{update}_p")
         schedule = schedule.promote(
             access.tensor, at, self.machine.cache_space(1), name=buffer, users=[update], order=order,

@@ -425,6 +425,16 @@ class Schedule:
         return double_buffer(self, tensor, loop, int(depth))
 
     @checks_kinds(ScheduleError)
+    def repeat(self, size: str, edits: Sequence[str]) -> Schedule:
+        """Edit the program of one item, and repeat it for all, of which there are `size`. Raises as the edits do.
+
+        Items are slices along a free first axis, each computed by itself; `edits` are lines of a script.
+        """
+        from poly.scheduling.items import repeat
+
+        return repeat(self, size, edits)
+
+    @checks_kinds(ScheduleError)
     def arrange(self, nests: Sequence[Place]) -> Schedule:
         """Give statements other nests: (statement, path, ((loop, value), ...)). Raises IllegalEdit/ScheduleError."""
         from poly.scheduling.arrange import arrange

@@ -50,4 +50,5 @@ PRIMITIVES: Mapping[str, str] = {
     "promote": "promotion", "recompute": "recompute", "double_buffer": "buffering", "arrange": "arrange",
     "rfactor": "rfactor", "overlay": "overlay", "prefetch_copy": "asked_copies",
     "prefetch_block": "asked_blocks",
+    "repeat": "items",
 }  # fmt: skip

@@ -68,6 +68,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "vectorise": (SCHEDULE.vectorise, ("C_init.k",), {}),
     "nontemporal": (SCHEDULE.nontemporal, ("C_init.k",), {}),
     "prefetch": (SCHEDULE.prefetch, ("C_init.k", "C_init.i"), {"ahead": 1}),
+    "repeat": (SCHEDULE.repeat, ("N", []), {}),
     "prefetch_copy": (SCHEDULE.prefetch_copy, ("j", "A", 16), {}),
     "prefetch_block": (SCHEDULE.prefetch_block, ("j", "A", 16), {"along": None}),
     "nowait": (SCHEDULE.nowait, ("C_init.i", "C_update.i"), {}),

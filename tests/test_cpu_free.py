@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product as pairs
 
 import numpy as np
@@ -107,3 +108,25 @@ def test_a_split_at_a_condition() -> None:
                        ("M <= 24", "or .M >= 24. with one")):  # fmt: skip
         with pytest.raises(ScheduleError, match=why):
             Schedule(program).split("i", wrong)
+
+
+@pytest.mark.parametrize(("text", "shape", "subscripts"), [
+    ("C[i,k] += A[i,j]*B[j,k]", (75, 90), "ij,jk->ik"), ("C[i,k] += A[i,j]*B[k,j]", (90, 75), "ij,kj->ik"),
+])  # fmt: skip
+@pytest.mark.parametrize("threads", [1, 2])
+def test_constants_are_packed_when_compiling(
+    text: str, shape: tuple[int, ...], subscripts: str, threads: int
+) -> None:
+    B = np.random.default_rng(1).integers(-4, 5, shape).astype(np.float32)
+    program = poly.parse(text, A=("M", 75), B=shape)
+    program = replace(program, tensors=tuple(
+        replace(t, role="constant") if t.name == "B" else t for t in program.tensors
+    ))  # fmt: skip
+    kernel = poly.compile(program, constants={"B": B}, threads=threads)
+    assert isinstance(kernel, Kernel)
+    loops = str(kernel.loops)
+    assert "constant B_" in loops
+    assert "B[" not in loops.replace("constant B_", "")
+    for rows in (1, 5, 13, 14, 61):
+        A = np.random.default_rng(rows).integers(-4, 5, (rows, 75)).astype(np.float32)
+        np.testing.assert_array_equal(kernel(A), np.einsum(subscripts, A, B))

@@ -1,0 +1,151 @@
+"""From a graph with free sizes to a `SizedEngine`.
+
+Where the one free size counts items (`poly.scheduling.items`), groups, orders of axes and known results are those of
+one item, whose sizes are known, and each group is compiled for all of them. Else groups are what holds for any sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poly.dtypes import Array
+from poly.engine import Engine
+from poly.engine_build import Build, CompileUnit, Cut
+from poly.errors import CapacityError, ScheduleError, UnsupportedError
+from poly.graph import Graph, SizedGraph
+from poly.interp import run_program
+from poly.machine import Machine
+from poly.program import Program, Tensor
+from poly.scheduling.axis_orders import reordered
+from poly.scheduling.cpu_program import for_cpu, model_for_cpu
+from poly.scheduling.group_programs import canonical_names, extract, users_by_tensor
+from poly.scheduling.groups import groups_of
+from poly.scheduling.items import Items, all_items, items_of, one_item
+from poly.scheduling.known import split_known
+from poly.scheduling.row_groups import groups_for
+from poly.scheduling.uneven import finite_factors
+from poly.sized_engine import SizedEngine, SizedStep
+
+if TYPE_CHECKING:
+    from poly.codegen.kernel import Kernel
+
+CompileKernel = Callable[[Program], "Kernel"]
+Progress = Callable[[int, int], None]
+
+
+def build_sized_engine(
+    graph: SizedGraph, machine: Machine, compile_kernel: CompileKernel, literal: Callable[[Graph], Engine], *,
+    compile_unit: CompileUnit | None = None, threads: int = 1, progress: Progress | None = None,
+) -> SizedEngine:  # fmt: skip
+    """An engine for all sizes of a graph: `compile_kernel` is for one group, sizes free; `literal` for one size.
+
+    `compile_unit`: for a group of items, whose constants are arguments.
+    """
+    start = time.perf_counter()
+    built = _Built((), {}, {})
+    if machine.kind == "cpu":
+        program = graph.to_program()
+        try:
+            found = _of_items(graph, program, machine, compile_unit, threads, progress) if compile_unit else None
+            built = found or _of_any_sizes(graph, program, compile_kernel, progress)
+        except (UnsupportedError, CapacityError):
+            if graph.literal is None:
+                raise
+    seconds = time.perf_counter() - start
+    return SizedEngine(graph, machine, built.steps, literal, built.tensors, built.constants, seconds)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The steps, all tensors that they take and fill by name, and what of these is constant."""
+
+    steps: tuple[SizedStep, ...]
+    tensors: Mapping[str, Tensor]
+    constants: Mapping[str, Array]
+
+
+def _of_items(
+    graph: SizedGraph, program: Program, machine: Machine, compile_unit: CompileUnit, threads: int,
+    progress: Progress | None,
+) -> _Built | None:  # fmt: skip
+    """The steps of a model whose one free size counts items; None where it does not, or a group has no code."""
+    items = items_of(program)
+    if items is None:
+        return None
+    one = model_for_cpu(one_item(program, items), graph.constants, machine)
+    known, one = split_known(one)
+    one = reordered(one, machine)
+    given = dict(graph.constants)
+    if known is not None:
+        given |= run_program(known, {t.name: given[t.name] for t in known.with_role("constant")})
+    try:
+        whole = all_items(one, items)
+        again = items_of(whole)
+        if again is None:
+            return None
+        cuts = _cuts(one, again, machine, threads, finite_factors(one, graph.constants))
+    except ScheduleError:
+        return None
+    work = Build(whole, given, machine, compile_unit)
+    for k, cut in enumerate(cuts):
+        work.step(cut)
+        if progress is not None:
+            progress(k + 1, len(cuts))
+    steps = list[SizedStep]()
+    for step in work.steps:
+        if step.unit is None or not isinstance(step.unit.kernel, _kernel_class()):
+            return None
+        names = tuple(s.name for s in step.program.statements)
+        steps.append(SizedStep(step.name, step.unit.kernel, step.inputs, step.outputs, names))
+    return _Built(tuple(steps), whole.tensor, work.constants())
+
+
+def _kernel_class() -> type[Kernel]:
+    from poly.codegen.kernel import Kernel
+
+    return Kernel
+
+
+def _cuts(
+    one: Program, items: Items, machine: Machine, threads: int, finite: frozenset[str]
+) -> list[Cut]:
+    """The groups of one item, as programs for all of them."""
+    users, cuts = users_by_tensor(one), list[Cut]()
+    for k, group in enumerate(groups_for(one, machine, threads)):
+        part = extract(one, group, f"group_{k}", users)
+        canonical, old = canonical_names(part)
+        canonical = for_cpu(canonical, {n for n in old if old[n] in finite}, machine, threads)
+        counted = frozenset(n for n in old if old[n] in items.tensors)
+        if counted:
+            canonical = all_items(canonical, replace(items, tensors=counted))
+        cuts.append(Cut(group, f"group {k}", part, canonical, old, str(canonical)))
+    return cuts
+
+
+def _of_any_sizes(
+    graph: SizedGraph, program: Program, compile_kernel: CompileKernel, progress: Progress | None
+) -> _Built:
+    groups = groups_of(program)
+    kernels: dict[str, Kernel] = {}
+    steps: list[SizedStep] = []
+    for k, group in enumerate(groups):
+        part = extract(program, group, f"group_{k}")
+        canonical, old = canonical_names(replace(part, tensors=tuple(_as_input(t) for t in part.tensors)))
+        key = str(canonical)
+        if key not in kernels:
+            kernels[key] = compile_kernel(canonical)
+        kernel = kernels[key]
+        steps.append(SizedStep(
+            f"group {k}", kernel, tuple(old[t.name] for t in kernel.inputs), tuple(old[t.name] for t in kernel.outputs),
+            tuple(s.name for s in part.statements),
+        ))  # fmt: skip
+        if progress is not None:
+            progress(k + 1, len(groups))
+    return _Built(tuple(steps), program.tensor, graph.constants)
+
+
+def _as_input(t: Tensor) -> Tensor:
+    return replace(t, role="input") if t.role == "constant" else t
