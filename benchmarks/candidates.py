@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from benchmarks.cases import Case
 from benchmarks.graphs import model_of
-from poly.codegen.kernel import Kernel
+from poly.codegen.kernel import Code, Kernel
 from poly.compiler import constant_kernel
 from poly.dtypes import numpy_dtype
 from poly.errors import PolyError
@@ -157,8 +157,8 @@ class Shelf:
         compute = constant_kernel(made, self.machine)
         program = nest.program
         return Kernel(
-            made.split.after, self.machine, program.inputs, program.outputs, dict(constants), THREADS, None,
-            compute(constants) if compute is not None else {}, made.after,
+            made.split.after, self.machine, program.inputs, program.outputs, dict(constants), THREADS,
+            stored=compute(constants) if compute is not None else {}, code=Code(made.after),
         )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -48,6 +49,25 @@ MAX_RECORDS: Final = 64
 ADDRESSES: Final = 1 << 47  # bytes that a process may have, at the most
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a kernel's loops come from: a program, and a schedule of it, or a function that gives that, called when it
+    is asked for. `refused`: why the schedule is not the policy's first.
+    """
+
+    source: Program | None = None
+    schedule: Schedule | Callable[[], Schedule] | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """What was made of a kernel's loops before: their IR, and its object code where that is there, too."""
+
+    module: Module
+    compiled: bytes | None = None
+
+
 class Kernel(NativeCall):
     """`kernel(*inputs, out=None)`: inputs in the program's order, or by name as `kernel(A=a, B=b)`; gives the output
     array, or a tuple of several.
@@ -58,12 +78,9 @@ class Kernel(NativeCall):
     outputs) to write to, apart from the inputs; where it is not C-contiguous, through a copy. An inout tensor is an
     input and an output: the caller's array is only modified where it is passed as `out`; the only one, if named `out`,
     is both then.
-    `schedule`: where the loops come from, or a function that gives it, called when it is asked for; then `source`
-    is its source program. `stored`: constants that are in memory as their layouts say; `module`: the loops' IR,
-    where it is there, and `code` their object code; `refused`: why the schedule is not the policy's first. Calls
-    may run at the same time: one of them has the worker threads, the others run alone, with the same results.
-    Code for a machine that this one is not can be looked at, and not called. Raises `RunError`; an argument missing or
-    too many is a `TypeError`, too; `MachineError`.
+    `stored`: constants that are in memory as their layouts say. Calls may run at the same time: one of them has the
+    worker threads, the others run alone, with the same results. Code for a machine that this one is not can be looked
+    at, and not called. Raises `RunError`; an argument missing or too many is a `TypeError`, too; `MachineError`.
     """
 
     def __init__(
@@ -74,42 +91,45 @@ class Kernel(NativeCall):
         outputs: Sequence[Tensor],
         constants: Mapping[str, Array] | None = None,
         threads: int = 1,
-        schedule: Schedule | Callable[[], Schedule] | None = None,
+        *,
         stored: Mapping[str, Array] | None = None,
-        module: Module | None = None,
-        source: Program | None = None,
-        refused: str = "",
-        code: bytes | None = None,
+        origin: Origin | None = None,
+        code: Code | None = None,
     ) -> None:
         start = perf_counter()
-        self.refused = refused
         self.loops, self.machine, self.threads = tree, machine, min(max(1, threads), MAX_THREADS)
-        self._schedule = schedule
-        self._source = schedule.source if isinstance(schedule, Schedule) else source
-        self._sharing = None if self._source is None else CallWork(self._source)
+        self._origin = origin or Origin()
+        self._source, self.refused = self._origin.source, self._origin.refused
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self.module: Module = module if module is not None else lower(tree, machine, f"poly.{tree.name}")
-        self._sizes = sizes = dict(tree.sizes)
+        made = code or Code(lower(tree, machine, f"poly.{tree.name}"))
+        self.module = made.module
+        self._sizes = dict(tree.sizes)
         known = {t.name: t for t in (*tree.tensors, *inputs, *outputs)}
         self._tensors = [known[name] for name in self.module.tensors]
         self.constants = self._constants(constants or {}, stored or {})
-        code = code or compile_object(self.module.ir, machine)
+        compiled = made.compiled or compile_object(self.module.ir, machine)
         self._absent = absent_here(machine)
-        self._linked = None if self._absent else link(code, [self.module.entry])
-        work = work_of(tree)
-        self._long = work is None or work > BRIEF
+        self._linked = None if self._absent else link(compiled, [self.module.entry])
         self.partial = unwritten(self._source, outputs)
         arrays = (*inputs, *outputs)
         self._plain = len(arrays) <= MAX_GIVEN and all(known[t.name].layout is None for t in arrays)
+        self._begin_calls()
+        self.seconds = perf_counter() - start
+
+    def _begin_calls(self) -> None:
+        """No call was made; where all sizes are known, native code knows the only kind of call."""
+        work = work_of(self.loops)
+        self._long = work is None or work > BRIEF
+        self._sharing = None if self._source is None else CallWork(self._source)
         self._records: dict[tuple[int, ...], Record] = {}
         self._native: list[Record] = []
         self._calls: dict[Names, SizedCall] = {}
         self._parameters = self.module.parameters if self._source is None else self._source.parameters
-        self._open = unsolved(inputs, sizes, self.module.parameters)  # native calls know sizes by their shapes only
+        # Native calls know sizes by their shapes only.
+        self._open = unsolved(self.inputs, self._sizes, self.module.parameters)
         attach(self, None)
         if not self.module.parameters and self._linked is not None:
-            self._prepare(sizes)
-        self.seconds = perf_counter() - start
+            self._prepare(self._sizes)
 
     def _constants(self, given: Mapping[str, Array], stored: Mapping[str, Array]) -> dict[str, Array]:
         """The constants that the code uses, as their layouts say. Raises `RunError` where a tensor has no array."""
@@ -132,7 +152,8 @@ class Kernel(NativeCall):
     @cached_property
     def schedule(self) -> Schedule | None:
         """The schedule that the loops come from."""
-        return self._schedule() if callable(self._schedule) else self._schedule
+        given = self._origin.schedule
+        return given() if callable(given) else given
 
     @property
     def parallel(self) -> bool:

@@ -299,13 +299,13 @@ def _joined(constants: Mapping[str, Array], program: Program, loops: Program) ->
 def _kernel(
     program: Program, made: Prepared, machine: Machine, constants: Mapping[str, Array], threads: int
 ) -> Kernel:
-    from poly.codegen.kernel import Kernel
+    from poly.codegen.kernel import Code, Kernel, Origin
 
     compute = constant_kernel(made, machine)
     computed = compute(constants) if compute is not None else {}
     return Kernel(
-        made.split.after, machine, program.inputs, program.outputs, constants, threads, lambda: made.schedule,
-        computed, made.after, program, made.refused, made.code(made.after),
+        made.split.after, machine, program.inputs, program.outputs, constants, threads, stored=computed,
+        origin=Origin(program, lambda: made.schedule, made.refused), code=Code(made.after, made.code(made.after)),
     )  # fmt: skip
 
 
@@ -313,7 +313,7 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
     """The function from constants to those computed of them, in memory as their layouts say; zero where none lies."""
     from poly.codegen.here import absent_here
     from poly.codegen.host import host_machine
-    from poly.codegen.kernel import Kernel
+    from poly.codegen.kernel import Code, Kernel
 
     split = made.split
     if split.before is None:
@@ -323,7 +323,8 @@ def constant_kernel(made: Prepared, machine: Machine) -> Callable[[Mapping[str, 
     if absent_here(machine):  # they are computed here
         kernel = Kernel(split.before, host_machine(), inputs, outputs)
     else:
-        kernel = Kernel(split.before, machine, inputs, outputs, module=made.before, code=made.code(made.before))
+        code = Code(made.before, made.code(made.before)) if made.before is not None else None
+        kernel = Kernel(split.before, machine, inputs, outputs, code=code)
     sizes = dict(split.before.sizes)
 
     def compute(constants: Mapping[str, Array]) -> dict[str, Array]:
@@ -383,7 +384,7 @@ def _stream_unit(program: Program, machine: Machine) -> Unit:
 
 def _cpu_unit(threads: int, program: Program, machine: Machine) -> Unit:
     """A group as a kernel, whose constants are arguments: groups that differ only in them share it."""
-    from poly.codegen.kernel import Kernel
+    from poly.codegen.kernel import Code, Kernel, Origin
 
     start = perf_counter()
     made = prepare(program, machine, threads)
@@ -393,8 +394,8 @@ def _cpu_unit(threads: int, program: Program, machine: Machine) -> Unit:
     constants = tuple(t for t in loops.tensors if t.role == "constant")
     inputs = (*program.inputs, *constants)
     kernel = Kernel(
-        loops, machine, inputs, program.outputs, {}, threads, lambda: made.schedule, module=made.after, source=program,
-        refused=made.refused,
+        loops, machine, inputs, program.outputs, {}, threads,
+        origin=Origin(program, lambda: made.schedule, made.refused), code=Code(made.after),
     )  # fmt: skip
     arguments = tuple(t.name for t in kernel.inputs)
     return Unit(program, kernel.run_into, kernel, perf_counter() - start, arguments, computed, compute)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import islpy as isl
@@ -173,9 +173,16 @@ def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) ->
             return str(value)
         case ast.Name(id=name) if decode(name) in names:
             return names[decode(name)]
-        case ast.Name(id=name):
-            hint = f'{_known(names)}; a size {decode(name)} stands in a shape: x=("{decode(name)}",)'
-            raise condition.node_error(node, f"unknown name {decode(name)!r}", hint if names else _known(names))
+        case _:
+            found = _operation(node, go)
+            if found is None:
+                raise _meaningless(node, condition, names)
+            return found
+
+
+def _operation(node: ast.expr, go: Callable[[ast.expr], str]) -> str | None:
+    """Arithmetic on indices as isl writes it, by what its operands are; None for other expressions."""
+    match node:
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
             return f"-{value}"  # isl does not read (-2) * N
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -190,11 +197,21 @@ def _translate(node: ast.expr, condition: Fragment, names: Mapping[str, str]) ->
             return f"{go(left)}/{go(right)}"
         case ast.Call(func=ast.Name(id=("floor" | "ceil" | "min" | "max") as name), args=arguments):
             return f"{name}({', '.join(map(go, arguments))})"
+        case _:
+            return None
+
+
+def _meaningless(node: ast.expr, condition: Fragment, names: Mapping[str, str]) -> ParseError:
+    """Why an expression is none of a condition."""
+    match node:
+        case ast.Name(id=name):
+            hint = f'{_known(names)}; a size {decode(name)} stands in a shape: x=("{decode(name)}",)'
+            return condition.node_error(node, f"unknown name {decode(name)!r}", hint if names else _known(names))
         case ast.Tuple() if (comma := next(condition.find(","), None)) is not None:
-            raise condition.error("a condition has no commas", comma, "and between its parts")
+            return condition.error("a condition has no commas", comma, "and between its parts")
         case ast.Subscript():
             read = ast.unparse(node)
             hint = f"a choice in the value: ({read} if {read} > 0 else 0)"
-            raise condition.node_error(node, "a condition on indices has no values of tensors", hint)
+            return condition.node_error(node, "a condition on indices has no values of tensors", hint)
         case _:
-            raise condition.node_error(node, "this has no meaning in a condition")
+            return condition.node_error(node, "this has no meaning in a condition")

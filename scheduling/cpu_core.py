@@ -130,7 +130,7 @@ def core_of(machine: Machine, element: int) -> Core:
     levels, usual = [m for m in machine.caches if m.capacity], USUAL_BYTES_PER_CYCLE
     sizes = [(m.capacity or 0, m not in machine.own_caches) for m in levels] or [(USUAL_CACHE, False)]
     rates = [m.bytes_per_cycle or usual.get(level, usual[0]) for level, m in enumerate(levels, 1)]
-    memory = next(m.bytes_per_cycle for m in machine.memories if m.kind == "dram") or usual[0]
+    memory = machine.dram.bytes_per_cycle or usual[0]
     behind = [float(rate) for rate in (*rates[1:], memory)]
     first, *others = (Cache(n, rate, shared=shared) for (n, shared), rate in zip(sizes, behind, strict=True))
     caches = (first._replace(ways=max(1, first.capacity // PAGE)), *others)

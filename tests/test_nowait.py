@@ -10,7 +10,7 @@ import pytest
 import poly
 from poly.codegen.function import lower
 from poly.codegen.host import host_machine
-from poly.codegen.kernel import Kernel
+from poly.codegen.kernel import Kernel, Origin
 from poly.errors import IllegalEdit, ScheduleError, UnsupportedError
 from poly.frontend.einsum import einsum_program
 from poly.loops import MOST_NOWAIT, Alloc, For, LoopTree
@@ -168,7 +168,7 @@ def test_pieces_of_a_product(shape: tuple[int, int, int], monkeypatch: pytest.Mo
     assert all(schedule.kind(loop) == "parallel" == schedule.kind(other) for loop, other in following.items())
     a, b = (np.random.default_rng(k).integers(-4, 5, s).astype(np.float32) for s in ((m, k), (k, n)))
     inputs, outputs = program.inputs, program.outputs
-    kernel = Kernel(schedule.lower(), machine, inputs, outputs, threads=2, schedule=schedule)
+    kernel = Kernel(schedule.lower(), machine, inputs, outputs, threads=2, origin=Origin(program, schedule))
     for _ in range(100):
         np.testing.assert_array_equal(kernel(a, b), a @ b)  # whole numbers: exact in any order
 
