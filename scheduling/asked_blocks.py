@@ -16,10 +16,10 @@ from typing import NamedTuple
 from poly.affine import Affine, Var, var
 from poly.errors import ScheduleError
 from poly.program import Access, Layout, Tensor
-from poly.scheduling.asked_copies import LONGEST, MOST_ASKS, digits_of, number_of
+from poly.scheduling.asked_copies import MOST_ASKS, digits_of, number_of, require_asking
 from poly.scheduling.edits import finish
 from poly.scheduling.loop_vectors import LoopVectors
-from poly.scheduling.schedule import Mark, Schedule
+from poly.scheduling.schedule import AskedBlock, Mark, Schedule
 from poly.sets import interval
 
 PARTS = 32  # of a line, to which the share of an iteration is rounded up: places are shifts then, not divisions
@@ -46,10 +46,7 @@ def prefetch_block(schedule: Schedule, loop: str, tensor: str, line: int, along:
     `MOST_ASKS` lines, nothing is asked for.
     """
     where = schedule.source.name
-    if not 1 <= line <= LONGEST:
-        raise ScheduleError(f"a line of {line} elements", where=where, hint=f"a line has 1 to {LONGEST}")
-    if schedule.kind(loop) != "serial":
-        raise ScheduleError(f"loop {loop!r} is not serial: only such a loop asks for a block", where=where)
+    require_asking(schedule, loop, line, "a block")
     if along is not None and along not in schedule.outer(loop):
         hint = f"along one of {', '.join(schedule.outer(loop))}"
         raise ScheduleError(f"loop {loop!r} is not inside of {along!r}", where=where, hint=hint)
@@ -59,7 +56,11 @@ def prefetch_block(schedule: Schedule, loop: str, tensor: str, line: int, along:
             f"loop {loop!r} reads nothing of a whole tensor {tensor!r}", where=where,
             hint="name a tensor that is there before the loops, one of the program or packed for all of them",
         )  # fmt: skip
-    marks = {**schedule.marks, loop: replace(schedule.marks.get(loop, Mark()), block=(tensor, line, along))}
+    mark = schedule.marks.get(loop, Mark())
+    if mark.block is not None:
+        what = f"loop {loop!r} asks already for blocks of {mark.block.tensor!r}"
+        raise ScheduleError(what, where=where, hint="one prefetch_block for a loop")
+    marks = {**schedule.marks, loop: replace(mark, block=AskedBlock(tensor, line, along))}
     return finish(
         schedule, replace(schedule, marks=marks), "prefetch_block", loop=loop, tensor=tensor, line=line, along=along
     )

@@ -15,7 +15,7 @@ from poly.errors import ScheduleError
 from poly.program import Access
 from poly.scheduling.edits import finish
 from poly.scheduling.loop_vectors import LoopVectors
-from poly.scheduling.schedule import Mark, Schedule
+from poly.scheduling.schedule import AskedCopy, Mark, Schedule
 from poly.sets import interval
 
 LONGEST = 1024  # elements of a line, more than any machine's has
@@ -32,10 +32,7 @@ def prefetch_copy(schedule: Schedule, loop: str, buffer: str, line: int) -> Sche
     would ask for more than `MOST_ASKS` lines, nothing is asked for.
     """
     where = schedule.source.name
-    if not 1 <= line <= LONGEST:
-        raise ScheduleError(f"a line of {line} elements", where=where, hint=f"a line has 1 to {LONGEST}")
-    if schedule.kind(loop) != "serial":
-        raise ScheduleError(f"loop {loop!r} is not serial: only such a loop asks for what a copy reads", where=where)
+    require_asking(schedule, loop, line, "what a copy reads")
     copies = copies_into(schedule, buffer)
     if not copies:
         hint = "promote(tensor, at=LOOP, ...) makes such a buffer"
@@ -47,8 +44,21 @@ def prefetch_copy(schedule: Schedule, loop: str, buffer: str, line: int) -> Sche
             f"loop {loop!r} does not use what is copied into {buffer!r} before it", where=where,
             hint=f"mark a loop inside of {scope[-1]!r} that reads the buffer",
         )  # fmt: skip
-    marks = {**schedule.marks, loop: replace(schedule.marks.get(loop, Mark()), asks=(buffer, line))}
+    mark = schedule.marks.get(loop, Mark())
+    if mark.asks is not None:
+        what = f"loop {loop!r} asks already for what is copied into {mark.asks.buffer!r}"
+        raise ScheduleError(what, where=where, hint="one prefetch_copy for a loop")
+    marks = {**schedule.marks, loop: replace(mark, asks=AskedCopy(buffer, line))}
     return finish(schedule, replace(schedule, marks=marks), "prefetch_copy", loop=loop, buffer=buffer, line=line)
+
+
+def require_asking(schedule: Schedule, loop: str, line: int, what: str) -> None:
+    """Raises `ScheduleError` for a loop that cannot ask for lines of so many elements."""
+    where = schedule.source.name
+    if not 1 <= line <= LONGEST:
+        raise ScheduleError(f"a line of {line} elements", where=where, hint=f"a line has 1 to {LONGEST}")
+    if schedule.kind(loop) != "serial":
+        raise ScheduleError(f"loop {loop!r} is not serial: only such a loop asks for {what}", where=where)
 
 
 def copies_into(schedule: Schedule, buffer: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -15,9 +15,9 @@ from poly.scheduling.asked_copies import copies_into
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_core import core_of
 from poly.scheduling.cpu_facts import BYTES_AHEAD, bytes_apart, from_afar, own_capacity, reduction_extents
-from poly.scheduling.cpu_plan import BlockPlan
+from poly.scheduling.cpu_plan import BlockPlan, Pack
 from poly.scheduling.groups import Group
-from poly.scheduling.schedule import Schedule
+from poly.scheduling.schedule import Mark, Schedule
 from poly.sets import interval
 
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
@@ -67,7 +67,8 @@ class Ahead:
                 if pack.asked and copies_into(schedule, buffer):
                     loop = [n for n in schedule.nests[name].names if schedule.kind(n) == "serial"][-1]
                     line = self.machine.line // size_bytes(schedule.program.tensor[pack.tensor].dtype)
-                    schedule = schedule.prefetch_copy(loop, buffer, line)
+                    if schedule.marks.get(loop, Mark()).asks is None:
+                        schedule = schedule.prefetch_copy(loop, buffer, line)
         return schedule
 
     def constants(self, schedule: Schedule, name: str) -> Schedule:
@@ -78,14 +79,20 @@ class Ahead:
         if schedule.kind(vector) != "vector" or schedule.marks[vector].ahead:
             return schedule
         rolled = self._reduction_loops(schedule, name)[1]
-        for pack in self.plan.packs if rolled else ():
-            tensor = schedule.source.tensor[pack.tensor]
-            size = size_bytes(tensor.dtype)
-            far = size * prod(tensor.extents(schedule.program.binding)) > own_capacity(self.machine)
-            if pack.site == "whole" and pack.block and tensor.role == "constant" and far:
-                step = size * pack.block * self._laid_steps(schedule, name, rolled[-1])
+        for pack in self._packed_constants(schedule, own_capacity(self.machine)) if rolled else ():
+            if pack.block:
+                element = size_bytes(schedule.source.tensor[pack.tensor].dtype)
+                step = element * pack.block * self._laid_steps(schedule, name, rolled[-1])
                 return schedule.prefetch(vector, rolled[-1], -(-BYTES_AHEAD // step))
         return schedule
+
+    def _packed_constants(self, schedule: Schedule, least: int) -> Iterator[Pack]:
+        """The constants of more bytes than `least` that were packed once, when compiling."""
+        for pack in self.plan.packs:
+            tensor = schedule.source.tensor[pack.tensor]
+            large = tensor.nbytes(schedule.program.binding) > least
+            if pack.site == "whole" and tensor.role == "constant" and large:
+                yield pack
 
     def lanes(self, schedule: Schedule, name: str) -> Schedule:
         """Lanes of an operand that is used as it lies, more in a tile's steps than the first cache holds, are asked for
@@ -115,21 +122,17 @@ class Ahead:
         that comes from afar. In a model whose constants all do, what comes next is asked for behind the last block:
         they lie in the order in which they are used (`poly.engine_constants`).
         """
-        for name in names:
+        core = core_of(self.machine, 4)
+        least = self.machine.nearest_cache if core.streamed else own_capacity(self.machine)
+        for name in names if core.afar else ():
             s, nest = schedule.program.statement[name], schedule.nests[name]
             loops = [n for n in nest.names if schedule.kind(n) == "serial"]
-            for pack in self.plan.packs if s.combiner is not None and loops else ():
-                tensor = schedule.source.tensor[pack.tensor]
-                element = size_bytes(tensor.dtype)
-                core = core_of(self.machine, element)
-                least = self.machine.nearest_cache if core.streamed else own_capacity(self.machine)
-                far = core.afar and element * prod(tensor.extents(schedule.program.binding)) > least
-                if pack.site == "whole" and tensor.role == "constant" and far:
-                    read = s.reads[pack.read]
-                    along = self._blocks_loop(schedule, name, read, loops[:-1])
-                    if along is not None or core.streamed:
-                        line = self.machine.line // element
-                        schedule = schedule.prefetch_block(loops[-1], read.tensor, line, along)
+            for pack in self._packed_constants(schedule, least) if s.combiner is not None and loops else ():
+                read = s.reads[pack.read]
+                along = self._blocks_loop(schedule, name, read, loops[:-1])
+                if (along is not None or core.streamed) and schedule.marks.get(loops[-1], Mark()).block is None:
+                    line = self.machine.line // size_bytes(schedule.source.tensor[pack.tensor].dtype)
+                    schedule = schedule.prefetch_block(loops[-1], read.tensor, line, along)
         return schedule
 
     def _blocks_loop(self, schedule: Schedule, name: str, read: Access, loops: Sequence[str]) -> str | None:

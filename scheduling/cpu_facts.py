@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from poly.affine import Affine
 from poly.dtypes import size_bytes
@@ -40,8 +39,7 @@ def own_capacity(machine: Machine) -> int:
 def from_afar(program: Program, tensor: str, machine: Machine) -> bool:
     """Whether a caller's tensor comes from beyond a core's own caches."""
     found = program.tensor[tensor]
-    size = size_bytes(found.dtype) * prod(found.extents(program.binding))
-    return found.role in ("input", "inout") and size > own_capacity(machine)
+    return found.role in ("input", "inout") and found.nbytes(program.binding) > own_capacity(machine)
 
 
 def most_vectors(machine: Machine) -> int:

@@ -81,7 +81,9 @@ def _by_tensor(program: Program, names: Callable[[Statement], tuple[str, ...]]) 
 
 
 def _can_join(program: Program, first: Statement, second: Statement) -> bool:
-    """Whether the second statement adds up, or one of two turns what it reads; and what the first reads is left."""
+    """Whether the second statement adds up, or one of two turns what it reads, or the first one copies for a product;
+    and what the first reads is left as it is.
+    """
     order = [s.name for s in program.statements]
     at = order.index(first.name)
     ways = _way(program, first), _way(program, second)
@@ -95,26 +97,28 @@ def _can_join(program: Program, first: Statement, second: Statement) -> bool:
 
 def _is_map(s: Statement) -> bool:
     """Whether a statement is an assignment of values alone."""
-    plain = s.external is None and s.combiner is None and not any(a.indirect or a.guard for a, _ in s.accesses)
-    return plain and not any(isinstance(e, IndexValue) for e in walk(s.body))
+    assigns = s.external is None and s.combiner is None and _is_plain(s)
+    return assigns and not any(isinstance(e, IndexValue) for e in walk(s.body))
+
+
+def _is_plain(s: Statement) -> bool:
+    return not any(a.indirect or a.guard for a, _ in s.accesses)
 
 
 def _adds_up(program: Program, s: Statement) -> bool:
     """Whether each iteration adds a value of one element of a tensor, another one."""
     box = domain_box(program, s, s.iterators)
-    if s.combiner is None or len(s.reads) != 1 or box is None:
+    if s.combiner is None or len(s.reads) != 1 or box is None or not _is_plain(s):
         return False
     (read,) = s.reads
-    if any(a.indirect or a.guard for a, _ in s.accesses):
-        return False
     long = {i for i, (low, high) in zip(s.iterators, box, strict=True) if low < high}
     return long <= {bare(i) for i in read.affine_index}
 
 
 def _multiplies(s: Statement, tensor: str) -> bool:
-    """Whether a statement sums products of a tensor's elements and others, no windows of it."""
+    """Whether a statement reduces a tensor's elements with others, as products do, no windows of it."""
     found = [r for r in s.reads if r.tensor == tensor]
-    if s.combiner is None or len(s.reads) < 2 or len(found) != 1 or any(a.indirect or a.guard for a, _ in s.accesses):
+    if s.combiner is None or len(s.reads) < 2 or len(found) != 1 or not _is_plain(s):
         return False
     names = [bare(i) for i in found[0].affine_index]
     return None not in names and len({*names}) == len(names)

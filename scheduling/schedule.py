@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
 
 from poly.arguments import checks_kinds, shown
 from poly.errors import NoSuchEdit, ScheduleError
@@ -28,17 +28,34 @@ if TYPE_CHECKING:
 EditValue = int | str | tuple["EditValue", ...] | tuple[tuple[str, int], ...] | None
 
 
+class AskedCopy(NamedTuple):
+    """What `prefetch_copy` lets a loop ask for: what the next copy into a buffer reads; `line`: elements of a line."""
+
+    buffer: str
+    line: int
+
+
+class AskedBlock(NamedTuple):
+    """What `prefetch_block` lets a loop ask for: what the next iteration of `along` reads of a tensor; None: what lies
+    behind all that the loop reads of it. `line`: elements of a line.
+    """
+
+    tensor: str
+    line: int
+    along: str | None
+
+
 @dataclass(frozen=True)
 class Mark:
-    """How a loop runs (see `poly.loops.For`)."""
+    """How a loop runs (see `poly.loops.For`, where what `asks` and `block` say are elements)."""
 
     kind: LoopKind = "serial"
     engine: str | None = None
     fill: str | None = None
     nontemporal: bool = False
     ahead: tuple[str, int] | None = None
-    asks: tuple[str, int] | None = None
-    block: tuple[str, int, str | None] | None = None
+    asks: AskedCopy | None = None
+    block: AskedBlock | None = None
     nowait: str | None = None
 
 

@@ -34,12 +34,16 @@ MESH = machine_of_features("", (*FEATURES, "avx512fp16", "amx-tile"), "x86_64-un
 
 
 def product(rows: int, columns: int, steps: int, along: str | None = "C_update.j.o") -> Schedule:
+    return packed(rows, columns, steps).prefetch_block("k", "P", LINE, along)
+
+
+def packed(rows: int, columns: int, steps: int) -> Schedule:
     """Tiles of 3 rows and 16 columns, of which two are a block; B is packed by tiles before all loops."""
     program = poly.parse("C[i, j] += A[i, k] * B[k, j]", A=(rows, steps), B=(steps, columns))
     s = Schedule(program).promote("B", None, "l2", name="P", users=["C_update"], order=(1, 0), block={1: 16})
     s = s.tile({"C_update.j": 32}).tile({"C_update.j.p": 16}).tile({"C_update.i": 3})
     s = s.reorder("C_update.j.o", "C_update.i.o", "C_update.j.p.o", "k", "C_update.i.p", "C_update.j.p.p")
-    return s.vectorise("C_update.j.p.p").prefetch_block("k", "P", LINE, along)
+    return s.vectorise("C_update.j.p.p")
 
 
 def loops_of(tree: LoopTree) -> list[For]:
@@ -122,6 +126,7 @@ def test_values_stay_as_they_are() -> None:
         ("k", "C", 8, None, "whole tensor 'C'"),
         ("k", "P", 8, "C_update.j.p.p", "not inside of"),
         ("k", "P", 0, None, "a line of 0"),
+        ("k", "P", 8, None, "'k' asks already for blocks of 'P'"),
     ],
 )
 def test_refusals(loop: str, tensor: str, line: int, along: str | None, why: str) -> None:
@@ -132,7 +137,7 @@ def test_refusals(loop: str, tensor: str, line: int, along: str | None, why: str
 def test_where_it_means_nothing_nothing_is_asked_for() -> None:
     s = product(6, 96, 24)
     assert not any(f.asks for f in loops_of(s.unroll("k").lower()))
-    many = product(3, 96, 24).prefetch_block("k", "P", 1, "C_update.j.o")  # 768 elements in 48 iterations
+    many = packed(3, 96, 24).prefetch_block("k", "P", 1, "C_update.j.o")  # 768 elements in 48 iterations
     assert 24 * 32 // 48 == MOST_ASKS
     assert {len(f.asks) for f in loops_of(many.lower())} == {0, MOST_ASKS}
     more = product(3, 96, 24).prefetch_block("C_update.j.p.o", "P", 1, "C_update.j.o")

@@ -111,6 +111,8 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ScheduleError, match=why):
             s.prefetch_copy(loop, buffer, line)
+    with pytest.raises(ScheduleError, match="'k.p' asks already for what is copied into 'P'"):
+        product(6, 96, 24).prefetch_copy("k.p", "P", 8)
 
 
 def test_where_it_means_nothing_nothing_is_asked_for() -> None:
