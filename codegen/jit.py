@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from poly.codegen.processors import require_known
+from poly.codegen.processors import require_cpu, require_features, require_triple, require_usable
 from poly.disk_cache import cache_entry, read_entry, write_entry
 from poly.errors import Bug, MachineError
 from poly.machine import Machine
@@ -114,12 +114,10 @@ def _parse(ir: str) -> ModuleRef:
 
 
 def parts_of(machine: Machine) -> tuple[str, str, str]:
-    """triple, cpu, features; checked against what LLVM knows, since it ends the process on nonsense."""
+    """triple, cpu, features."""
     cores = machine.engines_of("core")
     if machine.kind != "cpu" or not cores:
         raise MachineError("not a CPU", where=f"machine {machine.name}", hint="compile for it with poly.accel")
-    if "-64bit" in cores[0].features:
-        raise MachineError("-64bit among the features", where=f"machine {machine.name}", hint="code is made of 64 bits")
     features = ",".join(f if f.startswith("-") else f"+{f}" for f in cores[0].features)
     if machine.triple.startswith(("x86_64", "amd64")) and "64bit" not in cores[0].features:
         features = f"{features},+64bit".lstrip(",")  # names of old CPUs do not imply it
@@ -132,14 +130,27 @@ def target_machine(triple: str, cpu: str, features: str) -> TargetMachine:
     import llvmlite.binding as llvm
 
     native = llvm.get_process_triple()
+    require_triple(triple or native, native)
     _initialise(triple in ("", native))
     try:
         target = llvm.Target.from_triple(triple or native)
     except RuntimeError as error:
         raise MachineError(f"no target {triple!r}: {error}") from error
-    if cpu not in ("", "generic", llvm.get_host_cpu_name()):
-        require_known(cpu, triple or native)
+    _require_names(cpu, features, triple or native)
     return target.create_target_machine(cpu=cpu, features=features, opt=OPT_LEVEL, reloc="pic", codemodel="small")
+
+
+def _require_names(cpu: str, features: str, triple: str) -> None:
+    """Raises `MachineError` for names that LLVM ends the process on; for those it found here itself it is not asked."""
+    import llvmlite.binding as llvm
+
+    names = [f.removeprefix("+") for f in features.split(",")] if features else []
+    here = triple == llvm.get_process_triple()
+    if cpu not in ("", "generic") and not (here and cpu == llvm.get_host_cpu_name()):
+        require_cpu(cpu, triple)
+    if not (here and {n.removeprefix("-") for n in names} <= llvm.get_host_cpu_features().keys()):
+        require_features(names, triple)
+    require_usable(names, triple)
 
 
 @cache

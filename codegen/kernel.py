@@ -36,7 +36,7 @@ from poly.given_arrays import check_shape, results_of, shares_any, typed
 from poly.interp import run_program
 from poly.interp_arrays import check_context, extents, lacks_elements, pack, unpack
 from poly.locks import cached_property
-from poly.loops import Compute, LoopTree
+from poly.loops import Alloc, Compute, LoopTree
 from poly.machine import Machine
 from poly.pointers import ALIGN, address
 from poly.program import Program, Tensor
@@ -388,13 +388,14 @@ class Kernel(NativeCall):
         found = decode_status(self.module.statements, status)
         node = next(n for n in self.loops.nodes() if isinstance(n, Compute) and n.statement == found.statement)
         access = node.write if found.read is None else node.reads[found.read]
-        tensor = next(t for t in (*self.loops.tensors, *self._tensors) if t.name == access.tensor)
+        buffers = [n.tensor for n in self.loops.nodes() if isinstance(n, Alloc)]
+        tensor = next(t for t in (*self.loops.tensors, *self._tensors, *buffers) if t.name == access.tensor)
         extent = tensor.extents(self._sizes | dict(sizes))[found.dimension]
         written = None if self._source is None else self._source.statement.get(found.statement)
         where = f"statement {found.statement}"
         if written is not None and written.written_at:
             where = f"{where}, {written.written_at}"
-        return IndexRangeError(where, found.statement, access.tensor, found.dimension, found.value, extent)
+        return IndexRangeError(where, found.statement, tensor.source_name, found.dimension, found.value, extent)
 
     @property
     def ir(self) -> str:

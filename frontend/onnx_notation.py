@@ -303,11 +303,11 @@ class Notation:
     ) -> None:
         """`target[index] combiner= value` over ranges and `over`, begun from `start` or the combiner's identity.
 
-        Sums of 16-bit floats, and products in them, are kept in f32 and rounded once.
+        Sums and products of 16-bit floats, and products in sums, are kept in f32 and rounded once.
         """
         subscripts = tuple(map(var, ranges)) if index is None else tuple(index)
         kind = sum_dtype(target.dtype)
-        if combiner == "+" and target.dtype != kind and not self._loops:
+        if combiner in ("+", "*") and target.dtype != kind and not self._loops:
             total = self.temporary(f"{suffix.lstrip('_') or 'total'}_{kind}", target.shape, kind)
             match value.body:
                 case Apply("mul", (a, b)):
@@ -315,7 +315,7 @@ class Notation:
                 case _:
                     wide = value.cast(kind)
             first = None if start is None else start.cast(kind)
-            self.reduce(total, ranges, over, wide, index=subscripts, start=first, suffix=f"{suffix}_{kind}")
+            self.reduce(total, ranges, over, wide, combiner, index=subscripts, start=first, suffix=f"{suffix}_{kind}")
             self.assign(target, ranges, total[subscripts].cast(target.dtype), subscripts, suffix=suffix)
             return
         first = Term(COMBINERS[combiner].identity(target.dtype)) if start is None else start

@@ -11,7 +11,10 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
+import numpy as np
+
 from poly.affine import Affine, var
+from poly.dtypes import numpy_dtype
 from poly.expr import Apply, Cast, Const, Expr, Read, rewrite
 from poly.program import Access, Program, Statement, Tensor, box_domain, unused_name
 from poly.scheduling.sums import OFTEN, in_order, ranges_of, start_of, touched_by, with_statements
@@ -47,7 +50,7 @@ def sums_of_widened(program: Program) -> Program:
                 )
                 before.setdefault(init.name, []).append(_copy(program, source, name, dtype, ends))
                 tensors[name] = Tensor(name, source.shape, dtype)
-            changed[s.name] = _reading(changed.get(s.name, s), k, name, dtype)
+            changed[s.name] = _reading(changed.get(s.name, s), k, name, source.dtype, dtype)
     return with_statements(program, changed, tensors, before) if changed else program
 
 
@@ -92,13 +95,14 @@ def _copy(program: Program, source: Tensor, name: str, dtype: str, ends: Sequenc
     return Statement(label, point, domain, Access(name, index), (Access(source.name, index),), Cast(dtype, Read(0)))
 
 
-def _reading(s: Statement, read: int, name: str, dtype: str) -> Statement:
-    """A statement with one operand from a tensor of the sum's dtype."""
+def _reading(s: Statement, read: int, name: str, source: str, dtype: str) -> Statement:
+    """A statement with one operand from a tensor of the sum's dtype; padding is rounded to its own, `source`, first."""
 
     def rule(e: Expr) -> Expr | None:
         return Read(read) if e == Cast(dtype, Read(read)) else None
 
     access = s.reads[read]
-    fill = None if access.fill is None else Const(float(access.fill.value))
+    with np.errstate(over="ignore"):  # infinite is what it stands for
+        fill = None if access.fill is None else Const(float(np.asarray(access.fill.value, numpy_dtype(source))))
     wide = replace(access, tensor=name, fill=fill)
     return replace(s, reads=(*s.reads[:read], wide, *s.reads[read + 1 :]), body=rewrite(s.body, rule))

@@ -13,6 +13,7 @@ from poly.codegen.host import host_machine, is_arm, is_x86, machine_of_features
 from poly.codegen.kernel import Kernel
 from poly.errors import MachineError
 from poly.machine import Machine
+from tests.other_cpus import CPUS
 
 HOST = host_machine()
 X86 = pytest.mark.skipif(not is_x86(HOST.triple), reason="the host is no x86")
@@ -116,6 +117,42 @@ def test_a_cpu_that_llvm_does_not_know(name: str, triple: str) -> None:
     program = poly.parse("y[i] = x[i] * x[i]", x=(100,))
     with pytest.raises(MachineError, match=f"no CPU '{name}'\n  try: LLVM has {name[:-1] or 'generic'}"):
         poly.compile(program, target=machine(name, triple))
+
+
+@pytest.mark.parametrize("triple", [
+    "x86_64-unknown-linux-gnux32", "x86_64-unknown-linux-muslx32", "aarch64-linux-gnu_ilp32", "x86_64-linux-gnu-coff",
+    "x86_64-linux-gnu-xcoff", "x86_64-linux-gnu-wasm", "x86_64-linux-gnu-macho", "wasm32-wasi", "amdgcn", "i686-linux",
+    "aarch64_be-linux-gnu", "bogus", "-", "X86_64-linux",
+])  # fmt: skip
+def test_a_triple_that_no_kernel_is_made_for(triple: str) -> None:
+    """LLVM ended the process for most of them."""
+    with pytest.raises(MachineError, match="no kernels"):
+        poly.compile(poly.parse("y[i] = x[i] * x[i]", x=(100,)), target=machine("generic", triple))
+
+
+@pytest.mark.parametrize("triple", ["aarch64-linux-gnu", "riscv64-linux-gnu", "x86_64-linux-gnu"])
+@pytest.mark.parametrize("feature", ["avx513", "-avx513", 'a"b', "+avx", ""])
+def test_a_feature_that_llvm_does_not_know(triple: str, feature: str) -> None:
+    with pytest.raises(MachineError, match="no feature"):
+        poly.compile(poly.parse("y[i] = x[i] * x[i]", x=(100,)), target=machine("generic", triple, (feature,)))
+
+
+@pytest.mark.parametrize("triple", ["aarch64-linux-gnu", "riscv64-linux-gnu"])
+def test_features_of_another_architecture(triple: str) -> None:
+    """Those of the host were taken, and LLVM ended the process on what is emitted for them."""
+    target = replace(HOST if is_x86(HOST.triple) else CPUS["avx512"], triple=triple, cpu="generic")
+    with pytest.raises(MachineError, match="no feature"):
+        poly.compile(poly.parse("y[i] = exp(x[i])", dtypes="f64", x=(100,)), target=target)
+
+
+@X86
+@pytest.mark.parametrize("feature", ["soft-float", "16bit-mode", "32bit-mode", "x32", "-64bit", "-sse", "-sse2"])
+def test_a_feature_that_no_code_is_made_with(feature: str) -> None:
+    """LLVM ended the process, or took minutes."""
+    (core,) = HOST.engines
+    target = replace(HOST, engines=(replace(core, features=(*core.features, feature)),))
+    with pytest.raises(MachineError, match=f"{feature} among the features"):
+        poly.compile(poly.parse("y[i] = x[i] * x[i]", x=(100,)), target=target)
 
 
 def test_a_cpu_without_64_bits_gets_them() -> None:

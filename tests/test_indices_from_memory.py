@@ -229,3 +229,24 @@ def test_every_subscript_from_memory() -> None:
     kernel = poly.compile(program, target=small(4096), threads=1)
     found: Any = kernel(*(values[t.name] for t in kernel.inputs))
     np.testing.assert_array_equal(found, values["x"][values["i"][:, None], values["j"]])
+
+
+@pytest.mark.parametrize("how", [{}, {"pad": True}, {"block": {0: 4}}, {"fold": {0: 4}}])
+@pytest.mark.parametrize("wrong", [9, 11, -1])
+def test_a_buffer_is_told_by_what_it_holds(how: dict[str, Any], wrong: int) -> None:
+    """An index of a copy is one of the tensor that was copied."""
+    program = poly.parse("y[i] = x[J[i]]", dtypes={"x": "f32", "J": "i64"}, x=(9,), J=(30,))
+    kernel = poly.compile(poly.Schedule(program).promote("x", None, "l1", **how))
+    with pytest.raises(IndexRangeError, match=rf"index {wrong} of dimension 0 of x is outside 0 \.\. 8"):
+        kernel(np.zeros(9, np.float32), np.full(30, wrong))
+
+
+def test_an_index_of_a_copy_of_the_policy() -> None:
+    program = poly.parse(
+        "y[c,q] += (x[c-1,I[q,t]] * w[q,t] if c >= 1 else 0)",
+        dtypes={"x": "f32", "I": "i64", "w": "f32"}, x=(64, 30), I=(50, 4), w=(50, 4), y=(65, 50),
+    )  # fmt: skip
+    index = np.zeros((50, 4), np.int64)
+    index[7, 1] = 99
+    with pytest.raises(IndexRangeError, match="index 99 of dimension 1 of x is outside"):
+        poly.compile(program)(np.zeros((64, 30), np.float32), index, np.zeros((50, 4), np.float32))

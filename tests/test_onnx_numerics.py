@@ -297,6 +297,18 @@ def test_running_sums_of_16_bit_floats_are_kept_in_f32(options: dict[str, int], 
         np.testing.assert_array_equal(found, want.astype(dtype))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_products_of_16_bit_floats_are_kept_in_f32(axis: int, dtype: type) -> None:
+    """Rounded each time, 0.998 would stay what it is after few; and what is too large or small between comes back."""
+    x = np.full((300, 300), 0.998).astype(dtype)
+    x[:, 7], x[:, 8], x[:, 20] = 60000, 60000, 2**-24
+    x = x if axis == 1 else np.ascontiguousarray(x.T)
+    want = np.prod(x.astype(np.float32), axis=axis)
+    for found in results("ReduceProd", [x, i64(axis)], opset=18, constant=[1], keepdims=0):
+        np.testing.assert_allclose(found.astype(np.float32), want, rtol=1e-3 if dtype is np.float16 else 8e-3)
+
+
 # -- no elements ---------------------------------------------------------------------------------------------------
 
 NOTHING = np.zeros((0, 3), np.float32)

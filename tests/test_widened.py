@@ -136,3 +136,20 @@ def test_bfloat16() -> None:
     np.testing.assert_array_equal(found[0], found[1])
     kernel: Any = poly.compile(changed)
     np.testing.assert_allclose(kernel(x, w), found[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
+@pytest.mark.parametrize("fill", ["0.1", "1e-8", "65519.0", "70000.0"])
+def test_padding_is_rounded_to_what_it_stands_for(dtype: str, fill: str) -> None:
+    """As elements are: 0.1 of f16 is not 0.1 of f32, and 70000 is infinite."""
+    text = TEXT.replace("f16", dtype).replace("f32(x[i, k])", f"f32((x[i, k] if k >= 3 else {fill}))")
+    program = parse_program(text)
+    changed = sums_of_widened(program)
+    assert "x_wide" in changed.tensor
+    given = {"x": normal((24, 40)).astype(numpy_dtype(dtype)), "w": np.ones((30, 32), numpy_dtype(dtype))}
+    want: Any
+    with np.errstate(over="ignore"):
+        want, found = (run_program(p, given)["y"] for p in (program, changed))
+    np.testing.assert_array_equal(found, want)
+    kernel: Any = poly.compile(program)
+    np.testing.assert_allclose(kernel(given["x"], given["w"]), want, rtol=1e-5, atol=1e-5)
