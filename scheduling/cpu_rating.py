@@ -77,8 +77,8 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Grid:
-    """Candidates of one way: rows of (height, vectors, tiles of lanes a block, tiles of rows a block, depth), and of
-    each what `Shapes` has.
+    """Candidates of one way: a row of `sizes` is what `PlannedWays.plan` takes, height and width of a register tile in
+    rows and vectors, tiles of lanes and of rows in a block, depth. Of each what `Shapes` has.
     """
 
     way: Way
@@ -86,6 +86,26 @@ class Grid:
     work: Numbers
     count: Numbers
     rest: Numbers
+
+    @property
+    def height(self) -> Numbers:
+        return self.sizes[:, 0]
+
+    @property
+    def width(self) -> Numbers:
+        return self.sizes[:, 1]
+
+    @property
+    def lane_block(self) -> Numbers:
+        return self.sizes[:, 2]
+
+    @property
+    def row_block(self) -> Numbers:
+        return self.sizes[:, 3]
+
+    @property
+    def depth(self) -> Numbers:
+        return self.sizes[:, 4]
 
 
 @dataclass(frozen=True)
@@ -272,14 +292,14 @@ class RatedWays(PlannedWays):
         places: list[dict[Site, int]] = []
         for grid in grids:
             loops, sites = self._loops(grid)
-            height, width, panels, depth = (grid.sizes[:, k] for k in (0, 1, 2, 4))
-            rates = {k: self._rate(grid.way, k, height, width * panels) for k, _ in grid.way.packs}
-            asks = {k: self.asks(grid.way, k, width * panels, depth) for k, _ in grid.way.packs}
+            vectors = grid.width * grid.lane_block
+            rates = {k: self._rate(grid.way, k, grid.height, vectors) for k, _ in grid.way.packs}
+            asks = {k: self.asks(grid.way, k, vectors, grid.depth) for k, _ in grid.way.packs}
             near = {k: np.where(there, self.vector / VECTOR, 0.0) for k, there in asks.items()}
             copies = {k: Copy(sites[site], rates[k], near[k]) for k, site in grid.way.packs}
             if self.turned and grid.way.lanes_outside:  # partial sums of a block of lanes
                 copies[len(self.operands) - 1] = Copy(sites["lanes"] - 1, np.full((), ONE_BY_ONE))
-            nests.append(BlockedNest(loops, copies, len(height)))
+            nests.append(BlockedNest(loops, copies, len(grid.sizes)))
             places.append(sites)
         lanes = self.names[self.lanes]
         along = [k for k, o in enumerate(self.operands[:-1]) if o.stride(lanes) == o.element]
@@ -319,9 +339,8 @@ class RatedWays(PlannedWays):
     def _shares(self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], cut: Numbers) -> dict[int, Shares]:
         """What threads have of the loops over tiles: those of lanes that are not whole are in pieces of their own."""
         lanes, threads = self.names[self.lanes], self.facts.threads
-        width, panels = grid.sizes[:, 1], grid.sizes[:, 2]
-        whole = np.asarray(np.maximum(np.floor(self.facts.extents[self.lanes] / (width * self.vector)), 1))
-        size = np.asarray(np.minimum(panels, whole))
+        whole = np.asarray(np.maximum(np.floor(self.facts.extents[self.lanes] / (grid.width * self.vector)), 1))
+        size = np.asarray(np.minimum(grid.lane_block, whole))
         rows = blocks_shared(grid.count, np.ones(()), threads)
         copied = any(site == "lanes" for _, site in grid.way.packs)
         found: dict[int, Shares] = {}
@@ -342,22 +361,22 @@ class RatedWays(PlannedWays):
     def _loops(self, grid: Grid) -> tuple[list[Loop], dict[Site, int]]:
         """The nest from the outside in, and at which depth things are packed."""
         way, count = grid.way, grid.count
-        width, panels, blocks, depth = (grid.sizes[:, k] for k in range(1, 5))
         one = np.ones(())
         full = {n: np.full((), float(e)) for n, e in self.extents.items()}
         lanes, rows = self.names[self.lanes], self.names[way.rows]
         outer, middle = self.around(way)
         loops = [Loop(self.names[a], full[self.names[a]], one) for a in outer]
-        panel = np.minimum(full[lanes], width * self.vector)
-        block = np.minimum(full[lanes], panel * panels)
+        panel = np.minimum(full[lanes], grid.width * self.vector)
+        block = np.minimum(full[lanes], panel * grid.lane_block)
         blocks_of = [Loop(lanes, full[lanes], block)]
         if self.deep:
-            blocks_of.append(Loop(self.deep, full[self.deep], np.where(depth > 0, depth, full[self.deep])))
+            steps = np.where(grid.depth > 0, grid.depth, full[self.deep])
+            blocks_of.append(Loop(self.deep, full[self.deep], steps))
         loops += blocks_of if way.lanes_outside else reversed(blocks_of)
         sites: dict[Site, int] = {"whole": 0, "lanes": len(loops)}
         loops += [Loop(self.names[a], full[self.names[a]], one) for a in middle]
         tile = full[rows] / count
-        high = np.where(blocks > 0, np.minimum(full[rows], tile * blocks), full[rows])
+        high = np.where(grid.row_block > 0, np.minimum(full[rows], tile * grid.row_block), full[rows])
         loops.append(Loop(rows, full[rows], high))
         sites["rows"] = len(loops)
         tiles = [Loop(lanes, block, panel), Loop(rows, high, tile)]

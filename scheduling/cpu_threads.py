@@ -44,17 +44,18 @@ STREAMED_CYCLES, SCALAR = 0.4, 8.0  # of an element that is moved; factor withou
 def share(
     schedule: Schedule, names: Collection[str], machine: Machine, threads: int, depth: int | None = None
 ) -> Schedule:
-    """Split loops over threads, one in every nest of these statements (of its outermost `depth`). A nest that is over
-    before a second thread could help stays on one; what only reads constants runs when compiling.
+    """Split loops over threads in every nest of these statements: of its outermost `depth` those that spare most, side
+    by side where there are several. A nest that is over before a second thread could help stays on one; what only reads
+    constants runs when compiling.
     """
-    state = _Sharing(machine, threads, alone=_on_one(schedule, names))
+    state = _Sharing(machine, threads, depth, on_one=_on_one(schedule, names))
     moving = [s for s in schedule.program.statements if s.name in names and not _constant(schedule, s)]
     for nest in state.by_work(schedule, [s.name for s in moving if not s.copies]):
-        schedule = state.share(schedule, nest, depth)
+        schedule = state.share(schedule, nest)
     for nest in state.by_work(schedule, [s.name for s in moving if s.copies]):
         for name in nest:
             copy = schedule.program.statement[name]
-            schedule = state.share(_along(schedule, copy, state.done, threads), [name], depth)
+            schedule = state.share(_along(schedule, copy, state.done, threads), [name])
     return schedule
 
 
@@ -136,10 +137,13 @@ class _Shared:
 
 @dataclass
 class _Sharing:
+    """What is shared already, while nests are. `depth`: of the loops of a nest that may be, all where it is None."""
+
     machine: Machine
     threads: int
+    depth: int | None = None
     done: set[str] = field(default_factory=set[str])
-    alone: set[str] = field(default_factory=set[str])  # loops of nests that are over sooner on one thread
+    on_one: set[str] = field(default_factory=set[str])  # loops of nests that are over sooner on one thread
 
     def by_work(self, schedule: Schedule, names: Sequence[str]) -> list[list[str]]:
         """The statements of each nest, what takes longest first."""
@@ -153,43 +157,42 @@ class _Sharing:
             for nest in sorted(nests.values(), key=lambda nest: -sum(work[n] for n in nest))
         ]
 
-    def share(self, schedule: Schedule, names: Sequence[str], depth: int | None) -> Schedule:
+    def share(self, schedule: Schedule, names: Sequence[str]) -> Schedule:
         """Some statements of a nest, but for those in loops that are shared already."""
         names = [n for n in names if not self.done.intersection(schedule.nests[n].names)]
-        for loop in self._best(schedule, names, 0, 1, depth).loops:
+        for loop in self._best(schedule, names, 0, 1).loops:
             schedule = schedule.parallelise(loop)
             self.done.add(loop)
         for n in names:
             if not self.done.intersection(schedule.nests[n].names):
-                self.alone |= {*schedule.nests[n].names[:depth]}
+                self.on_one |= {*schedule.nests[n].names[: self.depth]}
         return schedule
 
-    def _best(
-        self, schedule: Schedule, names: Sequence[str], level: int, reached: int, depth: int | None
-    ) -> _Shared:
+    def _best(self, schedule: Schedule, names: Sequence[str], level: int, reached: int) -> _Shared:
         """Of statements in the same `level` loops, which are reached so many times: the loops from there on."""
         inner: dict[str, list[str]] = {}
         for n in names:
-            for loop in schedule.nests[n].names[:depth][level : level + 1]:
+            for loop in schedule.nests[n].names[: self.depth][level : level + 1]:
                 inner.setdefault(loop, []).append(n)
         saved, loops = 0.0, tuple[str, ...]()
         for loop, below in inner.items():
             if schedule.kind(loop) == "serial":
-                found = self._from(schedule, loop, below, level, reached, depth)
+                found = self._from(schedule, loop, below, level, reached)
                 saved, loops = saved + found.saved, (*loops, *found.loops)
         return _Shared(saved, loops)
 
     def _from(
-        self, schedule: Schedule, loop: str, names: Sequence[str], level: int, reached: int, depth: int | None
+        self, schedule: Schedule, loop: str, names: Sequence[str], level: int, reached: int
     ) -> _Shared:
         """A loop or those inside."""
         saved, even = self._saved(schedule, loop, reached)
-        own = _Shared(saved, (loop,))
-        if saved and even and not _carries(schedule, loop):
-            return own
-        inside = self._best(schedule, names, level + 1, reached * max(1, _extent(schedule, loop)), depth)
-        if saved and BETTER * saved >= inside.saved and not (even or _carries(schedule, loop)):
-            return own
+        if saved and even:
+            if not _carries(schedule, loop):
+                return _Shared(saved, (loop,))
+            saved = 0.0
+        inside = self._best(schedule, names, level + 1, reached * max(1, _extent(schedule, loop)))
+        if saved and BETTER * saved >= inside.saved and not _carries(schedule, loop):
+            return _Shared(saved, (loop,))
         return inside
 
     def _saved(self, schedule: Schedule, loop: str, reached: int) -> tuple[float, bool]:
@@ -197,17 +200,17 @@ class _Sharing:
         whether hardly more could be spared.
         """
         extent = _extent(schedule, loop)
-        if extent < 2 or loop in self.alone or self._holds_shared(schedule, loop):
+        if extent < 2 or loop in self.on_one or self._holds_shared(schedule, loop):
             return 0.0, False
-        far, alone = self._travelling(schedule, loop)
+        far, fetched = self._travelling(schedule, loop)
         moved = _instances(schedule, loop) * STREAMED_CYCLES  # whatever is done with them: that is guessed
-        if not alone and moved < 2 * CALL * max(1, reached):
+        if not fetched and moved < 2 * CALL * max(1, reached):
             return 0.0, False
         whole = sum(self._work(schedule, n) for n in schedule.under(loop))
         far += _edges(schedule, loop) * (self.threads - 1)
         remote, largest = remote_rate(self.machine), _largest(schedule, loop, extent)
         cost = CALL + float(shared_time(whole, extent, reached - 1, far, self.threads, remote, largest))
-        return max(0.0, whole + alone / remote - cost), cost * self.threads <= EVEN * whole and not far
+        return max(0.0, whole + fetched / remote - cost), cost * self.threads <= EVEN * whole and not far
 
     def _holds_shared(self, schedule: Schedule, loop: str) -> bool:
         """Whether a loop inside is shared already, which would be one thread's then."""
@@ -242,7 +245,7 @@ class _Sharing:
             made = not _constant(schedule, s)
             for access, kind in s.accesses:
                 uses.setdefault(access.tensor, []).append(_Use(s, access, made and kind == "write"))
-        shared, alone = 0.0, 0.0
+        shared, on_one = 0.0, 0.0
         for found in uses.values():
             own = [u for u in found if u.statement.name in inside]
             makes = any(u.makes for u in own)
@@ -250,14 +253,14 @@ class _Sharing:
             if not own or not others:
                 continue
             spread = any(self.done.intersection(schedule.nests[u.statement.name].names) for u in others)
-            apart = any(self.alone.intersection(schedule.nests[u.statement.name].names) for u in others)
+            apart = any(self.on_one.intersection(schedule.nests[u.statement.name].names) for u in others)
             along = {axis for u in others for axis in self._shared_along(schedule, u)}
             moved = [set(_moved_axes(schedule, u.statement, u.access, loop)) for u in own]
             size = min(_touched(schedule, part) for part in (own, others)) * (1 - 1 / self.threads)
             near = not apart and all(axes & along if spread else axes for axes in moved)
             shared += 0.0 if near else size
-            alone += size if spread else 0.0
-        return shared, alone
+            on_one += size if spread else 0.0
+        return shared, on_one
 
     def _shared_along(self, schedule: Schedule, use: _Use) -> Iterator[int]:
         """The axes of an access along which threads share its statement."""
@@ -290,7 +293,7 @@ def _outermost(schedule: Schedule, copy: Statement, axis: int, parts: int) -> Sc
     if wanted is None or own[0] == wanted:
         return schedule
     try:
-        apart = _alone(schedule, copy.name, own[0], wanted)
+        apart = _apart(schedule, copy.name, own[0], wanted)
         loops = apart.nests[copy.name].names
         around = loops[loops.index(wanted) - 1 :: -1][: own.index(wanted)]
         size = _extent(apart, wanted) // parts
@@ -309,7 +312,7 @@ def _in_pages(schedule: Schedule, copy: Statement, loops: Sequence[str]) -> bool
     return all(step is not None and step >= PAGE for step in steps if step != 0)
 
 
-def _alone(schedule: Schedule, name: str, outer: str, inner: str) -> Schedule:
+def _apart(schedule: Schedule, name: str, outer: str, inner: str) -> Schedule:
     """What lies in a loop beside an inner one in loops of its own."""
     start = schedule.nests[name].names.index(outer)
     places = _places(schedule, outer, inner)
