@@ -1,14 +1,15 @@
-"""Several short loops of columns as one long loop of lanes, or a result as its operands lie, where that is sooner done,
-copies included; or few columns and few rows.
+"""Several short loops of columns as one long loop of lanes, a result as its operands lie, or elements of an operand as
+rows need them, where that is sooner done, copies included; or few columns and few rows.
 
 A loop of 20 fills 20 of 32 lanes; all columns of an operand together (`poly.scheduling.joined_columns`) fill vectors.
-A result in another order than its operands' is stored element by element (`poly.scheduling.laid_results`). Copies and
-the product are groups with policies of their own; what the model gives them is compared.
+A result in another order than its operands' is stored element by element (`poly.scheduling.laid_results`). Of lines
+that are read with steps much is not used (`poly.scheduling.dense_operands`). Copies and the product are groups with
+policies of their own; what the model gives them is compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf, prod
@@ -19,9 +20,10 @@ from poly.machine import Machine
 from poly.program import Program, Statement
 from poly.scheduling.cpu_contract import best_rated, least_cycles, least_of_plans
 from poly.scheduling.cpu_core import core_of
-from poly.scheduling.cpu_facts import Facts, facts_of
-from poly.scheduling.cpu_rating import SHORT_VECTOR, SQUARES
+from poly.scheduling.cpu_facts import Facts, bytes_touched, facts_of, own_capacity
+from poly.scheduling.cpu_rating import ONE_BY_ONE, SHORT_VECTOR, SQUARES
 from poly.scheduling.cpu_shares import FITTED_REMOTE, shared_time
+from poly.scheduling.dense_operands import dense_operands
 from poly.scheduling.groups import domain_box, groups_of
 from poly.scheduling.joined_axes import join_axes
 from poly.scheduling.joined_columns import columns_of
@@ -30,22 +32,27 @@ from poly.scheduling.laid_results import laid_results
 
 FILLED = 0.9  # of the lanes, by the loop along which the result is contiguous: good enough
 FEWEST = 4  # columns of which several rows are one vector: of two, shuffles are most of the work
+MOST_PICKED = 4  # elements from one to the next, where these are picked from whole vectors
+COPIES = 4  # times that operations take as long as copies of elements which lie apart: what these gain is guessed
 GAIN = 0.95  # of the cycles without copies, at most: closer to them, the model cannot tell
 
 
 def with_columns(program: Program, machine: Machine, threads: int) -> Program:
-    """The program with its contraction's columns as one loop, or its result as operands lie, where that pays."""
+    """The program with its contraction's columns as one loop, or a result or an operand in another order, where that
+    pays.
+    """
     if machine.kind != "cpu" or not 0 < len(program.statements) < 3 or program.statements[-1].combiner is None:
         return program
     rows = rows_of(program)
     if rows is not None and _fill(rows, machine):
         return rows.joined()
     laid, joined = [*laid_results(program)], [way.joined() for way in columns_of(program)]
-    facts = _facts(program, machine, threads) if laid or joined else None
+    dense = [*_worth_it(program, machine, threads)]
+    facts = _facts(program, machine, threads) if laid or joined or dense else None
     lanes = facts.lanes() if facts is not None else None
     if facts is None or lanes is None:
         return program
-    found = [join_axes(p) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined)]
+    found = [join_axes(p) for p in (laid if _filled(facts, lanes) > FILLED else laid + joined) + dense]
     moved = [_Moved(p, _copies(p, machine, threads), facts) for p in found]
     best = _soonest(moved, GAIN * _least(facts)) if moved else None
     if best is None and moved:
@@ -91,8 +98,24 @@ def columns_like(program: Program, other: Program) -> Program:
     if str(program) == str(other):
         return program
     rows = rows_of(program)
-    moved = (join_axes(p) for p in chain(laid_results(program), (way.joined() for way in columns_of(program))))
+    moved = (join_axes(p) for p in _others(program))
     return next((p for p in chain((rows.joined(),) if rows else (), moved) if p == other), program)
+
+
+def _others(program: Program) -> Iterator[Program]:
+    """The programs that a contraction can be made, by copies."""
+    return chain(laid_results(program), (way.joined() for way in columns_of(program)), dense_operands(program))
+
+
+def _worth_it(program: Program, machine: Machine, threads: int) -> Iterator[Program]:
+    """Those with copies of elements that lie apart which take a small part of the operations' time, where lines of
+    which few elements are used come slowly: from a last cache that is far, as not all stays in a core's own ones.
+    """
+    for dense in dense_operands(program) if core_of(machine, 1).afar else ():
+        facts = _facts(dense, machine, threads)
+        stays = bytes_touched(program, program.statements) <= own_capacity(machine)
+        if facts is not None and not stays and COPIES * _copies(dense, machine, threads) <= least_cycles(facts):
+            yield dense
 
 
 def _fill(rows: Rows, machine: Machine) -> bool:
@@ -131,18 +154,17 @@ def _filled(facts: Facts, lanes: int) -> float:
 
 def _copies(program: Program, machine: Machine, threads: int) -> float:
     """Cycles of all copies; none of constants, which are moved when compiling."""
-    moved = [s for s in program.statements if s.combiner is None and s.reads]
+    summed = {s.write.tensor for s in program.statements if s.combiner is not None}
+    moved = [s for s in program.statements if s.reads and s.write.tensor not in summed]
     moved = [s for s in moved if program.tensor[s.reads[0].tensor].role != "constant"]
-    return sum(_copied(program, s, machine, threads) for s in moved)
+    return sum((_gathered if _apart(s) else _copied)(program, s, machine, threads) for s in moved)
 
 
 def _copied(program: Program, s: Statement, machine: Machine, threads: int) -> float:
     """Cycles of a copy by squares or short runs, and of its traffic. A short axis next to the one that the other side
     is contiguous along makes long runs with it.
     """
-    box = domain_box(program, s, s.iterators)
-    assert box is not None
-    extents = {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
+    extents = _extents(program, s)
     fast = [min(i.names, key=i.coefficient) for i in (a.affine_index[-1] for a in (s.reads[0], s.write))]
     across, along = (extents[n] for n in fast)
     elements, element = prod(extents.values()), size_bytes(program.tensor[s.write.tensor].dtype)
@@ -155,5 +177,40 @@ def _copied(program: Program, s: Statement, machine: Machine, threads: int) -> f
         each = max(1 / SQUARES, SHORT_VECTOR / min(across, along))
     size = 2 * elements * element
     rate = min((c.rate for c in core_of(machine, element).caches if c.capacity < size), default=inf)
+    return _shared(elements * each + size / rate, elements, threads)
+
+
+def _shared(cycles: float, elements: int, threads: int) -> float:
     meetings = float(threads > 1)  # the product waits for the last thread
-    return float(shared_time(elements * each + size / rate, elements, meetings, 0.0, threads, FITTED_REMOTE))
+    return float(shared_time(cycles, elements, meetings, 0.0, threads, FITTED_REMOTE))
+
+
+def _apart(s: Statement) -> bool:
+    """Whether a copy reads with steps."""
+    return any(len(i.terms) == 1 and abs(i.terms[0][1]) > 1 for i in s.reads[0].affine_index)
+
+
+def _gathered(program: Program, s: Statement, machine: Machine, threads: int) -> float:
+    """Cycles of a copy of elements that lie apart, rows along the last loop: its operations, the lines that it reads,
+    from where they are when a kernel starts, and what it writes.
+    """
+    ranges, tensor = _extents(program, s), program.tensor[s.reads[0].tensor]
+    element, elements = size_bytes(tensor.dtype), prod(ranges.values())
+    core, name = core_of(machine, element), s.iterators[-1]
+    shape, along = tensor.extents({}), ranges[name]
+    axis, step = next((d, i.coefficient(name)) for d, i in enumerate(s.reads[0].affine_index) if name in i.names)
+    step *= prod(shape[axis + 1 :])
+    picked = step <= MOST_PICKED
+    each = SHORT_VECTOR * -(-along // core.lanes) / along if picked else 1 / ONE_BY_ONE
+    lines = min((along - 1) * step * element / core.line + 1, along)  # of a row that starts anywhere
+    size, written = prod(shape) * element, elements * element
+    far = core.caches[-1 if size > core.counted_on(len(core.caches) - 1) else len(core.own) - 1].rate
+    near = min((c.rate for c in core.caches if c.capacity < written), default=inf)
+    read = min(size, elements / along * lines * core.line)
+    return _shared(elements * each + read / far + written / near, elements, threads)
+
+
+def _extents(program: Program, s: Statement) -> dict[str, int]:
+    box = domain_box(program, s, s.iterators)
+    assert box is not None
+    return {i: high - low + 1 for i, (low, high) in zip(s.iterators, box, strict=True)}
