@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,7 @@ _MESH_CORE = {
     **_WIDE_CORE, "remote": 3, "near": 112, "sums": 4, "afar": 1, "crossing": 25, "asked": 8, "guarded": 10,
     "gather": 1,
 }  # fmt: skip
+_TILED, _RAPIDS = "sapphirerapids", "rapids"  # the first core that has tiles; how the names of all of them end
 _WIDE = 16  # f32 lanes
 _OWN = 2  # levels that a core has for itself
 _CPU_DIRECTORY = Path("/sys/devices/system/cpu")
@@ -37,13 +38,28 @@ def host_machine() -> Machine:
     flags = dict(llvm.get_host_cpu_features())
     features = tuple(name if on else f"-{name}" for name, on in sorted(flags.items()))
     return machine_of_features(
-        str(llvm.get_host_cpu_name()),
+        host_cpu(),
         features,
         str(llvm.get_process_triple()),
         cache_sizes(),
         os.cpu_count() or 1,  # not those that this process may use: plans must not differ with where it runs
         clock_mhz(),
     )
+
+
+@cache
+def host_cpu() -> str:
+    """LLVM's name for the host. Where a guest hides its model LLVM takes an older core that lacks features of this one,
+    and orders instructions for that: sums of the largest register tiles go to the stack then (0102).
+    """
+    import llvmlite.binding as llvm
+
+    return named_cpu(str(llvm.get_host_cpu_name()), {n for n, on in llvm.get_host_cpu_features().items() if on})
+
+
+def named_cpu(found: str, features: Collection[str]) -> str:
+    """The name to make code for, where LLVM has found one and these features."""
+    return found if found.endswith(_RAPIDS) or not _MESH <= {*features} else _TILED
 
 
 def is_x86(triple: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from poly.codegen.host import host_cpu
 from poly.codegen.processors import require_cpu, require_features, require_triple, require_usable
 from poly.disk_cache import cache_entry, read_entry, write_entry
 from poly.errors import Bug, MachineError
@@ -146,7 +147,7 @@ def _require_names(cpu: str, features: str, triple: str) -> None:
 
     names = [f.removeprefix("+") for f in features.split(",")] if features else []
     here = triple == llvm.get_process_triple()
-    if cpu not in ("", "generic") and not (here and cpu == llvm.get_host_cpu_name()):
+    if cpu not in ("", "generic") and not (here and cpu == host_cpu()):
         require_cpu(cpu, triple)
     if not (here and {n.removeprefix("-") for n in names} <= llvm.get_host_cpu_features().keys()):
         require_features(names, triple)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import poly
-from poly.codegen.host import host_machine, machine_of_features
+from poly.codegen.host import host_machine, machine_of_features, named_cpu
 from poly.compiler import machine_of
 from poly.errors import MachineError
 from poly.machine import Engine, Machine, Memory, machine_of_table
@@ -172,6 +172,20 @@ def test_what_kind_of_core_it_is_follows_from_features() -> None:
     assert mesh.guarded < near.guarded == 14
     half = machine_of_features("x", (*WIDE_FEATURES, "avx512fp16"), ZEN5.triple, {1: 48 << 10, 2: 2 << 20}, 2, 2600)
     assert half.engines[0].cost == ZEN5.engines[0].cost
+
+
+@pytest.mark.parametrize(
+    ("found", "features", "name"),
+    [
+        ("rocketlake", MESH.engines[0].features, "sapphirerapids"),
+        ("graniterapids", MESH.engines[0].features, "graniterapids"),
+        ("rocketlake", (*WIDE_FEATURES, "avx512fp16"), "rocketlake"),
+        ("znver5", WIDE_FEATURES, "znver5"),
+    ],
+)
+def test_code_is_for_a_core_that_has_all_features(found: str, features: tuple[str, ...], name: str) -> None:
+    """Guests hide what they are, and LLVM then takes a core that never had tiles."""
+    assert named_cpu(found, features) == name
 
 
 @pytest.mark.parametrize(
