@@ -54,6 +54,8 @@ USUAL_CORE: Final[Mapping[str, int]] = {
     "asked": 0,  # steps of a register tile's reduction before which lanes that lie apart are asked for where the first
     # cache does not hold those of all steps; 0: not at all (0099): cpu_block_ahead
     "guarded": 14,  # tenths of an element that a copy with padding moves a cycle (0085): cpu_rating
+    "unpadded": 100,  # percent of the cycles that the model gives a window with its padding: one without is sooner done
+    # up to there (0105): cpu_padding
     "streamed": 0,  # 1 for parts of a model whose constants together do not stay in a core's own caches (0094):
     # cpu_block_ahead
 }

@@ -67,6 +67,7 @@ class Core:
     crossing: int
     asked: int
     guarded: int
+    unpadded: int
     streamed: int
 
     @property

@@ -169,7 +169,7 @@ def test_what_kind_of_core_it_is_follows_from_features() -> None:
     assert [c.rate for c in near.caches] == [56, 28, 10] and not near.afar and near.asked_into == 0
     assert mesh.caches[1].rate < near.caches[1].rate / 2 and mesh.afar and mesh.asked_into == 1
     assert mesh.remote < near.remote / 2  # what another core wrote
-    assert mesh.guarded < near.guarded == 14
+    assert mesh.guarded < near.guarded == 14 and mesh.unpadded > near.unpadded == 100
     half = machine_of_features("x", (*WIDE_FEATURES, "avx512fp16"), ZEN5.triple, {1: 48 << 10, 2: 2 << 20}, 2, 2600)
     assert half.engines[0].cost == ZEN5.engines[0].cost
 

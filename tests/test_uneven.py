@@ -184,6 +184,18 @@ def test_the_choice_is_made_for_the_number_of_threads() -> None:
     assert not without_padding(program, {"W"}, machine, 2).statement["s1"].reads[0].guard
 
 
+def test_a_core_says_how_much_longer_windows_without_padding_may_seem_to_take() -> None:
+    """As its description does; a vector that half the channels fill is worse than any padding."""
+    machine = wide()
+    core = machine.engines[0]
+    sooner = replace(machine, engines=(replace(core, cost={**core.cost, "unpadded": 110}),))
+    for program in (planes(32, 16), planes(32, 32)):
+        assert without_padding(program, {"W"}, machine, 1) is program
+        assert not without_padding(program, {"W"}, sooner, 1).statement["s1"].reads[0].guard
+    program = planes(32, 8)
+    assert without_padding(program, {"W"}, sooner, 1) is program
+
+
 def test_what_is_beside_does_not_matter() -> None:
     program = planes(14, 64, "s3[i, k]: S[i] += V[i, k] where 0 <= i <= 39 and 0 <= k <= 49\n")
     assert not without_padding(program, {"W"}, wide(), 1).statement["s1"].reads[0].guard
