@@ -8,8 +8,8 @@ and copies, are added. What an operand brings into a cache follows from its walk
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -28,51 +28,66 @@ LEAST = 1e-3  # of a kernel's time in which something comes
 FEW = 2  # register tiles that read an operand where it lies: as often as it costs a copy to read and to write it
 
 
-def shared_cycles(
-    inside: Numbers,
-    operands: Sequence[Operand],
-    loops: Sequence[Loop],
-    copied: Mapping[int, Copied],
-    threads: int,
-    carried: Collection[str],
-    pieces: Sequence[Numbers],
-    made: Collection[int] = (),
-    remote: float = FITTED_REMOTE,
-    shares: Mapping[int, Shares] = MappingProxyType({}),
-) -> Numbers:
-    """Cycles until the last of some threads has done a nest that takes one of them `inside`, and its copies.
-
-    They share the loop with which that is soonest, none of those that are `carried`, and copies outside of it, and meet
+@dataclass(frozen=True)
+class SharedNest:
+    """A nest of which some threads share a loop, none of those that are `carried`, and copies outside of it, and meet
     after each of these. What is copied there and does not move along the loop comes to every thread, from the one that
-    copied it, and so do operands that are `made` by other nests. `pieces`: loops one after another that each of `loops`
-    stands for. `remote`: bytes a cycle of what is fetched at the edges of rows that threads write side by side.
-    `shares`: by position what threads have of loops whose iterations are not alike.
+    copied it, and so do operands that are `made` by other nests.
+
+    `copied`: by position of an operand. `pieces`: loops one after another that each of `loops` stands for. `remote`:
+    bytes a cycle of what is fetched at the edges of rows that threads write side by side. `shares`: by position what
+    threads have of loops whose iterations are not alike.
     """
-    best = inside + sum((c.cycles for c in copied.values()), np.zeros(()))
-    if threads == 1:
+
+    operands: Sequence[Operand]
+    loops: Sequence[Loop]
+    copied: Mapping[int, Copied]
+    threads: int
+    carried: Collection[str]
+    pieces: Sequence[Numbers]
+    made: Collection[int] = ()
+    remote: float = FITTED_REMOTE
+    shares: Mapping[int, Shares] = field(default_factory=dict[int, Shares])
+
+    def cycles(self, inside: Numbers) -> Numbers:
+        """Cycles until the last thread has done the nest, of which one alone takes `inside`, and its copies: with the
+        loop with which that is soonest.
+        """
+        best = inside + sum((c.cycles for c in self.copied.values()), np.zeros(()))
+        if self.threads == 1:
+            return best
+        reached = [np.ones(())]
+        for depth, loop in enumerate(self.loops, 1):
+            if loop.iterator not in self.carried:
+                cycles, trips = self._with(depth, inside, reached)
+                best = np.minimum(best, np.where(trips > 1, cycles, best))
+            reached.append(reached[-1] * loop.trips)
         return best
-    reached = [np.ones(())]
-    for depth, loop in enumerate(loops, 1):
-        if loop.iterator not in carried:
-            before = [k for k, c in copied.items() if c.depth < depth]
-            own = inside + sum((c.cycles for k, c in copied.items() if k not in before), np.zeros(()))
-            common = sum((copied[k].cycles for k in before), np.zeros(()))
-            far = [copied[k].bytes for k in before if not operands[k].depends(loop.iterator)]
-            travelling = sum(far, np.zeros(())) * (1 - 1 / threads)
-            for k, o in enumerate(operands):
-                if k in made and k not in before and not o.depends(loop.iterator):
-                    travelling = travelling + o.size * (1 - 1 / threads)
-            meetings = reached[-1] * pieces[depth - 1] - 1 + sum(reached[copied[k].depth] for k in before)
-            share, trips = shares.get(depth - 1), loop.trips
-            if share is None:
-                shared = shared_time(own, trips, meetings, travelling, threads, FITTED_REMOTE)
-            else:
-                shared = share.cycles(own) + shared_time(0.0, trips, meetings, travelling, threads, FITTED_REMOTE)
-                trips = share.trips
-            cycles = common / threads + shared + _at_edges(operands, loop, threads) / remote
-            best = np.minimum(best, np.where(trips > 1, cycles, best))
-        reached.append(reached[-1] * loop.trips)
-    return best
+
+    def _with(self, depth: int, inside: Numbers, reached: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
+        """Cycles where threads share the loop at a depth, and its iterations; `reached`: how often loops are."""
+        loop, threads = self.loops[depth - 1], self.threads
+        before = [k for k, c in self.copied.items() if c.depth < depth]
+        own = inside + sum((c.cycles for k, c in self.copied.items() if k not in before), np.zeros(()))
+        common = sum((self.copied[k].cycles for k in before), np.zeros(()))
+        travelling = self._travelling(loop, before)
+        meetings = reached[-1] * self.pieces[depth - 1] - 1 + sum(reached[self.copied[k].depth] for k in before)
+        share, trips = self.shares.get(depth - 1), loop.trips
+        if share is None:
+            shared = shared_time(own, trips, meetings, travelling, threads, FITTED_REMOTE)
+        else:
+            shared = share.cycles(own) + shared_time(0.0, trips, meetings, travelling, threads, FITTED_REMOTE)
+            trips = share.trips
+        return common / threads + shared + _at_edges(self.operands, loop, threads) / self.remote, trips
+
+    def _travelling(self, loop: Loop, before: Collection[int]) -> Numbers:
+        """Bytes of what is copied `before` a loop that threads share, or made, that one of them has from the others."""
+        far = [self.copied[k].bytes for k in before if not self.operands[k].depends(loop.iterator)]
+        travelling = sum(far, np.zeros(())) * (1 - 1 / self.threads)
+        for k, o in enumerate(self.operands):
+            if k in self.made and k not in before and not o.depends(loop.iterator):
+                travelling = travelling + o.size * (1 - 1 / self.threads)
+        return travelling
 
 
 def _at_edges(operands: Sequence[Operand], loop: Loop, threads: int) -> float:
@@ -99,13 +114,9 @@ class MemoryCycles(NamedTuple):
 
 
 def cycles_of_memory(
-    core: Core,
-    operands: Sequence[Operand],
-    nests: Sequence[BlockedNest],
-    extents: Mapping[str, int],
-    along: Collection[int] = (),
-    panels: Collection[int] = (),
-) -> tuple[MemoryCycles, list[dict[int, Copied]]]:
+    core: Core, operands: Sequence[Operand], nests: Sequence[BlockedNest], extents: Mapping[str, int],
+    along: Collection[int] = (), panels: Collection[int] = (),
+) -> tuple[MemoryCycles, list[dict[int, Copied]]]:  # fmt: skip
     """Cycles of traffic for all candidates; and by nest the copies of packed operands. All nests have the same number
     of loops.
 
@@ -128,15 +139,10 @@ def cycles_of_memory(
         more = [boxes.kept(room, part * cache.capacity) for part in PANELS_KEPT] if n < last else []
         total: Numbers = np.zeros(())
         for k, walk in enumerate(walks):
-            moved, own = _brought(core, n, walk, kept)
-            if k in panels and walk.packed.any():
-                parts = [moved, *(_brought(core, n, walk, larger)[0] for larger in more)]
-                moved = np.where(walk.packed, sum(parts, np.zeros(())) / len(parts), moved)
+            moved, own = _brought(core, n, walk, kept, more if k in panels else [])
             if n == last:
-                moved = moved * held_share(core, walk.operand)
-                coming = coming + np.where(walk.asked > 0, moved, 0.0) / cache.rate
-                moved, burst = _from_last(core, boxes, walk, np.where(walk.asked > 0, 0.0, moved), own, k in along)
-                bursts += burst
+                moved, asked, burst = _from_last(core, boxes, walk, moved, own, k in along)
+                coming, bursts = coming + asked, bursts + burst
             total = total + moved * (2.0 if walk.operand.write else 1.0)
             if 0 < n < last and walk.touched.alone.any():
                 waits = waits + np.where(own, 0.0, kept.moved(walk.touched.alone, walk.around)) * WAITING / cache.rate
@@ -145,28 +151,41 @@ def cycles_of_memory(
     return MemoryCycles(levels[:-1], coming, levels[-1] + waits, bursts), copied
 
 
-def _brought(core: Core, level: int, walk: Walk, kept: Kept) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-    """Bytes of an operand that come into a level, and where its own copy has left it there."""
+def _brought(
+    core: Core, level: int, walk: Walk, kept: Kept, more: Sequence[Kept]
+) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """Bytes of an operand that come into a level, and where its own copy has left it there; `more`: what stays there
+    part of the time, if the operand is packed.
+    """
     moved = kept.moved(walk.touched.behind if level else walk.touched.near, walk.around)
-    if walk.at is None or walk.paid is None:
-        return moved, np.zeros((), bool)
-    own, size = walk.paid & kept.some & (kept.stays[0] <= walk.at), walk.operand.size
-    return np.where(own, 0.0 if size > core.counted_on(level) else float(size), moved), own
+    own = np.zeros((), bool)
+    if walk.at is not None and walk.paid is not None:
+        own, size = walk.paid & kept.some & (kept.stays[0] <= walk.at), walk.operand.size
+        moved = np.where(own, 0.0 if size > core.counted_on(level) else float(size), moved)
+    if more and walk.packed.any():
+        parts = [moved, *(_brought(core, level, walk, larger, [])[0] for larger in more)]
+        moved = np.where(walk.packed, sum(parts, np.zeros(())) / len(parts), moved)
+    return moved, own
 
 
 def _from_last(
     core: Core, boxes: Boxes, walk: Walk, moved: Numbers, own: npt.NDArray[np.bool_], along: bool
-) -> tuple[Numbers, list[tuple[Numbers, Numbers]]]:
-    """What counts of the bytes that an operand has from behind the last level, and its bursts."""
+) -> tuple[Numbers, Numbers, list[tuple[Numbers, Numbers]]]:
+    """What counts of the bytes that an operand has from behind the last level, cycles of what has been asked for, and
+    its bursts.
+    """
     bursts: list[tuple[Numbers, Numbers]] = []
-    *nearer, _ = core.caches
+    *nearer, last = core.caches
+    moved = moved * held_share(core, walk.operand)
+    coming = np.where(walk.asked > 0, moved, 0.0) / last.rate
+    moved = np.where(walk.asked > 0, 0.0, moved)
     if nearer and walk.known.any() and walk.operand.size > nearer[-1].capacity:
         bursts.append(_burst(core, boxes, walk, moved))
         moved = np.where(walk.known, 0.0, moved)
     if nearer and along:
         few = ~own & (boxes.read(walk.operand) < (FEW + 1) * prod(walk.operand.shape))
         moved = np.where(few, moved * memory_share(core, walk.operand), moved)
-    return moved, bursts
+    return moved, coming, bursts
 
 
 def _burst(core: Core, boxes: Boxes, walk: Walk, moved: Numbers) -> tuple[Numbers, Numbers]:

@@ -13,7 +13,7 @@ from math import inf, prod
 import numpy as np
 
 from poly.locks import cached_property
-from poly.scheduling.cpu_cost import cycles_of_memory, held_share, overlapped, shared_cycles, tile_cycles
+from poly.scheduling.cpu_cost import SharedNest, cycles_of_memory, held_share, overlapped, tile_cycles
 from poly.scheduling.cpu_facts import own_capacity
 from poly.scheduling.cpu_operand import Operand
 from poly.scheduling.cpu_plan import BlockPlan, Site, tallest, window_stays
@@ -331,10 +331,10 @@ class RatedWays(PlannedWays):
             pieces = [np.where(d < sites["rows"], 1.0, cut * again) for d in range(1, len(nest.loops) + 1)]
             shares = self._shares(grid, nest, sites, cut)
         made, carried = self._made_before, [*self.ranges]
-        return shared_cycles(
-            inside, self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote,
-            shares,
-        )  # fmt: skip
+        shared = SharedNest(
+            self.operands, nest.loops, copied, self.facts.threads, carried, pieces, made, self.core.remote, shares
+        )
+        return shared.cycles(inside)
 
     def _shares(self, grid: Grid, nest: BlockedNest, sites: Mapping[Site, int], cut: Numbers) -> dict[int, Shares]:
         """What threads have of the loops over tiles: those of lanes that are not whole are in pieces of their own."""

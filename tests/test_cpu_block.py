@@ -17,7 +17,7 @@ from poly.scheduling.cpu import schedule_for_cpu
 from poly.scheduling.cpu_block import block_group, schedule_contraction
 from poly.scheduling.cpu_contract import contraction_plan
 from poly.scheduling.cpu_core import Cache, core_of
-from poly.scheduling.cpu_cost import MemoryCycles, cycles_of_memory, overlapped, shared_cycles
+from poly.scheduling.cpu_cost import MemoryCycles, SharedNest, cycles_of_memory, overlapped
 from poly.scheduling.cpu_facts import BYTES_AHEAD, Facts, facts_of
 from poly.scheduling.cpu_operand import Operand, Touched
 from poly.scheduling.cpu_plan import BlockPlan, tallest, window_stays
@@ -390,7 +390,7 @@ def test_threads_meet_after_every_piece_and_copy() -> None:
     operand = Operand("B", ({"k": 1}, {"j": 1}), (64, 512), (2048, 4), 4)
 
     def cycles(pieces: float, copies: dict[int, Copied]) -> float:
-        return float(shared_cycles(inside, [operand], loops, copies, 2, ["k"], [one, one * pieces]))
+        return float(SharedNest([operand], loops, copies, 2, ["k"], [one, one * pieces]).cycles(inside))
 
     assert cycles(1, copied) - cycles(1, {}) == pytest.approx(8 * MEETING_CYCLES, abs=2)
     assert cycles(2, {}) - cycles(1, {}) == pytest.approx(8 * MEETING_CYCLES, abs=2)
@@ -403,7 +403,7 @@ def test_what_another_nest_made_travels_unless_threads_share_it_alike() -> None:
     made = [Operand(name, own, (64, 512), (2048, 4), 4) for name, own in zip("AB", axes, strict=True)]
 
     def cycles(*which: int) -> float:
-        return float(shared_cycles(inside, made, loops, {}, 2, ["k"], [one], which))
+        return float(SharedNest(made, loops, {}, 2, ["k"], [one], which).cycles(inside))
 
     assert cycles(0) - cycles() == pytest.approx(64 * 512 * 4 / 2 / FITTED_REMOTE, abs=2)  # all of it, by each
     assert cycles(1) == cycles()
@@ -418,7 +418,7 @@ def test_rows_that_threads_write_side_by_side_cost_their_edges() -> None:
     def cycles(loop: str, remote: float, columns: int = 512) -> float:
         out = Operand("C", ({"i": 1}, {"j": 1}), (512, columns), (4 * columns, 4), 4, write=True)
         loops = [Loop(loop, np.full((), 512.0), eight)]
-        return float(shared_cycles(inside, [out], loops, {}, 2, ["k"], [one], remote=remote))
+        return float(SharedNest([out], loops, {}, 2, ["k"], [one], remote=remote).cycles(inside))
 
     assert cycles("j", 8) - cycles("i", 8) == pytest.approx(512 * EDGE / 8, abs=2)
     assert cycles("j", 8, 32) - cycles("i", 8, 32) == pytest.approx(512 * 32 * 4 / 2 / 8, abs=2)
