@@ -41,16 +41,12 @@ def schedule_items(program: Program, machine: Machine, threads: int) -> Schedule
         one = share_sums(known_for_cpu(one, {}, machine, threads), machine, threads)
         source = all_items(one, items)
         again = items_of(source)
-        if again is None or _constants(source) != _constants(program):
+        if again is None or source.with_role("constant") != program.with_role("constant"):
             return None
         plan = schedule_for_cpu(one_item(source, again), machine, threads)
         return settle(repeated(unchecked(Schedule(source)), again, plan))
     except PolyError:  # it stays with the policies for any size
         return None
-
-
-def _constants(program: Program) -> tuple[object, ...]:
-    return program.with_role("constant")
 
 
 def _is_enough(one: Program, shared: Collection[str]) -> bool:

@@ -18,7 +18,7 @@ import islpy as isl
 from poly.affine import Affine, var
 from poly.errors import ScheduleError
 from poly.expr import IndexValue, walk
-from poly.program import Access, Program, Statement, Tensor, unused_name
+from poly.program import Access, Program, ReadIndex, Statement, Tensor, unused_name
 from poly.scheduling.edits import finish, unchecked
 from poly.scheduling.paths import Nest, canonical
 from poly.scheduling.schedule import Schedule
@@ -73,29 +73,33 @@ def _iterator(s: Statement, counted: Collection[str]) -> str | None:
     if iterator is None or s.write.tensor not in counted or any(a.index[0] != first for a in own):
         return None
     others = [x for a, _ in s.accesses for x in (a.index[1:] if a.tensor in counted else a.index)]
-    named = {n for x in others if isinstance(x, Affine) for n in x.names}
+    return None if iterator in _names(s, others) else iterator
+
+
+def _names(s: Statement, subscripts: Sequence[Affine | ReadIndex]) -> set[str]:
+    """The names in some subscripts of a statement, in its guards and its body."""
+    named = {n for x in subscripts if isinstance(x, Affine) for n in x.names}
     named |= {n for a in s.reads for c in a.guard for n in c.expr.names}
-    named |= {n for e in walk(s.body) if isinstance(e, IndexValue) for n in e.index.names}
-    return None if iterator in named else iterator
+    return named | {n for e in walk(s.body) if isinstance(e, IndexValue) for n in e.index.names}
 
 
 def _counts(program: Program, s: Statement, iterator: str, size: str) -> bool:
     """Whether the size is the extent of a loop over items, which nothing else depends on, and stands nowhere else."""
-    named = {n for a, _ in s.accesses for x in a.index if isinstance(x, Affine) for n in x.names}
-    named |= {n for a in s.reads for c in a.guard for n in c.expr.names}
-    named |= {n for e in walk(s.body) if isinstance(e, IndexValue) for n in e.index.names}
-    if size in named or not all(isinstance(step, int) or step in s.iterators for step in s.path):
+    if size in _names(s, [x for a, _ in s.accesses for x in a.index]):
+        return False
+    if not all(isinstance(step, int) or step in s.iterators for step in s.path):
         return False
     one = _one_domain(s, iterator, size)
     context = program.context
     whole = s.domain.intersect_params(context)
     if not iterator:
         return one.align_params(whole.get_space()).intersect_params(context).is_equal(whole)
-    again = _all_domain(one, s.name, s.iterators, {iterator: size}, s.iterators.index(iterator))
+    again = _all_domain(one, s.name, s.iterators, size, s.iterators.index(iterator))
     return again.intersect_params(context).is_equal(whole)
 
 
 def _one_domain(s: Statement, iterator: str, size: str) -> isl.Set:
+    """The domain of one item."""
     domain = s.domain
     if iterator:
         domain = domain.project_out(SET, s.iterators.index(iterator), 1)
@@ -105,12 +109,11 @@ def _one_domain(s: Statement, iterator: str, size: str) -> isl.Set:
 
 
 def _all_domain(
-    domain: isl.Set, name: str, iterators: Sequence[str], ranges: Mapping[str, str], *places: int
+    domain: isl.Set, name: str, iterators: Sequence[str], size: str, *places: int
 ) -> isl.Set:
-    """A domain with loops over items at some places, which are all at one item."""
+    """A domain with loops over so many items at some places of its iterators, which are all at one item."""
     for place in places:
         domain = domain.insert_dims(SET, place, 1).set_dim_name(SET, place, iterators[place])
-    (size,) = ranges.values()
     first, *others = (iterators[p] for p in places)
     bounds = " and ".join([f"0 <= {first} < {size}", *(f"{o} = {first}" for o in others)])
     box = isl.Set(f"{header((size,))}{{ [{', '.join(iterators)}] : {bounds} }}")
@@ -141,7 +144,7 @@ def one_item(program: Program, items: Items) -> Program:
 
 def all_items(program: Program, items: Items) -> Program:
     """A program of one item, edited or not, for all of them."""
-    loop = _loop(program, items)
+    loop = _loop_name(program, items)
     counted, inside = _of_items(program, items, {s.name: s.path[0] for s in program.statements})
 
     def of_all(access: Access) -> Access:
@@ -157,16 +160,16 @@ def all_items(program: Program, items: Items) -> Program:
             continue
         iterators = (loop, *s.iterators)
         statements.append(replace(
-            s, iterators=iterators, domain=_all_domain(s.domain, s.name, iterators, {loop: items.size}, 0),
+            s, iterators=iterators, domain=_all_domain(s.domain, s.name, iterators, items.size, 0),
             write=of_all(s.write), reads=tuple(map(of_all, s.reads)), path=(s.path[0], loop, *s.path[1:]),
         ))  # fmt: skip
     return Program(program.name, tensors, tuple(statements), (items.size,), items.context)
 
 
-def _loop(program: Program, items: Items) -> str:
-    taken = {i for s in program.statements for i in s.iterators} | {items.size}
-    wanted = next(iter(items.iterators.values()))
-    return wanted if wanted not in taken else unused_name(taken, wanted)
+def _loop_name(program: Program, items: Items, loops: Collection[str] = ()) -> str:
+    """A name for the loop over items: as it was, if no iterator of one item and none of its loops has it."""
+    taken = {i for s in program.statements for i in s.iterators} | {items.size, *loops}
+    return unused_name(taken, next(iter(items.iterators.values())))
 
 
 def _of_items(
@@ -212,9 +215,8 @@ def repeat(schedule: Schedule, size: str, edits: Sequence[str]) -> Schedule:
 def repeated(schedule: Schedule, items: Items, one: Schedule) -> Schedule:
     """`repeat` with a schedule of one item."""
     program, source = one.program, schedule.source
-    loop, places = _loop_of(one, items), dict[str, object]()
-    for name, nest in one.nests.items():
-        places[name] = nest.names[:1] or name
+    loop = _loop_name(program, items, {n for nest in one.nests.values() for n in nest.names})
+    places = {name: nest.names[:1] or name for name, nest in one.nests.items()}
     counted, inside = _of_items(program, items, places)
     whole = items.tensors  # with an axis of items; buffers of one item have none
     if counted & source.tensor.keys() - whole:
@@ -231,13 +233,6 @@ def repeated(schedule: Schedule, items: Items, one: Schedule) -> Schedule:
     }  # fmt: skip
     new = replace(schedule, program=made, nests=canonical(nests), marks=one.marks)
     return finish(schedule, new, "repeat", size=items.size, edits=tuple(map(str, one.log)))
-
-
-def _loop_of(one: Schedule, items: Items) -> str:
-    taken = {n for nest in one.nests.values() for n in nest.names} | {items.size}
-    taken |= {i for s in one.program.statements for i in s.iterators}
-    wanted = next(iter(items.iterators.values()))
-    return wanted if wanted not in taken else unused_name(taken, wanted)
 
 
 def _tensor_of_all(t: Tensor, whole: bool, counted: bool, loop: str, size: str) -> Tensor:
@@ -265,7 +260,7 @@ def _statement_of_all(s: Statement, whole: Collection[str], loop: str, size: str
         return replace(access, index=(var(value), *access.index)) if access.tensor in whole else access
 
     return replace(
-        s, iterators=names, domain=_all_domain(s.domain, s.name, names, {loop: size}, *places),
+        s, iterators=names, domain=_all_domain(s.domain, s.name, names, size, *places),
         write=of_all(s.write), reads=tuple(map(of_all, s.reads)), tile_rank=s.tile_rank + again,
     )  # fmt: skip
 
