@@ -6,7 +6,8 @@ few enough pages and lines that both sides' lines are used whole before they are
 target meet in too few sets of the first cache, or go past the caches in parts, a tile is put together in a buffer, so
 that it leaves in long runs (of several rows where short ones follow one another), while the next tile's lines are asked
 for. What goes past the caches in vectors that are whole lines leaves straight from registers (docs/decisions/0044). So
-it does where the target's rows are short, and the loops follow the read, which then comes in streams. Edges are
+it does where the target's rows are short, and the loops follow the read, which then comes in streams. Where the last
+cache is slow, lines that leave as usual are asked for before they are written (docs/decisions/0104). Edges are
 index-set splits.
 Where both are contiguous along one loop only the order of the others matters (`cpu_runs`).
 """
@@ -14,7 +15,7 @@ Where both are contiguous along one loop only the order of the others matters (`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from poly.dtypes import size_bytes
@@ -24,6 +25,7 @@ from poly.scheduling.cpu_core import PAGE, Core, core_of
 from poly.scheduling.cpu_edits import (
     FEW_VECTORS,
     first_last,
+    fused,
     in_vectors,
     loop_of,
     only_read,
@@ -31,7 +33,7 @@ from poly.scheduling.cpu_edits import (
     turned_square,
     whole_blocks,
 )
-from poly.scheduling.cpu_facts import Facts, axis_of, bytes_touched, facts_of, step_of
+from poly.scheduling.cpu_facts import Facts, axis_of, bytes_touched, facts_of, own_capacity, step_of
 from poly.scheduling.cpu_nontemporal import LEAST_RUN, results_past
 from poly.scheduling.edits import free_buffer_name
 from poly.scheduling.groups import Group, assignment_of
@@ -49,6 +51,9 @@ STRIPS = 3  # of the target's lanes, at the least
 PART = 1024  # bytes of rows read that all strips of the target are made from before the next
 SHARES = 8  # such parts for each thread, at the least
 KEPT = 0.75  # of the nearest cache's lines: rows read whose lines stay until the next block takes the rest of them
+ROWS_WRITTEN = 64  # of the target at a time, where its lines are asked for: these and those written are near then
+MOST_UNEVEN = 1.125  # times its fair share that a thread may have of them
+LINES_AHEAD = 2  # blocks of rows that are asked for before they are written
 STAYS = 0.375  # of the last cache: tensors that stay there (0074)
 MEETING = 0.125  # of its sets: those that the lines of a strip's target are to be in at least, so that many may come
 
@@ -56,11 +61,12 @@ MEETING = 0.125  # of its sets: those that the lines of a strip's target are to 
 @dataclass(frozen=True)
 class Blocks:
     """A block is `rows` iterations of the target's lanes times `columns` of the read's. Here they follow one another
-    along the target's lanes.
+    along the target's lanes. `asks`: for lines of the target before they are written.
     """
 
     rows: int
     columns: int
+    asks: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -169,10 +175,26 @@ def _blocks_of(
         fit = min(MOST_RUN // size, int(BUFFER * machine.nearest_cache) // (run * prod(beside) * size))
         return Buffered(vector, columns, (run, max(1, fit // columns) * columns), beside=beside)
     rows = vector * max(1, min(line // (vector * size), room // wide))
+    if core.afar and bytes_touched(program, facts.group.statements) > machine.nearest_cache:
+        return _asking(facts, lanes, read_lanes, rows, columns)
     if tile is not None:
         return Tiles(rows, columns, tile)
     strip = _strips(facts, core, lanes, read_lanes, strides[turned[0]], strides[-1], size)
     return Blocks(rows, columns) if strip is None else Tiles(rows, columns, strip, lanes_inside=True)
+
+
+def _asking(facts: Facts, lanes: int, read_lanes: int, rows: int, columns: int) -> Blocks:
+    """Where lines to write come slowly from the last cache, or stores lie in two lines: the order in which they are
+    asked for is what counts. Out of the cores' own caches a row of blocks at a time, of which threads have as many each
+    or a part of each; else some lines of each row read.
+    """
+    threads, extents = facts.threads, facts.extents
+    if bytes_touched(facts.program, facts.group.statements) > threads * own_capacity(facts.machine):
+        return Tiles(rows, columns, (extents[lanes], ROWS_WRITTEN), asks=True)
+    shares = max(1, prod(extents) // (extents[lanes] * extents[read_lanes]) * (extents[read_lanes] // columns))
+    if -(-shares // threads) * threads <= MOST_UNEVEN * shares:
+        return Blocks(rows, columns, asks=True)
+    return Tiles(rows, columns, (-(-extents[lanes] // threads), extents[read_lanes]), lanes_inside=True, asks=True)
 
 
 def _strips(
@@ -288,6 +310,8 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
         schedule, parts = whole_blocks(schedule, strip, depth, rest, blocks.rows)
         for part, rows in parts:
             schedule = _blocks(schedule, plan, part, rows, columns, extents)
+            if blocks.asks and rows == blocks.rows:
+                schedule = _results_asked(schedule, plan, part)
             for read in plan.turned:
                 schedule, square = _square(schedule, plan, part, read, machine.register_space)
                 rows_read = schedule.nests[f"ld_{square}"].names[-1]
@@ -295,6 +319,9 @@ def schedule_permutation(schedule: Schedule, group: Group, plan: Permutation, ma
                 ahead = _ahead(schedule, plan, part, rows, extents) if past else None
                 if ahead is not None and schedule.kind(rows_read) == "vector":
                     schedule = schedule.prefetch(rows_read, *ahead)
+        if blocks.asks:
+            around = 2 if isinstance(blocks, Tiles) and not blocks.lanes_inside else 1
+            schedule = fused(schedule, [part for part, _ in parts], range(depth, depth + around))
     return schedule
 
 
@@ -309,6 +336,13 @@ def _ahead(
         several = extents[plan.read_lanes] > blocks.tile[1]
         return loops[depth + 1 if several else depth], TILES_AHEAD
     return (loops[depth - 1], 1) if plan.outer else None
+
+
+def _results_asked(schedule: Schedule, plan: Permutation, name: str) -> Schedule:
+    """Lines of the target asked for along the blocks of a piece that follow one another in its rows."""
+    loops = schedule.nests[name].names
+    at = 2 + plan.blocks.lanes_inside if isinstance(plan.blocks, Tiles) else 1
+    return schedule.prefetch(loops[-1], loops[len(plan.outer) + at], LINES_AHEAD)
 
 
 def _even(extent: int, block: int, most: int) -> int:

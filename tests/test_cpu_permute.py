@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from poly.loops import For, walk
 from poly.machine import Machine
 from poly.program import Program
 from poly.scheduling.cpu import schedule_for_cpu
-from poly.scheduling.cpu_permute import Buffered, Permutation, Tiles, permutation_of
+from poly.scheduling.cpu_permute import LINES_AHEAD, Buffered, Permutation, Tiles, permutation_of
 from poly.scheduling.cpu_runs import runs_of
 from poly.scheduling.groups import groups_of
 from poly.scheduling.schedule import Schedule
@@ -292,3 +293,43 @@ def test_short_rows_beyond_the_caches_leave_straight(text: str, shape: tuple[int
     target, source = (part[2 : part.index("]")].replace(", ", "") for part in text.split(" = "))
     assert any(n.ahead for n in loops) == (source[-1] != target[-1])
     np.testing.assert_array_equal(kernel(x), np.einsum(f"{source}->{target}", x))
+
+
+@pytest.mark.parametrize(
+    ("shape", "threads", "tile"),
+    [
+        ((200, 200), 1, None),  # in the core's own caches: a row of blocks at a time
+        ((1001, 777), 1, (1001, 64)),  # else some lines of each row read
+        ((1000, 50), 2, (500, 50)),  # three blocks are uneven shares of two threads
+        ((1000, 66), 2, None),
+    ],
+)
+def test_lines_to_write_are_asked_for_where_they_come_slowly(
+    shape: tuple[int, int], threads: int, tile: tuple[int, int] | None
+) -> None:
+    """By whole blocks along the target's rows; what is left over of these is written in the same loop."""
+    program, mesh = permuted("ij->ji", *shape), with_slow_last_cache(machine(AVX512))
+    (group,) = groups_of(program)
+    plan = permutation_of(program, group, mesh, threads)
+    assert plan is not None and plan.blocks.asks
+    assert (plan.blocks.tile if isinstance(plan.blocks, Tiles) else None) == tile
+    schedule = schedule_for_cpu(program, mesh, threads)
+    nests = {n.name: schedule.nests[n.name] for n in schedule.program.statements if n.source_name == "out_set"}
+    asked = {name: schedule.marks[nest.names[-1]].ahead for name, nest in nests.items()}
+    asking = [name for name, ahead in asked.items() if ahead is not None and ahead[1] == LINES_AHEAD]
+    assert asking
+    assert {nests[name].names[0] for name in nests if name not in asking} <= {nests[n].names[0] for n in asking}
+    assert_transposes(schedule, shape)
+
+
+def with_slow_last_cache(near: Machine) -> Machine:
+    (core, *others) = near.engines
+    return replace(near, engines=(replace(core, cost={**core.cost, "afar": 1}), *others))
+
+
+def test_lines_that_are_near_are_not_asked_for() -> None:
+    near, mesh = machine(AVX512), with_slow_last_cache(machine(AVX512))
+    small = plan_of(permuted("ij->ji", 90, 40), mesh)
+    assert small == plan_of(permuted("ij->ji", 90, 40), near) and small is not None and not small.blocks.asks
+    large = plan_of(permuted("ij->ji", 300, 300), near)
+    assert large is not None and not large.blocks.asks
