@@ -62,9 +62,9 @@ def require_asking(schedule: Schedule, loop: str, line: int, what: str) -> None:
 
 
 def copies_into(schedule: Schedule, buffer: str) -> list[str]:
-    """The statements that fill a promoted tensor."""
+    """The statements that fill a promoted tensor that lives in a loop."""
     written = [s for s in schedule.program.statements if s.write.tensor == buffer and s.copies]
-    return [s.name for s in written if s.tile_rank]
+    return [s.name for s in written if s.tile_rank and schedule.program.tensor[buffer].scope]
 
 
 def asked(

@@ -113,6 +113,9 @@ def test_refusals() -> None:
             s.prefetch_copy(loop, buffer, line)
     with pytest.raises(ScheduleError, match="'k.p' asks already for what is copied into 'P'"):
         product(6, 96, 24).prefetch_copy("k.p", "P", 8)
+    held = Schedule(s.source).promote("C", "C_update.j", "l2")
+    with pytest.raises(ScheduleError, match="nothing is copied into a buffer 'C' in a loop"):
+        held.prefetch_copy("C_init.j", "C", 8)  # it is copied out to C, which lives in no loop
 
 
 def test_where_it_means_nothing_nothing_is_asked_for() -> None:
