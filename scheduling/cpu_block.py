@@ -22,6 +22,7 @@ from poly.scheduling.cpu_block_ahead import Ahead
 from poly.scheduling.cpu_block_copies import Packing
 from poly.scheduling.cpu_block_steps import Steps
 from poly.scheduling.cpu_chain import keep_values
+from poly.scheduling.cpu_core import WALKED
 from poly.scheduling.cpu_edits import cut, fused, loop_of, ordered, unrolled, with_padding
 from poly.scheduling.cpu_facts import axis_of, reduction_extents
 from poly.scheduling.cpu_first_use import with_first_use
@@ -35,6 +36,8 @@ from poly.scheduling.uneven import shorter_ends
 
 # Of the work: pieces up to it are not laid out; of a quarter, that costs up to a twentieth of the time.
 EDGE_SHARE = 1 / 16
+# Register tiles of the inner loop from which on what they store is asked for along it: its last ones ask for nothing.
+FEWEST_TILES = 4
 
 
 def schedule_contraction(schedule: Schedule, group: Group, plan: BlockPlan, machine: Machine) -> Schedule:
@@ -239,8 +242,25 @@ class Blocking(Tiling[BlockPlan]):
                 schedule = self.steps.in_body(schedule, name, inner, points, (piece.tile, strip.width))
             schedule = unrolled(schedule, points[:-1]).vectorise(points[-1])
         schedule = self._tile(schedule, names, depth, blocks, piece.tile)
+        schedule = self._results_asked(schedule, strip, piece, names, depth + blocks)
         longest = max(strip.rows, key=lambda p: p.high - p.low)
         return self.ahead.blocks(self.ahead.copies(schedule, names), names) if piece == longest else schedule
+
+    def _results_asked(
+        self, schedule: Schedule, strip: Strip, piece: Piece, names: Sequence[str], depth: int
+    ) -> Schedule:
+        """What tiles store is asked for ahead where they write more rows of memory, each a piece, before they go on in
+        the first of them, than a prefetcher follows.
+        """
+        plan, update = self.plan, next(s for s in self.group.statements if s.combiner is not None)
+        last, axes = update.write.index[-1], self.group.axes[update.name]
+        along = isinstance(last, Affine) and axes[plan.lanes] in last.names  # tiles are rows of memory, not columns
+        inner = strip.block if plan.lanes_inside else plan.row_block or -(-(piece.high - piece.low) // piece.tile)
+        rows = (piece.tile if along else strip.width * plan.vector) * (inner if along != plan.lanes_inside else 1)
+        if rows <= WALKED or self._is_edge(strip, piece):
+            return schedule
+        tiles = schedule.nests[names[0]].names[depth : depth + 2]
+        return self.ahead.results(schedule, tiles[inner >= FEWEST_TILES])
 
     def _laid_out(self, schedule: Schedule, name: str, loops: Sequence[str], piece: Piece) -> Schedule:
         """The reduction's loops that are shorter at the ends of a tile, laid out so that each of its rows has its own.

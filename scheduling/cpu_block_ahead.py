@@ -23,6 +23,7 @@ from poly.sets import interval
 # The rows of the next register tile are asked for once for each tile of lanes, so only where there are at most so many
 # of these, and where so many times a tile's rows fit the nearest cache: what is packed is there besides.
 FEW_USES, AHEAD_SHARE = 2, 4
+TILES_AHEAD = 2  # that results are asked for: in one, their lines come too late
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,23 @@ class Ahead:
             far = any(from_afar(schedule.program, r.tensor, self.machine) for r in s.reads if not r.indirect)
             if s.combiner is None and far and schedule.kind(vector) == "vector":
                 schedule = schedule.prefetch(vector, tile)
+        return schedule
+
+    def results(self, schedule: Schedule, tiles: str) -> Schedule:
+        """What the register tiles of a loop store is asked for some tiles ahead where a core's own caches do not hold
+        it, the last one is slow, and operations take longer than a line comes.
+        """
+        core, update = core_of(self.machine, 1), next(s for s in self.group.statements if s.combiner is not None)
+        steps = prod(reduction_extents(schedule.source, update, self.group.axes[update.name]).values())
+        bound_by_memory = steps / core.fma < core.line / core.caches[-1].rate
+        if not core.afar or bound_by_memory or schedule.kind(tiles) != "serial":
+            return schedule
+        for name in schedule.under(tiles):
+            s, lanes = schedule.program.statement[name], schedule.nests[name].names[-1]
+            target = schedule.program.tensor[s.write.tensor]
+            far = not target.scope and target.nbytes(schedule.program.binding) > own_capacity(self.machine)
+            if s.combiner is None and far and schedule.kind(lanes) == "vector" and schedule.marks[lanes].ahead is None:
+                schedule = schedule.prefetch(lanes, tiles, TILES_AHEAD)
         return schedule
 
     def _reduction_loops(self, schedule: Schedule, name: str) -> tuple[list[str], list[str]]:
